@@ -1,0 +1,78 @@
+"""baregrad: deep learning from arrays to machine code, in one readable package.
+
+Names are imported from their rooms when they are first asked for, so `import baregrad` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from baregrad import nn as nn
+    from baregrad import optim as optim
+    from baregrad.base.errors import BaregradError as BaregradError
+    from baregrad.base.options import options as options
+    from baregrad.dtypes import DType as DType
+    from baregrad.dtypes import dtypes as dtypes
+    from baregrad.io import load_torch as load_torch
+    from baregrad.io import safe_load as safe_load
+    from baregrad.io import safe_save as safe_save
+    from baregrad.tensor import Tensor as Tensor
+    from baregrad.tensor.grad_mode import enable_grad as enable_grad
+    from baregrad.tensor.grad_mode import no_grad as no_grad
+    from baregrad.tensor.jit import TinyJit as TinyJit
+    from baregrad.tensor.jit import jit as jit
+
+# One row for each public name: where it lives and what it is called there.
+_EXPORTS = (
+    ("BaregradError", "baregrad.base.errors", "BaregradError"),
+    ("DType", "baregrad.dtypes", "DType"),
+    ("Tensor", "baregrad.tensor", "Tensor"),
+    ("TinyJit", "baregrad.tensor.jit", "TinyJit"),
+    ("dtypes", "baregrad.dtypes", "dtypes"),
+    ("enable_grad", "baregrad.tensor.grad_mode", "enable_grad"),
+    ("jit", "baregrad.tensor.jit", "jit"),
+    ("load_torch", "baregrad.io", "load_torch"),
+    ("nn", "baregrad.nn", ""),
+    ("no_grad", "baregrad.tensor.grad_mode", "no_grad"),
+    ("optim", "baregrad.optim", ""),
+    ("options", "baregrad.base.options", "options"),
+    ("safe_load", "baregrad.io", "safe_load"),
+    ("safe_save", "baregrad.io", "safe_save"),
+)
+
+__all__ = [
+    "BaregradError",
+    "DType",
+    "Tensor",
+    "TinyJit",
+    "__version__",
+    "dtypes",
+    "enable_grad",
+    "jit",
+    "load_torch",
+    "nn",
+    "no_grad",
+    "optim",
+    "options",
+    "safe_load",
+    "safe_save",
+]
+
+
+def __getattr__(name: str) -> object:
+    for public, module, attribute in _EXPORTS:
+        if public == name:
+            value = importlib.import_module(module)
+            found = getattr(value, attribute) if attribute else value
+            # Kept, so that this function runs once a name.
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module 'baregrad' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

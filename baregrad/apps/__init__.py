@@ -1,0 +1,1 @@
+"""Whole programs that do a job, such as the demonstrations."""

@@ -1,0 +1,148 @@
+"""Measures what compiling costs: `python -m baregrad.apps.compile_time [--json FILE]`.
+
+The work is ResNet-18, forward and backward, on one core, in processor time. Every figure is also
+given in units of a fixed piece of interpreter work timed in the same process, so that figures of
+different machines can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CALIBRATION_STEPS = 200_000
+BATCH = 4
+
+
+def calibrate() -> float:
+    """Seconds of a fixed piece of interpreter work (dicts, tuples, attribute reads), best of 5."""
+
+    def work() -> None:
+        table: dict[tuple[int, int], int] = {}
+        for step in range(CALIBRATION_STEPS):
+            key = (step & 1023, step >> 10)
+            table[key] = table.get(key, 0) + step
+
+    best = float("inf")
+    for _ in range(5):
+        begin = time.process_time()
+        work()
+        best = min(best, time.process_time() - begin)
+    return best
+
+
+def build() -> list[Any]:
+    """The loss and the gradients of ResNet-18 over zeros, as lazy tensors."""
+    from baregrad.apps.resnet import ResNet18
+    from baregrad.tensor.tensor import Tensor
+
+    model = ResNet18()
+    images = Tensor.zeros(BATCH, 3, 224, 224).contiguous()
+    labels = Tensor.zeros(BATCH, dtype="int64").contiguous()
+    loss = model(images).cross_entropy(labels)
+    loss.backward()
+    return [loss, *(parameter.grad for parameter in model.parameters())]
+
+
+def measure() -> dict[str, float]:
+    """Compile in this process, on the NULL device, and say what took how long."""
+    from baregrad.base.options import options
+    from baregrad.base.tracing import Recorder
+    from baregrad.engine.session import current_session
+
+    unit = calibrate()
+    per_kernel: list[float] = []
+    with options.override(device="NULL"), Recorder() as recorder:
+        session = current_session()
+        compiler: Any = session.backend("NULL").compiler  # type: ignore[attr-defined]
+        stages = compiler.stages
+
+        def timed(kernel: Any) -> Any:
+            begin = time.process_time()
+            found = list(stages(kernel))
+            per_kernel.append(time.process_time() - begin)
+            return iter(found)
+
+        compiler.stages = timed
+        begin = time.process_time()
+        tensors = build()
+        built = time.process_time()
+        tensors[0].realize(*tensors[1:])
+        done = time.process_time()
+        totals = recorder.totals()
+        kernels = compiler.compiled + compiler.loaded
+    scheduling = sum(totals[name][1] for name in ("canonicalise", "schedule") if name in totals)
+    ours = scheduling + sum(per_kernel)
+    median = statistics.median(per_kernel) if per_kernel else 0.0
+    return {
+        "kernels": kernels,
+        "compiled": compiler.compiled,
+        "unit_s": unit,
+        "build_s": built - begin,
+        "schedule_s": scheduling,
+        "lower_render_s": sum(per_kernel),
+        "ours_s": ours,
+        "median_kernel_ms": 1e3 * (median + scheduling / max(kernels, 1)),
+        "assemble_s": totals.get("assemble", (0, 0.0))[1],
+        "realize_s": done - built,
+        "ours_units": ours / unit,
+        "median_kernel_units": (median + scheduling / max(kernels, 1)) / unit,
+    }
+
+
+def measure_in_processes(folder: Path) -> dict[str, dict[str, float]]:
+    """The figures of a cold process and of a second one that finds the disk cache in `folder`."""
+    result = {}
+    for name in ("cold", "warm"):
+        begin = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "baregrad.apps.compile_time", "--inner", str(folder)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        figures = json.loads(done.stdout.splitlines()[-1])
+        figures["process_s"] = time.perf_counter() - begin
+        result[name] = figures
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the figures, and write them to a file when asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--inner", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.inner is not None:
+        from baregrad.base.options import options
+
+        _use_one_core()
+        with options.override(cache_dir=arguments.inner, cache=True, verify=False):
+            print(json.dumps(measure()))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure_in_processes(Path(folder))
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if arguments.json is not None:
+        arguments.json.write_text(text + "\n")
+    return 0
+
+
+def _use_one_core() -> None:
+    import os
+
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,56 @@
+"""ResNet-18 as PyTorch's model zoo has it (He and others, 2015): the yardstick of compile time."""
+
+from __future__ import annotations
+
+from baregrad import nn
+from baregrad.tensor.tensor import Tensor
+
+STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut: (N, C_in, H, W) -> (N, C_out, H/stride, W/stride)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = self.bn1(self.conv1(x)).relu()
+        y = self.bn2(self.conv2(y))
+        result: Tensor = (y + shortcut).relu()
+        return result
+
+
+class ResNet18(nn.Module):
+    """The 18-layer residual network: (N, 3, H, W) -> (N, classes) logits."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        blocks: list[nn.Module] = []
+        width = 64
+        for outputs, stride in STAGES:
+            blocks.append(BasicBlock(width, outputs, stride))
+            blocks.append(BasicBlock(outputs, outputs))
+            width = outputs
+        self.layers = nn.Sequential(*blocks)
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class logits."""
+        x = self.bn1(self.conv1(x)).relu().max_pool2d(3, stride=2, padding=1)
+        x = self.layers(x)
+        logits: Tensor = self.fc(x.mean((2, 3)))
+        return logits

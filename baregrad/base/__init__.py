@@ -1,0 +1,1 @@
+"""What every room stands on: errors, options, tracing spans, progress bars, integer helpers."""

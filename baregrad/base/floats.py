@@ -1,0 +1,158 @@
+"""Floating-point formats of any width: rounding, encoding and decoding, by exact arithmetic.
+
+Rounding is to nearest, ties to even. The formats and their special codes follow IEEE 754, the OCP
+8-bit floating point specification 1.0 and the OCP microscaling specification 1.0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from baregrad.base.errors import ShapeError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class FloatFormat:
+    """A binary floating-point format: one sign bit, then exponent, then mantissa.
+
+    `bias` is the exponent bias. `special` says what the top codes mean: `ieee` has infinities and
+    NaNs at the top exponent, `nan` has only the all-ones code as NaN (OCP e4m3), `none` is finite
+    throughout (OCP e2m1).
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    special: Literal["ieee", "nan", "none"] = "ieee"
+
+    @property
+    def bits(self) -> int:
+        """All bits, the sign included."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def largest_code(self) -> int:
+        """The code of the largest finite value."""
+        top = (1 << (self.exponent_bits + self.mantissa_bits)) - 1
+        if self.special == "ieee":
+            return ((1 << self.exponent_bits) - 1 << self.mantissa_bits) - 1
+        return top - 1 if self.special == "nan" else top
+
+    @property
+    def least_exponent(self) -> int:
+        """The exponent of the smallest normal value."""
+        return 1 - self.bias
+
+    @property
+    def largest(self) -> float:
+        """The largest finite value."""
+        field = self.largest_code >> self.mantissa_bits
+        mantissa = self.largest_code & ((1 << self.mantissa_bits) - 1)
+        significand = (1 << self.mantissa_bits) + mantissa
+        return math.ldexp(significand, field - self.bias - self.mantissa_bits)
+
+
+def round_float(value: float, form: FloatFormat) -> float:
+    """Return a Python float as `form` holds it; beyond the largest, as `encode_float` does."""
+    if form.mantissa_bits == 52 or value == 0.0 or (
+        math.isinf(value) and form.special == "ieee"
+    ):
+        return value
+    if math.isnan(value):
+        return math.copysign(0.0, -math.copysign(1.0, value)) if form.special == "none" else value
+    exponent = max(math.frexp(value)[1] - 1, form.least_exponent) if math.isfinite(value) else 0
+    quantum = math.ldexp(1.0, exponent - form.mantissa_bits)
+    rounded = value if math.isinf(value) else round(value / quantum) * quantum
+    if abs(rounded) > form.largest:
+        limit = {"ieee": math.inf, "nan": math.nan, "none": form.largest}[form.special]
+        return math.copysign(limit, value)
+    return math.copysign(rounded, value)
+
+
+def encode_float(
+    values: npt.NDArray[np.float64], form: FloatFormat, saturate: bool
+) -> npt.NDArray[np.uint64]:
+    """Return the codes of float64 values in any format.
+
+    Beyond the largest finite value they become infinity, NaN (`nan` formats) or the largest value
+    (`none` formats); with `saturate` always the largest. NaN is the quiet NaN of its sign, and
+    the zero of the other sign where there is no NaN.
+
+    A magnitude is an integer count of its binade's quantum. Counting from the binade's start, the
+    code is (binade << mantissa bits) + count, which also carries right when rounding reaches the
+    next binade, and holds for subnormals, the binade 0 without a hidden bit.
+    """
+    size = np.abs(values)
+    finite = np.where(np.isfinite(values), size, 0.0)
+    # The exponent of zero is reported as 0; zero belongs to the lowest binade.
+    exponent = np.where(finite > 0, np.frexp(finite)[1] - 1, form.least_exponent)
+    binade = np.maximum(exponent - form.least_exponent, 0).astype(np.int64)
+    shift = form.mantissa_bits - form.least_exponent - binade
+    count = np.rint(np.ldexp(finite, shift.astype(np.int32)))
+    codes = (binade << form.mantissa_bits) + count.astype(np.int64)
+    top = form.largest_code
+    # One above the largest is infinity in IEEE formats and the NaN of e4m3.
+    beyond = top if saturate or form.special == "none" else top + 1
+    codes = np.where(np.isinf(size) | (codes > top), beyond, codes)
+    ones = (1 << (form.bits - 1)) - 1
+    quiet = {"ieee": top + 1 + (1 << form.mantissa_bits >> 1), "nan": ones, "none": 0}[form.special]
+    sign = np.signbit(values)
+    if form.special == "none":
+        # ml_dtypes' convention where the specification has none: NaN is the zero of other sign.
+        sign = sign ^ np.isnan(values)
+    codes = np.where(np.isnan(values), quiet, codes)
+    signs = sign.astype(np.int64) << (form.bits - 1)
+    return np.asarray(codes | signs, np.uint64)
+
+
+def bfloat16_codes(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Return bfloat16 codes of float32 values; NaN becomes the quiet NaN of its sign.
+
+    Adds half of the dropped part, less one where the kept part is even: faster than `encode_float`.
+    """
+    bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
+    high = bits >> np.uint32(16)
+    rounded = (bits + (np.uint32(0x7FFF) + (high & np.uint32(1)))) >> np.uint32(16)
+    quiet = (high & np.uint32(0x8000)) | np.uint32(0x7FC0)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
+def code_values(form: FloatFormat) -> npt.NDArray[np.float32]:
+    """Return the value of every code of a format of at most 8 bits, in order of code."""
+    codes = np.arange(1 << form.bits)
+    size = codes & ((1 << (form.bits - 1)) - 1)
+    field = size >> form.mantissa_bits
+    mantissa = size & ((1 << form.mantissa_bits) - 1)
+    hidden = np.where(field > 0, 1 << form.mantissa_bits, 0)
+    power = np.maximum(field, 1) - form.bias - form.mantissa_bits
+    values = np.ldexp((hidden + mantissa).astype(np.float64), power.astype(np.int32))
+    infinite = (mantissa == 0) & (form.special == "ieee")
+    beyond = np.where(infinite, np.inf, np.nan)
+    values = np.where(size > form.largest_code, beyond, values)
+    return np.copysign(values, np.where(codes >> (form.bits - 1), -1.0, 1.0)).astype(np.float32)
+
+
+def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return 4-bit codes two in a byte, the first in the low half: (n,) -> (ceil(n / 2),)."""
+    flat = np.append(codes.reshape(-1) & np.uint8(15), np.zeros(codes.size % 2, np.uint8))
+    return np.asarray(flat[0::2] | (flat[1::2] << np.uint8(4)), np.uint8)
+
+
+def unpack_nibbles(packed: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uint8]:
+    """Return `count` 4-bit codes from bytes that hold two each: (ceil(n / 2),) -> (n,)."""
+    flat = packed.reshape(-1)
+    if flat.size != (count + 1) // 2:
+        raise ShapeError(
+            "packed 4-bit codes of a wrong length",
+            found=f"{flat.size} bytes",
+            wanted=f"{(count + 1) // 2} bytes for {count} codes",
+        )
+    halves = np.stack((flat & np.uint8(15), flat >> np.uint8(4)), axis=-1)
+    return np.asarray(halves.reshape(-1)[:count], np.uint8)

@@ -1,0 +1,171 @@
+"""Timed spans: what ran when, inside what.
+
+A `Recorder` collects spans while it is active:
+
+    with Recorder() as recorder:
+        with span("schedule", kernels=12):
+            ...
+    print(recorder.table())
+
+Where no recorder is active, `span` returns one shared object that does nothing. A recorder is
+active in the thread (or task) that entered it; in a thread started later, use
+`recorder.active()` there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+from baregrad.base.bits import human_seconds
+
+
+@dataclass(slots=True)
+class Span:
+    """One timed stretch of work; times are in seconds of `time.perf_counter`.
+
+    `depth` is the number of spans around it; `end` is NaN while it runs.
+    """
+
+    name: str
+    start: float
+    depth: int
+    end: float = float("nan")
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+class SpanContext(Protocol):
+    """What `span` returns: a context manager that takes more facts while it is open."""
+
+    def __enter__(self) -> SpanContext:
+        """Start the clock."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop the clock."""
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to the span."""
+
+
+class _Nothing:
+    """The span that is handed out while nobody listens."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+    def note(self, **facts: Any) -> None:
+        """Drop the facts."""
+
+
+class _Open:
+    """A span that is being recorded."""
+
+    __slots__ = ("_mark", "_recorder", "_span")
+
+    def __init__(self, recorder: Recorder, name: str, facts: dict[str, Any]) -> None:
+        self._recorder = recorder
+        self._span = Span(name, 0.0, 0, facts=facts)
+        self._mark: Token[int] | None = None
+
+    def __enter__(self) -> _Open:
+        self._span.depth = _DEPTH.get()
+        self._mark = _DEPTH.set(self._span.depth + 1)
+        self._recorder.spans.append(self._span)
+        self._span.start = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._span.end = time.perf_counter()
+        if self._mark is not None:
+            _DEPTH.reset(self._mark)
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to the span."""
+        self._span.facts.update(facts)
+
+
+class Recorder:
+    """Collects spans, in order of their start."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._marks: list[Token[Recorder | None]] = []
+
+    def __enter__(self) -> Recorder:
+        self._marks.append(_ACTIVE.set(self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _ACTIVE.reset(self._marks.pop())
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this recorder the active one of another thread, for a block."""
+        mark = _ACTIVE.set(self)
+        try:
+            yield
+        finally:
+            _ACTIVE.reset(mark)
+
+    def totals(self) -> dict[str, tuple[int, float]]:
+        """Return how often each name was closed and how many seconds it took in all."""
+        found: dict[str, tuple[int, float]] = {}
+        for one in self.spans:
+            if one.end == one.end:
+                count, seconds = found.get(one.name, (0, 0.0))
+                found[one.name] = (count + 1, seconds + one.seconds)
+        return found
+
+    def table(self) -> str:
+        """Return the spans as indented text, one a line."""
+        lines = []
+        for one in self.spans:
+            facts = "".join(f"  {name}={value}" for name, value in one.facts.items())
+            lines.append(f"{human_seconds(one.seconds):>10}  {'  ' * one.depth}{one.name}{facts}")
+        return "\n".join(lines)
+
+
+_ACTIVE: ContextVar[Recorder | None] = ContextVar("baregrad_recorder", default=None)
+_DEPTH: ContextVar[int] = ContextVar("baregrad_span_depth", default=0)
+_NOTHING = _Nothing()
+
+
+def span(name: str, **facts: Any) -> SpanContext:
+    """Return a context manager that times a block as part of the active recorder, if any."""
+    recorder = _ACTIVE.get()
+    return _NOTHING if recorder is None else _Open(recorder, name, facts)

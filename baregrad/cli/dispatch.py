@@ -1,0 +1,101 @@
+"""The table of subcommands, and what happens around each: help, errors, exit status.
+
+Exit status: 0 done, 1 the command found something wrong, 2 an error of baregrad's tree or a wrong
+command line, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import baregrad
+from baregrad.base.errors import BaregradError
+from baregrad.base.options import options
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand: `module` has a `main(argv)` that returns an exit status or None.
+
+    The module is imported only when the command is called.
+    """
+
+    name: str
+    help: str
+    module: str
+
+    def load(self) -> Callable[[list[str]], int | None]:
+        """Return the function that runs the command."""
+        function: Callable[[list[str]], int | None] = importlib.import_module(self.module).main
+        return function
+
+
+COMMANDS = (
+    Command("demo", "train or run a real model: demo digits, demo embed TEXT...",
+            "baregrad.apps.demo"),
+    Command("doctor", "say what each device needs, what was found and what to do",
+            "baregrad.cli.doctor"),
+    Command("dtypes", "print the dtypes, their limits and the promotion table",
+            "baregrad.cli.dtype_table"),
+    Command("explain", "print a program after any pass of the compiler",
+            "baregrad.engine.explain"),
+    Command("info", "print versions and places, for a bug report", "baregrad.cli.info"),
+    Command("options", "print every option, its meaning and its value",
+            "baregrad.cli.option_table"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the `baregrad` command with `argv` (the process's by default); return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    split = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    chosen = _parser().parse_args(words[: split + 1]).command
+    command = next(one for one in COMMANDS if one.name == chosen)
+    try:
+        return command.load()(words[split + 1 :]) or 0
+    except BaregradError as error:
+        if _wants_traceback():
+            traceback.print_exc()
+        else:
+            print(f"baregrad: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("baregrad: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {one.name:<10} {one.help}" for one in COMMANDS)
+    parser = argparse.ArgumentParser(
+        prog="baregrad",
+        usage="baregrad [--version] COMMAND ...",
+        description="Deep learning from arrays to machine code.",
+        epilog=f"commands:\n{listing}\n\n`baregrad COMMAND --help` says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"baregrad {baregrad.__version__}")
+    parser.add_argument(
+        "command",
+        metavar="COMMAND",
+        choices=[one.name for one in COMMANDS],
+        help=argparse.SUPPRESS,
+    )
+    return parser
+
+
+def _wants_traceback() -> bool:
+    try:
+        return options.debug >= 1
+    except BaregradError:
+        # The options themselves are what is wrong.
+        return False

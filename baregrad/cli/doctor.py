@@ -1,0 +1,162 @@
+"""`baregrad doctor`: what each device needs, what was found here, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from baregrad.base.bits import human_bytes
+from baregrad.base.errors import BaregradError
+from baregrad.base.options import options
+from baregrad.cli.info import package_version
+from baregrad.runtime.cpu.host import HostProcessor, detect_host
+from baregrad.target.cpu import cpu_row
+
+Verdict = Literal["ready", "missing", "optional", "not offered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found for one device or helper: a verdict, facts, and what to do if anything."""
+
+    subject: str
+    verdict: Verdict
+    needs: str
+    facts: tuple[str, ...]
+    advice: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"{self.subject:<12} {self.verdict}", f"{'':<12}   needs: {self.needs}"]
+        lines += [f"{'':<12}   found: {fact}" for fact in self.facts]
+        if self.advice:
+            lines.append(f"{'':<12}   to do: {self.advice}")
+        return "\n".join(lines)
+
+
+def examine() -> tuple[Finding, ...]:
+    """Look at this machine, and return what was found for each device in turn."""
+    host = detect_host()
+    return (
+        _host(host),
+        _cpu(host),
+        _c_compiler(),
+        Finding("REF", "ready", "NumPy alone", (f"NumPy {np.__version__}",)),
+        Finding("NULL", "ready", "nothing: it runs nothing", ("always there",)),
+        _absent("CUDA"),
+        _absent("NV"),
+        _cache(options.cache_dir),
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Print the findings; return 1 if the default device is not ready."""
+    parser = argparse.ArgumentParser(
+        prog="baregrad doctor",
+        description="Say what each device needs, what was found, and what to do. "
+        "The exit status is 1 if the default device is not ready.",
+    )
+    parser.parse_args(argv)
+    findings = examine()
+    print("\n".join(map(str, findings)))
+    chosen = next(one for one in findings if one.subject == options.device)
+    print(f"\nThe default device is {options.device}: {chosen.verdict}.")
+    return 0 if chosen.verdict == "ready" else 1
+
+
+def _host(host: HostProcessor) -> Finding:
+    memory = "unknown"
+    if hasattr(os, "sysconf"):
+        memory = human_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    version = platform.python_version()
+    facts = (
+        f"Python {version} on {platform.system()} {platform.machine()}",
+        f"{host.name}, {host.cores} cores for us, {memory} of memory",
+    )
+    return Finding("machine", "ready", "Python 3.11 or newer, NumPy", facts)
+
+
+def _cpu(host: HostProcessor) -> Finding:
+    needs = "llvmlite (the LLVM compiler as a Python package), x86-64 or arm64"
+    facts = []
+    advice = ""
+    try:
+        row = cpu_row(host.features)
+        facts.append(
+            f"{row.name}: vectors of {row.vector_bytes} bytes "
+            f"({row.lanes(4)} float32), {row.vector_registers} vector registers"
+        )
+    except BaregradError as error:
+        facts.append(str(error))
+        advice = "use BAREGRAD_DEVICE=REF"
+    facts.append(f"{host.cores} cores; {_caches(host)}")
+    version = package_version("llvmlite")
+    if version is None:
+        facts.append("llvmlite is not installed")
+        advice = advice or 'pip install "baregrad[cpu]"'
+    else:
+        try:
+            facts.append(f"llvmlite {version} with LLVM {_llvm_version()}")
+        except (ImportError, OSError) as error:
+            facts.append(f"llvmlite {version}, which does not load: {error}")
+            advice = advice or "reinstall it: pip install --force-reinstall llvmlite"
+    return Finding("CPU", "missing" if advice else "ready", needs, tuple(facts), advice)
+
+
+def _llvm_version() -> str:
+    from llvmlite import binding
+
+    return ".".join(map(str, binding.llvm_version_info))
+
+
+def _caches(host: HostProcessor) -> str:
+    sizes = (("L1", host.l1_nbytes), ("L2", host.l2_nbytes), ("L3", host.l3_nbytes))
+    return ", ".join(f"{name} {human_bytes(size)}" for name, size in sizes if size) or "no caches"
+
+
+def _c_compiler() -> Finding:
+    needs = "gcc or clang; only for BAREGRAD_CPU_RENDERER=c"
+    names = (options.cc,) if options.cc else ("cc", "gcc", "clang")
+    path = next((found for name in names if (found := shutil.which(name))), None)
+    if path is None:
+        fact = f"none of {', '.join(names)} on PATH"
+        advice = "nothing, unless you want that renderer"
+        return Finding("C compiler", "optional", needs, (fact,), advice)
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
+        told = (done.stdout or done.stderr).partition("\n")[0]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        told = str(error)
+    return Finding("C compiler", "ready", needs, (f"{path}: {told}",))
+
+
+def _absent(name: str) -> Finding:
+    needs = "an NVIDIA GPU, and a later version of baregrad"
+    nodes = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    fact = f"GPU nodes {', '.join(nodes)}" if nodes else "no GPU node in /dev"
+    facts = ("this version has no back end for it", fact)
+    return Finding(name, "not offered", needs, facts, "use BAREGRAD_DEVICE=CPU")
+
+
+def _cache(folder: Path) -> Finding:
+    needs = "a folder that we may write to; without one kernels are compiled anew in each process"
+    if not options.cache:
+        return Finding("disk cache", "optional", needs, ("switched off by BAREGRAD_CACHE=0",))
+    nearest = folder
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not os.access(nearest, os.W_OK):
+        fact = f"{nearest} is not writable"
+        return Finding("disk cache", "missing", needs, (fact,), "set BAREGRAD_CACHE_DIR")
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    fact = f"{folder}: {len(sizes)} files, {human_bytes(sum(sizes))}"
+    return Finding("disk cache", "ready", needs, (fact,))

@@ -1,0 +1,1 @@
+"""The pipeline as a list of passes: realisation, compile caches, JIT capture, explanation."""

@@ -1,0 +1,174 @@
+"""Backends: a device together with what turns a canonical program into its work.
+
+`CPU` compiles kernels and runs them; `NULL` compiles and runs nothing; `REF` evaluates the graph
+with the reference evaluator, at the level that `BAREGRAD_REF_LEVEL` names, and is the oracle for
+all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from baregrad.base.options import options
+from baregrad.base.tracing import span
+from baregrad.engine.canonical import Canonical
+from baregrad.engine.compiler import Compiler
+from baregrad.engine.executor import Executable
+from baregrad.ir.node import Node
+from baregrad.runtime.interface import Buffer, Device
+
+if TYPE_CHECKING:
+    from baregrad.engine.session import Session
+    from baregrad.schedule import Plan
+    from baregrad.target.cpu import CpuTarget
+
+
+class Backend(Protocol):
+    """What the session needs from a backend."""
+
+    name: str
+    device: Device
+
+    def setting(self) -> tuple[Any, ...]:
+        """Options that change what `prepare` makes."""
+        ...
+
+    def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Any:
+        """Plan and compile a program once."""
+        ...
+
+    def execute(self, executable: Any, program: Canonical, session: Session | None) -> list[Buffer]:
+        """Run what `prepare` made over the program's inputs: one buffer per output."""
+        ...
+
+    def close(self) -> None:
+        """Free the device."""
+        ...
+
+
+class CompiledBackend:
+    """Plans, compiles and runs on a device."""
+
+    def __init__(self, name: str, device: Device, compiler: Compiler) -> None:
+        self.name = name
+        self.device = device
+        self.compiler = compiler
+
+    def setting(self) -> tuple[Any, ...]:
+        """Options that change what `prepare` makes."""
+        return ()
+
+    def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Executable:
+        """Schedule the program and compile its kernels."""
+        from baregrad.graph import canonicalise
+        from baregrad.schedule import make_plan
+
+        with span("schedule"):
+            origins: dict[Node, Node] = {}
+            sink = canonicalise(program.sink, origins)
+            plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
+        with span("compile"):
+            return Executable(plan, self.device, self.compiler)
+
+    def execute(
+        self, executable: Executable, program: Canonical, session: Session | None
+    ) -> list[Buffer]:
+        """Run the plan over the program's inputs."""
+        timed = options.debug >= 2
+        inputs = [ref.handle for ref in program.inputs]
+        with span("run"):
+            outputs, timeline = executable.run(inputs, program.variables, timed=timed)
+        if timed and timeline is not None and session is not None:
+            from baregrad.engine.report import print_kernels
+
+            print_kernels(executable, timeline, program, session)
+        return outputs
+
+    def close(self) -> None:
+        """Close the device."""
+        self.device.close()
+
+
+class ReferenceBackend:
+    """Evaluates graphs in NumPy: slow, simple, and the meaning of everything else."""
+
+    def __init__(self, name: str, device: Device) -> None:
+        self.name = name
+        self.device = device
+
+    def setting(self) -> tuple[Any, ...]:
+        """The level at which programs are evaluated."""
+        return (options.ref_level,)
+
+    def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Any:
+        """A plan for the lower levels; nothing for the tensor level."""
+        if options.ref_level == "tensor":
+            return None
+        from baregrad.graph import canonicalise
+        from baregrad.schedule import make_plan
+
+        return make_plan(canonicalise(program.sink), donate={}, target=_host_target())
+
+    def execute(self, executable: Any, program: Canonical, session: Session | None) -> list[Buffer]:
+        """Evaluate the program over its inputs."""
+        from baregrad.engine.reference import evaluate_plan, evaluate_program
+
+        arrays = [np.frombuffer(ref.handle.as_memoryview(), np.uint8) for ref in program.inputs]
+        if executable is None:
+            results = evaluate_program(program, arrays)
+        else:
+            results = evaluate_plan(executable, program, arrays, options.ref_level, _host_target())
+        return [self._keep(array) for array in results]
+
+    def _keep(self, array: np.ndarray[Any, Any]) -> Buffer:
+        buffer = self.device.allocate(array.nbytes)
+        if array.nbytes:
+            self.device.copy_in(buffer, np.ascontiguousarray(array))
+        return buffer
+
+    def close(self) -> None:
+        """Close the device."""
+        self.device.close()
+
+
+def plan_of(program: Canonical, donated: Mapping[int, int], target: Any) -> Plan:
+    """The plan of a canonical program: graph passes, then fusion, partition and memory."""
+    from baregrad.graph import canonicalise
+    from baregrad.schedule import make_plan
+
+    origins: dict[Node, Node] = {}
+    sink = canonicalise(program.sink, origins)
+    return make_plan(sink, donate=donated, target=target, origins=origins)
+
+
+def _host_target() -> CpuTarget:
+    from baregrad.runtime.cpu import host_features
+    from baregrad.target import cpu_row
+
+    return cpu_row(host_features())
+
+
+def open_backend(name: str) -> Backend:
+    """Open the device `name` and what compiles for it."""
+    from baregrad.assemble import default_cache
+    from baregrad.assemble.llvm import LlvmAssembler
+    from baregrad.runtime import open_device
+
+    if name == "REF":
+        return ReferenceBackend(name, open_device(name))
+    from baregrad.render import get
+
+    renderer = get(options.cpu_renderer)
+    cache = default_cache()
+    llvm = LlvmAssembler(cache)
+    # Kernels are rendered as finished SSA with phi nodes: no pass of LLVM's has work to do.
+    assembler: Any = LlvmAssembler(None)
+    if renderer.assembler == "c":
+        from baregrad.assemble.cc import CAssembler
+
+        assembler = CAssembler(None)
+    device = open_device(name, assemble=llvm.assemble)
+    return CompiledBackend(name, device, Compiler(_host_target(), renderer, assembler, cache))

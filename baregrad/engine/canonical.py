@@ -1,0 +1,143 @@
+"""Canonical programs: a graph with its buffers and bound variables lifted out as parameters.
+
+Two training steps build equal graphs over different buffers. With every BUFFER replaced by a PARAM
+in first-use order the two graphs are one interned node, so the plan, its kernels and its command
+list are found by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from baregrad.base.errors import ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import BufferRef, Param
+from baregrad.ir.node import Node, rebuild, toposort
+from baregrad.ir.op import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A SINK over PARAMs, the arrays that the slots stand for, and the values of its variables.
+
+    `origins` maps a canonical node to the node that the user's code made, for reports.
+    """
+
+    sink: Node
+    inputs: tuple[BufferRef, ...]
+    variables: Mapping[str, int]
+    origins: Mapping[Node, Node]
+
+
+def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]) -> Canonical:
+    """The canonical program that computes `roots`; a node that `realised` knows is only read."""
+    inputs: list[BufferRef] = []
+    slots: dict[BufferRef, Node] = {}
+    done: dict[Node, Node] = {}
+    variables: dict[str, int] = {}
+
+    def param(ref: BufferRef, node: Node) -> Node:
+        found = slots.get(ref)
+        if found is None:
+            shape = tuple(_unbind_dim(extent, variables, done) for extent in ref.shape)
+            found = Node(Ops.PARAM, node.dtype, (), Param(len(inputs), shape))
+            slots[ref] = found
+            inputs.append(ref)
+        return found
+
+    def enter(node: Node) -> bool:
+        return node not in done and realised(node) is None
+
+    for node in toposort(*roots, enter=enter):
+        if node in done:
+            continue
+        ref = node.arg if node.op is Ops.BUFFER else realised(node)
+        if ref is not None:
+            done[node] = param(ref, node)
+        elif node.op is Ops.VAR:
+            done[node] = _unbind(node, variables)
+        elif node.op is Ops.DETACH:
+            # It says something about gradients alone, and its mark differs from model to model.
+            done[node] = done[node.src[0]]
+        else:
+            done[node] = _renew(node, done, variables)
+    sink = Node(Ops.SINK, dtypes.token, tuple(done[root] for root in roots))
+    origins = {new: old for old, new in done.items()}
+    return Canonical(sink, tuple(inputs), variables, origins)
+
+
+def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Node:
+    src = node.src
+    for child in src:
+        if done[child] is not child:
+            src = tuple(done[c] for c in src)
+            break
+    arg = node.arg
+    if node.mask & Ops.VAR.bit:
+        arg = _unbind_arg(arg, variables, done)
+    if src is node.src and arg is node.arg:
+        return node
+    return Node(node.op, node.dtype, src, arg)
+
+
+def bind(variable: Node, value: int) -> Node:
+    """The variable with a value: a VAR whose source is the value.
+
+    Raises ShapeError when the value lies outside the variable's bounds.
+    """
+    from baregrad.ir.node import const
+
+    lo, hi = variable.arg.lo, variable.arg.hi
+    if not lo <= value <= hi:
+        raise ShapeError(
+            f"{variable.arg.name} was declared in {lo}..{hi} and cannot be {value}: declare it "
+            "with wider bounds, or give a value inside them"
+        )
+    return Node(Ops.VAR, dtypes.index, (const(value, dtypes.index),), variable.arg)
+
+
+def _unbind(node: Node, variables: dict[str, int]) -> Node:
+    if not node.src:
+        return node
+    value = int(node.src[0].arg)
+    name = node.arg.name
+    if variables.setdefault(name, value) != value:
+        raise ShapeError(
+            f"{name} is both {variables[name]} and {value} in one computation: realise one of them "
+            "first, or use two variables"
+        )
+    return Node(Ops.VAR, node.dtype, (), node.arg)
+
+
+def _unbind_dim(extent: Any, variables: dict[str, int], memo: dict[Node, Node]) -> Any:
+    if not isinstance(extent, Node):
+        return extent
+    known = memo.get(extent)
+    if known is not None:
+        return known
+
+    def visit(node: Node) -> Node | None:
+        return _unbind(node, variables) if node.op is Ops.VAR else None
+
+    memo[extent] = rebuild(extent, visit)
+    return memo[extent]
+
+
+def _unbind_arg(arg: Any, variables: dict[str, int], memo: dict[Node, Node]) -> Any:
+    """An attribute with the variables inside its dimensions unbound."""
+    if isinstance(arg, Node):
+        return _unbind_dim(arg, variables, memo)
+    if isinstance(arg, tuple):
+        return tuple(_unbind_arg(item, variables, memo) for item in arg)
+    fields = getattr(arg, "__dataclass_fields__", None)
+    if fields is None or type(arg).__name__ in ("Monoid", "Reduce", "Scan", "Scatter"):
+        return arg
+    changes = {}
+    for name in fields:
+        old = getattr(arg, name)
+        new = _unbind_arg(old, variables, memo)
+        if new is not old and new != old:
+            changes[name] = new
+    return replace(arg, **changes) if changes else arg

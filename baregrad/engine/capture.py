@@ -1,0 +1,277 @@
+"""Capture and replay: the runs of a function as one command list, submitted once a call.
+
+Capture watches a session. Every run inside it is executed as usual and noted; `build` then records
+all of them into one list. A buffer of the list is one of four things: an argument (patched at each
+call), a result (allocated fresh at each call), state that the function keeps (fixed, updated in
+place), or an intermediate (fixed, kept by the replay).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+
+from baregrad.base.errors import JitError
+from baregrad.engine.executor import Executable
+from baregrad.engine.session import Run, Session
+from baregrad.ir.attrs import BufferRef
+from baregrad.runtime.commands import CommandList, Operand, Slot
+from baregrad.runtime.interface import Buffer
+from baregrad.schedule import Launch, Plan
+
+
+class Capture:
+    """Notes what a session runs, uploads and downloads inside a `with` block."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.runs: list[Run] = []
+        self.uploads: list[tuple[BufferRef, bytes]] = []
+
+    def __enter__(self) -> Capture:
+        self.session.observers.append(self.runs.append)
+        self.session.uploads.append(self._uploaded)
+        self.session.downloads.append(self._downloaded)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.session.observers.remove(self.runs.append)
+        self.session.uploads.remove(self._uploaded)
+        self.session.downloads.remove(self._downloaded)
+
+    def _uploaded(self, ref: BufferRef, data: np.ndarray[Any, Any]) -> None:
+        self.uploads.append((ref, data.tobytes()))
+
+    def _downloaded(self, ref: BufferRef) -> None:
+        raise JitError(
+            "a jitted function read a tensor's values (numpy(), item(), print, or an if on one): "
+            "a replay would use the old ones",
+            hint="return the tensor and read it outside, or use where()",
+        )
+
+    def reads(self) -> list[BufferRef]:
+        """The arrays that the runs read and none of them wrote before, in first-use order."""
+        written: set[int] = set()
+        found: dict[int, BufferRef] = {}
+        for run in self.runs:
+            for ref in run.program.inputs:
+                if id(ref.handle) not in written:
+                    found.setdefault(id(ref.handle), ref)
+            written.update(id(ref.handle) for ref in run.outputs)
+        return list(found.values())
+
+
+def made_by(capture_runs: Sequence[Run]) -> set[int]:
+    """The ids of the handles that the runs allocated, or wrote in place."""
+    found: set[int] = set()
+    for run in capture_runs:
+        plan = run.executable.plan if isinstance(run.executable, Executable) else None
+        written = set() if plan is None else _written(plan)
+        for position, ref in enumerate(run.outputs):
+            if plan is None or plan.outputs[position] in written:
+                found.add(id(ref.handle))
+    return found
+
+
+def _written(plan: Plan) -> set[int]:
+    """The plan's buffers that hold something new after a run; empty ones count as such."""
+    found = {i for i, buffer in enumerate(plan.buffers) if buffer.kind == "output"}
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            found.update(step.buffers[place] for place in step.writes)
+        else:
+            found.add(step.dst)
+    return found
+
+
+def copies_of_inputs(capture: Capture, refs: Sequence[BufferRef]) -> dict[int, Buffer]:
+    """Fresh copies of those arrays among `refs` that no run made, by the id of their handle."""
+    made = made_by(capture.runs)
+    return {id(ref.handle): _copy(ref.handle) for ref in refs if id(ref.handle) not in made}
+
+
+def _copy(source: Buffer) -> Buffer:
+    fresh = source.device.allocate(source.nbytes)
+    if source.nbytes:
+        source.device.copy_in(fresh, bytes(source.as_memoryview()))
+    return fresh
+
+
+class Replay:
+    """The captured runs over other arguments.
+
+    inputs: the arrays that were arguments at capture. outputs: those that must be fresh at each
+    call. updates: (new, kept) pairs of handles; at the end of each call `kept` gets the contents
+    of `new`.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        inputs: Sequence[BufferRef],
+        outputs: Sequence[BufferRef],
+        updates: Sequence[tuple[Buffer, Buffer]],
+    ) -> None:
+        self.runs = tuple(capture.runs)
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.updates = tuple(updates)
+        self._position = {id(ref.handle): i for i, ref in enumerate(self.inputs)}
+        self._fresh: list[tuple[Run, int, int]] = []  # run, plan buffer, id of captured handle
+        self._result = {id(ref.handle) for ref in self.outputs}
+        made = made_by(self.runs)
+        # Results that no run makes: copies of what was read, taken before anything is changed.
+        self._unmade = [ref.handle for ref in self.outputs if id(ref.handle) not in made]
+        self._list: CommandList | None = None
+        self._arena: Buffer | None = None
+        self._keep: list[Any] = []
+        if self.runs and isinstance(self.runs[0].executable, Executable):
+            self._record()
+
+    # --- recording
+    # -----------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        device = self.runs[0].backend.device
+        commands = device.command_list()
+        self._number_fresh()
+        nbytes = max(run.executable.arena_nbytes(run.program.variables) for run in self.runs)
+        self._arena = device.allocate(nbytes) if nbytes else None
+        for run in self.runs:
+            run.executable.record(commands, self._resolver(run), {})
+        self._record_updates(commands)
+        self._list = commands
+
+    def _number_fresh(self) -> None:
+        """Give a slot to each array that every call must allocate: results and symbolic sizes."""
+        self._slots: dict[int, int] = {}
+        for run in self.runs:
+            plan = run.executable.plan
+            for index, ref in zip(plan.outputs, run.outputs, strict=True):
+                buffer = plan.buffers[index]
+                key = id(ref.handle)
+                if buffer.kind != "output" or key in self._slots or key in self._position:
+                    continue
+                symbolic = not isinstance(buffer.nbytes, int)
+                if key in self._result or symbolic:
+                    self._slots[key] = len(self.inputs) + len(self._fresh)
+                    self._fresh.append((run, index, key))
+
+    def _resolver(self, run: Run) -> Any:
+        plan = run.executable.plan
+        written = dict(zip(plan.outputs, run.outputs, strict=True))
+
+        def resolve(index: int) -> Operand:
+            buffer = plan.buffers[index]
+            if buffer.kind == "temp":
+                assert self._arena is not None
+                return self._arena.view(buffer.offset, self._arena.nbytes - buffer.offset)
+            ref = run.program.inputs[buffer.slot] if buffer.kind == "param" else written[index]
+            return self._place(ref.handle)
+
+        return resolve
+
+    def _place(self, handle: Buffer) -> Operand:
+        key = id(handle)
+        if key in self._position:
+            return Slot(self._position[key])
+        if key in self._slots:
+            return Slot(self._slots[key])
+        return handle
+
+    def _record_updates(self, commands: CommandList) -> None:
+        """Copy changed state back; through temporaries where a source is itself overwritten."""
+        targets = {id(kept) for _, kept in self.updates}
+        sources: list[Operand] = []
+        for changed, kept in self.updates:
+            source: Operand = self._place(changed)
+            if id(changed) in targets:
+                held = changed.device.allocate(kept.nbytes)
+                commands.copy(held, source, kept.nbytes)
+                source = held
+            sources.append(source)
+        for source, (_, kept) in zip(sources, self.updates, strict=True):
+            commands.copy(self._place(kept), source, kept.nbytes)
+
+    # --- replaying
+    # -----------------------------------------------------------------------------------
+
+    def __call__(
+        self, inputs: Sequence[Buffer], variables: Mapping[str, int]
+    ) -> list[tuple[Buffer, tuple[int, ...]]]:
+        """Run over other arguments: each result's fresh memory and its concrete shape."""
+        copied = {id(handle): _copy(self._now(handle, inputs)) for handle in self._unmade}
+        if self._list is None:
+            return self._reexecute(inputs, variables, copied)
+        table = list(inputs)
+        fresh: dict[int, Buffer] = {}
+        for run, index, key in self._fresh:
+            nbytes = run.executable.nbytes_of(index, variables)
+            fresh[key] = run.backend.device.allocate(nbytes)
+            table.append(fresh[key])
+        if len(self._list):
+            device = self.runs[0].backend.device
+            device.submit(self._list, table[: len(self._list.slot_nbytes)], variables)
+        for key, place in self._position.items():
+            fresh[key] = inputs[place]
+        fresh.update(copied)
+        return [
+            (fresh.get(id(ref.handle), ref.handle), self._shape(ref, variables))
+            for ref in self.outputs
+        ]
+
+    def _now(self, handle: Buffer, inputs: Sequence[Buffer]) -> Buffer:
+        place = self._position.get(id(handle))
+        return handle if place is None else inputs[place]
+
+    def _shape(self, ref: BufferRef, variables: Mapping[str, int]) -> tuple[int, ...]:
+        for run in self.runs:
+            for node, held in zip(run.program.sink.src, run.outputs, strict=True):
+                if held.handle is ref.handle and any(not isinstance(e, int) for e in node.shape):
+                    return Session.concrete(node.shape, variables)
+        return cast(tuple[int, ...], ref.shape)
+
+    def _reexecute(
+        self,
+        inputs: Sequence[Buffer],
+        variables: Mapping[str, int],
+        copied: Mapping[int, Buffer],
+    ) -> list[tuple[Buffer, tuple[int, ...]]]:
+        """Replay on a backend that records no command lists."""
+        table: dict[int, Buffer] = {key: inputs[place] for key, place in self._position.items()}
+        for run in self.runs:
+            refs = tuple(
+                replace(ref, handle=table.get(id(ref.handle), ref.handle))
+                for ref in run.program.inputs
+            )
+            program = replace(run.program, inputs=refs, variables=variables)
+            results = run.backend.execute(run.executable, program, None)
+            for ref, buffer in zip(run.outputs, results, strict=True):
+                fixed = id(ref.handle) not in self._result and id(ref.handle) not in self._position
+                if fixed and buffer.nbytes == ref.handle.nbytes:
+                    # Others may hold this array (a gradient, say): it keeps its place.
+                    ref.handle.device.copy_in(ref.handle, buffer.as_memoryview())
+                else:
+                    table[id(ref.handle)] = buffer
+        copies = [
+            (bytes(table.get(id(changed), changed).as_memoryview()), table.get(id(kept), kept))
+            for changed, kept in self.updates
+        ]
+        for data, kept in copies:
+            kept.device.copy_in(kept, data)
+        return [
+            (
+                copied.get(id(ref.handle)) or table.get(id(ref.handle), ref.handle),
+                self._shape(ref, variables),
+            )
+            for ref in self.outputs
+        ]

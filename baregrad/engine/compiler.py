@@ -1,0 +1,241 @@
+"""From a kernel-level node to a program: passes, a renderer and an assembler.
+
+Programs are kept twice: by node identity within a session, and on disk by a key derived from the
+kernel's digest, the target, every compile option, the versions of renderer and compiler, and the
+text of our own compiler, so that no stale program can ever be found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.base.errors import BaregradError, CompilerBug
+from baregrad.base.options import options
+from baregrad.base.tracing import span
+from baregrad.engine.launch import launch_expr
+from baregrad.engine.report import print_compilation
+from baregrad.ir.digest import digest, stable_repr
+from baregrad.ir.node import Node, extent_of, toposort
+from baregrad.ir.op import Ops
+from baregrad.ir.verify import verify
+from baregrad.program import CPU_OBJECT, ParamSpec, Program, Resources
+from baregrad.runtime.interface import Device, Kernel
+
+_COMPILER_ROOMS = (
+    "ir",
+    "kernel",
+    "render",
+    "assemble",
+    "dtypes.py",
+    "program.py",
+    "engine/compiler.py",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one step of the compilation left behind: a graph, or text."""
+
+    name: str
+    why: str
+    result: Node | str
+
+
+class Compiler:
+    """Compiles kernels for one target; owns its program cache.
+
+    renderer: linear level to text. assembler: text to bytes, with a `version()`. target: the row
+    of facts.
+    """
+
+    def __init__(self, target: Any, renderer: Any, assembler: Any, cache: DiskCache | None) -> None:
+        self.target = target
+        self.renderer = renderer
+        self.assembler = assembler
+        self.cache = cache
+        self._programs: dict[Node, Program] = {}
+        self._kernels: weakref.WeakValueDictionary[Node, Kernel] = weakref.WeakValueDictionary()
+        self.compiled = 0
+        self.loaded = 0
+
+    def program(self, kernel: Node) -> Program:
+        """The program of a canonical KERNEL, from memory, from disk, or compiled now."""
+        found = self._programs.get(kernel)
+        if found is None:
+            found = self._find_or_compile(kernel)
+            self._programs[kernel] = found
+        return found
+
+    def load(self, kernel: Node, device: Device) -> Kernel:
+        """The kernel, compiled and loaded on its device."""
+        found = self._kernels.get(kernel)
+        if found is None:
+            found = device.load(self.program(kernel))
+            self._kernels[kernel] = found
+        return found
+
+    def _find_or_compile(self, kernel: Node) -> Program:
+        if self.cache is None:
+            return self.compile(kernel)
+        key = key_of("program-1", self.environment, digest(kernel))
+        saved = self.cache.get(key)
+        if saved is not None:
+            self.loaded += 1
+            return Program.from_bytes(saved)
+        program = self.compile(kernel)
+        self.cache.put(key, program.to_bytes())
+        return program
+
+    @cached_property
+    def environment(self) -> str:
+        """Everything but the kernel that decides what a program is, as one text."""
+        parts = (stable_repr(self.target), self.renderer.name, self.assembler.version)
+        return "|".join((*parts, source_fingerprint()))
+
+    def compile(self, kernel: Node) -> Program:
+        """Compile a KERNEL, whatever the caches hold.
+
+        Raises CompilerBug, with the kernel's text saved, when a pass of ours fails.
+        """
+        self.compiled += 1
+        loop: Node | None = None
+        text = ""
+        linear = kernel
+        stages = list(self.stages(kernel))
+        for stage in stages:
+            if isinstance(stage.result, str):
+                text = stage.result
+            else:
+                linear = stage.result
+                if loop is None and stage.name == "lower":
+                    loop = stage.result
+        assert loop is not None
+        with span("assemble"):
+            code = self.assembler.assemble(text)
+        program = _program(kernel, loop, linear, text, code)
+        if options.debug >= 3:
+            print_compilation(stages, program, self.assembler.disassemble)
+        return program
+
+    def stages(self, kernel: Node) -> Iterator[Stage]:
+        """Every stage of the compilation, in order, as it is made."""
+        from baregrad.kernel import choose_schedule, codegen_passes, lower
+
+        verified = options.verify
+        with _replayable(kernel, "choose schedule"):
+            schedule = choose_schedule(kernel, self.target)
+        yield Stage("schedule", "how the kernel runs, as a value", str(schedule))
+        with _replayable(kernel, "lower to loops"):
+            node = lower(kernel, self.target, schedule)
+            if verified:
+                verify(node, "loop")
+        yield Stage("lower", "loops, accumulators and stores in order", node)
+        for item in codegen_passes(self.target):
+            with _replayable(kernel, item.name):
+                node = item.run(node)
+                if verified and item.level_out != item.level_in:
+                    verify(node, item.level_out)
+            yield Stage(item.name, item.why, node)
+        with _replayable(kernel, "render"):
+            text = self.renderer.render(node, self.target, variables_of(kernel))
+        yield Stage("render", "the text that is assembled", text)
+
+
+def variables_of(kernel: Node) -> tuple[str, ...]:
+    """The names of a kernel's symbolic integers, sorted: the order of its program's call."""
+    return tuple(sorted({n.arg.name for n in toposort(kernel) if n.op is Ops.VAR}))
+
+
+class _replayable:  # noqa: N801 - reads as a statement
+    """Turns an unexpected failure of a pass into a CompilerBug that saves the kernel."""
+
+    def __init__(self, kernel: Node, what: str) -> None:
+        self.kernel = kernel
+        self.what = what
+        self.span: Any = None
+
+    def __enter__(self) -> None:
+        self.span = span(self.what)
+        self.span.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.span.__exit__(kind, error, trace)
+        if error is None or isinstance(error, BaregradError) or not isinstance(error, Exception):
+            return
+        from baregrad.ir.text import dump
+
+        raise CompilerBug(
+            f"the pass '{self.what}' failed: {type(error).__name__}: {error}",
+            ir_text=dump(self.kernel),
+        ) from error
+
+
+def _program(kernel: Node, loop: Node, linear: Node, text: str, code: bytes) -> Program:
+    from baregrad.kernel import cost_of
+    from baregrad.render import entry_name, scratch_nbytes
+
+    written = {out.src[0].arg.slot for out in kernel.src}
+    accumulated = {out.src[0].arg.slot for out in kernel.src if out.arg.monoid is not None}
+    params = {node.arg.slot: node for node in toposort(kernel) if node.op is Ops.PARAM}
+    reads = _slots_read(kernel)
+    specs = []
+    for slot in range(len(params)):
+        node = params[slot]
+        access = "w" if slot in written else "r"
+        if slot in written and (slot in reads or slot in accumulated):
+            access = "rw"
+        specs.append(ParamSpec(node.arg.name or f"p{slot}", node.dtype.name, None, access))
+    pools = [
+        node for node in toposort(loop) if node.op is Ops.LOOP and node.src[0].arg.bind == "pool"
+    ]
+    chunks = extent_of(pools[0].src[0]) if pools else 1
+    cost = cost_of(kernel)
+    meta = Resources(
+        scratch_nbytes=scratch_nbytes(linear),
+        flops=launch_expr(cost.flops),
+        bytes_read=launch_expr(cost.bytes_read),
+        bytes_written=launch_expr(cost.bytes_written),
+    )
+    return Program(
+        name=kernel.arg.name,
+        kind=CPU_OBJECT,
+        code=code,
+        entry=entry_name(linear),
+        params=tuple(specs),
+        variables=_variables(kernel),
+        chunks=launch_expr(chunks),
+        source=text,
+        meta=meta,
+    )
+
+
+def _variables(kernel: Node) -> tuple[str, ...]:
+    """The names of a kernel's symbolic integers, in the order of its calls."""
+    return tuple(sorted({node.arg.name for node in toposort(kernel) if node.op is Ops.VAR}))
+
+
+def _slots_read(kernel: Node) -> set[int]:
+    return {
+        node.src[0].arg.slot
+        for node in toposort(kernel)
+        if node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
+    }
+
+
+def source_fingerprint() -> str:
+    """A hash of the text of everything that takes part in compiling."""
+    package = Path(__file__).resolve().parent.parent
+    hasher = hashlib.sha256()
+    for room in _COMPILER_ROOMS:
+        path = package / room
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            hasher.update(file.name.encode())
+            hasher.update(file.read_bytes())
+    return hasher.hexdigest()

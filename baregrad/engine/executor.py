@@ -1,0 +1,141 @@
+"""Plans made runnable: programs compiled and loaded, work recorded as one command list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baregrad.base.progress import ProgressBar
+from baregrad.engine.compiler import Compiler
+from baregrad.engine.launch import launch_expr
+from baregrad.ir.node import Node
+from baregrad.program import LaunchExpr, evaluate
+from baregrad.runtime.commands import CommandList, Operand, Slot
+from baregrad.runtime.interface import Buffer, Device, Kernel
+from baregrad.schedule import Launch, Plan
+
+Resolve = Callable[[int], Operand]
+PROGRESS_FROM = 32  # kernels to compile before a progress bar is worth its line
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One launch of a plan: the kernel on its device and the plan's buffers in argument order."""
+
+    kernel: Kernel
+    buffers: tuple[int, ...]
+    origins: tuple[Node, ...]
+
+
+class Executable:
+    """A plan with its programs, ready to run any number of times.
+
+    `memory` may be None for a device that only compiles.
+    """
+
+    def __init__(self, plan: Plan, device: Device, compiler: Compiler) -> None:
+        self.plan = plan
+        self.device = device
+        self.launches = self._load(compiler)
+        self._sizes: tuple[LaunchExpr, ...] = tuple(
+            launch_expr(buffer.nbytes) for buffer in plan.buffers
+        )
+        self._arena_nbytes = launch_expr(plan.arena_nbytes)
+        self._places = self._assign_slots()
+        self._list: CommandList | None = None
+
+    def _load(self, compiler: Compiler) -> tuple[Loaded, ...]:
+        wanted = [step for step in self.plan.steps if isinstance(step, Launch)]
+        loaded: dict[Node, Kernel] = {}
+        result = []
+        distinct = len({step.kernel for step in wanted})
+        with ProgressBar(distinct if distinct >= PROGRESS_FROM else 0, "compile") as bar:
+            for step in wanted:
+                kernel = loaded.get(step.kernel)
+                if kernel is None:
+                    kernel = compiler.load(step.kernel, self.device)
+                    loaded[step.kernel] = kernel
+                    bar.advance()
+                result.append(Loaded(kernel, step.buffers, step.origins))
+        return tuple(result)
+
+    def _assign_slots(self) -> dict[int, Operand]:
+        """Where each buffer of the plan is found in the table that `submit` is given."""
+        places: dict[int, Operand] = {}
+        position = 0
+        for index, buffer in enumerate(self.plan.buffers):
+            if buffer.kind == "param":
+                places[index] = Slot(buffer.slot)
+                position = max(position, buffer.slot + 1)
+        self.input_count = position
+        written = 0
+        for index, buffer in enumerate(self.plan.buffers):
+            if buffer.kind == "output":
+                places[index] = Slot(self.input_count + buffer.slot)
+                written += 1
+        self.output_count = written
+        for index, buffer in enumerate(self.plan.buffers):
+            if buffer.kind == "temp":
+                places[index] = Slot(self.input_count + written, buffer.offset)
+        return places
+
+    def output_indices(self) -> tuple[int, ...]:
+        """The plan's buffers that a run allocates, in slot order."""
+        found = [i for i, buffer in enumerate(self.plan.buffers) if buffer.kind == "output"]
+        return tuple(sorted(found, key=lambda i: self.plan.buffers[i].slot))
+
+    def nbytes_of(self, index: int, variables: Mapping[str, int]) -> int:
+        """The size in bytes of a buffer of the plan."""
+        return evaluate(self._sizes[index], variables)
+
+    def arena_nbytes(self, variables: Mapping[str, int]) -> int:
+        """The size in bytes of the memory that a run's temporaries share."""
+        return evaluate(self._arena_nbytes, variables)
+
+    def record(self, commands: CommandList, resolve: Resolve, variables: Mapping[str, int]) -> None:
+        """Append the plan's work to a command list; `resolve` places each buffer of the plan."""
+        for launch in self.launches:
+            known = {
+                name: value
+                for name, value in variables.items()
+                if name in launch.kernel.program.variables
+            }
+            operands = [resolve(index) for index in launch.buffers]
+            commands.exec(launch.kernel, operands, known, label=launch.kernel.program.name)
+
+    def allocate_outputs(self, variables: Mapping[str, int]) -> list[Buffer]:
+        """Fresh memory for every output of a run."""
+        return [self.device.allocate(self.nbytes_of(i, variables)) for i in self.output_indices()]
+
+    def run(
+        self,
+        inputs: Sequence[Buffer],
+        variables: Mapping[str, int],
+        *,
+        timed: bool = False,
+    ) -> tuple[list[Buffer], Any]:
+        """Run the plan once: its outputs in order, and the timeline when `timed`."""
+        if self._list is None:
+            self._list = self.device.command_list()
+            self.record(self._list, self._places.__getitem__, {})
+        outputs = self.allocate_outputs(variables)
+        # Arguments after the last one that a kernel reads have no slot.
+        table = [*inputs[: self.input_count], *outputs]
+        nbytes = self.arena_nbytes(variables)
+        if nbytes:
+            table.append(self.device.allocate(nbytes))
+        timeline = None
+        if self.launches:
+            used = len(self._list.slot_nbytes)
+            timeline = self.device.submit(self._list, table[:used], variables, timed=timed)
+        return self.gather(inputs, outputs), timeline
+
+    def gather(self, inputs: Sequence[Buffer], written: Sequence[Buffer]) -> list[Buffer]:
+        """The plan's results, in order, from its inputs and the memory it wrote."""
+        by_index = dict(zip(self.output_indices(), written, strict=True))
+        results = []
+        for index in self.plan.outputs:
+            buffer = self.plan.buffers[index]
+            results.append(inputs[buffer.slot] if buffer.kind == "param" else by_index[index])
+        return results

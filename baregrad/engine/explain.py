@@ -1,0 +1,121 @@
+"""`baregrad explain FILE [--after PASS]`: what the compiler made of a program, stage by stage.
+
+FILE is either a Python program, which is run on the NULL device with every stage of every kernel
+printed, or the saved text of one kernel (as CompilerBug writes it), whose compilation is replayed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from baregrad.base.errors import OptionError
+from baregrad.base.options import options
+from baregrad.engine.backends import CompiledBackend, open_backend
+from baregrad.engine.session import Session, use_session
+from baregrad.ir.node import Node
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `baregrad explain`."""
+    result = argparse.ArgumentParser(
+        prog="baregrad explain", description="Show every stage of a program's compilation."
+    )
+    result.add_argument("file", type=Path, help="a Python program, or the saved text of a kernel")
+    result.add_argument("--after", metavar="PASS", help="show only what this pass left behind")
+    result.add_argument("--list", action="store_true", help="name the passes in order and stop")
+    return result
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `baregrad explain`; 0 when everything was shown."""
+    arguments = parser().parse_args(argv)
+    backend = open_backend("NULL")
+    if not isinstance(backend, CompiledBackend):
+        raise OptionError("explain needs a compiling device", found=backend.name, wanted="NULL")
+    names = pass_names(backend)
+    if arguments.list:
+        print("\n".join(f"{name:<24} {why}" for name, why in names))
+        return 0
+    if arguments.after is not None and arguments.after not in dict(names):
+        raise OptionError(
+            f"there is no pass {arguments.after!r}",
+            wanted=", ".join(name for name, _ in names),
+            hint="`baregrad explain --list FILE` says what each does",
+        )
+    text = arguments.file.read_text()
+    if arguments.file.suffix == ".py":
+        _explain_program(arguments.file, arguments.after)
+    else:
+        from baregrad.ir.text import parse
+
+        _explain_kernel(backend, parse(text), arguments.after, sys.stdout)
+    return 0
+
+
+def pass_names(backend: CompiledBackend) -> list[tuple[str, str]]:
+    """Every pass and why it is there, in order, from the user's graph to text."""
+    from baregrad.graph import passes as graph_passes
+    from baregrad.kernel import codegen_passes
+    from baregrad.schedule import passes as schedule_passes
+
+    rows = [("input", "what the user's code built")]
+    rows.extend((item.name, item.why) for item in graph_passes)
+    rows.append(("decisions", "why each value was stored or fused"))
+    rows.extend((item.name, item.why) for item in schedule_passes)
+    rows.append(("schedule", "how the kernel runs, as a value"))
+    rows.append(("lower", "loops, accumulators and stores in order"))
+    rows.extend((item.name, item.why) for item in codegen_passes(backend.compiler.target))
+    rows.append(("render", "the text that is assembled"))
+    return rows
+
+
+def _explain_kernel(
+    backend: CompiledBackend, kernel: Node, after: str | None, stream: TextIO
+) -> None:
+    print(f"== {kernel.arg.name}", file=stream)
+    for stage in backend.compiler.stages(kernel):
+        if after is None or stage.name == after:
+            _show(stage.name, stage.why, stage.result, stream)
+
+
+def _show(name: str, why: str, result: Any, stream: TextIO) -> None:
+    from baregrad.ir.text import dump
+
+    print(f"-- {name}: {why}", file=stream)
+    print(dump(result) if isinstance(result, Node) else result, file=stream)
+
+
+def _explain_program(path: Path, after: str | None) -> None:
+    """Run a program on the NULL device and show what became of each computation in it."""
+    with use_session(Session()) as session, options.override(device="NULL"):
+        backend = session.backend("NULL")
+        assert isinstance(backend, CompiledBackend)
+        seen: set[Node] = set()
+
+        def observe(run: Any) -> None:
+            from baregrad.graph import canonicalise
+            from baregrad.graph import stages as graph_stages
+            from baregrad.schedule import stages as schedule_stages
+
+            sink = run.program.sink
+            for name, why, result in (
+                *graph_stages(sink),
+                *schedule_stages(canonicalise(sink)),
+            ):
+                if after is None or name == after:
+                    _show(name, why, result, sys.stdout)
+            for launch in run.executable.plan.steps:
+                kernel = getattr(launch, "kernel", None)
+                if kernel is None or kernel in seen:
+                    continue
+                seen.add(kernel)
+                _explain_kernel(backend, kernel, after, sys.stdout)
+
+        session.observers.append(observe)
+        runpy.run_path(str(path), run_name="__main__")
+        session.close()

@@ -1,0 +1,95 @@
+"""The REF device's work: a canonical program evaluated at one of the four levels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType
+from baregrad.engine.canonical import Canonical
+from baregrad.engine.launch import launch_expr
+from baregrad.ir.node import Node, toposort
+from baregrad.ir.op import Ops
+from baregrad.program import evaluate as evaluate_expr
+
+Array = np.ndarray[Any, Any]
+
+
+def storage_of(dtype: DType) -> np.dtype[Any]:
+    """The NumPy dtype of a dtype's raw codes. Raises CompilerBug for one that is never stored."""
+    if dtype.storage is None:
+        raise CompilerBug(f"{dtype} has no storage")
+    return dtype.storage
+
+
+def _params(sink: Node) -> dict[int, Node]:
+    return {node.arg.slot: node for node in toposort(sink) if node.op is Ops.PARAM}
+
+
+def _dims(shape: tuple[Any, ...], variables: Any) -> tuple[int, ...]:
+    return tuple(
+        extent if isinstance(extent, int) else evaluate_expr(launch_expr(extent), variables)
+        for extent in shape
+    )
+
+
+def evaluate_program(program: Canonical, raw: list[Array]) -> list[Array]:
+    """The outputs of a program as raw storage, evaluated whole array by whole array."""
+    from baregrad.ir.evaluate import evaluate_all, to_raw
+
+    params = {}
+    for slot, node in _params(program.sink).items():
+        shape = _dims(node.shape, program.variables)
+        count = int(np.prod(shape, dtype=np.int64))
+        data = raw[slot].view(storage_of(node.dtype))[:count].reshape(shape)
+        params[slot] = data
+    values = evaluate_all(program.sink.src, params, dict(program.variables))
+    return [to_raw(value, node.dtype) for value, node in zip(values, program.sink.src, strict=True)]
+
+
+def evaluate_plan(
+    plan: Any, program: Canonical, raw: list[Array], level: str, target: Any
+) -> list[Array]:
+    """The outputs of a plan as raw storage, each of its kernels evaluated at `level`."""
+    from baregrad.schedule import Launch
+
+    memory: list[Array] = []
+    for buffer in plan.buffers:
+        shape = _dims(buffer.shape, program.variables)
+        count = int(np.prod(shape, dtype=np.int64))
+        if buffer.kind == "param":
+            data = raw[buffer.slot].view(storage_of(buffer.dtype))[:count].reshape(shape)
+        else:
+            data = np.zeros(shape, buffer.dtype.storage)
+        memory.append(data)
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            arrays = {slot: memory[index] for slot, index in enumerate(step.buffers)}
+            _run_kernel(step.kernel, arrays, dict(program.variables), level, target)
+    return [memory[index] for index in plan.outputs]
+
+
+def _run_kernel(
+    kernel: Node, arrays: dict[int, Array], variables: dict[str, int], level: str, target: Any
+) -> None:
+    """Run one kernel over raw arrays, in place."""
+    if level == "kernel":
+        from baregrad.ir.evaluate_kernel import evaluate_kernel
+
+        evaluate_kernel(kernel, arrays, variables)
+        return
+    from baregrad.kernel import codegen_passes, lower
+
+    node = lower(kernel, target)
+    if level == "loop":
+        from baregrad.ir.evaluate_loop import evaluate_loop
+
+        evaluate_loop(node, arrays, variables)
+        return
+    from baregrad.ir.evaluate_linear import evaluate_linear
+
+    for item in codegen_passes(target):
+        node = item.run(node)
+    evaluate_linear(node, arrays, variables)

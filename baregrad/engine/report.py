@@ -1,0 +1,50 @@
+"""What `DEBUG` prints: a line per kernel, schedules, sources, IR and machine code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from baregrad.base.options import options
+from baregrad.program import Program, evaluate
+
+
+def kernel_line(name: str, nanoseconds: int, flops: int, nbytes: int, where: str) -> str:
+    """One line: name, time, GFLOP/s, GB/s and the user's file:line."""
+    microseconds = nanoseconds / 1e3
+    rate = flops / max(nanoseconds, 1)
+    bandwidth = nbytes / max(nanoseconds, 1)
+    return (
+        f"{name:<40.40} {microseconds:10.1f} us {rate:8.2f} GFLOP/s {bandwidth:8.2f} GB/s  {where}"
+    )
+
+
+def print_kernels(executable: Any, timeline: Any, program: Any, session: Any) -> None:
+    """Print the kernels of one run with their times to stderr."""
+    durations = timeline.durations_ns()
+    for launch, duration in zip(executable.launches, durations, strict=True):
+        meta = launch.kernel.program.meta
+        flops = evaluate(meta.flops, program.variables)
+        nbytes = evaluate(meta.bytes_read, program.variables)
+        nbytes += evaluate(meta.bytes_written, program.variables)
+        where = session.where(program, launch)
+        print(
+            kernel_line(launch.kernel.program.name, duration, flops, nbytes, where), file=sys.stderr
+        )
+
+
+def print_compilation(stages: list[Any], program: Program, disassemble: Any) -> None:
+    """Print what `DEBUG` asks for of one kernel's compilation to stderr."""
+    from baregrad.ir.node import Node
+    from baregrad.ir.text import dump
+
+    level = options.debug
+    for stage in stages:
+        if stage.name == "schedule" and level >= 3:
+            print(f"{program.name}: {stage.result}", file=sys.stderr)
+        elif isinstance(stage.result, Node) and level >= 5:
+            print(f"-- {stage.name}: {stage.why}\n{dump(stage.result)}", file=sys.stderr)
+    if level >= 4:
+        print(program.source, file=sys.stderr)
+    if level >= 6:
+        print(disassemble(program.source), file=sys.stderr)

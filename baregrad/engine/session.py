@@ -1,0 +1,268 @@
+"""The session: owner of devices, plans, programs and everything that was realised.
+
+Nothing of the engine lives at module level but the way to the current session.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+
+from baregrad.base.bits import prod
+from baregrad.base.errors import BaregradError, CompilerBug, UnsupportedDevice, user_frame
+from baregrad.base.options import options
+from baregrad.base.tracing import span
+from baregrad.dtypes import DType
+from baregrad.engine import backends
+from baregrad.engine.canonical import Canonical, canonicalise
+from baregrad.ir.attrs import BufferRef
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.runtime.interface import Buffer
+
+PLANS_KEPT = 512
+DEVICE_NAMES = ("CPU", "REF", "NULL")
+
+
+class Session:
+    """Owns devices and caches; realises graphs.
+
+    `realised` remembers, as long as the node lives, where the value of a node lies. `observers`
+    are told of every run (jit capture, reports).
+    """
+
+    def __init__(self) -> None:
+        self._backends: dict[str, backends.Backend] = {}
+        self._realised: weakref.WeakKeyDictionary[Node, BufferRef] = weakref.WeakKeyDictionary()
+        self._plans: OrderedDict[Any, Any] = OrderedDict()
+        self.observers: list[Callable[[Run], None]] = []
+        self.uploads: list[Callable[[BufferRef, np.ndarray[Any, Any]], None]] = []
+        self.downloads: list[Callable[[BufferRef], None]] = []
+        self.origins: MutableMapping[Node, str] = weakref.WeakKeyDictionary()
+        self.writes: list[Callable[[Any, Node], None]] = []
+        self.random_states: dict[str, Any] = {}
+        self.companions: list[weakref.ref[Any]] = []
+
+    # --- devices
+    # -------------------------------------------------------------------------------------
+
+    def default_device(self) -> str:
+        """The device that new tensors go to: the option, else CPU."""
+        return options.device or "CPU"
+
+    def known_device(self, name: str) -> str:
+        """The name itself. Raises UnsupportedDevice where there is no such device."""
+        if name not in DEVICE_NAMES:
+            raise UnsupportedDevice(
+                f"there is no device {name!r}",
+                wanted=f"one of {', '.join(DEVICE_NAMES)}",
+                hint="`baregrad doctor` lists what each device needs",
+            )
+        return name
+
+    def backend(self, name: str) -> backends.Backend:
+        """The opened backend of a device, opened at first use. Raises UnsupportedDevice."""
+        found = self._backends.get(name)
+        if found is None:
+            found = backends.open_backend(self.known_device(name))
+            self._backends[name] = found
+        return found
+
+    def close(self) -> None:
+        """Close every device, last opened first."""
+        self._plans.clear()
+        for name in reversed(list(self._backends)):
+            self._backends.pop(name).close()
+
+    # --- memory
+    # --------------------------------------------------------------------------------------
+
+    def upload(
+        self, data: np.ndarray[Any, Any], dtype: DType, shape: tuple[int, ...], device: str
+    ) -> BufferRef:
+        """A copy of raw host data (the dtype's storage type, C order) on a device."""
+        flat = np.ascontiguousarray(data)
+        target = self.backend(device).device
+        buffer = target.allocate(flat.nbytes)
+        if flat.nbytes:
+            target.copy_in(buffer, flat)
+        ref = BufferRef(buffer, tuple(shape), device)
+        for observer in self.uploads:
+            observer(ref, flat)
+        return ref
+
+    def wrap(self, data: Any, dtype: DType, shape: tuple[int, ...], device: str) -> BufferRef:
+        """Host memory as a device array, without a copy where the device can see it."""
+        target = self.backend(device).device
+        if not target.host_visible:
+            return self.upload(np.frombuffer(data, dtype.storage), dtype, shape, device)
+        return BufferRef(target.wrap(data), tuple(shape), device)
+
+    def download(self, ref: BufferRef, dtype: DType) -> np.ndarray[Any, Any]:
+        """A copy of a realised array as raw storage of its dtype."""
+        for observer in self.downloads:
+            observer(ref)
+        shape = cast(tuple[int, ...], ref.shape)
+        count = prod(shape)
+        result = np.empty(count, dtype.storage)
+        buffer: Buffer = ref.handle
+        part = buffer if buffer.nbytes == result.nbytes else buffer.view(0, result.nbytes)
+        if count:
+            self.backend(ref.device).device.copy_out(part, result)
+        return result.reshape(shape)
+
+    def where(self, program: Canonical, launch: Any) -> str:
+        """The user's file:line that first asked for what a launch computes, if it was noted."""
+        for node in launch.origins:
+            made = program.origins.get(node)
+            found = None if made is None else self.origins.get(made)
+            if found is not None:
+                return found
+        return ""
+
+    # --- realisation
+    # ---------------------------------------------------------------------------------
+
+    def realised(self, node: Node) -> BufferRef | None:
+        """Where the value of a node lies, if it was realised."""
+        return self._realised.get(node)
+
+    def forget(self, handles: set[int]) -> None:
+        """Forget values by where they lie in memory (ids of handles) that is overwritten."""
+        for node, ref in list(self._realised.items()):
+            if id(ref.handle) in handles:
+                del self._realised[node]
+
+    def _realised_on(self, node: Node, device: str) -> BufferRef | None:
+        found = self._realised.get(node)
+        return found if found is not None and found.device == device else None
+
+    def realize(
+        self, nodes: Sequence[Node], device: str, donate: Mapping[int, Any] | None = None
+    ) -> list[BufferRef]:
+        """Compute nodes on a device.
+
+        `donate` maps a position in `nodes` to a buffer handle that nothing else will read, whose
+        memory the result may take. Raises errors of our tree that carry the user's line.
+        """
+        try:
+            return self._realize(list(nodes), device, donate or {})
+        except BaregradError as error:
+            if getattr(error, "at", None) is None:
+                error.at = str(user_frame())
+            raise
+
+    def _realize(
+        self, nodes: list[Node], device: str, donate: Mapping[int, Any]
+    ) -> list[BufferRef]:
+        with span("canonicalise"):
+            # A graph without leaves may have been realised on another device.
+            program = canonicalise(nodes, lambda node: self._realised_on(node, device))
+        donated: dict[int, int] = {}
+        for position, handle in donate.items():
+            slots = [i for i, ref in enumerate(program.inputs) if ref.handle is handle]
+            if len(slots) == 1:
+                donated[position] = slots[0]
+        backend = self.backend(device)
+        executable = self._executable(backend, program, donated)
+        run = Run(backend, executable, program, ())
+        results = backend.execute(executable, program, self)
+        shapes = [self.concrete(node.shape, program.variables) for node in program.sink.src]
+        refs = [
+            BufferRef(buffer, shape, device) for buffer, shape in zip(results, shapes, strict=True)
+        ]
+        for node, ref in zip(nodes, refs, strict=True):
+            if node.op is not Ops.BUFFER:
+                self._realised[node] = ref
+        run.outputs = tuple(refs)
+        for observer in self.observers:
+            observer(run)
+        return refs
+
+    def _executable(
+        self, backend: backends.Backend, program: Canonical, donated: dict[int, int]
+    ) -> Any:
+        key = (program.sink, backend.name, tuple(sorted(donated.items())), backend.setting())
+        found = self._plans.get(key)
+        if found is None:
+            try:
+                found = backend.prepare(program, donated)
+            except BaregradError:
+                raise
+            except Exception as error:
+                from baregrad.ir.text import dump
+
+                raise CompilerBug(
+                    f"a graph could not be planned: {type(error).__name__}: {error}",
+                    ir_text=dump(program.sink),
+                ) from error
+            self._plans[key] = found
+            if len(self._plans) > PLANS_KEPT:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
+        return found
+
+    @staticmethod
+    def concrete(shape: tuple[Any, ...], variables: Mapping[str, int]) -> tuple[int, ...]:
+        """A shape with the values of its variables put in."""
+        from baregrad.engine.launch import launch_expr
+        from baregrad.program import evaluate
+
+        return tuple(
+            extent if isinstance(extent, int) else evaluate(launch_expr(extent), variables)
+            for extent in shape
+        )
+
+
+class Run:
+    """One executed plan: what capture replays."""
+
+    __slots__ = ("backend", "executable", "outputs", "program")
+
+    def __init__(
+        self,
+        backend: backends.Backend,
+        executable: Any,
+        program: Canonical,
+        outputs: tuple[BufferRef, ...],
+    ) -> None:
+        self.backend = backend
+        self.executable = executable
+        self.program = program
+        self.outputs = outputs
+
+
+_current: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
+
+
+class _Default:
+    """Makes the process's default session at first use."""
+
+    session: Session | None = None
+
+
+def current_session() -> Session:
+    """The session in force: the innermost `use_session`, else the process's own."""
+    found = _current.get()
+    if found is not None:
+        return found
+    if _Default.session is None:
+        _Default.session = Session()
+    return _Default.session
+
+
+@contextmanager
+def use_session(session: Session) -> Iterator[Session]:
+    """Make `session` the current one inside the block."""
+    token = _current.set(session)
+    try:
+        yield session
+    finally:
+        _current.reset(token)

@@ -1,0 +1,7 @@
+"""Tensor level to tensor level: canonical forms, constant folding, dead code."""
+
+from __future__ import annotations
+
+from baregrad.graph.pipeline import canonicalise, passes, stages
+
+__all__ = ["canonicalise", "passes", "stages"]

@@ -1,0 +1,37 @@
+"""Markers that have done their work: DETACH, CONTIGUOUS of what lies in memory anyway."""
+
+from __future__ import annotations
+
+from baregrad.graph.traced import Traced
+from baregrad.ir.node import Node, rebuild
+from baregrad.ir.op import Ops
+
+_MARKS = Ops.DETACH.bit | Ops.CONTIGUOUS.bit | Ops.COPY.bit
+_STORED = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER, Ops.COPY))
+
+
+def _visit(node: Node) -> Node | None:
+    if node.op is Ops.DETACH:
+        return node.src[0]
+    if node.op is Ops.CONTIGUOUS:
+        below = node.src[0]
+        stored = below
+        while stored.op is Ops.RESHAPE:
+            stored = stored.src[0]
+        return below if stored.op in _STORED else None
+    if node.op is Ops.COPY and node.src[0].op not in _STORED:
+        whole = Node(Ops.CONTIGUOUS, node.dtype, node.src)
+        return Node(Ops.COPY, node.dtype, (whole,), node.arg)
+    return None
+
+
+def clean_up(sink: Node, changed: dict[Node, Node]) -> Node:
+    """`sink` without DETACH and needless CONTIGUOUS; what moves to another device is contiguous."""
+    return rebuild(sink, _visit, memo=changed, enter=lambda node: bool(node.mask & _MARKS))
+
+
+CLEANUP = Traced(
+    "cleanup",
+    "markers for gradients and for memory go once they have done their work",
+    clean_up,
+)

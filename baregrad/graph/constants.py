@@ -1,0 +1,103 @@
+"""Constant arrays met by arithmetic: scalars, folded where everything is constant.
+
+An elementwise op takes a scalar of shape () beside an array, so a repeated constant is replaced by
+the scalar itself; the algebra's rules then see it. Arrays without elements become constants too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from baregrad.graph.traced import Traced
+from baregrad.graph.views import constant_of, full
+from baregrad.ir.algebra import simplify
+from baregrad.ir.node import Node, const, rebuild
+from baregrad.ir.op import ELEMENTWISE, MOVEMENT, Op, Ops
+
+_UNFOLDED = frozenset((Ops.SINK, Ops.CONTIGUOUS, Ops.COPY, Ops.PARAM, Ops.BUFFER, Ops.CONST))
+
+
+def _visit(node: Node) -> Node | None:
+    if node.shape and node.op not in _UNFOLDED and _has_no_elements(node):
+        if node.op not in MOVEMENT or constant_of(node) is None:
+            return full(const(0, node.dtype), node.shape)
+        return None
+    if node.op in ELEMENTWISE:
+        return _elementwise(node) if node.shape else None
+    rule = _RULES.get(node.op)
+    return None if rule is None else rule(node)
+
+
+def _has_no_elements(node: Node) -> bool:
+    return any(extent.__class__ is int and extent == 0 for extent in node.shape)
+
+
+def _elementwise(node: Node) -> Node | None:
+    """Repeated constants as scalars; one operand keeps the shape."""
+    constants = [constant_of(child) if child.shape else None for child in node.src]
+    if all(found is None for found in constants):
+        return None
+    scalars = tuple(child if c is None else c for c, child in zip(constants, node.src, strict=True))
+    if any(child.shape for child in scalars):
+        return Node(node.op, node.dtype, scalars, node.arg)
+    return full(simplify(Node(node.op, node.dtype, scalars, node.arg)), node.shape)
+
+
+def _gather(node: Node) -> Node | None:
+    value = constant_of(node.src[0])
+    return None if value is None else full(value, node.shape)
+
+
+def _fold_or_pad(node: Node) -> Node | None:
+    value = constant_of(node.src[0])
+    return full(value, node.shape) if value is not None and value.arg == 0 else None
+
+
+def _scan(node: Node) -> Node | None:
+    """A running maximum of a constant is the constant; a running sum of c is (1, 2, ...)*c."""
+    value = constant_of(node.src[0])
+    monoid = node.arg.monoid
+    if value is None or monoid.primitive is None:
+        return None
+    if monoid.idempotent:
+        return full(value, node.shape)
+    if monoid.primitive is not Ops.ADD or node.dtype.kind not in ("int", "uint"):
+        return None
+    axis = node.arg.axis
+    extent = node.shape[axis]
+    if extent.__class__ is int:
+        line = Node(Ops.IOTA, node.dtype, (), extent)
+    else:
+        line = Node(Ops.IOTA, node.dtype, (extent,))
+    counted = Node(Ops.ADD, node.dtype, (line, const(1, node.dtype)))
+    product = Node(Ops.MUL, node.dtype, (counted, value))
+    beside = tuple(e if i == axis else 1 for i, e in enumerate(node.shape))
+    return Node(
+        Ops.EXPAND,
+        node.dtype,
+        (Node(Ops.RESHAPE, node.dtype, (product,), beside),),
+        node.shape,
+    )
+
+
+_RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
+    {Ops.GATHER: _gather, Ops.FOLD: _fold_or_pad, Ops.SCAN: _scan}
+)
+
+
+def fold_constants(sink: Node, changed: dict[Node, Node]) -> Node:
+    """`sink` with constant arrays as scalars in arithmetic, and with the scalar rules applied."""
+    made = rebuild(sink, _visit, memo=changed)
+    later: dict[Node, Node] = {}
+    result = simplify(made, None, later)
+    for old, new in changed.items():
+        changed[old] = later.get(new, new)
+    return result
+
+
+CONSTANTS = Traced(
+    "constants",
+    "repeated constants become scalars, what is constant is computed, x*1 and its like vanish",
+    fold_constants,
+)

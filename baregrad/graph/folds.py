@@ -1,0 +1,355 @@
+"""FOLD of a contraction, the gradient of a convolution's input, as a contraction of windows.
+
+y[i] = sum over k of x[i - k*dilation, k], where x[p, k] = sum over o of a[p, o] * b[k, o], is the
+sum over k and o of z[i, k, o] * b[k, o], where z is a padded and read through flipped windows: its
+inner loops have no conditions. With stride s, y is computed for each residue of i modulo s apart,
+each with its own taps: no multiplication by zeros, and again no conditions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baregrad.graph.repeats import axis_before_reshape, is_repeated
+from baregrad.graph.traced import Traced
+from baregrad.graph.views import constant_of, cut, expand, full, pad, permute, reshape
+from baregrad.ir import index
+from baregrad.ir.attrs import Pad, Reduce, Window
+from baregrad.ir.index import Dim
+from baregrad.ir.monoid import primitive
+from baregrad.ir.node import Node, toposort
+from baregrad.ir.op import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class _Crop:
+    """The part of a FOLD's result that is wanted along its axis: start, start + 1, ..."""
+
+    start: int
+    length: Dim
+
+
+def _fold(node: Node, crop: _Crop) -> Node | None:
+    """`node`, a FOLD, cut to `crop` along its axis; None where it stays a FOLD."""
+    taps = node.src[0]
+    value = constant_of(taps)
+    if value is not None:
+        if value.arg != 0:
+            return None
+        return cut(full(value, node.shape), node.arg.axis, crop.start, _stop(crop))
+    if node.arg.taps == 1:
+        return cut(_one_tap(node), node.arg.axis, crop.start, _stop(crop))
+    if node.arg.stride == 1:
+        return _unit_stride(taps, node.arg, crop)
+    return _strided(node, crop) if node.arg.dilation == 1 else None
+
+
+def _stop(crop: _Crop) -> Dim:
+    return index.as_dim(index.add(crop.length, crop.start))
+
+
+def _one_tap(node: Node) -> Node:
+    """y[i*stride] = x[i, 0]: zeros between neighbours."""
+    window = node.arg
+    taps = node.src[0]
+    line = reshape(taps, taps.shape[:-1])
+    positions = taps.shape[window.axis]
+    if window.stride == 1:
+        reached = positions
+    else:
+        reached = index.add(index.mul(index.sub(positions, 1), window.stride), 1)
+    after = index.sub(window.extent, reached)
+    return pad(line, window.axis, Pad(0, index.as_dim(after), window.stride - 1))
+
+
+def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
+    """The FOLD as a sum over its taps of a product of windows, or None."""
+    found = _contraction(taps, window.axis)
+    if found is None:
+        return None
+    chain, inner, position, tap = found
+    product = inner.src[0]
+    sliding = [factor for factor in product.src if factor.shape and is_repeated(factor, tap)]
+    if len(sliding) != 1:
+        return None
+    factors = []
+    for factor in product.src:
+        if factor is sliding[0]:
+            factors.append(_slide(factor, position, tap, window, crop))
+        elif not factor.shape:
+            factors.append(factor)
+        elif is_repeated(factor, position):
+            factors.append(_stretch(factor, position, crop.length))
+        else:
+            return None
+    made = Node(Ops.MUL, product.dtype, tuple(factors))
+    closed = tuple(sorted((*inner.arg.axes, tap)))
+    summed = Node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
+    return _replay(chain, summed, taps, window.axis, crop.length)
+
+
+def _contraction(taps: Node, axis: int) -> tuple[list[Node], Node, int, int] | None:
+    """(views above, REDUCE, position axis, tap axis); the axes are those of the REDUCE's source."""
+    chain: list[Node] = []
+    position: int | None = axis
+    tap: int | None = len(taps.shape) - 1
+    dtype = taps.dtype
+    while taps.op in (Ops.RESHAPE, Ops.PERMUTE, Ops.CAST):
+        if taps.op is Ops.CAST:
+            # Rounded on its way from one wide sum into the other: the rounding is left out.
+            taps = taps.src[0]
+            continue
+        assert position is not None
+        assert tap is not None
+        if taps.op is Ops.PERMUTE:
+            position = int(taps.arg[position])
+            tap = int(taps.arg[tap])
+        else:
+            old = taps.src[0].shape
+            position = axis_before_reshape(old, taps.shape, position)
+            tap = axis_before_reshape(old, taps.shape, tap)
+            if position is None or tap is None:
+                return None
+        chain.append(taps)
+        taps = taps.src[0]
+    if taps.op is not Ops.REDUCE or taps.arg.monoid is not primitive(Ops.ADD, taps.dtype):
+        return None
+    if taps.src[0].op is not Ops.MUL or taps.dtype is not dtype:
+        return None
+    open_axes = [i for i in range(len(taps.src[0].shape)) if i not in taps.arg.axes]
+    if position is None or tap is None:
+        return None
+    return chain, taps, open_axes[position], open_axes[tap]
+
+
+def _replay(chain: list[Node], summed: Node, taps: Node, axis: int, length: Dim) -> Node:
+    """The views of `chain` over the sum, whose tap axis is gone and whose positions are elements.
+
+    They may have moved the tap axis about, so it is kept with extent 1 until the end.
+    """
+    below = chain[-1].src[0] if chain else taps
+    found = _contraction(taps, axis)
+    assert found is not None
+    _, inner, position, tap = found
+    open_axes = [i for i in range(len(inner.src[0].shape)) if i not in inner.arg.axes]
+    shape = list(below.shape)
+    shape[open_axes.index(position)] = length
+    shape[open_axes.index(tap)] = 1
+    node = reshape(summed, tuple(shape))
+    places = [open_axes.index(position), open_axes.index(tap)]
+    for view in reversed(chain):
+        if view.op is Ops.PERMUTE:
+            places = [view.arg.index(place) for place in places]
+            node = permute(node, view.arg)
+            continue
+        places = [_axis_after_reshape(view, place) for place in places]
+        changed = list(view.shape)
+        changed[places[0]] = length
+        changed[places[1]] = 1
+        node = reshape(node, tuple(changed))
+    return reshape(node, node.shape[:-1])
+
+
+def _axis_after_reshape(view: Node, place: int) -> int:
+    found = axis_before_reshape(view.shape, view.src[0].shape, place)
+    assert found is not None
+    return found
+
+
+def _stretch(factor: Node, axis: int, extent: Dim) -> Node:
+    """A factor that repeats along `axis`, repeated `extent` times."""
+    shape = list(factor.shape)
+    shape[axis] = extent
+    return expand(cut(factor, axis, 0, 1), tuple(shape))
+
+
+def _slide(factor: Node, position: int, tap: int, window: Window, crop: _Crop) -> Node:
+    """z[i, k] = x[start + i - k*dilation], 0 outside, of a factor x[p] that repeats along taps."""
+    reach = window.dilation * (window.taps - 1)
+    line = cut(factor, tap, 0, 1)
+    line = reshape(line, tuple(e for i, e in enumerate(line.shape) if i != tap))
+    place = position - (position > tap)
+    positions = factor.shape[position]
+    stop = _stop(crop)
+    if isinstance(positions, int) and isinstance(stop, int):
+        line = cut(line, place, max(crop.start - reach, 0), min(stop, positions))
+        before, after = max(reach - crop.start, 0), max(stop - positions, 0)
+        padded = pad(line, place, Pad(before, after))
+    else:
+        padded = pad(line, place, Pad(reach, index.as_dim(index.sub(stop, positions))))
+    view = Window(place, window.taps, 1, window.dilation, padded.shape[place])
+    slid = Node(Ops.WINDOW, factor.dtype, (padded,), view)
+    last = len(slid.shape) - 1
+    slid = Node(Ops.FLIP, factor.dtype, (slid,), (last,))
+    axes = list(range(last))
+    axes.insert(tap, last)
+    return permute(slid, tuple(axes))
+
+
+# --- strides --------------------------------------------------------------------------------------
+
+
+def _strided(node: Node, crop: _Crop) -> Node | None:
+    """y[q*s + r] = sum over m of x[q - m, m*s + r]: a FOLD of unit stride for each residue r.
+
+    A crop that does not start at a multiple of s is met by zeros before the first tap.
+    """
+    window = node.arg
+    taps = node.src[0]
+    found = _contraction(taps, window.axis)
+    if found is None or not isinstance(crop.length, int):
+        return None
+    stride = window.stride
+    before = -crop.start % stride
+    groups = -(-(window.taps + before) // stride)
+    split = _split_taps(taps, found, before, groups, stride)
+    if split is None:
+        return None
+    # split: [..., position, ..., residue, group]; the residue goes beside the position.
+    last = len(split.shape) - 1
+    axes = list(range(last - 1))
+    axes.insert(window.axis + 1, last - 1)
+    turned = permute(split, (*axes, last))
+    quotients = -(-crop.length // stride)
+    start = crop.start // stride + (before > 0)
+    extent = max(quotients + start, turned.shape[window.axis] + groups - 1)
+    whole = Window(window.axis, groups, 1, 1, extent)
+    made = Node(Ops.FOLD, node.dtype, (turned,), whole)
+    inner = _fold(made, _Crop(start, quotients))
+    if inner is None:
+        return None
+    shape = list(taps.shape[:-1])
+    shape[window.axis] = quotients * stride
+    return cut(reshape(inner, tuple(shape)), window.axis, 0, crop.length)
+
+
+def _split_taps(
+    taps: Node,
+    found: tuple[list[Node], Node, int, int],
+    before: int,
+    groups: int,
+    stride: int,
+) -> Node | None:
+    """The contraction with its taps, padded with zeros, as two last axes (residue, group)."""
+    chain, inner, position, tap = found
+    product = inner.src[0]
+    shape = product.shape
+    wide = (*shape[:tap], groups, stride, *shape[tap + 1 :])
+    factors = []
+    for factor in product.src:
+        if not factor.shape:
+            factors.append(factor)
+        elif is_repeated(factor, tap):
+            once = cut(factor, tap, 0, 1)
+            factors.append(expand(reshape(once, (*shape[:tap], 1, 1, *shape[tap + 1 :])), wide))
+        elif is_repeated(factor, position):
+            once = cut(factor, position, 0, 1)
+            padded = pad(once, tap, Pad(before, groups * stride - before - shape[tap]))
+            thin = tuple(1 if i == position + (position > tap) else e for i, e in enumerate(wide))
+            factors.append(expand(reshape(padded, thin), wide))
+        else:
+            return None
+    made = Node(Ops.MUL, product.dtype, tuple(factors))
+    closed = tuple(axis + (axis > tap) for axis in inner.arg.axes)
+    summed = Node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
+    # The axes of the sum: those of the old one, with (group, residue) for its tap.
+    open_axes = [axis for axis in range(len(shape)) if axis not in inner.arg.axes]
+    place = open_axes.index(tap)
+    ends = [i for i in range(len(summed.shape)) if i not in (place, place + 1)]
+    turned = permute(summed, (*ends, place + 1, place))
+    return _replay_split(chain, turned, inner, place, (stride, groups))
+
+
+def _replay_split(
+    chain: list[Node], node: Node, inner: Node, tap: int, sizes: tuple[int, int]
+) -> Node | None:
+    """The views of `chain` over a sum whose tap axis stands, split, at the end."""
+    for view in reversed(chain):
+        if view.op is Ops.PERMUTE:
+            axes = [axis - (axis > tap) for axis in view.arg if axis != tap]
+            tap = view.arg.index(tap)
+            node = permute(node, (*axes, len(axes), len(axes) + 1))
+            continue
+        after = _axis_after_reshape(view, tap)
+        shape = tuple(extent for axis, extent in enumerate(view.shape) if axis != after)
+        node = reshape(node, (*shape, *sizes))
+        tap = after
+    # FOLD's taps come last, so that nothing stands behind them.
+    return node if tap == len(node.shape) - 2 else None
+
+
+# --- the walk -------------------------------------------------------------------------------------
+
+
+def unfold(sink: Node, changed: dict[Node, Node]) -> Node:
+    """`sink` with folds of contractions as contractions of windows.
+
+    A FOLD of which only a part is read, as where the input was padded, is made for that part alone.
+    """
+    if not sink.mask & Ops.FOLD.bit:
+        return sink
+    readers: dict[Node, int] = {}
+    cuts: dict[Node, int] = {}
+    order = toposort(sink)
+    for node in order:
+        for child in node.src:
+            readers[child] = readers.get(child, 0) + 1
+            if node.op is Ops.SHRINK and child.op is Ops.FOLD and _crop_of(node) is not None:
+                cuts[child] = cuts.get(child, 0) + 1
+    waiting = {node for node, count in cuts.items() if count == readers[node]}
+    for node in reversed(order):
+        if node in waiting and node.src[0].op is Ops.FOLD and readers[node.src[0]] == 1:
+            waiting.add(node.src[0])
+    for node in order:
+        made = _again(node, changed)
+        found: Node | None = None
+        if made.op is Ops.FOLD and node not in waiting:
+            found = _fold(made, _Crop(0, made.arg.extent))
+        elif made.op is Ops.SHRINK and made.src[0].op is Ops.FOLD:
+            found = _cut_fold(made)
+        changed[node] = made if found is None else found
+    return changed[sink]
+
+
+def _again(node: Node, changed: dict[Node, Node]) -> Node:
+    if all(changed[child] is child for child in node.src):
+        return node
+    return Node(node.op, node.dtype, tuple(changed[child] for child in node.src), node.arg)
+
+
+def _crop_of(node: Node) -> _Crop | None:
+    """What a SHRINK takes along its FOLD's axis; None where that is symbolic or has a step."""
+    piece = node.arg[node.src[0].arg.axis]
+    if piece.step != 1 or not isinstance(piece.start, int) or not isinstance(piece.stop, int):
+        return None
+    return _Crop(piece.start, piece.stop - piece.start)
+
+
+def _cut_fold(node: Node) -> Node | None:
+    """SHRINK(FOLD(x)): the other axes are cut before the FOLD, its own axis with it."""
+    fold = node.src[0]
+    crop = _crop_of(node)
+    if crop is None:
+        return None
+    axis = fold.arg.axis
+    taps = fold.src[0]
+    for other, piece in enumerate(node.arg):
+        if other != axis:
+            if piece.step != 1:
+                return None
+            taps = cut(taps, other, piece.start, piece.stop)
+    found: Node | None = None
+    if taps.op is Ops.SHRINK and taps.src[0].op is Ops.FOLD:
+        found = _cut_fold(taps)
+    elif taps.op is Ops.FOLD:
+        found = _fold(taps, _Crop(0, taps.arg.extent))
+    taps = taps if found is None else found
+    return _fold(Node(Ops.FOLD, fold.dtype, (taps,), fold.arg), crop)
+
+
+FOLDS = Traced(
+    "folds",
+    "a fold of a contraction is a contraction of padded windows: no conditions in its inner loops",
+    unfold,
+    ("reductions",),
+)

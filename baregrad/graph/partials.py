@@ -1,0 +1,72 @@
+"""Long reductions to few values in two steps: partial results first, for threads to share.
+
+`sum(x)` over millions of elements is 64 sums, stored, and their sum. The order of the additions is
+part of the graph, so that the result does not depend on how many threads there are.
+"""
+
+from __future__ import annotations
+
+from baregrad.base.bits import greatest_divisor
+from baregrad.graph.traced import Traced
+from baregrad.graph.views import reshape
+from baregrad.ir import index
+from baregrad.ir.attrs import Reduce
+from baregrad.ir.node import Node, rebuild
+from baregrad.ir.op import Ops
+
+FEW = 16  # results that keep a small machine busy by themselves
+LONG = 1 << 18  # elements that are worth two kernels
+PARTS = 64
+
+
+def _visit(node: Node) -> Node | None:
+    if node.op is not Ops.REDUCE or node.arg.monoid.primitive is None:
+        return None
+    value = node.src[0]
+    if any(not isinstance(extent, int) for extent in value.shape):
+        return None
+    results = index.product(node.shape)
+    elements = index.product(value.shape)
+    assert isinstance(results, int)
+    assert isinstance(elements, int)
+    if results >= FEW or elements < LONG:
+        return None
+    # The outermost reduced axis is cut, so that each part is near each other in memory.
+    axis = min(node.arg.axes)
+    extent = value.shape[axis]
+    parts = extent if extent <= PARTS else greatest_divisor(extent, PARTS)
+    if parts * max(results, 1) < FEW // 2:
+        return None
+    return _in_parts(node, value, axis, parts)
+
+
+def _in_parts(node: Node, value: Node, axis: int, parts: int) -> Node:
+    shape = value.shape
+    length = shape[axis] // parts
+    split = reshape(value, (*shape[:axis], parts, length, *shape[axis + 1 :]))
+    monoid = node.arg.monoid
+    inner = tuple(i + (i >= axis) for i in node.arg.axes)
+    if length == 1:
+        inner = tuple(i for i in inner if i != axis + 1)
+    if not inner:
+        return node
+    partial = Node(Ops.REDUCE, node.dtype, (split,), Reduce(monoid, inner))
+    if length == 1:
+        kept = [e for i, e in enumerate(split.shape) if i not in (*inner, axis + 1)]
+        partial = reshape(partial, tuple(kept))
+    stored = Node(Ops.CONTIGUOUS, node.dtype, (partial,))
+    place = axis - sum(1 for i in node.arg.axes if i < axis)
+    return Node(Ops.REDUCE, node.dtype, (stored,), Reduce(monoid, (place,)))
+
+
+def reduce_in_parts(sink: Node, changed: dict[Node, Node]) -> Node:
+    """`sink` with long reductions to few values in two steps."""
+    return rebuild(sink, _visit, memo=changed, enter=lambda n: bool(n.mask & Ops.REDUCE.bit))
+
+
+PARTIALS = Traced(
+    "partials",
+    "a long reduction to few values is made of stored partial results, for threads to share",
+    reduce_in_parts,
+    ("sums",),
+)

@@ -1,0 +1,55 @@
+"""The passes over tensor-level graphs, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baregrad.graph.cleanup import CLEANUP
+from baregrad.graph.constants import CONSTANTS
+from baregrad.graph.folds import FOLDS
+from baregrad.graph.onehot import ONE_HOT
+from baregrad.graph.partials import PARTIALS
+from baregrad.graph.reductions import REDUCTIONS
+from baregrad.graph.scatters import SCATTERS
+from baregrad.graph.sums import SUMS
+from baregrad.graph.traced import Traced
+from baregrad.graph.views import VIEWS
+from baregrad.ir.node import Node
+from baregrad.ir.passes import Pass
+
+_STEPS: tuple[Traced, ...] = (
+    CLEANUP,
+    VIEWS,
+    CONSTANTS,
+    REDUCTIONS,
+    SCATTERS,
+    FOLDS,
+    SUMS,
+    ONE_HOT,
+    PARTIALS,
+)
+passes: tuple[Pass, ...] = tuple(step.as_pass() for step in _STEPS)
+
+
+def canonicalise(sink: Node, origins: dict[Node, Node] | None = None) -> Node:
+    """`sink` after every pass of this room; values and shapes stay the same.
+
+    origins: receives, for each node that was rewritten on the way, the node of `sink` it stands
+    for.
+    """
+    for step in _STEPS:
+        changed: dict[Node, Node] = {}
+        sink = step.rewrite(sink, changed)
+        if origins is not None:
+            for old, made in changed.items():
+                if made is not old and made not in origins:
+                    origins[made] = origins.get(old, old)
+    return sink
+
+
+def stages(sink: Node) -> Iterator[tuple[str, str, Node]]:
+    """(name, why, result) of the graph that enters and of each pass, to be shown."""
+    yield "input", "what the user's code built", sink
+    for step in passes:
+        sink = step.run(sink)
+        yield step.name, step.why, sink

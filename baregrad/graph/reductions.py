@@ -1,0 +1,139 @@
+"""Reductions made smaller: over repeated elements, over constants, over one element, over none.
+
+`sum(EXPAND(x)) -> n * sum(x)` and its like; the place of a maximum is not looked for where nobody
+wants it. (A sum of sums is merged while fusing, where it is
+known that nobody else wants the inner one.)
+"""
+
+from __future__ import annotations
+
+from baregrad.dtypes import dtypes
+from baregrad.graph.traced import Traced
+from baregrad.graph.views import expand, full, is_one, is_zero, reshape
+from baregrad.ir import index
+from baregrad.ir.attrs import Reduce
+from baregrad.ir.index import Dim
+from baregrad.ir.monoid import Monoid, arg_extreme, primitive
+from baregrad.ir.node import Node, cast, const, rebuild, toposort
+from baregrad.ir.op import Op, Ops
+
+
+def _reduce(node: Node) -> Node | None:
+    if node.op is not Ops.REDUCE:
+        return None
+    op = node.arg.monoid.primitive
+    if op is None or not node.arg.axes:
+        return None
+    value = node.src[0]
+    for axis in node.arg.axes:
+        if is_zero(value.shape[axis]):
+            return full(node.arg.monoid.identity[0], node.shape)
+    if all(is_one(value.shape[axis]) for axis in node.arg.axes):
+        return _again(node, value, list(node.arg.axes))
+    if value.op is Ops.EXPAND:
+        found = _reduce_expand(node, op)
+        if found is not None:
+            return found
+    return None
+
+
+def _again(node: Node, value: Node, gone: list[int]) -> Node:
+    """The reduction over its other axes of `value`, whose axes `gone` have extent 1."""
+    shape = tuple(extent for axis, extent in enumerate(value.shape) if axis not in gone)
+    rest = [
+        axis - sum(1 for one in gone if one < axis) for axis in node.arg.axes if axis not in gone
+    ]
+    value = reshape(value, shape)
+    if not rest:
+        return value
+    again = Node(Ops.REDUCE, node.dtype, (value,), Reduce(node.arg.monoid, tuple(rest)))
+    found = _reduce(again)
+    return again if found is None else found
+
+
+def _reduce_expand(node: Node, op: Op) -> Node | None:
+    """Repeated elements: counted by a sum, ignored by a maximum."""
+    view = node.src[0]
+    source = view.src[0]
+    repeated = [
+        axis
+        for axis in node.arg.axes
+        if is_one(source.shape[axis]) and not is_one(view.shape[axis])
+    ]
+    if not repeated or op not in (Ops.ADD, Ops.MAX, Ops.MIN, Ops.AND, Ops.OR):
+        return None
+    kept = tuple(1 if axis in repeated else extent for axis, extent in enumerate(view.shape))
+    value = _again(node, expand(source, kept), repeated)
+    if op is not Ops.ADD:
+        return value
+    if node.dtype.kind == "bool":
+        return value
+    count = index.product(view.shape[axis] for axis in repeated)
+    if isinstance(count, int):
+        times = const(count, node.dtype)
+    else:
+        times = cast(count, node.dtype)
+    if node.dtype.kind == "float" and node.dtype.bits < 32:
+        wide = Node(Ops.MUL, dtypes.float32, (cast(value, dtypes.float32), cast_count(count)))
+        return cast(wide, node.dtype)
+    return Node(Ops.MUL, node.dtype, (value, times))
+
+
+def cast_count(count: Dim) -> Node:
+    """A number of elements as a float32 scalar."""
+    if isinstance(count, Node):
+        return cast(count, dtypes.float32)
+    return const(count, dtypes.float32)
+
+
+def _plain_extremes(sink: Node, changed: dict[Node, Node]) -> Node:
+    """`sink` with `max` for the value of an argmax whose place nobody wants.
+
+    A NaN wins both. Of zeros of both signs the first is an argmax's value, either may be a max's.
+    """
+    parts = [node for node in toposort(sink) if node.op is Ops.PROJ]
+    placed = {node.src[0] for node in parts if node.arg != 0}
+    plain: dict[Node, Node] = {}
+    for node in parts:
+        whole = node.src[0]
+        found = None if whole in placed else _extreme_of(whole.arg.monoid)
+        if found is not None:
+            plain[node] = Node(Ops.REDUCE, node.dtype, whole.src[:1], Reduce(found, whole.arg.axes))
+    if not plain:
+        return sink
+
+    def enter(node: Node) -> bool:
+        return bool(node.mask & Ops.PROJ.bit)
+
+    # The values below are rewritten first: a maximum of maxima is two of them.
+    for node, made in plain.items():
+        changed[node] = rebuild(made, lambda _: None, memo=changed, enter=enter)
+    return rebuild(sink, lambda _: None, memo=changed, enter=enter)
+
+
+def _extreme_of(monoid: Monoid) -> Monoid | None:
+    """The monoid of the values alone of an argmax or argmin; None for any other."""
+    dtype = monoid.states[0]
+    for op, of_bools in ((Ops.MAX, Ops.OR), (Ops.MIN, Ops.AND)):
+        if monoid is arg_extreme(op, dtype):
+            return primitive(of_bools if dtype.kind == "bool" else op, dtype)
+    return None
+
+
+def shrink_reductions(sink: Node, changed: dict[Node, Node]) -> Node:
+    """`sink` with reductions over repeated elements, one element and none made smaller."""
+    first: dict[Node, Node] = {}
+    plain = _plain_extremes(sink, first) if sink.mask & Ops.PROJ.bit else sink
+    found = rebuild(
+        plain, _reduce, memo=changed, enter=lambda node: bool(node.mask & Ops.REDUCE.bit)
+    )
+    for old, new in first.items():
+        changed[old] = changed.get(new, new)
+    return found
+
+
+REDUCTIONS = Traced(
+    "reductions",
+    "sums of repeated elements counted, reductions over one element or none gone",
+    shrink_reductions,
+)

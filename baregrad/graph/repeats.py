@@ -1,0 +1,49 @@
+"""Which axes of a value only repeat its elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baregrad.graph.views import constant_of, is_one
+from baregrad.ir.node import Node
+from baregrad.ir.op import ELEMENTWISE, Ops
+from baregrad.ir.regroup import same_axes
+
+_DEPTH = 16  # nodes that are looked at
+
+
+def is_repeated(node: Node, axis: int) -> bool:
+    """Whether all elements along an axis are one, as far as views and arithmetic tell."""
+    stack = [(node, axis)]
+    seen = 0
+    while stack:
+        node, axis = stack.pop()
+        seen += 1
+        if seen > _DEPTH:
+            return False
+        if not node.shape or is_one(node.shape[axis]) or constant_of(node) is not None:
+            continue
+        if node.op is Ops.EXPAND:
+            if not is_one(node.src[0].shape[axis]):
+                stack.append((node.src[0], axis))
+        elif node.op is Ops.PERMUTE:
+            stack.append((node.src[0], node.arg[axis]))
+        elif node.op is Ops.RESHAPE:
+            found = axis_before_reshape(node.src[0].shape, node.shape, axis)
+            if found is None:
+                return False
+            stack.append((node.src[0], found))
+        elif node.op is Ops.FLIP:
+            stack.append((node.src[0], axis))
+        elif node.op is Ops.WINDOW and axis not in (node.arg.axis, len(node.shape) - 1):
+            stack.append((node.src[0], axis))
+        elif node.op in ELEMENTWISE:
+            stack.extend((child, axis) for child in node.src)
+        else:
+            return False
+    return True
+
+
+def axis_before_reshape(old: tuple[Any, ...], new: tuple[Any, ...], axis: int) -> int | None:
+    """The axis of `old` that a reshape leaves unchanged as `axis` of `new`; None for others."""
+    return same_axes(old, new).get(axis)

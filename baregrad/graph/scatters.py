@@ -1,0 +1,99 @@
+"""Scatters that write each row once, as a choice by place: no zeros to fill, nothing in order.
+
+`scatter(base, v, row, i)`, where `row` counts the rows, writes v[r] at base[r, i[r]] and touches
+nothing twice; so it is `where(column == i, v, base)`, which fuses with what is around it. This is
+the gradient of picking one class a row.
+"""
+
+from __future__ import annotations
+
+from baregrad.dtypes import dtypes
+from baregrad.graph.places import Places, places_of
+from baregrad.graph.traced import Traced
+from baregrad.graph.views import constant_of, expand, is_one, permute, reshape
+from baregrad.ir.index import Dim
+from baregrad.ir.monoid import Monoid
+from baregrad.ir.node import Node, alu, cast, rebuild
+from baregrad.ir.op import Ops
+
+
+def _visit(node: Node) -> Node | None:
+    if node.op is not Ops.SCATTER:
+        return None
+    base, values, *places = node.src
+    if any(place.shape != values.shape for place in places) or not values.shape:
+        return None
+    values, *places = (_thin(one) for one in (values, *places))
+    chosen: int | None = None
+    axis_of: dict[int, int] = {}
+    for axis, place in enumerate(places):
+        counted = places_of(place)
+        if counted is not None and _covers(counted, values, base.shape[axis]):
+            axis_of[axis] = counted.axis
+        elif chosen is None:
+            chosen = axis
+        else:
+            return None
+    if len(set(axis_of.values())) != len(axis_of) or len(axis_of) != len(values.shape):
+        return None
+    if chosen is None:
+        return None
+    return _choice(node, values, places[chosen], chosen, axis_of)
+
+
+def _thin(node: Node) -> Node:
+    """A value without its axes of extent 1."""
+    return reshape(node, tuple(extent for extent in node.shape if not is_one(extent)))
+
+
+def _covers(counted: Places, values: Node, extent: Dim) -> bool:
+    """Whether the places are 0, 1, ... through the whole axis, one for each of the values."""
+    return counted.start == 0 and counted.step == 1 and values.shape[counted.axis] == extent
+
+
+def _choice(
+    node: Node, values: Node, place: Node, chosen: int, axis_of: dict[int, int]
+) -> Node | None:
+    base = node.src[0]
+    shape = base.shape
+    order = tuple(axis_of[axis] for axis in range(len(shape)) if axis != chosen)
+    thin = tuple(1 if axis == chosen else extent for axis, extent in enumerate(shape))
+    value = expand(reshape(permute(values, order), thin), shape)
+    index = cast(place, dtypes.int64)
+    index = expand(reshape(permute(index, order), thin), shape)
+    hit = alu(Ops.CMPEQ, _counter(shape, chosen), index)
+    monoid = node.arg.monoid
+    start = constant_of(base)
+    if start is None or (monoid is not None and monoid.primitive is None):
+        return None  # an array that is there already may be written in place
+    if monoid is not None and not (start.arg == 0 and _adds(monoid)):
+        value = alu(monoid.primitive, base, value)
+    return alu(Ops.WHERE, hit, value, base)
+
+
+def _adds(monoid: Monoid) -> bool:
+    return monoid.primitive is Ops.ADD
+
+
+def _counter(shape: tuple[Dim, ...], axis: int) -> Node:
+    """An int64 array of `shape` of each element's place along `axis`."""
+    extent = shape[axis]
+    if isinstance(extent, Node):
+        line = Node(Ops.IOTA, dtypes.int64, (extent,))
+    else:
+        line = Node(Ops.IOTA, dtypes.int64, (), extent)
+    beside = tuple(extent if i == axis else 1 for i in range(len(shape)))
+    return expand(reshape(line, beside), shape)
+
+
+def choose_by_place(sink: Node, changed: dict[Node, Node]) -> Node:
+    """`sink` with scatters that write each row once as choices."""
+    return rebuild(sink, _visit, memo=changed, enter=lambda n: bool(n.mask & Ops.SCATTER.bit))
+
+
+SCATTERS = Traced(
+    "scatters",
+    "a scatter that writes each row once is a choice by place",
+    choose_by_place,
+    ("constants",),
+)

@@ -1,0 +1,242 @@
+"""Sums of products: factors that do not vary along the summed axes are multiplied in afterwards.
+
+`sum(x * s) -> sum(x) * s` where s repeats along every summed axis: fewer multiplications, and none
+in a contraction's operands. A sum of several such products is split when a factor is itself the
+result of a reduction: the new sums no longer wait for it, so that all of them are made in one pass
+over memory (the gradient of a batch norm: four sums at once, instead of one after the other).
+What others read as well is not taken apart, since it will be in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baregrad.dtypes import dtypes
+from baregrad.graph.repeats import is_repeated
+from baregrad.graph.traced import Traced
+from baregrad.graph.views import cut, expand, permute, reshape
+from baregrad.ir.node import Node, alu, toposort
+from baregrad.ir.op import MOVEMENT, Ops
+
+_WIDE = frozenset((dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64))
+_FACTORS = 6  # factors and terms that are looked at
+_ADDITIVE = frozenset((Ops.ADD, Ops.SUB))
+_TAKEN_APART = frozenset((Ops.ADD, Ops.SUB, Ops.NEG, Ops.MUL))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A REDUCE(add), and the nodes below it that nobody else reads. `uses`: of every node."""
+
+    node: Node
+    own: frozenset[Node]
+    uses: Mapping[Node, int]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The summed axes."""
+        axes: tuple[int, ...] = self.node.arg.axes
+        return axes
+
+    def of(self, body: Node) -> Node:
+        """The same sum of something else."""
+        return Node(Ops.REDUCE, self.node.dtype, (body,), self.node.arg)
+
+
+def _rewrite(this: _Sum) -> Node | None:
+    body = this.node.src[0]
+    if not body.shape:
+        return None
+    if body.op is Ops.NEG and body.dtype.kind in ("float", "int"):
+        inner = this.of(body.src[0])
+        found = _rewrite(_Sum(inner, this.own, this.uses))
+        return Node(Ops.NEG, inner.dtype, (inner if found is None else found,))
+    if body.op is Ops.MUL:
+        return _without_factors(this, body)
+    if body.op in _ADDITIVE and body.mask & Ops.REDUCE.bit and body.dtype.kind == "float":
+        return _split(this, body)
+    return None
+
+
+def _is_sum(node: Node) -> bool:
+    if node.op is not Ops.REDUCE or node.dtype not in _WIDE or not node.arg.axes:
+        return False
+    return node.arg.monoid.primitive is Ops.ADD
+
+
+def _without_factors(this: _Sum, body: Node) -> Node | None:
+    """sum(x * s) as sum(x) * s, or None where nothing comes out."""
+    inner, outer = _factors(this, body)
+    if not outer or not inner:
+        return None
+    return _multiplied(this.of(_product(inner)), outer)
+
+
+def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
+    """The factors of a product: those that stay in the sum, and those that come out, cut."""
+    inner: list[Node] = []
+    outer: list[Node] = []
+    stack = [body]
+    while stack:
+        factor = stack.pop()
+        few = len(stack) + len(inner) + len(outer) < _FACTORS
+        if factor.op is Ops.MUL and few and (factor is body or factor in this.own):
+            stack.extend(reversed(factor.src))
+        elif not factor.shape:
+            outer.append(factor)
+        elif all(is_repeated(factor, axis) for axis in this.axes):
+            outer.append(_once(factor, this.axes))
+        else:
+            scale, rest = _constant_scale(factor, this.uses)
+            inner.append(rest)
+            if scale is not None:
+                outer.append(scale)
+    return inner, outer
+
+
+def _once(factor: Node, axes: tuple[int, ...]) -> Node:
+    """`factor`, which repeats along `axes`, without them."""
+    for axis in axes:
+        factor = cut(factor, axis, 0, 1)
+    shape = tuple(extent for axis, extent in enumerate(factor.shape) if axis not in axes)
+    return reshape(factor, shape)
+
+
+def _constant_scale(factor: Node, uses: Mapping[Node, int]) -> tuple[Node | None, Node]:
+    """(c, x) of a view of x * c, where c is a scalar; (None, factor) of anything else."""
+    views: list[Node] = []
+    below = factor
+    while below.op in MOVEMENT and uses.get(below, 0) < 2:
+        views.append(below)
+        below = below.src[0]
+    if not views or below.op is not Ops.MUL or uses.get(below, 0) > 1:
+        return None, factor
+    for scale, value in (below.src, below.src[::-1]):
+        if scale.op is Ops.CONST and value.shape == below.shape:
+            for view in reversed(views):
+                value = _view_again(view, value)
+            return scale, value
+    return None, factor
+
+
+def _view_again(view: Node, value: Node) -> Node:
+    if view.op is Ops.RESHAPE:
+        return reshape(value, view.shape)
+    if view.op is Ops.EXPAND:
+        return expand(value, view.shape)
+    if view.op is Ops.PERMUTE:
+        return permute(value, view.arg)
+    return Node(view.op, value.dtype, (value,), view.arg)
+
+
+def _product(factors: list[Node]) -> Node:
+    result = factors[0]
+    for factor in factors[1:]:
+        result = alu(Ops.MUL, result, factor)
+    return result
+
+
+def _multiplied(value: Node, factors: list[Node]) -> Node:
+    for factor in factors:
+        value = alu(Ops.MUL, value, factor)
+    return value
+
+
+def _split(this: _Sum, body: Node) -> Node | None:
+    """sum(x*s + y*t) as sum(x)*s + sum(y)*t, where s or t comes from a reduction; else None."""
+    parts = []
+    worthwhile = False
+    for term, sign in _terms(this, body):
+        if not term.shape or all(is_repeated(term, axis) for axis in this.axes):
+            return None  # a repeated term may cancel with the others: let it be summed with them
+        taken = term.op is Ops.MUL and term in this.own
+        inner, outer = _factors(this, term) if taken else ([term], [])
+        if not inner:
+            return None
+        worthwhile = worthwhile or any(factor.mask & Ops.REDUCE.bit for factor in outer)
+        parts.append((_product(inner), outer, sign))
+    if not worthwhile:
+        return None
+    total: Node | None = None
+    for inner_product, outer, sign in parts:
+        value = _multiplied(this.of(inner_product), outer)
+        if sign < 0:
+            value = Node(Ops.NEG, value.dtype, (value,))
+        total = value if total is None else alu(Ops.ADD, total, value)
+    return total
+
+
+def _terms(this: _Sum, body: Node) -> list[tuple[Node, int]]:
+    """The terms of a sum, with their signs."""
+    found: list[tuple[Node, int]] = []
+    stack = [(body, 1)]
+    while stack:
+        term, sign = stack.pop()
+        own = term is body or term in this.own
+        if own and term.op in _ADDITIVE and len(stack) + len(found) < _FACTORS:
+            second = -sign if term.op is Ops.SUB else sign
+            stack.append((term.src[1], second))
+            stack.append((term.src[0], sign))
+        elif own and term.op is Ops.NEG:
+            stack.append((term.src[0], -sign))
+        else:
+            found.append((term, sign))
+    return found
+
+
+# --- the walk -------------------------------------------------------------------------------------
+
+
+def pull_factors(sink: Node, changed: dict[Node, Node]) -> Node:
+    """`sink` with what does not vary along summed axes multiplied in after the sums."""
+    if not sink.mask & Ops.REDUCE.bit:
+        return sink
+    order = toposort(sink)
+    users: dict[Node, list[Node]] = {node: [] for node in order}
+    for node in order:
+        for child in dict.fromkeys(node.src):
+            users[child].append(node)
+    uses: dict[Node, int] = {}
+    for node in order:
+        made = _again(node, changed)
+        if _is_sum(node):
+            own = frozenset(changed[one] for one in _owned(node.src[0], users))
+            found = _rewrite(_Sum(made, own, uses))
+            made = made if found is None else found
+        changed[node] = made
+        uses[made] = uses.get(made, 0) + len(users[node])
+    return changed[sink]
+
+
+def _again(node: Node, changed: dict[Node, Node]) -> Node:
+    for child in node.src:
+        if changed[child] is not child:
+            return Node(node.op, node.dtype, tuple(changed[c] for c in node.src), node.arg)
+    return node
+
+
+def _owned(body: Node, users: Mapping[Node, list[Node]]) -> set[Node]:
+    """`body`, and the arithmetic below it that only nodes of this set read."""
+    owned = {body}
+    while body.op is Ops.NEG:
+        body = body.src[0]
+        owned.add(body)
+    grown = body.op in _TAKEN_APART
+    while grown and len(owned) < 4 * _FACTORS:
+        grown = False
+        for node in tuple(owned):
+            for child in node.src:
+                if child.op in _TAKEN_APART and child not in owned:
+                    if all(user in owned for user in users[child]):
+                        owned.add(child)
+                        grown = True
+    return owned
+
+
+SUMS = Traced(
+    "sums",
+    "factors that do not vary along the summed axes come out of sums, and sums wait for less",
+    pull_factors,
+    ("constants",),
+)

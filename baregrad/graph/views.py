@@ -1,0 +1,392 @@
+"""Views composed and cancelled: a chain of movements becomes as few as possible.
+
+Nothing depends on this for speed of the result, since views become index arithmetic anyway; it
+makes equal values equal nodes, keeps graphs small, and lets arithmetic meet constants and each
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from baregrad.graph.traced import Traced
+from baregrad.ir import index
+from baregrad.ir.algebra import simplify
+from baregrad.ir.attrs import Pad, Slice
+from baregrad.ir.index import Dim
+from baregrad.ir.node import Node, rebuild
+from baregrad.ir.op import ALU, MOVEMENT, Op, Ops
+from baregrad.ir.regroup import same_axes
+
+_MOVES = sum(op.bit for op in MOVEMENT)
+_POINTWISE = ALU | frozenset((Ops.CAST,))
+_CAST_PASSES = frozenset((Ops.RESHAPE, Ops.PERMUTE, Ops.WINDOW, Ops.PAD, Ops.FLIP))
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a dimension is the int 0."""
+    return value.__class__ is int and value == 0
+
+
+def is_one(value: Any) -> bool:
+    """Whether a dimension is the int 1."""
+    return value.__class__ is int and value == 1
+
+
+def reshape(node: Node, shape: tuple[Any, ...]) -> Node:
+    """`node` under another shape; nothing where it has it already."""
+    while node.op is Ops.RESHAPE:
+        node = node.src[0]
+    return node if node.shape == shape else Node(Ops.RESHAPE, node.dtype, (node,), shape)
+
+
+def expand(node: Node, shape: tuple[Any, ...]) -> Node:
+    """`node` with axes of extent 1 repeated."""
+    if node.op is Ops.EXPAND:
+        node = node.src[0]
+    return node if node.shape == shape else Node(Ops.EXPAND, node.dtype, (node,), shape)
+
+
+def full(value: Node, shape: tuple[Any, ...]) -> Node:
+    """A constant array: the scalar node `value` at every element."""
+    return expand(reshape(value, (1,) * len(shape)), shape) if shape else value
+
+
+def constant_of(node: Node) -> Node | None:
+    """The CONST of which `node` is nothing but repetitions, or None."""
+    while node.op in MOVEMENT and node.op is not Ops.PAD:
+        node = node.src[0]
+    return node if node.op is Ops.CONST else None
+
+
+# --- one view over another ------------------------------------------------------------------------
+
+
+def _reshape(node: Node) -> Node | None:
+    below = node.src[0]
+    if below.op is Ops.RESHAPE or below.shape == node.shape:
+        return reshape(below, node.shape)
+    return None
+
+
+def _permute(node: Node) -> Node | None:
+    below = node.src[0]
+    if node.arg == tuple(range(len(node.arg))):
+        return below
+    if below.op is Ops.PERMUTE:
+        axes = tuple(below.arg[axis] for axis in node.arg)
+        return _or_self(Node(Ops.PERMUTE, node.dtype, below.src, axes), _permute)
+    return None
+
+
+def _expand(node: Node) -> Node | None:
+    below = node.src[0]
+    if below.op is Ops.EXPAND or below.shape == node.shape:
+        return expand(below, node.shape)
+    return None
+
+
+def _pad(node: Node) -> Node | None:
+    if all(_is_nothing(pad) for pad in node.arg):
+        return node.src[0]
+    below = node.src[0]
+    if below.op is not Ops.PAD:
+        return _pad_below(node, below)
+    if any(pad.interior for pad in node.arg):
+        return None
+    pads = tuple(
+        Pad(index.add(new.lo, old.lo), index.add(new.hi, old.hi), old.interior)
+        for new, old in zip(node.arg, below.arg, strict=True)
+    )
+    return Node(Ops.PAD, node.dtype, below.src, pads)
+
+
+def _pad_below(node: Node, below: Node) -> Node | None:
+    """A PAD of other axes than a view touches is done first, so that less is padded and stored."""
+    found = _below(below, [None if _is_nothing(amount) else amount for amount in node.arg])
+    if found is None:
+        return None
+    amounts = tuple(Pad() if amount is None else amount for amount in found)
+    inner = Node(Ops.PAD, node.dtype, below.src, amounts)
+    return _over(below, _or_self(inner, _pad), node.shape)
+
+
+def _below(view: Node, amounts: list[Any]) -> list[Any] | None:
+    """What a PAD or SHRINK over `view` is before it; None where it touches what the view changes.
+
+    amounts: one per axis of the view, None for an axis that is not touched; so is the result.
+    """
+    touched = [axis for axis, amount in enumerate(amounts) if amount is not None]
+    if view.op is Ops.PERMUTE:
+        return [amounts[view.arg.index(axis)] for axis in range(len(amounts))]
+    if view.op is Ops.EXPAND:
+        changed = any(view.src[0].shape[axis] != view.shape[axis] for axis in touched)
+        return None if changed else amounts
+    if view.op is Ops.FLIP:
+        return None if any(axis in view.arg for axis in touched) else amounts
+    if view.op is Ops.WINDOW:
+        own = (view.arg.axis, len(amounts) - 1)
+        return None if any(axis in own for axis in touched) else amounts[:-1]
+    if view.op is not Ops.RESHAPE:
+        return None
+    kept = same_axes(view.src[0].shape, view.shape)
+    if any(axis not in kept for axis in touched):
+        return None
+    found: list[Any] = [None] * len(view.src[0].shape)
+    for axis in touched:
+        found[kept[axis]] = amounts[axis]
+    return found
+
+
+def _over(view: Node, inner: Node, shape: tuple[Any, ...]) -> Node:
+    """`view` over another source of the same axes, giving `shape`."""
+    if view.op is Ops.EXPAND:
+        return expand(inner, shape)
+    if view.op is Ops.RESHAPE:
+        return reshape(inner, shape)
+    return Node(view.op, inner.dtype, (inner,), _arg_over(view, inner))
+
+
+def _arg_over(view: Node, inner: Node) -> Any:
+    if view.op is not Ops.WINDOW:
+        return view.arg
+    return replace(view.arg, extent=inner.shape[view.arg.axis])
+
+
+def _is_nothing(pad: Pad) -> bool:
+    return is_zero(pad.lo) and is_zero(pad.hi) and not pad.interior
+
+
+def _shrink(node: Node) -> Node | None:
+    below = node.src[0]
+    if all(
+        is_zero(cut.start) and cut.stop == extent and cut.step == 1
+        for cut, extent in zip(node.arg, below.shape, strict=True)
+    ):
+        return below
+    if below.op is Ops.SHRINK:
+        cuts = tuple(_cut_twice(old, new) for old, new in zip(below.arg, node.arg, strict=True))
+        return _or_self(Node(Ops.SHRINK, node.dtype, below.src, cuts), _shrink)
+    if below.op is Ops.PAD:
+        return _shrink_pad(node, below)
+    if below.op is Ops.EXPAND:
+        return _shrink_expand(node, below)
+    return _shrink_below(node, below)
+
+
+def _shrink_below(node: Node, below: Node) -> Node | None:
+    """A cut of other axes than a view touches is done first."""
+    found = _below(
+        below,
+        [
+            None if one.step == 1 and is_zero(one.start) and one.stop == extent else one
+            for one, extent in zip(node.arg, below.shape, strict=True)
+        ],
+    )
+    if found is None:
+        return None
+    cuts = tuple(
+        Slice(0, extent) if one is None else one
+        for one, extent in zip(found, below.src[0].shape, strict=True)
+    )
+    inner = Node(Ops.SHRINK, node.dtype, below.src, cuts)
+    return _over(below, _or_self(inner, _shrink), node.shape)
+
+
+def _shrink_expand(node: Node, below: Node) -> Node:
+    """A cut of repeated elements is fewer repetitions."""
+    source = below.src[0]
+    cuts = tuple(
+        Slice(0, 1) if is_one(extent) else cut
+        for cut, extent in zip(node.arg, source.shape, strict=True)
+    )
+    inner = Node(Ops.SHRINK, node.dtype, (source,), cuts)
+    return expand(_or_self(inner, _shrink), node.shape)
+
+
+def _cut_twice(old: Slice, new: Slice) -> Slice:
+    start = index.add(old.start, index.mul(new.start, old.step))
+    if old.step == 1:
+        stop = index.add(old.start, new.stop)
+    else:
+        # One past the last element taken, which never lies beyond the old stop.
+        count = index.sub(new.stop, new.start)
+        last = index.add(start, index.mul(index.sub(count, 1), old.step))
+        stop = start if is_zero(count) else index.add(last, 1)
+    return Slice(start, stop, old.step * new.step)
+
+
+def _shrink_pad(node: Node, below: Node) -> Node | None:
+    """A cut that takes zeros away again: less of the PAD, or none."""
+    pads = []
+    cuts = []
+    source = below.src[0]
+    for cut, pad, extent in zip(node.arg, below.arg, source.shape, strict=True):
+        numbers = (cut.start, cut.stop, pad.lo, pad.hi, extent)
+        if cut.step != 1 or pad.interior or any(one.__class__ is not int for one in numbers):
+            return None
+        start = min(max(cut.start - pad.lo, 0), extent)
+        stop = min(max(cut.stop - pad.lo, start), extent)
+        lo = min(max(pad.lo - cut.start, 0), cut.stop - cut.start)
+        cuts.append(Slice(start, stop))
+        pads.append(Pad(lo, cut.stop - cut.start - lo - (stop - start)))
+    inner = Node(Ops.SHRINK, node.dtype, (source,), tuple(cuts))
+    outer = Node(Ops.PAD, node.dtype, (_or_self(inner, _shrink),), tuple(pads))
+    return _or_self(outer, _pad)
+
+
+def _flip(node: Node) -> Node | None:
+    below = node.src[0]
+    axes = tuple(axis for axis in node.arg if node.shape[axis] != 1)
+    if below.op is Ops.FLIP:
+        axes = tuple(sorted(set(axes) ^ set(below.arg)))
+        below = below.src[0]
+    if not axes:
+        return below
+    return None if axes == node.arg else Node(Ops.FLIP, node.dtype, (below,), axes)
+
+
+def _or_self(node: Node, rule: Callable[[Node], Node | None]) -> Node:
+    found = rule(node)
+    return node if found is None else found
+
+
+_RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
+    {
+        Ops.RESHAPE: _reshape,
+        Ops.PERMUTE: _permute,
+        Ops.EXPAND: _expand,
+        Ops.PAD: _pad,
+        Ops.SHRINK: _shrink,
+        Ops.FLIP: _flip,
+    }
+)
+
+
+# --- views against arithmetic ---------------------------------------------------------------------
+
+
+def _visit(node: Node) -> Node | None:
+    rule = _RULES.get(node.op)
+    if rule is not None:
+        found = _constant_view(node)
+        return rule(node) if found is None else found
+    if node.op in _POINTWISE and node.shape:
+        if node.op is Ops.CAST and node.src[0].op in _CAST_PASSES:
+            return _cast_below(node)
+        found = _under_expand(node)
+        return _under_window(node) if found is None else found
+    return _constant_view(node) if node.op is Ops.WINDOW else None
+
+
+def _cast_below(node: Node) -> Node:
+    """A conversion is done before a view: once, where elements are seen several times."""
+    views = []
+    below = node.src[0]
+    while below.op in _CAST_PASSES:
+        views.append(below)
+        below = below.src[0]
+    value = _or_self(Node(Ops.CAST, node.dtype, (below,)), _visit)
+    for view in reversed(views):
+        value = Node(view.op, node.dtype, (value,), view.arg)
+        value = _or_self(value, _RULES.get(view.op, _nothing))
+    return value
+
+
+def _nothing(node: Node) -> Node | None:
+    return None
+
+
+def _under_window(node: Node) -> Node | None:
+    """Arithmetic on overlapping windows is done before they overlap."""
+    first: Node | None = None
+    for child in node.src:
+        if not child.shape:
+            continue
+        if child.op is not Ops.WINDOW or (first is not None and first.arg != child.arg):
+            return None
+        first = child
+    if first is None:
+        return None
+    operands = tuple(child.src[0] if child.shape else child for child in node.src)
+    inner = Node(node.op, node.dtype, operands, node.arg)
+    return Node(Ops.WINDOW, node.dtype, (_or_self(inner, _visit),), first.arg)
+
+
+def _constant_view(node: Node) -> Node | None:
+    """A view of a constant array is a constant array; zeros around zeros are zeros."""
+    below = node.src[0]
+    while below.op in (Ops.EXPAND, Ops.RESHAPE):
+        below = below.src[0]
+    if below.op is not Ops.CONST or node.op is Ops.EXPAND:
+        return None
+    if node.op is Ops.PAD and below.arg != 0:
+        return None
+    if node.op is Ops.RESHAPE and all(extent == 1 for extent in node.shape):
+        return None if node.src[0].op is Ops.CONST else reshape(below, node.shape)
+    return full(below, node.shape)
+
+
+def _under_expand(node: Node) -> Node | None:
+    """Arithmetic on repeated elements is done once: f(EXPAND(x), EXPAND(y)) -> EXPAND(f(x, y))."""
+    inner: tuple[Any, ...] | None = None
+    operands = []
+    for child in node.src:
+        if not child.shape:
+            operands.append(child)
+            continue
+        if child.op is not Ops.EXPAND:
+            return None
+        source = child.src[0]
+        if constant_of(source) is not None:
+            operands.append(_scalar(source))
+            continue
+        if inner is not None and source.shape != inner:
+            return None
+        inner = source.shape
+        operands.append(source)
+    if inner is None:
+        return full(simplify(Node(node.op, node.dtype, tuple(operands), node.arg)), node.shape)
+    return expand(Node(node.op, node.dtype, tuple(operands), node.arg), node.shape)
+
+
+def _scalar(node: Node) -> Node:
+    found = constant_of(node)
+    return node if found is None else found
+
+
+def compose_views(sink: Node, changed: dict[Node, Node]) -> Node:
+    """`sink` with views composed, and with arithmetic on repeated values done once."""
+    return rebuild(sink, _visit, memo=changed, enter=lambda node: bool(node.mask & _MOVES))
+
+
+VIEWS = Traced(
+    "views",
+    "views composed and cancelled, views of constants gone, arithmetic moved before EXPAND",
+    compose_views,
+)
+
+
+# --- views made elsewhere, composed at once
+# ---------------------------------------------------------
+
+
+def cut(node: Node, axis: int, start: Dim, stop: Dim) -> Node:
+    """`node` cut to start:stop along one axis."""
+    cuts = [Slice(0, extent) for extent in node.shape]
+    cuts[axis] = Slice(start, stop)
+    return _or_self(Node(Ops.SHRINK, node.dtype, (node,), tuple(cuts)), _shrink)
+
+
+def pad(node: Node, axis: int, amount: Pad) -> Node:
+    """`node` padded along one axis."""
+    pads = tuple(amount if i == axis else Pad() for i in range(len(node.shape)))
+    return _or_self(Node(Ops.PAD, node.dtype, (node,), pads), _pad)
+
+
+def permute(node: Node, axes: tuple[int, ...]) -> Node:
+    """`node` with its axes reordered."""
+    return _or_self(Node(Ops.PERMUTE, node.dtype, (node,), axes), _permute)

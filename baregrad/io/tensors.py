@@ -1,0 +1,104 @@
+"""Tensors in files: safetensors in and out, PyTorch checkpoints in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+
+from baregrad.base.errors import DTypeError, ShapeError, UnsupportedDType
+from baregrad.dtypes import DType, dtypes
+from baregrad.io.safetensors import SafetensorsFile, write
+from baregrad.io.stored_tensor import StoredTensor
+from baregrad.io.torch_checkpoint import read_checkpoint
+from baregrad.tensor import Tensor
+from baregrad.tensor.core import buffer_node, realize_storages
+from baregrad.tensor.creation import choose_device
+from baregrad.tensor.link import session
+
+Path = str | os.PathLike[str]
+
+
+def safe_save(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors by name as a safetensors file, which appears whole or not at all.
+
+    Computes them, in one run. Raises ShapeError for symbolic shapes and OSError where the file
+    cannot be written.
+    """
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(
+                f"{name!r} is no tensor", found=f"{type(tensor).__name__} {tensor!r:.40}",
+                hint="wrap it: Tensor(...)",
+            )
+        if not all(isinstance(extent, int) for extent in tensor.shape):
+            raise ShapeError(f"{name!r} has a symbolic shape", found=list(tensor.shape))
+    realize_storages(tensor._storage for tensor in tensors.values())
+    rows = {
+        name: (tensor.dtype.name, tensor.shape, np.ascontiguousarray(tensor.detach()._raw()))
+        for name, tensor in tensors.items()
+    }
+    write(path, rows, metadata)
+
+
+def safe_load(path: Path, device: str | None = None) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name.
+
+    The file stays mapped: on a device that sees host memory nothing is copied or read before it is
+    used. Raises FileFormatError for a broken file, UnsupportedDType for a dtype that tensors lack.
+    """
+    where = choose_device(device)
+    with SafetensorsFile(path) as file:
+        return {
+            name: _wrapped(
+                name, file.raw(name), _dtype(name, file.entry(name).dtype), file.entry(name).shape,
+                where,
+            )
+            for name in file.keys()  # noqa: SIM118 - the order of the header
+        }
+
+
+def load_torch(path: Path, device: str | None = None) -> dict[str, Tensor]:
+    """Return every tensor of a PyTorch checkpoint by its path: keys and positions joined by dots.
+
+    Nothing in the file is run. Contiguous tensors stay mapped as in `safe_load`. Parameters come
+    out as plain tensors. Raises FileFormatError for a broken or hostile file.
+    """
+    where = choose_device(device)
+    found = read_checkpoint(path).tensors()
+    return {name: _stored(name, tensor, where) for name, tensor in found.items()}
+
+
+def _dtype(name: str, dtype: str) -> DType:
+    found = getattr(dtypes, dtype, None)
+    if not isinstance(found, DType) or found.storage is None or found.bits < 8:
+        raise UnsupportedDType(
+            f"the tensor {name!r} is of a dtype that tensors do not have",
+            found=dtype,
+            hint="SafetensorsFile and read_checkpoint give its bytes",
+        )
+    return found
+
+
+def _stored(name: str, tensor: StoredTensor, device: str) -> Tensor:
+    dtype = _dtype(name, tensor.dtype)
+    if tensor.is_contiguous:
+        return _wrapped(name, tensor.raw, dtype, tensor.shape, device)
+    raw = np.ascontiguousarray(tensor.bits())
+    return _wrapped(name, raw.reshape(-1).view(np.uint8).data, dtype, tensor.shape, device)
+
+
+def _wrapped(
+    name: str, data: memoryview, dtype: DType, shape: tuple[int, ...], device: str
+) -> Tensor:
+    if not data.nbytes:
+        return Tensor.zeros(*shape, dtype=dtype, device=device)
+    bytes_ = np.frombuffer(data, np.uint8)
+    if bytes_.ctypes.data % dtype.itemsize:
+        # Kernels load whole elements; a file need not align them.
+        bytes_ = bytes_.copy()
+    ref = session().wrap(bytes_.data, dtype, shape, device)
+    return Tensor._make(buffer_node(ref, dtype), device)

@@ -1,0 +1,1 @@
+"""The one graph: nodes, op table, levels and verifier, rewriting, analyses, text, evaluator."""

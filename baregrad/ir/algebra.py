@@ -1,0 +1,44 @@
+"""The scalar rules as two rule sets: what is always better, and what machines do faster.
+
+`simplify` is what other rooms call. Every law holds bit for bit for the dtypes that its rule
+matches, NaNs counting as one value; a fuzzer compares both sides in the reference evaluator.
+"""
+
+from __future__ import annotations
+
+from baregrad.ir.algebra_casts import CAST_RULES
+from baregrad.ir.algebra_constants import CONSTANT_RULES
+from baregrad.ir.algebra_floats import FLOAT_RULES
+from baregrad.ir.algebra_index import INDEX_RULES
+from baregrad.ir.algebra_integers import INTEGER_RULES, STRENGTH_RULES
+from baregrad.ir.algebra_logic import LOGIC_RULES
+from baregrad.ir.node import Node
+from baregrad.ir.rewrite import RuleSet, Trace
+
+ALGEBRA = RuleSet(
+    "algebra",
+    (
+        *CONSTANT_RULES,
+        *LOGIC_RULES,
+        *INTEGER_RULES,
+        *FLOAT_RULES,
+        *CAST_RULES,
+        *INDEX_RULES,
+    ),
+)
+STRENGTH = RuleSet("strength", STRENGTH_RULES)
+
+
+def simplify(
+    node: Node, trace: Trace | None = None, changed: dict[Node, Node] | None = None
+) -> Node:
+    """`node` with the scalar rules applied in one walk; shape, dtype and value stay the same.
+
+    changed: receives what each changed node became; share it between the roots of one graph.
+    """
+    return ALGEBRA.rewrite(node, trace, changed)
+
+
+def reduce_strength(node: Node, trace: Trace | None = None) -> Node:
+    """`node` with integer arithmetic by powers of two as shifts and masks: for late passes."""
+    return STRENGTH.rewrite(node, trace)

@@ -1,0 +1,247 @@
+"""Typed attributes of nodes: small frozen values that compare by content.
+
+Attributes of the GPU levels (layouts, roles, pipes) live in `layout.py` and `protocol.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from baregrad.ir.layout import Layout
+    from baregrad.ir.monoid import Monoid
+    from baregrad.ir.node import Node
+
+Dim = "int | Node"  # a dimension: a Python int, or an index node for a symbolic one
+
+
+class Handle(Protocol):
+    """What a BUFFER leaf needs from a runtime buffer; compared by identity."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffer in bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRef:
+    """A realised array: the runtime's buffer, its shape and its device's name.
+
+    The graph keeps `handle` alive, so a buffer lives exactly as long as something can read it.
+    """
+
+    handle: Any
+    shape: tuple[int | Node, ...]
+    device: str
+
+    def __hash__(self) -> int:
+        return hash((id(self.handle), self.shape))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BufferRef):
+            return NotImplemented
+        return (
+            self.handle is other.handle
+            and self.shape == other.shape
+            and self.device == other.device
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """The `slot`-th argument array of a program, row-major with this shape."""
+
+    slot: int
+    shape: tuple[int | Node, ...]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A symbolic integer with inclusive bounds."""
+
+    name: str
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """An axis of a kernel.
+
+    `id` is canonical within a kernel; `axis` names its class for schedules, as in "M" or "K".
+    `bind` says how the axis runs: `loop` (serial), `pool` (chunks over the CPU's threads),
+    `unroll`, `vector`, and on GPUs `grid`, `cluster`, `warpgroup`, `warp`, `lane`, and `tile`:
+    spread over lanes, warps and registers as the layout of the buffer says.
+    """
+
+    id: int
+    axis: str = ""
+    bind: str = "loop"
+
+    @property
+    def is_tile(self) -> bool:
+        """True when the axis is never looped over but spread over registers, lanes or warps."""
+        return self.bind in TILE_BINDS
+
+
+TILE_BINDS = frozenset(("unroll", "vector", "lane", "warp", "reg", "tile"))
+PARALLEL_BINDS = frozenset(("pool", "grid", "cluster", "warpgroup"))
+BINDS = (
+    "loop",
+    "pool",
+    "grid",
+    "cluster",
+    "warpgroup",
+    "warp",
+    "lane",
+    "vector",
+    "unroll",
+    "reg",
+    "tile",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Zeros around one axis: `lo` before, `hi` after, `interior` between neighbours; all >= 0."""
+
+    lo: int | Node = 0
+    hi: int | Node = 0
+    interior: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """start:stop:step of one axis, 0 <= start <= stop <= extent, step >= 1."""
+
+    start: int | Node
+    stop: int | Node
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Axis `axis`, of extent e, becomes (positions, taps): a sliding window.
+
+    Element (o, k) is x[o*stride + k*dilation]; positions = (e - dilation*(taps - 1) - 1) // stride
+    + 1; the taps axis comes last in the shape. For FOLD, `extent` is the extent of the axis that is
+    rebuilt.
+    """
+
+    axis: int
+    taps: int
+    stride: int = 1
+    dilation: int = 1
+    extent: int | Node = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """A reduction: its monoid and, at the tensor level, its axes (kept out of the result's shape).
+
+    At the kernel level `axes` is empty and the sources are the values followed by the ranges.
+    """
+
+    monoid: Monoid
+    axes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A running fold: its monoid and, at the tensor level, its axis (-1 at the kernel level)."""
+
+    monoid: Monoid
+    axis: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins)."""
+
+    monoid: Monoid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a value is kept: the one node for every level of the memory hierarchy.
+
+    `space` is register, shared, scratch (per thread host memory), device, host, peer or disk;
+    `layout` None means row-major over the ranges; `depth` slots (1 plain, n a ring); `engine` moves
+    it; `at` names the loop outside which the storage lives; `by` is the role that moves it; `id`
+    tells stages apart that must not be merged (0: merge freely).
+    """
+
+    space: str = "device"
+    layout: Layout | None = None
+    depth: int = 1
+    engine: str = "lanes"
+    at: str = ""
+    by: str = ""
+    id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """How OUT writes: None overwrites, a monoid accumulates into what is there."""
+
+    monoid: Monoid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """A kernel's name and launch facts; the schedule's text is kept to be shown."""
+
+    name: str = "kernel"
+    device: str = "CPU"
+    schedule: str = ""
+    grid: tuple[int, ...] = ()
+    cluster: int = 1
+    warps: int = 1
+    shared_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """A buffer of the loop level, private to the kernel. `id` tells equal ones apart."""
+
+    id: int
+    space: str
+    shape: tuple[int, ...]
+    layout: Layout | None = None
+    depth: int = 1
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A virtual register of the linear level; `width` lanes of the node's dtype."""
+
+    id: int
+    width: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A memory access of the linear level.
+
+    `width` lanes, `stride` elements apart, from the offset plus `at` elements; addresses are
+    multiples of `align` bytes. `constant`: a load that may pass any store, because nothing that the
+    kernel writes changes what it reads.
+    """
+
+    width: int = 1
+    stride: int = 1
+    at: int = 0
+    align: int = 1
+    constant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A target instruction by name, with its immediate operands."""
+
+    name: str
+    immediates: tuple[Any, ...] = field(default=())

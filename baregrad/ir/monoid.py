@@ -1,0 +1,118 @@
+"""Monoids: the values that say how a reduction combines.
+
+A monoid is an associative combine with an identity, over a tuple of states. Its functions are small
+expression graphs over SLOT nodes, so laws about reductions are rewrites on monoids and every level
+(evaluator, renderer, search) reads the same definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.node import Node, alu, const
+from baregrad.ir.op import Op, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Monoid:
+    """An associative combination of state tuples.
+
+    states: dtypes of the parts. identity: one constant per part. lift: states of one element, over
+    SLOT(i) = the i-th value reduced. combine: over SLOT(i) = left part i and SLOT(n + i) = right
+    part i. primitive: the op when there is a single part and combine is that op.
+    """
+
+    name: str
+    states: tuple[DType, ...]
+    identity: tuple[Node, ...]
+    lift: tuple[Node, ...]
+    combine: tuple[Node, ...]
+    commutative: bool = True
+    idempotent: bool = False
+    primitive: Op | None = None
+
+    @property
+    def arity(self) -> int:
+        """Number of parts of the state."""
+        return len(self.states)
+
+    def __repr__(self) -> str:
+        return f"{self.name}[{','.join(dtype.name for dtype in self.states)}]"
+
+
+def slot(position: int, dtype: DType) -> Node:
+    """The `position`-th input of a monoid's functions."""
+    return Node(Ops.SLOT, dtype, (), position)
+
+
+def lowest(dtype: DType) -> bool | int | float:
+    """The identity of max: -inf, the smallest integer, or False."""
+    if dtype.kind == "float":
+        return float("-inf")
+    return -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
+
+
+def highest(dtype: DType) -> bool | int | float:
+    """The identity of min: inf, the largest integer, or True."""
+    if dtype.kind == "float":
+        return float("inf")
+    if dtype.kind == "bool":
+        return True
+    return (1 << (dtype.bits - (dtype.kind == "int"))) - 1
+
+
+@cache
+def primitive(op: Op, dtype: DType) -> Monoid:
+    """The monoid of one op: ADD, MUL, MAX, MIN, AND, OR or XOR over `dtype`."""
+    all_ones: bool | int = True if dtype.kind == "bool" else (1 << dtype.bits) - 1
+    identities: tuple[tuple[Op, bool | int | float], ...] = (
+        (Ops.ADD, 0),
+        (Ops.MUL, 1),
+        (Ops.MAX, lowest(dtype)),
+        (Ops.MIN, highest(dtype)),
+        (Ops.AND, all_ones),
+        (Ops.OR, 0),
+        (Ops.XOR, 0),
+    )
+    identity = next(value for row, value in identities if row is op)
+    a, b = slot(0, dtype), slot(1, dtype)
+    return Monoid(
+        op.name.lower(),
+        (dtype,),
+        (const(identity, dtype),),
+        (a,),
+        (alu(op, a, b),),
+        idempotent=op in (Ops.MAX, Ops.MIN, Ops.AND, Ops.OR),
+        primitive=op,
+    )
+
+
+@cache
+def arg_extreme(op: Op, dtype: DType) -> Monoid:
+    """Argmax (op MAX) or argmin (op MIN) over (value, index int64).
+
+    A tie goes to the lower index; a NaN beats every number.
+    """
+    value, other = slot(0, dtype), slot(2, dtype)
+    place, other_place = slot(1, dtypes.int64), slot(3, dtypes.int64)
+    nearer = alu(Ops.CMPLT, place, other_place)
+    wins = alu(Ops.CMPLT, other, value) if op is Ops.MAX else alu(Ops.CMPLT, value, other)
+    if dtype.kind == "float":
+        # A NaN beats every number; among NaNs the lower index wins.
+        here, there = alu(Ops.CMPNE, value, value), alu(Ops.CMPNE, other, other)
+        tie = alu(Ops.OR, alu(Ops.CMPEQ, value, other), alu(Ops.AND, here, there))
+        wins = alu(Ops.OR, wins, alu(Ops.AND, here, alu(Ops.NOT, there)))
+    else:
+        tie = alu(Ops.CMPEQ, value, other)
+    take = alu(Ops.OR, wins, alu(Ops.AND, tie, nearer))
+    identity = lowest(dtype) if op is Ops.MAX else highest(dtype)
+    return Monoid(
+        "arg" + op.name.lower(),
+        (dtype, dtypes.int64),
+        (const(identity, dtype), const((1 << 63) - 1, dtypes.int64)),
+        (value, place),
+        (alu(Ops.WHERE, take, value, other), alu(Ops.WHERE, take, place, other_place)),
+        idempotent=True,
+    )

@@ -1,0 +1,353 @@
+"""Nodes: the one immutable, interned graph from tensor to machine code.
+
+Two nodes with the same op, dtype, sources and attribute are the same object, so equality is
+identity and a dict keyed by nodes needs no deep comparison. The intern table holds nodes weakly: a
+graph lives as long as somebody holds its root. What an analysis finds about a node stays true for
+ever, because nodes never change; `shape`, `ranges` and `mask` are computed when a node is made, so
+no walk ever recurses.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.attrs import Range
+from baregrad.ir.op import ALU, COMPARE, STATEMENTS, Op, Ops
+from baregrad.ir.shape import infer_shape
+
+Key = tuple[Op, DType, tuple["Node", ...], Any]
+NO_RANGES: frozenset[Node] = frozenset()
+
+
+class _Entry(weakref.ref["Node"]):
+    """A weak entry of the intern table that knows its own key."""
+
+    __slots__ = ("key",)
+    key: Key
+
+
+class _Interned:
+    """The weak intern table: unobservable except through the identity of equal nodes."""
+
+    def __init__(self) -> None:
+        self.table: dict[Key, _Entry] = {}
+
+    def forget(self, entry: _Entry) -> None:
+        """Drop an entry whose node died, unless an equal node has taken its place."""
+        if self.table.get(entry.key) is entry:
+            del self.table[entry.key]
+
+
+_interned = _Interned()
+_RANGE = Ops.RANGE
+# Ops whose shape is that of their sources, and ops that close ranges.
+_PLAIN = reduce(or_, (op.bit for op in ALU))
+_CLOSING = reduce(
+    or_,
+    (op.bit for op in (Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS)),
+)
+
+
+class Node:
+    """One operation of the graph.
+
+    op: its row of the op table. dtype: of its value (`token` for statements). src: its sources.
+    arg: its typed attribute. shape: of its value, () for the scalars of the kernel level. ranges:
+    its free axes. mask: the bits of every op at or below it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_bounds",
+        "_memo",
+        "_ranges",
+        "arg",
+        "dtype",
+        "mask",
+        "op",
+        "shape",
+        "src",
+    )
+    op: Op
+    dtype: DType
+    src: tuple[Node, ...]
+    arg: Any
+    shape: tuple[Any, ...]
+    _ranges: frozenset[Node]
+    _bounds: tuple[int, int] | None
+    _memo: dict[Any, Any] | None
+    mask: int
+
+    def __new__(cls, op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None) -> Node:
+        """Return the one node of these fields; the shape rule of `op` may raise ShapeError."""
+        key: Key = (op, dtype, src, arg)
+        if op is Ops.CONST:
+            key = (op, dtype, src, _const_key(arg))
+        entry = _interned.table.get(key)
+        if entry is not None:
+            found = entry()
+            if found is not None:
+                return found
+        node = object.__new__(cls)
+        node.op = op
+        node.dtype = dtype
+        node.src = src
+        node.arg = arg
+        mask = bit = op.bit
+        ranges = NO_RANGES
+        shape: tuple[Any, ...] = ()
+        for child in src:
+            mask |= child.mask
+            below = child._ranges if child.op is not _RANGE else frozenset((child,))
+            if below is not ranges and below:
+                ranges = ranges | below if ranges else below
+            if child.shape:
+                shape = child.shape
+        # Scalars are most of all nodes: an elementwise op on them is a scalar without asking.
+        if shape or not bit & _PLAIN:
+            shape = infer_shape(op, dtype, src, arg)
+            for extent in shape:
+                if extent.__class__ is not int:
+                    mask |= extent.mask
+            if op is Ops.SHRINK or op is Ops.PAD:
+                mask |= _symbolic_mask(arg)
+        node.shape = shape
+        node._ranges = ranges if not ranges or not bit & _CLOSING else _closed(op, src, arg, ranges)
+        node.mask = mask
+        node._bounds = None
+        node._memo = None
+        entry = _Entry(node, _interned.forget)
+        entry.key = key
+        while True:
+            held = _interned.table.setdefault(key, entry)
+            if held is entry:
+                return node
+            other = held()
+            if other is not None:
+                return other
+            _interned.forget(held)
+
+    @property
+    def ranges(self) -> frozenset[Node]:
+        """The free axes: RANGE nodes at or below that nothing below closes."""
+        return frozenset((self,)) if self.op is Ops.RANGE else self._ranges
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of `shape`."""
+        return len(self.shape)
+
+    @property
+    def memo(self) -> dict[Any, Any]:
+        """A per-node cache for analyses; what is put there must be true for ever."""
+        if self._memo is None:
+            self._memo = {}
+        return self._memo
+
+    def has(self, *ops: Op) -> bool:
+        """True when one of `ops` is at or below this node."""
+        bits = 0
+        for op in ops:
+            bits |= op.bit
+        return bool(self.mask & bits)
+
+    def replace(self, **fields: Any) -> Node:
+        """The node with some of op, dtype, src and arg changed."""
+        return Node(
+            fields.get("op", self.op),
+            fields.get("dtype", self.dtype),
+            fields.get("src", self.src),
+            fields.get("arg", self.arg),
+        )
+
+    def __repr__(self) -> str:
+        shape = list(self.shape) if self.shape else ""
+        arg = "" if self.arg is None else f", {self.arg!r}"
+        return f"{self.op.name}({self.dtype.name}{shape}{arg}; {len(self.src)} src)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("nodes are not pickled; use baregrad.ir.text.dump and parse")
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the truth of a symbolic value is not known: {self!r}. Compare it with bounds(), "
+            "or give the variable a value first"
+        )
+
+
+def _symbolic_mask(arg: Any) -> int:
+    """The bits of symbolic ends of a SHRINK or PAD, which the shape need not show."""
+    mask = 0
+    for one in arg:
+        ends = (one.start, one.stop) if hasattr(one, "start") else (one.lo, one.hi)
+        for end in ends:
+            if end.__class__ is not int:
+                mask |= end.mask
+    return mask
+
+
+def _const_key(value: Any) -> Any:
+    """A hashable that tells 0.0 from -0.0, one NaN from a number, and True from 1."""
+    if isinstance(value, float):
+        if value != value:
+            return ("float", "nan")
+        if value == 0.0:
+            return ("zero", math.copysign(1.0, value))
+    return (type(value).__name__, value)
+
+
+def _closed(
+    op: Op, src: tuple[Node, ...], arg: Any, found: frozenset[Node]
+) -> frozenset[Node]:
+    """The ranges of the sources less those that the node closes."""
+    if op is Ops.REDUCE:
+        return found.difference(src[arg.monoid.arity :])
+    if op is Ops.STAGE:
+        return found.difference(src[1:])
+    if op is Ops.LOOP:
+        return found - {src[0]}
+    if op in (Ops.OUT, Ops.KERNEL):
+        return NO_RANGES
+    return frozenset(axis for axis in found if not axis.arg.is_tile)
+
+
+# --- making nodes ------------------------------------------------------------------------------
+
+
+def const(value: bool | int | float, dtype: DType) -> Node:
+    """A scalar constant of this dtype; integers wrap to its width, `index` is unbounded."""
+    kind = dtype.kind
+    canonical: bool | int | float
+    if kind == "bool":
+        canonical = bool(value)
+    elif kind == "float":
+        canonical = float(value)
+    elif kind in ("int", "uint"):
+        canonical = int(value) & ((1 << dtype.bits) - 1)
+        if kind == "int" and canonical >> (dtype.bits - 1):
+            canonical -= 1 << dtype.bits
+    else:
+        canonical = int(value)
+    return Node(Ops.CONST, dtype, (), canonical)
+
+
+def range_node(extent: int | Node, id: int, axis: str = "", bind: str = "loop") -> Node:
+    """A fresh axis [0, extent) of the kernel level."""
+    size = extent if isinstance(extent, Node) else const(extent, dtypes.index)
+    return Node(Ops.RANGE, dtypes.index, (size,), Range(id, axis, bind))
+
+
+def extent_of(axis: Node) -> int | Node:
+    """The extent of a RANGE: an int, or an index node when symbolic."""
+    size = axis.src[0]
+    return int(size.arg) if size.op is Ops.CONST else size
+
+
+def alu(op: Op, *src: Node) -> Node:
+    """An arithmetic node: comparisons give bool, all others have the dtype of their last source."""
+    if op in COMPARE:
+        return Node(op, dtypes.bool, src)
+    return Node(op, src[-1].dtype, src)
+
+
+def cast(value: Node, dtype: DType) -> Node:
+    """`value` converted to `dtype`; nothing when it has it already."""
+    return value if value.dtype is dtype else Node(Ops.CAST, dtype, (value,))
+
+
+# --- walking -----------------------------------------------------------------------------------
+
+
+def toposort(*roots: Node, enter: Callable[[Node], bool] | None = None) -> list[Node]:
+    """Every node below `roots`, sources first, each once; below a node only if `enter(node)`."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    # None stands on a node whose sources come before it.
+    stack: list[Node | None] = [*reversed(roots)]
+    push, pop = stack.append, stack.pop
+    while stack:
+        node = pop()
+        if node is None:
+            done = pop()
+            assert done is not None
+            order.append(done)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        if not node.src or (enter is not None and not enter(node)):
+            order.append(node)
+            continue
+        push(node)
+        push(None)
+        for child in reversed(node.src):
+            if child not in seen:
+                push(child)
+    return order
+
+
+def rebuild(
+    root: Node,
+    visit: Callable[[Node], Node | None],
+    *,
+    memo: dict[Node, Node] | None = None,
+    enter: Callable[[Node], bool] | None = None,
+) -> Node:
+    """One bottom-up walk: each node, its sources already replaced, is offered to `visit`.
+
+    `visit` returns the replacement, or None to keep the node; the replacement is not visited again.
+    A subtree for which `enter` is false stays untouched. `memo` may be shared between roots.
+    """
+    done: dict[Node, Node] = {} if memo is None else memo
+    for node in toposort(root, enter=lambda n: n not in done and (enter is None or enter(n))):
+        if node in done:
+            continue
+        if enter is not None and not enter(node):
+            done[node] = node
+            continue
+        current = node
+        for child in node.src:
+            if done[child] is not child:
+                current = Node(node.op, node.dtype, tuple(done[c] for c in node.src), node.arg)
+                break
+        replaced = visit(current)
+        done[node] = current if replaced is None else replaced
+    return done[root]
+
+
+def substitute(root: Node, mapping: Mapping[Node, Node]) -> Node:
+    """`root` with each key of `mapping` replaced; index arithmetic is simplified on the way."""
+    if not mapping:
+        return root
+    from baregrad.ir.index import resimplify
+
+    keys_mask = 0
+    axes: frozenset[Node] = frozenset(mapping)
+    only_axes = all(key.op is Ops.RANGE for key in mapping)
+    for key in mapping:
+        keys_mask |= key.op.bit
+
+    def enter(node: Node) -> bool:
+        if only_axes:
+            return not node.ranges.isdisjoint(axes) or bool(
+                node.mask & (Ops.REDUCE.bit | Ops.STAGE.bit | Ops.LOOP.bit | Ops.OUT.bit)
+            )
+        return bool(node.mask & keys_mask)
+
+    return rebuild(root, resimplify, memo=dict(mapping), enter=enter)
+
+
+def count_uses(roots: Iterable[Node]) -> dict[Node, int]:
+    """For every node below `roots`, how many sources refer to it."""
+    uses: dict[Node, int] = {}
+    for node in toposort(*roots):
+        uses.setdefault(node, 0)
+        for child in node.src:
+            uses[child] = uses.get(child, 0) + 1
+    return uses

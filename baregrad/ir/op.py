@@ -1,0 +1,327 @@
+"""The op table: one row per op, by family, with the levels at which it is legal.
+
+A row says what an op means, how many sources it takes, which typed attribute it carries and at
+which of the four levels (`tensor`, `kernel`, `loop`, `linear`) it may stand. Rows are plain objects
+compared by identity; what other rooms know about an op (its gradient, its spelling, its evaluator)
+is a table keyed by row, and tests name every missing cell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+LEVELS = ("tensor", "kernel", "loop", "linear")
+T = ("tensor",)
+K = ("kernel",)
+L = ("loop",)
+LIN = ("linear",)
+TK = ("tensor", "kernel")
+TKL = ("tensor", "kernel", "loop")
+KL = ("kernel", "loop")
+LL = ("loop", "linear")
+KLL = ("kernel", "loop", "linear")
+ALL = LEVELS
+MANY = 1 << 30
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """One row of the op table.
+
+    `bit` is the op's own bit in `Node.mask`; `arity` is the smallest and largest number of sources.
+    """
+
+    name: str
+    family: str
+    levels: tuple[str, ...]
+    arity: tuple[int, int]
+    attribute: str
+    meaning: str
+    bit: int
+    commutative: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_row_by_name, (self.name,))
+
+
+class _Rows:
+    """Builds the rows in order and hands out their bits."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def row(
+        self,
+        name: str,
+        family: str,
+        levels: tuple[str, ...],
+        arity: int | tuple[int, int],
+        meaning: str,
+        *,
+        attribute: str = "none",
+        commutative: bool = False,
+    ) -> Op:
+        span = (arity, arity) if isinstance(arity, int) else arity
+        bit = 1 << self.count
+        self.count += 1
+        return Op(name, family, levels, span, attribute, meaning, bit, commutative)
+
+
+_r = _Rows().row
+
+
+class Ops:
+    """Every op of every level. `Ops.ADD` is the row itself."""
+
+    # leaves
+    CONST = _r("CONST", "leaf", ALL, 0, "a scalar constant", attribute="bool|int|float")
+    BUFFER = _r("BUFFER", "leaf", T, 0, "the contents of a realised buffer", attribute="BufferRef")
+    PARAM = _r("PARAM", "leaf", ALL, 0, "the n-th argument array of a program", attribute="Param")
+    VAR = _r("VAR", "leaf", ALL, 0, "a symbolic integer with bounds", attribute="Var")
+    IOTA = _r(
+        "IOTA", "leaf", T, (0, 1), "0, 1, ..., n-1 (n symbolic: the source)", attribute="int|None"
+    )
+    RANGE = _r("RANGE", "leaf", KL, 1, "an axis: every value in [0, extent)", attribute="Range")
+    SLOT = _r(
+        "SLOT", "leaf", ALL, 0, "the i-th input of a small expression (monoid)", attribute="int"
+    )
+
+    # unary arithmetic
+    NEG = _r("NEG", "unary", ALL, 1, "-x")
+    NOT = _r("NOT", "unary", ALL, 1, "logical not of a bool, bitwise not of an integer")
+    ABS = _r("ABS", "unary", ALL, 1, "absolute value")
+    RECIPROCAL = _r("RECIPROCAL", "unary", ALL, 1, "1/x, correctly rounded")
+    SQRT = _r("SQRT", "unary", ALL, 1, "square root, correctly rounded")
+    EXP = _r("EXP", "unary", ALL, 1, "e**x")
+    EXP2 = _r("EXP2", "unary", ALL, 1, "2**x")
+    LOG = _r("LOG", "unary", ALL, 1, "natural logarithm")
+    LOG2 = _r("LOG2", "unary", ALL, 1, "base 2 logarithm")
+    SIN = _r("SIN", "unary", ALL, 1, "sine")
+    COS = _r("COS", "unary", ALL, 1, "cosine")
+    TANH = _r("TANH", "unary", ALL, 1, "hyperbolic tangent")
+    ERF = _r("ERF", "unary", ALL, 1, "error function")
+    ATAN = _r("ATAN", "unary", ALL, 1, "inverse tangent")
+    FLOOR = _r("FLOOR", "unary", ALL, 1, "round toward minus infinity")
+    CEIL = _r("CEIL", "unary", ALL, 1, "round toward plus infinity")
+    TRUNC = _r("TRUNC", "unary", ALL, 1, "round toward zero")
+    RINT = _r("RINT", "unary", ALL, 1, "round to nearest, ties to even")
+
+    # binary arithmetic
+    ADD = _r("ADD", "binary", ALL, 2, "x + y (wraps for integers, or for bool)", commutative=True)
+    SUB = _r("SUB", "binary", ALL, 2, "x - y")
+    MUL = _r("MUL", "binary", ALL, 2, "x * y (and for bool)", commutative=True)
+    DIV = _r("DIV", "binary", ALL, 2, "x / y of floats, correctly rounded")
+    FLOORDIV = _r("FLOORDIV", "binary", ALL, 2, "floor(x / y) of integers; y == 0 gives 0")
+    MOD = _r("MOD", "binary", ALL, 2, "x - y*floor(x / y); integers: y == 0 gives 0; floats: NaN")
+    TRUNCDIV = _r("TRUNCDIV", "binary", ALL, 2, "trunc(x / y) of integers; y == 0 gives 0")
+    POW = _r("POW", "binary", ALL, 2, "x ** y of floats")
+    MAX = _r("MAX", "binary", ALL, 2, "the larger; NaN if either is NaN", commutative=True)
+    MIN = _r("MIN", "binary", ALL, 2, "the smaller; NaN if either is NaN", commutative=True)
+    AND = _r("AND", "binary", ALL, 2, "bitwise and", commutative=True)
+    OR = _r("OR", "binary", ALL, 2, "bitwise or", commutative=True)
+    XOR = _r("XOR", "binary", ALL, 2, "bitwise exclusive or", commutative=True)
+    SHL = _r("SHL", "binary", ALL, 2, "x << y; y >= bits gives 0")
+    SHR = _r("SHR", "binary", ALL, 2, "x >> y, arithmetic if signed; y >= bits fills with the sign")
+    CMPLT = _r("CMPLT", "binary", ALL, 2, "x < y -> bool")
+    CMPLE = _r("CMPLE", "binary", ALL, 2, "x <= y -> bool")
+    CMPEQ = _r("CMPEQ", "binary", ALL, 2, "x == y -> bool", commutative=True)
+    CMPNE = _r("CMPNE", "binary", ALL, 2, "x != y -> bool", commutative=True)
+    THREEFRY = _r("THREEFRY", "binary", ALL, 2, "Threefry-2x32-20 of (counter u64, key u64) -> u64")
+
+    # ternary arithmetic
+    WHERE = _r("WHERE", "ternary", ALL, 3, "y if cond else z, element by element")
+    FMA = _r("FMA", "ternary", ALL, 3, "x*y + z with one rounding")
+
+    # conversions
+    CAST = _r(
+        "CAST", "convert", ALL, 1, "to the node's dtype, C rules; float to int saturates, NaN -> 0"
+    )
+    BITCAST = _r("BITCAST", "convert", ALL, 1, "the same bits as the node's dtype, of equal size")
+
+    # movement: views, they cost no copy
+    RESHAPE = _r(
+        "RESHAPE", "movement", T, (1, MANY), "new shape, row-major order", attribute="tuple"
+    )
+    PERMUTE = _r("PERMUTE", "movement", T, 1, "axes reordered", attribute="tuple[int]")
+    EXPAND = _r("EXPAND", "movement", T, (1, MANY), "axes of extent 1 repeated", attribute="tuple")
+    PAD = _r("PAD", "movement", T, 1, "(lo, hi, interior) zeros per axis", attribute="tuple[Pad]")
+    SHRINK = _r("SHRINK", "movement", T, 1, "start:stop:step per axis", attribute="tuple[Slice]")
+    FLIP = _r("FLIP", "movement", T, 1, "axes reversed", attribute="tuple[int]")
+    WINDOW = _r(
+        "WINDOW",
+        "movement",
+        T,
+        1,
+        "axis -> (positions, taps), a sliding window",
+        attribute="Window",
+    )
+
+    # structure over whole arrays
+    REDUCE = _r(
+        "REDUCE",
+        "reduce",
+        TKL,
+        (1, MANY),
+        "fold of a monoid over axes or ranges",
+        attribute="Reduce",
+    )
+    PROJ = _r("PROJ", "reduce", TKL, 1, "one part of a tuple-valued reduction", attribute="int")
+    FOLD = _r(
+        "FOLD", "reduce", T, 1, "adjoint of WINDOW: overlapping taps are summed", attribute="Window"
+    )
+    SCAN = _r(
+        "SCAN", "reduce", TK, (1, 2), "running fold along one axis, inclusive", attribute="Scan"
+    )
+    GATHER = _r("GATHER", "index", T, (1, MANY), "x[i0, i1, ...], one index array per axis of x")
+    SCATTER = _r("SCATTER", "index", T, (2, MANY), "base, values, *indices", attribute="Scatter")
+    CONTIGUOUS = _r("CONTIGUOUS", "place", T, 1, "the same value, staged in device memory")
+    DETACH = _r("DETACH", "place", T, 1, "the same value, where gradients stop")
+    COPY = _r("COPY", "place", T, 1, "the same value on another device", attribute="str")
+    SINK = _r("SINK", "place", ALL, (0, MANY), "several values wanted together")
+
+    # kernel level
+    INDEX = _r("INDEX", "memory", KL, (1, MANY), "one element of an array, by one index per axis")
+    GUARD = _r(
+        "GUARD", "memory", KL, 2, "value where cond, else 0; value is not evaluated elsewhere"
+    )
+    STAGE = _r(
+        "STAGE", "memory", K, (1, MANY), "keep value over ranges in a space", attribute="Stage"
+    )
+    OUT = _r("OUT", "memory", K, (2, MANY), "param, value, *indices: write", attribute="Out")
+    KERNEL = _r("KERNEL", "structure", KL, (1, MANY), "one launch", attribute="KernelInfo")
+
+    # loop level: statements (an effect executes where it stands, children in order)
+    SEQ = _r("SEQ", "statement", L, (0, MANY), "statements in order")
+    LOOP = _r("LOOP", "statement", L, 2, "range, body: the body once per value of the range")
+    IF = _r("IF", "statement", L, 2, "cond, body")
+    ROLE = _r("ROLE", "statement", L, 1, "a body that some warps run", attribute="Role")
+    ALLOC = _r(
+        "ALLOC",
+        "memory",
+        LL,
+        (0, MANY),
+        "a buffer in a space; symbolic extents are sources",
+        attribute="Alloc",
+    )
+    LOAD = _r("LOAD", "memory", L, (1, MANY), "buffer, *indices: read now")
+    STORE = _r(
+        "STORE",
+        "statement",
+        L,
+        (2, MANY),
+        "buffer, value, *indices: write",
+        attribute="Monoid|None",
+    )
+    COPYTO = _r(
+        "COPYTO",
+        "statement",
+        L,
+        (2, MANY),
+        "buffer, value, *indices[, pipe, counter]: an engine stores a tile, later",
+        attribute="CopyTo",
+    )
+    PIPE = _r("PIPE", "memory", L, (1, MANY), "the ring protocol of buffers", attribute="Pipe")
+    ACQUIRE = _r(
+        "ACQUIRE",
+        "statement",
+        L,
+        2,
+        "pipe, counter: wait until the slot is empty, then announce what will arrive",
+    )
+    COMMIT = _r(
+        "COMMIT", "statement", L, 2, "pipe, counter: nothing more is put in; full on arrival"
+    )
+    WAIT = _r("WAIT", "statement", L, 2, "pipe, counter: wait until the slot is full")
+    RELEASE = _r("RELEASE", "statement", L, 2, "pipe, counter: the slot may be reused")
+    DRAIN = _r("DRAIN", "statement", L, 2, "pipe, count: wait until every slot was released")
+    MMA = _r(
+        "MMA",
+        "statement",
+        L,
+        7,
+        "acc, a, b, keep, m, n, k: issue acc = (acc if keep) + a @ b.T as one group",
+        attribute="Mma",
+    )
+    DONE = _r(
+        "DONE", "statement", L, 0, "wait until at most n groups are in flight", attribute="Done"
+    )
+    BARRIER = _r("BARRIER", "statement", L, 0, "all threads of a scope meet", attribute="Barrier")
+    FENCE = _r("FENCE", "statement", L, 0, "order accesses between proxies", attribute="Fence")
+    CONVERT = _r(
+        "CONVERT", "memory", L, 1, "the same tile under another layout", attribute="Layout"
+    )
+    BITFIELD = _r(
+        "BITFIELD",
+        "memory",
+        KLL,
+        2,
+        "word, bit offset: some bits of an unsigned word",
+        attribute="int",
+    )
+
+    # linear level: an instruction is a node in PROGRAM's sources, executed where it stands; its
+    # value, of shape () or (lanes,), is that of its latest execution
+    REG = _r("REG", "leaf", LIN, 0, "a mutable register, read when used", attribute="Reg")
+    SET = _r("SET", "instruction", LIN, 2, "register, value: write the register")
+    READ = _r("READ", "memory", LIN, 1, "a copy of a register as it is now")
+    VLOAD = _r(
+        "VLOAD",
+        "memory",
+        LIN,
+        (2, 3),
+        "PARAM or ALLOC, offset (one per lane: a gather), mask: read; 0 where the mask is false",
+        attribute="Access",
+    )
+    VSTORE = _r(
+        "VSTORE",
+        "instruction",
+        LIN,
+        (3, 4),
+        "PARAM or ALLOC, offset, value, mask: write contiguous lanes",
+        attribute="Access",
+    )
+    SPLAT = _r("SPLAT", "memory", LIN, 1, "a scalar in every lane", attribute="int")
+    LANES = _r("LANES", "memory", LIN, 0, "0, 1, ..., lanes-1", attribute="int")
+    EXTRACT = _r("EXTRACT", "memory", LIN, 1, "one lane of a vector", attribute="int")
+    PART = _r("PART", "memory", LIN, 1, "lanes first, count of a vector", attribute="tuple[int]")
+    ANY = _r("ANY", "memory", LIN, 1, "whether any lane of a vector of bools is true")
+    BEGIN = _r(
+        "BEGIN",
+        "instruction",
+        LIN,
+        (2, 3),
+        "from, to: the counter of a loop up to END; third, of the pool loop, how many chunks exist",
+        attribute="int",
+    )
+    TEST = _r("TEST", "instruction", LIN, 1, "runs up to END if the condition holds")
+    END = _r("END", "instruction", LIN, 0, "closes the innermost BEGIN or TEST")
+    MACHINE = _r(
+        "MACHINE", "instruction", LIN, (0, MANY), "a target instruction", attribute="Machine"
+    )
+    PROGRAM = _r(
+        "PROGRAM", "structure", LIN, (0, MANY), "instructions in order", attribute="KernelInfo"
+    )
+
+
+def all_ops() -> tuple[Op, ...]:
+    """Every row, in table order."""
+    return tuple(row for row in vars(Ops).values() if isinstance(row, Op))
+
+
+def _row_by_name(name: str) -> Op:
+    row: Op = getattr(Ops, name)
+    return row
+
+
+UNARY = frozenset(row for row in all_ops() if row.family == "unary")
+BINARY = frozenset(row for row in all_ops() if row.family == "binary")
+TERNARY = frozenset(row for row in all_ops() if row.family == "ternary")
+COMPARE = frozenset((Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE))
+ALU = UNARY | BINARY | TERNARY
+ELEMENTWISE = ALU | frozenset((Ops.CAST, Ops.BITCAST))
+MOVEMENT = frozenset(row for row in all_ops() if row.family == "movement")
+STATEMENTS = frozenset(row for row in all_ops() if row.family == "statement")

@@ -1,0 +1,330 @@
+"""Pattern matching and bounded rewriting.
+
+A rule has a name, a law, a reason and an example that runs as a test. A rule set walks a graph
+once, sources first; at each node it applies the first rule that matches, then looks at what came
+out, a fixed number of times. There is no fixpoint: what a rule builds below its result is not
+visited, so a rule that makes constants folds them itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.index import resimplify
+from baregrad.ir.node import Node, toposort
+from baregrad.ir.op import ALU, COMPARE, Op, Ops
+
+Captures = dict[str, Node]
+Build = Callable[[Captures, Node], Node | None]
+Kinds = Callable[[DType], bool]
+
+REAPPLICATIONS = 8
+
+# --- which dtypes ------------------------------------------------------------------------------
+
+
+def integers(dtype: DType) -> bool:
+    """User integers, which wrap around."""
+    return dtype.kind in ("int", "uint")
+
+
+def floats(dtype: DType) -> bool:
+    """Floats that are computed with."""
+    return dtype.kind == "float"
+
+
+def booleans(dtype: DType) -> bool:
+    """The truth type."""
+    return dtype.kind == "bool"
+
+
+def exact(dtype: DType) -> bool:
+    """Everything without rounding, NaN or two zeros: bool and user integers."""
+    return dtype.kind in ("bool", "int", "uint")
+
+
+def values(dtype: DType) -> bool:
+    """Everything that users see: not `index`, which `ir.index` keeps canonical, nor `token`."""
+    return dtype.kind in ("bool", "int", "uint", "float")
+
+
+# --- patterns ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What a node must look like.
+
+    ops: its op is one of these; empty for any. src: patterns of its sources; None for any. each: a
+    pattern for every source, when `src` is None. name: under which it is captured; the same name
+    twice must be the same node. kinds: of its dtype. value: a test of a constant's value. ordered:
+    sources are taken in order even where the op commutes.
+    """
+
+    ops: tuple[Op, ...] = ()
+    src: tuple[Pattern, ...] | None = None
+    each: Pattern | None = None
+    name: str = ""
+    kinds: Kinds | None = None
+    value: Callable[[Any], bool] | None = None
+    ordered: bool = False
+
+    def matches(self, node: Node, found: Captures) -> bool:
+        """Whether `node` fits, adding what is captured to `found`."""
+        if self.ops and node.op not in self.ops:
+            return False
+        if self.kinds is not None and not self.kinds(node.dtype):
+            return False
+        if self.value is not None and not self.value(node.arg):
+            return False
+        if self.name:
+            known = found.setdefault(self.name, node)
+            if known is not node:
+                return False
+        if self.each is not None:
+            return all(self.each.matches(child, found) for child in node.src)
+        return self.src is None or self._sources(node, found)
+
+    def _sources(self, node: Node, found: Captures) -> bool:
+        src, children = self.src, node.src
+        assert src is not None
+        if len(src) != len(children):
+            return False
+        if len(src) == 2:
+            # Most patterns fail here, on an op or a constant: no captures are copied for that.
+            (first, second), (a, b) = src, children
+            if first.may_match(a) and second.may_match(b) and _match_all(src, children, found):
+                return True
+            if self.ordered or not node.op.commutative:
+                return False
+            if first.may_match(b) and second.may_match(a):
+                return _match_all(src, (b, a), found)
+            return False
+        return _match_all(src, children, found)
+
+    def may_match(self, node: Node) -> bool:
+        """Whether the op and a constant's value fit, which is quick to ask."""
+        if self.ops and node.op not in self.ops:
+            return False
+        return self.value is None or self.value(node.arg)
+
+    def _orders(self, op: Op) -> Iterator[tuple[Pattern, ...]]:
+        assert self.src is not None
+        yield self.src
+        if op.commutative and not self.ordered and len(self.src) == 2:
+            yield (self.src[1], self.src[0])
+
+    def could_match(
+        self, op: Op, dtype: DType, child_ops: tuple[Op, ...], same: bool = False
+    ) -> bool:
+        """Whether a node with sources of these ops could match: what dispatch asks.
+
+        same: that there are two sources, one and the same node.
+        """
+        if self.ops and op not in self.ops:
+            return False
+        if self.kinds is not None and not self.kinds(dtype):
+            return False
+        if self.src is not None and len(self.src) == 2 and self.src[0].name and not same:
+            if self.src[0].name == self.src[1].name:
+                return False
+        if self.src is not None and op in _ONE_DTYPE:
+            if any(p.kinds is not None and not p.kinds(dtype) for p in self.src):
+                return False
+        if self.each is not None:
+            return all(not self.each.ops or child in self.each.ops for child in child_ops)
+        if self.src is None:
+            return True
+        if len(self.src) != len(child_ops):
+            return False
+        return any(
+            all(not p.ops or child in p.ops for p, child in zip(order, child_ops, strict=True))
+            for order in self._orders(op)
+        )
+
+
+def _match_all(patterns: tuple[Pattern, ...], nodes: tuple[Node, ...], found: Captures) -> bool:
+    trial = dict(found)
+    for pattern, node in zip(patterns, nodes, strict=True):
+        if not pattern.matches(node, trial):
+            return False
+    found.update(trial)
+    return True
+
+
+# The operands of these ops have the dtype of the result.
+_ONE_DTYPE = ALU - COMPARE - {Ops.WHERE}
+
+
+def var(name: str, kinds: Kinds | None = None) -> Pattern:
+    """Any node."""
+    return Pattern(name=name, kinds=kinds)
+
+
+def number(
+    name: str, kinds: Kinds | None = None, value: Callable[[Any], bool] | None = None
+) -> Pattern:
+    """Any constant whose value passes the test."""
+    return Pattern(ops=(Ops.CONST,), name=name, kinds=kinds, value=value)
+
+
+def literal(wanted: bool | int | float) -> Pattern:
+    """A constant that equals `wanted`; 0.0 and -0.0 differ."""
+    sign = math.copysign(1.0, wanted)
+
+    def same(value: Any) -> bool:
+        return bool(value == wanted) and (value != 0 or math.copysign(1.0, value) == sign)
+
+    return Pattern(ops=(Ops.CONST,), value=same)
+
+
+def term(
+    ops: Op | Iterable[Op], *src: Pattern, name: str = "", kinds: Kinds | None = None
+) -> Pattern:
+    """A node of one of these ops over these sources; commutative ops match in either order."""
+    return Pattern((ops,) if isinstance(ops, Op) else tuple(ops), src, None, name, kinds)
+
+
+# --- rules -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rewrite: `law` holds bit for bit, NaNs counting as one, for every dtype it matches.
+
+    name: unique. law: `before → after, if condition`. reason: why it is worth it. pattern: of the
+    node that is replaced. build: makes the replacement, or None when the condition does not hold.
+    example: makes a node that the rule changes and what it should become, over SLOT leaves.
+    """
+
+    name: str
+    law: str
+    reason: str
+    pattern: Pattern
+    build: Build
+    example: Callable[[], tuple[Node, Node]]
+
+    def __call__(self, node: Node) -> Node | None:
+        """The replacement of `node`, or None where the rule does not apply."""
+        found: Captures = {}
+        if not self.pattern.matches(node, found):
+            return None
+        result = self.build(found, node)
+        return None if result is None or result is node else _shaped(result, node)
+
+
+def _shaped(result: Node, node: Node) -> Node:
+    """A scalar that replaces an array is repeated over the array's shape (tensor level only)."""
+    shape = node.shape
+    if result.shape == shape:
+        return result
+    ones = Node(Ops.RESHAPE, result.dtype, (result,), (1,) * len(shape))
+    return Node(Ops.EXPAND, result.dtype, (ones,), shape)
+
+
+Trace = Callable[[Rule, Node, Node], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """Rules in order of preference, found by the ops of a node and of its sources."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    mask: int = field(init=False, default=0)
+    _found: dict[tuple[Any, ...], tuple[Rule, ...]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        names = [rule.name for rule in self.rules]
+        if len(set(names)) != len(names):
+            raise ValueError(f"rule set {self.name}: names must differ, found {sorted(names)}")
+        mask = 0
+        for rule in self.rules:
+            for op in rule.pattern.ops:
+                mask |= op.bit
+        object.__setattr__(self, "mask", mask)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.rules))
+
+    def candidates(self, node: Node) -> tuple[Rule, ...]:
+        """The rules that `node` could match, going by its dtype, its op and its sources' ops."""
+        child_ops = tuple([child.op for child in node.src])
+        same = len(child_ops) == 2 and node.src[0] is node.src[1]
+        key = (node.op, node.dtype, same, *child_ops)
+        found = self._found.get(key)
+        if found is None:
+            found = tuple(
+                rule
+                for rule in self.rules
+                if rule.pattern.could_match(node.op, node.dtype, child_ops, same)
+            )
+            self._found[key] = found
+        return found
+
+    def apply(self, node: Node, trace: Trace | None = None) -> Node:
+        """`node` after at most REAPPLICATIONS rules at its top; its sources stay as they are."""
+        for _ in range(REAPPLICATIONS):
+            for rule in self.candidates(node):
+                result = rule(node)
+                if result is not None:
+                    if trace is not None:
+                        trace(rule, node, result)
+                    node = result
+                    break
+            else:
+                return node
+        return node
+
+    def rewrite(
+        self,
+        root: Node,
+        trace: Trace | None = None,
+        changed: dict[Node, Node] | None = None,
+    ) -> Node:
+        """`root` after one walk, sources first; index arithmetic is simplified on the way.
+
+        trace: told of each rule that fires. changed: receives what each changed node became, and
+        may be shared between roots.
+        """
+        mask, known, apply = self.mask, self._found.get, self.apply
+        moved: dict[Node, Node] = {} if changed is None else changed
+        for node in toposort(root, enter=lambda n: bool(n.mask & mask) and n not in moved):
+            src = node.src
+            if not src:
+                continue
+            current = node
+            if moved:
+                if node in moved:
+                    continue
+                for child in src:
+                    if child in moved:
+                        current = self._rebuilt(node, moved)
+                        src = current.src
+                        break
+            op = current.op
+            if op.bit & mask:
+                if len(src) == 2:
+                    first, second = src
+                    rules = known((op, current.dtype, first is second, first.op, second.op))
+                else:
+                    rules = known((op, current.dtype, False, *[child.op for child in src]))
+                if rules is None or rules:
+                    current = apply(current, trace)
+            if current is not node:
+                moved[node] = current
+        return moved.get(root, root)
+
+    def _rebuilt(self, node: Node, moved: Mapping[Node, Node]) -> Node:
+        src = tuple(moved.get(child, child) for child in node.src)
+        current = Node(node.op, node.dtype, src, node.arg)
+        if node.dtype is dtypes.index or node.dtype is dtypes.bool or node.op is Ops.GUARD:
+            simpler = resimplify(current)
+            return current if simpler is None else simpler
+        return current

@@ -1,0 +1,229 @@
+"""Shape rules: the shape of a node from its sources and attribute, checked as it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from baregrad.base.errors import ShapeError
+from baregrad.ir.op import ALU, Op, Ops
+
+if TYPE_CHECKING:
+    from baregrad.dtypes import DType
+    from baregrad.ir.node import Node
+
+Shape = tuple[Any, ...]
+Rule = Callable[[Op, "tuple[Node, ...]", Any], Shape]
+
+
+def infer_shape(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any) -> Shape:
+    """The shape of a node about to be made; raises ShapeError when the sources do not fit."""
+    rule = _RULES.get(op)
+    if rule is not None:
+        return rule(op, src, arg)
+    return _elementwise(op, src, arg) if op in ALU else ()
+
+
+def _elementwise(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    """All operands have one shape; a scalar () goes with anything."""
+    shape: Shape = ()
+    for child in src:
+        theirs = child.shape
+        if theirs:
+            if not shape:
+                shape = theirs
+            elif theirs is not shape and theirs != shape:
+                raise ShapeError(
+                    f"{op.name} of shapes {[list(c.shape) for c in src]}: they must be equal here "
+                    "(broadcasting was to be made explicit with EXPAND)"
+                )
+    return shape
+
+
+def same_size(a: Shape, b: Shape) -> bool | None:
+    """Whether two shapes hold as many elements; None when symbolic extents leave it open."""
+    left = _product(a)
+    right = _product(b)
+    if left == right:
+        return True
+    return False if isinstance(left, int) and isinstance(right, int) else None
+
+
+def _product(shape: Shape) -> Any:
+    from baregrad.ir import index
+
+    total: Any = 1
+    for extent in shape:
+        total = (
+            extent * total
+            if isinstance(extent, int) and isinstance(total, int)
+            else index.mul(extent, total)
+        )
+    return total
+
+
+def _like_first(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return src[0].shape
+
+
+def _from_arg(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return tuple(arg.shape)
+
+
+def _alloc(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return tuple(arg.shape)
+
+
+def _iota(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (src[0],) if src else (arg,)
+
+
+def _reshape(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    shape = tuple(arg)
+    if same_size(src[0].shape, shape) is False:
+        raise ShapeError(f"cannot reshape {list(src[0].shape)} to {list(shape)}: the sizes differ")
+    return shape
+
+
+def _permute(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    if sorted(arg) != list(range(len(src[0].shape))):
+        raise ShapeError(
+            f"cannot permute {len(src[0].shape)} axes by {list(arg)}: not a permutation"
+        )
+    return tuple(src[0].shape[axis] for axis in arg)
+
+
+def _expand(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    old = src[0].shape
+    if len(old) != len(arg) or any(a != b and a != 1 for a, b in zip(old, arg, strict=True)):
+        raise ShapeError(f"cannot expand {list(old)} to {list(arg)}: only axes of extent 1 expand")
+    return tuple(arg)
+
+
+def _pad(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    from baregrad.ir import index
+
+    if len(arg) != len(src[0].shape):
+        raise ShapeError(f"PAD has {len(arg)} entries for {len(src[0].shape)} axes")
+    shape = []
+    for extent, pad in zip(src[0].shape, arg, strict=True):
+        if isinstance(extent, int):
+            inner = extent + max(extent - 1, 0) * pad.interior
+        else:
+            inner = index.sub(index.mul(extent, pad.interior + 1), pad.interior)
+        shape.append(index.as_dim(index.add(index.add(inner, pad.lo), pad.hi)))
+    return tuple(shape)
+
+
+def _shrink(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    from baregrad.ir import index
+
+    if len(arg) != len(src[0].shape):
+        raise ShapeError(f"SHRINK has {len(arg)} entries for {len(src[0].shape)} axes")
+    shape = []
+    for extent, cut in zip(src[0].shape, arg, strict=True):
+        if isinstance(cut.start, int) and isinstance(cut.stop, int):
+            if not 0 <= cut.start <= cut.stop or (isinstance(extent, int) and cut.stop > extent):
+                raise ShapeError(f"SHRINK {cut.start}:{cut.stop} of an axis of extent {extent}")
+        length = index.sub(cut.stop, cut.start)
+        if cut.step != 1:
+            length = index.floordiv(index.add(length, cut.step - 1), cut.step)
+        shape.append(index.as_dim(length))
+    return tuple(shape)
+
+
+def _check_axis(op: Op, axis: int, rank: int) -> None:
+    if not 0 <= axis < rank:
+        raise ShapeError(f"{op.name} along axis {axis} of an array of {rank} axes")
+
+
+def _window(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    from baregrad.ir import index
+
+    _check_axis(op, arg.axis, len(src[0].shape))
+    extent = src[0].shape[arg.axis]
+    span = arg.dilation * (arg.taps - 1) + 1
+    if isinstance(extent, int) and extent < span:
+        raise ShapeError(f"a window of {span} elements does not fit an axis of extent {extent}")
+    positions = index.as_dim(index.add(index.floordiv(index.sub(extent, span), arg.stride), 1))
+    shape = list(src[0].shape)
+    shape[arg.axis] = positions
+    return (*shape, arg.taps)
+
+
+def _fold(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    _check_axis(op, arg.axis, len(src[0].shape) - 1)
+    shape = list(src[0].shape[:-1])
+    shape[arg.axis] = arg.extent
+    return tuple(shape)
+
+
+def _reduce(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    if not arg.axes:
+        return ()
+    return tuple(extent for axis, extent in enumerate(src[0].shape) if axis not in arg.axes)
+
+
+def _scan(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return src[0].shape if arg.axis >= 0 else ()
+
+
+def _gather(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    array, *indices = src
+    if len(indices) != len(array.shape):
+        raise ShapeError(f"GATHER with {len(indices)} indices for {len(array.shape)} axes")
+    return _elementwise(op, tuple(indices), arg)
+
+
+def _stage(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    from baregrad.ir.node import extent_of
+
+    return tuple(extent_of(axis) for axis in src[1:])
+
+
+def _from_width(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (arg.width,) if arg.width > 1 else ()
+
+
+def _lanes(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (arg,)
+
+
+def _part(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (arg[1],)
+
+
+_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        Ops.BUFFER: _from_arg,
+        Ops.PARAM: _from_arg,
+        Ops.ALLOC: _alloc,
+        Ops.IOTA: _iota,
+        Ops.CAST: _like_first,
+        Ops.BITCAST: _like_first,
+        Ops.RESHAPE: _reshape,
+        Ops.PERMUTE: _permute,
+        Ops.EXPAND: _expand,
+        Ops.PAD: _pad,
+        Ops.SHRINK: _shrink,
+        Ops.FLIP: _like_first,
+        Ops.WINDOW: _window,
+        Ops.FOLD: _fold,
+        Ops.REDUCE: _reduce,
+        Ops.PROJ: _like_first,
+        Ops.SCAN: _scan,
+        Ops.GATHER: _gather,
+        Ops.SCATTER: _like_first,
+        Ops.CONTIGUOUS: _like_first,
+        Ops.DETACH: _like_first,
+        Ops.COPY: _like_first,
+        Ops.STAGE: _stage,
+        Ops.REG: _from_width,
+        Ops.READ: _like_first,
+        Ops.VLOAD: _from_width,
+        Ops.SPLAT: _lanes,
+        Ops.LANES: _lanes,
+        Ops.PART: _part,
+    }
+)

@@ -1,0 +1,21 @@
+"""Kernel level to loop level to linear level: schedules, lowering, linearisation, search."""
+
+from baregrad.kernel.analysis import Cost, Facts, cost_of, facts_of
+from baregrad.kernel.apply import apply_schedule
+from baregrad.kernel.codegen import codegen_passes
+from baregrad.kernel.heuristic import choose_schedule
+from baregrad.kernel.lower import lower
+from baregrad.kernel.schedule_value import Schedule, parse_schedule
+
+__all__ = [
+    "Cost",
+    "Facts",
+    "Schedule",
+    "apply_schedule",
+    "choose_schedule",
+    "codegen_passes",
+    "cost_of",
+    "facts_of",
+    "lower",
+    "parse_schedule",
+]

@@ -1,0 +1,297 @@
+"""What a kernel does: its axes, its memory accesses as strides, what it reuses and what it costs.
+
+Everything is computed once per node and kept on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir import index
+from baregrad.ir.index import Dim
+from baregrad.ir.node import Node, extent_of, toposort
+from baregrad.ir.op import ALU, Ops
+
+_OFFSET = "kernel.offset"
+_FACTS = "kernel.facts"
+_COST = "kernel.cost"
+# What one operation costs, in plain additions; whatever is not here costs 1.
+EXPENSIVE = frozenset(
+    (Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.ATAN, Ops.POW,
+     Ops.THREEFRY)
+)
+_SLOW = frozenset((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL, Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV))
+_ADDRESSED = frozenset((Ops.OUT, Ops.KERNEL))
+EXPENSIVE_FLOPS = 16
+SLOW_FLOPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A flat element offset: `constant` + sum of strides[axis]*axis + sum of scale*atom.
+
+    `rest` holds the atoms that are no plain axis times a constant (divisions, loaded indices,
+    symbolic strides).
+    """
+
+    constant: int
+    strides: Mapping[Node, int]
+    rest: tuple[tuple[Node, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One array read or written: its array, offset and free axes; whether a guard is around it."""
+
+    array: Node
+    offset: Offset
+    axes: frozenset[Node]
+    write: bool
+    guarded: bool = False
+
+    def stride(self, axis: Node) -> int | None:
+        """Elements between neighbours along `axis`: 0 if it is reused, None if not affine."""
+        if axis not in self.axes:
+            return 0
+        if any(axis in atom.ranges for atom, _ in self.offset.rest):
+            return None
+        return self.offset.strides.get(axis, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A REDUCE: its own axes, its free axes, and the accesses below it that use its axes."""
+
+    node: Node
+    own: tuple[Node, ...]
+    free: frozenset[Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The axes and accesses of a kernel. Axes are RANGE nodes in the order of their ids.
+
+    data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along them.
+    ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose value is
+    used other than as an address (conditions, casts to numbers).
+    """
+
+    outs: tuple[Node, ...]
+    data: tuple[Node, ...]
+    reduced: tuple[Node, ...]
+    scanned: frozenset[Node]
+    accesses: tuple[Access, ...]
+    reductions: tuple[Reduction, ...]
+    stages: tuple[Node, ...]
+    ordered: frozenset[Node]
+    exposed: frozenset[Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Operations and bytes of one launch; symbolic sizes give index nodes."""
+
+    flops: Dim
+    bytes_read: Dim
+    bytes_written: Dim
+
+
+def access_offset(array: Node, indices: tuple[Node, ...]) -> Offset:
+    """The flat offset of an access."""
+    terms, constant = index.linear(index.flatten(indices, array.shape))
+    strides: dict[Node, int] = {}
+    rest: list[tuple[Node, int]] = []
+    for atom, scale in terms.items():
+        if not scale:
+            continue
+        if atom.op is Ops.RANGE:
+            strides[atom] = scale
+        else:
+            rest.append((atom, scale))
+    return Offset(constant, strides, tuple(rest))
+
+
+def offset_of(node: Node) -> Offset:
+    """The flat offset of an INDEX or OUT node, computed once."""
+    memo = node.memo
+    found: Offset | None = memo.get(_OFFSET)
+    if found is None:
+        first = 1 if node.op is Ops.INDEX else 2
+        found = access_offset(node.src[0], node.src[first:])
+        memo[_OFFSET] = found
+    return found
+
+
+def out_axes(out: Node) -> frozenset[Node]:
+    """The free axes of an OUT: it executes once per point of them."""
+    found: frozenset[Node] = frozenset()
+    for child in out.src[1:]:
+        found = found | child.ranges
+    return found
+
+
+def by_id(axes: frozenset[Node] | set[Node]) -> tuple[Node, ...]:
+    """Axes in the order of their ids."""
+    return tuple(sorted(axes, key=lambda axis: axis.arg.id))
+
+
+def facts_of(kernel: Node) -> Facts:
+    """The facts of a kernel-level KERNEL."""
+    found: Facts | None = kernel.memo.get(_FACTS)
+    if found is None:
+        found = _facts(kernel)
+        kernel.memo[_FACTS] = found
+    return found
+
+
+def _facts(kernel: Node) -> Facts:
+    data: set[Node] = set()
+    everything: set[Node] = set()
+    scanned: set[Node] = set()
+    accesses: list[Access] = []
+    reductions: list[Reduction] = []
+    stages: list[Node] = []
+    exposed: set[Node] = set()
+    for out in kernel.src:
+        free = out_axes(out)
+        data |= free
+        accesses.append(Access(out.src[0], offset_of(out), free, True))
+    for node in toposort(kernel):
+        op = node.op
+        if op is Ops.RANGE:
+            everything.add(node)
+        elif op is Ops.INDEX:
+            if node.src[0].op is Ops.PARAM:
+                accesses.append(Access(node.src[0], offset_of(node), node.ranges, False))
+            else:
+                for child in node.src[1:]:
+                    exposed |= child.ranges
+        elif op is Ops.REDUCE:
+            own = tuple(child for child in node.src if child.op is Ops.RANGE)
+            reductions.append(Reduction(node, own, node.ranges))
+        elif op is Ops.SCAN:
+            scanned.add(node.src[-1])
+        elif op is Ops.STAGE:
+            stages.append(node)
+        elif node.dtype is not dtypes.index and op not in _ADDRESSED:
+            for child in node.src:
+                if child.dtype is dtypes.index:
+                    exposed |= child.ranges
+    return Facts(
+        kernel.src,
+        by_id(data),
+        by_id(everything - data),
+        frozenset(scanned),
+        tuple(accesses),
+        tuple(reductions),
+        tuple(stages),
+        _ordered(kernel),
+        frozenset(exposed),
+    )
+
+
+def axes_together(facts: Facts) -> frozenset[frozenset[Node]]:
+    """The sets of axes, two or more, that some expression of a kernel depends on at once."""
+    found = {out_axes(out) for out in facts.outs}
+    for node in toposort(*facts.outs):
+        axes = node.ranges
+        if node.op is Ops.REDUCE:
+            axes = axes.union(child for child in node.src if child.op is Ops.RANGE)
+        found.add(axes)
+    return frozenset(axes for axes in found if len(axes) > 1)
+
+
+def _ordered(kernel: Node) -> frozenset[Node]:
+    """OUTs that accumulate, write through loaded indices, or write an array that another writes."""
+    seen: dict[Node, int] = {}
+    for out in kernel.src:
+        seen[out.src[0]] = seen.get(out.src[0], 0) + 1
+    found = set()
+    for out in kernel.src:
+        offset = offset_of(out)
+        free = {axis for axis in out_axes(out) if extent_of(axis) != 1}
+        affine = not offset.rest and free <= offset.strides.keys()
+        if out.arg.monoid is not None or not affine or seen[out.src[0]] > 1:
+            found.add(out)
+    return frozenset(found)
+
+
+def distinct_axes(out: Node) -> frozenset[Node]:
+    """Axes that alone make up one index of an OUT: different values write different elements."""
+    return frozenset(child for child in out.src[2:] if child.op is Ops.RANGE)
+
+
+def extent_bound(axis: Node) -> int:
+    """The extent of an axis; its upper bound when symbolic."""
+    return index.upper(extent_of(axis))
+
+
+def iterations(axes: frozenset[Node] | tuple[Node, ...]) -> int:
+    """The number of points of some axes, at most."""
+    count = 1
+    for axis in axes:
+        count *= extent_bound(axis)
+    return count
+
+
+def op_flops(node: Node) -> int:
+    """What executing this one node costs, in plain operations; 0 for index arithmetic and moves."""
+    if node.op in ALU and node.dtype is not dtypes.index:
+        if node.op in EXPENSIVE:
+            return EXPENSIVE_FLOPS
+        return SLOW_FLOPS if node.op in _SLOW else 1
+    return 0
+
+
+def itemsize(dtype: DType) -> int:
+    """Bytes of one element."""
+    return max(dtype.itemsize, 1)
+
+
+def cost_of(kernel: Node) -> Cost:
+    """Operations and bytes of one launch of a kernel-level KERNEL.
+
+    An operation counts once per point of its free axes, a reduction once per element reduced; an
+    array counts once per element reached, whatever the caches do.
+    """
+    found: Cost | None = kernel.memo.get(_COST)
+    if found is None:
+        found = _cost(kernel)
+        kernel.memo[_COST] = found
+    return found
+
+
+def _points(axes: frozenset[Node] | tuple[Node, ...]) -> Dim:
+    return index.product(extent_of(axis) for axis in axes)
+
+
+def _cost(kernel: Node) -> Cost:
+    flops: list[Dim] = []
+    for node in toposort(kernel):
+        if node.op is Ops.REDUCE:
+            inside = node.ranges.union(child for child in node.src if child.op is Ops.RANGE)
+            flops.append(_points(inside))
+        elif node.op is Ops.SCAN:
+            flops.append(_points(node.ranges))
+        elif node.op in ALU and node.dtype is not dtypes.index and node.ranges:
+            flops.append(_points(node.ranges))
+    read: dict[Node, Dim] = {}
+    written: dict[Node, Dim] = {}
+    for access in facts_of(kernel).accesses:
+        size = index.mul(_reached(access), itemsize(access.array.dtype))
+        into = written if access.write else read
+        known = into.get(access.array)
+        into[access.array] = size if known is None else _larger(known, size)
+    return Cost(index.total(flops), index.total(read.values()), index.total(written.values()))
+
+
+def _reached(access: Access) -> Dim:
+    points = _points(access.axes)
+    whole = index.product(access.array.shape)
+    return index.minimum(points, whole)
+
+
+def _larger(a: Dim, b: Dim) -> Dim:
+    return a if index.upper(a) >= index.upper(b) else b

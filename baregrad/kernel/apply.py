@@ -1,0 +1,446 @@
+"""Applying a schedule: a KERNEL whose axes are split, bound and numbered in loop order.
+
+The result is a kernel-level KERNEL again, so the evaluator can check the step by itself. Arrays
+are addressed by one flat offset. A peeled data axis gives two OUTs, a peeled reduced axis two
+REDUCEs that are combined.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from baregrad.base.errors import CompilerBug, ScheduleError
+from baregrad.ir import index
+from baregrad.ir.attrs import Param, Range, Stage
+from baregrad.ir.index import Dim
+from baregrad.ir.monoid import Monoid
+from baregrad.ir.node import Node, alu, extent_of, range_node, rebuild, substitute, toposort
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import by_id, facts_of, offset_of, out_axes
+from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, fresh_table
+from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
+from baregrad.kernel.sharing import prepare
+
+Pieces = dict[Node, Piece]
+# Beyond the ids of any kernel's own axes.
+CHUNK_ID = 1 << 20
+_SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
+
+
+def apply_schedule(kernel: Node, schedule: Schedule) -> Node:
+    """`kernel` with the steps of `schedule` applied, in order; the parallel axis stays one.
+
+    Raises ScheduleError for the first step that is not legal.
+    """
+    return apply_steps(prepare(kernel), schedule, chunked=False)
+
+
+def apply_steps(kernel: Node, schedule: Schedule, chunked: bool) -> Node:
+    """`kernel` scheduled; with `chunked`, the parallel axis is a loop of chunks and one inside."""
+    table = fresh_table(facts_of(kernel))
+    for step in schedule.steps:
+        table.apply(step)
+    rewriter = _Rewriter(table, chunked)
+    result = rewriter.kernel(kernel)
+    staging: list[StageInput | StageReduce] = [*table.staged_inputs, *table.staged_reductions]
+    for request in staging:
+        copied = isinstance(request, StageInput)
+        named = request.axes if isinstance(request, StageInput) else (request.axis, *request.axes)
+        if request not in rewriter.applied and rewriter.empty.isdisjoint(named):
+            what = "access of that input" if copied else "reduction over it"
+            raise ScheduleError(
+                f"{request} is not legal: no {what} runs along all of these axes, inside its bounds"
+            )
+    return result
+
+
+@dataclass(slots=True)
+class Scope:
+    """One choice of pieces for the original axes, and what was rewritten under it.
+
+    ranges: the final axis of each name (in a copying loop, some stand for others).
+    """
+
+    pieces: Pieces
+    ranges: Mapping[str, Node]
+    done: dict[Node, Node] = field(default_factory=dict)
+    parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
+
+
+class _Rewriter:
+    """Rewrites a kernel from its original axes to the final ones of a table."""
+
+    def __init__(self, table: AxisTable, chunked: bool) -> None:
+        self.table = table
+        self.chunk: tuple[str, Node] | None = None
+        self.ranges: dict[str, Node] = {}
+        self.empty: set[str] = set()
+        self.dead: set[str] = set()
+        for position, name in enumerate(table.order):
+            axis = table.axes[name]
+            several = table.grain > 1 or not isinstance(axis.extent, int)
+            if axis.unit == "pool" and chunked and several:
+                self.ranges[name] = self.chunks(axis, position)
+            else:
+                self.ranges[name] = range_node(axis.extent, position, name, axis.unit)
+            if axis.extent == 0:
+                self.empty.add(name)
+            elif axis.extent == 1:
+                self.dead.add(name)
+        self.flat: dict[Node, Node] = {}
+        self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
+        self.choices: dict[Node, tuple[Piece, ...]] = {}
+        self.applied: set[StageInput | StageReduce] = set()
+        self.copies: dict[tuple[object, ...], Node] = {}
+        self.staged_params = frozenset(step.param for step in table.staged_inputs)
+
+    def chunks(self, axis: Axis, position: int) -> Node:
+        """The iterations of one chunk of the parallel axis; the last chunk may have fewer."""
+        grain = self.table.grain
+        count = index.floordiv(index.add(axis.extent, grain - 1), grain)
+        # Tails run with the last chunk, so there is one even where no whole tile is.
+        count = index.maximum(count, 1)
+        chunk = range_node(count, CHUNK_ID, f"{axis.name}_chunk", "pool")
+        self.chunk = (axis.name, chunk)
+        length: Dim = grain
+        if index.mod(axis.extent, grain) != 0:
+            length = index.minimum(grain, index.sub(axis.extent, index.mul(chunk, grain)))
+        return range_node(length, position, axis.name)
+
+    def kernel(self, kernel: Node) -> Node:
+        """The rewritten KERNEL."""
+        outs: list[Node] = []
+        for out in kernel.src:
+            for pieces in self.combinations(by_id(out_axes(out))):
+                scope = Scope(pieces, self.ranges)
+                (value,) = self.values((out.src[1],), scope)
+                src = (self.array(out.src[0]), value, self.offset(out, scope))
+                outs.append(Node(Ops.OUT, out.dtype, src, out.arg))
+        return Node(Ops.KERNEL, kernel.dtype, tuple(outs), kernel.arg)
+
+    def pieces(self, node: Node) -> tuple[Piece, ...]:
+        """The parts of an original axis that are ever run; at least one."""
+        found = self.choices.get(node)
+        if found is None:
+            merged = self.table.merged.get(node)
+            name = merged[0] if merged else self.table.names[node]
+            every = self.table.pieces[name]
+            live = [p for p in every if not any(n in self.empty for n, _ in p.terms)]
+            found = tuple(live or every[:1])
+            self.choices[node] = found
+        return found
+
+    def combinations(self, axes: Iterable[Node]) -> Iterable[Pieces]:
+        """Every choice of one piece per axis; axes that were collapsed choose together."""
+        groups: dict[str, list[Node]] = {}
+        for node in axes:
+            merged = self.table.merged.get(node)
+            groups.setdefault(merged[0] if merged else self.table.names[node], []).append(node)
+        options = [self.pieces(nodes[0]) for nodes in groups.values()]
+        for chosen in itertools.product(*options):
+            pieces: Pieces = {}
+            for nodes, piece in zip(groups.values(), chosen, strict=True):
+                for node in nodes:
+                    pieces[node] = piece
+            yield pieces
+
+    # --- addresses ------------------------------------------------------------------------------
+
+    def array(self, node: Node) -> Node:
+        """A PARAM as one flat axis."""
+        found = self.flat.get(node)
+        if found is None:
+            shape = (index.product(node.arg.shape),)
+            found = Node(Ops.PARAM, node.dtype, (), Param(node.arg.slot, shape, node.arg.name))
+            self.flat[node] = found
+        return found
+
+    def axis_value(self, node: Node, scope: Scope) -> Node:
+        """What an original axis is in terms of the final ones."""
+        piece = scope.pieces.get(node)
+        if piece is None:
+            raise CompilerBug("an axis is used outside its scope", found=node)
+        terms = {scope.ranges[name]: s for name, s in piece.terms if name not in self.dead}
+        if self.chunk is not None:
+            for name, scale in piece.terms:
+                if name == self.chunk[0]:
+                    terms[self.chunk[1]] = scale * self.table.grain
+        value: Dim
+        if isinstance(piece.start, int):
+            value = index.from_linear(terms, piece.start)
+        else:
+            value = index.total((index.from_linear(terms, 0), piece.start))
+        merged = self.table.merged.get(node)
+        if merged is not None:
+            value = index.mod(index.floordiv(value, merged[1]), merged[2])
+        return index.as_node(value)
+
+    def offset(self, node: Node, scope: Scope) -> Node:
+        """The flat offset of an INDEX or OUT in terms of the final axes."""
+        old = offset_of(node)
+        terms: dict[Node, int] = {}
+        constant = old.constant
+        extra: list[Dim] = []
+        for axis, stride in old.strides.items():
+            merged = self.table.merged.get(axis)
+            if merged is not None:
+                group = self.table.groups[merged[0]]
+                if not as_one(old.strides, group):
+                    extra.append(index.mul(self.axis_value(axis, scope), stride))
+                    continue
+                if axis is not group[0]:
+                    continue
+            piece = scope.pieces[axis]
+            for name, scale in piece.terms:
+                if name not in self.dead:
+                    final = scope.ranges[name]
+                    terms[final] = terms.get(final, 0) + stride * scale
+                    if self.chunk is not None and name == self.chunk[0]:
+                        chunk = self.chunk[1]
+                        more = stride * scale * self.table.grain
+                        terms[chunk] = terms.get(chunk, 0) + more
+            if isinstance(piece.start, int):
+                constant += piece.start * stride
+            else:
+                extra.append(index.mul(piece.start, stride))
+        for atom, scale in old.rest:
+            (value,) = self.values((atom,), scope)
+            extra.append(index.mul(value, scale))
+        if extra:
+            return index.as_node(index.total((index.from_linear(terms, constant), *extra)))
+        return index.from_linear(terms, constant)
+
+    # --- expressions ----------------------------------------------------------------------------
+
+    def values(self, roots: tuple[Node, ...], scope: Scope) -> tuple[Node, ...]:
+        """Expressions rewritten."""
+        done = scope.done
+        for node in toposort(*roots, enter=lambda n: n not in done and not self.is_leaf(n)):
+            if node not in done:
+                done[node] = self.visit(node, scope)
+        return tuple(done[root] for root in roots)
+
+    def is_leaf(self, node: Node) -> bool:
+        """Whether a node is rewritten whole, without its sources being rewritten first."""
+        if node.op is Ops.INDEX:
+            return node.src[0].op is Ops.PARAM
+        if node.op is Ops.GUARD:
+            return self.is_staged(node.src[1])
+        return bool(node.op.bit & _SCOPED)
+
+    def is_staged(self, node: Node) -> bool:
+        """Whether a node reads an input that some step copies."""
+        return is_read(node) and node.src[0].arg.slot in self.staged_params
+
+    def visit(self, node: Node, scope: Scope) -> Node:
+        """One node whose sources are done, unless it is a leaf."""
+        op = node.op
+        done = scope.done
+        if op is Ops.CONST or op is Ops.VAR:
+            return node
+        if op is Ops.RANGE:
+            return self.axis_value(node, scope)
+        if is_read(node) or (op is Ops.GUARD and self.is_staged(node.src[1])):
+            return self.read(node, scope)
+        if op is Ops.REDUCE:
+            scope.parts[node] = self.reduction(node, scope)
+            return scope.parts[node][0]
+        if op is Ops.PROJ and node.src[0] in scope.parts:
+            position: int = node.arg
+            return scope.parts[node.src[0]][position]
+        if op is Ops.SCAN or op is Ops.STAGE:
+            return self.scoped(node, scope)
+        if op is Ops.INDEX:
+            return self.stage_read(node, done)
+        current = node
+        for child in node.src:
+            if done[child] is not child:
+                current = Node(op, node.dtype, tuple(done[c] for c in node.src), node.arg)
+                break
+        simpler = index.resimplify(current)
+        return current if simpler is None else simpler
+
+    def read(self, node: Node, scope: Scope) -> Node:
+        """A read of an input, or a guarded one: in place, or through its copy if it has one."""
+        where = node if node.op is Ops.INDEX else node.src[1]
+        if scope.ranges is self.ranges and where.src[0].arg.slot in self.staged_params:
+            for step in self.table.staged_inputs:
+                if step.param == where.src[0].arg.slot:
+                    found = self.staged(step, node, where, scope)
+                    if found is not None:
+                        return found
+        value = Node(Ops.INDEX, node.dtype, (self.array(where.src[0]), self.offset(where, scope)))
+        if where is node:
+            return value
+        (condition,) = self.values((node.src[0],), scope)
+        guarded = Node(Ops.GUARD, node.dtype, (condition, value))
+        simpler = index.resimplify(guarded)
+        return guarded if simpler is None else simpler
+
+    def staged(self, step: StageInput, node: Node, where: Node, scope: Scope) -> Node | None:
+        """A read through a copy in scratch memory; None if the step's copy does not hold it.
+
+        A guard stays with the copy, so that what reads the copy is not guarded.
+        """
+        used = {name for axis in node.ranges for name, _ in scope.pieces[axis].terms}
+        names = [name for name in step.axes if name not in self.dead]
+        if not names or not used.issuperset(names) or (where is node and not in_bounds(node)):
+            return None
+        free = [axis for axis in used if axis not in names and axis not in self.dead]
+        if any(self.ranges[name].arg.is_tile for name in free):
+            return None
+        key = (step, node, *(id(scope.pieces[axis]) for axis in by_id(node.ranges)))
+        stage = self.copies.get(key)
+        if stage is None:
+            copies = self.copies_of(where, names, scope)
+            ranges = {**self.ranges, **copies}
+            value = self.read(node, Scope(scope.pieces, ranges))
+            src = (value, *copies.values())
+            stage = self.copies[key] = Node(Ops.STAGE, node.dtype, src, Stage("scratch"))
+        self.applied.add(step)
+        places = tuple(self.ranges[name] for name in names)
+        return Node(Ops.INDEX, node.dtype, (stage, *places))
+
+    def copies_of(self, where: Node, names: list[str], scope: Scope) -> dict[str, Node]:
+        """The axes of the loops that copy a read, in the order in which the input lies."""
+        strides = dict.fromkeys(names, 0)
+        for axis, stride in offset_of(where).strides.items():
+            for name, scale in scope.pieces[axis].terms:
+                if name in strides:
+                    strides[name] += abs(stride * scale)
+        far = sorted(names, key=lambda name: -strides[name])
+        first = len(self.table.order) * (1 + len(self.copies))
+        found = {}
+        for name in names:
+            axis = self.ranges[name]
+            place = Range(first + far.index(name), f"{name}_copy", axis.arg.bind)
+            found[name] = Node(Ops.RANGE, axis.dtype, axis.src, place)
+        return found
+
+    def scoped(self, node: Node, scope: Scope) -> Node:
+        """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
+        axes = [child for child in node.src[1:] if child.op is Ops.RANGE]
+        pieces = {**scope.pieces, **{axis: self.pieces(axis)[0] for axis in axes}}
+        (value,) = self.values((node.src[0],), Scope(pieces, scope.ranges))
+        if node.op is Ops.SCAN:
+            final = [self.ranges[self.table.names[axis]] for axis in axes]
+        else:
+            final = [part for axis in axes for part in self.parts_of(axis)]
+        return Node(node.op, node.dtype, (value, *final), node.arg)
+
+    def parts_of(self, axis: Node) -> list[Node]:
+        """The axes that a stage's axis was split into, outermost first."""
+        piece = self.pieces(axis)[0]
+        terms = sorted(piece.terms, key=lambda term: -term[1])
+        return [self.ranges[name] for name, _ in terms if name not in self.dead]
+
+    def stage_read(self, node: Node, done: dict[Node, Node]) -> Node:
+        """A read of a stage, by the parts of its axes."""
+        stage, *indices = node.src
+        places: list[Node] = []
+        for axis, place in zip(stage.src[1:], indices, strict=True):
+            sizes = tuple(extent_of(part) for part in self.parts_of(axis))
+            places.extend(index.as_node(i) for i in index.unflatten(done[place], sizes))
+        return Node(Ops.INDEX, node.dtype, (done[stage], *places))
+
+    # --- reductions -----------------------------------------------------------------------------
+
+    def reduction(self, node: Node, scope: Scope) -> tuple[Node, ...]:
+        """The parts of a REDUCE; several pieces are combined in order."""
+        free = by_id(node.ranges)
+        key = (node, id(scope.ranges), *(id(scope.pieces[axis]) for axis in free))
+        found = self.reduced.get(key)
+        if found is not None:
+            return found
+        monoid: Monoid = node.arg.monoid
+        own = [child for child in node.src if child.op is Ops.RANGE]
+        values = tuple(child for child in node.src if child.op is not Ops.RANGE)
+        total: tuple[Node, ...] = ()
+        outside = {axis: scope.pieces[axis] for axis in free}
+        for choice in self.combinations(own):
+            new = self.values(values, Scope({**outside, **choice}, scope.ranges))
+            one = Node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
+            each = _parts(self.carried(one), monoid)
+            total = combined(monoid, total, each) if total else each
+        self.reduced[key] = total
+        return total
+
+    def carried(self, node: Node) -> Node:
+        """A REDUCE whose accumulators are kept in scratch memory, if a step says so.
+
+        The axes inside the step's are reduced first, in registers, and their result is added.
+        """
+        own = [child for child in node.src if child.op is Ops.RANGE]
+        for step in self.table.staged_reductions:
+            axes = [self.ranges[name] for name in step.axes if name not in self.dead]
+            tiles = {axis for axis in node.ranges if axis.arg.is_tile}
+            at = self.ranges[step.axis]
+            if at not in own or not node.ranges.issuperset(axes):
+                continue
+            if node.arg.monoid.primitive is None or not tiles.issubset(axes):
+                continue
+            inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
+            if inner:
+                outer = [axis for axis in own if axis not in inner]
+                part = Node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
+                node = Node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
+            first = len(self.table.order) * (1 + len(self.copies))
+            copies = tuple(
+                Node(Ops.RANGE, axis.dtype, axis.src, replace(axis.arg, id=first + axis.arg.id))
+                for axis in axes
+            )
+            value = substitute(node, dict(zip(axes, copies, strict=True)))
+            stage = Node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
+            self.copies[(step, node)] = stage
+            self.applied.add(step)
+            return Node(Ops.INDEX, node.dtype, (stage, *axes))
+        return node
+
+    def final_axes(self, choice: Pieces) -> tuple[Node, ...]:
+        """The final axes of a reduction's pieces, in loop order; at least one."""
+        names = {name for piece in choice.values() for name, _ in piece.terms}
+        live = [name for name in names if name not in self.dead]
+        chosen = live or sorted(names)[:1]
+        return tuple(sorted((self.ranges[n] for n in chosen), key=lambda axis: axis.arg.id))
+
+
+def is_read(node: Node) -> bool:
+    """Whether a node reads an element of an argument array."""
+    return node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
+
+
+def in_bounds(node: Node) -> bool:
+    """Whether an INDEX stays inside its array whatever its axes are, guarded or not."""
+    return all(
+        index.lower(position) >= 0 and index.upper(position) < index.lower(extent)
+        for position, extent in zip(node.src[1:], node.src[0].shape, strict=True)
+    )
+
+
+def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
+    if monoid.arity == 1:
+        return (node,)
+    return tuple(
+        Node(Ops.PROJ, dtype, (node,), position) for position, dtype in enumerate(monoid.states)
+    )
+
+
+def combined(
+    monoid: Monoid, left: tuple[Node, ...], right: tuple[Node, ...]
+) -> tuple[Node, ...]:
+    """The combination of two tuples of states, as expressions."""
+    if monoid.primitive is not None:
+        return (alu(monoid.primitive, left[0], right[0]),)
+    return filled(monoid.combine, left + right)
+
+
+def filled(formulas: tuple[Node, ...], slots: tuple[Node, ...]) -> tuple[Node, ...]:
+    """A monoid's formulas with expressions in place of their SLOTs."""
+
+    def visit(node: Node) -> Node | None:
+        return slots[node.arg] if node.op is Ops.SLOT else None
+
+    memo: dict[Node, Node] = {}
+    return tuple(rebuild(formula, visit, memo=memo) for formula in formulas)

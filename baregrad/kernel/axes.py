@@ -1,0 +1,336 @@
+"""The axes of a kernel while a schedule is applied: names, extents, order, units.
+
+Steps act on this table alone; the kernel is rewritten once, at the end (`apply.py`). Each original
+axis is covered by one or more pieces (a main part and tails), each an affine sum of new axes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baregrad.base.errors import ScheduleError
+from baregrad.ir import index
+from baregrad.ir.index import Dim
+from baregrad.ir.node import Node, extent_of
+from baregrad.kernel.analysis import Facts, distinct_axes
+from baregrad.kernel.schedule_value import (
+    CPU_UNITS,
+    Bind,
+    Collapse,
+    Reorder,
+    Split,
+    StageInput,
+    StageReduce,
+    Step,
+)
+
+SCANNED = "a scan runs along the axis"
+
+
+@dataclass(slots=True)
+class Axis:
+    """One axis.
+
+    `serial` says why it must run in order on one thread, `whole` why it cannot be split, and
+    `exact` why its parts must divide it; empty where that is not so.
+    """
+
+    name: str
+    extent: Dim
+    reduced: bool
+    unit: str = "loop"
+    serial: str = ""
+    whole: str = ""
+    exact: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an original axis: start + sum of scale*axis; nothing where `axes` are never run."""
+
+    start: Dim
+    terms: tuple[tuple[str, int], ...]
+
+
+@dataclass(slots=True)
+class AxisTable:
+    """The state of a schedule in the making.
+
+    names: of the original axes. axes: by name. order: outermost first. pieces: of each original
+    axis. merged: original axis -> (axis that it was collapsed into, its stride there, its extent).
+    groups: the original axes of a collapsed one, innermost first.
+    """
+
+    facts: Facts
+    names: dict[Node, str] = field(default_factory=dict)
+    axes: dict[str, Axis] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    merged: dict[Node, tuple[str, Dim, Dim]] = field(default_factory=dict)
+    groups: dict[str, tuple[Node, ...]] = field(default_factory=dict)
+    staged_inputs: list[StageInput] = field(default_factory=list)
+    staged_reductions: list[StageReduce] = field(default_factory=list)
+    grain: int = 1
+
+    def apply(self, step: Step) -> None:
+        """Apply one step. Raises ScheduleError where it is not legal."""
+        if isinstance(step, Split):
+            self._split(step)
+        elif isinstance(step, Bind):
+            self._bind(step)
+        elif isinstance(step, Reorder):
+            self._reorder(step)
+        elif isinstance(step, Collapse):
+            self._collapse(step)
+        elif isinstance(step, StageInput):
+            for name in step.axes:
+                if not isinstance(self.axis(name, step).extent, int):
+                    raise ScheduleError(f"{step} is not legal: a copy has a constant size")
+            self.staged_inputs.append(step)
+        else:
+            for name in (step.axis, *step.axes):
+                if not isinstance(self.axis(name, step).extent, int):
+                    raise ScheduleError(f"{step} is not legal: the copy has a constant size")
+            self.staged_reductions.append(step)
+
+    def axis(self, name: str, step: Step) -> Axis:
+        """The axis called `name`."""
+        found = self.axes.get(name)
+        if found is None:
+            raise ScheduleError(
+                f"{step} names an axis that is not there", found=name, wanted=", ".join(self.order)
+            )
+        return found
+
+    def _add(self, axis: Axis, step: Step) -> None:
+        if axis.name in self.axes or not axis.name.isidentifier():
+            raise ScheduleError(
+                f"{step} makes an axis that is there already, or whose name is no identifier",
+                found=axis.name,
+            )
+        self.axes[axis.name] = axis
+
+    def _split(self, step: Split) -> None:
+        axis = self.axis(step.axis, step)
+        if axis.whole or axis.serial:
+            raise ScheduleError(
+                f"{step} is not legal: {axis.whole or axis.serial}", found=axis.name
+            )
+        if axis.unit != "loop":
+            raise ScheduleError(
+                f"{step} is not legal: the axis is bound already", found=axis.unit,
+                hint="split first, then bind the parts",
+            )
+        tile = step.tile
+        count = index.floordiv(axis.extent, tile)
+        rest = index.mod(axis.extent, tile)
+        if rest != 0 and (axis.exact or not step.tail):
+            raise ScheduleError(
+                f"{step} is not legal: {axis.exact or 'the sizes do not divide the extent'}",
+                found=f"extent {axis.extent}, tile {tile}", wanted="a divisor, or tail='name'",
+            )
+        terms = []
+        scale = tile
+        for position, (name, size) in enumerate(step.parts):
+            extent = size if position else count
+            scale = scale // size if position else tile
+            self._add(Axis(name, extent, axis.reduced, exact=axis.exact), step)
+            terms.append((name, scale))
+        names = [name for name, _ in step.parts]
+        if step.tail:
+            self._add(Axis(step.tail, rest, axis.reduced), step)
+            names.append(step.tail)
+        place = self.order.index(axis.name)
+        self.order[place : place + 1] = names
+        del self.axes[axis.name]
+        for pieces in self.pieces.values():
+            pieces[:] = _split_pieces(pieces, axis.name, terms, step.tail, index.mul(count, tile))
+
+    def _bind(self, step: Bind) -> None:
+        axis = self.axis(step.axis, step)
+        if step.unit not in CPU_UNITS:
+            raise ScheduleError(
+                f"{step} names a unit that a CPU has not", found=step.unit,
+                wanted=", ".join(CPU_UNITS),
+            )
+        if step.unit == "loop":
+            return
+        if axis.serial:
+            raise ScheduleError(f"{step} is not legal: {axis.serial}", found=step.unit)
+        if step.unit == "pool":
+            if axis.reduced:
+                raise ScheduleError(
+                    f"{step} is not legal: a reduced axis cannot be shared out among threads",
+                    found=axis.name, wanted="an axis of the output",
+                )
+            taken = [other.name for other in self.axes.values() if other.unit == "pool"]
+            if taken:
+                raise ScheduleError(f"{step} is not legal: one axis is the pool's", found=taken[0])
+            self.grain = step.grain
+        elif not isinstance(axis.extent, int):
+            raise ScheduleError(
+                f"{step} is not legal: a tile needs a constant extent", found=axis.extent
+            )
+        # An empty axis runs on nothing; a tile of no elements would be no tile.
+        if axis.extent != 0:
+            axis.unit = step.unit
+
+    def _reorder(self, step: Reorder) -> None:
+        if len(set(step.axes)) != len(step.axes):
+            raise ScheduleError(f"{step} names an axis twice")
+        for name in step.axes:
+            self.axis(name, step)
+        places = sorted(self.order.index(name) for name in step.axes)
+        serial = [name for name in self.order if self.axes[name].serial]
+        for place, name in zip(places, step.axes, strict=True):
+            self.order[place] = name
+        if serial != [name for name in self.order if self.axes[name].serial]:
+            raise ScheduleError(
+                f"{step} is not legal: {self.axes[serial[0]].serial}",
+                wanted=f"the order {', '.join(serial)} kept",
+            )
+        data = [self.axes[name] for name in self.order if not self.axes[name].reduced]
+        for outer, inner in itertools.pairwise(data):
+            if outer.whole == SCANNED and inner.whole != SCANNED:
+                raise ScheduleError(
+                    f"{step} is not legal: {SCANNED}", wanted=f"{inner.name} outside {outer.name}"
+                )
+
+    def _collapse(self, step: Collapse) -> None:
+        nodes = []
+        for name in step.axes:
+            axis = self.axis(name, step)
+            node = next((node for node, known in self.names.items() if known == name), None)
+            why = axis.whole or axis.serial or axis.exact
+            if node is None or len(self.pieces.get(name, ())) != 1 or why:
+                raise ScheduleError(
+                    f"{step} is not legal: {why or 'the axis was changed'}",
+                    found=name, wanted="fresh axes",
+                )
+            nodes.append(node)
+        if len(nodes) < 2 or len({self.axes[name].reduced for name in step.axes}) != 1:
+            raise ScheduleError(f"{step} is not legal", wanted="two or more axes of one kind")
+        total = index.product(self.axes[name].extent for name in step.axes)
+        reduced = self.axes[step.axes[0]].reduced
+        self._add(Axis(step.name, total, reduced), step)
+        self.order[self.order.index(step.axes[0])] = step.name
+        stride: Dim = 1
+        for node, name in reversed(tuple(zip(nodes, step.axes, strict=True))):
+            extent = self.axes[name].extent
+            self.merged[node] = (step.name, stride, extent)
+            stride = index.mul(stride, extent)
+            del self.axes[name], self.pieces[name]
+            if name in self.order:
+                self.order.remove(name)
+        self.pieces[step.name] = [Piece(0, ((step.name, 1),))]
+        self.groups[step.name] = tuple(reversed(nodes))
+
+
+def _split_pieces(
+    pieces: list[Piece], axis: str, parts: list[tuple[str, int]], tail: str, covered: Dim
+) -> list[Piece]:
+    found: list[Piece] = []
+    for piece in pieces:
+        scale = dict(piece.terms).get(axis)
+        if scale is None:
+            found.append(piece)
+            continue
+        others = tuple(term for term in piece.terms if term[0] != axis)
+        inner = tuple((name, scale * size) for name, size in parts)
+        found.append(Piece(piece.start, (*others, *inner)))
+        if tail:
+            start = index.add(piece.start, index.mul(covered, scale))
+            found.append(Piece(start, (*others, (tail, scale))))
+    return found
+
+
+def fresh_table(facts: Facts) -> AxisTable:
+    """The axes of a kernel before any step."""
+    table = AxisTable(facts)
+    labels: dict[str, int] = {}
+    axes = facts.data + facts.reduced
+    for node in axes:
+        labels[node.arg.axis] = labels.get(node.arg.axis, 0) + 1
+    serial = _serial_axes(facts)
+    staged = {axis for stage in facts.stages for axis in stage.src[1:]}
+    data = frozenset(facts.data)
+    # A scan's accumulator must outlive the loops inside its own: its axis goes inside the others.
+    for node in sorted(axes, key=lambda axis: (axis in facts.scanned, axis.arg.id)):
+        name = axis_name(node, node not in data, labels[node.arg.axis] == 1)
+        axis = Axis(name, extent_of(node), node not in data, serial=serial.get(node, ""))
+        if node in facts.scanned:
+            axis.serial = axis.whole = SCANNED
+        if node in staged:
+            axis.exact = "a value is staged along the axis"
+        table.names[node] = name
+        table.axes[name] = axis
+        table.order.append(name)
+        table.pieces[name] = [Piece(0, ((name, 1),))]
+    return table
+
+
+def axis_name(node: Node, reduced: bool, unique: bool) -> str:
+    """What schedules call an original axis."""
+    label: str = node.arg.axis
+    if label and unique and label.isidentifier():
+        return label
+    return f"{'r' if reduced else 'i'}{node.arg.id}"
+
+
+def _serial_axes(facts: Facts) -> dict[Node, str]:
+    """Axes along which a scatter's writes must keep their order."""
+    found: dict[Node, str] = {}
+    for out in facts.ordered:
+        for child in out.src[1:]:
+            for axis in child.ranges:
+                found[axis] = "writes along the axis may meet and keep their order"
+    counts: dict[Node, int] = {}
+    for out in facts.ordered:
+        counts[out.src[0]] = counts.get(out.src[0], 0) + 1
+    for out in facts.ordered:
+        if counts[out.src[0]] == 1:
+            for axis in distinct_axes(out):
+                found.pop(axis, None)
+    return found
+
+
+def as_one(strides: Mapping[Node, int], group: tuple[Node, ...]) -> bool:
+    """Whether an access with these strides sees some axes, innermost first, as a single one."""
+    stride: Dim | None = strides.get(group[0])
+    for inner, outer in itertools.pairwise(group):
+        if stride is None:
+            return False
+        stride = index.mul(stride, extent_of(inner))
+        if not isinstance(stride, int) or strides.get(outer) != stride:
+            return False
+    return stride is not None
+
+
+def collapsible(facts: Facts, nodes: tuple[Node, ...]) -> bool:
+    """Whether every access sees these axes, outermost first, as one axis or not at all."""
+    group = frozenset(nodes)
+    for access in facts.accesses:
+        if group.isdisjoint(access.axes):
+            continue
+        if any(not group.isdisjoint(atom.ranges) for atom, _ in access.offset.rest):
+            return False
+        stride = access.offset.strides.get(nodes[-1])
+        if stride is None:
+            return False
+        for outer, inner in zip(reversed(nodes[:-1]), reversed(nodes[1:]), strict=True):
+            extent = extent_of(inner)
+            if not isinstance(extent, int):
+                return False
+            stride *= extent
+            if access.offset.strides.get(outer) != stride:
+                return False
+    for reduction in facts.reductions:
+        if not group.isdisjoint(reduction.own) and not group.issubset(reduction.own):
+            return False
+    for out in facts.outs:
+        free = frozenset().union(*(child.ranges for child in out.src[1:]))
+        if not group.isdisjoint(free) and not group.issubset(free):
+            return False
+    return True

@@ -1,0 +1,90 @@
+"""Which loop the threads share, and how much of it is one chunk."""
+
+from __future__ import annotations
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.node import Node, toposort
+from baregrad.ir.op import ALU, Ops
+from baregrad.kernel.analysis import Facts, itemsize, iterations, op_flops, out_axes
+from baregrad.kernel.schedule_value import Bind
+from baregrad.kernel.tiling import Plan, PlannedAxis
+from baregrad.target.cpu import CpuTarget
+
+# Rough rates of one core, for estimates: bytes and simple vector operations in a nanosecond.
+BYTES_PER_NS = 8.0
+VECTOR_OPS_PER_NS = 3.0
+# A kernel shorter than this is one chunk: waking a thread costs some microseconds.
+ALONE_NS = 30_000.0
+CHUNK_NS = 10_000.0
+MOST_CHUNKS = 64
+
+
+def estimate_ns(facts: Facts, target: CpuTarget) -> float:
+    """How long one core takes for a kernel, roughly, if it is vectorised well."""
+    total_bytes = 0
+    for access in facts.accesses:
+        total_bytes += iterations(access.axes) * itemsize(access.array.dtype)
+    operations = 0
+    for node in toposort(*facts.outs):
+        if node.op in (Ops.REDUCE, Ops.SCAN):
+            inside = node.ranges.union(child for child in node.src if child.op is Ops.RANGE)
+            operations += iterations(inside)
+        elif node.op in ALU and node.dtype is not dtypes.index and node.ranges:
+            operations += op_flops(node) * iterations(node.ranges)
+    lanes = target.lanes(4)
+    return max(
+        total_bytes / BYTES_PER_NS if not facts.reductions else 0.0,
+        operations / lanes / VECTOR_OPS_PER_NS,
+    )
+
+
+def choose_pool(
+    plan: Plan, order: list[PlannedAxis], target: CpuTarget
+) -> tuple[list[PlannedAxis], Bind | None]:
+    """The order of the data axes and the bind of the one that threads share; None for one chunk.
+
+    An axis is shared only if every output and every large reduction runs along it. Its chunks are
+    the outermost loop, the iterations of a chunk stay where the axis stands.
+    """
+    facts = plan.facts
+    total = estimate_ns(facts, target)
+    if total < ALONE_NS:
+        return order, None
+    best: PlannedAxis | None = None
+    enough = 2 * max(target.cores, 2)
+    for axis in order:
+        if not axis.loops or not _shared(facts, axis.nodes[-1]):
+            continue
+        trips = axis.loops[0][1]
+        if trips < 2:
+            continue
+        if best is None or (best.loops[0][1] < enough and trips >= 2 * best.loops[0][1]):
+            best = axis
+    if best is None:
+        return order, None
+    name, trips = best.loops[0]
+    # Each chunk of an inner loop does anew what stands between the loops outside it.
+    outermost = best is next(axis for axis in order if axis.loops)
+    chunk = max(total / (MOST_CHUNKS if outermost else enough), CHUNK_NS)
+    grain = max(1, min(round(chunk * trips / total), (trips + 1) // 2))
+    grain = _rounded(grain, trips)
+    return order, Bind(name, "pool", grain)
+
+
+def _rounded(grain: int, trips: int) -> int:
+    """A grain near the wanted one that divides the trip count, if there is one."""
+    for candidate in range(grain, min(2 * grain, trips // 2) + 1):
+        if trips % candidate == 0:
+            return candidate
+        if candidate > grain + 64:
+            break
+    return grain
+
+
+def _shared(facts: Facts, node: Node) -> bool:
+    if any(node not in out_axes(out) for out in facts.outs):
+        return False
+    for reduction in facts.reductions:
+        if node not in reduction.free and iterations(reduction.free | set(reduction.own)) > 256:
+            return False
+    return True

@@ -1,0 +1,218 @@
+"""Loop level -> linear level: a flat list of instructions on virtual registers.
+
+Serial loops stay loops; vector ranges become lanes, unrolled ranges are written out point by point,
+invariant values move out of loops, and constant parts of addresses go into the accesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import Var
+from baregrad.ir.bounds import INFINITE, bounds
+from baregrad.ir.monoid import Monoid
+from baregrad.ir.node import Node
+from baregrad.ir.op import Op, Ops
+from baregrad.kernel.linearise_access import Address, Memory
+from baregrad.kernel.linearise_scopes import END, ZERO
+from baregrad.kernel.linearise_values import Values
+
+# The chunks of the pool loop that a call does; a user's variable cannot have a dot.
+CHUNK_BEGIN = Node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
+CHUNK_END = Node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
+Step = Callable[["Values", list[Any]], None]
+
+
+def linearise(kernel: Node) -> Node:
+    """The PROGRAM of a loop-level KERNEL whose GUARDs hold LOADs and whose ops the target has."""
+    values = Values(Memory(kernel))
+    stack: list[Any] = list(reversed(kernel.src))
+    while stack:
+        item = stack.pop()
+        if not isinstance(item, Node):
+            item(values, stack)
+            continue
+        rule = _STATEMENTS.get(item.op)
+        if rule is None:
+            raise CompilerBug("not a statement of the CPU's loop level", found=item)
+        rule(values, item, stack)
+    return Node(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
+
+
+def _seq(values: Values, node: Node, stack: list[Any]) -> None:
+    stack.extend(reversed(node.src))
+
+
+def _loop(values: Values, node: Node, stack: list[Any]) -> None:
+    axis, body = node.src
+    if axis.arg.is_tile:
+        raise CompilerBug("a tile range cannot be looped over", found=axis)
+    extent = values.value(axis.src[0])
+    values.scopes.forget_since()
+    pool = axis.arg.bind == "pool"
+    if extent.op is Ops.CONST and extent.arg == 1 and not pool:
+        values.counters[axis] = ZERO
+        stack.append(body)
+        return
+    # A call that does no chunk is never made.
+    speculative = not pool and bounds(axis.src[0])[0] < 1
+    span = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
+    counter = Node(Ops.BEGIN, dtypes.int64, span, axis.arg.id)
+    values.counters[axis] = counter
+    values.scopes.open(counter, speculative)
+    stack.append(_close)
+    stack.append(body)
+
+
+def _close(values: Values, stack: list[Any]) -> None:
+    values.scopes.close()
+
+
+def _if(values: Values, node: Node, stack: list[Any]) -> None:
+    cond, body = node.src
+    if any(axis.arg.is_tile for axis in cond.ranges):
+        before = values.masks
+        values.masks = (*before, cond)
+
+        def restore(values: Values, stack: list[Any]) -> None:
+            values.masks = before
+
+        stack.append(restore)
+        stack.append(body)
+        return
+    test = Node(Ops.TEST, dtypes.token, (values.value(cond),))
+    values.scopes.forget_since()
+    values.scopes.open(test, True)
+    stack.append(_close)
+    stack.append(body)
+
+
+def _store(values: Values, node: Node, stack: list[Any]) -> None:
+    value, *indices = node.src[1:]
+    ranges = value.ranges.union(*[place.ranges for place in (*indices, *values.masks)])
+    axes = values.axes_of(ranges)
+    lanes = values.lanes_of(ranges)
+    address = values.memory.addresses[node]
+    writes: list[tuple[Node, Node | None, Any]] = []
+    late = bool(axes) and values.memory.reads_elsewhere(node, axes)
+    points = values.points(axes)
+    if not late and node.arg is None and not values.masks and _is_register(values, node):
+        for values.point in points:
+            _set(values, node, address, values.value(value))
+        points = []
+    for values.point in points:
+        mask = values.mask(values.masks)
+        if mask is not None and mask.op is Ops.CONST:
+            continue
+        result = values.value(value)
+        if late and result.op is Ops.REG:
+            result = values.scopes.emit(Ops.READ, result.dtype, (result,))
+        if late:
+            writes.append((result, mask, values.point))
+        else:
+            _write(values, node, address, lanes, result, mask)
+    for result, mask, point in writes:
+        values.point = point
+        _write(values, node, address, lanes, result, mask)
+    values.point = {}
+    values.scopes.forget_since()
+
+
+def _is_register(values: Values, store: Node) -> bool:
+    return store.src[0] in values.memory.registers
+
+
+def _set(values: Values, store: Node, address: Address, result: Node) -> None:
+    """Write a value to the register of the current point."""
+    register = values.register(store.src[0], address.at(values.point))
+    if register.shape and not result.shape:
+        result = values.vector(result, register.arg.width)
+    values.scopes.innermost.code.append(Node(Ops.SET, dtypes.token, (register, result)))
+
+
+def _write(
+    values: Values, node: Node, address: Address, lanes: int, result: Node, mask: Node | None
+) -> None:
+    """Write the value of one point: to a register, to adjacent elements, or lane by lane."""
+    buffer = node.src[0]
+    monoid: Monoid | None = node.arg
+    if buffer in values.memory.registers:
+        mark = values.scopes.mark()
+        if monoid is not None or mask is not None:
+            register = values.register(buffer, address.at(values.point))
+            if monoid is not None:
+                (result,) = values.combine(monoid, (register,), (result,))
+            if mask is not None:
+                result = values.apply(Ops.WHERE, buffer.dtype, mask, result, register)
+        _set(values, node, address, result)
+        values.scopes.forget_since(mark)
+        return
+    adjacent = not address.lanes and address.stride == (1 if lanes > 1 else 0)
+    if not adjacent:
+        _scatter(values, node, address, lanes, result, mask)
+        return
+    scalar, at = values.offset(address)
+    _store_at(values, buffer, (scalar, at), lanes, result, mask, monoid)
+
+
+def _store_at(
+    values: Values,
+    buffer: Node,
+    place: tuple[Node, int],
+    lanes: int,
+    result: Node,
+    mask: Node | None,
+    monoid: Monoid | None,
+) -> None:
+    """A VSTORE, after a VLOAD and the combination when it accumulates; scalars test their mask."""
+    scopes = values.scopes
+    offset, at = place
+    access = values.access(lanes, 1, at, buffer.dtype.itemsize)
+    test = mask is not None and lanes == 1
+    if test:
+        assert mask is not None
+        scopes.append(Node(Ops.TEST, dtypes.token, (mask,)))
+        mask = None
+    guard = () if mask is None else (values.vector(mask, lanes),)
+    mark = scopes.mark()
+    if monoid is not None:
+        old = Node(Ops.VLOAD, buffer.dtype, (buffer, offset, *guard), access)
+        scopes.append_momentary(old)
+        (result,) = values.combine(monoid, (old,), (result,))
+    result = values.vector(result, lanes)
+    scopes.append(Node(Ops.VSTORE, dtypes.token, (buffer, offset, result, *guard), access))
+    if test:
+        scopes.append(END)
+    scopes.forget_since(mark)
+
+
+def _scatter(
+    values: Values, node: Node, address: Address, lanes: int, result: Node, mask: Node | None
+) -> None:
+    """Lanes written one after the other, in order, so that the last one wins or all add up."""
+    buffer = node.src[0]
+    emit = values.scopes.emit
+    strided = not address.lanes and lanes == max(address.width, 1)
+    if strided:
+        scalar, at = values.offset(address)
+        places = [(scalar, at + address.stride * lane) for lane in range(lanes)]
+    else:
+        offsets = values.vector(values.lane_offsets(address), lanes)
+        places = [
+            (emit(Ops.EXTRACT, offsets.dtype, (offsets,), lane), 0) for lane in range(lanes)
+        ]
+    for lane, place in enumerate(places):
+        one = emit(Ops.EXTRACT, result.dtype, (result,), lane) if result.shape else result
+        active = mask
+        if mask is not None and mask.shape:
+            active = emit(Ops.EXTRACT, mask.dtype, (mask,), lane)
+        _store_at(values, buffer, place, 1, one, active, node.arg)
+
+
+_STATEMENTS: MappingProxyType[Op, Callable[[Values, Node, list[Any]], None]] = MappingProxyType(
+    {Ops.SEQ: _seq, Ops.LOOP: _loop, Ops.IF: _if, Ops.STORE: _store}
+)

@@ -1,0 +1,201 @@
+"""How loads and stores address memory: affine parts told apart once per access."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from baregrad.base.bits import row_major_strides
+from baregrad.base.errors import CompilerBug
+from baregrad.ir import index
+from baregrad.ir.node import Node, extent_of, toposort
+from baregrad.ir.op import Ops
+
+Terms = tuple[tuple[Node, int], ...]
+
+
+class Address:
+    """The flat offset of an access, in elements, split by what it depends on.
+
+    offset = constant + sum(scale * unrolled range) + sum(scale * fixed atom) + sum(scale * point
+    atom) + stride * vector range + sum(scale * lane atom). A fixed atom depends on no tile range, a
+    point atom on unrolled ones in a way that is not affine, a lane atom likewise on the vector
+    range `vector` of `width` lanes.
+    """
+
+    __slots__ = (
+        "constant",
+        "fixed",
+        "is_constant",
+        "lanes",
+        "points",
+        "stride",
+        "unrolled",
+        "vector",
+        "width",
+    )
+
+    def __init__(self, terms: dict[Node, int], constant: int) -> None:
+        unrolled: list[tuple[Node, int]] = []
+        fixed: list[tuple[Node, int]] = []
+        points: list[tuple[Node, int]] = []
+        lanes: list[tuple[Node, int]] = []
+        stride = 0
+        vector: Node | None = None
+        for atom, scale in terms.items():
+            if not scale:
+                continue
+            kind, axis = _kind(atom)
+            if axis is not None:
+                if vector is not None and vector is not axis:
+                    raise CompilerBug("an access with two vector ranges", found=list(terms))
+                vector = axis
+            if kind == _VECTOR:
+                stride += scale
+            else:
+                (fixed, unrolled, points, lanes)[kind].append((atom, scale))
+        width = 1 if vector is None else lanes_of(vector)
+        if width == 1:
+            # One lane is no vector.
+            fixed += lanes
+            lanes, stride, vector = [], 0, None
+        self.constant = constant
+        self.unrolled = tuple(unrolled)
+        self.fixed = tuple(fixed)
+        self.points = tuple(points)
+        self.stride = stride
+        self.lanes = tuple(lanes)
+        self.vector = vector
+        self.width = width
+        # Only tile ranges move it, each affinely: it can name registers.
+        self.is_constant = not (fixed or points or lanes)
+
+    def at(self, point: Mapping[Node, int]) -> int:
+        """The constant part of the offset at a point of the unrolled ranges."""
+        total = self.constant
+        for axis, scale in self.unrolled:
+            total += scale * point[axis]
+        return total
+
+
+_FIXED, _UNROLLED, _POINT, _LANES, _VECTOR = range(5)
+
+
+def _kind(atom: Node) -> tuple[int, Node | None]:
+    """How an atom moves an offset, and the vector range that it depends on."""
+    if atom.op is Ops.RANGE:
+        bind = atom.arg
+        if not bind.is_tile:
+            return _FIXED, None
+        return (_VECTOR, atom) if bind.bind == "vector" else (_UNROLLED, None)
+    vector: Node | None = None
+    kind = _FIXED
+    for axis in atom.ranges:
+        if axis.arg.bind == "vector":
+            if vector is not None:
+                raise CompilerBug("an index with two vector ranges", found=atom)
+            vector = axis
+        elif axis.arg.is_tile:
+            kind = _POINT
+    return (kind, None) if vector is None else (_LANES, vector)
+
+
+def analyse(buffer: Node, indices: tuple[Node, ...]) -> Address:
+    """The address of element `indices` of `buffer`, row-major over its shape."""
+    shape = buffer.shape
+    if len(shape) != len(indices):
+        raise CompilerBug("as many indices as axes are wanted", found=indices, wanted=shape)
+    if len(indices) == 1:
+        return Address(*index.linear(indices[0]))
+    if not all(isinstance(extent, int) for extent in shape[1:]):
+        return Address(*index.linear(index.flatten(indices, shape)))
+    terms: dict[Node, int] = {}
+    constant = 0
+    divisions = 0
+    strides = row_major_strides((1, *shape[1:])) if shape else ()
+    for position, step in zip(indices, strides, strict=True):
+        op = position.op
+        if op is Ops.RANGE:
+            terms[position] = terms.get(position, 0) + step
+            continue
+        more, extra = index.linear(position)
+        constant += extra * step
+        for atom, scale in more.items():
+            terms[atom] = terms.get(atom, 0) + scale * step
+            if atom.op is Ops.MOD or atom.op is Ops.FLOORDIV:
+                divisions += 1
+    if divisions > 1:
+        # Quotient and remainder of one index may fold back into it.
+        return Address(*index.linear(index.flatten(indices, shape)))
+    return Address(terms, constant)
+
+
+def lanes_of(axis: Node) -> int:
+    """The extent of a tile range; raises CompilerBug if it is not constant."""
+    extent = extent_of(axis)
+    if not isinstance(extent, int):
+        raise CompilerBug("a tile range needs a constant extent", found=axis)
+    return extent
+
+
+class Memory:
+    """What a kernel does to buffers: those it writes, and the ALLOCs that can be registers.
+
+    addresses: of each LOAD and STORE. registers: lanes of each register of an ALLOC. loads: the
+    LOADs of each buffer. single: no more than one argument is written. That one may lie over an
+    argument that is read, element by element, so a load must not pass the write of another.
+    """
+
+    def __init__(self, kernel: Node) -> None:
+        self.addresses: dict[Node, Address] = {}
+        self.written: set[Node] = set()
+        self.registers: dict[Node, int] = {}
+        self.loads: dict[Node, list[Node]] = {}
+        refused: set[Node] = set()
+        for node, indices in _accesses(kernel):
+            buffer = node.src[0]
+            address = self.addresses[node] = analyse(buffer, indices)
+            if node.op is Ops.STORE:
+                self.written.add(buffer)
+            else:
+                self.loads.setdefault(buffer, []).append(node)
+            if buffer.op is Ops.ALLOC and buffer.arg.space == "register" and buffer not in refused:
+                width = address.width
+                if _fits_registers(address) and self.registers.get(buffer, width) == width:
+                    self.registers[buffer] = width
+                else:
+                    refused.add(buffer)
+                    self.registers.pop(buffer, None)
+
+        self.single = sum(1 for buffer in self.written if buffer.op is Ops.PARAM) <= 1
+
+    def reads_elsewhere(self, store: Node, axes: tuple[Node, ...]) -> bool:
+        """Whether a store's value reads elements of its buffer that another point may write."""
+        loads = self.loads.get(store.src[0])
+        if loads is None:
+            return False
+        position = store.src[2:]
+        moves = all(any(axis in place.ranges for place in position) for axis in axes)
+        if moves:
+            loads = [load for load in loads if load.src[1:] != position]
+        if not loads:
+            return False
+        below = toposort(store.src[1])
+        return any(load in below for load in loads)
+
+
+def _accesses(kernel: Node) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+    for node in toposort(kernel):
+        if node.op is Ops.STORE:
+            yield node, node.src[2:]
+        elif node.op is Ops.LOAD:
+            yield node, node.src[1:]
+
+
+def _fits_registers(address: Address) -> bool:
+    """Whether the access names whole registers: constant, lanes adjacent and aligned to them."""
+    width = address.width
+    if not address.is_constant or address.stride != (1 if width > 1 else 0):
+        return False
+    if address.constant % width:
+        return False
+    return all(scale % width == 0 for _, scale in address.unrolled)

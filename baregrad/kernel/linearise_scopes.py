@@ -1,0 +1,164 @@
+"""Where instructions go: nested scopes, each a list of code, with hoisting and reuse of values.
+
+A pure instruction is emitted once, in the outermost open scope in which all its operands are
+defined: behind what that scope has so far, which is just before the inner loop that is being
+written. What reads a register or memory that the kernel writes (a *momentary* value) stays in the
+current scope and is forgotten when its statement ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.node import Node, const
+from baregrad.ir.op import Op, Ops
+
+ZERO = const(0, dtypes.int64)
+END = Node(Ops.END, dtypes.token)
+# The depth of momentary values: deeper than any scope.
+MOMENT = 1 << 30
+
+
+class Scope:
+    """The code of one loop or condition being written.
+
+    `opening` is the instruction that opens it; `floor` is the outermost scope that a load found
+    here may be hoisted to, and `pin` that for any instruction; `values` and `keys` are what to
+    forget when it closes.
+    """
+
+    __slots__ = ("code", "floor", "keys", "opening", "pin", "values")
+
+    def __init__(self, opening: Node | None, floor: int, pin: int) -> None:
+        self.opening = opening
+        self.floor = floor
+        self.pin = pin
+        self.code: list[Node] = []
+        self.values: list[Node] = []
+        self.keys: list[Any] = []
+
+
+class Scopes:
+    """The stack of open scopes, and the values that are known in them.
+
+    `depth` is the scope of each value that is known, MOMENT for momentary ones and registers;
+    leaves are not in it. `memo` maps a loop-level expression (with the point it was evaluated at)
+    to its linear value.
+    """
+
+    def __init__(self) -> None:
+        self.stack = [Scope(None, 0, 0)]
+        self.innermost = self.stack[0]
+        self.depth: dict[Node, int] = {}
+        self.memo: dict[Any, Any] = {}
+        self.momentary: list[Node] = []
+        self.momentary_keys: list[Any] = []
+
+    def open(self, opening: Node, speculative: bool, lazy: bool = False) -> None:
+        """Enter a loop or condition.
+
+        speculative: its body may not run at all. lazy: so rarely that nothing is to leave it.
+        """
+        depth = len(self.stack)
+        outer = self.innermost
+        floor = depth if speculative else outer.floor
+        self.innermost = Scope(opening, floor, depth if lazy else outer.pin)
+        self.stack.append(self.innermost)
+        self.depth[opening] = depth
+        self.innermost.values.append(opening)
+
+    def close(self) -> None:
+        """Leave the innermost scope; its code goes to the one around it, unless it is empty."""
+        scope = self.stack.pop()
+        self.innermost = self.stack[-1]
+        for value in scope.values:
+            self.depth.pop(value, None)
+        for key in scope.keys:
+            self.memo.pop(key, None)
+        if scope.code and scope.opening is not None:
+            outer = self.innermost.code
+            outer.append(scope.opening)
+            outer.extend(scope.code)
+            outer.append(END)
+
+    def append(self, instruction: Node) -> None:
+        """Add an instruction with an effect to the current scope."""
+        self.innermost.code.append(instruction)
+
+    def append_momentary(self, instruction: Node) -> None:
+        """Add an instruction to the current scope whose value is only good for now."""
+        self.innermost.code.append(instruction)
+        self.depth[instruction] = MOMENT
+        self.momentary.append(instruction)
+
+    def emit(
+        self,
+        op: Op,
+        dtype: DType,
+        src: tuple[Node, ...] = (),
+        arg: Any = None,
+        floor: int = 0,
+    ) -> Node:
+        """The value of an instruction, emitted where it belongs unless it is there already.
+
+        floor: the outermost scope that it may go to, MOMENT if it is momentary.
+        """
+        node = Node(op, dtype, src, arg)
+        depth = self.depth
+        if node in depth:
+            return node
+        place = self.innermost.pin
+        if floor > place:
+            place = floor
+        for child in src:
+            at = depth.get(child, 0)
+            if at > place:
+                place = at
+        self.put(node, place)
+        return node
+
+    def put(self, node: Node, place: int) -> None:
+        """Add an instruction to the code of the scope `place`; to the current one for MOMENT."""
+        self.depth[node] = place
+        if place == MOMENT:
+            self.momentary.append(node)
+            self.innermost.code.append(node)
+        else:
+            scope = self.stack[place]
+            scope.values.append(node)
+            scope.code.append(node)
+
+    def settle(self, register: Node) -> None:
+        """Let a register that is not set again hold its value to the end of the current scope."""
+        self.depth[register] = len(self.stack) - 1
+        self.innermost.values.append(register)
+
+    def remember(self, key: Any, value: Any) -> None:
+        """Keep `value`, a node or a tuple of them, for `key` as long as it is right."""
+        self.memo[key] = value
+        depth = self.depth
+        if value.__class__ is tuple:
+            place = max(depth.get(part, 0) for part in value)
+        else:
+            place = depth.get(value, 0)
+        if place == MOMENT:
+            self.momentary_keys.append(key)
+        else:
+            self.stack[place].keys.append(key)
+
+    def mark(self) -> tuple[int, int]:
+        """A moment that `forget_since` can go back to."""
+        return len(self.momentary), len(self.momentary_keys)
+
+    def forget_since(self, mark: tuple[int, int] = (0, 0)) -> None:
+        """Forget the momentary values found since `mark`: what they read may have changed."""
+        nodes, keys = mark
+        if len(self.momentary) == nodes and len(self.momentary_keys) == keys:
+            return
+        for node in self.momentary[nodes:]:
+            self.depth.pop(node, None)
+        for key in self.momentary_keys[keys:]:
+            self.memo.pop(key, None)
+        del self.momentary[nodes:]
+        del self.momentary_keys[keys:]

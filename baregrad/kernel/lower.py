@@ -1,0 +1,25 @@
+"""From a kernel-level KERNEL to its loop level."""
+
+from __future__ import annotations
+
+from baregrad.ir.node import Node
+from baregrad.kernel.analysis import facts_of
+from baregrad.kernel.apply import apply_steps
+from baregrad.kernel.heuristic import choose_schedule
+from baregrad.kernel.schedule_value import Schedule
+from baregrad.kernel.sharing import prepare
+from baregrad.kernel.to_loop import to_loop
+from baregrad.target.cpu import CpuTarget
+
+
+def lower(kernel: Node, target: CpuTarget, schedule: Schedule | None = None) -> Node:
+    """The loop level of a canonical kernel-level KERNEL, under `schedule` or the heuristic's.
+
+    Raises ScheduleError where a step of the schedule is not legal.
+    """
+    kernel = prepare(kernel)
+    if schedule is None:
+        schedule = choose_schedule(kernel, target)
+    applied = apply_steps(kernel, schedule, chunked=True)
+    ordered = frozenset(out.src[0].arg.slot for out in facts_of(kernel).ordered)
+    return to_loop(applied, target.fma, str(schedule), ordered)

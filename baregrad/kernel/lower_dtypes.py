@@ -1,0 +1,356 @@
+"""Loop level: dtypes that the machine does not compute with become ones that it does.
+
+Floats narrower than 32 bits are computed in float32 and rounded at each op's result, except in the
+accumulators of reductions, which stay in float32 until they are read elsewhere. Truth values are
+bytes in memory. Guards come to stand directly on loads. A buffer whose elements have no machine
+type holds their raw codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+
+from baregrad.dtypes import DType, dtypes, round_scalar
+from baregrad.ir import index
+from baregrad.ir.attrs import Reduce
+from baregrad.ir.monoid import Monoid
+from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort
+from baregrad.ir.op import ALU, Op, Ops
+from baregrad.kernel.narrow_floats import (
+    decode_float,
+    encode_float,
+    round_bfloat16,
+    storage_dtype,
+)
+
+F32, U8, BOOL = dtypes.float32, dtypes.uint8, dtypes.bool
+# Ops whose result is representable whenever their operands are.
+_EXACT = frozenset(
+    (
+        Ops.NEG,
+        Ops.ABS,
+        Ops.MAX,
+        Ops.MIN,
+        Ops.WHERE,
+        Ops.FLOOR,
+        Ops.CEIL,
+        Ops.TRUNC,
+        Ops.RINT,
+    )
+)
+
+
+def lower_dtypes(kernel: Node, native_float16: bool) -> Node:
+    """A loop-level KERNEL over bool, integers of 8 to 64 bits, float32, float64 and index.
+
+    With `native_float16`, float16 is left in memory and in CASTs from and to float32.
+    """
+    lowering = _Lowering(native_float16)
+    for node in toposort(kernel):
+        lowering.visit(node)
+    return lowering.done[kernel]
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Whether values of this dtype are computed in float32."""
+    return dtype.kind == "float" and dtype.bits < 32
+
+
+def _is_coded(dtype: DType) -> bool:
+    return dtype.kind == "bool" or is_narrow(dtype) or dtype.bits == 4
+
+
+class _Lowering:
+    """One walk: `done` maps each node to its replacement.
+
+    `raw` maps loads of float32 accumulators, and folds of them, to their unrounded values.
+    """
+
+    def __init__(self, native_float16: bool) -> None:
+        self.native_float16 = native_float16
+        self.done: dict[Node, Node] = {}
+        self.raw: dict[Node, Node] = {}
+        self.monoids: dict[Monoid, Monoid] = {}
+
+    def visit(self, node: Node) -> None:
+        """Replace a node whose sources are replaced already."""
+        rule = _RULES.get(node.op)
+        if rule is not None:
+            self.done[node] = rule(self, node)
+        elif node.op in ALU:
+            self.done[node] = self.arithmetic(node)
+        else:
+            self.done[node] = self.same(node)
+
+    def same(self, node: Node) -> Node:
+        """The node itself over replaced sources."""
+        done = self.done
+        for child in node.src:
+            if done[child] is not child:
+                return Node(node.op, node.dtype, tuple(done[c] for c in node.src), node.arg)
+        return node
+
+    # --- values and codes -----------------------------------------------------------------------
+
+    def memory(self, dtype: DType) -> DType:
+        """The dtype of a buffer's elements in memory."""
+        if dtype is dtypes.float16 and self.native_float16:
+            return dtype
+        if dtype.kind == "bool":
+            return U8
+        return storage_dtype(dtype) if _is_coded(dtype) else dtype
+
+    def decode(self, code: Node, dtype: DType) -> Node:
+        """The value of what memory holds."""
+        if dtype.kind == "bool":
+            return alu(Ops.CMPNE, code, const(0, U8))
+        if dtype is dtypes.float16 and self.native_float16:
+            return cast(code, F32)
+        if dtype.kind == "float":
+            return decode_float(code, dtype)
+        if dtype.kind == "uint":
+            return alu(Ops.AND, code, const(15, U8))
+        shift = const(4, dtypes.int8)
+        signed = Node(Ops.BITCAST, dtypes.int8, (code,))
+        return alu(Ops.SHR, alu(Ops.SHL, signed, shift), shift)
+
+    def encode(self, value: Node, dtype: DType, exact: bool = True) -> Node:
+        """What memory holds for a value, which is rounded to `dtype` already if `exact`."""
+        if dtype.kind == "bool":
+            return cast(value, U8)
+        if dtype is dtypes.float16 and self.native_float16:
+            if value.op is Ops.CAST and value.src[0].dtype is dtypes.float16:
+                return value.src[0]
+            return cast(value, dtype)
+        if dtype.kind == "float":
+            return encode_float(value, dtype, exact)
+        code = value if value.dtype is U8 else Node(Ops.BITCAST, U8, (value,))
+        return alu(Ops.AND, code, const(15, U8))
+
+    def round(self, value: Node, dtype: DType) -> Node:
+        """A float32 rounded to a narrower dtype, still as float32."""
+        if dtype is dtypes.bfloat16:
+            return round_bfloat16(value)
+        return self.decode(self.encode(value, dtype, exact=False), dtype)
+
+    # --- rules ----------------------------------------------------------------------------------
+
+    def arithmetic(self, node: Node) -> Node:
+        """An ALU op: on narrow floats in float32, then rounded."""
+        if not is_narrow(node.dtype):
+            return self.same(node)
+        value = Node(node.op, F32, tuple(self.done[child] for child in node.src), node.arg)
+        return value if node.op in _EXACT else self.round(value, node.dtype)
+
+    def const(self, node: Node) -> Node:
+        """A constant: narrow floats as the float32 that they are."""
+        if is_narrow(node.dtype):
+            return const(round_scalar(node.arg, node.dtype), F32)
+        return node
+
+    def cast(self, node: Node) -> Node:
+        """A conversion: to narrow floats by way of float32."""
+        (x,) = node.src
+        value = self.done[x]
+        source, target = x.dtype, node.dtype
+        if is_narrow(target):
+            wide = cast(value, F32)
+            if is_narrow(source) and target.bits == 16 and source.bits < 16:
+                return wide
+            return wide if source is target else self.round(wide, target)
+        if target.bits == 4:
+            return self._cast_int4(value, target)
+        if target.kind == "bool" and value.dtype.kind != "bool":
+            zero = const(0.0 if value.dtype.is_float else 0, value.dtype)
+            return alu(Ops.CMPNE, value, zero)
+        return cast(value, target)
+
+    def _cast_int4(self, value: Node, target: DType) -> Node:
+        wide = dtypes.int8 if target.kind == "int" else U8
+        if value.dtype.is_float:
+            whole = cast(value, wide)
+            low, high = const(int(target.min), wide), const(int(target.max), wide)
+            return alu(Ops.MIN, alu(Ops.MAX, whole, low), high)
+        code = cast(cast(value, wide), U8) if wide is U8 else cast(value, wide)
+        coded = code if code.dtype is U8 else Node(Ops.BITCAST, U8, (code,))
+        return self.decode(coded, target)
+
+    def bitcast(self, node: Node) -> Node:
+        """Reinterpretation: raw codes of the source read as codes of the target."""
+        (x,) = node.src
+        value = self.done[x]
+        code = self.encode(value, x.dtype) if _is_coded(x.dtype) else value
+        if not _is_coded(node.dtype):
+            return code if code.dtype is node.dtype else Node(Ops.BITCAST, node.dtype, (code,))
+        memory = self.memory(node.dtype)
+        if code.dtype is not memory:
+            code = Node(Ops.BITCAST, memory, (code,))
+        return self.decode(code, node.dtype)
+
+    def buffer(self, node: Node) -> Node:
+        """A PARAM or ALLOC of codes; accumulators of narrow floats are float32."""
+        if node.op is Ops.ALLOC and node.arg.space == "register" and is_narrow(node.dtype):
+            return Node(Ops.ALLOC, F32, self.same(node).src, node.arg)
+        return node.replace(dtype=self.memory(node.dtype))
+
+    def load(self, node: Node) -> Node:
+        """A LOAD: of codes, then decoded; of accumulators, then rounded."""
+        buffer = self.done[node.src[0]]
+        src = (buffer, *[self.done[child] for child in node.src[1:]])
+        found = Node(Ops.LOAD, buffer.dtype, src)
+        if not _is_coded(node.dtype):
+            return found
+        if buffer.dtype is F32:
+            self.raw[node] = found
+            return self.round(found, node.dtype)
+        return self.decode(found, node.dtype)
+
+    def guard(self, node: Node) -> Node:
+        """A GUARD: brought down to the loads below it, with a WHERE unless it is on one."""
+        cond, value = (self.done[child] for child in node.src)
+        zero = const(False if value.dtype.kind == "bool" else 0, value.dtype)
+        if not value.has(Ops.LOAD):
+            return alu(Ops.WHERE, cond, value, zero)
+        guarded = _guard_loads(cond, value)
+        # Decoding gives 0 for the code 0, so a guarded load needs no choice after it.
+        if node.src[1].op is Ops.LOAD:
+            return guarded
+        return alu(Ops.WHERE, cond, guarded, zero)
+
+    def reduce(self, node: Node) -> Node:
+        """A fold of tile ranges: of narrow floats in float32."""
+        monoid = node.arg.monoid
+        wide = self.wide_monoid(monoid)
+        src = tuple(self.raw.get(child, self.done[child]) for child in node.src)
+        if monoid.arity > 1:
+            return Node(Ops.REDUCE, wide.states[0], src, Reduce(wide))
+        if not is_narrow(node.dtype):
+            return Node(Ops.REDUCE, node.dtype, src, Reduce(wide))
+        found = self.raw[node] = Node(Ops.REDUCE, F32, src, Reduce(wide))
+        return self.round(found, node.dtype)
+
+    def proj(self, node: Node) -> Node:
+        """One part of a tuple."""
+        (whole,) = node.src
+        dtype = self.done[whole].arg.monoid.states[node.arg]
+        found = Node(Ops.PROJ, dtype, (self.done[whole],), node.arg)
+        if not is_narrow(node.dtype):
+            return found
+        self.raw[node] = found
+        return self.round(found, node.dtype)
+
+    def store(self, node: Node) -> Node:
+        """A STORE: of codes; what accumulates is neither rounded nor coded in registers."""
+        target, value, *indices = node.src
+        buffer = self.done[target]
+        places = tuple(self.done[child] for child in indices)
+        if not _is_coded(target.dtype):
+            return Node(Ops.STORE, node.dtype, (buffer, self.done[value], *places), self.arg(node))
+        if buffer.dtype is F32:
+            held = self.accumulated(target, value)
+            return Node(Ops.STORE, node.dtype, (buffer, held, *places), self.arg(node))
+        monoid = None if node.arg is None else self.coded_monoid(node.arg)
+        code = self.encode(self.done[value], target.dtype)
+        return Node(Ops.STORE, node.dtype, (buffer, code, *places), monoid)
+
+    def arg(self, store: Node) -> Monoid | None:
+        """The monoid of an accumulating STORE whose buffer holds plain values."""
+        return None if store.arg is None else self.wide_monoid(store.arg)
+
+    def accumulated(self, buffer: Node, value: Node) -> Node:
+        """The float32 that a register keeps: not rounded where it carries on an accumulation."""
+        if value in self.raw:
+            return self.raw[value]
+        if value.op in ALU and any(
+            child.op is Ops.LOAD and child.src[0] is buffer for child in value.src
+        ):
+            src = tuple(self.raw.get(child, self.done[child]) for child in value.src)
+            return Node(value.op, F32, src, value.arg)
+        return self.done[value]
+
+    # --- monoids --------------------------------------------------------------------------------
+
+    def wide_monoid(self, monoid: Monoid) -> Monoid:
+        """The monoid with float32 in the place of narrow floats; no rounding inside."""
+        if not any(is_narrow(dtype) for dtype in monoid.states):
+            return monoid
+        found = self.monoids.get(monoid)
+        if found is None:
+            states = tuple(F32 if is_narrow(dtype) else dtype for dtype in monoid.states)
+            found = self.monoids[monoid] = replace(
+                monoid,
+                states=states,
+                identity=tuple(map(_widened, monoid.identity)),
+                lift=tuple(map(_widened, monoid.lift)),
+                combine=tuple(map(_widened, monoid.combine)),
+            )
+        return found
+
+    def coded_monoid(self, monoid: Monoid) -> Monoid:
+        """The monoid on raw codes, for accumulating in memory."""
+        (dtype,) = monoid.states
+        memory = self.memory(dtype)
+        inside: dict[Node, Node] = {}
+        for node in toposort(*monoid.combine):
+            if node.op is Ops.SLOT:
+                slot = Node(Ops.SLOT, memory, (), node.arg)
+                self.done[node] = inside[node] = self.decode(slot, dtype)
+            else:
+                self.visit(node)
+        code = self.encode(self.done[monoid.combine[0]], dtype)
+        for node in inside:
+            del self.done[node]
+        start = Node(Ops.CONST, memory, (), 0)
+        return Monoid(
+            f"{monoid.name}_coded",
+            (memory,),
+            (start,),
+            (Node(Ops.SLOT, memory, (), 0),),
+            (code,),
+            monoid.commutative,
+            monoid.idempotent,
+        )
+
+
+def _widened(node: Node) -> Node:
+    def visit(below: Node) -> Node | None:
+        if not is_narrow(below.dtype):
+            return None
+        return below.replace(dtype=F32)
+
+    return rebuild(node, visit)
+
+
+def _guard_loads(cond: Node, value: Node) -> Node:
+    """`value` with its loads done only where `cond` holds."""
+    done: dict[Node, Node] = {}
+    for node in toposort(value, enter=lambda n: n.op not in (Ops.LOAD, Ops.GUARD)):
+        if node.op is Ops.LOAD:
+            done[node] = Node(Ops.GUARD, node.dtype, (cond, node))
+        elif node.op is Ops.GUARD:
+            both = index.both(cond, node.src[0])
+            done[node] = Node(Ops.GUARD, node.dtype, (both, node.src[1]))
+        elif node.op is Ops.RANGE or all(done[child] is child for child in node.src):
+            done[node] = node
+        else:
+            src = tuple(done[child] for child in node.src)
+            done[node] = Node(node.op, node.dtype, src, node.arg)
+    return done[value]
+
+
+_RULES: MappingProxyType[Op, Callable[[_Lowering, Node], Node]] = MappingProxyType(
+    {
+        Ops.CONST: _Lowering.const,
+        Ops.CAST: _Lowering.cast,
+        Ops.BITCAST: _Lowering.bitcast,
+        Ops.PARAM: _Lowering.buffer,
+        Ops.ALLOC: _Lowering.buffer,
+        Ops.LOAD: _Lowering.load,
+        Ops.GUARD: _Lowering.guard,
+        Ops.REDUCE: _Lowering.reduce,
+        Ops.PROJ: _Lowering.proj,
+        Ops.STORE: _Lowering.store,
+    }
+)

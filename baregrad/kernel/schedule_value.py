@@ -1,0 +1,241 @@
+"""Schedules: how a kernel runs, as a value that prints, parses, hashes and is mutated.
+
+A schedule is a tuple of steps that name axes, never positions. The axes of a fresh kernel are
+called by their own label where that is unique, else `i<id>` (data) or `r<id>` (reduced); steps
+make further names. What a step may do to a kernel is checked when it is applied (`axes.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from baregrad.base.errors import ScheduleError
+
+CPU_UNITS = ("loop", "pool", "vector", "unroll")
+TAILS = ("peel", "exact")
+
+
+@dataclass(frozen=True, slots=True)
+class Collapse:
+    """Neighbouring axes, outermost first, run as one axis `name`."""
+
+    axes: tuple[str, ...]
+    name: str
+
+    def __str__(self) -> str:
+        return f"collapse({', '.join(map(repr, self.axes))}, name={self.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One axis becomes nested parts, outermost first; the first part takes what is left.
+
+    `parts` holds (name, size), the first with size 0. What does not fill a whole inner tile is the
+    axis `tail`, run after the rest; with no `tail` the sizes must divide the extent.
+    """
+
+    axis: str
+    parts: tuple[tuple[str, int], ...]
+    tail: str = ""
+
+    @property
+    def tile(self) -> int:
+        """The product of the inner sizes."""
+        result = 1
+        for _, size in self.parts[1:]:
+            result *= size
+        return result
+
+    def __str__(self) -> str:
+        inner = "".join(f", {name}={size}" for name, size in self.parts[1:])
+        tail = f", tail={self.tail!r}" if self.tail else ""
+        return f"split({self.axis!r}, outer={self.parts[0][0]!r}{inner}{tail})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder:
+    """The named axes run in this order, outermost first; they share out the places they had."""
+
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"reorder({', '.join(map(repr, self.axes))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """An axis runs on a unit: `loop`, `pool`, `vector` or `unroll`.
+
+    On the pool a chunk is `grain` iterations, the last one perhaps fewer.
+    """
+
+    axis: str
+    unit: str
+    grain: int = 1
+
+    def __str__(self) -> str:
+        grain = f", grain={self.grain}" if self.grain != 1 else ""
+        return f"bind({self.axis!r}, {self.unit!r}{grain})"
+
+
+@dataclass(frozen=True, slots=True)
+class StageInput:
+    """Elements of the input `param` are copied to scratch memory and read there.
+
+    The copy is laid out over `axes`, outermost first. It is made anew for every value of the other
+    axes that the input's elements depend on, outside the loops that they do not depend on.
+    """
+
+    param: int
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))})"
+
+
+@dataclass(frozen=True, slots=True)
+class StageReduce:
+    """Reductions over `axis` keep their accumulators for all of `axes` in scratch memory.
+
+    The loops over `axis`, and over reduced axes outside it, then stand outside the loops over
+    `axes`; reduced axes inside it are reduced in registers and their result is added.
+    """
+
+    axis: str
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"stage_reduce({self.axis!r}, {', '.join(map(repr, self.axes))})"
+
+
+Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Steps in the order in which they are applied."""
+
+    steps: tuple[Step, ...] = ()
+
+    def __str__(self) -> str:
+        return f"Schedule({', '.join(map(str, self.steps))})"
+
+    def then(self, *steps: Step) -> Schedule:
+        """This schedule followed by more steps."""
+        return Schedule(self.steps + steps)
+
+
+# --- the words of the language ------------------------------------------------------------------
+
+
+def split(axis: str, *, outer: str, tail: str = "", **inner: int) -> Split:
+    """`axis` becomes `outer` and the inner axes given as name=size, outermost first."""
+    return Split(axis, ((outer, 0), *inner.items()), tail)
+
+
+def collapse(*axes: str, name: str) -> Collapse:
+    """Neighbouring axes, outermost first, become the one axis `name`."""
+    return Collapse(axes, name)
+
+
+def reorder(*axes: str) -> Reorder:
+    """The axes run in this order, outermost first."""
+    return Reorder(axes)
+
+
+def bind(axis: str, unit: str, grain: int = 1) -> Bind:
+    """The axis runs on `unit`; on the pool, `grain` iterations are one chunk."""
+    return Bind(axis, unit, grain)
+
+
+def vectorise(axis: str) -> Bind:
+    """The axis lies across the lanes of vector registers."""
+    return Bind(axis, "vector")
+
+
+def unroll(axis: str) -> Bind:
+    """The axis is spread over registers."""
+    return Bind(axis, "unroll")
+
+
+def parallelise(axis: str, grain: int = 1) -> Bind:
+    """The axis is shared out among threads, `grain` iterations at a time."""
+    return Bind(axis, "pool", grain)
+
+
+def stage_input(param: int, *axes: str) -> StageInput:
+    """The input is copied to scratch memory laid out over `axes`."""
+    return StageInput(param, axes)
+
+
+def stage_reduce(axis: str, *axes: str) -> StageReduce:
+    """Accumulators for all of `axes` are kept in scratch memory while `axis` runs outside."""
+    return StageReduce(axis, axes)
+
+
+_WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
+    {
+        "split": split,
+        "collapse": collapse,
+        "reorder": reorder,
+        "bind": bind,
+        "stage_input": stage_input,
+        "stage_reduce": stage_reduce,
+    }
+)
+
+
+def parse_schedule(text: str) -> Schedule:
+    """The schedule that `text` spells, as `str(schedule)` writes it.
+
+    Only calls of the words above with literal arguments are understood; nothing is executed.
+    Raises ScheduleError for anything else.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ScheduleError(f"a schedule does not parse ({error.msg})", found=text) from error
+    if not isinstance(tree, ast.Call) or _called(tree) != "Schedule" or tree.keywords:
+        raise ScheduleError("not a schedule", found=text, wanted="Schedule(split(...), ...)")
+    return Schedule(tuple(_parse_step(item) for item in tree.args))
+
+
+def _called(tree: ast.Call) -> str:
+    return tree.func.id if isinstance(tree.func, ast.Name) else ""
+
+
+def _parse_step(tree: ast.expr) -> Step:
+    found = ast.unparse(tree)
+    if not isinstance(tree, ast.Call) or _called(tree) not in _WORDS:
+        raise ScheduleError("not a step", found=found, wanted=", ".join(sorted(_WORDS)))
+    try:
+        positional = [ast.literal_eval(item) for item in tree.args]
+        named = {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords}
+        step = _WORDS[_called(tree)](*positional, **named)
+    except (ValueError, TypeError) as error:
+        raise ScheduleError(f"a step has wrong arguments ({error})", found=found) from error
+    _check_types(step, found)
+    return step
+
+
+def _check_types(step: Step, found: str) -> None:
+    if isinstance(step, Split):
+        sizes = [size for _, size in step.parts]
+        texts: tuple[Any, ...] = (step.axis, step.tail, *(name for name, _ in step.parts))
+        good = all(type(size) is int for size in sizes) and min(sizes[1:], default=1) >= 1
+    elif isinstance(step, Bind):
+        texts, good = (step.axis, step.unit), type(step.grain) is int and step.grain >= 1
+    elif isinstance(step, Collapse):
+        texts, good = (*step.axes, step.name), True
+    elif isinstance(step, StageInput):
+        texts, good = step.axes, type(step.param) is int
+    elif isinstance(step, StageReduce):
+        texts, good = (step.axis, *step.axes), True
+    else:
+        texts, good = step.axes, True
+    if not good or not all(type(text) is str for text in texts):
+        raise ScheduleError("a step has arguments of the wrong type", found=found)

@@ -1,0 +1,100 @@
+"""Expensive values that two loops over equal axes compute both are computed once and kept.
+
+A softmax takes the exponential of a row to sum it and again to divide it. Where such a value under
+a reduced axis and the same value under another axis differ in nothing but the axis, it is staged
+in scratch memory over a third axis, and both read it there.
+"""
+
+from __future__ import annotations
+
+from baregrad.base.bits import round_up
+from baregrad.ir import index
+from baregrad.ir.attrs import Stage
+from baregrad.ir.node import Node, extent_of, range_node, rebuild, substitute, toposort
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import EXPENSIVE, by_id
+from baregrad.kernel.guards import push_guards
+
+_MEMO = "kernel.prepared"
+_EXPENSIVE_MASK = sum(op.bit for op in EXPENSIVE)
+# Rows that fit the first or second cache, and are worth a loop of their own.
+LEAST_EXTENT = 16
+MOST_EXTENT = 1 << 15
+# A stage's axis cannot have a tail, so it is a multiple of this.
+LANES = 8
+
+
+def prepare(kernel: Node) -> Node:
+    """`kernel` as schedules see it: guards pushed into reductions, expensive values shared."""
+    found: Node | None = kernel.memo.get(_MEMO)
+    if found is None:
+        found = share_values(push_guards(kernel))
+        if found is kernel:
+            return kernel
+        kernel.memo[_MEMO] = found
+    return found
+
+
+def share_values(kernel: Node) -> Node:
+    """`kernel` with expensive values of two loops staged."""
+    if not (kernel.mask & _EXPENSIVE_MASK and kernel.has(Ops.REDUCE)) or kernel.has(Ops.STAGE):
+        return kernel
+    order = toposort(kernel)
+    values = [node for node in order if node.op in EXPENSIVE]
+    reduced = {
+        axis
+        for node in order
+        if node.op is Ops.REDUCE
+        for axis in node.src
+        if axis.op is Ops.RANGE
+    }
+    taken: set[Node] = set()
+    replaced: dict[Node, Node] = {}
+    first = 1 + max(node.arg.id for node in order if node.op is Ops.RANGE)
+    for one in values:
+        for axis in by_id(one.ranges & reduced):
+            if one in taken or not _fits(axis):
+                continue
+            others = [v for v in values if v not in taken and _same_but_for(one, axis, v)]
+            if not others:
+                continue
+            stage = _staged(one, axis, first + len(replaced))
+            for value in (one, *others):
+                taken.add(value)
+                where = axis if value is one else _other_axis(one, value)
+                replaced[value] = Node(Ops.INDEX, one.dtype, (stage, where))
+    if not replaced:
+        return kernel
+    return rebuild(kernel, lambda node: None, memo=dict(replaced))
+
+
+def _staged(value: Node, axis: Node, id: int) -> Node:
+    """A value over all of an axis; to whole vectors, what is past its end being guarded."""
+    extent = extent_of(axis)
+    assert isinstance(extent, int)
+    place = range_node(round_up(extent, LANES), id)
+    kept = substitute(value, {axis: place})
+    if extent % LANES:
+        kept = Node(Ops.GUARD, kept.dtype, (index.less(place, extent), kept))
+    return Node(Ops.STAGE, value.dtype, (kept, place), Stage("scratch"))
+
+
+def _fits(axis: Node) -> bool:
+    extent = extent_of(axis)
+    return isinstance(extent, int) and LEAST_EXTENT <= extent <= MOST_EXTENT
+
+
+def _same_but_for(one: Node, axis: Node, other: Node) -> bool:
+    """Whether `other` is `one` with another axis of the same extent in place of `axis`."""
+    if other is one or other.op is not one.op or other.dtype is not one.dtype:
+        return False
+    more = other.ranges - one.ranges
+    if len(more) != 1 or one.ranges - other.ranges != {axis}:
+        return False
+    (found,) = more
+    return found.src[0] is axis.src[0] and substitute(one, {axis: found}) is other
+
+
+def _other_axis(one: Node, other: Node) -> Node:
+    (found,) = other.ranges - one.ranges
+    return found

@@ -1,0 +1,238 @@
+"""Splitting one axis for a tile: into vectors, registers and loops, with its tails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baregrad.ir import index
+from baregrad.ir.index import Dim
+from baregrad.ir.node import Node, extent_of
+from baregrad.kernel.analysis import Access, Facts, axes_together
+from baregrad.kernel.axes import AxisTable, as_one, collapsible, fresh_table
+from baregrad.kernel.schedule_value import Bind, Collapse, Reorder, Schedule, Split, Step
+
+# The widest vector that is made of an axis which is not split, in lanes of a register.
+MOST_ODD_VECTORS = 2
+
+
+@dataclass(slots=True)
+class PlannedAxis:
+    """An axis (or several collapsed into one) and what was decided about it.
+
+    `size` is its extent, at most. `loops` are the loops left of it and their trip counts, outermost
+    first; `tiles` names the tile axes of the main part and of each tail.
+    """
+
+    name: str
+    extent: Dim
+    nodes: tuple[Node, ...]
+    reduced: bool
+    size: int
+    loops: list[tuple[str, int]] = field(default_factory=list)
+    tiles: list[tuple[str, ...]] = field(default_factory=list)
+    planned: bool = False
+
+    def stride(self, access: Access) -> int | None:
+        """Elements between neighbours in an access; 0 if reused, None if not affine."""
+        stride = access.stride(self.nodes[-1])
+        if len(self.nodes) > 1 and not access.axes.isdisjoint(self.nodes):
+            return stride if as_one(access.offset.strides, self.nodes[::-1]) else None
+        return stride
+
+    def inside(self, axes: frozenset[Node] | tuple[Node, ...]) -> bool:
+        """Whether the axis is one of `axes`."""
+        return self.nodes[-1] in axes
+
+
+@dataclass(slots=True)
+class Plan:
+    """A schedule in the making."""
+
+    facts: Facts
+    table: AxisTable
+    axes: list[PlannedAxis]
+    steps: list[Step] = field(default_factory=list)
+    stages: list[Step] = field(default_factory=list)
+    tile_order: list[str] = field(default_factory=list)
+    vectors: list[PlannedAxis] = field(default_factory=list)
+
+    def schedule(self, order: list[str], pool: Bind | None = None) -> Schedule:
+        """The schedule with loops in this order, outermost first."""
+        steps = list(self.steps)
+        if len(order) + len(self.tile_order) > 1:
+            steps.append(Reorder((*order, *self.tile_order)))
+        if pool is not None:
+            steps.append(pool)
+        steps.extend(self.stages)
+        return Schedule(tuple(steps))
+
+    def members(self, axis: PlannedAxis) -> tuple[str, ...]:
+        """The names of the kernel's own axes that an axis is made of."""
+        return tuple(self.table.names[node] for node in axis.nodes)
+
+    def meets_vector(self, axis: PlannedAxis) -> bool:
+        """Whether some expression depends on this axis and on one that has lanes already.
+
+        An expression has the lanes of one axis at most.
+        """
+        taken = {node for other in self.vectors if other is not axis for node in other.nodes}
+        if not taken:
+            return False
+        return any(
+            not taken.isdisjoint(axes) and not axes.isdisjoint(axis.nodes)
+            for axes in axes_together(self.facts)
+        )
+
+    def bind(self, name: str, unit: str) -> None:
+        """Bind one axis."""
+        self.steps.append(Bind(name, unit))
+
+    def keep(self, axis: PlannedAxis) -> None:
+        """Leave an axis as one loop."""
+        if not axis.planned:
+            axis.planned = True
+            if axis.extent != 1:
+                axis.loops = [(axis.name, axis.size)]
+
+    def unroll(self, axis: PlannedAxis, count: int) -> None:
+        """Spread `count` neighbours of an axis over registers, the rest is a loop."""
+        if count <= 1:
+            self.keep(axis)
+            return
+        axis.planned = True
+        if axis.extent == count:
+            self.bind(axis.name, "unroll")
+            axis.tiles.append((axis.name,))
+            return
+        rest = index.mod(axis.extent, count)
+        tail = "" if rest == 0 else f"{axis.name}t"
+        outer = f"{axis.name}o"
+        inner = f"{axis.name}u"
+        self.steps.append(Split(axis.name, ((outer, 0), (inner, count)), tail))
+        self.bind(inner, "unroll")
+        axis.tiles.append((inner,))
+        axis.loops = [(outer, max(axis.size // count, 1))]
+        if tail and isinstance(rest, int):
+            if rest > 1:
+                self.bind(tail, "unroll")
+            axis.tiles.append((tail,))
+        elif tail:
+            axis.loops.append((tail, 1))
+
+    def vectorise(
+        self, axis: PlannedAxis, lanes: int, count: int = 1, carried: bool = False
+    ) -> None:
+        """Tiles of `count` vectors of `lanes` elements; what is left over is a smaller tile.
+
+        An axis of fewer than two vectors is one vector of its own length, unless its vectors are
+        `carried` around loops: then all lengths are powers of two, since compilers split others.
+        """
+        axis.planned = True
+        self.vectors.append(axis)
+        size = axis.extent if isinstance(axis.extent, int) else None
+        if size is not None and carried and size < lanes:
+            self.powers(axis, axis.name, size)
+            return
+        if size is not None and (size <= lanes or (size < 2 * lanes and count > 1 and not carried)):
+            axis.tiles.append((axis.name,))
+            if size > 1:
+                self.bind(axis.name, "vector")
+            return
+        if size is not None:
+            count = max(min(count, size // lanes), 1)
+        tile = lanes * count
+        rest = index.mod(axis.extent, tile)
+        tail = "" if rest == 0 else f"{axis.name}t"
+        outer = f"{axis.name}o"
+        names = (f"{axis.name}u", f"{axis.name}v") if count > 1 else (f"{axis.name}v",)
+        sizes = (count, lanes) if count > 1 else (lanes,)
+        parts = ((outer, 0), *zip(names, sizes, strict=True))
+        self.steps.append(Split(axis.name, parts, tail))
+        if count > 1:
+            self.bind(names[0], "unroll")
+        self.bind(names[-1], "vector")
+        axis.tiles.append(names)
+        axis.loops = [(outer, max(axis.size // tile, 1))]
+        if tail and isinstance(rest, int):
+            self.vector_tail(axis, tail, rest, lanes, carried)
+        elif tail:
+            axis.loops.append((tail, 1))
+
+    def vector_tail(
+        self, axis: PlannedAxis, tail: str, rest: int, lanes: int, carried: bool
+    ) -> None:
+        """The tail of a vectorised axis: whole vectors in registers, then one shorter vector."""
+        if carried and rest < lanes:
+            self.powers(axis, tail, rest)
+            return
+        if rest < MOST_ODD_VECTORS * lanes and rest != lanes and not carried:
+            if rest > 1:
+                self.bind(tail, "vector")
+            axis.tiles.append((tail,))
+            return
+        vectors, left = divmod(rest, lanes)
+        last = f"{tail}t" if left else ""
+        self.steps.append(Split(tail, ((f"{tail}u", 0), (f"{tail}v", lanes)), last))
+        if vectors > 1:
+            self.bind(f"{tail}u", "unroll")
+        self.bind(f"{tail}v", "vector")
+        axis.tiles.append((f"{tail}u", f"{tail}v"))
+        if left and carried:
+            self.powers(axis, last, left)
+        elif left:
+            if left > 1:
+                self.bind(last, "vector")
+            axis.tiles.append((last,))
+
+    def powers(self, axis: PlannedAxis, name: str, size: int) -> None:
+        """Fewer elements than a register has lanes, as vectors of falling powers of two."""
+        while size:
+            lanes = 1 << (size.bit_length() - 1)
+            size -= lanes
+            if not size:
+                if lanes > 1:
+                    self.bind(name, "vector")
+                axis.tiles.append((name,))
+                return
+            tail = f"{name}t"
+            self.steps.append(Split(name, ((f"{name}o", 0), (f"{name}v", lanes)), tail))
+            if lanes > 1:
+                self.bind(f"{name}v", "vector")
+            axis.tiles.append((f"{name}v",))
+            name = tail
+
+
+def fresh_plan(facts: Facts) -> Plan:
+    """The axes of a kernel, neighbours collapsed where every access sees them as one."""
+    table = fresh_table(facts)
+    plan = Plan(facts, table, [])
+    for reduced, nodes in ((False, facts.data), (True, facts.reduced)):
+        group: list[Node] = []
+        for node in (*nodes, None):
+            if group and (node is None or not _joins(plan, group, node)):
+                plan.axes.append(_planned(plan, tuple(group), reduced))
+                group = []
+            if node is not None:
+                group.append(node)
+    return plan
+
+
+def _joins(plan: Plan, group: list[Node], node: Node) -> bool:
+    facts = plan.facts
+    axes = plan.table.axes
+    for each in (group[-1], node):
+        axis = axes[plan.table.names[each]]
+        if each in facts.exposed or axis.serial or axis.whole:
+            return False
+    return collapsible(facts, (group[-1], node))
+
+
+def _planned(plan: Plan, nodes: tuple[Node, ...], reduced: bool) -> PlannedAxis:
+    names = tuple(plan.table.names[node] for node in nodes)
+    if len(nodes) == 1:
+        extent = extent_of(nodes[0])
+        return PlannedAxis(names[0], extent, nodes, reduced, index.upper(extent))
+    name = "_".join(names)
+    plan.steps.append(Collapse(names, name))
+    extent = index.product(extent_of(node) for node in nodes)
+    return PlannedAxis(name, extent, nodes, reduced, index.upper(extent))

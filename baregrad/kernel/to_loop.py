@@ -1,0 +1,530 @@
+"""Kernel level to loop level: loops by the order of the axes, reductions as accumulators.
+
+Each OUT becomes a STORE inside the loops over its axes, in the order of their ids. Each REDUCE
+becomes accumulators (an ALLOC over its tile axes), a loop nest over its own axes, and a load; it
+stands as far out as its free axes allow. Loops over the same axis in the same place are shared, as
+far as no reduction then reads what the loop is still computing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir import index
+from baregrad.ir.attrs import Alloc, Reduce
+from baregrad.ir.monoid import Monoid, primitive
+from baregrad.ir.node import Node, alu, cast, const, substitute, toposort
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import by_id, out_axes
+from baregrad.kernel.apply import filled
+
+NOTHING = -1
+_BELOW = "kernel.scoped"
+SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
+
+
+@dataclass(slots=True)
+class Block:
+    """Statements in order, in the scope of the loops over `axes`."""
+
+    axes: frozenset[Node]
+    items: list[Item] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Item:
+    """A statement, or a nest: `key` is the range of a loop or the condition of an IF.
+
+    `before` is run ahead of the nest: what was placed here once the nest was there already.
+    """
+
+    statement: Node | None = None
+    key: Node | None = None
+    body: Block | None = None
+    before: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The states of a lowered reduction: how to read them, where they are, and after which item."""
+
+    parts: tuple[Node, ...]
+    block: Block
+    position: int
+
+
+def to_loop(
+    kernel: Node,
+    fma: bool = True,
+    schedule: str = "",
+    ordered: frozenset[int] = frozenset(),
+) -> Node:
+    """The loop level of a kernel whose schedule was applied; `schedule` is its text, to be shown.
+
+    With `fma`, products that are summed use one rounding. Writes to the slots `ordered` may meet,
+    so their loops are not shared.
+    """
+    pools = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "pool"}
+    if len(pools) > 1:
+        raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
+    pool = next(iter(pools), None)
+    builder = _Builder(fma, pool)
+    for out in kernel.src:
+        builder.out(out, out.src[0].arg.slot in ordered)
+    body = statement(builder.root)
+    info = replace(kernel.arg, schedule=schedule) if schedule else kernel.arg
+    return Node(Ops.KERNEL, kernel.dtype, (body,), info)
+
+
+def statement(block: Block) -> Node:
+    """A block as a SEQ or a single statement."""
+    done: list[Node] = []
+    for item in block.items:
+        done.extend(item.before)
+        if item.statement is not None:
+            done.append(item.statement)
+        elif item.body is not None and item.key is not None:
+            op = Ops.LOOP if item.key.op is Ops.RANGE else Ops.IF
+            done.append(Node(op, dtypes.token, (item.key, statement(item.body))))
+    if len(done) == 1:
+        return done[0]
+    return Node(Ops.SEQ, dtypes.token, tuple(done))
+
+
+class _Builder:
+    """Builds the statement tree of one kernel."""
+
+    def __init__(self, fma: bool, pool: Node | None) -> None:
+        self.fma = fma
+        self.pool = pool
+        self.root = Block(frozenset())
+        self.placed: dict[Node, Placed] = {}
+        self.converted: dict[Node, Node] = {}
+        self.count = 0
+
+    # --- places ---------------------------------------------------------------------------------
+
+    def nest(self, block: Block, key: Node, needs: int, share: bool = True) -> Block:
+        """The body of a loop over (or an IF of) `key` in `block`, after item `needs`."""
+        if share:
+            for position in range(len(block.items) - 1, needs, -1):
+                item = block.items[position]
+                if item.key is key and item.body is not None:
+                    return item.body
+        axes = block.axes | {key} if key.op is Ops.RANGE else block.axes
+        body = Block(axes)
+        block.items.append(Item(key=key, body=body))
+        return body
+
+    def needs(self, roots: tuple[Node, ...], block: Block) -> int:
+        """The last item of `block` that the expressions read from; NOTHING if none."""
+        last = NOTHING
+        for node in scoped_below(roots):
+            found = self.placed.get(node)
+            if found is not None and found.block is block:
+                last = max(last, found.position)
+        return last
+
+    def buffer(self, dtype: DType, shape: tuple[int, ...], space: str = "register") -> Node:
+        """A fresh private array."""
+        self.count += 1
+        name = f"a{self.count}"
+        return Node(Ops.ALLOC, dtype, (), Alloc(self.count, space, shape, name=name))
+
+    # --- statements -----------------------------------------------------------------------------
+
+    def out(self, out: Node, crowded: bool) -> None:
+        """The loops and the STORE of one OUT; `crowded`: its writes may meet another's."""
+        axes = by_id(out_axes(out))
+        loops = [axis for axis in axes if not axis.arg.is_tile]
+        roots = out.src[1:]
+        path = [self.root]
+        share = out.arg.monoid is None and not crowded
+        pool = self.pool
+        if pool is not None and pool in loops:
+            loops.remove(pool)
+            loops.insert(0, pool)
+        elif pool is not None:
+            # What does not run along the parallel axis is done once, with its last chunk.
+            path.append(self.nest(self.root, pool, self.needs(roots, self.root)))
+            last = alu(Ops.CMPEQ, pool, index.as_node(index.sub(pool.src[0], 1)))
+            path.append(self.nest(path[-1], last, NOTHING, share=False))
+        # Once there is a parallel loop all else goes into it: a kernel has one.
+        opened = pool is not None and any(item.key is pool for item in self.root.items)
+        for axis in loops:
+            if axis is not pool or not opened:
+                self.reductions(roots, path)
+            needs = self.needs(roots, path[-1])
+            path.append(self.nest(path[-1], axis, needs, share))
+        self.reductions(roots, path)
+        value, *indices = self.convert(roots)
+        store = Node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
+        path[-1].items.append(Item(store))
+
+    def reductions(self, roots: tuple[Node, ...], path: list[Block]) -> None:
+        """Place every reduction below `roots` that is possible in the loops open so far."""
+        axes = path[-1].axes
+        for node in scoped_below(roots):
+            if self.readable(node, path):
+                continue
+            if all(axis in axes or axis.arg.is_tile for axis in node.ranges):
+                if node.op is Ops.REDUCE:
+                    self.reduction(node, path)
+                elif node.op is Ops.SCAN:
+                    self.scan(node, path)
+                else:
+                    self.stage(node, path)
+
+    def readable(self, node: Node, path: list[Block]) -> bool:
+        """Whether a reduction was placed where the innermost open block can read it."""
+        found = self.placed.get(node)
+        return found is not None and any(found.block is block for block in path)
+
+    def reduction(self, node: Node, path: list[Block]) -> None:
+        """Accumulators, loops and the final value of a REDUCE, in the innermost open block."""
+        block = path[-1]
+        own = by_id({child for child in node.src if child.op is Ops.RANGE})
+        values = tuple(child for child in node.src if child.op is not Ops.RANGE)
+        monoid, values = widened(node.arg.monoid, values)
+        tiles = _places(by_id({axis for axis in node.ranges if axis.arg.is_tile}))
+        lanes = tuple(axis for axis in own if axis.arg.is_tile)
+        loops = [axis for axis in own if not axis.arg.is_tile]
+        self.reductions(values, path)
+        places = _places(lanes + tiles)
+        accumulators = self.accumulators(monoid, places)
+        conditions, values = self.peeled_guards(monoid, values)
+        needs = self.needs(values, block)
+        inner = list(path)
+        start = [
+            store(buffer, identity, places)
+            for buffer, identity in zip(accumulators, monoid.identity, strict=True)
+        ]
+        self.open(inner, loops, conditions, values, needs, start)
+        update = self.update(monoid, accumulators, values, places)
+        inner[-1].items.extend(Item(step) for step in update)
+        loads = tuple(load(buffer, places) for buffer in accumulators)
+        if lanes:
+            loads = self.horizontal(monoid, loads, lanes, tiles, block)
+        position = len(block.items) - 1 if lanes else nest_position(block, inner, path)
+        parts = narrowed(loads, node.arg.monoid)
+        self.placed[node] = Placed(parts, block, position)
+
+    def open(
+        self,
+        path: list[Block],
+        loops: list[Node],
+        conditions: list[Node],
+        values: tuple[Node, ...],
+        needs: int,
+        start: list[Node],
+    ) -> None:
+        """Open loops and IFs below path[-1], each condition as far out as its axes allow."""
+        first = True
+        waiting = list(conditions)
+        keys: list[Node] = []
+        bound = set(path[-1].axes)
+        for axis in (None, *loops):
+            if axis is not None:
+                keys.append(axis)
+                bound.add(axis)
+            ready = [cond for cond in waiting if cond.ranges <= bound]
+            if ready:
+                waiting = [cond for cond in waiting if cond not in ready]
+                keys.append(self.convert((index.both(*ready),))[0])
+        if not keys:
+            path[-1].items.extend(Item(step) for step in start)
+            return
+        for key in keys:
+            block = path[-1]
+            body = self.nest(block, key, needs)
+            if first:
+                item = next(item for item in block.items if item.body is body)
+                item.before.extend(start)
+                first = False
+            path.append(body)
+            self.reductions(values, path)
+            needs = self.needs(values, body)
+
+    def accumulators(self, monoid: Monoid, places: tuple[Node, ...]) -> tuple[Node, ...]:
+        """One register array per state."""
+        shape = tuple(int(axis.src[0].arg) for axis in places)
+        return tuple(self.buffer(dtype, shape) for dtype in monoid.states)
+
+    def peeled_guards(
+        self, monoid: Monoid, values: tuple[Node, ...]
+    ) -> tuple[list[Node], tuple[Node, ...]]:
+        """Conditions that may skip an element, and the values without them.
+
+        Where a guard is false the value is 0, so only monoids with identity 0 can skip it. What
+        depends on tile axes stays a guard.
+        """
+        value = values[0]
+        if monoid.primitive not in (Ops.ADD, Ops.OR, Ops.XOR) or value.op is not Ops.GUARD:
+            return [], values
+        scalar: list[Node] = []
+        tiled: list[Node] = []
+        while value.op is Ops.GUARD:
+            for part in conjuncts(value.src[0]):
+                tile = any(axis.arg.is_tile for axis in part.ranges)
+                (tiled if tile else scalar).append(part)
+            value = value.src[1]
+        if any(part.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE) for part in scalar):
+            return [], values
+        if tiled:
+            value = guarded(index.both(*tiled), value)
+        return scalar, (value,)
+
+    def update(
+        self,
+        monoid: Monoid,
+        buffers: tuple[Node, ...],
+        values: tuple[Node, ...],
+        places: tuple[Node, ...],
+    ) -> list[Node]:
+        """The statements that add one element to the accumulators."""
+        states = tuple(load(buffer, places) for buffer in buffers)
+        inputs = self.convert(values)
+        if monoid.primitive is not None:
+            return [store(buffers[0], self.step(monoid, states[0], inputs[0]), places)]
+        lifted = filled(monoid.lift, inputs)
+        after = filled(monoid.combine, states + lifted)
+        if monoid.arity == 1:
+            return [store(buffers[0], after[0], places)]
+        shape = buffers[0].arg.shape
+        spare = tuple(self.buffer(dtype, shape) for dtype in monoid.states)
+        first = [store(s, value, places) for s, value in zip(spare, after, strict=True)]
+        pairs = zip(buffers, spare, strict=True)
+        return first + [store(buffer, load(s, places), places) for buffer, s in pairs]
+
+    def step(self, monoid: Monoid, state: Node, value: Node) -> Node:
+        """One accumulation; a product that is summed is rounded once."""
+        assert monoid.primitive is not None
+        if self.fma and monoid.primitive is Ops.ADD and value.dtype in (
+            dtypes.float32, dtypes.float64
+        ):
+            condition = None
+            inner = value
+            if inner.op is Ops.GUARD:
+                condition, inner = inner.src
+            if inner.op is Ops.MUL:
+                a, b = inner.src
+                if condition is not None:
+                    a, b = _where(condition, a), _where(condition, b)
+                return Node(Ops.FMA, value.dtype, (a, b, state))
+        return alu(monoid.primitive, state, value)
+
+    def horizontal(
+        self,
+        monoid: Monoid,
+        loads: tuple[Node, ...],
+        lanes: tuple[Node, ...],
+        tiles: tuple[Node, ...],
+        block: Block,
+    ) -> tuple[Node, ...]:
+        """Fold the lanes of finished accumulators into results over the free tile axes."""
+        fold = Node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
+        results = self.accumulators(monoid, tiles)
+        for position, result in enumerate(results):
+            part = fold
+            if monoid.arity > 1:
+                part = Node(Ops.PROJ, monoid.states[position], (fold,), position)
+            block.items.append(Item(store(result, part, tiles)))
+        return tuple(load(result, tiles) for result in results)
+
+    def scan(self, node: Node, path: list[Block]) -> None:
+        """A running fold: a carried accumulator, set before the loop and stepped inside it."""
+        axis = node.src[-1]
+        monoid, (value,) = widened(node.arg.monoid, node.src[:-1])
+        depth = next((d for d, block in enumerate(path) if axis in block.axes), None)
+        if depth is None or depth == 0:
+            raise CompilerBug("a scan's axis is not looped over", found=node)
+        inner = [a for a in node.ranges if not a.arg.is_tile and a not in path[depth].axes]
+        if inner:
+            raise CompilerBug("a scan inside loops that it depends on", found=node)
+        self.reductions((value,), path)
+        tiles = _places(by_id({a for a in node.ranges if a.arg.is_tile}))
+        buffers = self.accumulators(monoid, tiles)
+        outer = path[depth - 1]
+        item = next(item for item in outer.items if item.body is path[depth])
+        for buffer, identity in zip(buffers, monoid.identity, strict=True):
+            item.before.append(store(buffer, identity, tiles))
+        block = path[-1]
+        block.items.extend(Item(s) for s in self.update(monoid, buffers, (value,), tiles))
+        parts = narrowed(tuple(load(buffer, tiles) for buffer in buffers), node.arg.monoid)
+        self.placed[node] = Placed(parts, block, len(block.items) - 1)
+
+    def stage(self, node: Node, path: list[Block]) -> None:
+        """A value kept over its axes: a private array, filled by a loop nest."""
+        block = path[-1]
+        value, *axes = node.src
+        if value.op is Ops.REDUCE and value.arg.monoid.primitive is not None:
+            own = [child for child in value.src if child.op is Ops.RANGE]
+            if all(k.arg.id < axis.arg.id for k in own for axis in axes):
+                self.carried(node, value, own, path)
+                return
+        shape = tuple(int(axis.src[0].arg) for axis in axes)
+        space = "register" if node.arg.space == "register" else "scratch"
+        buffer = self.buffer(value.dtype, shape, space)
+        self.reductions((value,), path)
+        inner = list(path)
+        needs = self.needs((value,), block)
+        loops = [axis for axis in by_id(set(axes)) if not axis.arg.is_tile]
+        self.open(inner, loops, [], (value,), needs, [])
+        inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], tuple(axes))))
+        self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
+
+    def carried(self, node: Node, reduce: Node, own: list[Node], path: list[Block]) -> None:
+        """A staged REDUCE whose loops stand outside those of its stage: accumulators in memory.
+
+        Unrolled steps of the reduction are added one after the other before a state is written.
+        """
+        block = path[-1]
+        axes = node.src[1:]
+        monoid, values = widened(reduce.arg.monoid, (reduce.src[0],))
+        shape = tuple(int(axis.src[0].arg) for axis in axes)
+        buffer = self.buffer(monoid.states[0], shape, "scratch")
+        inner_axes = [axis for axis in by_id(set(axes)) if not axis.arg.is_tile]
+        self.reductions(values, path)
+        start = store(buffer, monoid.identity[0], axes)
+        for axis in reversed(inner_axes):
+            start = Node(Ops.LOOP, dtypes.token, (axis, start))
+        conditions, values = self.peeled_guards(monoid, values)
+        loops = [axis for axis in by_id(set(own)) if not axis.arg.is_tile] + inner_axes
+        inner = list(path)
+        self.open(inner, loops, conditions, values, self.needs(values, block), [start])
+        points: list[dict[Node, Node]] = [{}]
+        for axis in by_id({axis for axis in own if axis.arg.is_tile}):
+            extent = range(int(axis.src[0].arg))
+            points = [{**p, axis: const(i, dtypes.index)} for p in points for i in extent]
+        state = load(buffer, axes)
+        for point in points:
+            (value,) = self.convert((substitute(values[0], point),))
+            state = self.step(monoid, state, value)
+        inner[-1].items.append(Item(store(buffer, state, axes)))
+        self.placed[node] = Placed((buffer,), block, nest_position(block, inner, path))
+
+    # --- expressions ----------------------------------------------------------------------------
+
+    def convert(self, roots: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Expressions of the loop level: arrays are loaded, reductions read their accumulators."""
+        # What reads no reduction is the same everywhere; the rest depends on where it is read.
+        plain = self.converted
+        done = plain if not any(root.mask & SCOPED for root in roots) else dict(plain)
+        for node in toposort(*roots, enter=lambda n: n not in done and n not in self.placed):
+            if node in done:
+                continue
+            done[node] = self.visit(node, done)
+            if not node.mask & SCOPED:
+                plain[node] = done[node]
+        return tuple(done[root] for root in roots)
+
+    def visit(self, node: Node, done: dict[Node, Node]) -> Node:
+        """One node whose sources are converted."""
+        op = node.op
+        placed = self.placed.get(node)
+        if placed is not None:
+            return placed.parts[0]
+        if op in (Ops.REDUCE, Ops.SCAN, Ops.STAGE):
+            raise CompilerBug("a reduction has no place in the loops around it", found=node)
+        if op is Ops.PROJ:
+            position: int = node.arg
+            return self.placed[node.src[0]].parts[position]
+        if op is Ops.RANGE or not node.src:
+            return node
+        if op is Ops.INDEX:
+            source = done[node.src[0]]
+            return cast(
+                Node(Ops.LOAD, source.dtype, tuple(done[child] for child in node.src)), node.dtype
+            )
+        for child in node.src:
+            if done[child] is not child:
+                return Node(op, node.dtype, tuple(done[c] for c in node.src), node.arg)
+        return node
+
+
+# --- small pieces -------------------------------------------------------------------------------
+
+
+def widened(monoid: Monoid, values: tuple[Node, ...]) -> tuple[Monoid, tuple[Node, ...]]:
+    """Sums and products of narrow floats are accumulated in float32."""
+    op = monoid.primitive
+    if op not in (Ops.ADD, Ops.MUL) or monoid.states[0].kind != "float":
+        return monoid, values
+    if monoid.states[0].bits >= 32:
+        return monoid, values
+    return primitive(op, dtypes.float32), (cast(values[0], dtypes.float32),)
+
+
+def narrowed(parts: tuple[Node, ...], monoid: Monoid) -> tuple[Node, ...]:
+    """Finished states in the monoid's own dtypes."""
+    return tuple(cast(part, dtype) for part, dtype in zip(parts, monoid.states, strict=True))
+
+
+def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:
+    """The item of `block` that holds the loops opened inside it; the last one without any."""
+    if len(inner) == len(path):
+        return len(block.items) - 1
+    body = inner[len(path)]
+    return next(n for n, item in enumerate(block.items) if item.body is body)
+
+
+def _places(tiles: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Tile axes as the axes of a register array: a vector lies in adjacent elements."""
+    return tuple(sorted(tiles, key=lambda axis: axis.arg.bind == "vector"))
+
+
+def load(buffer: Node, places: tuple[Node, ...]) -> Node:
+    """One element of a buffer."""
+    return Node(Ops.LOAD, buffer.dtype, (buffer, *places))
+
+
+def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
+    """Write one element of a buffer."""
+    return Node(Ops.STORE, dtypes.token, (buffer, value, *places))
+
+
+def _where(condition: Node, factor: Node) -> Node:
+    """A factor that is 0 where the condition is false; a finite constant needs no guard."""
+    if factor.op is Ops.CONST and math.isfinite(factor.arg):
+        return factor
+    return guarded(condition, factor)
+
+
+def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Every REDUCE, SCAN and STAGE at or below `roots`, sources first; kept on each root."""
+    found: dict[Node, None] = {}
+    for root in roots:
+        if not root.mask & SCOPED:
+            continue
+        known: tuple[Node, ...] | None = root.memo.get(_BELOW)
+        if known is None:
+            order = toposort(root, enter=lambda n: bool(n.mask & SCOPED))
+            known = tuple(node for node in order if node.op.bit & SCOPED and node is not root)
+            root.memo[_BELOW] = known
+        found.update(dict.fromkeys(known))
+        if root.op.bit & SCOPED:
+            found[root] = None
+    return tuple(found)
+
+
+def guarded(condition: Node, value: Node) -> Node:
+    """`value` where the condition holds, else 0; constants need no guard."""
+    if condition.op is Ops.CONST:
+        return value if condition.arg else const(0, value.dtype)
+    return Node(Ops.GUARD, value.dtype, (condition, value))
+
+
+def conjuncts(condition: Node) -> list[Node]:
+    """The parts of a conjunction."""
+    parts: list[Node] = []
+    stack = [condition]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.AND:
+            stack.extend(node.src)
+        else:
+            parts.append(node)
+    return parts

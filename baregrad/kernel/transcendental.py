@@ -1,0 +1,146 @@
+"""Loop level: functions that the machine does not have become arithmetic.
+
+`ERRORS` states the largest error of each in units in the last place, which the tests measure.
+Results do not depend on the vector width or on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from types import MappingProxyType
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.attrs import Reduce
+from baregrad.ir.monoid import Monoid
+from baregrad.ir.node import Node, cast, const, rebuild, toposort
+from baregrad.ir.op import STATEMENTS, Op, Ops
+from baregrad.kernel import transcendental_erf, transcendental_exp, transcendental_trig
+
+U32, U64 = dtypes.uint32, dtypes.uint64
+
+# The largest error over all arguments, in units in the last place of the result.
+ERRORS: MappingProxyType[tuple[Op, DType], float] = MappingProxyType(
+    {
+        (Ops.EXP, dtypes.float32): 1.5,
+        (Ops.EXP, dtypes.float64): 1.5,
+        (Ops.EXP2, dtypes.float32): 1.5,
+        (Ops.EXP2, dtypes.float64): 1.5,
+        (Ops.LOG, dtypes.float32): 1.5,
+        (Ops.LOG, dtypes.float64): 1.5,
+        (Ops.LOG2, dtypes.float32): 1.5,
+        (Ops.LOG2, dtypes.float64): 1.5,
+        (Ops.SIN, dtypes.float32): 1.6,
+        (Ops.SIN, dtypes.float64): 2.0,
+        (Ops.COS, dtypes.float32): 1.6,
+        (Ops.COS, dtypes.float64): 2.0,
+        (Ops.TANH, dtypes.float32): 2.0,
+        (Ops.TANH, dtypes.float64): 2.0,
+        (Ops.ERF, dtypes.float32): 2.0,
+        (Ops.ERF, dtypes.float64): 2.0,
+        (Ops.ATAN, dtypes.float32): 2.0,
+        (Ops.ATAN, dtypes.float64): 2.0,
+        (Ops.POW, dtypes.float32): 1.5,
+        (Ops.POW, dtypes.float64): 2.0,
+    }
+)
+
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
+
+
+def threefry(counter: Node, key: Node) -> Node:
+    """Threefry-2x32 with 20 rounds of a 64-bit counter and key.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    half = const(32, U64)
+    x, y = cast(counter, U32), cast(_u64(Ops.SHR, counter, half), U32)
+    first, second = cast(key, U32), cast(_u64(Ops.SHR, key, half), U32)
+    parity = _u32(Ops.XOR, _u32(Ops.XOR, first, second), const(_PARITY, U32))
+    keys = (first, second, parity)
+    x, y = _u32(Ops.ADD, x, first), _u32(Ops.ADD, y, second)
+    for turn in range(20):
+        left = _ROTATIONS[turn % 8]
+        x = _u32(Ops.ADD, x, y)
+        up = _u32(Ops.SHL, y, const(left, U32))
+        down = _u32(Ops.SHR, y, const(32 - left, U32))
+        y = _u32(Ops.XOR, _u32(Ops.OR, up, down), x)
+        if turn % 4 == 3:
+            step = turn // 4 + 1
+            x = _u32(Ops.ADD, x, keys[step % 3])
+            y = _u32(Ops.ADD, _u32(Ops.ADD, y, keys[(step + 1) % 3]), const(step, U32))
+    return _u64(Ops.OR, cast(x, U64), _u64(Ops.SHL, cast(y, U64), half))
+
+
+def _u32(op: Op, x: Node, y: Node) -> Node:
+    return Node(op, U32, (x, y))
+
+
+def _u64(op: Op, x: Node, y: Node) -> Node:
+    return Node(op, U64, (x, y))
+
+
+FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
+    {
+        Ops.EXP: transcendental_exp.exp,
+        Ops.EXP2: transcendental_exp.exp2,
+        Ops.LOG: transcendental_exp.log,
+        Ops.LOG2: transcendental_exp.log2,
+        Ops.TANH: transcendental_exp.tanh,
+        Ops.POW: transcendental_exp.power,
+        Ops.SIN: transcendental_trig.sin,
+        Ops.COS: transcendental_trig.cos,
+        Ops.ATAN: transcendental_trig.atan,
+        Ops.ERF: transcendental_erf.erf,
+        Ops.THREEFRY: threefry,
+    }
+)
+_MASK = reduce(or_, (op.bit for op in FUNCTIONS))
+
+
+def lower_functions(kernel: Node) -> Node:
+    """A loop-level KERNEL with the functions of `FUNCTIONS` written out."""
+    def visit(node: Node) -> Node | None:
+        rule = FUNCTIONS.get(node.op)
+        if rule is not None:
+            return rule(*node.src)
+        if node.op is Ops.REDUCE and _needs(node.arg.monoid):
+            return node.replace(arg=Reduce(_lowered(node.arg.monoid)))
+        if node.op is Ops.STORE and node.arg is not None and _needs(node.arg):
+            return node.replace(arg=_lowered(node.arg))
+        return None
+
+    mask = _MASK
+    if kernel.has(Ops.REDUCE) or _accumulates(kernel):
+        mask |= Ops.REDUCE.bit | Ops.STORE.bit
+    if not kernel.mask & mask:
+        return kernel
+    return rebuild(kernel, visit, enter=lambda node: bool(node.mask & mask))
+
+
+def _accumulates(kernel: Node) -> bool:
+    """Whether some STORE combines with what is in memory by more than one op."""
+    stores = (node for node in toposort(kernel, enter=_is_statement) if node.op is Ops.STORE)
+    return any(store.arg is not None and store.arg.primitive is None for store in stores)
+
+
+def _is_statement(node: Node) -> bool:
+    return (node.op in STATEMENTS and node.op is not Ops.STORE) or node.op is Ops.KERNEL
+
+
+def _needs(monoid: Monoid) -> bool:
+    return any(part.mask & _MASK for part in monoid.combine)
+
+
+def _lowered(monoid: Monoid) -> Monoid:
+    """The monoid with functions written out in how it combines."""
+
+    def visit(node: Node) -> Node | None:
+        rule = FUNCTIONS.get(node.op)
+        return None if rule is None else rule(*node.src)
+
+    combine = tuple(rebuild(part, visit) for part in monoid.combine)
+    return replace(monoid, combine=combine, primitive=None)

@@ -1,0 +1,157 @@
+"""Activation functions as modules; each is the method of `Tensor` of the same name."""
+
+from __future__ import annotations
+
+from baregrad.nn.module import Module
+from baregrad.tensor import Tensor
+
+
+class ReLU(Module):
+    """max(x, 0)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.relu()
+
+
+class ReLU6(Module):
+    """min(max(x, 0), 6)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.relu6()
+
+
+class LeakyReLU(Module):
+    """x, times `negative_slope` below 0."""
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        self.negative_slope = negative_slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.leaky_relu(self.negative_slope)
+
+
+class ELU(Module):
+    """x, and alpha*(exp(x) - 1) below 0."""
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.elu(self.alpha)
+
+
+class GELU(Module):
+    """x times the normal distribution function of x; approximate: "none" or "tanh"."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.gelu(self.approximate)
+
+
+class SiLU(Module):
+    """x*sigmoid(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.silu()
+
+
+class Mish(Module):
+    """x*tanh(softplus(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.mish()
+
+
+class Sigmoid(Module):
+    """1/(1 + exp(-x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.sigmoid()
+
+
+class LogSigmoid(Module):
+    """log(sigmoid(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.logsigmoid()
+
+
+class Tanh(Module):
+    """The hyperbolic tangent."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.tanh()
+
+
+class Softplus(Module):
+    """log(1 + exp(beta*x))/beta, and x itself where beta*x is above `threshold`."""
+
+    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
+        self.beta = beta
+        self.threshold = threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.softplus(self.beta, self.threshold)
+
+
+class Hardtanh(Module):
+    """x held between two numbers."""
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
+        self.min_val = min_val
+        self.max_val = max_val
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.hardtanh(self.min_val, self.max_val)
+
+
+class Hardsigmoid(Module):
+    """x/6 + 1/2 held between 0 and 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.hardsigmoid()
+
+
+class Hardswish(Module):
+    """x*hardsigmoid(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.hardswish()
+
+
+class Softmax(Module):
+    """exp(x) divided by its sum along an axis."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shares, which sum to 1 along the axis."""
+        return x.softmax(self.dim)
+
+
+class LogSoftmax(Module):
+    """The logarithm of softmax along an axis."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logarithms of the shares."""
+        return x.log_softmax(self.dim)

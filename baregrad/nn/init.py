@@ -1,0 +1,118 @@
+"""Initial values: PyTorch's distributions, written over a tensor in place, which is returned.
+
+Sources: X. Glorot and Y. Bengio, AISTATS 2010 (xavier); K. He and others, ICCV 2015 (kaiming).
+"""
+
+from __future__ import annotations
+
+import math
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.tensor import Tensor
+
+
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
+    """Write numbers uniform in [a, b)."""
+    with Tensor.no_grad():
+        return tensor.uniform_(a, b)
+
+
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Write normally distributed numbers."""
+    with Tensor.no_grad():
+        return tensor.normal_(mean, std)
+
+
+def trunc_normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
+) -> Tensor:
+    """Write normally distributed numbers, those beyond [a, b] replaced by the nearer of both."""
+    with Tensor.no_grad():
+        return tensor.copy_(Tensor.randn(tensor.shape, device=tensor.device).mul(std).add(mean)
+                            .clamp(a, b))
+
+
+def constant_(tensor: Tensor, val: float) -> Tensor:
+    """Write one number."""
+    with Tensor.no_grad():
+        return tensor.fill_(val)
+
+
+def zeros_(tensor: Tensor) -> Tensor:
+    """Write zeros."""
+    return constant_(tensor, 0.0)
+
+
+def ones_(tensor: Tensor) -> Tensor:
+    """Write ones."""
+    return constant_(tensor, 1.0)
+
+
+def fans(tensor: Tensor) -> tuple[int, int]:
+    """Return how many inputs and outputs a weight (out, in, ...) connects.
+
+    Raises ShapeError for fewer than two axes.
+    """
+    if tensor.ndim < 2:
+        raise ShapeError("a weight connects inputs and outputs", found=list(tensor.shape),
+                         wanted="two axes or more")
+    taps = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * taps, tensor.shape[0] * taps
+
+
+def gain_of(nonlinearity: str, param: float | None = None) -> float:
+    """Return by what a nonlinearity shrinks the standard deviation; `param` is its slope."""
+    if nonlinearity == "relu":
+        return math.sqrt(2.0)
+    if nonlinearity == "leaky_relu":
+        slope = 0.01 if param is None else param
+        return math.sqrt(2.0 / (1 + slope * slope))
+    if nonlinearity == "tanh":
+        return 5.0 / 3
+    if nonlinearity == "selu":
+        return 0.75
+    if nonlinearity in ("linear", "sigmoid", "conv1d", "conv2d", "conv3d"):
+        return 1.0
+    raise ArgumentError(f"no gain is known for the nonlinearity {nonlinearity!r}")
+
+
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+    """Write uniform numbers of variance 2*gain**2 / (inputs + outputs)."""
+    bound = gain * math.sqrt(6.0 / sum(fans(tensor)))
+    return uniform_(tensor, -bound, bound)
+
+
+def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+    """Write normal numbers of variance 2*gain**2 / (inputs + outputs)."""
+    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans(tensor))))
+
+
+def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
+    if mode not in ("fan_in", "fan_out"):
+        raise ArgumentError(f"mode is 'fan_in' or 'fan_out', not {mode!r}")
+    inputs, outputs = fans(tensor)
+    fan = inputs if mode == "fan_in" else outputs
+    return gain_of(nonlinearity, a) / math.sqrt(fan) if fan else 0.0
+
+
+def kaiming_uniform_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+) -> Tensor:
+    """Write uniform numbers of variance gain**2 / inputs (or outputs)."""
+    bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
+    return uniform_(tensor, -bound, bound)
+
+
+def kaiming_normal_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+) -> Tensor:
+    """Write normal numbers of variance gain**2 / inputs (or outputs)."""
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
+
+
+def drawn(*shape: int, fan: int, dtype: object = None, device: str | None = None) -> Tensor:
+    """Return a parameter uniform within 1/sqrt(fan) of 0: what linear layers begin with."""
+    bound = 1 / math.sqrt(fan) if fan else 0.0
+    return Tensor.uniform(
+        *shape, low=-bound, high=bound, dtype=dtype, device=device, requires_grad=True
+    )

@@ -1,0 +1,414 @@
+"""Modules: objects that hold parameters, buffers and other modules as attributes.
+
+What is a parameter follows from the attribute: a floating-point tensor that is no result of
+recorded operations. `register_buffer` makes it a buffer instead: part of the state, not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self, overload
+
+from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
+from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.tensor import Tensor
+from baregrad.tensor.core import realize_storages
+
+_SHOWN = 6  # names of one kind in an error
+Named = Iterator[tuple[str, Tensor]]
+
+
+class IncompatibleKeys(NamedTuple):
+    """Names that `load_state_dict` wanted and did not get, and got and did not want."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def parameter(data: Tensor, requires_grad: bool = True) -> Tensor:
+    """Return a leaf of the values of `data` that a module can hold as a parameter."""
+    return data.detach().clone().requires_grad_(requires_grad)
+
+
+class Module:
+    """The base of layers and models; a subclass writes `forward`, and calls go there.
+
+    `training` says how layers such as Dropout behave; `train` and `eval` set it. No constructor
+    needs to be called.
+    """
+
+    training: bool = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's result; each subclass writes its own. Raises NotImplementedError."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward()")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what `forward` returns; the first call computes the initial parameters."""
+        if "_is_ready" not in self.__dict__:
+            self.realize()
+        return self.forward(*args, **kwargs)
+
+    def realize(self) -> Self:
+        """Compute all parameters and buffers now, in one run, if they are not yet; return it.
+
+        The first call of a module does so, lest every call draw its initial values anew.
+        """
+        realize_storages(tensor._storage for _, tensor in self._tensors())
+        for _, module in self.named_modules():
+            module.__dict__["_is_ready"] = True
+        return self
+
+    # --- what it holds ----------------------------------------------------------------------------
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Hold a tensor that is not trained; it is in the state unless `persistent` is False."""
+        names: dict[str, bool] = self.__dict__.setdefault("_buffer_names", {})
+        names[name] = persistent
+        setattr(self, name, tensor)
+
+    def children(self) -> Iterator[Module]:
+        """Yield the modules that this one holds itself."""
+        for _, module in self.named_children():
+            yield module
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield the modules that this one holds itself, with the names of their attributes."""
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and all below it, each once."""
+        for _, module in self.named_modules():
+            yield module
+
+    def named_modules(self) -> Iterator[tuple[str, Module]]:
+        """Yield this module as "" and all below it by dotted paths, each once."""
+        seen: set[int] = set()
+        for prefix, module in self._places(""):
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield prefix.removesuffix("."), module
+
+    def _places(self, prefix: str) -> Iterator[tuple[str, Module]]:
+        """This module and all below it, as often as they stand somewhere; paths end in a dot."""
+        yield prefix, self
+        for name, child in self.named_children():
+            yield from child._places(f"{prefix}{name}.")
+
+    def _own(self, buffers: bool) -> Named:
+        """The tensors that are attributes of this very module: its buffers or its parameters."""
+        names: Mapping[str, bool] = self.__dict__.get("_buffer_names", {})
+        for name, value in vars(self).items():
+            if not isinstance(value, Tensor) or (name in names) != buffers:
+                continue
+            if buffers or (value.dtype.kind == "float" and value.is_leaf):
+                yield name, value
+
+    def _tensors(self) -> Named:
+        for prefix, module in self._places(""):
+            for buffers in (False, True):
+                for name, tensor in module._own(buffers):
+                    yield prefix + name, tensor
+
+    def named_parameters(self) -> Named:
+        """Yield every parameter by its dotted path; one that stands at two places once."""
+        yield from self._once(buffers=False)
+
+    def named_buffers(self) -> Named:
+        """Yield every buffer by its dotted path, each once."""
+        yield from self._once(buffers=True)
+
+    def _once(self, buffers: bool) -> Named:
+        seen: set[int] = set()
+        for prefix, module in self._places(""):
+            for name, tensor in module._own(buffers):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield prefix + name, tensor
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield every parameter, each once; what an optimiser is given."""
+        for _, tensor in self.named_parameters():
+            yield tensor
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield every buffer, each once."""
+        for _, tensor in self.named_buffers():
+            yield tensor
+
+    # --- modes ------------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Self:
+        """Set `training` here and below; return the module."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Set `training` to False here and below; return the module."""
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Let gradients be accumulated in every parameter, or not; return the module."""
+        for tensor in self.parameters():
+            tensor.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of every parameter."""
+        for tensor in self.parameters():
+            tensor.grad = None
+
+    def apply(self, function: Callable[[Module], object]) -> Self:
+        """Call a function on every module below and on this one; return the module."""
+        for module in reversed(list(self.modules())):
+            function(module)
+        return self
+
+    def to(self, *args: Any, dtype: object = None, device: str | None = None) -> Self:
+        """Move parameters and buffers to a device, a dtype (floating-point ones), or both.
+
+        The tensors are replaced, so optimisers are made afterwards. Raises DTypeError unless the
+        dtype is a floating-point one.
+        """
+        for arg in args:
+            if isinstance(arg, str) and not hasattr(dtypes, arg):
+                device = arg
+            else:
+                dtype = arg
+        wanted = None if dtype is None else as_dtype(dtype)
+        moved: dict[int, tuple[Tensor, Tensor]] = {}
+        for module in self.modules():
+            for name, tensor in [*module._own(False), *module._own(True)]:
+                if id(tensor) not in moved:
+                    moved[id(tensor)] = (tensor, _moved(tensor, wanted, device))
+                setattr(module, name, moved[id(tensor)][1])
+        return self.realize() if moved else self
+
+    def float(self) -> Self:
+        """Make floating-point parameters and buffers float32; return the module."""
+        return self.to(dtypes.float32)
+
+    def double(self) -> Self:
+        """Make floating-point parameters and buffers float64; return the module."""
+        return self.to(dtypes.float64)
+
+    def half(self) -> Self:
+        """Make floating-point parameters and buffers float16; return the module."""
+        return self.to(dtypes.float16)
+
+    def bfloat16(self) -> Self:
+        """Make floating-point parameters and buffers bfloat16; return the module."""
+        return self.to(dtypes.bfloat16)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return parameters and persistent buffers by dotted paths, in PyTorch's order and names.
+
+        The tensors are detached and alias those of the module.
+        """
+        return {name: tensor.detach() for name, tensor in self._state().items()}
+
+    def _state(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for prefix, module in self._places(""):
+            kept: Mapping[str, bool] = module.__dict__.get("_buffer_names", {})
+            found.update((prefix + name, tensor) for name, tensor in module._own(False))
+            for name, tensor in module._own(True):
+                if kept[name]:
+                    found[prefix + name] = tensor
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
+        """Put the values of `state` into parameters and buffers, cast to their dtypes.
+
+        Memory is shared where dtype and device agree. Nothing is changed when it raises: ShapeError
+        naming what is missing, unexpected (both only if `strict`) or of another shape.
+        """
+        return load_into(self._state(), state, strict, type(self).__name__)
+
+    def __repr__(self) -> str:
+        inner = [f"({name}): {module!r}".replace("\n", "\n  ")
+                 for name, module in self.named_children()]
+        own = self.extra_repr()
+        if not inner:
+            return f"{type(self).__name__}({own})"
+        return "\n  ".join([f"{type(self).__name__}({own}", *inner]) + "\n)"
+
+    def extra_repr(self) -> str:
+        """Return what `repr` shows of the module's settings."""
+        return ""
+
+
+def _moved(tensor: Tensor, dtype: DType | None, device: str | None) -> Tensor:
+    if dtype is not None and dtype.kind != "float":
+        raise DTypeError("a module's parameters are of floating-point dtypes", found=dtype)
+    cast_to = dtype if tensor.dtype.kind == "float" else None
+    made = tensor.detach().to(dtype=cast_to, device=device)
+    return made.requires_grad_() if tensor.requires_grad else made
+
+
+def load_into(
+    own: Mapping[str, Tensor], state: Mapping[str, Tensor], strict: bool, what: str
+) -> IncompatibleKeys:
+    """Put the values of `state` into the tensors `own`; see `Module.load_state_dict`."""
+    for name, value in state.items():
+        if name in own and not isinstance(value, Tensor):
+            raise DTypeError(
+                f"the state of {what} holds no tensor at {name!r}",
+                found=f"{type(value).__name__} {value!r:.40}",
+                hint="wrap it: Tensor(...)",
+            )
+    missing = [name for name in own if name not in state]
+    unexpected = [name for name in state if name not in own]
+    shapes = [
+        f"{name} ({list(state[name].shape)} for {list(tensor.shape)})"
+        for name, tensor in own.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    problems = [("of another shape", shapes)]
+    if strict:
+        problems = [("missing", missing), ("unexpected", unexpected), *problems]
+    if any(names for _, names in problems):
+        raise ShapeError(
+            f"the state does not fit {what}",
+            found="; ".join(f"{kind}: {_some(names)}" for kind, names in problems if names),
+            wanted=f"{len(own)} tensors by the names and shapes of state_dict()",
+            hint="strict=False loads what has a place" if strict and not shapes else None,
+        )
+    with Tensor.no_grad():
+        for name, tensor in own.items():
+            if name in state:
+                tensor.copy_(state[name].detach())
+    return IncompatibleKeys(missing, unexpected)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+# --- containers ---------------------------------------------------------------------------------
+
+
+class ModuleList(Module):
+    """A list of modules, named by their positions."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> Self:
+        """Add a module at the end; return the list."""
+        setattr(self, str(len(self)), module)
+        return self
+
+    def extend(self, modules: Iterable[Module]) -> Self:
+        """Add modules at the end; return the list."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.children())
+
+    def __iter__(self) -> Iterator[Module]:
+        return self.children()
+
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: int | slice) -> Module | Self:
+        found = list(self.children())
+        if isinstance(index, slice):
+            part = object.__new__(type(self))
+            for place, module in enumerate(found[index]):
+                setattr(part, str(place), module)
+            return part
+        if not -len(found) <= index < len(found):
+            raise IndexOutOfRange(
+                f"module {index} of {type(self).__name__}", found=f"{len(found)} modules"
+            )
+        return found[index]
+
+
+class Sequential(ModuleList):
+    """Modules (or functions of tensors) applied one after another."""
+
+    def __init__(self, *modules: Callable[..., Any]) -> None:
+        for place, module in enumerate(modules):
+            setattr(self, str(place), module if isinstance(module, Module) else Function(module))
+
+    def forward(self, x: Any) -> Any:
+        """Return what the last module makes of what the one before it made, and so on."""
+        for module in self.children():
+            x = module(x)
+        return x
+
+
+class Function(Module):
+    """A function of tensors as a module without state."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function):
+            raise ArgumentError(
+                "a module or a function is wanted",
+                found=f"{type(function).__name__} {function!r:.40}",
+            )
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """Return what the function returns."""
+        return self.function(*args)
+
+    def extra_repr(self) -> str:
+        """Return the function's name."""
+        return getattr(self.function, "__name__", repr(self.function))
+
+
+class ModuleDict(Module):
+    """Modules by name."""
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        for name, module in (modules or {}).items():
+            self[name] = module
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        if hasattr(type(self), name):
+            raise ShapeError("a module's name hides a method", found=repr(name))
+        setattr(self, name, module)
+
+    def __getitem__(self, name: str) -> Module:
+        found = vars(self).get(name)
+        if not isinstance(found, Module):
+            raise IndexOutOfRange(
+                "no module of this name", found=repr(name), wanted=f"one of {list(self.keys())}"
+            )
+        return found
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.children())
+
+    def __iter__(self) -> Iterator[str]:
+        return self.keys()
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(self.keys())
+
+    def keys(self) -> Iterator[str]:
+        """Yield the names."""
+        return (name for name, _ in self.named_children())
+
+    def values(self) -> Iterator[Module]:
+        """Yield the modules."""
+        return self.children()
+
+    def items(self) -> Iterator[tuple[str, Module]]:
+        """Yield names and modules."""
+        return self.named_children()

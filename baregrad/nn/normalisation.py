@@ -1,0 +1,185 @@
+"""Normalisation layers. Scales begin as ones and shifts as zeros."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from baregrad.base.errors import ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.nn.module import Module
+from baregrad.tensor import Tensor
+from baregrad.tensor.link import session
+
+
+def _ones(shape: Sequence[int], device: str | None, dtype: object) -> Tensor:
+    found = dtype or dtypes.float32
+    return Tensor.ones(*shape, device=device, dtype=found, requires_grad=True)
+
+
+def _zeros(shape: Sequence[int], device: str | None, dtype: object) -> Tensor:
+    found = dtype or dtypes.float32
+    return Tensor.zeros(*shape, device=device, dtype=found, requires_grad=True)
+
+
+class _BatchNorm(Module):
+    """What batch normalisations of any number of axes share."""
+
+    _NDIMS: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.weight = _ones((num_features,), device, dtype) if affine else None
+        self.bias = _zeros((num_features,), device, dtype) if affine else None
+        self.running_mean: Tensor | None
+        self.running_var: Tensor | None
+        self.num_batches_tracked: Tensor | None
+        mean = variance = count = None
+        if track_running_stats:
+            mean = _zeros((num_features,), device, dtype).detach()
+            variance = _ones((num_features,), device, dtype).detach()
+            count = Tensor.zeros(dtype=dtypes.int64, device=device)
+        self.register_buffer("running_mean", mean)
+        self.register_buffer("running_var", variance)
+        self.register_buffer("num_batches_tracked", count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` normalised. Raises ShapeError for another number of axes or channels."""
+        if x.ndim not in self._NDIMS:
+            raise ShapeError(
+                f"{type(self).__name__} wants another number of axes",
+                found=list(x.shape),
+                wanted=" or ".join(f"{count} axes" for count in self._NDIMS),
+            )
+        by_batch = self.training or self.running_mean is None
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        y = x.batch_norm(
+            self.running_mean, self.running_var, self.weight, self.bias, by_batch, self.momentum,
+            self.eps,
+        )
+        if self.training:
+            self._accompany()
+        return y
+
+    def _accompany(self) -> None:
+        """Have the statistics computed along with the step, or they would hold its whole graph."""
+        for _, buffer in self._own(buffers=True):
+            session().companions.append(weakref.ref(buffer._storage))
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
+
+
+class BatchNorm1d(_BatchNorm):
+    """Each channel of (N, C) or (N, C, L) normalised by batch statistics, later by running ones."""
+
+    _NDIMS = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Each channel of (N, C, H, W) normalised by batch statistics, later by running ones."""
+
+    _NDIMS = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    """Each channel of (N, C, D, H, W) normalised by batch statistics, later by running ones."""
+
+    _NDIMS = (5,)
+
+
+class LayerNorm(Module):
+    """The last axes normalised to mean 0 and variance 1, then scaled and shifted."""
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        self.normalized_shape = tuple(shape)
+        self.eps = eps
+        self.weight = _ones(self.normalized_shape, device, dtype) if elementwise_affine else None
+        has_bias = elementwise_affine and bias
+        self.bias = _zeros(self.normalized_shape, device, dtype) if has_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` normalised. Raises ShapeError unless it ends in normalized_shape."""
+        return x.layer_norm(self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{self.normalized_shape}, eps={self.eps}"
+
+
+class RMSNorm(Module):
+    """The last axes divided by their root mean square, then scaled."""
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        self.normalized_shape = tuple(shape)
+        self.eps = eps
+        self.weight = _ones(self.normalized_shape, device, dtype) if elementwise_affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` normalised. Raises ShapeError unless it ends in normalized_shape."""
+        return x.rms_norm(self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{self.normalized_shape}, eps={self.eps}"
+
+
+class GroupNorm(Module):
+    """Groups of channels of (N, C, ...) normalised for each sample, then scaled by channel."""
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        if num_groups < 1 or num_channels % num_groups:
+            raise ShapeError(
+                "channels divide into groups", found=f"{num_channels} by {num_groups}"
+            )
+        self.num_groups = num_groups
+        self.num_channels = num_channels
+        self.eps = eps
+        self.weight = _ones((num_channels,), device, dtype) if affine else None
+        self.bias = _zeros((num_channels,), device, dtype) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` normalised. Raises ShapeError for other channels."""
+        return x.group_norm(self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"

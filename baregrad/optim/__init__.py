@@ -1,0 +1,34 @@
+"""Optimisers, learning-rate schedules, gradient clipping: PyTorch's names and arithmetic."""
+
+from __future__ import annotations
+
+from baregrad.optim.adam import Adam, AdamW
+from baregrad.optim.clip import clip_grad_norm_, clip_grad_value_
+from baregrad.optim.optimizer import Optimizer, ParamGroup
+from baregrad.optim.schedules import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LinearWarmup,
+    Schedule,
+    SequentialLR,
+    StepLR,
+)
+from baregrad.optim.sgd import SGD
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "CosineAnnealingLR",
+    "LambdaLR",
+    "LinearLR",
+    "LinearWarmup",
+    "Optimizer",
+    "ParamGroup",
+    "Schedule",
+    "SequentialLR",
+    "StepLR",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+]

@@ -1,0 +1,56 @@
+"""Keeping gradients small, between `backward()` and `step()`."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.tensor import Tensor
+from baregrad.tensor.link import session
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0
+) -> Tensor:
+    """Scale all gradients so that their norm, as one vector, is at most `max_norm`.
+
+    Return the norm before, a float32 tensor of one element (float64 where gradients are).
+    Parameters without gradient do not count. Raises ShapeError where parameters have none at all.
+    """
+    holders = _with_gradients(parameters)
+    gradients = [p.grad.detach() for p in holders if p.grad is not None]
+    wide = dtypes.float64 if any(g.dtype is dtypes.float64 for g in gradients) else dtypes.float32
+    with Tensor.no_grad():
+        norms = [g.cast(wide).norm(norm_type) for g in gradients]
+        total = norms[0] if len(norms) == 1 else Tensor.stack(*norms).norm(norm_type)
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0).contiguous()
+        for p, gradient in zip(holders, gradients, strict=True):
+            p.grad = (gradient * factor).cast(gradient.dtype)
+    session().companions.append(weakref.ref(total._storage))
+    return total
+
+
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+    """Hold every element of every gradient within [-clip_value, clip_value].
+
+    Raises ShapeError where parameters have no gradient at all.
+    """
+    if not clip_value >= 0 or math.isinf(clip_value):
+        raise ArgumentError(f"clip_value is a number from 0 on, not {clip_value}")
+    with Tensor.no_grad():
+        for p in _with_gradients(parameters):
+            assert p.grad is not None
+            p.grad = p.grad.detach().clamp(-clip_value, clip_value)
+
+
+def _with_gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    found = [p for p in given if p.grad is not None]
+    if not found:
+        raise ShapeError(
+            "no gradient to clip", found=f"{len(given)} parameters", hint="call backward() first"
+        )
+    return found

@@ -1,0 +1,248 @@
+"""What optimisers share: groups of parameters, their states, and one run for a whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.tensor import Tensor
+from baregrad.tensor.core import realize_storages
+
+State = dict[str, Tensor]
+
+
+class ParamGroup(dict[str, Any]):
+    """Parameters with their settings: a dict with the keys "params", "lr" and others.
+
+    "lr" is a float64 tensor of one element, whose value a number assigned to it replaces: a
+    captured step reads what it holds at each replay.
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        known = self.get("lr")
+        if key == "lr" and isinstance(known, Tensor):
+            with Tensor.no_grad():
+                known.copy_(_scalar(value, known.device))
+            return
+        super().__setitem__(key, value)
+
+
+def _scalar(value: Any, device: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().to(dtypes.float64, device)
+    if not isinstance(value, int | float) or value < 0:
+        raise ArgumentError(f"a learning rate is a number from 0 on, not {value!r}")
+    return Tensor(float(value), dtype=dtypes.float64, device=device)
+
+
+class Optimizer:
+    """The base of optimisers; a subclass writes `update`.
+
+    params: tensors that require gradients, or dicts with the key "params" and settings that differ
+    from `defaults`. Parameters of narrow floats are kept in float32 as well (the state
+    "master"), where updates too small for them add up. Raises ShapeError for
+    no parameters, GradientError for tensors that are no leaves.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]
+    ) -> None:
+        given: list[Any] = list(params)
+        if not given:
+            raise ShapeError("an optimiser wants parameters", found="none")
+        groups = given if isinstance(given[0], Mapping) else [{"params": given}]
+        self.defaults = dict(defaults)
+        self.param_groups: list[ParamGroup] = []
+        self._states: dict[int, State] = {}  # by id of the parameter, which a group holds
+        for group in groups:
+            self.add_param_group(group)
+        realize_storages(p._storage for group in self.param_groups for p in group["params"])
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """Add parameters with settings of their own."""
+        params = group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        known = {id(p) for other in self.param_groups for p in other["params"]}
+        for p in params:
+            _check_parameter(p, known)
+            known.add(id(p))
+        settings = {**self.defaults, **group, "params": params}
+        made = ParamGroup(settings)
+        lr = settings["lr"]
+        dict.__setitem__(made, "lr", _scalar(lr, params[0].device).clone())
+        made.setdefault("initial_lr", float(lr))
+        self.param_groups.append(made)
+
+    @property
+    def state(self) -> dict[Tensor, State]:
+        """The tensors kept beside each parameter, such as running means; empty before a step."""
+        params = (p for group in self.param_groups for p in group["params"])
+        return {p: self._states[id(p)] for p in params if id(p) in self._states}
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of all parameters."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Change every parameter that has a gradient; compute all that changes in one run.
+
+        The run includes the loss that `backward` was called on, learning rates, and other tensors
+        changed in place, such as running statistics. `closure` computes the loss first, which is
+        returned.
+        """
+        loss = None if closure is None else closure()
+        with Tensor.no_grad():
+            clocks: dict[str, Tensor] = {}
+            active = [
+                (p, self._state_of(p, group, clocks), group)
+                for group in self.param_groups
+                for p in group["params"]
+                if p.grad is not None
+            ]
+            self._advance([state for _, state, _ in active])
+            for p, state, group in active:
+                self._change(p, state, group)
+        self._realize()
+        return loss
+
+    def initial_state(self, p: Tensor, group: ParamGroup) -> State:
+        """Return the tensors that an update of `p` wants beside it."""
+        return {}
+
+    def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
+        """Return the new value of a parameter, of its dtype, and write new values into `state`."""
+        raise NotImplementedError(f"{type(self).__name__} has no update()")
+
+    def _state_of(self, p: Tensor, group: ParamGroup, clocks: dict[str, Tensor]) -> State:
+        """The state of a parameter; those made in one step share a step count."""
+        found = self._states.get(id(p))
+        if found is None:
+            if p.device not in clocks:
+                clocks[p.device] = Tensor.zeros(device=p.device)
+            found = {"step": clocks[p.device]}
+            if p.dtype.bits < 32:
+                found["master"] = p.detach().cast(dtypes.float32)
+            found.update(self.initial_state(found.get("master", p), group))
+            self._states[id(p)] = found
+        return found
+
+    def _advance(self, states: Sequence[State]) -> None:
+        """Count a step. Those that have always moved together keep sharing one tensor."""
+        moving = {id(state) for state in states}
+        lagging = {id(s["step"]) for s in self._states.values() if id(s) not in moving}
+        counts: dict[int, Tensor] = {}
+        for state in states:
+            count = state["step"]
+            if id(count) not in counts:
+                counts[id(count)] = count.clone() if id(count) in lagging else count
+                counts[id(count)].add_(1)
+            state["step"] = counts[id(count)]
+
+    def _change(self, p: Tensor, state: State, group: ParamGroup) -> None:
+        gradient = p.grad
+        assert gradient is not None
+        target = state.get("master", p)
+        if gradient.dtype is not target.dtype:
+            gradient = gradient.cast(target.dtype)
+        if group.get("maximize", False):
+            gradient = -gradient
+        value = self.update(target.detach(), gradient.detach(), state, group)
+        target.copy_(value)
+        if target is not p:
+            p.copy_(value)
+
+    def _realize(self) -> None:
+        changed = [p._storage for group in self.param_groups for p in group["params"]]
+        changed += [t._storage for state in self._states.values() for t in state.values()]
+        changed += [group["lr"]._storage for group in self.param_groups]
+        realize_storages(dict.fromkeys(changed))
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states by the parameters' positions, and the settings, as PyTorch does."""
+        places: dict[int, int] = {}
+        groups = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                places[id(p)] = len(places)
+            kept = {key: value for key, value in group.items() if key not in ("params", "lr")}
+            numbers = [places[id(p)] for p in group["params"]]
+            groups.append({"lr": group["lr"].item(), **kept, "params": numbers})
+        states = {
+            places[key]: {name: tensor.detach() for name, tensor in state.items()}
+            for key, state in self._states.items()
+        }
+        return {"state": states, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over states and settings that `state_dict` (or PyTorch's) returned.
+
+        Raises ShapeError when groups, parameters or shapes do not fit.
+        """
+        params = [p for group in self.param_groups for p in group["params"]]
+        sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+        if sizes != [len(group["params"]) for group in self.param_groups]:
+            raise ShapeError(
+                "the state is of other groups of parameters",
+                found=sizes,
+                wanted=[len(group["params"]) for group in self.param_groups],
+            )
+        numbers = [i for group in state_dict["param_groups"] for i in group["params"]]
+        clocks: dict[tuple[str, float], Tensor] = {}
+        loaded = {
+            id(p): _loaded_state(p, state_dict["state"][number], clocks)
+            for p, number in zip(params, numbers, strict=True)
+            if number in state_dict["state"]
+        }
+        for group, other in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for key, value in other.items():
+                if key != "params":
+                    group[key] = value
+        self._states = loaded
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{key}={value}" for key, value in self.defaults.items())
+        return f"{type(self).__name__}({facts})"
+
+
+def _check_parameter(p: object, known: set[int]) -> None:
+    if not isinstance(p, Tensor):
+        raise DTypeError("an optimiser's parameters are tensors", found=type(p).__name__)
+    if p.dtype.kind != "float" or not p.is_leaf:
+        raise GradientError(
+            "an optimiser changes floating-point leaves",
+            found=f"dtype {p.dtype}" if p.dtype.kind != "float" else "a result of operations",
+            hint="pass the tensors on which requires_grad_() was called",
+        )
+    if id(p) in known:
+        raise ShapeError("a parameter stands twice in an optimiser", found=list(p.shape))
+
+
+def _loaded_state(
+    p: Tensor, state: Mapping[str, Any], clocks: dict[tuple[str, float], Tensor]
+) -> State:
+    """A parameter's state; equal step counts become one tensor, as they were when saved."""
+    steps = (p.device, float(state.get("step") or 0.0))
+    found: State = {"step": clocks.setdefault(steps, Tensor(steps[1], device=p.device))}
+    wanted = dtypes.float32 if p.dtype.bits < 32 else p.dtype
+    for name, value in state.items():
+        if value is None or name == "step":
+            continue
+        tensor = value if isinstance(value, Tensor) else Tensor(value)
+        if tensor.shape != p.shape:
+            raise ShapeError(
+                f"the state {name!r} is of another parameter",
+                found=list(tensor.shape),
+                wanted=list(p.shape),
+            )
+        found[name] = tensor.detach().to(wanted, p.device).clone()
+    if p.dtype.bits < 32:
+        found.setdefault("master", p.detach().cast(dtypes.float32))
+    return found

@@ -1,0 +1,184 @@
+"""Learning rates that follow a curve over the steps.
+
+A schedule counts its steps in a tensor and computes the rates from it on the device, so it may be
+stepped inside a captured function or outside. `LambdaLR`, whose curve is Python, only outside.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from baregrad.base.errors import ArgumentError, JitError
+from baregrad.dtypes import dtypes
+from baregrad.optim.optimizer import Optimizer
+from baregrad.tensor import Tensor
+from baregrad.tensor.link import session
+
+
+class Schedule:
+    """The base of schedules; a subclass writes `rate`. Made, it sets the rates of step 0."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        first = optimizer.param_groups[0]["lr"]
+        self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+        self.steps = Tensor(0.0, dtype=dtypes.float64, device=first.device)
+        self._set()
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps, a float64 scalar, where `base` is that of 0."""
+        raise NotImplementedError(f"{type(self).__name__} has no rate()")
+
+    def step(self) -> None:
+        """Move on by one step and change the rates of the optimiser."""
+        with Tensor.no_grad():
+            self.steps.add_(1)
+        self._set()
+
+    def _set(self) -> None:
+        with Tensor.no_grad():
+            for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+                group["lr"].copy_(self.rate(base, self.steps).contiguous())
+        # Computed with the optimiser's next step, and not later: the count would grow a chain.
+        session().companions.append(weakref.ref(self.steps._storage))
+
+    def get_last_lr(self) -> list[float]:
+        """Return the present rate of each group; computes them."""
+        return [group["lr"].item() for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step count and the base rates."""
+        return {"last_epoch": round(self.steps.item()), "base_lrs": list(self.base_lrs)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` (or PyTorch's) returned."""
+        self.base_lrs = [float(rate) for rate in state_dict["base_lrs"]]
+        with Tensor.no_grad():
+            self.steps.copy_(Tensor(float(state_dict["last_epoch"]), dtype=dtypes.float64))
+        self._set()
+
+
+class StepLR(Schedule):
+    """base * gamma**(steps // step_size)."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+        self.step_size = step_size
+        self.gamma = gamma
+        super().__init__(optimizer)
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        # The half keeps a count that divides exactly on its own side of rounding.
+        return base * self.gamma ** ((steps + 0.5) / self.step_size).floor()
+
+
+class CosineAnnealingLR(Schedule):
+    """From base to eta_min over T_max steps along half a cosine, and on along it.
+
+    Source: I. Loshchilov and F. Hutter, ICLR 2017.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        T_max: int,  # noqa: N803 - PyTorch's name
+        eta_min: float = 0.0,
+    ) -> None:
+        self.T_max = T_max
+        self.eta_min = eta_min
+        super().__init__(optimizer)
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        return self.eta_min + (base - self.eta_min) * (
+            (1 + (steps * (math.pi / self.T_max)).cos()) * 0.5
+        )
+
+
+class LinearLR(Schedule):
+    """base times a factor that goes from start_factor to end_factor over total_iters steps."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+    ) -> None:
+        self.start_factor = start_factor
+        self.end_factor = end_factor
+        self.total_iters = total_iters
+        super().__init__(optimizer)
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        share = (steps / max(self.total_iters, 1)).clamp(max=1.0)
+        return base * (self.start_factor + (self.end_factor - self.start_factor) * share)
+
+
+class LinearWarmup(LinearLR):
+    """base times a factor that goes from start_factor to 1 over warmup_steps steps."""
+
+    def __init__(
+        self, optimizer: Optimizer, warmup_steps: int, start_factor: float = 0.0
+    ) -> None:
+        super().__init__(optimizer, start_factor, 1.0, warmup_steps)
+
+
+class SequentialLR(Schedule):
+    """Schedules one after another, each counting from 0 at its milestone, as of the same base."""
+
+    def __init__(
+        self, optimizer: Optimizer, schedulers: Sequence[Schedule], milestones: Sequence[int]
+    ) -> None:
+        if len(schedulers) != len(milestones) + 1:
+            raise ArgumentError(
+                f"{len(schedulers)} schedules have {len(schedulers) - 1} milestones between them, "
+                f"not {len(milestones)}"
+            )
+        self.schedulers = list(schedulers)
+        self.milestones = list(milestones)
+        super().__init__(optimizer)
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        found = self.schedulers[0].rate(base, steps)
+        for schedule, start in zip(self.schedulers[1:], self.milestones, strict=True):
+            found = (steps >= start).where(schedule.rate(base, steps - start), found)
+        return found
+
+
+class LambdaLR(Schedule):
+    """base times a Python function of the step count, one function or one for each group.
+
+    Raises JitError when it is stepped inside a captured function, whose replays would not call it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+    ) -> None:
+        functions: list[Any] = [lr_lambda] * len(optimizer.param_groups)
+        if isinstance(lr_lambda, Sequence):
+            functions = list(lr_lambda)
+        if len(functions) != len(optimizer.param_groups):
+            raise ArgumentError(
+                f"{len(functions)} functions for {len(optimizer.param_groups)} groups"
+            )
+        self.lr_lambdas = functions
+        super().__init__(optimizer)
+
+    def _set(self) -> None:
+        if session().downloads:
+            raise JitError(
+                "LambdaLR computes its rate in Python, which a replay would not",
+                hint="step it outside the captured function, which sees its rates",
+            )
+        count = round(self.steps.item())
+        groups = self.optimizer.param_groups
+        for group, base, function in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
+            group["lr"] = base * function(count)

@@ -1,0 +1,263 @@
+"""An executable for one device: its bytes, its launch signature and what it uses.
+
+A Program is the only thing that a runtime accepts. It knows no IR: sizes that depend on symbolic
+integers are launch expressions, small tuples that `evaluate` computes at launch. A Program is
+saved as its own compact form (`to_bytes`, `from_bytes`), never as a pickle, so that reading a
+broken or hostile file raises FileFormatError and runs nothing.
+
+The signature of a CPU kernel (kind "cpu-object") is, in C:
+
+    void entry(void **buffers, const int64_t *variables,
+               int64_t chunk_begin, int64_t chunk_end, void *scratch);
+
+It does the chunks [chunk_begin, chunk_end) of its parallel axis. How many chunks there are never
+depends on the number of threads, so the result has the same bits for any number of them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from baregrad.base.errors import DeviceError, FileFormatError
+
+# An integer, ("var", name), or (op, a, b) with op one of BINARY_OPS.
+LaunchExpr: TypeAlias = int | tuple[Any, ...]
+
+CPU_OBJECT = "cpu-object"
+BINARY_OPS = ("add", "mul", "floordiv", "mod", "max", "min")
+ACCESSES = ("r", "w", "rw")
+MAX_DEPTH = 64
+
+_MAGIC = b"BGPROG\x00\x01"
+_PREFIX = struct.Struct("<8sQQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """One buffer that a program takes.
+
+    `nbytes` is the least size of the buffer, or None where it is not known; `access` is "r", "w"
+    or "rw".
+    """
+
+    name: str
+    dtype_name: str
+    nbytes: LaunchExpr | None
+    access: str
+
+    def __post_init__(self) -> None:
+        if self.access not in ACCESSES:
+            raise ValueError(f"access of {self.name!r} is {self.access!r}, not r, w or rw")
+        if self.nbytes is not None:
+            check(self.nbytes)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the program may write to the buffer."""
+        return "w" in self.access
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one launch uses: scratch bytes of each thread, operations, bytes moved."""
+
+    scratch_nbytes: LaunchExpr = 0
+    flops: LaunchExpr = 0
+    bytes_read: LaunchExpr = 0
+    bytes_written: LaunchExpr = 0
+
+    def __post_init__(self) -> None:
+        for value in (self.scratch_nbytes, *self.work()):
+            check(value)
+
+    def work(self) -> tuple[LaunchExpr, LaunchExpr, LaunchExpr]:
+        """Return operations, bytes read and bytes written: together, how much there is to do."""
+        return (self.flops, self.bytes_read, self.bytes_written)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An executable and how to launch it.
+
+    `code` is what the device loads (for "cpu-object" a relocatable ELF object) and `entry` the
+    symbol in it. `params` are the buffers and `variables` the names of the symbolic integers
+    (int64), both in the order of the call. `chunks` is the length of the parallel axis, 1 for a
+    serial program. `source` is the text that `code` was made from.
+    """
+
+    name: str
+    kind: str
+    code: bytes
+    entry: str
+    params: tuple[ParamSpec, ...]
+    variables: tuple[str, ...] = ()
+    chunks: LaunchExpr = 1
+    source: str = ""
+    meta: Resources = field(default_factory=Resources)
+
+    def __post_init__(self) -> None:
+        check(self.chunks)
+        if len(set(self.variables)) != len(self.variables):
+            raise ValueError(f"program {self.name!r} names a variable twice: {self.variables}")
+        wanted = set(self.variables)
+        for expr in self.launch_exprs():
+            missing = variables_of(expr) - wanted
+            if missing:
+                raise ValueError(f"program {self.name!r} uses undeclared {sorted(missing)}")
+
+    def launch_exprs(self) -> tuple[LaunchExpr, ...]:
+        """Return every launch expression of the program."""
+        sizes = tuple(param.nbytes for param in self.params if param.nbytes is not None)
+        return (self.chunks, self.meta.scratch_nbytes, *self.meta.work(), *sizes)
+
+    def to_bytes(self) -> bytes:
+        """Return the saved form: a prefix, a JSON header, the code and the source, raw."""
+        header = {
+            "name": self.name,
+            "kind": self.kind,
+            "entry": self.entry,
+            "params": [[p.name, p.dtype_name, p.nbytes, p.access] for p in self.params],
+            "variables": self.variables,
+            "chunks": self.chunks,
+            "meta": [self.meta.scratch_nbytes, *self.meta.work()],
+        }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        source = self.source.encode()
+        prefix = _PREFIX.pack(_MAGIC, len(text), len(self.code), len(source))
+        return b"".join((prefix, text, self.code, source))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Program:
+        """Return the program that `to_bytes` saved; raise FileFormatError for anything else."""
+        try:
+            return _parse(data)
+        except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
+            if isinstance(error, FileFormatError):
+                raise
+            raise FileFormatError(
+                f"a saved program is malformed ({error})", hint="delete it; it will be made again"
+            ) from error
+
+
+def evaluate(expr: LaunchExpr, bindings: Mapping[str, int]) -> int:
+    """Return the value of a launch expression; raise DeviceError for an unbound variable.
+
+    Integers are unbounded; floordiv and mod round towards minus infinity, as Python's do.
+    """
+    if isinstance(expr, int):
+        return expr
+    op = expr[0]
+    if op == "var":
+        value = bindings.get(expr[1])
+        if value is None:
+            raise DeviceError(
+                f"the variable {expr[1]!r} has no value",
+                found=f"values for {sorted(bindings)}",
+                hint="give its value when submitting",
+            )
+        return value
+    left = evaluate(expr[1], bindings)
+    right = evaluate(expr[2], bindings)
+    if op == "add":
+        return left + right
+    if op == "mul":
+        return left * right
+    if op == "floordiv":
+        return left // right
+    if op == "mod":
+        return left % right
+    return max(left, right) if op == "max" else min(left, right)
+
+
+def substitute(expr: LaunchExpr, bindings: Mapping[str, int]) -> LaunchExpr:
+    """Return the expression with the variables of `bindings` replaced; an int if none is left."""
+    if isinstance(expr, int):
+        return expr
+    if expr[0] == "var":
+        return bindings.get(expr[1], expr)
+    left = substitute(expr[1], bindings)
+    right = substitute(expr[2], bindings)
+    made = (expr[0], left, right)
+    if isinstance(left, int) and isinstance(right, int):
+        return evaluate(made, bindings)
+    return made
+
+
+def variables_of(expr: LaunchExpr) -> frozenset[str]:
+    """Return the names of the variables in a launch expression."""
+    names = set()
+    stack = [expr]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, int):
+            continue
+        if top[0] == "var":
+            names.add(top[1])
+        else:
+            stack.extend(top[1:])
+    return frozenset(names)
+
+
+def check(expr: LaunchExpr) -> None:
+    """Raise ValueError unless `expr` is a launch expression of at most MAX_DEPTH levels."""
+    stack: list[tuple[Any, int]] = [(expr, 0)]
+    while stack:
+        top, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise ValueError(f"a launch expression is deeper than {MAX_DEPTH} levels")
+        if isinstance(top, int) and not isinstance(top, bool):
+            continue
+        if not isinstance(top, tuple) or not top:
+            raise ValueError(f"{top!r} is no launch expression")
+        if top[0] == "var" and len(top) == 2 and isinstance(top[1], str):
+            continue
+        if top[0] not in BINARY_OPS or len(top) != 3:
+            raise ValueError(f"{top!r} is no launch expression")
+        stack.append((top[1], depth + 1))
+        stack.append((top[2], depth + 1))
+
+
+def _parse(data: bytes) -> Program:
+    magic, header_size, code_size, source_size = _PREFIX.unpack_from(data)
+    if magic != _MAGIC:
+        raise FileFormatError("not a saved program", found=magic, wanted=_MAGIC)
+    total = _PREFIX.size + header_size + code_size + source_size
+    if total != len(data):
+        raise FileFormatError("a saved program has the wrong size", found=len(data), wanted=total)
+    code_at = _PREFIX.size + header_size
+    header = json.loads(data[_PREFIX.size : code_at])
+    texts = (header["name"], header["kind"], header["entry"], *header["variables"])
+    for name, dtype_name, _, access in header["params"]:
+        texts += (name, dtype_name, access)
+    if not all(isinstance(text, str) for text in texts):
+        raise FileFormatError("a saved program has a name that is no text")
+    params = tuple(
+        ParamSpec(name, dtype_name, None if nbytes is None else _tuples(nbytes), access)
+        for name, dtype_name, nbytes, access in header["params"]
+    )
+    return Program(
+        name=header["name"],
+        kind=header["kind"],
+        code=bytes(data[code_at : code_at + code_size]),
+        entry=header["entry"],
+        params=params,
+        variables=tuple(header["variables"]),
+        chunks=_tuples(header["chunks"]),
+        source=str(data[code_at + code_size :], "utf-8"),
+        meta=Resources(*(_tuples(value) for value in header["meta"])),
+    )
+
+
+def _tuples(value: Any) -> LaunchExpr:
+    """Return a launch expression read from JSON, which has lists where we have tuples.
+
+    Whatever else the file says is left for `check` to refuse.
+    """
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    result: LaunchExpr = value
+    return result

@@ -1,0 +1,222 @@
+"""What every renderer offers, and what all of them agree on about a program's signature."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baregrad.base.bits import prod, round_up
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.target.cpu import CpuTarget
+
+SCRATCH_ALIGNMENT = 64
+
+
+class Renderer(Protocol):
+    """Linear level to source text.
+
+    `name` is what options call it; `assembler` is the kind of assembler that takes its text
+    ("llvm" or "c").
+    """
+
+    @property
+    def name(self) -> str:
+        """What options call it."""
+
+    @property
+    def assembler(self) -> str:
+        """The kind of assembler that takes its text."""
+
+    def render(
+        self, program: Node, target: CpuTarget, variables: Sequence[str] | None = None
+    ) -> str:
+        """The source text of a PROGRAM; equal arguments give equal texts.
+
+        variables: the names of symbolic integers in the order of the call; by default those that
+        the program uses, sorted.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How a PROGRAM is called.
+
+    entry: its symbol. params: its PARAM nodes in order of slot. variables: the names of its
+    symbolic integers, in the order of the call. scratch: the byte offset of each ALLOC in the
+    thread's scratch memory, whose size is `scratch_nbytes`. stack: ALLOCs that are locals.
+    """
+
+    entry: str
+    params: tuple[Node, ...]
+    variables: tuple[str, ...]
+    scratch: dict[Node, int]
+    scratch_nbytes: int
+    stack: tuple[Node, ...]
+
+
+def signature(program: Node, variables: Sequence[str] | None = None) -> Signature:
+    """The signature of a PROGRAM; `variables` as a renderer takes them."""
+    params: dict[int, Node] = {}
+    used: set[str] = set()
+    scratch: dict[Node, int] = {}
+    stack: list[Node] = []
+    nbytes = 0
+    seen: set[Node] = set()
+    for instruction in program.src:
+        for node in instruction.src:
+            if node in seen or not node.op.bit & _LEAVES:
+                continue
+            seen.add(node)
+            if node.op is Ops.PARAM:
+                params[node.arg.slot] = node
+            elif node.op is Ops.VAR:
+                if not node.arg.name.startswith("."):
+                    used.add(node.arg.name)
+            elif node.arg.space == "register":
+                stack.append(node)
+            else:
+                scratch[node] = nbytes
+                nbytes = round_up(nbytes + alloc_nbytes(node), SCRATCH_ALIGNMENT)
+    ordered = tuple(params[slot] for slot in sorted(params))
+    names = tuple(sorted(used) if variables is None else variables)
+    return Signature(entry_name(program), ordered, names, scratch, nbytes, tuple(stack))
+
+
+_LEAVES = Ops.PARAM.bit | Ops.VAR.bit | Ops.ALLOC.bit
+
+
+def scratch_nbytes(program: Node) -> int:
+    """Bytes of scratch memory that each thread running a PROGRAM needs."""
+    return signature(program).scratch_nbytes
+
+
+def alloc_nbytes(alloc: Node) -> int:
+    """The bytes of an ALLOC of constant extents."""
+    count: int = prod(alloc.shape) * max(alloc.arg.depth, 1)
+    return count * alloc.dtype.itemsize
+
+
+def entry_name(program: Node) -> str:
+    """The symbol of a program: its kernel's name with anything but letters and digits as `_`."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", program.arg.name if program.arg else "kernel")
+    return name if name and not name[0].isdigit() else "k_" + name
+
+
+def round_float32(value: float) -> float:
+    """A Python float as float32 holds it."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded
+
+
+# --- registers ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class BlockRegisters:
+    """What a loop or condition does to registers.
+
+    carried: written in a loop after being read there, so that an iteration sees the one before.
+    merged: written inside and read after the END before being written again. certain: whether the
+    body surely runs.
+    """
+
+    carried: tuple[Node, ...] = ()
+    merged: tuple[Node, ...] = ()
+    certain: bool = False
+
+
+class _Open:
+    """A block being scanned: what it wrote, wrote surely, and read before writing it surely."""
+
+    __slots__ = ("begin", "exposed", "killed", "written")
+
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+        self.written: dict[Node, None] = {}
+        self.killed: set[Node] = set()
+        self.exposed: set[Node] = set()
+
+
+def block_registers(program: Node) -> dict[int, BlockRegisters]:
+    """For the place of every BEGIN and TEST, what its block does to registers."""
+    code = program.src
+    blocks: dict[int, BlockRegisters] = {}
+    scanned: dict[int, _Open] = {}
+    ends: dict[int, int] = {}
+    events: list[int] = []
+    stack = [_Open(-1)]
+    for place, node in enumerate(code):
+        op = node.op
+        touched = op is Ops.SET
+        for child in node.src[1:] if touched else node.src:
+            if child.op is Ops.REG:
+                touched = True
+                for block in reversed(stack):
+                    if child in block.killed:
+                        break
+                    block.exposed.add(child)
+        if op is Ops.SET:
+            register = node.src[0]
+            stack[-1].killed.add(register)
+            stack[-1].written[register] = None
+        elif op is Ops.BEGIN or op is Ops.TEST:
+            touched = True
+            low, high = node.src[0], node.src[-1]
+            certain = op is Ops.BEGIN and len(node.src) == 2
+            certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
+            blocks[place] = BlockRegisters(certain=certain and low.arg < high.arg)
+            stack.append(_Open(place))
+        elif op is Ops.END:
+            touched = True
+            closed = stack.pop()
+            scanned[closed.begin] = closed
+            ends[place] = closed.begin
+            stack[-1].written.update(closed.written)
+            if blocks[closed.begin].certain:
+                stack[-1].killed |= closed.killed
+        if touched:
+            events.append(place)
+    _find_merges(code, events, blocks, scanned, ends)
+    return blocks
+
+
+def _find_merges(
+    code: tuple[Node, ...],
+    events: list[int],
+    blocks: dict[int, BlockRegisters],
+    scanned: dict[int, _Open],
+    ends: dict[int, int],
+) -> None:
+    """Go backwards with the registers that will be read, and fill in `carried` and `merged`."""
+    live: set[Node] = set()
+    after: list[set[Node]] = []
+    for place in reversed(events):
+        node = code[place]
+        op = node.op
+        if op is Ops.END:
+            begin = ends[place]
+            found = scanned[begin]
+            block = blocks[begin]
+            block.merged = tuple(r for r in found.written if r in live)
+            if code[begin].op is Ops.BEGIN:
+                block.carried = tuple(r for r in found.written if r in found.exposed)
+            after.append(live)
+            live = live | found.exposed
+            continue
+        if op is Ops.BEGIN or op is Ops.TEST:
+            outside = after.pop()
+            if not blocks[place].certain:
+                live = live | outside
+        if op is Ops.SET:
+            live.discard(node.src[0])
+            live.update(child for child in node.src[1:] if child.op is Ops.REG)
+        else:
+            live.update(child for child in node.src if child.op is Ops.REG)

@@ -1,0 +1,150 @@
+"""Linear level to LLVM IR text.
+
+Every value is in static single assignment form already: registers that the program writes become
+phi nodes here, so LLVM needs no pass to find that out. Floating-point operations carry no
+fast-math flags and nothing is contracted, so the bits are those of the evaluator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from baregrad.base.errors import CompilerBug
+from baregrad.ir.node import Node
+from baregrad.ir.op import Op, Ops
+from baregrad.render.llvm_memory import MEMORY_RULES
+from baregrad.render.llvm_ops import ELEMENTWISE_RULES
+from baregrad.render.llvm_text import Block, FunctionText, Rule
+from baregrad.render.llvm_types import value_type
+from baregrad.target.cpu import CpuTarget
+
+
+class LlvmRenderer:
+    """Renders programs for CPUs as LLVM IR with opaque pointers."""
+
+    name = "llvm"
+    assembler = "llvm"
+
+    def render(
+        self, program: Node, target: CpuTarget, variables: Sequence[str] | None = None
+    ) -> str:
+        """The module of one PROGRAM: one function of the CPU kernels' signature."""
+        return _module(FunctionText(program, target, variables))
+
+
+def _module(f: FunctionText) -> str:
+    """The text of a module."""
+    f.prologue()
+    for place, node in enumerate(f.program.src):
+        f.place = place
+        rule = _RULES.get(node.op)
+        if rule is None:
+            raise CompilerBug("LLVM IR has no rule for an op", found=node)
+        rule(f, node)
+    entry = f.signature.entry
+    features = ",".join(f"+{name}" for name in f.target.features)
+    bits = f.target.vector_bytes * 8
+    return "\n".join(
+        (
+            f"define void @{entry}(ptr noalias %buffers, ptr noalias %variables, "
+            "i64 %begin, i64 %end, ptr noalias %scratch) #0 {",
+            "entry:",
+            *f.lines,
+            "  ret void",
+            "}",
+            *f.declarations,
+            f'attributes #0 = {{ nounwind "target-cpu"="{f.target.llvm_cpu}" '
+            f'"target-features"="{features}" "min-legal-vector-width"="{bits}" '
+            f'"prefer-vector-width"="{bits}" }}',
+            "!0 = !{}",
+            "",
+        )
+    )
+
+
+# --- control -------------------------------------------------------------------------------------
+
+
+def _begin(f: FunctionText, node: Node) -> None:
+    low, high = node.src[:2]
+    start, stop = f.use(low), f.use(high)
+    block = _open(f)
+    body = f"L{block.label}"
+    if block.registers.certain:
+        f.lines.append(f"  br label %{body}")
+    else:
+        runs = f.fresh()
+        f.lines.append(f"  {runs} = icmp slt i64 {start}, {stop}")
+        f.lines.append(f"  br i1 {runs}, label %{body}, label %E{block.label}")
+    f.lines.append(f"{body}:")
+    block.counter = (f.define(node), start, stop)
+    # What comes around is not known yet: END fills in the phi nodes.
+    block.phi_at = len(f.lines)
+    block.phis = [f.define(register) for register in block.registers.carried]
+    f.lines.extend([""] * (1 + len(block.phis)))
+    f.label = body
+
+
+def _open(f: FunctionText) -> Block:
+    f.labels += 1
+    registers = f.registers[f.place]
+    block = Block(f.labels, f.label, registers)
+    for register in (*registers.carried, *registers.merged):
+        block.before[register] = f.use(register)
+    f.blocks.append(block)
+    return block
+
+
+def _test(f: FunctionText, node: Node) -> None:
+    condition = f.use(node.src[0])
+    block = _open(f)
+    label = block.label
+    f.lines.append(f"  br i1 {condition}, label %L{label}, label %E{label}")
+    f.lines.append(f"L{label}:")
+    f.label = f"L{label}"
+
+
+def _end(f: FunctionText, node: Node) -> None:
+    block = f.blocks.pop()
+    for key in block.pointers:
+        f.pointers.pop(key, None)
+    lines, label, last, before = f.lines, block.label, f.label, block.before
+    registers = block.registers
+    if block.counter is None:
+        lines.append(f"  br label %E{label}")
+    else:
+        counter, start, stop = block.counter
+        following, more = f.fresh(), f.fresh()
+        lines.append(f"  {following} = add nsw i64 {counter}, 1")
+        lines.append(f"  {more} = icmp slt i64 {following}, {stop}")
+        lines.append(f"  br i1 {more}, label %L{label}, label %E{label}")
+        phis = [("i64", counter, start, following)]
+        for register, phi in zip(registers.carried, block.phis, strict=True):
+            phis.append((value_type(register), phi, before[register], f.names[register]))
+        lines[block.phi_at : block.phi_at + len(phis)] = [
+            f"  {phi} = phi {kinds} [ {first}, %{block.start} ], [ {again}, %{last} ]"
+            for kinds, phi, first, again in phis
+        ]
+    lines.append(f"E{label}:")
+    f.label = f"E{label}"
+    if registers.certain:
+        return
+    for register in registers.merged:
+        after = f.names[register]
+        merged = f.define(register)
+        lines.append(
+            f"  {merged} = phi {value_type(register)} [ {before[register]}, %{block.start} ], "
+            f"[ {after}, %{last} ]"
+        )
+
+
+_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        **ELEMENTWISE_RULES,
+        **MEMORY_RULES,
+        Ops.BEGIN: _begin,
+        Ops.TEST: _test,
+        Ops.END: _end,
+    }
+)

@@ -1,0 +1,222 @@
+"""Lanes, registers, loads and stores in LLVM IR: one rule per op."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.node import Node
+from baregrad.ir.op import Op, Ops
+from baregrad.render.llvm_text import FunctionText, Rule
+from baregrad.render.llvm_types import (
+    constant_text,
+    lanes_of,
+    suffix_text,
+    type_text,
+    value_type,
+)
+
+
+def _splat(f: FunctionText, node: Node) -> None:
+    (x,) = node.src
+    lanes = lanes_of(node)
+    if x.op is Ops.CONST:
+        f.names[node] = constant_text(x, lanes)
+        return
+    kinds, element = value_type(node), type_text(node.dtype)
+    first = f.fresh()
+    f.lines.append(f"  {first} = insertelement {kinds} poison, {element} {f.use(x)}, i64 0")
+    f.lines.append(
+        f"  {f.define(node)} = shufflevector {kinds} {first}, {kinds} poison, "
+        f"<{lanes} x i32> zeroinitializer"
+    )
+
+
+def _line(f: FunctionText, node: Node) -> None:
+    element = type_text(node.dtype)
+    f.names[node] = "<" + ", ".join(f"{element} {lane}" for lane in range(node.arg)) + ">"
+
+
+def _part(f: FunctionText, node: Node) -> None:
+    first, count = node.arg
+    (x,) = node.src
+    kinds = value_type(x)
+    order = ", ".join(f"i32 {lane}" for lane in range(first, first + count))
+    operand = f.use(x, lanes_of(x))
+    f.lines.append(
+        f"  {f.define(node)} = shufflevector {kinds} {operand}, {kinds} poison, "
+        f"<{count} x i32> <{order}>"
+    )
+
+
+def _extract(f: FunctionText, node: Node) -> None:
+    (x,) = node.src
+    operand = f.use(x, lanes_of(x))
+    f.lines.append(f"  {f.define(node)} = extractelement {value_type(x)} {operand}, i64 {node.arg}")
+
+
+def _any(f: FunctionText, node: Node) -> None:
+    (x,) = node.src
+    lanes = lanes_of(x)
+    name = f"llvm.vector.reduce.or.v{lanes}i1"
+    f.declare(name, "i1", value_type(x))
+    f.lines.append(f"  {f.define(node)} = call i1 @{name}({value_type(x)} {f.use(x, lanes)})")
+
+
+def _read(f: FunctionText, node: Node) -> None:
+    f.names[node] = f.use(node.src[0])
+
+
+def _set(f: FunctionText, node: Node) -> None:
+    register, value = node.src
+    f.names[register] = f.use(value, lanes_of(register))
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def _vload(f: FunctionText, node: Node) -> None:
+    base, offset, *mask = node.src
+    access = node.arg
+    dtype, lanes = node.dtype, access.width
+    constant = ", !invariant.load !0" if access.constant else ""
+    if offset.shape:
+        _gather(f, node, [_lane(f, offset, lane) for lane in range(lanes)], access.at)
+        return
+    if lanes > 1 and (access.stride != 1 or (mask and not _masks(f, dtype))):
+        where = f.pointer(base, f.use(offset), access.at, dtype)
+        _strided(f, node, where)
+        return
+    where = f.pointer(base, f.use(offset), access.at, dtype)
+    kinds = value_type(node)
+    if not mask:
+        f.lines.append(
+            f"  {f.define(node)} = load {kinds}, ptr {where}, align {access.align}{constant}"
+        )
+        return
+    condition = f.use(mask[0], lanes)
+    if lanes == 1:
+        f.define(node)
+        f.names[node] = _guarded_load(f, dtype, where, condition, constant)
+        return
+    name = f"llvm.masked.load.{suffix_text(dtype, lanes)}.p0"
+    masks = type_text(dtypes.bool, lanes)
+    f.declare(name, kinds, "ptr", "i32", masks, kinds)
+    f.lines.append(
+        f"  {f.define(node)} = call {kinds} @{name}(ptr {where}, i32 {access.align}, "
+        f"{masks} {condition}, {kinds} zeroinitializer)"
+    )
+
+
+def _masks(f: FunctionText, dtype: DType) -> bool:
+    """Whether the machine masks loads of these elements; else LLVM would branch for each lane."""
+    return f.target.masks or (dtype.itemsize >= 4 and "avx" in f.target.features)
+
+
+def _guarded_load(f: FunctionText, dtype: DType, where: str, condition: str, constant: str) -> str:
+    """An element where the condition holds, else 0: read from the table of buffers instead."""
+    element = type_text(dtype)
+    safe, found, result = f.fresh(), f.fresh(), f.fresh()
+    f.lines.append(f"  {safe} = select i1 {condition}, ptr {where}, ptr %buffers")
+    f.lines.append(f"  {found} = load {element}, ptr {safe}, align 1{constant}")
+    f.lines.append(
+        f"  {result} = select i1 {condition}, {element} {found}, {element} zeroinitializer"
+    )
+    return result
+
+
+def _lane(f: FunctionText, vector: Node, lane: int) -> str:
+    if vector.op is Ops.SPLAT and vector.src[0].op is Ops.CONST:
+        return str(vector.src[0].arg)
+    found = f.fresh()
+    f.lines.append(f"  {found} = extractelement {value_type(vector)} {f.use(vector)}, i64 {lane}")
+    return found
+
+
+def _gather(f: FunctionText, node: Node, offsets: list[str], at: int) -> None:
+    element = type_text(node.dtype)
+    addresses = []
+    for offset in offsets:
+        address = f.fresh()
+        base = f.names[node.src[0]]
+        f.lines.append(f"  {address} = getelementptr {element}, ptr {base}, i64 {offset}")
+        addresses.append(address)
+    _collect(f, node, addresses)
+
+
+def _strided(f: FunctionText, node: Node, where: str) -> None:
+    """Lanes a constant number of elements apart; backwards is a load and a reversal."""
+    lanes, stride = node.arg.width, node.arg.stride
+    element, kinds = type_text(node.dtype), value_type(node)
+    if stride == -1 and len(node.src) == 2:
+        first, found = f.fresh(), f.fresh()
+        order = ", ".join(f"i32 {lane}" for lane in reversed(range(lanes)))
+        f.lines.append(f"  {first} = getelementptr {element}, ptr {where}, i64 {1 - lanes}")
+        f.lines.append(f"  {found} = load {kinds}, ptr {first}, align {node.arg.align}")
+        f.lines.append(
+            f"  {f.define(node)} = shufflevector {kinds} {found}, {kinds} poison, "
+            f"<{lanes} x i32> <{order}>"
+        )
+        return
+    addresses = [where]
+    for lane in range(1, lanes):
+        address = f.fresh()
+        f.lines.append(f"  {address} = getelementptr {element}, ptr {where}, i64 {stride * lane}")
+        addresses.append(address)
+    _collect(f, node, addresses)
+
+
+def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
+    """One load per lane, put together."""
+    element, kinds = type_text(node.dtype), value_type(node)
+    constant = ", !invariant.load !0" if node.arg.constant else ""
+    mask = node.src[2] if len(node.src) > 2 else None
+    total = "poison"
+    for lane, address in enumerate(addresses):
+        if mask is None:
+            found = f.fresh()
+            f.lines.append(
+                f"  {found} = load {element}, ptr {address}, align {node.arg.align}{constant}"
+            )
+        else:
+            found = _guarded_load(f, node.dtype, address, _lane(f, mask, lane), constant)
+        after = f.fresh()
+        f.lines.append(
+            f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}"
+        )
+        total = after
+    f.names[node] = total
+
+
+def _vstore(f: FunctionText, node: Node) -> None:
+    base, offset, value, *mask = node.src
+    access = node.arg
+    lanes = access.width
+    where = f.pointer(base, f.use(offset), access.at, base.dtype)
+    kinds = type_text(base.dtype, lanes)
+    operand = f.use(value, lanes)
+    if not mask:
+        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}")
+        return
+    name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"
+    masks = type_text(dtypes.bool, lanes)
+    f.declare(name, "void", kinds, "ptr", "i32", masks)
+    f.lines.append(
+        f"  call void @{name}({kinds} {operand}, ptr {where}, i32 {access.align}, "
+        f"{masks} {f.use(mask[0], lanes)})"
+    )
+
+
+MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        Ops.SPLAT: _splat,
+        Ops.LANES: _line,
+        Ops.PART: _part,
+        Ops.EXTRACT: _extract,
+        Ops.ANY: _any,
+        Ops.READ: _read,
+        Ops.SET: _set,
+        Ops.VLOAD: _vload,
+        Ops.VSTORE: _vstore,
+    }
+)

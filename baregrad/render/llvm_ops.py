@@ -1,0 +1,269 @@
+"""Elementwise ops in LLVM IR: one rule per op."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.node import Node
+from baregrad.ir.op import COMPARE, Op, Ops
+from baregrad.render.llvm_text import FunctionText, Rule
+from baregrad.render.llvm_types import (
+    constant_text,
+    lanes_of,
+    suffix_text,
+    type_text,
+    value_type,
+)
+
+_FLOAT_BINARY = MappingProxyType(
+    {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul", Ops.DIV: "fdiv"}
+)
+_INT_BINARY = MappingProxyType(
+    {
+        Ops.ADD: "add",
+        Ops.SUB: "sub",
+        Ops.MUL: "mul",
+        Ops.AND: "and",
+        Ops.OR: "or",
+        Ops.XOR: "xor",
+        Ops.SHL: "shl",
+    }
+)
+_SIGNED_BINARY = MappingProxyType(
+    {Ops.TRUNCDIV: ("sdiv", "udiv"), Ops.SHR: ("ashr", "lshr")}
+)
+_BOOL_BINARY = MappingProxyType(
+    {
+        Ops.ADD: "or",
+        Ops.SUB: "xor",
+        Ops.MUL: "and",
+        Ops.MAX: "or",
+        Ops.MIN: "and",
+        Ops.AND: "and",
+        Ops.OR: "or",
+        Ops.XOR: "xor",
+    }
+)
+
+
+def _binary(f: FunctionText, node: Node) -> None:
+    op, dtype = node.op, node.dtype
+    kind = dtype.kind
+    if kind == "float":
+        spelling = _FLOAT_BINARY.get(op)
+    elif kind == "bool":
+        spelling = _BOOL_BINARY.get(op)
+    else:
+        spelling = _INT_BINARY.get(op)
+        if spelling is None and op in _SIGNED_BINARY:
+            spelling = _SIGNED_BINARY[op][kind == "uint"]
+    if spelling is None:
+        raise CompilerBug("LLVM IR has no such instruction; it was to be lowered", found=node)
+    lanes = lanes_of(node)
+    x, y = node.src
+    a, b = f.use(x, lanes), f.use(y, lanes)
+    f.lines.append(f"  {f.define(node)} = {spelling} {value_type(node)} {a}, {b}")
+
+
+_COMPARISONS = MappingProxyType(
+    {
+        # op: (float, signed, unsigned)
+        Ops.CMPLT: ("fcmp olt", "icmp slt", "icmp ult"),
+        Ops.CMPLE: ("fcmp ole", "icmp sle", "icmp ule"),
+        Ops.CMPEQ: ("fcmp oeq", "icmp eq", "icmp eq"),
+        Ops.CMPNE: ("fcmp une", "icmp ne", "icmp ne"),
+    }
+)
+
+
+def _compare(f: FunctionText, node: Node) -> None:
+    lanes = lanes_of(node)
+    x, y = node.src
+    kind = x.dtype.kind
+    which = 0 if kind == "float" else 1 if kind == "int" else 2
+    a, b = f.use(x, lanes), f.use(y, lanes)
+    kinds = type_text(x.dtype, lanes)
+    f.lines.append(f"  {f.define(node)} = {_COMPARISONS[node.op][which]} {kinds} {a}, {b}")
+
+
+def _extreme(f: FunctionText, node: Node) -> None:
+    """MAX and MIN: a NaN in either operand gives NaN."""
+    dtype, lanes = node.dtype, lanes_of(node)
+    if dtype.kind == "bool":
+        _binary(f, node)
+        return
+    x, y = node.src
+    if x.op is Ops.CONST:
+        x, y = y, x
+    kinds = value_type(node)
+    a, b = f.use(x, lanes), f.use(y, lanes)
+    mask = type_text(dtypes.bool, lanes)
+    chosen = f.fresh()
+    if dtype.kind != "float":
+        sign = "s" if dtype.kind == "int" else "u"
+        order = "gt" if node.op is Ops.MAX else "lt"
+        f.lines.append(f"  {chosen} = icmp {sign}{order} {kinds} {a}, {b}")
+        f.lines.append(
+            f"  {f.define(node)} = select {mask} {chosen}, {kinds} {a}, {kinds} {b}"
+        )
+        return
+    order = "ogt" if node.op is Ops.MAX else "olt"
+    if y.op is Ops.CONST and y.arg == y.arg:
+        # The constant wins only where it is certainly beyond x, so a NaN in x stays.
+        f.lines.append(f"  {chosen} = fcmp {order} {kinds} {b}, {a}")
+        f.lines.append(
+            f"  {f.define(node)} = select {mask} {chosen}, {kinds} {b}, {kinds} {a}"
+        )
+        return
+    either, nan = f.fresh(), f.fresh()
+    f.lines.append(f"  {chosen} = fcmp {order} {kinds} {a}, {b}")
+    f.lines.append(f"  {either} = select {mask} {chosen}, {kinds} {a}, {kinds} {b}")
+    f.lines.append(f"  {nan} = fcmp uno {kinds} {a}, {a}")
+    f.lines.append(f"  {f.define(node)} = select {mask} {nan}, {kinds} {a}, {kinds} {either}")
+
+
+_INTRINSICS = MappingProxyType(
+    {
+        Ops.SQRT: "sqrt",
+        Ops.FLOOR: "floor",
+        Ops.CEIL: "ceil",
+        Ops.TRUNC: "trunc",
+        Ops.RINT: "roundeven",
+        Ops.FMA: "fma",
+    }
+)
+
+
+def _intrinsic(f: FunctionText, node: Node) -> None:
+    lanes = lanes_of(node)
+    kinds = value_type(node)
+    operands = [f.use(child, lanes) for child in node.src]
+    if node.dtype.kind != "float":
+        if node.op is Ops.FMA:
+            product = f.fresh()
+            f.lines.append(f"  {product} = mul {kinds} {operands[0]}, {operands[1]}")
+            f.lines.append(f"  {f.define(node)} = add {kinds} {product}, {operands[2]}")
+            return
+        f.names[node] = operands[0]
+        return
+    name = f"llvm.{_INTRINSICS[node.op]}.{suffix_text(node.dtype, lanes)}"
+    f.declare(name, kinds, *[kinds] * len(operands))
+    arguments = ", ".join(f"{kinds} {operand}" for operand in operands)
+    f.lines.append(f"  {f.define(node)} = call {kinds} @{name}({arguments})")
+
+
+def _unary(f: FunctionText, node: Node) -> None:
+    lanes = lanes_of(node)
+    kinds = value_type(node)
+    operand = f.use(node.src[0], lanes)
+    floating = node.dtype.kind == "float"
+    op = node.op
+    if op is Ops.NEG:
+        text = f"fneg {kinds} {operand}" if floating else f"sub {kinds} zeroinitializer, {operand}"
+    elif op is Ops.NOT:
+        ones = Node(Ops.CONST, node.dtype, (), True if node.dtype.kind == "bool" else -1)
+        text = f"xor {kinds} {operand}, {constant_text(ones, lanes)}"
+    elif op is Ops.RECIPROCAL:
+        one = constant_text(Node(Ops.CONST, node.dtype, (), 1.0), lanes)
+        text = f"fdiv {kinds} {one}, {operand}"
+    elif floating:
+        name = f"llvm.fabs.{suffix_text(node.dtype, lanes)}"
+        f.declare(name, kinds, kinds)
+        text = f"call {kinds} @{name}({kinds} {operand})"
+    elif node.dtype.kind == "int":
+        name = f"llvm.abs.{suffix_text(node.dtype, lanes)}"
+        f.declare(name, kinds, kinds, "i1")
+        text = f"call {kinds} @{name}({kinds} {operand}, i1 false)"
+    else:
+        f.names[node] = operand
+        return
+    f.lines.append(f"  {f.define(node)} = {text}")
+
+
+def _modulo(f: FunctionText, node: Node) -> None:
+    """The remainder with the divisor's sign, from the one with the dividend's."""
+    lanes = lanes_of(node)
+    kinds, mask = value_type(node), type_text(dtypes.bool, lanes)
+    x, y = (f.use(child, lanes) for child in node.src)
+    zero = constant_text(Node(Ops.CONST, node.dtype, (), 0.0), lanes)
+    rest, nonzero, below, down, differ, wrong, moved = (f.fresh() for _ in range(7))
+    f.lines.append(f"  {rest} = frem {kinds} {x}, {y}")
+    f.lines.append(f"  {nonzero} = fcmp une {kinds} {rest}, {zero}")
+    f.lines.append(f"  {below} = fcmp olt {kinds} {rest}, {zero}")
+    f.lines.append(f"  {down} = fcmp olt {kinds} {y}, {zero}")
+    f.lines.append(f"  {differ} = xor {mask} {below}, {down}")
+    f.lines.append(f"  {wrong} = and {mask} {differ}, {nonzero}")
+    f.lines.append(f"  {moved} = fadd {kinds} {rest}, {y}")
+    f.lines.append(
+        f"  {f.define(node)} = select {mask} {wrong}, {kinds} {moved}, {kinds} {rest}"
+    )
+
+
+def _where(f: FunctionText, node: Node) -> None:
+    lanes = lanes_of(node)
+    kinds = value_type(node)
+    cond, x, y = (f.use(child, lanes) for child in node.src)
+    mask = type_text(dtypes.bool, lanes)
+    f.lines.append(f"  {f.define(node)} = select {mask} {cond}, {kinds} {x}, {kinds} {y}")
+
+
+def _cast(f: FunctionText, node: Node) -> None:
+    (x,) = node.src
+    lanes = lanes_of(node)
+    source, target = x.dtype, node.dtype
+    old, kinds = type_text(source, lanes), value_type(node)
+    operand = f.use(x, lanes)
+    if target.kind == "bool":
+        if source.kind == "bool":
+            f.names[node] = operand
+            return
+        zero = constant_text(Node(Ops.CONST, source, (), 0.0 if source.is_float else 0), lanes)
+        test = "fcmp une" if source.is_float else "icmp ne"
+        f.lines.append(f"  {f.define(node)} = {test} {old} {operand}, {zero}")
+        return
+    if source.is_float and target.is_float:
+        how = "fpext" if target.bits > source.bits else "fptrunc"
+    elif target.is_float:
+        how = "sitofp" if source.kind == "int" else "uitofp"
+    elif source.is_float:
+        sign = "s" if target.kind == "int" else "u"
+        name = f"llvm.fpto{sign}i.sat.{suffix_text(target, lanes)}.{suffix_text(source, lanes)}"
+        f.declare(name, kinds, old)
+        f.lines.append(f"  {f.define(node)} = call {kinds} @{name}({old} {operand})")
+        return
+    elif source.kind == "bool" or target.bits > source.bits:
+        how = "sext" if source.kind == "int" else "zext"
+    elif target.bits < source.bits:
+        how = "trunc"
+    else:
+        f.names[node] = operand
+        return
+    f.lines.append(f"  {f.define(node)} = {how} {old} {operand} to {kinds}")
+
+
+def _bitcast(f: FunctionText, node: Node) -> None:
+    (x,) = node.src
+    lanes = lanes_of(node)
+    old, kinds = type_text(x.dtype, lanes), value_type(node)
+    if old == kinds:
+        f.names[node] = f.use(x, lanes)
+        return
+    operand = f.use(x, lanes)
+    f.lines.append(f"  {f.define(node)} = bitcast {old} {operand} to {kinds}")
+
+
+ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        **dict.fromkeys((*_FLOAT_BINARY, *_INT_BINARY, *_SIGNED_BINARY), _binary),
+        **dict.fromkeys(COMPARE, _compare),
+        **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
+        **dict.fromkeys(_INTRINSICS, _intrinsic),
+        **dict.fromkeys((Ops.NEG, Ops.NOT, Ops.ABS, Ops.RECIPROCAL), _unary),
+        Ops.MOD: _modulo,
+        Ops.WHERE: _where,
+        Ops.CAST: _cast,
+        Ops.BITCAST: _bitcast,
+    }
+)

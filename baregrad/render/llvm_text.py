@@ -1,0 +1,129 @@
+"""The text of one LLVM function while it is written: names, addresses, open blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.render.interface import BlockRegisters, alloc_nbytes, block_registers, signature
+from baregrad.render.llvm_types import constant_text, type_text
+from baregrad.target.cpu import CpuTarget
+
+
+class Block:
+    """A loop or condition being written: what END needs to close it."""
+
+    __slots__ = ("before", "counter", "label", "phi_at", "phis", "pointers", "registers", "start")
+
+    def __init__(self, label: int, start: str, registers: BlockRegisters) -> None:
+        self.label = label
+        self.start = start
+        self.registers = registers
+        self.before: dict[Node, str] = {}
+        self.counter: tuple[str, str, str] | None = None
+        self.phis: list[str] = []
+        self.phi_at = 0
+        self.pointers: list[tuple[str, str]] = []
+
+
+class FunctionText:
+    """One function being written."""
+
+    def __init__(
+        self, program: Node, target: CpuTarget, variables: Sequence[str] | None
+    ) -> None:
+        self.program = program
+        self.target = target
+        self.signature = signature(program, variables)
+        self.lines: list[str] = []
+        self.names: dict[Node, str] = {}
+        self.count = 0
+        self.label = "entry"
+        self.labels = 0
+        self.blocks: list[Block] = []
+        self.pointers: dict[tuple[str, str], str] = {}
+        self.declarations: dict[str, None] = {}
+        self.registers = block_registers(program)
+        self.place = 0
+
+    def prologue(self) -> None:
+        """Load the arguments and place private memory."""
+        signature = self.signature
+        names = self.names
+        for param in signature.params:
+            slot = param.arg.slot
+            self.lines.append(f"  %t{slot} = getelementptr ptr, ptr %buffers, i64 {slot}")
+            self.lines.append(f"  %b{slot} = load ptr, ptr %t{slot}, !invariant.load !0")
+            names[param] = f"%b{slot}"
+        for place in range(len(signature.variables)):
+            self.lines.append(f"  %q{place} = getelementptr i64, ptr %variables, i64 {place}")
+            self.lines.append(f"  %x{place} = load i64, ptr %q{place}, !invariant.load !0")
+        for alloc, offset in signature.scratch.items():
+            name = names[alloc] = f"%a{alloc.arg.id}"
+            self.lines.append(f"  {name} = getelementptr i8, ptr %scratch, i64 {offset}")
+        for alloc in signature.stack:
+            name = names[alloc] = f"%s{alloc.arg.id}"
+            self.lines.append(f"  {name} = alloca [{alloc_nbytes(alloc)} x i8], align 64")
+
+    # --- operands -------------------------------------------------------------------------------
+
+    def define(self, node: Node) -> str:
+        """A fresh name for a node's value."""
+        self.count += 1
+        name = self.names[node] = f"%v{self.count}"
+        return name
+
+    def fresh(self) -> str:
+        """A fresh name for an intermediate value."""
+        self.count += 1
+        return f"%v{self.count}"
+
+    def use(self, node: Node, lanes: int = 1) -> str:
+        """The operand text of a value; a constant is spelled for that many lanes."""
+        found = self.names.get(node)
+        if found is not None:
+            return found
+        op = node.op
+        if op is Ops.CONST:
+            return constant_text(node, lanes)
+        if op is Ops.REG:
+            return "poison"
+        if op is Ops.VAR:
+            name = node.arg.name
+            if name.startswith("."):
+                text = "%begin" if name == ".chunk_begin" else "%end"
+            else:
+                text = f"%x{self.signature.variables.index(name)}"
+            self.names[node] = text
+            return text
+        raise CompilerBug("a value is used before it was made", found=node)
+
+    def declare(self, name: str, result: str, *parameters: str) -> None:
+        """Declare an intrinsic function once."""
+        self.declarations[f"declare {result} @{name}({', '.join(parameters)})"] = None
+
+    def pointer(self, base: Node, offset: str, at: int, dtype: DType) -> str:
+        """The address of an element: each base and offset is computed once in a block."""
+        element = type_text(dtype)
+        name = self.names[base]
+        if offset != "0":
+            key = (name, offset)
+            found = self.pointers.get(key)
+            if found is None:
+                found = self.fresh()
+                self.lines.append(f"  {found} = getelementptr {element}, ptr {name}, i64 {offset}")
+                self.pointers[key] = found
+                if self.blocks:
+                    self.blocks[-1].pointers.append(key)
+            name = found
+        if at:
+            moved = self.fresh()
+            self.lines.append(f"  {moved} = getelementptr {element}, ptr {name}, i64 {at}")
+            return moved
+        return name
+
+
+Rule = Callable[[FunctionText, Node], None]

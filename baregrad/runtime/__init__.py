@@ -1,0 +1,40 @@
+"""Buffers, command lists and programs on devices; sees bytes and launches, never the IR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from baregrad.base.errors import DeviceError, UnsupportedDevice
+from baregrad.base.options import DEVICE_NAMES
+
+if TYPE_CHECKING:
+    from baregrad.runtime.interface import Device
+
+OPEN_NAMES = ("CPU", "REF", "NULL")
+
+
+def open_device(name: str, *, assemble: Callable[[str], bytes] | None = None) -> Device:
+    """Open the device called `name`.
+
+    `assemble` turns LLVM IR text into an object; the CPU device needs it for its native executor
+    and its threads, and does without it on one thread. Raises DeviceError for a name that does
+    not exist, UnsupportedDevice for one that this version does not drive.
+    """
+    if name == "CPU":
+        from baregrad.runtime.cpu.device import CpuDevice
+
+        return CpuDevice(assemble=assemble)
+    if name == "REF":
+        from baregrad.runtime.ref import RefDevice
+
+        return RefDevice()
+    if name == "NULL":
+        from baregrad.runtime.null import NullDevice
+
+        return NullDevice()
+    if name in DEVICE_NAMES:
+        raise UnsupportedDevice(
+            f"the device {name} is not driven by this version", wanted=" | ".join(OPEN_NAMES)
+        )
+    raise DeviceError(f"there is no device {name!r}", wanted=" | ".join(OPEN_NAMES))

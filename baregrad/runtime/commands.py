@@ -1,0 +1,220 @@
+"""Command lists: what a device is to do, recorded once and submitted many times.
+
+A list is a value. Buffers are given either as they are, and are then kept alive by the list, or
+as a Slot: a place in the table of buffers that `submit` is given, so that a replay changes an
+address without recording again. Symbolic integers work the same way, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from baregrad.base.errors import DeviceError
+from baregrad.program import substitute
+from baregrad.runtime.interface import Buffer, Device, Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The buffer that `submit` is given at `index`, from `offset` bytes on."""
+
+    index: int
+    offset: int = 0
+
+
+Operand: TypeAlias = Buffer | Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Exec:
+    """Run a kernel. `variables` are the values that stay fixed; the others come with `submit`.
+
+    `serial` keeps it on the submitting thread, for work too small to share.
+    """
+
+    kernel: Kernel
+    buffers: tuple[Operand, ...]
+    variables: Mapping[str, int] = field(default_factory=dict)
+    serial: bool = False
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy `nbytes` bytes from `source` to `target`; they must not overlap."""
+
+    target: Operand
+    source: Operand
+    nbytes: int
+    label: str = "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Set `nbytes` bytes of `target` to the value `byte`."""
+
+    target: Operand
+    nbytes: int
+    byte: int
+    label: str = "fill"
+
+
+Command: TypeAlias = Exec | Copy | Fill
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When each command of a list began and ended, in nanoseconds of one clock."""
+
+    labels: tuple[str, ...]
+    begin_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+
+    def durations_ns(self) -> tuple[int, ...]:
+        """Return how long each command took."""
+        return tuple(end - begin for begin, end in zip(self.begin_ns, self.end_ns, strict=True))
+
+
+class CommandList:
+    """A recorder of commands, and then their sequence.
+
+    `exec`, `copy` and `fill` check what they are given and raise DeviceError. The first submit
+    binds the list to native form; recording after that raises. `bound` is the device's own.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.bound: object | None = None
+        self._commands: list[Command] = []
+        self._slot_nbytes: list[int] = []
+        self._slot_writes: list[bool] = []
+        self._variables: dict[str, None] = {}
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """The commands, in order."""
+        return tuple(self._commands)
+
+    @property
+    def slot_nbytes(self) -> tuple[int, ...]:
+        """The least size of each slot's buffer, as far as it is known without variables."""
+        return tuple(self._slot_nbytes)
+
+    @property
+    def slot_writes(self) -> tuple[bool, ...]:
+        """Whether each slot's buffer is written to."""
+        return tuple(self._slot_writes)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The symbolic integers that `submit` needs a value of."""
+        return tuple(self._variables)
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def exec(
+        self,
+        kernel: Kernel,
+        buffers: Sequence[Operand],
+        variables: Mapping[str, int] | None = None,
+        *,
+        serial: bool = False,
+        label: str = "",
+    ) -> None:
+        """Record one launch of a kernel; `buffers` in the order of the program's params."""
+        program = kernel.program
+        if kernel.device is not self.device:
+            raise DeviceError(f"{kernel} cannot run on {self.device.name}")
+        if len(buffers) != len(program.params):
+            raise DeviceError(
+                f"{program.name} takes another number of buffers",
+                found=len(buffers),
+                wanted=len(program.params),
+            )
+        fixed = dict(variables or {})
+        unknown = fixed.keys() - set(program.variables)
+        if unknown:
+            raise DeviceError(f"{program.name} has no variable {', '.join(sorted(unknown))}")
+        for operand, param in zip(buffers, program.params, strict=True):
+            size = 0 if param.nbytes is None else substitute(param.nbytes, fixed)
+            nbytes = size if isinstance(size, int) else 0
+            what = f"the buffer {param.name!r} of {program.name}"
+            self._note(operand, nbytes, param.writes, what)
+        for name in program.variables:
+            if name not in fixed:
+                self._variables.setdefault(name)
+        self._record(Exec(kernel, tuple(buffers), fixed, serial, label or program.name))
+
+    def copy(self, target: Operand, source: Operand, nbytes: int) -> None:
+        """Record a copy of `nbytes` bytes between two ranges that do not overlap."""
+        self._note(target, nbytes, True, "the target of a copy")
+        self._note(source, nbytes, False, "the source of a copy")
+        self._record(Copy(target, source, nbytes))
+
+    def fill(self, target: Operand, nbytes: int, byte: int) -> None:
+        """Record setting `nbytes` bytes to `byte` (0 to 255)."""
+        if not 0 <= byte <= 255:
+            raise DeviceError("fill takes the value of one byte", found=byte, wanted="0 to 255")
+        self._note(target, nbytes, True, "the target of a fill")
+        self._record(Fill(target, nbytes, byte))
+
+    def check_slots(self, buffers: Sequence[Buffer]) -> None:
+        """Raise DeviceError unless `buffers` can fill the slots."""
+        if len(buffers) != len(self._slot_nbytes):
+            raise DeviceError(
+                "the command list has another number of slots",
+                found=len(buffers),
+                wanted=len(self._slot_nbytes),
+            )
+        for index, buffer in enumerate(buffers):
+            needed = self._slot_nbytes[index]
+            check_buffer(buffer, self.device, needed, self._slot_writes[index], f"slot {index}")
+
+    def check_variables(self, variables: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the value of each variable of the list; raise DeviceError if one is missing."""
+        try:
+            return tuple(variables[name] for name in self._variables)
+        except KeyError:
+            missing = sorted(self._variables.keys() - variables.keys())
+            raise DeviceError(
+                f"the command list needs a value of {', '.join(missing)}",
+                found=f"values of {sorted(variables)}",
+                hint="give it when submitting",
+            ) from None
+
+    def _record(self, command: Command) -> None:
+        if self.bound is not None:
+            raise DeviceError("a submitted command list cannot be recorded to", hint="make another")
+        self._commands.append(command)
+
+    def _note(self, operand: Operand, nbytes: int, writes: bool, what: str) -> None:
+        """Check a buffer now, or keep for `submit` what its slot will need."""
+        if not isinstance(operand, Slot):
+            check_buffer(operand, self.device, nbytes, writes, what)
+            return
+        if operand.index < 0 or operand.offset < 0 or nbytes < 0:
+            raise DeviceError(f"{what} has a negative size or place", found=operand)
+        while len(self._slot_nbytes) <= operand.index:
+            self._slot_nbytes.append(0)
+            self._slot_writes.append(False)
+        needed = operand.offset + nbytes
+        self._slot_nbytes[operand.index] = max(self._slot_nbytes[operand.index], needed)
+        self._slot_writes[operand.index] |= writes
+
+
+def check_buffer(buffer: Buffer, device: Device, nbytes: int, writes: bool, what: str) -> None:
+    """Raise DeviceError unless a buffer is open, here, large enough and writable if it must be."""
+    if buffer.closed:
+        raise DeviceError(f"{what} is a closed buffer")
+    if buffer.device is not device:
+        raise DeviceError(
+            f"{what} is on another device", found=buffer.device.name, wanted=device.name
+        )
+    if nbytes < 0 or buffer.nbytes < nbytes:
+        raise DeviceError(f"{what} is too small", found=f"{buffer.nbytes} bytes", wanted=nbytes)
+    if writes and buffer.readonly:
+        raise DeviceError(f"{what} would be written and is read-only", hint="copy it first")
+

@@ -1,0 +1,188 @@
+"""The CPU as a device."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from baregrad.base.errors import CompileError, DeviceError, MissingDependency
+from baregrad.base.options import options
+from baregrad.program import CPU_OBJECT, Program
+from baregrad.runtime.commands import CommandList, Timeline
+from baregrad.runtime.cpu import executor
+from baregrad.runtime.cpu.binding import BoundList
+from baregrad.runtime.cpu.elf import MACHINES
+from baregrad.runtime.cpu.fallback import run_in_python
+from baregrad.runtime.cpu.host import HostProcessor, detect_host
+from baregrad.runtime.cpu.loader import LoadedObject, Loader
+from baregrad.runtime.cpu.pool import NativePool
+from baregrad.runtime.host_memory import HostAllocator
+from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats
+
+
+class CpuDevice(Device):
+    """Runs programs of kind "cpu-object" on this machine's cores.
+
+    `assemble` turns LLVM IR text into an object; with it, command lists run through the native
+    executor on `threads` threads (None: the option, at most one for each core that we may use).
+    Without it, or where it raises MissingDependency (which warns), kernels are called from Python,
+    one after the other on one thread.
+    """
+
+    def __init__(
+        self,
+        name: str = "CPU",
+        *,
+        assemble: Callable[[str], bytes] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.name = name
+        self.host_visible = True
+        self.host: HostProcessor = detect_host()
+        self.threads = threads or min(options.threads or self.host.cores, self.host.cores)
+        self.allocator = HostAllocator()
+        self._loader = Loader(MACHINES.get(self.host.machine, 0))
+        self._assemble = assemble
+        self._lock = threading.Lock()
+        self._pool: NativePool | None = None
+        self._executor: LoadedObject | None = None
+        self._closed = False
+        if assemble is None or not sys.platform.startswith("linux"):
+            self.threads = 1
+            self._assemble = None
+        _register(self)
+
+    @property
+    def native(self) -> bool:
+        """Whether command lists run through the native executor."""
+        return self._assemble is not None
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Return a buffer of `nbytes` bytes, 64-byte aligned, with any content."""
+        if nbytes < 0:
+            raise DeviceError("a buffer cannot have a negative size", found=nbytes)
+        return Buffer(self, self.allocator.allocate(nbytes), 0, nbytes)
+
+    def load(self, program: Program) -> Kernel:
+        """Return the program in executable memory; raise CompileError if its code is broken."""
+        if program.kind != CPU_OBJECT:
+            raise CompileError(
+                f"the program {program.name!r} is not for {self.name}",
+                found=program.kind,
+                wanted=CPU_OBJECT,
+            )
+        loaded = self._loader.load(program.code)
+        return Kernel(self, program, loaded.address(program.entry), loaded)
+
+    def submit(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+        *,
+        timed: bool = False,
+    ) -> Timeline | None:
+        """Run a command list; returns when all of it is done."""
+        if commands.device is not self:
+            raise DeviceError("the command list is for another device", found=commands.device.name)
+        with self._lock:
+            if self._closed:
+                raise DeviceError(f"the device {self.name} is closed")
+            bound = commands.bound
+            if not isinstance(bound, BoundList):
+                bound = self._bind(commands)
+            bound.prepare(commands, buffers, variables or {})
+            bound.set_timed(timed)
+            code = self._loaded_executor()
+            if code is None:
+                run_in_python(commands, bound, self.allocator, timed)
+            else:
+                self._running_pool(code).run(bound.address, bound.scratch_nbytes)
+            if not timed:
+                return None
+            times = bound.times.tolist()
+            return Timeline(bound.labels, tuple(times[:-1]), tuple(times[1:]))
+
+    def memory_stats(self) -> MemoryStats:
+        """Return how much memory is in use; wrapped host memory is not ours and not counted."""
+        return self.allocator.stats()
+
+    def close(self) -> None:
+        """Stop the threads and give spare memory back; live buffers stay readable."""
+        with self._lock:
+            self._closed = True
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
+            self.allocator.trim()
+
+    def __del__(self) -> None:
+        # A device that is merely forgotten must not leave threads in memory that goes away. Where
+        # the constructor failed there is no pool.
+        pool: NativePool | None = self.__dict__.get("_pool")
+        if pool is not None:
+            pool.close()
+
+    def _bind(self, commands: CommandList) -> BoundList:
+        copy_entry = fill_entry = 0
+        code = self._loaded_executor()
+        if code is not None:
+            copy_entry = code.address(executor.COPY)
+            fill_entry = code.address(executor.FILL)
+        bound = BoundList(commands, copy_entry, fill_entry)
+        commands.bound = bound
+        return bound
+
+    def _loaded_executor(self) -> LoadedObject | None:
+        """Return the native executor, None where it cannot be had."""
+        if self._executor is not None or self._assemble is None:
+            return self._executor
+        source = executor.executor_source(self.host.machine)
+        try:
+            self._executor = self._loader.load(self._assemble(source))
+        except MissingDependency as error:
+            warnings.warn(
+                f"the native executor cannot be compiled ({error}); kernels run on one thread",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            self._assemble = None
+            self.threads = 1
+        return self._executor
+
+    def _running_pool(self, code: LoadedObject) -> NativePool:
+        if self._pool is None:
+            self._pool = NativePool(code, self.threads, self.allocator)
+        return self._pool
+
+    def _after_fork(self) -> None:
+        """Start over in a forked child: it has our memory, but none of our threads."""
+        self._lock = threading.Lock()
+        self._loader.after_fork()
+        self.allocator.after_fork()
+        if self._pool is not None:
+            self._pool.abandon()
+            self._pool = None
+
+
+def _register(device: CpuDevice) -> None:
+    """Have the device closed at exit and mended after a fork, without keeping it alive."""
+    reference = weakref.ref(device)
+
+    def mend() -> None:
+        found = reference()
+        if found is not None:
+            found._after_fork()
+
+    def leave() -> None:
+        found = reference()
+        if found is not None:
+            found.close()
+
+    os.register_at_fork(after_in_child=mend)
+    atexit.register(leave)

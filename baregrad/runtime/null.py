@@ -1,0 +1,79 @@
+"""The NULL device: takes programs and command lists, holds no memory and runs nothing.
+
+It is for compiling without a machine to run on, and for measuring what the compiler costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from baregrad.base.errors import CompileError
+from baregrad.program import Program
+from baregrad.runtime.commands import CommandList, Timeline
+from baregrad.runtime.interface import (
+    Buffer,
+    Device,
+    Kernel,
+    Memory,
+    MemoryStats,
+    flat_bytes,
+)
+
+if TYPE_CHECKING:
+    from baregrad.runtime.interface import Contiguous
+
+
+class NullDevice(Device):
+    """Accepts everything that a device does; what is read back from it is zeros."""
+
+    def __init__(self, name: str = "NULL") -> None:
+        self.name = name
+        self.host_visible = False
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Return a buffer of a size, with no memory behind it."""
+        return Buffer(self, Memory(0, nbytes), 0, nbytes)
+
+    def load(self, program: Program) -> Kernel:
+        """Return the program as a kernel; raise CompileError if it is empty."""
+        if not program.code or not program.entry:
+            raise CompileError(f"the program {program.name!r} has no code", source=program.source)
+        return Kernel(self, program, 0, None)
+
+    def submit(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+        *,
+        timed: bool = False,
+    ) -> Timeline | None:
+        """Check the list and its operands; run nothing."""
+        commands.check_slots(buffers)
+        commands.check_variables(variables or {})
+        commands.bound = self
+        if not timed:
+            return None
+        labels = tuple(command.label for command in commands.commands)
+        return Timeline(labels, (0,) * len(labels), (0,) * len(labels))
+
+    def copy_in(self, buffer: Buffer, data: Contiguous) -> None:
+        """Check the sizes; copy nothing."""
+        self._check_transfer(buffer, flat_bytes(data).nbytes)
+
+    def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
+        """Set the host memory to zeros."""
+        target = flat_bytes(data)
+        self._check_transfer(buffer, target.nbytes)
+        target[:] = 0
+
+    def memory_stats(self) -> MemoryStats:
+        """Return zeros: nothing is held."""
+        return MemoryStats(0, 0, 0)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to free."""
+        return

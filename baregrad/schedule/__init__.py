@@ -1,0 +1,17 @@
+"""Tensor level to kernel level: what to fuse, stage, partition, order and place in memory."""
+
+from __future__ import annotations
+
+from baregrad.schedule.pipeline import make_plan, passes, stages
+from baregrad.schedule.plan import Decision, Launch, Plan, PlannedBuffer, Transfer
+
+__all__ = [
+    "Decision",
+    "Launch",
+    "Plan",
+    "PlannedBuffer",
+    "Transfer",
+    "make_plan",
+    "passes",
+    "stages",
+]

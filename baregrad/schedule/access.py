@@ -1,0 +1,205 @@
+"""Views as index arithmetic: where element `idx` of a view lies in its source.
+
+Each rule takes the view and one index per axis of it, and gives one index per axis of its source. A
+view that holds zeros of its own (PAD) also gives the condition under which there is a source
+element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from baregrad.dtypes import dtypes
+from baregrad.ir import index
+from baregrad.ir.index import Dim, as_node
+from baregrad.ir.node import Node, const, rebuild, toposort
+from baregrad.ir.op import Op, Ops
+from baregrad.ir.regroup import reshape_groups
+
+Idx = tuple[Node, ...]
+ZERO = const(0, dtypes.index)
+TRUE = const(True, dtypes.bool)
+_GROUPS = "schedule.reshape_groups"
+_AFFINE_LIMIT = 64  # nodes of an integer expression that is tried as index arithmetic
+
+
+def _permute(view: Node, idx: Idx) -> Idx:
+    found: list[Node] = [ZERO] * len(idx)
+    for position, axis in enumerate(view.arg):
+        found[axis] = idx[position]
+    return tuple(found)
+
+
+def _expand(view: Node, idx: Idx) -> Idx:
+    source = view.src[0].shape
+    return tuple(
+        ZERO if extent.__class__ is int and extent == 1 else place
+        for extent, place in zip(source, idx, strict=True)
+    )
+
+
+def _shrink(view: Node, idx: Idx) -> Idx:
+    return tuple(
+        as_node(index.add(index.mul(place, cut.step), cut.start))
+        for cut, place in zip(view.arg, idx, strict=True)
+    )
+
+
+def _flip(view: Node, idx: Idx) -> Idx:
+    found = list(idx)
+    for axis in view.arg:
+        last = index.sub(view.shape[axis], 1)
+        found[axis] = as_node(index.sub(last, idx[axis]))
+    return tuple(found)
+
+
+def _window(view: Node, idx: Idx) -> Idx:
+    window = view.arg
+    found = list(idx[:-1])
+    position = index.mul(idx[window.axis], window.stride)
+    found[window.axis] = as_node(index.add(position, index.mul(idx[-1], window.dilation)))
+    return tuple(found)
+
+
+def _reshape(view: Node, idx: Idx) -> Idx:
+    groups = view.memo.get(_GROUPS)
+    if groups is None:
+        groups = reshape_groups(view.src[0].shape, view.shape)
+        view.memo[_GROUPS] = groups
+    source = view.src[0].shape
+    found: list[Node] = []
+    for old, new in groups:
+        if old[1] - old[0] == 1 and new[1] - new[0] == 1:
+            found.append(idx[new[0]])
+            continue
+        places = idx[new[0] : new[1]]
+        offset = index.flatten(places, view.shape[new[0] : new[1]])
+        found.extend(as_node(i) for i in index.unflatten(offset, source[old[0] : old[1]]))
+    return tuple(found)
+
+
+Rule = Callable[[Node, Idx], Idx]
+VIEW_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        Ops.RESHAPE: _reshape,
+        Ops.PERMUTE: _permute,
+        Ops.EXPAND: _expand,
+        Ops.SHRINK: _shrink,
+        Ops.FLIP: _flip,
+        Ops.WINDOW: _window,
+        Ops.DETACH: lambda view, idx: idx,
+    }
+)
+
+
+def through_pad(view: Node, idx: Idx) -> tuple[Node, Idx]:
+    """(condition, source index) of element `idx` of a PAD."""
+    conditions: list[Node] = []
+    found: list[Node] = []
+    for place, pad, extent in zip(idx, view.arg, view.src[0].shape, strict=True):
+        inner = index.sub(place, pad.lo)
+        if pad.interior:
+            step = pad.interior + 1
+            conditions.append(index.less(index.mod(inner, step), 1))
+            inner = index.floordiv(inner, step)
+        if not _is_zero(pad.lo) or not _is_zero(pad.hi) or pad.interior:
+            conditions.append(index.inside(inner, extent))
+        found.append(as_node(inner))
+    return index.both(*conditions), tuple(found)
+
+
+def _is_zero(value: Dim) -> bool:
+    return value.__class__ is int and value == 0
+
+
+def through_fold(fold: Node, idx: Idx, tap: Dim) -> tuple[Node, Idx]:
+    """(condition, source index) of tap `tap` of element `idx` of a FOLD."""
+    window = fold.arg
+    positions = fold.src[0].shape[window.axis]
+    offset = index.sub(idx[window.axis], index.mul(tap, window.dilation))
+    conditions = []
+    if window.stride != 1:
+        conditions.append(index.less(index.mod(offset, window.stride), 1))
+    place = index.floordiv(offset, window.stride)
+    conditions.append(index.inside(place, positions))
+    found = list(idx)
+    found[window.axis] = as_node(place)
+    return index.both(*conditions), (*found, as_node(tap))
+
+
+# --- data-dependent indices -----------------------------------------------------------------------
+
+
+def to_index(value: Node) -> Node:
+    """An integer expression as an index node; index arithmetic where it provably never wraps."""
+    if value.dtype is dtypes.index:
+        return value
+    if value.op is Ops.CONST:
+        return const(int(value.arg), dtypes.index)
+    if value.op is Ops.CAST and value.src[0].dtype is dtypes.index:
+        inner = value.src[0]
+        return inner if _fits(inner, value) else Node(Ops.CAST, dtypes.index, (value,))
+    if value.mask & (Ops.INDEX.bit | Ops.REDUCE.bit | Ops.SCAN.bit) == 0:
+        found = _affine(value)
+        if found is not None:
+            return found
+    return Node(Ops.CAST, dtypes.index, (value,))
+
+
+def _fits(exact: Node, value: Node) -> bool:
+    """Whether every value of `exact` is representable in the integer dtype of `value`."""
+    dtype = value.dtype
+    if dtype.kind not in ("int", "uint"):
+        return False
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
+    high = (1 << (dtype.bits - (dtype.kind == "int"))) - 1
+    return index.lower(exact) >= low and index.upper(exact) <= high
+
+
+_EXACT: MappingProxyType[Op, Callable[[Node, Node], Dim]] = MappingProxyType(
+    {Ops.ADD: index.add, Ops.SUB: index.sub, Ops.MUL: index.mul}
+)
+
+
+def _affine(value: Node) -> Node | None:
+    """The exact index expression of load-free integer arithmetic, or None."""
+    nodes = toposort(value, enter=lambda n: n.dtype is not dtypes.index)
+    if len(nodes) > _AFFINE_LIMIT:
+        return None
+    exact: dict[Node, Node] = {}
+    for node in nodes:
+        if node.dtype is dtypes.index:
+            exact[node] = node
+            continue
+        found: Dim | None = None
+        if node.op is Ops.CONST:
+            found = int(node.arg)
+        elif node.op is Ops.CAST and node.src[0] in exact:
+            found = exact[node.src[0]]
+        elif node.op in _EXACT and all(child in exact for child in node.src):
+            found = _EXACT[node.op](exact[node.src[0]], exact[node.src[1]])
+        elif node.op in (Ops.FLOORDIV, Ops.MOD) and all(child in exact for child in node.src):
+            size = exact[node.src[1]]
+            if size.op is Ops.CONST and int(size.arg) > 0:
+                rule = index.floordiv if node.op is Ops.FLOORDIV else index.mod
+                found = rule(exact[node.src[0]], int(size.arg))
+        if found is None or node.dtype.kind not in ("int", "uint"):
+            return None
+        exact[node] = as_node(found)
+        if not _fits(exact[node], node):
+            return None
+    return exact[value]
+
+
+def replace_inside(expression: Node, exprs: dict[Node, Node]) -> Node:
+    """`expression` with placeholders replaced and index arithmetic simplified again."""
+
+    def visit(node: Node) -> Node | None:
+        if node.op is Ops.CAST and node.dtype is dtypes.index:
+            return to_index(node.src[0])
+        return index.resimplify(node)
+
+    return rebuild(
+        expression, visit, memo=dict(exprs), enter=lambda node: bool(node.mask & Ops.INDEX.bit)
+    )

@@ -1,0 +1,194 @@
+"""The axes of a finished kernel: split where an index divides them, then numbered canonically.
+
+An index such as `x[r // 64, r % 64]` hides two axes in one. Where all divisions of a range by
+constants nest and divide its extent, the range is replaced by its digits, and the divisions vanish.
+Ranges are then numbered by place: those of the outputs in order, then those of reductions in the
+order of their first use, so that equal kernels are one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from baregrad.dtypes import dtypes
+from baregrad.ir import index
+from baregrad.ir.attrs import Param
+from baregrad.ir.index import Dim
+from baregrad.ir.node import Node, extent_of, range_node, rebuild, toposort
+from baregrad.ir.op import Ops
+from baregrad.schedule.pairing import shared_axes
+
+_DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit
+MOST_AXES = 12
+
+
+@dataclass(slots=True, eq=False)
+class Settled:
+    """The OUT nodes of a kernel with final axes, what they mention, the extents for its name."""
+
+    outs: tuple[Node, ...]
+    params: dict[int, Node]
+    data: list[Dim]
+    reduced: list[Dim]
+
+
+def settle_axes(outs: tuple[Node, ...]) -> Settled:
+    """The OUT nodes with their axes split and numbered."""
+    root = Node(Ops.SINK, dtypes.token, outs)
+    nodes = toposort(root)
+    divided = bool(root.mask & _DIVISIONS)
+    if divided:
+        root, nodes = _flatten_views(root, nodes)
+    shared = shared_axes(nodes) if root.mask & Ops.REDUCE.bit else {}
+    if shared:
+        root = _replace_axes(root, dict(shared), {})
+        nodes = toposort(root)
+    axes, count = _ordered_axes(root.src, nodes)
+    cuts = _cuts(nodes) if divided else {}
+    sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
+    while cuts and sum(map(len, sizes)) > MOST_AXES:
+        cuts.popitem()
+        sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
+    data = [size for one in sizes[:count] for size in one]
+    reduced = [size for one in sizes[count:] for size in one]
+    if len(data) + len(reduced) == len(axes):
+        if all(axis.arg.id == number for number, axis in enumerate(axes)):
+            return Settled(root.src, _params(nodes), data, reduced)
+    root = _renumber(root, axes, sizes)
+    return Settled(root.src, _params(toposort(root)), data, reduced)
+
+
+def _params(nodes: list[Node]) -> dict[int, Node]:
+    """The PARAMs among some nodes by slot."""
+    return {node.arg.slot: node for node in nodes if node.op is Ops.PARAM}
+
+
+def _renumber(root: Node, axes: list[Node], sizes: list[list[Dim]]) -> Node:
+    """`root` with each axis replaced by its digits, numbered in order."""
+    digits: dict[Node, tuple[Node, ...]] = {}
+    mapping: dict[Node, Node] = {}
+    number = 0
+    for axis, parts in zip(axes, sizes, strict=True):
+        made = []
+        value: Dim = 0
+        for size in parts:
+            digit = range_node(size, number, axis.arg.axis, axis.arg.bind)
+            number += 1
+            made.append(digit)
+            value = index.add(index.mul(value, size), digit)
+        digits[axis] = tuple(made)
+        mapping[axis] = index.as_node(value)
+    return _replace_axes(root, mapping, digits)
+
+
+def _replace_axes(
+    root: Node, mapping: dict[Node, Node], digits: dict[Node, tuple[Node, ...]]
+) -> Node:
+    """`root` over the new ranges; a reduction over an axis becomes one over its digits."""
+    by_value = {mapping[axis]: parts for axis, parts in digits.items() if len(parts) > 1}
+
+    def visit(node: Node) -> Node | None:
+        if node.op is Ops.REDUCE:
+            count = node.arg.monoid.arity
+            if not any(child in by_value for child in node.src[count:]):
+                return None
+            ranges = [one for child in node.src[count:] for one in by_value.get(child, (child,))]
+            return Node(Ops.REDUCE, node.dtype, (*node.src[:count], *ranges), node.arg)
+        return index.resimplify(node)
+
+    bit = Ops.RANGE.bit
+    return rebuild(root, visit, memo=dict(mapping), enter=lambda node: bool(node.mask & bit))
+
+
+def _ordered_axes(outs: tuple[Node, ...], nodes: list[Node]) -> tuple[list[Node], int]:
+    """Output axes by number, then reduced ones by first use; and how many of the former."""
+    free: set[Node] = set()
+    for out in outs:
+        for child in out.src[1:]:
+            free.update(child.ranges)
+    ordered = sorted(free, key=lambda axis: int(axis.arg.id))
+    count = len(ordered)
+    for node in nodes:
+        if node.op is Ops.REDUCE:
+            for axis in node.src[node.arg.monoid.arity :]:
+                if axis not in free:
+                    free.add(axis)
+                    ordered.append(axis)
+    return ordered, count
+
+
+# --- splitting ------------------------------------------------------------------------------------
+
+
+def _cuts(nodes: list[Node]) -> dict[Node, set[int]]:
+    """For each range, the places between its digits that divisions ask for; scans forbid any."""
+    found: dict[Node, set[int]] = {}
+    scanned = {node.src[-1] for node in nodes if node.op is Ops.SCAN}
+    for node in nodes:
+        if node.op not in (Ops.FLOORDIV, Ops.MOD) or node.dtype is not dtypes.index:
+            continue
+        inner, size = node.src
+        if size.op is not Ops.CONST:
+            continue
+        scale = 1
+        if inner.op is Ops.FLOORDIV and inner.src[1].op is Ops.CONST:
+            scale = int(inner.src[1].arg)
+            inner = inner.src[0]
+        if inner.op is Ops.RANGE and inner not in scanned:
+            found.setdefault(inner, set()).update({scale * int(size.arg), scale} - {1})
+    return found
+
+
+def _sizes(axis: Node, cuts: set[int] | None) -> list[Dim]:
+    """The extents of an axis's digits, outermost first: one, unless its cuts nest."""
+    extent = extent_of(axis)
+    if cuts is None or not isinstance(extent, int):
+        return [extent]
+    chain = [1, *sorted(cuts), extent]
+    if any(large % small for small, large in pairwise(chain)):
+        return [extent]
+    sizes: list[Dim] = [large // small for small, large in pairwise(chain) if large > small]
+    return sizes[::-1]
+
+
+# --- flat views -----------------------------------------------------------------------------------
+
+
+def _flatten_views(root: Node, nodes: list[Node]) -> tuple[Node, list[Node]]:
+    """Read an array flat where its row-major offset is simpler than its indices."""
+    accesses: dict[Node, list[Node]] = {}
+    for node in nodes:
+        if node.op is Ops.INDEX and node.src[0].op is Ops.PARAM and len(node.src) > 2:
+            accesses.setdefault(node.src[0], []).append(node)
+    mapping: dict[Node, Node] = {}
+    for param, reads in accesses.items():
+        before = sum(_divisions(read.src[1:]) for read in reads)
+        if not before:
+            continue
+        offsets = [index.as_node(index.flatten(read.src[1:], param.shape)) for read in reads]
+        if sum(_divisions((offset,)) for offset in offsets) >= before:
+            continue
+        shape = (index.product(param.shape),)
+        flat = Node(Ops.PARAM, param.dtype, (), Param(param.arg.slot, shape, param.arg.name))
+        for read, offset in zip(reads, offsets, strict=True):
+            mapping[read] = Node(Ops.INDEX, read.dtype, (flat, offset))
+    if not mapping:
+        return root, nodes
+
+    def visit(node: Node) -> Node | None:
+        return mapping.get(node)
+
+    changed = rebuild(root, visit, enter=lambda node: bool(node.mask & Ops.INDEX.bit))
+    return changed, toposort(changed)
+
+
+def _divisions(idx: tuple[Node, ...]) -> int:
+    """How many different divisions several indices are made of."""
+    found: set[Node] = set()
+    for place in idx:
+        if place.mask & _DIVISIONS:
+            for node in toposort(place, enter=lambda n: n.op is not Ops.INDEX):
+                if node.op in (Ops.FLOORDIV, Ops.MOD) and node.dtype is dtypes.index:
+                    found.add(node)
+    return len(found)

@@ -1,0 +1,117 @@
+"""Donated arguments: when an output may be written over an argument that nobody needs any more.
+
+It is safe when every kernel that reads the argument runs before the one that writes the output, or
+is that one and reads, for each element it writes, that element alone. In a kernel with several
+outputs, those that read the argument must be written before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baregrad.ir import index
+from baregrad.ir.node import Node, toposort
+from baregrad.ir.op import Ops
+from baregrad.schedule.fuse import Fusion
+from baregrad.schedule.partition import Step, remake
+
+Donation = dict[Node, Node]  # output value -> PARAM whose memory it takes
+
+
+def settle_donations(fusion: Fusion, steps: list[Step], donate: Mapping[int, int]) -> Donation:
+    """The donations that are safe; steps are remade where their outputs must change order."""
+    if not donate:
+        return {}
+    params = {node.arg.slot: node for node in fusion.order if node.op is Ops.PARAM}
+    writers: dict[Node, list[int]] = {}
+    readers: dict[Node, list[int]] = {}
+    for position, step in enumerate(steps):
+        for written in step.written:
+            writers.setdefault(fusion.memory_of(written), []).append(position)
+        for read in step.read:
+            readers.setdefault(read, []).append(position)
+    found: Donation = {}
+    for output, slot in sorted(donate.items()):
+        param = params.get(slot)
+        if param is None or output >= len(fusion.outputs):
+            continue
+        value = fusion.outputs[output]
+        if value in found or param in found.values() or value not in writers:
+            continue
+        if param in fusion.outputs or not _alike(value, param):
+            continue
+        first = writers[value][0]
+        if max(readers.get(param, [-1])) > first:
+            continue
+        if first in readers.get(param, ()) and not _in_place(steps, first, value, param, found):
+            continue
+        found[value] = param
+    return found
+
+
+def _alike(value: Node, param: Node) -> bool:
+    """Whether two arrays have elements of one dtype, and as many."""
+    return value.dtype is param.dtype and (index.product(value.shape) == index.product(param.shape))
+
+
+def _in_place(steps: list[Step], position: int, value: Node, param: Node, known: Donation) -> bool:
+    """Whether the kernel at `position` may write `value` over `param`, which it reads."""
+    step = steps[position]
+    if step.kernel is None or value not in step.written:
+        return False  # a transfer, or a scatter below that shares the value's memory
+    wanted = {value: param}
+    for written in step.written:
+        if written in known and known[written] in step.read:
+            wanted[written] = known[written]
+    before: dict[Node, set[Node]] = {written: set() for written in step.written}
+    for target, source in wanted.items():
+        readers = _readers(step, target, source)
+        if readers is None:
+            return False
+        before[target].update(readers - {target})
+    order = _sorted_outputs(step.written, before)
+    if order is None:
+        return False
+    if order != step.written:
+        steps[position] = remake(step, order)
+    return True
+
+
+def _readers(step: Step, target: Node, source: Node) -> set[Node] | None:
+    """The outputs that read `source`; None if one reads another element than its own."""
+    assert step.kernel is not None
+    slot = len(step.written) + step.read.index(source)
+    place = step.written.index(target)
+    outs = [out for out in step.kernel.src if out.src[0].arg.slot == place]
+    if len(outs) != 1 or outs[0].arg.monoid is not None:
+        return None
+    offset = _offset(outs[0].src[0], outs[0].src[2:])
+    found: set[Node] = set()
+    for out in step.kernel.src:
+        for node in toposort(*out.src[1:]):
+            if node.op is not Ops.INDEX or node.src[0].op is not Ops.PARAM:
+                continue
+            if node.src[0].arg.slot == slot:
+                if _offset(node.src[0], node.src[1:]) != offset:
+                    return None
+                found.add(step.written[out.src[0].arg.slot])
+    return found
+
+
+def _offset(array: Node, idx: tuple[Node, ...]) -> index.Dim:
+    return index.flatten(idx, array.shape)
+
+
+def _sorted_outputs(
+    written: tuple[Node, ...], before: Mapping[Node, set[Node]]
+) -> tuple[Node, ...] | None:
+    """The outputs in an order in which each comes after those in its set, or None."""
+    order: list[Node] = []
+    rest = list(written)
+    while rest:
+        ready = next((one for one in rest if before[one] <= set(order)), None)
+        if ready is None:
+            return None
+        order.append(ready)
+        rest.remove(ready)
+    return tuple(order)

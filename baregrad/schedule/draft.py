@@ -1,0 +1,174 @@
+"""Kernels in the making: the requests that consumers make of tensor values, and who makes them.
+
+A *request* is one value at one index, wanted inside one kernel. Its placeholder is the node
+INDEX(token, *idx), where the token is a PARAM that stands for the whole value; placeholders are
+what indices that depend on data are made of, and what is read when the value turns out to be
+stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import Out, Param
+from baregrad.ir.index import as_dim
+from baregrad.ir.node import Node, extent_of, range_node
+from baregrad.ir.op import Ops
+from baregrad.schedule.access import ZERO, Idx
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One value wanted at one index inside one kernel.
+
+    scope: the ranges around it, outermost first. share: the part of the scope's points at which it
+    is evaluated, since guards exclude the others. evals: how often it is evaluated when loops are
+    hoisted as far out as its ranges allow. merges: it is an addend of a sum over more ranges, into
+    which its own sum can be merged. fresh: wanted at one place only. read: it is read from memory.
+    parts: what its sources became. extra: what its op needs to be put together (ranges, condition).
+    """
+
+    node: Node
+    draft: Draft
+    idx: Idx
+    scope: Idx
+    share: float
+    evals: float
+    placeholder: Node
+    merges: bool = False
+    fresh: bool = True
+    read: bool = False
+    parts: tuple[Node, ...] = ()
+    extra: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Written:
+    """One OUT in the making: the stored value, its expression (a placeholder), where it goes."""
+
+    target: Node
+    value: Node
+    idx: Idx
+    how: Out = field(default_factory=Out)
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A kernel in the making.
+
+    outer: an index for each axis of its outputs. loops: the ranges among them. dependents: bit set
+    of the drafts that need this one's outputs, directly or not. after: drafts that must run before
+    although nothing is read from them. sealed: nothing may be added. near: values close below its
+    first output, to find siblings.
+    """
+
+    number: int
+    outer: Idx
+    extents: tuple[Any, ...]
+    loops: Idx = ()
+    outs: list[Written] = field(default_factory=list)
+    requests: dict[Node, Request] = field(default_factory=dict)
+    axes: dict[Any, Idx] = field(default_factory=dict)
+    dependents: int = 0
+    after: list[Draft] = field(default_factory=list)
+    sealed: bool = False
+    near: frozenset[Node] = frozenset()
+    transfer: Node | None = None
+    device: str = ""
+    next_range: int = 0
+    count: int = 0
+    loads: int = 0
+    pending: int = 0
+    contraction: Node | None = None
+    reductions: int = 0
+
+    def axis(self, extent: Any) -> Node:
+        """A fresh range; a constant 0 for an axis of extent 1."""
+        if extent.__class__ is int and extent == 1:
+            return ZERO
+        made = range_node(extent, self.next_range)
+        self.next_range += 1
+        return made
+
+    def reduction_axes(self, key: Any, extents: tuple[Any, ...]) -> Idx:
+        """The ranges of a reduction; independent reductions with equal keys share theirs."""
+        known = self.axes.get(key)
+        if known is None:
+            known = self.axes[key] = tuple(self.axis(extent) for extent in extents)
+        return known
+
+    def place_of(self, shape: tuple[Any, ...]) -> Idx:
+        """The index of a value of `shape` whose axes, but for extents of 1, are the draft's."""
+        loops = iter(self.loops)
+        return tuple(
+            ZERO if extent.__class__ is int and extent == 1 else next(loops) for extent in shape
+        )
+
+
+def loop_extents(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The extents of a shape that need a range."""
+    return tuple(extent for extent in shape if extent.__class__ is not int or extent != 1)
+
+
+def make_draft(number: int, shape: tuple[Any, ...]) -> Draft:
+    """A draft whose outputs have this shape, with a range for each axis."""
+    draft = Draft(number, (), loop_extents(shape))
+    draft.outer = tuple(draft.axis(extent) for extent in shape)
+    draft.loops = tuple(axis for axis in draft.outer if axis.op is Ops.RANGE)
+    return draft
+
+
+def token(node: Node, number: int) -> Node:
+    """The PARAM that stands for a whole tensor value while kernels are drafted."""
+    return Node(Ops.PARAM, node.dtype, (), Param(number, node.shape, "value"))
+
+
+def ranges_of(idx: Idx) -> frozenset[Node]:
+    """The free ranges of several index expressions."""
+    if len(idx) == 1:
+        return idx[0].ranges
+    found: frozenset[Node] = frozenset()
+    for place in idx:
+        theirs = place.ranges
+        if theirs:
+            found = found | theirs if found else theirs
+    return found
+
+
+def scope_points(scope: Idx, free: frozenset[Node]) -> float:
+    """Evaluations when hoisted: points of the scope up to its innermost free range."""
+    total = 1.0
+    result = 1.0
+    for axis in scope:
+        size = axis.src[0]
+        total *= size.arg if size.op is Ops.CONST else extent_points(axis)
+        if axis in free:
+            result = total
+    return result
+
+
+def extent_points(axis: Node) -> float:
+    """The extent of a range; its upper bound when symbolic."""
+    from baregrad.ir.index import upper
+
+    return float(upper(extent_of(axis)))
+
+
+def is_identity(idx: Idx, shape: tuple[Any, ...], outer: Idx) -> bool:
+    """Whether `idx` runs over the whole of `shape`, each element once, with ranges of `outer`."""
+    seen: set[Node] = set()
+    for place, extent in zip(idx, shape, strict=True):
+        if place.op is Ops.RANGE:
+            if place in seen or place not in outer or as_dim(place.src[0]) != extent:
+                return False
+            seen.add(place)
+        elif not (place is ZERO and extent.__class__ is int and extent == 1):
+            return False
+    return True
+
+
+def is_index(node: Node) -> bool:
+    """Whether a tensor-level node is symbolic integer arithmetic, which stays as it is."""
+    return node.dtype is dtypes.index

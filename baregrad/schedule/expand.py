@@ -1,0 +1,133 @@
+"""How each op hands its index on to its sources, when it is computed where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from baregrad.ir import index
+from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.schedule.access import Idx, through_fold, through_pad, to_index
+from baregrad.schedule.draft import Request, ranges_of
+
+if TYPE_CHECKING:
+    from baregrad.schedule.fuse import Fusion
+
+_POINTWISE = ELEMENTWISE | frozenset((Ops.PROJ, Ops.CONTIGUOUS))
+
+
+def _expand_pointwise(fusion: Fusion, request: Request) -> None:
+    node = request.node
+    idx, draft, scope, share = request.idx, request.draft, request.scope, request.share
+    evals = request.evals
+    request.parts = tuple(
+        fusion.resolve(child, idx, draft, scope, share, evals) for child in node.src
+    )
+
+
+def _expand_pad(fusion: Fusion, request: Request) -> None:
+    node = request.node
+    condition, idx = through_pad(node, request.idx)
+    survey = fusion.survey
+    part = survey.size[node.src[0]] / max(survey.size[node], 1.0)
+    request.extra = condition
+    request.parts = (
+        fusion.resolve(node.src[0], idx, request.draft, request.scope, request.share * part),
+    )
+
+
+def _inner_scope(request: Request, axes: Idx) -> Idx:
+    """The ranges around the body of a reduction: those that it is hoisted to, then its own."""
+    free = ranges_of(request.idx)
+    own = tuple(axis for axis in axes if axis.op is Ops.RANGE)
+    last = 0
+    for position, axis in enumerate(request.scope, 1):
+        if axis in free:
+            last = position
+    return (*request.scope[:last], *own)
+
+
+def _expand_reduce(fusion: Fusion, request: Request) -> None:
+    node, draft = request.node, request.draft
+    shape = node.src[0].shape
+    closed = node.arg.axes
+    extents = tuple(shape[axis] for axis in closed)
+    key = (ranges_of(request.idx), extents, fusion.survey.depth[node])
+    axes = draft.reduction_axes(key, extents)
+    kept = iter(request.idx)
+    own = iter(axes)
+    idx = tuple(next(own if axis in closed else kept) for axis in range(len(shape)))
+    scope = _inner_scope(request, axes)
+    request.extra = axes
+    request.parts = tuple(
+        fusion.resolve(value, idx, draft, scope, request.share) for value in node.src
+    )
+    _note_reduction(fusion, request)
+    inner = draft.requests.get(request.parts[0])
+    if inner is not None and inner.node.op is Ops.REDUCE and not inner.read:
+        # A sum of sums is one sum, unless the inner one deserves a contraction's tiles.
+        if inner.node not in fusion.survey.contractions:
+            inner.merges = inner.fresh and inner.node.arg.monoid is node.arg.monoid
+
+
+def _expand_fold(fusion: Fusion, request: Request) -> None:
+    node, draft = request.node, request.draft
+    survey = fusion.survey
+    tap = draft.axis(node.arg.taps)
+    condition, idx = through_fold(node, request.idx, tap)
+    part = survey.size[node.src[0]] / max(survey.size[node] * node.arg.taps, 1.0)
+    request.extra = ((tap,), condition)
+    scope = _inner_scope(request, (tap,))
+    request.parts = (fusion.resolve(node.src[0], idx, draft, scope, request.share * part),)
+    _note_reduction(fusion, request)
+    _mark_merge(request)
+
+
+def _note_reduction(fusion: Fusion, request: Request) -> None:
+    draft = request.draft
+    draft.reductions += 1
+    if draft.contraction is None and request.node in fusion.survey.contractions:
+        draft.contraction = request.node
+
+
+def _mark_merge(request: Request) -> None:
+    """Tell a sum inside a FOLD's sum that it may become part of it."""
+    inner = request.draft.requests.get(request.parts[0])
+    if inner is None or inner.read or not inner.fresh:
+        return
+    if inner.node.op in (Ops.REDUCE, Ops.FOLD):
+        arg = inner.node.arg
+        inner.merges = inner.node.op is Ops.FOLD or arg.monoid.primitive is Ops.ADD
+
+
+def _expand_gather(fusion: Fusion, request: Request) -> None:
+    array, *places = request.node.src
+    draft, scope, share = request.draft, request.scope, request.share
+    found = [to_index(fusion.resolve(place, request.idx, draft, scope, share)) for place in places]
+    conditions = [
+        index.inside(place, extent) for place, extent in zip(found, array.shape, strict=True)
+    ]
+    request.extra = index.both(*conditions)
+    request.parts = (fusion.resolve(array, tuple(found), draft, scope, share),)
+
+
+def _expand_scan(fusion: Fusion, request: Request) -> None:
+    request.extra = request.idx[request.node.arg.axis]
+    request.draft.reductions += 1
+    _expand_pointwise(fusion, request)
+
+
+Expansion = Callable[["Fusion", Request], None]
+EXPANSIONS: MappingProxyType[Op, Expansion] = MappingProxyType(
+    {
+        **dict.fromkeys(_POINTWISE, _expand_pointwise),
+        Ops.PAD: _expand_pad,
+        Ops.REDUCE: _expand_reduce,
+        Ops.FOLD: _expand_fold,
+        Ops.GATHER: _expand_gather,
+        Ops.SCAN: _expand_scan,
+        Ops.SCATTER: _expand_pointwise,
+        Ops.COPY: _expand_pointwise,
+    }
+)

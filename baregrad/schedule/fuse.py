@@ -1,0 +1,226 @@
+"""The walk that assigns ranges and fuses: from the outputs to the leaves, each value once.
+
+When a value's turn comes, all its readers have said at which indices they want it. Either it is
+computed at each of them, inside the readers' kernels, and hands its own indices on to its sources;
+or it is stored: computed once, over its own ranges, in a kernel that is already there or in a new
+one, and read by the others. `rules.py` decides which.
+"""
+
+from __future__ import annotations
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.node import Node, cast, toposort
+from baregrad.ir.op import Ops
+from baregrad.schedule import rules, stores
+from baregrad.schedule.access import VIEW_RULES, Idx
+from baregrad.schedule.draft import (
+    Draft,
+    Request,
+    Written,
+    make_draft,
+    ranges_of,
+    scope_points,
+    token,
+)
+from baregrad.schedule.expand import EXPANSIONS
+from baregrad.schedule.plan import Decision
+from baregrad.schedule.survey import Survey, own_work, take_survey
+
+
+class Fusion:
+    """The state of one walk: drafts, open requests, stored values and the decisions made."""
+
+    def __init__(self, sink: Node) -> None:
+        self.sink = sink
+        self.order = toposort(sink)
+        self.drafts: list[Draft] = []
+        self.wanted: dict[Node, list[Request]] = {}
+        self.tokens: dict[Node, Node] = {}
+        self.homes: dict[Node, Draft] = {}
+        self.aliases: dict[Node, Node] = {}
+        self.before: dict[Node, Draft] = {}
+        self.by_shape: dict[tuple[object, ...], list[Draft]] = {}
+        self.decisions: list[Decision] = []
+        self.must: dict[Node, str] = {}
+        self.outputs: list[Node] = []
+        self.survey: Survey
+        self._name_outputs()
+
+    # --- the walk
+    # -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Visit every value, readers first."""
+        self.survey = take_survey(self.order, self.must)
+        for root in dict.fromkeys(self.outputs):
+            if root not in self.must and root.op is not Ops.PARAM:
+                stores.store_view(self, root)
+        for node in reversed(self.order):
+            requests = self.wanted.pop(node, None)
+            if requests is None and (node not in self.must or node in self.homes):
+                continue
+            self._visit(node, requests or [])
+        if self.wanted:
+            raise CompilerBug("values were wanted after their turn", found=list(self.wanted)[:3])
+
+    def _name_outputs(self) -> None:
+        """The value behind each output: reshapes share its memory, since arrays are row-major."""
+        for root in self.sink.src:
+            while root.op in (Ops.RESHAPE, Ops.DETACH, Ops.CONTIGUOUS):
+                root = root.src[0]
+            self.outputs.append(root)
+            if root.op in EXPANSIONS:
+                self.must[root] = "output"
+
+    def _visit(self, node: Node, requests: list[Request]) -> None:
+        if node.op is Ops.SCATTER:
+            stores.store_scatter(self, node, requests)
+            return
+        if node.op is Ops.COPY:
+            stores.store_copy(self, node, requests)
+            return
+        verdict = rules.decide(self, node, requests)
+        if verdict.reason:
+            self.decisions.append(Decision(node, verdict.stored, verdict.reason))
+        if not verdict.stored:
+            for request in requests:
+                self.expand(request)
+            return
+        if verdict.home is None and stores.is_worth_padding_in_place(self, node):
+            stores.store_padded(self, node, requests)
+            return
+        home = verdict.home
+        if home is None:
+            found = rules.find_sibling(self, node, node.shape, requests)
+            draft = found or self.open_draft(node.shape)
+            home = self.request(node, draft.place_of(node.shape), draft, draft.loops)
+        others = [request for request in requests if request is not home]
+        if home.read:
+            raise CompilerBug("a kernel reads what it is to compute", found=repr(node))
+        home.draft.outs.append(Written(node, home.placeholder, home.idx))
+        self.store(node, home.draft, others)
+        self.wanted.pop(node, None)
+        self.expand(home)
+
+    def store(self, node: Node, draft: Draft, readers: list[Request]) -> None:
+        """Note that `draft` writes `node`, which the other requests read from memory."""
+        self.homes[node] = draft
+        below = draft.dependents
+        for request in readers:
+            request.read = True
+            request.draft.loads += 1
+            request.draft.pending -= 1
+            below |= 1 << request.draft.number | request.draft.dependents
+        self.depend(draft, below)
+
+    def memory_of(self, value: Node) -> Node:
+        """The value whose memory `value` is written to: itself, but for scatters in place."""
+        while value in self.aliases:
+            value = self.aliases[value]
+        return value
+
+    def run_before(self, draft: Draft, later: Draft) -> None:
+        """Let `draft` run before `later`, which writes the same memory."""
+        later.after.append(draft)
+        self.depend(draft, draft.dependents | 1 << later.number | later.dependents)
+
+    def depend(self, draft: Draft, below: int) -> None:
+        """Let the drafts in the set `below` depend on `draft`, and on all that it depends on."""
+        if below == draft.dependents:
+            return
+        draft.dependents = below
+        if not draft.count:
+            return  # new: nothing is upstream of it yet
+        bit = 1 << draft.number
+        for other in self.drafts:
+            if other.dependents & bit:
+                other.dependents |= below
+
+    def open_draft(self, shape: tuple[object, ...]) -> Draft:
+        """A new kernel whose outputs have this shape."""
+        draft = make_draft(len(self.drafts), shape)
+        self.drafts.append(draft)
+        self.by_shape.setdefault(draft.extents, []).append(draft)
+        return draft
+
+    # --- requests
+    # -----------------------------------------------------------------------------------
+
+    def resolve(
+        self,
+        node: Node,
+        idx: Idx,
+        draft: Draft,
+        scope: Idx,
+        share: float = 1.0,
+        evals: float | None = None,
+    ) -> Node:
+        """Element `idx` of a value: views become index arithmetic, the rest a placeholder."""
+        rule = VIEW_RULES.get(node.op)
+        while rule is not None:
+            idx = rule(node, idx)
+            node = node.src[0]
+            evals = None
+            rule = VIEW_RULES.get(node.op)
+        op = node.op
+        if op is Ops.CONST or node.dtype is dtypes.index:
+            return node
+        if op is Ops.IOTA:
+            return cast(idx[0], node.dtype)
+        if not node.shape:
+            idx = ()
+            evals = None
+        return self.request(node, idx, draft, scope, share, evals).placeholder
+
+    def request(
+        self,
+        node: Node,
+        idx: Idx,
+        draft: Draft,
+        scope: Idx,
+        share: float = 1.0,
+        evals: float | None = None,
+    ) -> Request:
+        """Want one element of a value, which is no view, inside a kernel."""
+        made = self.tokens.get(node)
+        if made is None:
+            made = self.tokens[node] = token(node, len(self.tokens))
+        placeholder = Node(Ops.INDEX, node.dtype, (made, *idx))
+        if evals is None:
+            evals = share * scope_points(scope, ranges_of(idx))
+        found = draft.requests.get(placeholder)
+        if found is not None:
+            if evals > found.evals:
+                found.scope, found.share, found.evals = scope, share, evals
+            found.merges = found.fresh = False
+            return found
+        found = Request(node, draft, idx, scope, share, evals, placeholder)
+        draft.requests[placeholder] = found
+        if node.op is Ops.PARAM:
+            found.read = True
+            draft.loads += 1
+        else:
+            draft.pending += 1
+            self.wanted.setdefault(node, []).append(found)
+        return found
+
+    def is_wanted(self, node: Node, idx: Idx, draft: Draft) -> bool:
+        """Whether a kernel wants a value at an index already, for something else."""
+        rule = VIEW_RULES.get(node.op)
+        while rule is not None:
+            idx = rule(node, idx)
+            node = node.src[0]
+            rule = VIEW_RULES.get(node.op)
+        made = self.tokens.get(node)
+        if made is None:
+            return False
+        return Node(Ops.INDEX, node.dtype, (made, *idx)) in draft.requests
+
+    def expand(self, request: Request) -> None:
+        """Compute a value where it is wanted: hand its index on to its sources."""
+        draft = request.draft
+        draft.pending -= 1
+        # A sine is dozens of instructions: kernels are bounded by those, not by nodes.
+        draft.count += 1 + int(own_work(request.node)) // 4
+        EXPANSIONS[request.node.op](self, request)

@@ -1,0 +1,130 @@
+"""The memory plan: which buffer every stored value has, and where temporaries lie in the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baregrad.ir import index
+from baregrad.ir.index import Dim
+from baregrad.ir.liveness import Interval, pack
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.schedule.donation import settle_donations
+from baregrad.schedule.fuse import Fusion
+from baregrad.schedule.partition import Step
+from baregrad.schedule.plan import Launch, Plan, PlannedBuffer, Transfer
+
+
+def plan_memory(
+    fusion: Fusion,
+    steps: list[Step],
+    donate: Mapping[int, int],
+    origins: Mapping[Node, Node],
+) -> Plan:
+    """The plan that runs `steps`; outputs are written over donated arguments where that is safe."""
+    steps = [step for step in steps if not _is_empty(step)]
+    donated = settle_donations(fusion, steps, donate)
+    steps = [step for step in steps if not _copies_itself(step, donated)]
+    buffers: list[PlannedBuffer] = []
+    place: dict[Node, int] = {}
+    params = {node.arg.slot: node for node in fusion.order if node.op is Ops.PARAM}
+    for slot, param in sorted(params.items()):
+        place[param] = len(buffers)
+        buffers.append(
+            PlannedBuffer("param", param.dtype, param.shape, nbytes_of(param), slot=slot)
+        )
+    for value, param in donated.items():
+        place[value] = place[param]
+    count = 0
+    for value in dict.fromkeys(fusion.outputs):
+        if value not in place:
+            place[value] = len(buffers)
+            buffers.append(
+                PlannedBuffer("output", value.dtype, value.shape, nbytes_of(value), slot=count)
+            )
+            count += 1
+    arena = _place_temporaries(fusion, steps, place, buffers)
+    return Plan(
+        tuple(buffers),
+        tuple(_final_step(fusion, step, place, origins) for step in steps),
+        tuple(place[value] for value in fusion.outputs),
+        arena,
+        tuple(fusion.decisions),
+    )
+
+
+def nbytes_of(value: Node) -> Dim:
+    """The size of a stored value in bytes."""
+    return index.mul(index.product(value.shape), value.dtype.itemsize)
+
+
+def _is_empty(step: Step) -> bool:
+    """Whether a step writes arrays without elements only."""
+    return all(any(extent == 0 for extent in value.shape) for value in step.written)
+
+
+def _copies_itself(step: Step, donated: Mapping[Node, Node]) -> bool:
+    """Whether a step only copies an argument into memory that is that argument's."""
+    if len(step.read) != 1 or step.kernel is None or len(step.kernel.src) != 1:
+        return False
+    if donated.get(step.written[0]) is not step.read[0]:
+        return False
+    target, value, *idx = step.kernel.src[0].src
+    if value.op is not Ops.INDEX or value.dtype is not target.dtype:
+        return False
+    array, *places = value.src
+    return index.flatten(places, array.shape) == index.flatten(idx, target.shape)
+
+
+def _place_temporaries(
+    fusion: Fusion, steps: list[Step], place: dict[Node, int], buffers: list[PlannedBuffer]
+) -> int:
+    """Give every other stored value a part of the arena; the arena's size in bytes."""
+    first: dict[Node, int] = {}
+    last: dict[Node, int] = {}
+    for position, step in enumerate(steps):
+        for value in (*step.written, *step.read):
+            memory = fusion.memory_of(value)
+            if memory not in place:
+                first.setdefault(memory, position)
+                last[memory] = position
+    packing = pack(
+        [Interval(first[value], last[value], index.upper(nbytes_of(value))) for value in first]
+    )
+    for value, offset in zip(first, packing.offsets, strict=True):
+        place[value] = len(buffers)
+        device = fusion.homes[value].device if value in fusion.homes else ""
+        buffers.append(
+            PlannedBuffer(
+                "temp", value.dtype, value.shape, nbytes_of(value), offset=offset, device=device
+            )
+        )
+    return packing.nbytes
+
+
+def _final_step(
+    fusion: Fusion, step: Step, place: dict[Node, int], origins: Mapping[Node, Node]
+) -> Launch | Transfer:
+    computed = dict.fromkeys(step.written)
+    for request in step.draft.requests.values():
+        if not request.read:
+            computed[request.node] = None
+    made_from = tuple(origins.get(node, node) for node in computed)
+    if step.kernel is None:
+        node = step.written[0]
+        return Transfer(
+            place[fusion.memory_of(node)],
+            place[fusion.memory_of(step.read[0])],
+            str(node.arg),
+            made_from,
+        )
+    values = (*step.written, *step.read)
+    buffers = tuple(place[fusion.memory_of(value)] for value in values)
+    writes = tuple(range(len(step.written)))
+    aliases = tuple(
+        (out, position)
+        for out in writes
+        for position in range(len(writes), len(buffers))
+        if buffers[position] == buffers[out]
+    )
+    return Launch(step.kernel, buffers, writes, aliases, made_from)

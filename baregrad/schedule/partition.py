@@ -1,0 +1,165 @@
+"""Kernels out of drafts: cut, named, ordered so that little memory is alive at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import KernelInfo
+from baregrad.ir.index import Dim
+from baregrad.ir.node import Node, substitute
+from baregrad.ir.op import Ops
+from baregrad.schedule.axes import Settled, settle_axes
+from baregrad.schedule.build import build
+from baregrad.schedule.draft import Draft, Written
+from baregrad.schedule.fuse import Fusion
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One kernel (or transfer) over stored values: those it writes, then those it reads."""
+
+    draft: Draft
+    kernel: Node | None
+    written: tuple[Node, ...]
+    read: tuple[Node, ...]
+
+
+def partition(fusion: Fusion) -> list[Step]:
+    """The steps of a fused graph, in the order in which they run."""
+    steps = {draft: _make_step(draft) for draft in fusion.drafts if draft.outs}
+    return [steps[draft] for draft in _run_order(fusion, steps)]
+
+
+def _make_step(draft: Draft) -> Step:
+    written = tuple(dict.fromkeys(out.target for out in draft.outs))
+    if draft.transfer is not None:
+        return Step(draft, None, written, (draft.transfer.src[0],))
+    return _built_step(draft, draft.outs)
+
+
+def remake(step: Step, order: tuple[Node, ...]) -> Step:
+    """The same step with its outputs written in another order."""
+    outs = sorted(step.draft.outs, key=lambda out: order.index(out.target))
+    return _built_step(step.draft, outs)
+
+
+def _built_step(draft: Draft, outs_wanted: list[Written]) -> Step:
+    built = build(draft, outs_wanted)
+    settled = settle_axes(built.outs)
+    outs, read = _without_unread(settled, built.written, built.read)
+    info = KernelInfo(kernel_name(settled))
+    kernel = Node(Ops.KERNEL, dtypes.token, outs, info)
+    return Step(draft, kernel, built.written, read)
+
+
+def _without_unread(
+    settled: Settled, written: tuple[Node, ...], read: tuple[Node, ...]
+) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """The outputs and what they read, without PARAMs that simplification has left without use."""
+    outs, params = settled.outs, settled.params
+    first = len(written)
+    kept = [slot for slot in range(first, first + len(read)) if slot in params]
+    if len(kept) == len(read):
+        return outs, read
+    moved = {
+        params[slot]: Node(
+            Ops.PARAM, params[slot].dtype, (), replace(params[slot].arg, slot=first + position)
+        )
+        for position, slot in enumerate(kept)
+        if slot != first + position
+    }
+    return (
+        tuple(substitute(out, moved) for out in outs),
+        tuple(read[slot - first] for slot in kept),
+    )
+
+
+def kernel_name(settled: Settled) -> str:
+    """A name that says what a kernel does and over which extents; equal for equal kernels."""
+    mask = 0
+    for out in settled.outs:
+        mask |= out.mask
+    if any(out.arg.monoid is not None for out in settled.outs):
+        kind = "scatter"
+    elif mask & Ops.SCAN.bit:
+        kind = "scan"
+    elif mask & Ops.REDUCE.bit:
+        kind = "reduce"
+    else:
+        kind = "map"
+    parts = (kind, _extents(settled.data), _extents(settled.reduced))
+    return "_".join(part for part in parts if part)
+
+
+def _extents(sizes: list[Dim]) -> str:
+    return "x".join(str(size) if isinstance(size, int) else "n" for size in sizes)
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+def _run_order(fusion: Fusion, steps: dict[Draft, Step]) -> list[Draft]:
+    """Depth first from the shallowest outputs, deepest needs first.
+
+    So the backward pass follows the forward pass, a layer's update follows its gradient, and what
+    depends on arguments alone (random masks, casts of weights) waits until it is wanted. What
+    turned out to be read by nobody is left out.
+    """
+    needs = {draft: _needs(fusion, draft, step) for draft, step in steps.items()}
+    depth = _depths(needs)
+    wanted = frozenset(fusion.memory_of(value) for value in fusion.outputs)
+    finals = [
+        draft
+        for draft, step in steps.items()
+        if any(fusion.memory_of(value) in wanted for value in step.written)
+    ]
+    stack = sorted(finals, key=lambda d: (-depth[d], -d.number))
+    order: list[Draft] = []
+    state: dict[Draft, int] = {}
+    while stack:
+        draft = stack[-1]
+        if state.get(draft) is None:
+            state[draft] = 1
+            below = [one for one in needs[draft] if one not in state]
+            stack.extend(sorted(below, key=lambda d: (depth[d], d.number)))
+            continue
+        stack.pop()
+        if state[draft] == 1:
+            state[draft] = 2
+            order.append(draft)
+    return order
+
+
+def _needs(fusion: Fusion, draft: Draft, step: Step) -> list[Draft]:
+    """The drafts that must run before this one."""
+    found = {fusion.homes[value]: None for value in step.read if value.op is not Ops.PARAM}
+    for other in draft.after:
+        found[other] = None
+    if draft in found:
+        raise CompilerBug("a kernel reads what it writes", found=[repr(v) for v in step.written])
+    return list(found)
+
+
+def _depths(needs: dict[Draft, list[Draft]]) -> dict[Draft, int]:
+    """The longest chain of kernels below each; raises CompilerBug where they form a cycle."""
+    depth: dict[Draft, int] = {}
+    entered: set[Draft] = set()
+    for root in needs:
+        stack = [root]
+        while stack:
+            draft = stack[-1]
+            if draft in depth:
+                stack.pop()
+                continue
+            missing = [one for one in needs[draft] if one not in depth]
+            if not missing:
+                depth[draft] = 1 + max((depth[one] for one in needs[draft]), default=0)
+                stack.pop()
+            elif draft in entered:
+                raise CompilerBug("kernels form a cycle", found=[d.number for d in missing])
+            else:
+                entered.add(draft)
+                stack.extend(missing)
+    return depth

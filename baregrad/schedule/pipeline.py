@@ -1,0 +1,64 @@
+"""From a SINK of tensor values to a plan: fuse, partition, place in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.ir.passes import Pass
+from baregrad.schedule.fuse import Fusion
+from baregrad.schedule.memory import plan_memory
+from baregrad.schedule.partition import partition
+from baregrad.schedule.plan import Launch, Plan
+
+NO_DONATION: Mapping[int, int] = MappingProxyType({})
+
+
+def make_plan(
+    sink: Node,
+    *,
+    donate: Mapping[int, int] = NO_DONATION,
+    target: Any = None,
+    origins: Mapping[Node, Node] | None = None,
+) -> Plan:
+    """The plan that computes every source of `sink`.
+
+    sink: a SINK of tensor-level values over PARAMs, canonicalised by `baregrad.graph`. donate:
+    output position -> slot of an argument over which it may be written, where that is safe. target:
+    the machine's row. origins: what each rewritten node stands for, for `Launch.origins`. Raises
+    CompilerBug for a graph that is not of the tensor level.
+    """
+    if sink.op is not Ops.SINK:
+        raise CompilerBug("a plan is made of a SINK", found=repr(sink))
+    fusion = Fusion(sink)
+    fusion.run()
+    return plan_memory(fusion, partition(fusion), donate, origins or {})
+
+
+def _to_kernels(sink: Node) -> Node:
+    """The SINK of the kernels of a plan, in order."""
+    return Node(Ops.SINK, dtypes.token, make_plan(sink).kernels)
+
+
+passes = (
+    Pass(
+        "fuse",
+        "values become kernels: indices for views, one kernel where storing would cost more",
+        "tensor",
+        "kernel",
+        _to_kernels,
+    ),
+)
+
+
+def stages(sink: Node) -> Iterator[tuple[str, str, Any]]:
+    """(name, why, result) of each stage of scheduling a canonicalised SINK."""
+    plan = make_plan(sink)
+    yield "decisions", "why each value was stored or fused", plan.explain()
+    kernels = tuple(step.kernel for step in plan.steps if isinstance(step, Launch))
+    yield passes[0].name, passes[0].why, Node(Ops.SINK, dtypes.token, kernels)

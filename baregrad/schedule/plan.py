@@ -1,0 +1,97 @@
+"""What scheduling gives: buffers, launches in order, and why each value was fused or stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baregrad.dtypes import DType
+from baregrad.ir.index import Dim
+from baregrad.ir.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBuffer:
+    """One array of a plan, contiguous and row-major.
+
+    kind: "param" (an argument, `slot` says which), "temp" (`offset` bytes into the arena), "output"
+    (fresh memory, the `slot`-th output that needs some) or "const". nbytes: an int, or an index
+    node over VARs. device: empty for the plan's own.
+    """
+
+    kind: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    nbytes: Dim
+    slot: int = -1
+    offset: int = 0
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run of a KERNEL over buffers of the plan, in the order of its PARAM slots.
+
+    writes: positions in `buffers` that the kernel writes. aliases: pairs (written slot, read slot)
+    of PARAMs that share memory because an input was donated. origins: tensor nodes it computes.
+    """
+
+    kernel: Node
+    buffers: tuple[int, ...]
+    writes: tuple[int, ...]
+    aliases: tuple[tuple[int, int], ...] = ()
+    origins: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy of a whole buffer to one on another device."""
+
+    dst: int
+    src: int
+    device: str
+    origins: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why a tensor value was kept inside kernels or stored in memory."""
+
+    value: Node
+    stored: bool
+    reason: str
+
+    def __str__(self) -> str:
+        shape = "x".join(str(extent) for extent in self.value.shape) or "scalar"
+        verb = "store" if self.stored else "fuse"
+        return f"{verb:<5} {self.value.op.name:<10} {self.value.dtype.name} {shape}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A computation as launches over buffers.
+
+    outputs: for each output of the SINK, its buffer; an output that is an argument unchanged, or
+    that was written into a donated argument, is that "param" buffer. arena_nbytes: what the
+    temporaries share. decisions: one per value of interest, for `explain`.
+    """
+
+    buffers: tuple[PlannedBuffer, ...]
+    steps: tuple[Launch | Transfer, ...]
+    outputs: tuple[int, ...]
+    arena_nbytes: Dim
+    decisions: tuple[Decision, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def kernels(self) -> tuple[Node, ...]:
+        """The kernels of the launches, in order."""
+        return tuple(step.kernel for step in self.steps if isinstance(step, Launch))
+
+    def explain(self) -> str:
+        """One line per decision, then one per step."""
+        lines = [str(decision) for decision in self.decisions]
+        for step in self.steps:
+            if isinstance(step, Launch):
+                lines.append(f"run   {step.kernel.arg.name} {list(step.buffers)}")
+            else:
+                lines.append(f"copy  {step.src} -> {step.dst} on {step.device}")
+        return "\n".join(lines)

@@ -1,0 +1,248 @@
+"""The fusion rules: what is computed where it is read, what is stored, and where.
+
+A value is stored when something forbids computing it inside its readers (`obstacle`), or when
+storing it costs less than computing it again and again. Costs are in plain vectorised operations;
+moving one byte counts as one, a launch as LAUNCH. The constants are rough on purpose: decisions
+that are close do not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from baregrad.ir.node import Node
+from baregrad.ir.op import ELEMENTWISE, Ops
+from baregrad.schedule.draft import (
+    Draft,
+    Request,
+    extent_points,
+    is_identity,
+    loop_extents,
+    ranges_of,
+)
+from baregrad.schedule.survey import is_tuple, own_work
+
+if TYPE_CHECKING:
+    from baregrad.schedule.fuse import Fusion
+
+LAUNCH = 4000.0  # about a microsecond
+MAX_OPS = 200  # values computed in one kernel; dear ones count several times
+MAX_LOADS = 24  # arrays read by one kernel
+ROWS = 16  # independent rows that keep a small machine busy
+SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
+SMALL_WORK = 4096.0
+NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
+SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
+SIBLINGS = 8  # drafts of one shape that are looked at
+NEIGHBOURS = 24  # values below an output that are compared with its siblings'
+_READS = Ops.PARAM.bit | Ops.BUFFER.bit
+_FOLDS = frozenset((Ops.REDUCE, Ops.FOLD))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision about one value; `home` is the request whose kernel computes and writes it."""
+
+    stored: bool
+    reason: str = ""
+    home: Request | None = None
+
+
+def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
+    """Whether to store `node`, given all the requests for it."""
+    if is_tuple(node):
+        return Verdict(False)
+    reason = fusion.must.get(node, "")
+    obstacles = [obstacle(fusion, node, request) for request in requests]
+    if not reason:
+        reason = next((found for found in obstacles if found), "")
+    if not reason:
+        reason = _dearer_inline(fusion, node, requests)
+    if not reason:
+        return Verdict(False, _why_fused(node, requests))
+    return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
+
+
+def _why_fused(node: Node, requests: list[Request]) -> str:
+    """A reason worth showing, or nothing for the plain case of one elementwise reader."""
+    if node.op in _FOLDS:
+        return "part of the sum around it" if requests[0].merges else "computed where it is read"
+    return f"cheap enough to compute {len(requests)} times" if len(requests) > 1 else ""
+
+
+# --- obstacles ------------------------------------------------------------------------------------
+
+
+def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
+    """What forbids computing `node` at this request; empty if nothing does."""
+    draft = request.draft
+    if draft.transfer is not None:
+        return "moved to another device"
+    if node.op is Ops.CONTIGUOUS:
+        return "contiguous asked for"
+    if draft.count >= MAX_OPS:
+        return f"the kernel computes {MAX_OPS} values already"
+    reads = sum(1 for child in node.src if child.mask & _READS)
+    if reads > 1 and draft.loads + draft.pending - 1 + reads > MAX_LOADS:
+        return f"the kernel reads {MAX_LOADS} arrays already"
+    if node.op is Ops.SCAN:
+        if draft.sealed or not is_identity(request.idx, node.shape, draft.outer):
+            return "a running fold is read in another order"
+    if node.op in _FOLDS and not request.merges:
+        return _reduction_obstacle(fusion, node, request)
+    if node.op is Ops.PROJ and request.share < 1.0 and fusion.survey.size[node] > SMALL_WORK:
+        return "a reduction inside a guard"
+    return ""
+
+
+def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
+    draft = request.draft
+    survey = fusion.survey
+    work = survey.work[node] * survey.size[node]
+    if work <= SMALL_WORK:
+        return ""
+    if request.share < 1.0:
+        return "a reduction inside a guard"
+    free = ranges_of(request.idx)
+    outer = frozenset(draft.loops)
+    if node in survey.contractions:
+        # A contraction's tiles want the whole kernel: its axes are the output's, and nothing else
+        # is reduced. What follows it elementwise is its epilogue.
+        if free != outer:
+            return "a contraction whose reader runs over other axes"
+        if draft.reductions and draft.contraction is not node:
+            return "a contraction beside another reduction"
+    elif draft.contraction is not None:
+        return "a reduction beside a contraction"
+    if free >= outer:
+        return ""
+    rows = _rows(request, free, outer)
+    everything = 1.0
+    for axis in outer:
+        everything *= extent_points(axis)
+    best = max(everything, survey.size[node])
+    if rows < ROWS and rows < best and work + everything > SERIAL_WORK:
+        return f"fused it would leave {rows:.0f} rows to run in parallel"
+    return ""
+
+
+def _rows(request: Request, free: frozenset[Node], outer: frozenset[Node]) -> float:
+    """How many independent rows a kernel has when this reduction is hoisted in it."""
+    rows = 1.0
+    reached = 1.0
+    for axis in request.scope:
+        if axis in outer:
+            rows *= extent_points(axis)
+        if axis in free:
+            reached = rows
+    return reached
+
+
+# --- cost -----------------------------------------------------------------------------------------
+
+
+def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> str:
+    """Why storing `node` is cheaper than computing it at every request; empty if it is not."""
+    survey = fusion.survey
+    size = survey.size[node]
+    total = sum(request.evals for request in requests)
+    if total <= size * 1.001:
+        return ""
+    work = survey.work[node]
+    if not node.mask & _READS and work <= NO_READS_WORK:
+        return ""
+    itemsize = node.dtype.itemsize
+    inline = work * total
+    stored = work * size + itemsize * (size + total) + LAUNCH
+    draft = requests[0].draft
+    if len(requests) > 1 and all(request.draft is draft for request in requests):
+        stored *= SAME_KERNEL
+    if inline > stored and len(requests) > 1 and node.op in ELEMENTWISE:
+        inline = sum(request.evals * _marginal(fusion, request, work) for request in requests)
+    if inline <= stored:
+        return ""
+    rate = total / max(size, 1.0)
+    return f"{rate:.3g} evaluations an element cost {inline / stored:.2g} times what storing does"
+
+
+def _marginal(fusion: Fusion, request: Request, work: float) -> float:
+    """What a value adds to a kernel: little, where its operands are wanted there anyway."""
+    for child in request.node.src:
+        if child.mask & _READS and not fusion.is_wanted(child, request.idx, request.draft):
+            return work
+    return own_work(request.node)
+
+
+# --- where a stored value is computed -------------------------------------------------------------
+
+
+def _find_home(
+    fusion: Fusion, node: Node, requests: list[Request], obstacles: list[str]
+) -> Request | None:
+    """A request that computes each element once, over its kernel's own axes, without a cycle."""
+    size = fusion.survey.size[node]
+    for request, found in zip(requests, obstacles, strict=True):
+        draft = request.draft
+        if found or draft.sealed or request.evals > size * 1.001:
+            continue
+        if not is_identity(request.idx, node.shape, draft.outer):
+            continue
+        readers = [other.draft for other in requests if other is not request]
+        if draft not in readers and not _makes_cycle(draft, readers):
+            return request
+    return None
+
+
+def _makes_cycle(draft: Draft, readers: list[Draft]) -> bool:
+    """Whether `draft` would depend on itself if it wrote what `readers` read."""
+    bit = 1 << draft.number
+    return any(reader.dependents & bit for reader in readers)
+
+
+def find_sibling(
+    fusion: Fusion, node: Node, shape: tuple[Any, ...], requests: list[Request]
+) -> Draft | None:
+    """A kernel over axes of this shape that reads the same arrays and may write `node` as well."""
+    candidates = fusion.by_shape.get(loop_extents(shape))
+    if not candidates or node in fusion.survey.contractions:
+        return None
+    readers = [request.draft for request in requests]
+    near: frozenset[Node] | None = None
+    for draft in reversed(candidates[-SIBLINGS:]):
+        if draft.sealed or draft.contraction is not None or draft in readers:
+            continue
+        if draft.count > MAX_OPS // 2 or draft.loads + draft.pending > MAX_LOADS // 2:
+            continue
+        if _makes_cycle(draft, readers):
+            continue
+        if near is None:
+            near = neighbours(fusion, node)
+        if not draft.near:
+            draft.near = neighbours(fusion, draft.outs[0].target)
+        if not near.isdisjoint(draft.near) and _reduce_alike(near, draft.near):
+            return draft
+    return None
+
+
+def _reduce_alike(left: frozenset[Node], right: frozenset[Node]) -> bool:
+    """Whether two neighbourhoods reduce the same axes of one shape, or one of them reduces none."""
+    ours = {(n.src[0].shape, n.arg.axes) for n in left if n.op is Ops.REDUCE}
+    theirs = {(n.src[0].shape, n.arg.axes) for n in right if n.op is Ops.REDUCE}
+    return not ours or not theirs or not ours.isdisjoint(theirs)
+
+
+def neighbours(fusion: Fusion, node: Node) -> frozenset[Node]:
+    """Values close below `node`, and itself, no smaller than it, that hold data."""
+    size = fusion.survey.size
+    least = size[node]
+    found: dict[Node, None] = {node: None}
+    queue = [node]
+    while queue and len(found) < NEIGHBOURS:
+        level, queue = queue, []
+        for above in level:
+            for child in above.src:
+                if child not in found and child.mask & _READS:
+                    found[child] = None
+                    queue.append(child)
+    return frozenset(one for one in found if size[one] >= least)

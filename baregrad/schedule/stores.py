@@ -1,0 +1,111 @@
+"""Values that are stored in a way of their own: views, scatters, padded arrays, transfers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from baregrad.ir import index
+from baregrad.ir.attrs import Out
+from baregrad.ir.index import as_node
+from baregrad.ir.node import Node, const
+from baregrad.ir.op import ELEMENTWISE, Ops
+from baregrad.schedule import rules
+from baregrad.schedule.access import VIEW_RULES, Idx, to_index
+from baregrad.schedule.draft import Request, Written
+from baregrad.schedule.plan import Decision
+
+if TYPE_CHECKING:
+    from baregrad.schedule.fuse import Fusion
+
+_COMPUTED = ELEMENTWISE | frozenset((Ops.REDUCE, Ops.FOLD, Ops.PROJ))
+
+
+def store_view(fusion: Fusion, root: Node) -> None:
+    """An output that is a view or a constant: a kernel that copies it."""
+    fusion.must[root] = "output"
+    draft = fusion.open_draft(root.shape)
+    value = fusion.resolve(root, draft.outer, draft, draft.loops)
+    draft.outs.append(Written(root, value, draft.outer))
+    fusion.homes[root] = draft
+    fusion.decisions.append(Decision(root, True, "output"))
+
+
+def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
+    """Two kernels on one array: the base is written, then the values are put in."""
+    base, values, *places = node.src
+    draft = fusion.open_draft(values.shape or places[0].shape)
+    draft.sealed = True
+    here, loops = draft.outer, draft.loops
+    value = fusion.resolve(values, here, draft, loops)
+    idx = tuple(to_index(fusion.resolve(place, here, draft, loops)) for place in places)
+    draft.outs.append(Written(node, value, idx, Out(node.arg.monoid)))
+    fusion.store(node, draft, requests)
+    later = fusion.before.get(node)
+    if later is not None:
+        fusion.run_before(draft, later)
+    fusion.decisions.append(Decision(node, True, "scatter writes in place"))
+    if base.op is Ops.SCATTER and fusion.survey.readers[base] == 1 and base not in fusion.must:
+        fusion.aliases[base] = node
+        fusion.must[base] = "scatter into the same array"
+        fusion.wanted.pop(base, None)
+        fusion.before[base] = draft
+        return
+    first = fusion.open_draft(node.shape)
+    first.sealed = True
+    written = fusion.resolve(base, first.outer, first, first.loops)
+    first.outs.append(Written(node, written, first.outer))
+    fusion.run_before(first, draft)
+
+
+def store_copy(fusion: Fusion, node: Node, requests: list[Request]) -> None:
+    """A transfer to another device: reads its source whole, from memory."""
+    source = node.src[0]
+    draft = fusion.open_draft(node.shape)
+    draft.sealed = True
+    draft.transfer = node
+    request = fusion.request(source, draft.outer, draft, draft.loops)
+    draft.outs.append(Written(node, request.placeholder, draft.outer))
+    if not request.read:
+        fusion.must[source] = "moved to another device"
+    fusion.store(node, draft, requests)
+    fusion.decisions.append(Decision(node, True, f"moved to {node.arg}"))
+
+
+# --- padded arrays --------------------------------------------------------------------------------
+
+
+def is_worth_padding_in_place(fusion: Fusion, node: Node) -> bool:
+    """Whether a PAD is of something computed, which can be written between the zeros at once."""
+    if node.op is not Ops.PAD:
+        return False
+    below = node.src[0]
+    while below.op in VIEW_RULES:
+        below = below.src[0]
+    return below.op in _COMPUTED and below not in fusion.must
+
+
+def store_padded(fusion: Fusion, node: Node, requests: list[Request]) -> None:
+    """Zeros everywhere, then the values where they belong, by the kernel that computes them.
+
+    So no inner loop has a condition, and a contraction's epilogue may write into the padded array.
+    """
+    source = node.src[0]
+    draft = rules.find_sibling(fusion, node, source.shape, requests)
+    if draft is None:
+        draft = fusion.open_draft(source.shape)
+    place = draft.place_of(source.shape)
+    value = fusion.resolve(source, place, draft, draft.loops)
+    draft.outs.append(Written(node, value, _padded_place(node, place)))
+    fusion.store(node, draft, requests)
+    zeros = fusion.open_draft(node.shape)
+    zeros.sealed = True
+    zeros.outs.append(Written(node, const(0, node.dtype), zeros.outer))
+    fusion.run_before(zeros, draft)
+
+
+def _padded_place(node: Node, place: Idx) -> Idx:
+    """Where element `place` of the source lies in the padded array."""
+    return tuple(
+        as_node(index.add(index.mul(at, pad.interior + 1), pad.lo))
+        for at, pad in zip(place, node.arg, strict=True)
+    )

@@ -1,0 +1,167 @@
+"""What is known of every tensor value before fusion: its size, what computing one element costs.
+
+One pass over the graph, sources first. Costs are in plain vectorised operations per element;
+reading one byte from memory counts as one. Values that come through an EXPAND are shared by the
+elements that they are repeated for, so their cost is divided among these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from baregrad.dtypes import dtypes
+from baregrad.ir import index
+from baregrad.ir.node import Node
+from baregrad.ir.op import ALU, MOVEMENT, Op, Ops
+
+_COSTLY: MappingProxyType[Op, float] = MappingProxyType(
+    {
+        **dict.fromkeys((Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2), 10.0),
+        **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.ATAN, Ops.POW), 16.0),
+        **dict.fromkeys((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL), 4.0),
+        **dict.fromkeys((Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV), 8.0),
+        Ops.THREEFRY: 60.0,
+    }
+)
+GUARD_COST = 4.0  # a guarded read breaks a vector loop's contiguous loads
+MOST = 1e18
+# A REDUCE(add) of a product whose operands are each read at least this often is a contraction.
+CONTRACTION_REUSE = 4.0
+STORED_WHEN_SHARED = 24.0  # operations an element; what costs more is stored once two want it
+_VIEWS = MOVEMENT | frozenset((Ops.DETACH,))
+LEAVES = frozenset((Ops.PARAM, Ops.BUFFER))
+
+
+@dataclass(slots=True)
+class Survey:
+    """Facts of each tensor node.
+
+    size: elements (upper bound). work: operations per element when computed where it is read.
+    weight: the same, but of a load where it is known that the value will be stored. readers: how
+    many non-view nodes read it. depth: reductions on the longest path below it. contractions:
+    reductions with so much reuse that they deserve a kernel's tiles for themselves.
+    """
+
+    size: dict[Node, float] = field(default_factory=dict)
+    work: dict[Node, float] = field(default_factory=dict)
+    weight: dict[Node, float] = field(default_factory=dict)
+    readers: dict[Node, int] = field(default_factory=dict)
+    depth: dict[Node, int] = field(default_factory=dict)
+    contractions: set[Node] = field(default_factory=set)
+
+
+def points(shape: Iterable[Any]) -> float:
+    """The number of elements of a shape, at most."""
+    count = 1.0
+    for extent in shape:
+        count *= extent if extent.__class__ is int else index.upper(extent)
+    return count
+
+
+def base_of(node: Node) -> Node:
+    """The value below views."""
+    while node.op in _VIEWS and node.op is not Ops.PAD:
+        node = node.src[0]
+    return node
+
+
+def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
+    """The facts of every node of `order`, which lists sources before their users.
+
+    stored: values that will be in memory whatever fusion decides.
+    """
+    survey = Survey()
+    kept = frozenset(stored)
+    _count_readers(order, survey)
+    sizes: dict[tuple[Any, ...], float] = {}
+    for node in order:
+        size = sizes.get(node.shape)
+        if size is None:
+            size = sizes[node.shape] = points(node.shape)
+        survey.size[node] = size
+        survey.depth[node] = max((survey.depth[child] for child in node.src), default=0)
+        weight = _weigh(node, size, survey)
+        survey.work[node] = min(weight, MOST)
+        survey.weight[node] = float(node.dtype.itemsize) if node in kept else survey.work[node]
+    return survey
+
+
+def _count_readers(order: list[Node], survey: Survey) -> None:
+    """Each view passes its readers on to its source."""
+    readers = survey.readers
+    for node in order:
+        readers[node] = 0
+    for node in reversed(order):
+        count = readers[node] if node.op in _VIEWS and node.op is not Ops.PAD else 1
+        for child in node.src:
+            readers[child] += count
+
+
+def read_weight(node: Node, survey: Survey) -> float:
+    """What reading one element of `node` costs its reader.
+
+    What is dear and has several readers will be stored, so that reading it is a load. A tuple-
+    valued reduction is never stored; its parts are.
+    """
+    weight = survey.weight[node]
+    if survey.readers[node] < 2 or is_tuple(node):
+        return weight
+    if weight > STORED_WHEN_SHARED or node in survey.contractions:
+        return float(node.dtype.itemsize)
+    return weight
+
+
+def own_work(node: Node) -> float:
+    """Operations per element of the node itself, its operands being at hand."""
+    return _COSTLY.get(node.op, 1.0)
+
+
+def is_tuple(node: Node) -> bool:
+    """Whether a node is a reduction of several parts."""
+    return node.op is Ops.REDUCE and node.arg.monoid.arity > 1
+
+
+def _weigh(node: Node, size: float, survey: Survey) -> float:
+    op = node.op
+    if op in LEAVES or op in (Ops.SCATTER, Ops.SCAN, Ops.COPY):
+        return float(node.dtype.itemsize)
+    if not node.src or node.dtype is dtypes.index or op is Ops.SINK:
+        return 1.0 if op is Ops.IOTA else 0.0
+    first = node.src[0]
+    if op is Ops.EXPAND:
+        # What is dear is stored once several places want it: no more than a load counts.
+        once = min(read_weight(first, survey), float(node.dtype.itemsize))
+        return once * survey.size[first] / max(size, 1.0)
+    if op in _VIEWS:
+        extra = GUARD_COST if op is Ops.PAD else 0.0
+        return read_weight(first, survey) + extra
+    below = sum(read_weight(child, survey) for child in dict.fromkeys(node.src))
+    if op in ALU:
+        return _COSTLY.get(op, 1.0) + below
+    if op in (Ops.REDUCE, Ops.FOLD):
+        survey.depth[node] += 1
+        if _is_contraction(node, survey):
+            survey.contractions.add(node)
+        if op is Ops.FOLD:
+            return (below + GUARD_COST) * survey.size[first] / max(size, 1.0)
+        return (below + 1.0) * survey.size[first] / max(size, 1.0)
+    if op is Ops.GATHER:
+        return below + GUARD_COST
+    return below
+
+
+def _is_contraction(node: Node, survey: Survey) -> bool:
+    if node.op is Ops.FOLD:
+        return base_of(node.src[0]) in survey.contractions
+    if node.arg.monoid.primitive is not Ops.ADD:
+        return False
+    body = node.src[0]
+    while body.op in (Ops.CAST, Ops.RESHAPE, Ops.PERMUTE):
+        body = body.src[0]
+    if body.op is not Ops.MUL:
+        return False
+    size = survey.size[body]
+    return all(size >= CONTRACTION_REUSE * survey.size[base_of(operand)] for operand in body.src)

@@ -1,0 +1,138 @@
+"""CPU families: one row for each width of vector unit that we generate code for.
+
+Rows say what a kernel may assume. What the host at hand has beyond its row (core count, cache
+sizes) is put in by the runtime, which may look, with `dataclasses.replace`.
+
+Sources: Intel 64 and IA-32 Architectures Optimization Reference Manual (order number 248966);
+AMD Software Optimization Guide for the AMD EPYC 9005 processors; Arm Neoverse N1 Software
+Optimization Guide; the x86-64 psABI. Cache sizes and core counts are
+those of ordinary machines of the family and only guide the choice of tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from baregrad.base.errors import UnsupportedDevice
+
+KIB = 1024
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTarget:
+    """What a CPU kernel may assume about its machine.
+
+    `vector_bytes` is the width of a vector register and `vector_registers` their number. With
+    `fma`, a multiply-add is one instruction, of which `fma_per_cycle` start in a cycle and take
+    `fma_latency` cycles: at least their product must be in flight. `masks` says whether loads and
+    stores of part of a vector cost no more. Caches are in bytes; `l3_bytes` is shared by all cores.
+    `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least of them,
+    `extras` what it would use besides.
+    """
+
+    name: str
+    architecture: str
+    llvm_cpu: str
+    features: tuple[str, ...]
+    needs: tuple[str, ...]
+    extras: tuple[str, ...]
+    vector_bytes: int
+    vector_registers: int
+    fma: bool
+    fma_per_cycle: int
+    fma_latency: int
+    masks: bool
+    l1_bytes: int = 32 * KIB
+    l2_bytes: int = 512 * KIB
+    l3_bytes: int = 16 * MIB
+    line_bytes: int = 64
+    cores: int = 1
+
+    @property
+    def converts_float16(self) -> bool:
+        """Whether the machine itself converts float16 to float32 and back."""
+        return self.architecture == "aarch64" or "f16c" in self.features
+
+    def lanes(self, itemsize: int) -> int:
+        """Return how many elements of `itemsize` bytes a vector register holds."""
+        return self.vector_bytes // itemsize
+
+    @property
+    def key(self) -> str:
+        """What compiled code depends on, as text for cache keys: not the cores or caches."""
+        return f"{self.name}:{self.llvm_cpu}:{','.join(self.features)}"
+
+
+# What a row must have, and what its code uses besides where the host has it; neither list changes
+# an answer's meaning, only how fast it comes.
+_SSE_EXTRAS = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
+_AVX2_EXTRAS = (*_SSE_EXTRAS, "f16c", "bmi", "bmi2", "lzcnt", "movbe", "avxvnni")
+_AVX512_EXTRAS = (*_AVX2_EXTRAS, "avx512cd", "avx512vnni", "avx512bf16", "avx512fp16")
+_SSE2 = ("sse2",)
+_AVX2 = ("sse2", "avx", "avx2", "fma")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+# What Linux calls some of them in /proc/cpuinfo, and LLVM's name.
+_SPELLINGS = (
+    ("pni", "sse3"), ("bmi1", "bmi"), ("sse4_1", "sse4.1"), ("sse4_2", "sse4.2"),
+    ("abm", "lzcnt"),
+    ("avx512_bf16", "avx512bf16"), ("avx512_fp16", "avx512fp16"), ("avx512_vnni", "avx512vnni"),
+    ("avx_vnni", "avxvnni"), ("asimd", "neon"), ("fp", "fp-armv8"), ("asimddp", "dotprod"),
+    ("asimdhp", "fullfp16"),
+)
+
+# Widest first: the first row whose needs are all there is the one.
+CPU_ROWS = (
+    CpuTarget(
+        "x86-64-avx512", "x86_64", "x86-64", _AVX512, _AVX512, _AVX512_EXTRAS,
+        vector_bytes=64, vector_registers=32, fma=True, fma_per_cycle=2, fma_latency=4,
+        masks=True, l2_bytes=1 * MIB, l3_bytes=32 * MIB, cores=8,
+    ),
+    CpuTarget(
+        "x86-64-avx2", "x86_64", "x86-64", _AVX2, _AVX2, _AVX2_EXTRAS,
+        vector_bytes=32, vector_registers=16, fma=True, fma_per_cycle=2, fma_latency=4,
+        masks=False, cores=4,
+    ),
+    CpuTarget(
+        "x86-64-sse2", "x86_64", "x86-64", _SSE2, _SSE2, _SSE_EXTRAS,
+        vector_bytes=16, vector_registers=16, fma=False, fma_per_cycle=1, fma_latency=8,
+        masks=False, l2_bytes=256 * KIB, l3_bytes=4 * MIB, cores=2,
+    ),
+    CpuTarget(
+        "arm64-neon", "aarch64", "generic", ("neon",), ("neon",),
+        ("fp-armv8", "dotprod", "fullfp16", "bf16"),
+        vector_bytes=16, vector_registers=32, fma=True, fma_per_cycle=2, fma_latency=4,
+        masks=False, l1_bytes=64 * KIB, l2_bytes=1 * MIB, cores=4,
+    ),
+)
+
+
+def cpu_row(features: frozenset[str]) -> CpuTarget:
+    """Return the widest row that a machine with these features can run.
+
+    `features` are spelled as LLVM or as Linux's /proc/cpuinfo spells them; the row's own
+    `features` are then those of them that its code uses. Raises UnsupportedDevice where no row
+    fits.
+    """
+    known = features.union(llvm for linux, llvm in _SPELLINGS if linux in features)
+    for row in CPU_ROWS:
+        if known.issuperset(row.needs):
+            used = row.needs + tuple(name for name in row.extras if name in known)
+            return replace(row, features=used)
+    raise UnsupportedDevice(
+        "no row for this CPU",
+        found=", ".join(sorted(features)) or "no features",
+        wanted="; or ".join(f"{row.name}: {', '.join(row.needs)}" for row in CPU_ROWS[-2:]),
+        hint="use the device REF, which needs NumPy alone",
+    )
+
+
+def cpu_row_named(name: str) -> CpuTarget:
+    """Return the row called `name`; raise UnsupportedDevice where there is none."""
+    for row in CPU_ROWS:
+        if row.name == name:
+            return row
+    raise UnsupportedDevice(
+        "unknown CPU row", found=name, wanted=", ".join(row.name for row in CPU_ROWS)
+    )

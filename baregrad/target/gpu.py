@@ -1,0 +1,146 @@
+"""GPU generations: one row each. Sizes are in bytes and times in clock cycles unless said.
+
+Source of the row below: measurements on one H200 and listings of NVIDIA's assembler for sm_90a;
+where the two say nothing, the CUDA C++ Programming Guide's table of compute capabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baregrad.base.bits import round_up
+from baregrad.base.errors import UnsupportedDevice
+
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixShape:
+    """One family of shapes of a matrix unit: (m, k) by (k, n) onto (m, n).
+
+    `operands` are the dtypes of a and b (all pairs of one tuple go together), `accumulators` those
+    of the result, by name. `n` runs over `widths`. `k_major_only` says whether both operands must
+    have k contiguous; `macs_per_cycle` is the full rate of one multiprocessor.
+    """
+
+    operands: tuple[str, ...]
+    accumulators: tuple[str, ...]
+    m: int
+    k: int
+    widths: range
+    k_major_only: bool
+    macs_per_cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """What a GPU kernel may assume about its machine.
+
+    Limits named `..._per_block` hold for one thread block and `..._per_unit` for a multiprocessor,
+    which may run several. `bytes_in_flight_per_unit` is what must be under way to reach the full
+    bandwidth of memory.
+    """
+
+    name: str
+    warp_lanes: int
+    warps_per_unit: int
+    blocks_per_unit: int
+    threads_per_block: int
+    registers_per_unit: int
+    registers_per_thread: int
+    register_granule: int
+    register_partitions: int
+    shared_bytes_per_unit: int
+    shared_bytes_per_block: int
+    shared_bytes_default: int
+    shared_bytes_reserved: int
+    shared_banks: int
+    cluster_sizes: tuple[int, ...]
+    cluster_sizes_unportable: tuple[int, ...]
+    named_barriers: int
+    barrier_transfer_bytes: int
+    register_shift: range
+    warpgroup_warps: int
+    matrix_shapes: tuple[MatrixShape, ...]
+    load_bytes: int
+    reread_bytes: int
+    bytes_in_flight_per_unit: int
+    latency_l1: int
+    latency_shared: int
+    latency_l2: int
+    latency_memory: int
+
+    def warps_by_registers(self, registers: int) -> int:
+        """Return how many warps a multiprocessor holds at `registers` a thread.
+
+        Registers are allotted to each of its partitions by itself, in granules.
+        """
+        granted = round_up(max(registers, 1), self.register_granule)
+        share = self.registers_per_unit // self.register_partitions
+        warps = self.register_partitions * (share // (self.warp_lanes * granted))
+        return min(warps, self.warps_per_unit)
+
+    def resident_blocks(self, warps: int, registers: int, shared_bytes: int) -> int:
+        """Return how many blocks of `warps` warps a multiprocessor holds at once, 0 for too big."""
+        by_shared = self.shared_bytes_per_unit // (shared_bytes + self.shared_bytes_reserved)
+        if shared_bytes > self.shared_bytes_per_block or registers > self.registers_per_thread:
+            return 0
+        by_registers = self.warps_by_registers(registers) // warps
+        by_warps = self.warps_per_unit // warps
+        return min(self.blocks_per_unit, by_warps, by_shared, by_registers)
+
+
+_WIDTHS = range(8, 257, 8)
+_WARPGROUP_SHAPES = (
+    MatrixShape(("bfloat16",), ("float32",), 64, 16, _WIDTHS, False, 2048),
+    MatrixShape(("float16",), ("float32", "float16"), 64, 16, _WIDTHS, False, 2048),
+    MatrixShape(("tfloat32",), ("float32",), 64, 8, _WIDTHS, True, 1024),
+    MatrixShape(
+        ("float8_e4m3fn", "float8_e5m2"), ("float32", "float16"), 64, 32, _WIDTHS, True, 4096
+    ),
+    # 8 and 24 wide exist as well; the step of 16 keeps the row regular.
+    MatrixShape(("int8", "uint8"), ("int32",), 64, 32, range(16, 257, 16), True, 4096),
+)
+
+GPU_ROWS = (
+    GpuTarget(
+        name="sm_90a",
+        warp_lanes=32,
+        warps_per_unit=64,
+        blocks_per_unit=32,
+        threads_per_block=1024,
+        registers_per_unit=65536,
+        registers_per_thread=255,
+        register_granule=8,
+        register_partitions=4,
+        shared_bytes_per_unit=228 * KIB,
+        shared_bytes_per_block=227 * KIB,
+        shared_bytes_default=48 * KIB,
+        shared_bytes_reserved=1 * KIB,
+        shared_banks=32,
+        cluster_sizes=(1, 2, 4, 8),
+        cluster_sizes_unportable=(16,),
+        named_barriers=16,
+        barrier_transfer_bytes=(1 << 20) - 1,
+        register_shift=range(24, 257, 8),
+        warpgroup_warps=4,
+        matrix_shapes=_WARPGROUP_SHAPES,
+        load_bytes=16,
+        reread_bytes=20_000_000,
+        bytes_in_flight_per_unit=32 * KIB,
+        latency_l1=32,
+        latency_shared=22,
+        latency_l2=280,
+        latency_memory=650,
+    ),
+)
+
+
+def gpu_row(name: str) -> GpuTarget:
+    """Return the row of a GPU generation; raise UnsupportedDevice where there is none."""
+    for row in GPU_ROWS:
+        if row.name == name:
+            return row
+    raise UnsupportedDevice(
+        "unknown GPU generation", found=name, wanted=", ".join(row.name for row in GPU_ROWS)
+    )

@@ -1,0 +1,152 @@
+"""What a function can reach without its arguments: closed-over tensors, modules and plain values.
+
+A replay runs none of the function's Python, so whatever the function would look up again has to be
+the same as at capture. `Surroundings` remembers it, and says whether it still is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from baregrad.tensor.tensor import Tensor
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
+_MISSING = object()
+MOST_OBJECTS = 100_000
+
+
+class Surroundings:
+    """The tensors and plain values that a function reaches, and where it finds each."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.tensors: list[Tensor] = []
+        self._places: list[tuple[Callable[[], Any], Any, str]] = []
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []
+        self._walk()
+
+    def changed(self) -> str:
+        """The name of a place that holds something else now; empty when none does."""
+        for look, held, name in self._places:
+            now = look()
+            if now is not held and (not isinstance(held, _PLAIN) or _differs(now, held)):
+                return name
+        return ""
+
+    def _walk(self) -> None:
+        pending: list[tuple[Any, str]] = [(self.function, self.function_name)]
+        while pending and len(self._seen) < MOST_OBJECTS:
+            holder, name = pending.pop()
+            if id(holder) in self._seen:
+                continue
+            self._seen.add(id(holder))
+            self._kept.append(holder)
+            for look, inner in _parts(holder, name):
+                value = look()
+                if isinstance(value, Tensor):
+                    self._places.append((look, value, inner))
+                    if id(value) not in self._seen:
+                        self._seen.add(id(value))
+                        self.tensors.append(value)
+                elif isinstance(value, _PLAIN):
+                    self._places.append((look, value, inner))
+                elif not isinstance(value, _OPAQUE):
+                    if _is_container(value):
+                        self._places.append((look, value, inner))
+                    pending.append((value, inner))
+
+    @property
+    def function_name(self) -> str:
+        """How messages call the function."""
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+
+def _differs(now: Any, held: Any) -> bool:
+    return type(now) is not type(held) or (now != held and not (now != now and held != held))
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, list | tuple | dict | set) or _is_ours(value)
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether attributes of a value are looked into: plain Python objects, not libraries' own."""
+    module = type(value).__module__
+    return hasattr(value, "__dict__") and not module.startswith(("numpy", "torch", "builtins"))
+
+
+def _parts(holder: Any, name: str) -> Iterator[tuple[Callable[[], Any], str]]:
+    """Every place that a holder can be looked up in, with its name."""
+    if isinstance(holder, types.MethodType):
+        yield (lambda: holder.__self__), f"{name}.__self__"
+        yield (lambda: holder.__func__), name
+    elif isinstance(holder, types.FunctionType):
+        yield from _function_parts(holder, name)
+    elif isinstance(holder, list | tuple):
+        yield (lambda: len(holder)), f"len({name})"
+        for position in range(len(holder)):
+            yield _item(holder, position), f"{name}[{position}]"
+    elif isinstance(holder, dict):
+        yield (lambda: len(holder)), f"len({name})"
+        for key in list(holder):
+            yield _item(holder, key), f"{name}[{key!r}]"
+    elif dataclasses.is_dataclass(holder) and not hasattr(holder, "__dict__"):
+        for field in dataclasses.fields(holder):
+            yield _attribute(holder, field.name), f"{name}.{field.name}"
+    elif _is_ours(holder) and not _is_engine(holder):
+        for key in list(vars(holder)):
+            yield _attribute(holder, key), f"{name}.{key}"
+
+
+def _is_engine(holder: Any) -> bool:
+    """Whether an object is of the stack's own machinery, which is no state of the user's."""
+    module = type(holder).__module__
+    return module.startswith("baregrad.") and not module.startswith(
+        ("baregrad.nn", "baregrad.optim", "baregrad.apps")
+    )
+
+
+def _function_parts(
+    function: types.FunctionType, name: str
+) -> Iterator[tuple[Callable[[], Any], str]]:
+    module = function.__module__ or ""
+    if module.startswith("baregrad.") and not module.startswith("baregrad.apps"):
+        return
+    for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield _cell(cell), free
+    for free in function.__code__.co_names:
+        if free in function.__globals__:
+            yield _item(function.__globals__, free), free
+    for position in range(len(function.__defaults__ or ())):
+        yield _item(function.__defaults__, position), f"default {position} of {name}"
+    for key in function.__kwdefaults__ or {}:
+        yield _item(function.__kwdefaults__, key), f"default {key} of {name}"
+
+
+def _item(holder: Any, key: Any) -> Callable[[], Any]:
+    def look() -> Any:
+        try:
+            return holder[key]
+        except (KeyError, IndexError):
+            return _MISSING
+
+    return look
+
+
+def _attribute(holder: Any, key: str) -> Callable[[], Any]:
+    return lambda: getattr(holder, key, _MISSING)
+
+
+def _cell(cell: types.CellType) -> Callable[[], Any]:
+    def look() -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return _MISSING
+
+    return look

@@ -1,0 +1,84 @@
+"""`BAREGRAD_JIT_CHECK=1`: every replay against the eager function, bit for bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from baregrad.base.errors import JitError
+from baregrad.engine.session import current_session
+from baregrad.tensor.core import Storage, buffer_node, realize_storages
+from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.trees import leaves, map_tree
+
+if TYPE_CHECKING:
+    from baregrad.tensor.jit import _Call, _Entry
+
+
+def run_checked(entry: _Entry, call: _Call) -> Any:
+    """Replay, then run the function from the same state; return its result.
+
+    Raises JitError when a result or a changed state differs in any bit.
+    """
+    storages = _state(entry, call)
+    before = [_bytes_of(storage) for storage in storages]
+    replayed = _result_bytes(entry.play(call))
+    after = [_bytes_of(storage) for storage in storages]
+    for storage, data in zip(storages, before, strict=True):
+        _restore(storage, data)
+    for tensor, was_none, _ in entry.gradients:
+        if was_none:
+            tensor.grad = None
+    args, kwargs = call.tree
+    result = entry.function(*args, **kwargs)
+    eager = _result_bytes(result)
+    _compare("result", replayed, eager)
+    _compare("state", after, [_bytes_of(storage) for storage in storages])
+    return map_tree(result, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
+
+
+def _state(entry: _Entry, call: _Call) -> list[Storage]:
+    held = [holder() for holder, _ in entry.implicit]
+    found = [storage for storage in held if storage is not None]
+    found.extend(tensor._storage for tensor in call.tensors)
+    return list(dict.fromkeys(found))
+
+
+def _bytes_of(storage: Storage) -> bytes:
+    realize_storages((storage,))
+    session = current_session()
+    ref = session.realised(storage.node) or storage.node.arg
+    observers, session.downloads = session.downloads, []
+    try:
+        return session.download(ref, storage.node.dtype).tobytes()
+    finally:
+        session.downloads = observers
+
+
+def _restore(storage: Storage, data: bytes) -> None:
+    import numpy as np
+
+    node = storage.node
+    raw = np.frombuffer(data, node.dtype.storage).reshape(node.shape)
+    ref = current_session().upload(raw, node.dtype, node.shape, storage.device)
+    storage.put(buffer_node(ref, node.dtype))
+
+
+def _result_bytes(result: Any) -> list[bytes]:
+    return [leaf._raw().tobytes() for leaf in leaves(result) if isinstance(leaf, Tensor)]
+
+
+def _compare(what: str, replayed: list[bytes], eager: list[bytes]) -> None:
+    for position, (ours, theirs) in enumerate(zip(replayed, eager, strict=True)):
+        if ours != theirs:
+            raise JitError(
+                f"{what} {position} of a replay differs from the eager function's",
+                found=f"{_first_difference(ours, theirs)}",
+                hint="it depends on something that capture cannot see; pass that as an argument",
+            )
+
+
+def _first_difference(ours: bytes, theirs: bytes) -> str:
+    if len(ours) != len(theirs):
+        return f"{len(ours)} bytes against {len(theirs)}"
+    place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+    return f"byte {place} is {ours[place]:#04x}, eager has {theirs[place]:#04x}"

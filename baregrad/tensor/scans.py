@@ -1,0 +1,72 @@
+"""Running sums, products and extremes along an axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.ir.node import Node
+from baregrad.ir.op import Op, Ops
+from baregrad.tensor import nodes
+from baregrad.tensor.axes import one_axis
+from baregrad.tensor.core import check_float
+from baregrad.tensor.gradients_structure import record_places
+from baregrad.tensor.operands import result
+from baregrad.tensor.reductions import Extreme
+
+if TYPE_CHECKING:
+    from baregrad.tensor.tensor import Tensor
+
+
+def _running(op: Op, x: Tensor, axis: int, dtype: DType) -> Tensor:
+    if not x.ndim:
+        return x.cast(dtype).clone()
+    wide = nodes.accumulator(dtype)
+    scanned: Node = nodes.scan(op, nodes.cast(x.node, wide), axis)
+    return result(nodes.cast(scanned, dtype), x)
+
+
+def _dtype(x: Tensor, dtype: object) -> DType:
+    if dtype is not None:
+        return as_dtype(dtype)
+    return x.dtype if x.dtype.kind == "float" else dtypes.int64
+
+
+def cumsum(x: Tensor, dim: int, *, dtype: object = None) -> Tensor:
+    """Return the running sum along an axis; integers and bools sum as int64."""
+    return _running(Ops.ADD, x, one_axis(dim, x.ndim), _dtype(x, dtype))
+
+
+def cumprod(x: Tensor, dim: int, *, dtype: object = None) -> Tensor:
+    """Return the running product along an axis; integers and bools multiply as int64."""
+    return _running(Ops.MUL, x, one_axis(dim, x.ndim), _dtype(x, dtype))
+
+
+def _records(op: Op, x: Tensor, dim: int) -> Extreme:
+    axis = one_axis(dim, x.ndim)
+    if not x.ndim:
+        return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
+    values = nodes.scan(op, x.node, axis)
+    places = record_places(x.node, values, axis)
+    return Extreme(result(values, x), result(places, x))
+
+
+def cummax(x: Tensor, dim: int) -> Extreme:
+    """Return the running maximum along an axis, and where it was last attained."""
+    return _records(Ops.MAX, x, dim)
+
+
+def cummin(x: Tensor, dim: int) -> Extreme:
+    """Return the running minimum along an axis, and where it was last attained."""
+    return _records(Ops.MIN, x, dim)
+
+
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """Return log(cumsum(exp(x))) along an axis, shifted by the largest element."""
+    check_float(x.dtype, "logcumsumexp")
+    if not x.ndim:
+        return x.clone()
+    y = x.cast(nodes.accumulator(x.dtype))
+    high = y.amax(dim, True).detach()
+    shift = high.isinf().where(0, high)
+    return (cumsum((y - shift).exp(), dim).log() + shift).cast(x.dtype)

@@ -1,0 +1,1 @@
+"""Shipped helpers for tests: random programs, fakes, comparisons."""

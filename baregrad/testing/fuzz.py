@@ -1,0 +1,102 @@
+"""Random programs run eagerly, jitted and on the reference device: all must agree.
+
+    python -m baregrad.testing.fuzz --programs 2000 --seed 0 --minutes 10
+
+A program follows from its seed. On a difference the program is made small and printed as a script
+of its own. Exits with 1 if any program differed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from baregrad.base.options import options
+from baregrad.base.progress import ProgressBar
+from baregrad.engine.session import Session, use_session
+from baregrad.testing.fuzz_compare import Difference, check
+from baregrad.testing.fuzz_grow import grow
+from baregrad.testing.fuzz_program import Program
+from baregrad.testing.fuzz_shrink import script, shrink
+
+LOWERED_EVERY = 8
+SESSION_EVERY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A program that differs, as small as it was made, and the script that shows it."""
+
+    seed: int
+    program: Program
+    difference: Difference
+    script: str
+
+
+def check_seed(seed: int) -> Finding | None:
+    """Grow and check one program; every eighth also at the kernel level of the reference."""
+    program = grow(seed)
+    lowered = seed % LOWERED_EVERY == 0
+    difference = check(program, lowered)
+    if difference is None:
+        return None
+    small, shown = shrink(program, difference, lambda candidate: check(candidate, lowered))
+    return Finding(seed, small, shown, script(small, shown))
+
+
+def fuzz(
+    programs: int, seed: int = 0, minutes: float | None = None, stop_at: int | None = None
+) -> list[Finding]:
+    """Check the programs of seeds from `seed` on, in sessions of a few hundred; what differs.
+
+    Stops early after `minutes`, or at `stop_at` findings. Compiled kernels are not kept on disk.
+    """
+    found: list[Finding] = []
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    with ProgressBar(programs, "fuzz") as bar, options.override(cache=False):
+        for first in range(seed, seed + programs, SESSION_EVERY):
+            session = Session()
+            with use_session(session):
+                for each in range(first, min(first + SESSION_EVERY, seed + programs)):
+                    if end is not None and time.monotonic() > end:
+                        return found
+                    finding = check_seed(each)
+                    if finding is not None:
+                        found.append(finding)
+                        if stop_at is not None and len(found) >= stop_at:
+                            return found
+                    bar.advance(note=f"{len(found)} different" if found else None)
+            session.close()
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m baregrad.testing.fuzz", description=__doc__)
+    parser.add_argument("--programs", type=int, default=2000, help="how many programs")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the first program")
+    parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
+    parser.add_argument("--stop-at", type=int, default=None, help="stop at so many findings")
+    parser.add_argument("--save", type=Path, default=None, help="a folder for the scripts")
+    chosen = parser.parse_args(arguments)
+    start = time.monotonic()
+    found = fuzz(chosen.programs, chosen.seed, chosen.minutes, chosen.stop_at)
+    for finding in found:
+        print(finding.script)
+        if chosen.save is not None:
+            chosen.save.mkdir(parents=True, exist_ok=True)
+            (chosen.save / f"seed_{finding.seed}.py").write_text(finding.script)
+    elapsed = time.monotonic() - start
+    asked = f"{chosen.programs} programs from seed {chosen.seed}"
+    if chosen.minutes is not None and elapsed >= 60 * chosen.minutes:
+        asked = f"part of {asked}"
+    print(f"{asked}: {len(found)} differ, {elapsed:.1f} s")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

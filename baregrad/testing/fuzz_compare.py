@@ -1,0 +1,162 @@
+"""Running one program eagerly, jitted and on the reference device, and comparing what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from baregrad.base.options import options
+from baregrad.dtypes import dtypes
+from baregrad.tensor import Tensor
+from baregrad.testing.fuzz_program import Program
+from baregrad.testing.fuzz_values import tolerance
+
+CALLS = 3
+LOOSE = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What two ways of running disagree about."""
+
+    kind: str
+    call: int
+    name: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}, call {self.call}, {self.name}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of running: a device, the level of the reference evaluator, and whether jitted."""
+
+    name: str
+    device: str
+    level: str = "tensor"
+    jitted: bool = False
+
+
+EAGER = Way("eager", "CPU")
+JITTED = Way("jit", "CPU", jitted=True)
+REFERENCE = Way("reference", "REF")
+LOWERED = Way("reference at the kernel level", "REF", "kernel")
+
+Results = list[dict[str, np.ndarray[Any, Any]]]
+
+
+@contextmanager
+def _in_force(way: Way) -> Iterator[None]:
+    with options.override(device=way.device, ref_level=way.level):
+        yield
+
+
+def _upload(data: dict[str, np.ndarray[Any, Any]], program: Program) -> dict[str, Tensor]:
+    rows = {**program.arguments, **program.state}
+    return {name: Tensor(array, dtype=rows[name].dtype) for name, array in data.items()}
+
+
+def run(program: Program, way: Way, calls: int = CALLS) -> Results:
+    """Call the program with fresh data each time; per call every array by name, state included."""
+    found: Results = []
+    with _in_force(way):
+        state = _upload(program.data(-1), program)
+        space: dict[str, Any] = {"Tensor": Tensor, **state}
+        exec(program.source(), space)  # noqa: S102 - the program is the subject
+        function: Callable[..., list[Tensor]] = space["program"]
+        if way.jitted:
+            from baregrad.tensor.jit import jit
+
+            function = jit(function)
+        for call in range(calls):
+            arguments = _upload(program.data(call), program)
+            results = function(*arguments.values())
+            named = dict(zip(program.results, results, strict=True))
+            everything = {**named, **arguments, **state}
+            wanted = [t for t in everything.values() if t is not None]
+            if wanted:
+                wanted[0].realize(*wanted[1:])
+            found.append({name: _array(tensor) for name, tensor in everything.items()})
+    return found
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    if tensor.dtype is dtypes.bfloat16:
+        return tensor.cast("float32").numpy()
+    return tensor.numpy()
+
+
+def compare(program: Program, found: Results, wanted: Results, kind: str) -> Difference | None:
+    """The first difference that rounding does not explain."""
+    for call, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+        for name, array in ours.items():
+            detail = _differs(program, name, array, theirs[name], exactly=kind.startswith("jit"))
+            if detail:
+                return Difference(kind, call, name, detail)
+    return None
+
+
+def _limit(program: Program, name: str, wanted: np.ndarray[Any, Any]) -> float:
+    if name in program.loose:
+        finite = np.abs(wanted[np.isfinite(wanted)])
+        return LOOSE * (1.0 + (float(finite.max()) if finite.size else 0.0))
+    row = program.arguments.get(name) or program.state.get(name)
+    dtype = row.dtype if row is not None else dtypes.float64
+    known = program.known[name]
+    return tolerance(known, dtype) if row is not None else 2 * known.error
+
+
+def _differs(
+    program: Program,
+    name: str,
+    found: np.ndarray[Any, Any],
+    wanted: np.ndarray[Any, Any],
+    exactly: bool,
+) -> str:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"{found.dtype}{found.shape} instead of {wanted.dtype}{wanted.shape}"
+    if found.dtype.kind != "f":
+        bad = found != wanted
+        limit = 0.0
+    else:
+        limit = 0.0 if exactly else _limit(program, name, wanted)
+        a, b = found.astype(np.float64), wanted.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            close = np.abs(a - b) <= limit
+        bad = ~(close | (a == b) | (np.isnan(a) & np.isnan(b)))
+    if not bad.any():
+        return ""
+    place = tuple(int(i) for i in np.argwhere(bad)[0])
+    return (
+        f"{int(bad.sum())} of {bad.size} elements, first at {list(place)}: {found[place]!r}"
+        f" instead of {wanted[place]!r} (limit {limit:.3g})"
+    )
+
+
+def check(program: Program, lowered: bool, jitted: bool = True) -> Difference | None:
+    """Run a program every way. Anything that is raised is a difference too."""
+    ways = [EAGER, *([LOWERED] if lowered else []), *([JITTED] if jitted else [])]
+    wanted: Results = []
+    eager: Results = []
+    for way in (REFERENCE, *ways):
+        try:
+            found = run(program, way)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            return Difference(f"{way.name} raises", 0, "", text[:300])
+        if way is REFERENCE:
+            wanted = found
+            continue
+        base = eager if way is JITTED else wanted
+        against = "eager" if way is JITTED else "reference"
+        difference = compare(program, found, base, f"{way.name} against {against}")
+        if difference is not None:
+            return difference
+        if way is EAGER:
+            eager = found
+    return None

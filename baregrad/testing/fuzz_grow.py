@@ -1,0 +1,123 @@
+"""Programs from seeds: which statements follow each other, and what is returned."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.testing import fuzz_elementwise as elementwise
+from baregrad.testing import fuzz_structure as structure
+from baregrad.testing.fuzz_program import Maker, Program
+from baregrad.testing.fuzz_values import Data, Known, draw_shape
+
+MIXED = (
+    (elementwise.binary, 10), (elementwise.scalar, 6), (elementwise.unary, 4),
+    (elementwise.smooth, 5), (elementwise.compare, 3), (elementwise.choose, 4),
+    (elementwise.cast, 4), (elementwise.integer, 3), (elementwise.stepwise, 3),
+    (elementwise.logic, 2), (structure.view, 16), (structure.reduce, 9), (structure.join, 4),
+    (structure.contract, 5), (structure.gather, 4), (structure.one_hot, 2),
+    (structure.scatter, 2), (structure.write, 8),
+)  # fmt: skip
+# What gradients pass through, and what has none but stands beside it.
+SMOOTH = (
+    (elementwise.binary, 10), (elementwise.scalar, 4), (elementwise.unary, 4),
+    (elementwise.smooth, 8), (elementwise.choose, 3), (elementwise.compare, 1),
+    (structure.view, 14), (structure.reduce, 8), (structure.join, 4), (structure.contract, 5),
+    (structure.gather, 3), (structure.write, 3),
+)  # fmt: skip
+DTYPES = (
+    dtypes.float32, dtypes.float32, dtypes.float32, dtypes.float64, dtypes.float16,
+    dtypes.bfloat16, dtypes.int32, dtypes.int32, dtypes.int64, dtypes.int8, dtypes.int16,
+    dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64, dtypes.bool,
+)  # fmt: skip
+LONGEST = 9
+
+
+def _data(rng: random.Random, dtype: DType | None = None) -> Data:
+    chosen = dtype or rng.choice(DTYPES)
+    return Data(draw_shape(rng), chosen, rng.random() < 0.3, rng.random() < 0.15)
+
+
+def grow(seed: int) -> Program:
+    """The program of a seed: the same on every machine."""
+    rng = random.Random(seed)
+    maker = Maker(rng)
+    gradients = rng.random() < 0.2
+    only = dtypes.float64 if gradients else None
+    for _ in range(rng.randint(1, 3)):
+        maker.argument(_data(rng, only))
+    if gradients:
+        maker.argument(Data(draw_shape(rng), dtypes.int32))
+    if rng.random() < 0.35:
+        maker.start("s0", replace(_data(rng, only), wide=True), maker.state)
+    leaves = _leaves(maker) if gradients else []
+    rows = SMOOTH if gradients else MIXED
+    steps = [row[0] for row in rows]
+    weights = [row[1] for row in rows]
+    wanted = rng.randint(2, LONGEST)
+    for _ in range(60):
+        if len(maker.statements) >= wanted + 2 * len(leaves):
+            break
+        (step,) = rng.choices(steps, weights)
+        step(maker)
+    if maker.state and "s0" not in maker.written:
+        maker.write("s0.add_(1)", "s0", maker.known["s0"])
+    if maker.state and maker.state["s0"].dtype.kind == "float":
+        maker.write("s0.clamp_(-4, 4)", "s0", maker.known["s0"])
+    results, loose = _results(maker)
+    if leaves:
+        _differentiate(maker, leaves, results, loose)
+    return Program(
+        seed, maker.arguments, maker.state, tuple(maker.statements), tuple(results),
+        dict(maker.known), tuple(loose),
+    )  # fmt: skip
+
+
+def _always(known: Known, dtype: DType) -> Known:
+    return known
+
+
+def _leaves(maker: Maker) -> list[str]:
+    """Leaves that gradients are asked for, made from the floating arguments."""
+    found: list[str] = []
+    for name, data in list(maker.arguments.items()):
+        if data.dtype.kind == "float":
+            leaf = f"p{len(found)}"
+            known = data.known()
+            maker.run(f"{leaf} = {name}.clone().detach()", partial(_always, known))
+            maker.run(f"{leaf} = {leaf}.requires_grad_()", partial(_always, known))
+            found.append(leaf)
+            maker.recent = [r for r in maker.recent if r not in (name, leaf)] + [leaf]
+    return found
+
+
+def _results(maker: Maker) -> tuple[list[str], list[str]]:
+    defined = [name for name in maker.recent if name.startswith("v")]
+    last = defined[-1:]
+    others = maker.rng.sample(defined[:-1], min(len(defined[:-1]), maker.rng.randint(0, 2)))
+    return [*others, *last], []
+
+
+def _differentiate(maker: Maker, leaves: list[str], results: list[str], loose: list[str]) -> None:
+    """Add first and sometimes second gradients of a weighted sum of the results."""
+    floats = [r for r in results if maker.values[r].requires_grad and maker.values[r].numel()]
+    if not floats:
+        return
+    asked = ", ".join(leaves)
+    terms = " + ".join(f"({name} * {name} * 0.125 + {name}).sum()" for name in floats)
+    known = maker.known[floats[0]]
+    if not maker.run("total = " + terms, lambda dtype: known, loose=True):
+        return
+    for position, leaf in enumerate(leaves):
+        name = f"g{position}"
+        text = f"{name} = total.gradient({asked}, allow_unused=True)[{position}]"
+        if maker.run(text, lambda dtype: known, loose=True):
+            results.append(name)
+            loose.append(name)
+        if maker.rng.random() < 0.3 and maker.values[name].requires_grad:
+            text = f"h{position} = ({name} * 0.5).sum().gradient({leaf}, allow_unused=True)[0]"
+            if maker.run(text, lambda dtype: known, loose=True):
+                results.append(f"h{position}")
+                loose.append(f"h{position}")

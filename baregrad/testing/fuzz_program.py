@@ -1,0 +1,186 @@
+"""Random programs: inputs, state, statements, and how they grow from a seed.
+
+A program is text, so that what runs is what is printed. While it grows, every statement is run
+lazily on the reference device, which says whether it is well typed, and gives shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from baregrad.base.errors import BaregradError
+from baregrad.base.options import options
+from baregrad.dtypes import DType
+from baregrad.tensor import Tensor
+from baregrad.testing.fuzz_values import Data, Known, either, settle
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One line: the names that it defines, the names that it reads, its text."""
+
+    text: str
+    defines: tuple[str, ...]
+    reads: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Statement:
+        """Find the names in the text of a statement."""
+        found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+        defines = tuple(n.id for n in found if isinstance(n.ctx, ast.Store))
+        reads = tuple(n.id for n in found if not isinstance(n.ctx, ast.Store))
+        return cls(text, defines, tuple(r for r in reads if r not in ("Tensor", "slice")))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Arguments and state by name, statements, the names returned, and what is known of those."""
+
+    seed: int
+    arguments: dict[str, Data]
+    state: dict[str, Data]
+    statements: tuple[Statement, ...]
+    results: tuple[str, ...]
+    known: dict[str, Known]
+    loose: tuple[str, ...] = ()
+
+    def source(self) -> str:
+        """The function `program` as Python."""
+        body = [statement.text for statement in self.statements]
+        body.append(f"return [{', '.join(self.results)}]")
+        lines = "\n".join(f"    {line}" for line in body)
+        return f"def program({', '.join(self.arguments)}):\n{lines}\n"
+
+    def data(self, call: int) -> dict[str, np.ndarray[Any, Any]]:
+        """The arguments of a call, or the state's first values for call -1."""
+        rows = self.state if call < 0 else self.arguments
+        found = {}
+        for position, (name, row) in enumerate(rows.items()):
+            key = int(name[1:]) if name[1:].isdigit() else position
+            rng = np.random.default_rng([self.seed, call + 1, key, ord(name[0])])
+            found[name] = row.draw(rng)
+        return found
+
+    def without(self, position: int) -> Program:
+        """The program without a statement, and without what reads what it alone defines."""
+        gone = set(self.statements[position].defines)
+        kept = []
+        for i, statement in enumerate(self.statements):
+            if i == position or gone.intersection(statement.reads):
+                gone.update(statement.defines)
+            else:
+                kept.append(statement)
+        results = tuple(name for name in self.results if name not in gone)
+        return replace(self, statements=tuple(kept), results=results)
+
+
+@dataclass(slots=True)
+class Maker:
+    """Grows one program. `values` holds lazy tensors by name, `known` what is known of them."""
+
+    rng: random.Random
+    values: dict[str, Tensor] = field(default_factory=dict)
+    known: dict[str, Known] = field(default_factory=dict)
+    statements: list[Statement] = field(default_factory=list)
+    arguments: dict[str, Data] = field(default_factory=dict)
+    state: dict[str, Data] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+    recent: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def start(self, name: str, data: Data, rows: dict[str, Data]) -> None:
+        """Add an argument or a piece of state."""
+        rows[name] = data
+        blank = np.zeros(data.shape, np.float32)
+        self.values[name] = Tensor(blank, device="REF").cast(data.dtype)
+        known = data.known()
+        # State comes back at the next call with whatever was written into it.
+        self.known[name] = replace(known, grain=0.0) if rows is self.state else known
+        self.recent.append(name)
+
+    def argument(self, data: Data) -> str:
+        """Add an argument of its own to the program; return its name."""
+        name = f"a{len(self.arguments)}"
+        self.start(name, data, self.arguments)
+        return name
+
+    def pick(self, test: Callable[[Tensor, Known], bool] | None = None) -> str | None:
+        """A value that passes a test, more often a recent one; None if there is none."""
+        found = [
+            name
+            for name in self.recent
+            if test is None or test(self.values[name], self.known[name])
+        ]
+        if not found:
+            return None
+        return self.rng.choice(found[-5:] if self.rng.random() < 0.7 else found)
+
+    def run(self, text: str, give: Callable[[DType], Known] | None, loose: bool = False) -> bool:
+        """Take a statement that defines one name, if it is well typed and something stays known."""
+        statement = Statement.parse(text)
+        with options.override(device="REF"):
+            space: dict[str, Any] = {"Tensor": Tensor, **self.values}
+            try:
+                exec(text, space)  # noqa: S102 - the program is the subject
+            except BaregradError as error:
+                self.refused.append(f"{text}: {error}")
+                return False
+        (name,) = statement.defines
+        made: Tensor = space[name]
+        if made.numel() > 3000 or made.ndim > 5:
+            return False
+        assert give is not None
+        known = settle(give(made.dtype), made.dtype)
+        if known is None and not loose:
+            return False
+        self.values[name] = made
+        self.known[name] = known or Known(1e3, 1.0)
+        self.recent.append(name)
+        self.statements.append(statement)
+        self._spread(made, self.known[name])
+        return True
+
+    def write(self, text: str, target: str, incoming: Known) -> bool:
+        """Take a statement that changes `target` in place."""
+        tensor = self.values[target]
+        if incoming.error and any(self.values[s]._storage is tensor._storage for s in self.state):
+            return False  # errors would grow from call to call
+        known = settle(either(self.known[target], incoming), tensor.dtype)
+        if known is None:
+            return False
+        before = tensor._storage.node
+        grad = tensor._storage.grad
+        with options.override(device="REF"):
+            try:
+                exec(text, {"Tensor": Tensor, **self.values})  # noqa: S102 - as above
+            except BaregradError as error:
+                tensor._storage.node = before
+                tensor._storage.grad = grad
+                self.refused.append(f"{text}: {error}")
+                return False
+        self._spread(tensor, known)
+        self.statements.append(Statement.parse(text))
+        self.written.update(
+            name
+            for name in (*self.arguments, *self.state)
+            if self.values[name]._storage is tensor._storage
+        )
+        return True
+
+    def _spread(self, tensor: Tensor, known: Known) -> None:
+        """All that shows a storage shows what is written into it."""
+        for name, other in self.values.items():
+            if other._storage is tensor._storage:
+                self.known[name] = either(self.known[name], known)
+
+    def fresh(self) -> str:
+        """A name that is not taken."""
+        self.count += 1
+        return f"v{self.count}"

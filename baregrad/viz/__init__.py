@@ -1,0 +1,1 @@
+"""Pictures of graphs, schedules and time."""

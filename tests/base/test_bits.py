@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baregrad.base import bits
+
+INTS = st.integers(-(10**30), 10**30)
+POSITIVE = st.integers(1, 10**9)
+
+
+def test_prod() -> None:
+    assert bits.prod(()) == 1
+    assert bits.prod([3, 4, 5]) == 60
+    assert bits.prod(range(1, 31)) == math.factorial(30)
+
+
+@given(INTS, INTS.filter(bool))
+def test_ceil_div_is_the_least_integer_above(dividend: int, divisor: int) -> None:
+    quotient = bits.ceil_div(dividend, divisor)
+    distance = quotient * divisor - dividend
+    assert 0 <= (distance if divisor > 0 else -distance) < abs(divisor)
+
+
+@given(INTS, POSITIVE)
+def test_rounding_to_multiples(value: int, multiple: int) -> None:
+    up = bits.round_up(value, multiple)
+    down = bits.round_down(value, multiple)
+    assert down <= value <= up
+    assert up % multiple == down % multiple == 0
+    assert up - down in (0, multiple)
+
+
+@given(POSITIVE)
+def test_powers_of_two(value: int) -> None:
+    above = bits.next_power_of_two(value)
+    below = bits.previous_power_of_two(value)
+    assert below <= value <= above
+    assert bits.is_power_of_two(above)
+    assert bits.is_power_of_two(below)
+    assert above == below if bits.is_power_of_two(value) else above == 2 * below
+
+
+def test_powers_of_two_at_the_edge() -> None:
+    assert [bits.next_power_of_two(value) for value in (-1, 0, 1, 2, 3)] == [1, 1, 1, 2, 4]
+    assert not bits.is_power_of_two(0)
+    assert not bits.is_power_of_two(-4)
+
+
+@given(st.integers(1, 5000), st.integers(1, 100))
+def test_greatest_divisor(value: int, limit: int) -> None:
+    assert bits.greatest_divisor(value, limit) == max(
+        number for number in range(1, limit + 1) if value % number == 0
+    )
+
+
+@pytest.mark.parametrize("width", [8, 16, 32, 64])
+@given(value=st.integers(-(2**70), 2**70))
+def test_wrapping_is_what_numpy_does(width: int, value: int) -> None:
+    low = np.array(value & (2**width - 1), dtype=f"uint{width}")
+    assert bits.wrap_unsigned(value, width) == int(low)
+    assert bits.wrap_signed(value, width) == int(low.view(f"int{width}"))
+
+
+@given(st.lists(st.integers(1, 5), max_size=5))
+def test_strides_are_numpys(shape: list[int]) -> None:
+    array = np.empty(shape, np.int8)
+    # NumPy leaves the strides of length-one axes to itself; the definition has no such exception.
+    mine = bits.row_major_strides(shape)
+    for ours, theirs, extent in zip(mine, array.strides, shape, strict=True):
+        assert extent == 1 or ours == theirs
+
+
+def test_figures_for_people() -> None:
+    assert bits.human_bytes(512) == "512 B"
+    assert bits.human_bytes(1536) == "1.5 KiB"
+    assert bits.human_bytes(3 << 40) == "3.0 TiB"
+    assert bits.human_seconds(1.5e-6) == "1.5 us"
+    assert bits.human_seconds(0.012) == "12.0 ms"
+    assert bits.human_seconds(245) == "4 min 05 s"

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baregrad.base.options import DEVICE_NAMES, options
+from baregrad.cli import doctor
+
+
+def finding(subject: str) -> doctor.Finding:
+    return next(one for one in doctor.examine() if one.subject == subject)
+
+
+def test_every_device_is_examined() -> None:
+    subjects = [one.subject for one in doctor.examine()]
+    assert set(DEVICE_NAMES) <= set(subjects)
+    assert len(subjects) == len(set(subjects))
+
+
+@pytest.mark.parametrize("name,verdict", [
+    ("REF", "ready"), ("NULL", "ready"), ("CUDA", "not offered"), ("NV", "not offered"),
+])
+def test_what_is_true_everywhere(name: str, verdict: str) -> None:
+    assert finding(name).verdict == verdict
+
+
+def test_the_cpu_is_ready_with_llvmlite() -> None:
+    pytest.importorskip("llvmlite")
+    one = finding("CPU")
+    assert one.verdict == "ready"
+    assert "float32" in str(one)
+    assert "LLVM" in str(one)
+
+
+def test_without_llvmlite_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "package_version", lambda name: None)
+    one = finding("CPU")
+    assert one.verdict == "missing"
+    assert one.advice == 'pip install "baregrad[cpu]"'
+    with options.override(device="CPU"):
+        assert doctor.main([]) == 1
+    assert "The default device is CPU: missing." in capsys.readouterr().out
+
+
+def test_a_missing_compiler_is_no_fault() -> None:
+    with options.override(cc="/no/such/compiler"):
+        one = finding("C compiler")
+    assert one.verdict == "optional"
+    assert "/no/such/compiler" in str(one)
+
+
+def test_the_cache_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernel").write_bytes(b"12345")
+    with options.override(cache_dir=tmp_path):
+        assert "1 files, 5 B" in str(finding("disk cache"))
+        monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+        assert finding("disk cache").verdict == "missing"
+    with options.override(cache_dir=tmp_path / "not" / "yet" / "there"):
+        monkeypatch.undo()
+        assert finding("disk cache").verdict == "ready"
+    with options.override(cache=False):
+        assert "BAREGRAD_CACHE=0" in str(finding("disk cache"))
+
+
+def test_the_default_device_decides_the_exit_status() -> None:
+    with options.override(device="REF"):
+        assert doctor.main([]) == 0
+    with options.override(device="NV"):
+        assert doctor.main([]) == 1

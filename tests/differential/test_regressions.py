@@ -1,0 +1,121 @@
+"""Small programs that random ones were made of: each showed a defect once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from baregrad.base.options import options
+from baregrad.tensor import Tensor
+from baregrad.tensor.jit import jit
+
+pytestmark = pytest.mark.differential
+
+
+def _unread_argument() -> Tensor:
+    x = Tensor(np.arange(34).reshape(2, 17) % 5, dtype="int8")
+    y = x.permute(1, 0)
+    (y == y).realize()
+    return x
+
+
+def _constant_scatter() -> Tensor:
+    x = Tensor(np.zeros((4, 8), np.int64)).fill_(1)
+    return x.scatter_add(1, (x % 8).long(), x)
+
+
+def _empty_and_full() -> Tensor:
+    x = Tensor(np.arange(5.0).reshape(5, 1), dtype="float16") / 3
+    empty = x[:, Tensor(np.zeros((3, 0)), dtype="int64")]
+    one = x[3, -1]
+    empty.realize(one)
+    return one
+
+
+def _attention_gradient() -> Tensor:
+    q, k = (Tensor(np.sin(np.arange(n * 8.0)).reshape(2, -1, 8)) for n in (10, 14))
+    q.requires_grad_()
+    k.requires_grad_()
+    y = q.scaled_dot_product_attention(k, k)
+    return (y * y).sum().gradient(k)[0]
+
+
+def _matmul_gradient() -> Tensor:
+    x = Tensor(np.array([1.5])).requires_grad_()
+    y = x @ Tensor(np.arange(8.0).reshape(8, 1)).mT @ Tensor(np.ones((17, 8))).mT
+    return (y * y).sum().gradient(x)[0]
+
+
+PROGRAMS: tuple[tuple[str, Callable[[], Tensor]], ...] = (
+    ("an argument that no kernel reads", _unread_argument),
+    ("a constant scattered to one place", _constant_scatter),
+    ("an empty result beside another", _empty_and_full),
+    ("attention's gradient", _attention_gradient),
+    ("the gradient of two products", _matmul_gradient),
+    ("clamp of floats", lambda: Tensor([-3.0, 0.0, 3.0]).clamp(-2, 0.5)),
+    ("argmax of one", lambda: Tensor(np.arange(75.0).reshape(1, 3, 5, 5)).argmax(0)),
+    ("reshape of nothing", lambda: Tensor(np.zeros((3, 0))).reshape(0, 3).permute(1, 0) + 1),
+    ("a flipped diagonal of nothing", lambda: Tensor(np.zeros((3, 0))).diagonal().flip(0) * 2),
+    ("a constant of its own", lambda: Tensor(np.zeros(3)).fill_(1)[1:]),
+)
+
+
+@pytest.mark.parametrize("row", PROGRAMS, ids=[row[0] for row in PROGRAMS])
+def test_the_cpu_agrees_with_the_reference(row: tuple[str, Callable[[], Tensor]]) -> None:
+    # The reference first: what it realised must not be taken for what the CPU has.
+    with options.override(device="REF"):
+        wanted = row[1]().numpy()
+    with options.override(device="CPU"):
+        found = row[1]().numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, strict=True)
+
+
+def _view_of_argument(x: Tensor, state: Tensor) -> Tensor:
+    return x.permute(1, 0)
+
+
+def _old_state(x: Tensor, state: Tensor) -> Tensor:
+    before = state.clone()
+    state.add_(1)
+    return before
+
+
+def _changed_clone(x: Tensor, state: Tensor) -> Tensor:
+    y = x.clone()
+    y.add_(x)
+    return y
+
+
+def _two_writes(x: Tensor, state: Tensor) -> Tensor:
+    x[[1, 0]] = 2
+    x[[1, 1]] = 3
+    return x + 0
+
+
+def _sum_of_state(x: Tensor, state: Tensor) -> Tensor:
+    total = state.sum(1)
+    state.add_(1)
+    return total
+
+
+@pytest.mark.parametrize(
+    "function", (_view_of_argument, _old_state, _changed_clone, _two_writes, _sum_of_state)
+)
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_a_replay_agrees_with_eager(
+    function: Callable[[Tensor, Tensor], Tensor], dtype: str
+) -> None:
+    with options.override(device="CPU"):
+        seen = []
+        for wrap in (lambda f: f, jit):
+            state = Tensor(np.zeros((2, 3)), dtype=dtype)
+            called = wrap(lambda x, f=function, s=state: f(x, s))
+            for call in range(4):
+                x = Tensor(np.arange(6.0).reshape(2, 3) + call, dtype=dtype)
+                made = called(x)
+                seen.append([t.cast("float64").numpy() for t in (made, x, state)])
+    for eager, replayed in zip(seen[:4], seen[4:], strict=True):
+        for a, b in zip(eager, replayed, strict=True):
+            np.testing.assert_array_equal(b, a, strict=True)

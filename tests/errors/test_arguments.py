@@ -1,0 +1,108 @@
+"""Wrong shapes, dtypes, devices, options and other arguments of tensor functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baregrad.base.errors import (
+    ArgumentError,
+    DeviceError,
+    DTypeError,
+    IndexOutOfRange,
+    OptionError,
+    OutOfMemory,
+    ShapeError,
+    UnsupportedDevice,
+)
+from tests.errors.harness import Case, check, one
+
+SHAPES = (
+    one("x + v", ShapeError, "do not broadcast", "[2, 3] and [2]", "axis -1 has extents 3 and 2"),
+    one("x @ v", ShapeError, "inner extents", "(..., M, K) and (..., K, N)", "transpose"),
+    one("x.reshape(4, 2)", ShapeError, "6 elements", "8 elements"),
+    one("x.reshape(-1, -1)", ShapeError, "only one extent can be -1"),
+    one("x.reshape(-1, 5)", ShapeError, "do not fit", "found [2, 3]", "wanted [-1, 5]"),
+    one("x.permute(0, 0)", ShapeError, "each axis once", "found [0, 0]", "wanted 2 axes"),
+    one("x.expand(2, 2)", ShapeError, "cannot expand axis -1 from 3 to 2", "see repeat()"),
+    one("x.sum((0, 0))", ShapeError, "named twice", "found [0, 0]"),
+    one("x.sum(1.5)", ShapeError, "axes are integers", "float 1.5", "an int or several"),
+    one("Tensor.cat([x, v])", ShapeError, "equal extents in the other axes", "[2, 3] and [2]"),
+    one("Tensor.cat([])", ShapeError, "at least one tensor", "found []"),
+    one("Tensor.stack([x, v])", ShapeError, "stack wants one shape", "[2, 3] and [2]"),
+    one("x.split(0)", ShapeError, "positive size", "found 0"),
+    one("x.conv2d(x)", ShapeError, "(N, C, ...)", "wanted 4 axes each"),
+    one("Tensor.zeros(1, 3, 8, 8).conv2d(Tensor.zeros(4, 2, 3, 3))", ShapeError,
+        "channels of input and weight differ", "wanted 2 channels"),
+    one("Tensor.zeros(1, 3, 2, 2).conv2d(Tensor.zeros(4, 3, 3, 3))", ShapeError,
+        "larger than the padded input", "use more padding"),
+    one("Tensor.zeros(1, 3, 8, 8).conv2d(Tensor.zeros(4, 3, 3, 3), stride=0)", ShapeError,
+        "stride", "positive", "stride 0", "1 or more"),
+    one("x.layer_norm((4,))", ShapeError, "found a tensor of [2, 3]", "ends in [4]"),
+    one("x.topk(9)", ShapeError, "found k = 9", "wanted 0 to 3"),
+    one("x.narrow(0, 1, 5)", ShapeError, "found 1 to 6", "wanted inside 0 to 2"),
+    one("Tensor([[1, 2], [3]])", ShapeError, "different lengths", "pad them to one length"),
+    one("Tensor.zeros(-1)", ShapeError, "cannot be negative", "found [-1]"),
+    one("Tensor.zeros(2.5)", ShapeError, "an extent is an integer", "float 2.5"),
+    one("x.item()", ShapeError, "one element", "found shape [2, 3]", "use tolist()"),
+    one("bool(x)", ShapeError, "the truth of several elements", "use any() or all()"),
+    one("len(Tensor(1.0))", ShapeError, "has no length", "item()"),
+    one("Tensor.einsum('ij', x, x)", ShapeError, "a term for each operand", "wanted 2 terms"),
+)
+DTYPES = (
+    one("x & x", DTypeError, "bitwise and of float32", "integers or bools", "cast"),
+    one("b - b", DTypeError, "subtraction of bool", "use ^ or logical_xor"),
+    one("i << 1.5", DTypeError, "a shift of float32", "wanted integers"),
+    one("i.mean()", DTypeError, "found dtype int64", "cast it first"),
+    one("x.where(1, 2)", DTypeError, "condition", "found dtype float32", "x != 0"),
+    one("Tensor.where(1, 2, 3)", DTypeError, "condition", "found int 1", "a bool tensor"),
+    one("x.gather(0, v)", DTypeError, "indices are integers", "cast them"),
+    one("x.masked_fill(v, 1.0)", DTypeError, "a mask is of bools", "mask != 0"),
+    one("x + 'a'", DTypeError, "not an operand", "found str 'a'", "a tensor, a scalar or an array"),
+    one("Tensor(['a'])", DTypeError, "numbers or bools", "convert it to numbers"),
+    one("Tensor({1: 2})", DTypeError, "numbers or bools", "found dict"),
+    one("Tensor([1, 2], dtype='float7')", DTypeError, "unknown dtype", "'float7'", "float32"),
+    one("i.bitcast(dtypes.int32)", DTypeError, "one size", "int64 as int32", "cast converts"),
+    one("Tensor.rand(2, dtype=dtypes.int32)", DTypeError, "found dtype int32", "cast it first"),
+)
+DEVICES = (
+    one("Tensor([1.0], device='TPU')", UnsupportedDevice, "'TPU'", "CPU, REF", "baregrad doctor"),
+    one("Tensor([1.0], device=3)", DeviceError, "a device is named", "found int 3", "'CPU'"),
+    one("x.to('XPU')", UnsupportedDevice, "'XPU'", "one of CPU", "baregrad doctor"),
+    one("v + Tensor([1.0], device='NULL')", DeviceError, "REF and NULL", "to('REF')"),
+    one("Tensor([1.0], device='CPU').realize(); Tensor.full((1 << 50,), 2.0, device='CPU')"
+        ".contiguous().realize()", OutOfMemory, "bytes"),
+)
+ARGUMENTS = (
+    one("Tensor.arange(0, 10, 0)", ArgumentError, "step of 0", "give another step"),
+    one("Tensor.linspace(0, 1, -1)", ArgumentError, "found -1", "0 or more"),
+    one("x.dropout(2.0)", ArgumentError, "from 0 to 1", "not 2.0"),
+    one("Tensor.randint(5, 2, (3,))", ArgumentError, "from 5 to 2", "no integer in between"),
+    one("x.clip()", ArgumentError, "min, max or both"),
+    one("x.gelu('no')", ArgumentError, "'none' or 'tanh'", "'no'"),
+    one("x.norm(p='a')", ArgumentError, "'a'", "a number or 'fro'"),
+    one("i ** -1", ArgumentError, "negative power", "cast to float first"),
+    one("Tensor.manual_seed('a')", ArgumentError, "a seed is an integer", "str 'a'"),
+    one("options.override(debug=9).__enter__()", OptionError, "found 9", "0..6", "see:"),
+    one("options.override(nope=1).__enter__()", OptionError, "unknown option 'nope'", "see:"),
+    one("options.debug = 1", OptionError, "cannot be assigned", "options.override",
+        "BAREGRAD_DEBUG"),
+)
+INDICES = (
+    one("x[5]", IndexOutOfRange, "index 5", "axis of extent 2", "-2 to 1"),
+    one("x[0, 0, 0]", IndexOutOfRange, "too many indices", "found 3", "at most 2"),
+    one("x[Tensor([0, 7])]", IndexOutOfRange, "index 7", "axis 0", "-2 to 1"),
+    one("x['a']", DTypeError, "not an index", "str 'a'", "slices"),
+    one("x[1.5]", DTypeError, "not an index", "float 1.5", "slices"),
+    one("x[::0]", ShapeError, "step cannot be 0", "positive or negative"),
+    one("x[Tensor([True, False, True])]", ShapeError, "mask", "found [3]", "wanted [2]"),
+    one("x.sum(2)", IndexOutOfRange, "there is no axis 2", "-2 to 1"),
+    one("x.squeeze(5)", IndexOutOfRange, "there is no axis 5", "found 2 axes"),
+    one("x.cross_entropy(Tensor([0, 9]))", IndexOutOfRange, "class id", "found 9", "0 to 2"),
+)
+
+
+@pytest.mark.parametrize("case", (*SHAPES, *DTYPES, *DEVICES, *ARGUMENTS, *INDICES), ids=str)
+def test_the_message_says_what_was_found_and_what_to_do(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)

@@ -1,0 +1,87 @@
+"""Random programs agree eagerly, jitted and on the reference device; what differs is made small."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baregrad.base.options import options
+from baregrad.testing.fuzz import check_seed, fuzz
+from baregrad.testing.fuzz_compare import Difference, check
+from baregrad.testing.fuzz_grow import grow
+from baregrad.testing.fuzz_program import Program, Statement
+from baregrad.testing.fuzz_shrink import script, shrink
+
+pytestmark = pytest.mark.differential
+
+# Programs that differ for a reason that is known and not yet removed.
+KNOWN: dict[int, str] = {}
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_programs_agree(chunk: int) -> None:
+    with options.override(verify=False):
+        found = [f for f in fuzz(200, seed=200 * chunk) if f.seed not in KNOWN]
+    assert not found, "\n\n".join(finding.script for finding in found[:3])
+
+
+def test_lowered_programs_are_well_formed() -> None:
+    with options.override(verify=True):
+        assert not fuzz(40, seed=50_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(100))
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_programs_agree(chunk: int) -> None:
+    with options.override(verify=False):
+        found = [f for f in fuzz(1000, seed=1000 * chunk) if f.seed not in KNOWN]
+    assert not found, "\n\n".join(finding.script for finding in found[:3])
+
+
+def test_a_seed_gives_the_same_program_and_data() -> None:
+    first, second = grow(5), grow(5)
+    assert first.source() == second.source()
+    for a, b in zip(first.data(1).values(), second.data(1).values(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a in first.data(1).values():
+        assert any(a.shape == b.shape for b in first.data(2).values())
+
+
+def _with(program: Program, *lines: str) -> Program:
+    added = tuple(Statement.parse(line) for line in lines)
+    return replace(program, statements=(*program.statements, *added))
+
+
+def test_a_difference_is_found_and_made_small() -> None:
+    """A statement that looks at the device stands for a compiler that is wrong."""
+    program = next(p for p in map(grow, range(100)) if len(p.statements) > 5 and p.arguments)
+    name = next(iter(program.arguments))
+    wrong = f"wrong = ({name} != {name}).sum() + ({name}.device == 'CPU')"
+    broken = replace(_with(program, wrong), results=(*program.results, "wrong"))
+    known = {**broken.known, "wrong": next(iter(broken.known.values()))}
+    broken = replace(broken, known={**known, "wrong": replace(known["wrong"], error=0.0)})
+    found = check(broken, lowered=False, jitted=False)
+    assert isinstance(found, Difference)
+    small, shown = shrink(broken, found, lambda p: check(p, lowered=False, jitted=False))
+    assert [s.defines for s in small.statements] == [("wrong",)]
+    assert small.results == ("wrong",)
+    assert list(small.arguments) == [name]
+    text = script(small, shown)
+    compile(text, "shown", "exec")
+    assert "def program" in text
+
+
+def test_what_is_raised_is_a_difference() -> None:
+    program = _with(grow(3), "v1.no_such_method()")
+    found = check(program, lowered=False)
+    assert found is not None
+    assert "raises" in found.kind
+    assert "no_such_method" in found.detail
+
+
+def test_a_good_seed_has_no_finding() -> None:
+    with options.override(cache=False):
+        assert check_seed(1) is None

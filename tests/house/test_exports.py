@@ -1,0 +1,67 @@
+"""The package's face: every name that it promises is there, explained and typed."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import baregrad
+from tests.house.source import PACKAGE, ROOT
+
+PUBLIC = [name for name in baregrad.__all__ if not name.startswith("__")]
+
+
+@pytest.mark.parametrize("name", baregrad.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    value = getattr(baregrad, name)
+    assert getattr(baregrad, name) is value
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_explained(name: str) -> None:
+    assert inspect.getdoc(getattr(baregrad, name))
+
+
+def test_all_is_sorted_and_without_doubles() -> None:
+    assert list(baregrad.__all__) == sorted(set(baregrad.__all__))
+    assert set(baregrad.__all__) <= set(dir(baregrad))
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.asname
+        for block in blocks
+        for node in block.body
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for alias in node.names
+    }
+    assert seen == set(PUBLIC)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tensr'"):
+        _ = baregrad.tensr  # type: ignore[attr-defined]
+
+
+def test_names_load_their_rooms_only_when_asked_for() -> None:
+    code = (
+        "import sys, baregrad\n"
+        "assert not [m for m in sys.modules if m.startswith('baregrad.')], 'a room was loaded'\n"
+        "assert 'numpy' not in sys.modules\n"
+        "baregrad.dtypes\n"
+        "assert 'baregrad.dtypes' in sys.modules\n"
+        "assert not {'llvmlite', 'torch', 'sklearn'} & set(sys.modules)\n"
+        "from baregrad import *\n"
+        "assert not {'llvmlite', 'torch', 'sklearn'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_version_is_the_projects() -> None:
+    assert f'version = "{baregrad.__version__}"' in (ROOT / "pyproject.toml").read_text()

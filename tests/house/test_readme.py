@@ -1,0 +1,92 @@
+"""What the documents say is true: programs run, commands and files exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import baregrad
+from baregrad.cli.dispatch import COMMANDS
+from tests.house.source import ROOT
+from tests.house.test_layers import RANKS
+
+README = (ROOT / "README.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+DOCUMENTS = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md")
+]
+
+
+@pytest.mark.skipif("nn" not in baregrad.__all__, reason="the package has no face yet")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_programs_of_the_readme_run(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_two_commands_come_first() -> None:
+    block = re.findall(r"```\n(.*?)```", README, re.DOTALL)[0].splitlines()
+    assert [line.split()[:2] for line in block] == [["make", "demo"], ["make", "test"]]
+
+
+def test_every_command_is_listed() -> None:
+    told = set(re.findall(r"^\| `baregrad (\w+)", README, re.MULTILINE))
+    assert told == {one.name for one in COMMANDS}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text()
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    missing = [one for one in links if "://" not in one and not (ROOT / one).exists()]
+    assert missing == []
+
+
+def test_files_that_are_named_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:tests|\w+)/[\w/]+\.py)`", text)
+    assert named
+    for name in named:
+        assert (ROOT / name).exists() or (ROOT / "baregrad" / name).exists(), name
+
+
+def test_the_ranks_told_are_the_ranks_checked() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    told = {}
+    for rank, rooms in re.findall(r"^\| (\d) \| (.*) \|$", text, re.MULTILINE):
+        for room in re.findall(r"`(\w+)(?:\.py)?`", rooms):
+            told[room] = int(rank)
+    checked = {room: rank for room, rank in RANKS.items() if room and room != "__main__"}
+    assert told == checked
+
+
+def code_of(text: str) -> str:
+    """Return the parts of a document that are set as code."""
+    blocks = re.findall(r"```.*?```|^    .*$|`[^`]+`", text, re.DOTALL | re.MULTILINE)
+    return "\n".join(blocks)
+
+
+def test_make_targets_that_are_told_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for path in DOCUMENTS:
+        for target in re.findall(r"`?make (\w+)(?=[`\s])", code_of(path.read_text())):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_passes_told_are_the_passes_run() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    row = r"^\| `([\w-]+)` \| (?:tensor|kernel|loop|linear)[^|]*\| (.*) \|$"
+    told = re.findall(row, text.partition("## Passes")[2], re.MULTILINE)
+    listed = subprocess.run(
+        [sys.executable, "-m", "baregrad", "explain", "--list", "README.md"], cwd=ROOT,
+        capture_output=True, text=True, check=True,
+    ).stdout
+    assert told == [tuple(line.split(maxsplit=1)) for line in listed.splitlines()]

@@ -1,0 +1,48 @@
+"""Files, functions and lines stay small enough to read, and the wheel to download."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.house.source import PACKAGE, assert_none, functions, sources
+
+FILE_LINES = 600
+FUNCTION_LINES = 60
+COLUMNS = 100
+WHEEL_BYTES = 5_000_000
+
+FOLDERS = pytest.mark.parametrize("folder", ["baregrad", "tests"])
+
+
+@FOLDERS
+def test_files_are_short(folder: str) -> None:
+    counts = {source.name: len(source.text.splitlines()) for source in sources(folder)}
+    assert_none(f"{name}: {count}" for name, count in counts.items() if count > FILE_LINES)
+
+
+@FOLDERS
+def test_functions_are_short(folder: str) -> None:
+    found = []
+    for source in sources(folder):
+        for node in functions(source.tree):
+            count = (node.end_lineno or node.lineno) - node.lineno + 1
+            if count > FUNCTION_LINES:
+                found.append(f"{source.name}:{node.lineno} {node.name}: {count}")
+    assert_none(found)
+
+
+@FOLDERS
+def test_lines_are_narrow(folder: str) -> None:
+    found = [
+        f"{source.name}:{number}"
+        for source in sources(folder)
+        for number, line in enumerate(source.text.splitlines(), 1)
+        if len(line) > COLUMNS
+    ]
+    assert_none(found)
+
+
+def test_the_package_fits_in_a_small_wheel() -> None:
+    """The wheel is a compressed copy of these files, so it is smaller than their sum."""
+    files = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert sum(path.stat().st_size for path in files) < WHEEL_BYTES

@@ -1,0 +1,75 @@
+"""Live ranges by hand, and packing on random intervals."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from baregrad.base.bits import round_up
+from baregrad.base.errors import CompilerBug
+from baregrad.ir.liveness import Interval, Step, live_ranges, pack, peak_nbytes
+
+
+def test_live_ranges_by_hand() -> None:
+    steps = [Step(("x",), ("a",)), Step(("a",), ("b",)), Step(("a", "b"), ("c",)), Step((), ("d",))]
+    assert live_ranges(steps, kept=("c", "missing")) == {
+        "x": (0, 0), "a": (0, 2), "b": (1, 2), "c": (2, 4), "d": (3, 3),
+    }  # fmt: skip
+
+
+def test_chain_takes_two_buffers() -> None:
+    # Each step reads what the one before wrote, so two buffers take turns.
+    chain = [Interval(step, step + 1, 1000) for step in range(50)]
+    assert pack(chain).nbytes == 2 * 1024
+
+
+def test_small_ones_fill_the_gap_beside_a_long_one() -> None:
+    found = pack([Interval(0, 9, 64), Interval(0, 4, 128), Interval(5, 9, 128)])
+    assert found.nbytes == 192
+    assert found.offsets[1] == found.offsets[2]
+
+
+def test_alignment_and_empty_intervals() -> None:
+    found = pack([Interval(0, 1, 3), Interval(1, 2, 0), Interval(0, 1, 5)], alignment=256)
+    assert found.nbytes == 512 and all(offset % 256 == 0 for offset in found.offsets)
+    assert pack([]).nbytes == 0
+
+
+def test_malformed_interval() -> None:
+    with pytest.raises(CompilerBug, match="not one"):
+        pack([Interval(3, 2, 8)])
+
+
+@pytest.mark.property
+def test_random_intervals_never_share_a_byte() -> None:
+    rng = random.Random(5)
+    wasted = []
+    for _ in range(300):
+        intervals = []
+        for _ in range(rng.randrange(1, 60)):
+            first = rng.randrange(40)
+            nbytes = rng.choice((0, 1, 64, 100, 4096, rng.randrange(1, 10_000)))
+            intervals.append(Interval(first, first + rng.randrange(12), nbytes))
+        found = pack(intervals)
+        for one, (a, offset) in enumerate(zip(intervals, found.offsets, strict=True)):
+            assert offset % 64 == 0 and offset + a.nbytes <= found.nbytes
+            for b, other in zip(intervals[:one], found.offsets[:one], strict=True):
+                if a.first <= b.last and b.first <= a.last:
+                    assert offset + a.nbytes <= other or other + b.nbytes <= offset
+        assert found.nbytes <= sum(round_up(interval.nbytes, 64) for interval in intervals)
+        least = peak_nbytes(intervals)
+        assert found.nbytes >= least
+        wasted.append(found.nbytes / least if least else 1.0)
+    assert sum(wasted) / len(wasted) < 1.05
+
+
+def test_ten_thousand_intervals_pack_quickly() -> None:
+    rng = random.Random(2)
+    intervals = []
+    for step in range(10_000):
+        intervals.append(Interval(step, step + rng.randrange(1, 30), rng.randrange(1, 1 << 20)))
+    started = time.perf_counter()
+    pack(intervals)
+    assert time.perf_counter() - started < 5

@@ -1,0 +1,231 @@
+"""Interning, weak release, free ranges, walks, and graphs that are far deeper than the stack."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import time
+
+import pytest
+
+from baregrad.base.errors import ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.ir import index
+from baregrad.ir.attrs import KernelInfo, Out, Param, Reduce, Stage, Window
+from baregrad.ir.digest import digest, stable_repr
+from baregrad.ir.monoid import primitive
+from baregrad.ir.node import (
+    Node,
+    _interned,
+    alu,
+    cast,
+    const,
+    count_uses,
+    extent_of,
+    range_node,
+    rebuild,
+    substitute,
+    toposort,
+)
+from baregrad.ir.op import LEVELS, MANY, Ops, all_ops
+
+F32 = dtypes.float32
+LONG = 100_000
+
+
+def param(slot: int = 0, shape: tuple[int, ...] = (4, 5)) -> Node:
+    return Node(Ops.PARAM, F32, (), Param(slot, shape))
+
+
+# --- identity ----------------------------------------------------------------------------------
+
+
+def test_equal_fields_are_one_node() -> None:
+    assert alu(Ops.ADD, param(), const(1.0, F32)) is alu(Ops.ADD, param(), const(1.0, F32))
+    assert param(0) is not param(1)
+    assert cast(param(), dtypes.int32) is not cast(param(), dtypes.int64)
+    assert cast(param(), F32) is param()
+
+
+def test_constants_that_compare_equal_are_told_apart() -> None:
+    values = [0.0, -0.0, 1.0, -1.0, 2.0, math.inf, -math.inf, math.nan, 5e-324]
+    nodes = [const(value, dtypes.float64) for value in values]
+    assert len(set(nodes)) == len(values)
+    for value, node in zip(values, nodes, strict=True):
+        assert node.arg == value or (math.isnan(value) and math.isnan(node.arg))
+        assert math.copysign(1.0, node.arg) == math.copysign(1.0, value) or math.isnan(value)
+    assert const(math.nan, F32) is const(-math.nan, F32)
+    assert const(True, dtypes.bool) is not const(1, dtypes.int32)
+    assert const(1, dtypes.int32) is not const(1, dtypes.int64)
+
+
+def test_integer_constants_wrap() -> None:
+    assert const(200, dtypes.int8).arg == -56
+    assert const(-1, dtypes.uint16).arg == 65535
+    assert const(1 << 70, dtypes.index).arg == 1 << 70
+
+
+def test_nodes_die_with_their_last_holder() -> None:
+    gc.collect()
+    before = len(_interned.table)
+    node = alu(Ops.MUL, param(7, (3,)), const(12345.5, F32))
+    assert len(_interned.table) == before + 3
+    key = node.arg, node.src
+    del node, key
+    assert len(_interned.table) == before
+
+
+def test_threads_get_one_node() -> None:
+    seen: list[list[Node]] = []
+
+    def build() -> None:
+        seen.append([alu(Ops.ADD, param(), const(float(i), F32)) for i in range(2000)])
+
+    threads = [threading.Thread(target=build) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for others in seen[1:]:
+        assert all(a is b for a, b in zip(seen[0], others, strict=True))
+
+
+def test_nodes_have_no_truth_and_are_not_pickled() -> None:
+    import pickle
+
+    with pytest.raises(TypeError, match="symbolic"):
+        bool(param())
+    with pytest.raises(TypeError, match="text"):
+        pickle.dumps(param())
+
+
+# --- depth -------------------------------------------------------------------------------------
+
+
+def test_a_chain_of_100_000_nodes() -> None:
+    gc.collect()
+    before = len(_interned.table)
+    started = time.perf_counter()
+    node, one = param(), const(1.0, F32)
+    for _ in range(LONG):
+        node = alu(Ops.ADD, node, one)
+    built = time.perf_counter()
+    assert len(toposort(node)) == LONG + 2
+    assert rebuild(node, lambda n: None) is node
+    moved = substitute(node, {one: const(2.0, F32)})
+    assert moved is not node and moved.mask == node.mask
+    assert len(digest(node)) == 32
+    walked = time.perf_counter()
+    del node, moved, one
+    gc.collect()
+    released = time.perf_counter()
+    assert len(_interned.table) <= before
+    assert released - started < 10, (built - started, walked - built, released - walked)
+
+
+def test_a_wide_and_shared_graph_is_walked_once() -> None:
+    node = param()
+    for _ in range(200):
+        node = alu(Ops.MUL, node, node)  # 2**200 paths
+    assert len(toposort(node)) == 201
+    assert count_uses([node])[param()] == 2
+    visited: list[Node] = []
+    rebuild(node, lambda n: visited.append(n))  # type: ignore[func-returns-value]
+    assert len(visited) == 201
+
+
+# --- free ranges -------------------------------------------------------------------------------
+
+
+def test_free_ranges() -> None:
+    i, j, k = (range_node(5, number) for number in range(3))
+    array = param(0, (5, 5))
+    element = Node(Ops.INDEX, F32, (array, i, j))
+    assert element.ranges == {i, j}
+    total = Node(Ops.REDUCE, F32, (element, j), Reduce(primitive(Ops.ADD, F32)))
+    assert total.ranges == {i}
+    stage = Node(Ops.STAGE, F32, (element, j), Stage("scratch"))
+    assert stage.ranges == {i} and stage.shape == (5,)
+    again = Node(Ops.INDEX, F32, (stage, k))
+    assert again.ranges == {i, k}
+    out = Node(Ops.OUT, dtypes.token, (param(1, (5,)), total, i), Out())
+    assert out.ranges == frozenset()
+    assert Node(Ops.KERNEL, dtypes.token, (out,), KernelInfo()).ranges == frozenset()
+    assert i.ranges == {i}
+
+
+def test_a_reduction_of_a_range_over_another_keeps_the_first() -> None:
+    i, j = range_node(5, 0), range_node(5, 1)
+    node = Node(Ops.REDUCE, dtypes.index, (i, j), Reduce(primitive(Ops.MAX, dtypes.int64)))
+    assert node.ranges == {i}
+
+
+def test_substitute_renames_bound_ranges_too() -> None:
+    i, j, k = (range_node(5, number) for number in range(3))
+    element = Node(Ops.INDEX, F32, (param(0, (5, 5)), i, j))
+    total = Node(Ops.REDUCE, F32, (element, j), Reduce(primitive(Ops.ADD, F32)))
+    moved = substitute(total, {j: k})
+    assert moved.src[1] is k and moved.src[0].ranges == {i, k}
+    assert substitute(total, {}) is total
+    n = index.variable("n", 1, 9)
+    loop = range_node(n, 3)
+    fixed = substitute(loop, {n: const(4, dtypes.index)})
+    assert extent_of(fixed) == 4
+
+
+# --- walks -------------------------------------------------------------------------------------
+
+
+def test_toposort_puts_sources_first_and_stops_where_told() -> None:
+    a = alu(Ops.EXP, param())
+    b = alu(Ops.ADD, a, param())
+    order = toposort(b)
+    assert order.index(param()) < order.index(a) < order.index(b)
+    assert toposort(b, enter=lambda n: n is not a) == [a, param(), b]
+
+
+def test_rebuild_visits_with_sources_replaced() -> None:
+    x, y = param(0), param(1)
+    node = alu(Ops.MUL, alu(Ops.ADD, x, x), x)
+    assert rebuild(node, lambda n: y if n is x else None) is alu(Ops.MUL, alu(Ops.ADD, y, y), y)
+
+
+def test_digest_is_structural() -> None:
+    assert digest(alu(Ops.ADD, param(), param(1))) != digest(alu(Ops.ADD, param(1), param()))
+    zero, minus = const(0.0, F32), const(-0.0, F32)
+    assert digest(zero) != digest(minus)
+    assert digest(const(True, dtypes.bool)) != digest(const(1, dtypes.uint8))
+    assert stable_repr(primitive(Ops.ADD, F32)).count("float32") == 1
+    # Equal in every process: this figure must not change by itself.
+    assert digest(const(1.5, F32)) == digest(const(1.5, F32))
+    assert "0x" not in stable_repr((param().arg, Reduce(primitive(Ops.ADD, F32), (1,))))
+
+
+# --- the op table ------------------------------------------------------------------------------
+
+
+def test_rows_are_complete_and_distinct() -> None:
+    rows = all_ops()
+    assert len({row.bit for row in rows}) == len({row.name for row in rows}) == len(rows) > 90
+    for row in rows:
+        assert getattr(Ops, row.name) is row
+        assert row.levels and set(row.levels) <= set(LEVELS)
+        assert 0 <= row.arity[0] <= row.arity[1] <= MANY
+        assert len(row.meaning) > 1
+        assert row.commutative <= (row.arity == (2, 2))
+
+
+def test_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ShapeError, match="equal"):
+        alu(Ops.ADD, param(0, (4, 5)), param(1, (5, 4)))
+    with pytest.raises(ShapeError, match="sizes differ"):
+        Node(Ops.RESHAPE, F32, (param(),), (3, 3))
+    with pytest.raises(ShapeError, match="permutation"):
+        Node(Ops.PERMUTE, F32, (param(),), (0, 0))
+    with pytest.raises(ShapeError, match="expand"):
+        Node(Ops.EXPAND, F32, (param(),), (8, 5))
+    with pytest.raises(ShapeError, match="axis 1 of an array of 1 axes"):
+        Node(Ops.FOLD, F32, (param(),), Window(1, 5, extent=8))
+    with pytest.raises(ShapeError, match="does not fit"):
+        Node(Ops.WINDOW, F32, (param(),), Window(1, 6))

@@ -1,0 +1,67 @@
+"""The laws on monoids hold on running examples, infinities included."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.evaluate_monoid import combine, fold, identity, lift
+from baregrad.ir.monoid import arg_extreme, primitive
+from baregrad.ir.op import Op, Ops
+from baregrad.ir.stream import pair, stream
+
+F64 = dtypes.float64
+
+
+def triples(count: int, seed: int) -> list[tuple[np.ndarray, ...]]:
+    """Three states each of (r, t1, t2), with -inf and equal maxima among the r."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(3):
+        top = generator.integers(-30, 30, count) / 4.0
+        top[generator.random(count) < 0.2] = -np.inf
+        empty = top == -np.inf
+        sums = [np.where(empty, 0.0, generator.standard_normal(count)) for _ in range(2)]
+        found.append((top, *sums))
+    return found
+
+
+@pytest.mark.parametrize("exponential", [Ops.EXP, Ops.EXP2], ids=str)
+def test_streams_associate(exponential: Op) -> None:
+    monoid = stream(F64, 2, exponential)
+    a, b, c = triples(20_000, 1)
+    left = combine(monoid, combine(monoid, a, b), c)
+    right = combine(monoid, a, combine(monoid, b, c))
+    other = combine(monoid, combine(monoid, b, a), c)
+    for one, two, three in zip(left, right, other, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(one, three, rtol=1e-12, atol=1e-12)
+
+
+def test_the_identity_is_neutral() -> None:
+    monoid = stream(F64, 2)
+    a, _, _ = triples(1000, 2)
+    for joined in (combine(monoid, identity(monoid, (1000,)), a),
+                   combine(monoid, a, identity(monoid, (1000,)))):  # fmt: skip
+        for one, two in zip(joined, a, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_a_stream_is_the_two_passes() -> None:
+    generator = np.random.default_rng(3)
+    a, v = generator.standard_normal((2, 500)) * 5
+    a[:100] = -np.inf
+    top, total, weighted = fold(stream(F64, 2), (a, np.ones(500), v), (0,))
+    power = np.exp(a - a.max())
+    np.testing.assert_allclose((top, total, weighted), (a.max(), power.sum(), (power * v).sum()))
+
+
+def test_a_pair_is_both() -> None:
+    monoid = pair(primitive(Ops.ADD, F64), arg_extreme(Ops.MAX, F64))
+    x = np.random.default_rng(4).standard_normal(77)
+    place = np.arange(77)
+    total, top, where = fold(monoid, (x, x, place), (0,))
+    np.testing.assert_allclose(total, x.sum())
+    assert (top, where) == (x.max(), x.argmax())
+    assert len(lift(monoid, (x, x, place))) == 3

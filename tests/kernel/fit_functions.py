@@ -1,0 +1,269 @@
+"""Fits the polynomials of baregrad/kernel/transcendental_tables.py: run it to print them.
+
+Each is a minimax polynomial by Remez's exchange in 45 digits of precision, for the error that the
+function's code multiplies it into; then coefficients are rounded to the dtype one by one, highest
+precision first, refitting the others after each, so that rounding costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from mpmath import mp, mpf
+
+mp.dps = 45
+Function = Callable[[Any], Any]
+
+
+def remez(
+    f: Function, weight: Function, lo: Any, hi: Any, powers: list[int]
+) -> tuple[list[Any], Any]:
+    """Coefficients c with sum(c_i x**p_i) near f, minimising max |weight * error|; and that max."""
+    count = len(powers) + 1
+    centre, half = (mpf(lo) + mpf(hi)) / 2, (mpf(hi) - mpf(lo)) / 2
+    points = [centre - half * mp.cos(mp.pi * i / (count - 1)) for i in range(count)]
+    # The error's weight may vanish in the middle, where no extreme can lie.
+    points = [x if weight(x) else x + half / 50 for x in points]
+    dense = [centre - half * mp.cos(mp.pi * i / 300) for i in range(301)]
+    values = [(f(x), weight(x)) for x in dense]
+    best = None
+    for _ in range(12):
+        rows = mp.matrix(count, count)
+        right = mp.matrix(count, 1)
+        for row, x in enumerate(points):
+            for column, power in enumerate(powers):
+                rows[row, column] = x**power * weight(x)
+            rows[row, count - 1] = (-1) ** row
+            right[row] = f(x) * weight(x)
+        solution = mp.lu_solve(rows, right)
+        coefficients = [solution[i] for i in range(count - 1)]
+        errors = [
+            (sum(c * x**p for c, p in zip(coefficients, powers, strict=True)) - y) * w
+            for x, (y, w) in zip(dense, values, strict=True)
+        ]
+        worst = max(abs(e) for e in errors)
+        if best is None or worst < best[1]:
+            best = (coefficients, worst)
+        if worst < abs(solution[count - 1]) * mpf("1.001"):
+            break
+        points = extremes(dense, errors, count) or points
+    assert best is not None
+    return best
+
+
+def extremes(dense: list[Any], errors: list[Any], count: int) -> list[Any] | None:
+    """The `count` alternating extremes of the error, the smallest dropped from the ends."""
+    found: list[tuple[Any, Any]] = []
+    for x, e in zip(dense, errors, strict=True):
+        if found and (found[-1][1] > 0) == (e > 0):
+            if abs(e) > abs(found[-1][1]):
+                found[-1] = (x, e)
+        else:
+            found.append((x, e))
+    while len(found) > count:
+        found.pop(0 if abs(found[0][1]) < abs(found[-1][1]) else -1)
+    return [x for x, _ in found] if len(found) == count else None
+
+
+def to_float(value: Any, bits: int) -> float:
+    """The nearest float of 32 or 64 bits."""
+    if bits == 64:
+        return float(value)
+    return float(struct.unpack("<f", struct.pack("<f", float(value)))[0])
+
+
+def fit(
+    f: Function,
+    lo: Any,
+    hi: Any,
+    powers: list[int],
+    bits: int,
+    weight: Function = lambda x: mpf(1),
+    fixed: dict[int, float] | None = None,
+) -> tuple[list[float], float]:
+    """Coefficients in `bits`, lowest power first, and log2 of the largest weighted error."""
+    held: dict[int, float] = dict(fixed or {})
+    worst = mpf(0)
+    known: dict[Any, Any] = {}
+
+    def remembered(x: Any) -> Any:
+        if x not in known:
+            known[x] = f(x)
+        return known[x]
+
+    while len(held) < len(powers):
+        free = [p for p in powers if p not in held]
+
+        def rest(x: Any) -> Any:
+            return remembered(x) - sum(mpf(c) * x**p for p, c in held.items())
+
+        coefficients, worst = remez(rest, weight, lo, hi, free)
+        held[free[0]] = to_float(coefficients[0], bits)
+    points = [mpf(lo) + (mpf(hi) - mpf(lo)) * i / 1000 for i in range(1001)]
+    worst = max(
+        abs((sum(mpf(c) * x**p for p, c in held.items()) - f(x)) * weight(x)) for x in points
+    )
+    return [held[p] for p in powers], float(mp.log(worst, 2))
+
+
+# --- the functions ------------------------------------------------------------------------------
+
+
+def series(coefficient: Function, count: int = 60) -> Function:
+    """A power series as a function."""
+    values = [coefficient(k) for k in range(count)]
+    return lambda x: mp.polyval(values[::-1], x)
+
+
+LN2 = mp.log(2)
+HALF_LN2 = LN2 / 2 * mpf("1.005")
+HALF = mpf("0.5025")
+LOG_LOW, LOG_HIGH = mp.sqrt(mpf("0.5")) - 1, mp.sqrt(mpf(2)) - 1
+QUARTER_PI_SQUARED = (mp.pi / 4) ** 2 * mpf("1.002")
+
+exponential = series(lambda k: 1 / mp.factorial(k + 2))
+power_of_two = series(lambda k: LN2 ** (k + 1) / mp.factorial(k + 1))
+sine = series(lambda k: (-1) ** (k + 1) / mp.factorial(2 * k + 3))
+cosine = series(lambda k: (-1) ** k / mp.factorial(2 * k + 4))
+
+
+def logarithm(f: Any) -> Any:
+    """(log(1 + f) - f + f**2/2) / f**3."""
+    if abs(f) < mpf("0.05"):
+        return mp.fsum((-1) ** k * f**k / (k + 3) for k in range(40))
+    return (mp.log1p(f) - f + f * f / 2) / f**3
+
+
+def logarithm_of_ratio(z: Any) -> Any:
+    """(log((1 + s) / (1 - s)) / s - 2) / z with s**2 = z."""
+    if z < mpf("1e-12"):
+        return mp.fsum(2 * z**k / (2 * k + 3) for k in range(8))
+    root = mp.sqrt(z)
+    return (mp.atanh(root) * 2 / root - 2) / z
+
+
+def atanh_tail(z: Any) -> Any:
+    """(atanh(s) / s - 1 - z/3) / z**2 with s**2 = z."""
+    if z < mpf("1e-4"):
+        return mp.fsum(z**k / (2 * k + 5) for k in range(10))
+    root = mp.sqrt(z)
+    return (mp.atanh(root) / root - 1 - z / 3) / z**2
+
+
+def arctangent(z: Any) -> Any:
+    """(atan(t) - t) / t**3 with t**2 = z."""
+    if z < mpf("0.01"):
+        return mp.fsum((-1) ** (k + 1) * z**k / (2 * k + 3) for k in range(30))
+    root = mp.sqrt(z)
+    return (mp.atan(root) - root) / root**3
+
+
+def error_function(z: Any) -> Any:
+    """erf(x) / x - 1 with x**2 = z."""
+    if z < mpf("1e-10"):
+        return 2 / mp.sqrt(mp.pi) * (1 - z / 3) - 1
+    root = mp.sqrt(z)
+    return mp.erf(root) / root - 1
+
+
+def unfolded(t: Any) -> Any:
+    """The x of t = (x - 2) / (x + 2)."""
+    return 2 * (1 + t) / (1 - t)
+
+
+def scaled_complement(t: Any) -> Any:
+    """(1 - erf(x)) * e**(x**2)."""
+    x = unfolded(t)
+    return mp.erfc(x) * mp.exp(x * x)
+
+
+def by_expm1(x: Any) -> Any:
+    """How an error of `exponential` shows in e**x - 1."""
+    return abs(x * x / mp.expm1(x)) if x else mpf(0)
+
+
+def by_log(f: Any) -> Any:
+    """How an error of `logarithm` shows in log(1 + f)."""
+    return abs(f**3 / mp.log1p(f)) if f else mpf(0)
+
+
+def by_sine(z: Any) -> Any:
+    """How an error of `sine` shows in sin(r)."""
+    return z / (1 + z * sine(z))
+
+
+def by_cosine(z: Any) -> Any:
+    """How an error of `cosine` shows in cos(r)."""
+    return z * z / (1 - z / 2 + z * z * cosine(z))
+
+
+def by_arctangent(z: Any) -> Any:
+    """How an error of `arctangent` shows in atan(t)."""
+    return z / (1 + z * arctangent(z))
+
+
+def by_erf(z: Any) -> Any:
+    """How an error of `error_function` shows in erf(x)."""
+    return 1 / (1 + error_function(z))
+
+
+RATIO = (LOG_HIGH / (2 + LOG_HIGH)) ** 2 * mpf("1.001")
+TURN = mpf("0.4142135623731") ** 2 * mpf("1.002")
+ERF_LOW, ERF_HIGH = -mpf(1) / 3 * mpf("1.001"), mpf(4) / 8
+
+# name, what it approximates, function, from, to, number of coefficients, bits, weight
+TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
+    ("EXP_F32", "(e**r - 1 - r) / r**2 for |r| <= ln(2)/2", exponential, -HALF_LN2, HALF_LN2,
+     5, 32, lambda x: x * x / mp.exp(x)),
+    ("EXPM1_F32", "the same, near enough for e**r - 1", exponential, -HALF_LN2, HALF_LN2,
+     6, 32, by_expm1),
+    ("EXP_F64", "(e**r - 1 - r) / r**2 for |r| <= ln(2)/2", exponential, -HALF_LN2, HALF_LN2,
+     11, 64, by_expm1),
+    ("EXP2_F32", "(2**r - 1) / r for |r| <= 1/2", power_of_two, -HALF, HALF, 6, 32,
+     lambda x: abs(x) / mpf(2) ** x),
+    ("EXP2_F64", "(2**r - 1) / r for |r| <= 1/2", power_of_two, -HALF, HALF, 12, 64,
+     lambda x: abs(x) / mpf(2) ** x),
+    ("LOG_F32", "(log(1 + f) - f + f**2/2) / f**3 for sqrt(1/2) <= 1 + f <= sqrt(2)", logarithm,
+     LOG_LOW, LOG_HIGH, 8, 32, by_log),
+    ("LOG_F64", "(log((1 + s) / (1 - s)) / s - 2) / z in z = s**2 for |s| <= 0.1716",
+     logarithm_of_ratio, mpf(0), RATIO, 7, 64, lambda z: z / 2),
+    ("ATANH_F64", "(atanh(s) / s - 1 - z/3) / z**2 in z = s**2 for |s| <= 0.1716", atanh_tail,
+     mpf(0), mpf("0.02945"), 8, 64, lambda z: z * z / (1 + z / 3)),
+    ("SIN_F32", "(sin(r) - r) / r**3 in r**2 for |r| <= pi/4", sine, mpf(0), QUARTER_PI_SQUARED,
+     3, 32, by_sine),
+    ("COS_F32", "(cos(r) - 1 + r**2/2) / r**4 in r**2 for |r| <= pi/4", cosine, mpf(0),
+     QUARTER_PI_SQUARED, 3, 32, by_cosine),
+    ("SIN_F64", "(sin(r) - r) / r**3 in r**2 for |r| <= pi/4", sine, mpf(0), QUARTER_PI_SQUARED,
+     6, 64, by_sine),
+    ("COS_F64", "(cos(r) - 1 + r**2/2) / r**4 in r**2 for |r| <= pi/4", cosine, mpf(0),
+     QUARTER_PI_SQUARED, 6, 64, by_cosine),
+    ("ATAN_F32", "(atan(t) - t) / t**3 in t**2 for |t| <= 1", arctangent, mpf(0), mpf(1), 9, 32,
+     by_arctangent),
+    ("ATAN_F64", "(atan(t) - t) / t**3 in t**2 for |t| <= 0.4145", arctangent, mpf(0), TURN, 11,
+     64, by_arctangent),
+    ("ERF_F32", "erf(x) / x - 1 in x**2 for |x| <= 0.9", error_function, mpf(0),
+     mpf("0.9") ** 2, 6, 32, by_erf),
+    ("LOG_ERFC_F32", "log(1 - erf(x)) for 0.9 <= x <= 3.95", lambda x: mp.log(mp.erfc(x)),
+     mpf("0.89"), mpf("3.95"), 7, 32, lambda x: mp.erfc(x) / mp.erf(x)),
+    ("ERF_F64", "erf(x) / x - 1 in x**2 for |x| <= 1", error_function, mpf(0), mpf(1), 12, 64,
+     by_erf),
+    ("ERFCX_F64", "(1 - erf(x)) * e**(x**2) in (x - 2) / (x + 2) for 1 <= x <= 6",
+     scaled_complement, ERF_LOW, ERF_HIGH, 13, 64,
+     lambda t: mp.exp(-(unfolded(t) ** 2)) / mp.erf(unfolded(t))),
+)
+
+
+def table_text(name: str) -> str:
+    """One table as it stands in the package."""
+    row = next(row for row in TABLES if row[0] == name)
+    _, what, function, low, high, count, bits, weight = row
+    coefficients, error = fit(function, low, high, list(range(count)), bits, weight)
+    lines = [f"# {what}: {error:.2f}", f"{name}: Final = ("]
+    return "\n".join([*lines, *(f"    {value!r}," for value in coefficients), ")"])
+
+
+if __name__ == "__main__":
+    for row in TABLES:
+        print(table_text(row[0]), flush=True)

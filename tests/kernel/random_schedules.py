@@ -1,0 +1,101 @@
+"""Random legal schedules, and the kernels that tests apply them to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from baregrad.base.errors import ScheduleError
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import facts_of
+from baregrad.kernel.axes import AxisTable, fresh_table
+from baregrad.kernel.schedule_value import (
+    Bind,
+    Collapse,
+    Reorder,
+    Schedule,
+    Step,
+    split,
+)
+from tests.kernel import kernels as k
+
+Maker = tuple[Callable[..., Node], tuple[Any, ...]]
+
+
+def any_kernel(rng: random.Random, sizes: tuple[int, ...]) -> Maker:
+    """A kernel of any family with extents from `sizes`."""
+
+    def e() -> int:
+        return rng.choice(sizes)
+
+    def flag() -> bool:
+        return rng.random() < 0.5
+
+    makers: tuple[Maker, ...] = (
+        (k.elementwise, (e(), e())),
+        (k.elementwise, (e(), e(), e())),
+        (k.bias, (e(), e())),
+        (k.transpose, (e(), e())),
+        (k.row_reduce, (e(), e())),
+        (k.row_reduce, (e(), e(), Ops.MAX)),
+        (k.column_reduce, (e(), e())),
+        (k.whole_reduce, (e(), e())),
+        (k.softmax, (e(), e())),
+        (k.layer_norm, (e(), e())),
+        (k.arg_max, (e(), e())),
+        (k.matmul, (e(), e(), e(), flag(), flag(), rng.choice((0, 3)))),
+        (k.conv, (1, 2, 4, 3, rng.choice((6, 9)), 3, 1, 1)),
+        (k.conv, (2, 2, 4, 5, 6, 3, 2, 0, 2)),
+        (k.cumsum, (e(), e(), 1)),
+        (k.cumsum, (e(), e(), 0)),
+        (k.gather, (3, e(), e())),
+        (k.scatter_add, (3, e(), e())),
+        (k.pad_rows_of_sums, (e(), e(), 2)),
+        (k.row_reduce, (0, 3)),
+        (k.row_reduce, (3, 0)),
+    )
+    return rng.choice(makers)
+
+
+def any_schedule(rng: random.Random, kernel: Node) -> Schedule:
+    """Steps drawn at random, those that are refused left out."""
+    table = fresh_table(facts_of(kernel))
+    steps: list[Step] = []
+    for number in range(rng.randrange(1, 9)):
+        step = _any_step(rng, table, number)
+        if step is None:
+            continue
+        try:
+            table.apply(step)
+        except ScheduleError:
+            continue
+        steps.append(step)
+    return Schedule(tuple(steps))
+
+
+def _any_step(rng: random.Random, table: AxisTable, number: int) -> Step | None:
+    names = list(table.axes)
+    name = rng.choice(names)
+    axis = table.axes[name]
+    kind = rng.randrange(5)
+    if kind <= 1:
+        inner = {f"a{number}_{i}": rng.choice((1, 2, 3, 4, 8)) for i in range(rng.randrange(1, 3))}
+        return split(name, outer=f"a{number}o", tail=f"a{number}t", **inner)
+    if kind == 2:
+        unit = rng.choice(("pool", "vector", "unroll"))
+        if axis.unit != "loop":
+            return None
+        if unit != "pool" and isinstance(axis.extent, int) and axis.extent > 40:
+            return None
+        # Two vector axes in one expression are more than a register has.
+        if unit == "vector" and any(other.unit == "vector" for other in table.axes.values()):
+            return None
+        return Bind(name, unit, rng.choice((1, 1, 2, 3)))
+    if kind == 3:
+        return Reorder(tuple(rng.sample(names, min(len(names), rng.randrange(2, 4)))))
+    if len(names) < 2:
+        return None
+    place = rng.randrange(len(names) - 1)
+    return Collapse((names[place], names[place + 1]), f"c{number}")

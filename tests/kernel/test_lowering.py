@@ -1,0 +1,394 @@
+"""Schedules never change what a kernel computes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir import index
+from baregrad.ir.evaluate_kernel import evaluate_kernel
+from baregrad.ir.evaluate_loop import evaluate_loop
+from baregrad.ir.node import Node, alu, cast, const, range_node, toposort
+from baregrad.ir.op import Ops
+from baregrad.ir.verify import verify
+from baregrad.kernel import (
+    Schedule,
+    apply_schedule,
+    choose_schedule,
+    lower,
+    parse_schedule,
+)
+from baregrad.kernel.schedule_value import parallelise
+from baregrad.target.cpu import cpu_row_named
+from tests.kernel import kernels as k
+from tests.kernel.random_schedules import any_kernel, any_schedule
+
+AVX = cpu_row_named("x86-64-avx2")
+# Caches so small that panels are split and columns summed in scratch memory at tests' sizes.
+SMALL_CACHES = replace(AVX, name="small-caches", l1_bytes=2048, l2_bytes=4096)
+TARGETS = (AVX, SMALL_CACHES, cpu_row_named("x86-64-avx512"), cpu_row_named("arm64-neon"))
+EXTENTS = (1, 2, 7, 8, 9, 16, 17, 64, 100)
+
+
+def check(kernel: Node, schedule: Schedule, target: Any = AVX, scale: float = 1.0) -> Node:
+    """Both levels below `kernel` give what it gives; the loop level comes back."""
+    arrays = k.arguments(kernel)
+    expected = k.run_kernel(kernel, arrays)
+    k.assert_equal(expected, k.run_kernel(apply_schedule(kernel, schedule), arrays), scale)
+    loop = lower(kernel, target, schedule)
+    verify(loop, "loop")
+    k.assert_equal(expected, k.run_loop(loop, arrays), scale)
+    return loop
+
+
+FAMILIES: tuple[tuple[Callable[..., Node], tuple[Any, ...]], ...] = (
+    (k.elementwise, (7, 9)),
+    (k.bias, (5, 17)),
+    (k.transpose, (9, 20)),
+    (k.row_reduce, (5, 100)),
+    (k.column_reduce, (9, 100)),
+    (k.whole_reduce, (17, 9)),
+    (k.softmax, (3, 41)),
+    (k.layer_norm, (3, 41)),
+    (k.sum_of_row_logs, (6, 41)),
+    (k.sum_of_row_logs, (40, 5)),
+    (k.rows_scaled_by_columns, (3, 17)),
+    (k.arg_max, (5, 33)),
+    (k.matmul, (13, 17, 9)),
+    (k.conv, (1, 3, 4, 5, 9, 3, 1, 1)),
+    (k.conv, (1, 4, 4, 7, 8, 3, 2, 0, 2)),
+    (k.cumsum, (3, 20, 1)),
+    (k.cumsum, (5, 20, 0)),
+    (k.gather, (3, 9, 20)),
+    (k.scatter_add, (3, 9, 20)),
+    (k.pad_rows_of_sums, (3, 9, 2)),
+)
+
+
+@pytest.mark.parametrize(("make", "args"), FAMILIES)
+def test_without_a_schedule(make: Callable[..., Node], args: tuple[Any, ...]) -> None:
+    check(make(*args), Schedule())
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target.name))
+@pytest.mark.parametrize(("make", "args"), FAMILIES)
+def test_with_the_first_schedule(
+    make: Callable[..., Node], args: tuple[Any, ...], target: Any
+) -> None:
+    kernel = make(*args)
+    schedule = choose_schedule(kernel, target)
+    assert parse_schedule(str(schedule)) == schedule
+    check(kernel, schedule, target)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8, 9, 40])
+@pytest.mark.parametrize("columns", [2, 5, 8, 41])
+def test_lanes_of_two_reductions_never_meet(rows: int, columns: int) -> None:
+    for make in (k.sum_of_row_logs, k.rows_scaled_by_columns, k.softmax):
+        kernel = make(rows, columns)
+        schedule = choose_schedule(kernel, AVX)
+        for node in toposort(apply_schedule(kernel, schedule)):
+            lanes = [axis for axis in node.ranges if axis.arg.bind == "vector"]
+            assert len(lanes) < 2, str(schedule)
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_every_extent(extent: int) -> None:
+    for kernel in (
+        k.elementwise(extent),
+        k.row_reduce(3, extent),
+        k.column_reduce(3, extent),
+        k.softmax(2, extent),
+        k.matmul(extent, 7, 5),
+        k.matmul(7, extent, 5),
+        k.matmul(7, 5, extent, False, True),
+        k.transpose(extent, 9),
+    ):
+        check(kernel, choose_schedule(kernel, AVX))
+
+
+def test_empty_extents() -> None:
+    for kernel in (
+        k.elementwise(0, 3),
+        k.row_reduce(0, 5),
+        k.row_reduce(5, 0),
+        k.row_reduce(5, 0, Ops.MAX),
+        k.matmul(4, 0, 3),
+        k.matmul(4, 3, 0),
+        k.whole_reduce(0, 4),
+    ):
+        check(kernel, Schedule())
+        check(kernel, choose_schedule(kernel, AVX))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [dtypes.float64, dtypes.float16, dtypes.int8, dtypes.int64, dtypes.uint32],
+    ids=str,
+)
+def test_dtypes(dtype: DType) -> None:
+    scale = 50.0 if dtype is dtypes.float16 else 1.0
+    for kernel in (
+        k.elementwise(5, 20, dtype=dtype),
+        k.row_reduce(3, 41, dtype=dtype),
+        k.row_reduce(3, 41, Ops.MAX, dtype=dtype),
+        k.column_reduce(41, 19, dtype=dtype),
+        k.matmul(7, 17, 9, dtype=dtype),
+    ):
+        check(kernel, choose_schedule(kernel, AVX), scale=scale)
+
+
+@pytest.mark.property
+@pytest.mark.parametrize(
+    ("seed", "count"), [(0, 30), *(pytest.param(s, 200, marks=pytest.mark.slow) for s in (1, 2))]
+)
+def test_random_schedules_change_nothing(seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(count):
+        make, args = any_kernel(rng, (1, 2, 3, 5, 8, 9) if count < 100 else (1, 2, 7, 9, 16, 17))
+        kernel = make(*args)
+        schedule = any_schedule(rng, kernel)
+        try:
+            check(kernel, schedule)
+        except Exception as error:
+            error.add_note(f"{make.__name__}{args}: {schedule}")
+            raise
+
+
+@pytest.mark.property
+@pytest.mark.parametrize("seed", range(2))
+def test_first_schedules_over_random_kernels(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(25):
+        make, args = any_kernel(rng, EXTENTS[:7])
+        kernel = make(*args)
+        target = rng.choice(TARGETS)
+        schedule = choose_schedule(kernel, target)
+        try:
+            check(kernel, schedule, target)
+        except Exception as error:
+            error.add_note(f"{make.__name__}{args} {target.name}: {schedule}")
+            raise
+
+
+def packed(a: bool, b: bool) -> Schedule:
+    """A matmul with copied panels of both operands and every tail."""
+    return parse_schedule(
+        "Schedule(split('i1', outer='i1o', i1u=2, i1v=8, tail='i1t'), bind('i1u', 'unroll'), "
+        "bind('i1v', 'vector'), bind('i1t', 'vector'), split('i0', outer='i0o', i0u=3, "
+        "tail='i0t'), bind('i0u', 'unroll'), bind('i0t', 'unroll'), split('i1o', outer='i1p', "
+        "i1q=2, tail='i1r'), reorder('i1p', 'i0o', 'i1q'), bind('i1p', 'pool'), "
+        "stage_input(2, 'i1q', 'r2', 'i1u', 'i1v'), stage_input(1, 'r2', 'i0u'))"
+    )
+
+
+@pytest.mark.parametrize("a", [False, True])
+@pytest.mark.parametrize("b", [False, True])
+def test_a_packed_matmul(a: bool, b: bool) -> None:
+    loop = check(k.matmul(11, 87, 13, a, b), packed(a, b))
+    scratch = [n for n in toposort(loop) if n.op is Ops.ALLOC and n.arg.space == "scratch"]
+    assert len(scratch) >= 2
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 64), (19, 70), (16, 33)])
+def test_columns_summed_in_scratch_memory(rows: int, columns: int) -> None:
+    schedule = parse_schedule(
+        "Schedule(split('i0', outer='p', q=2, u=2, v=8, tail='t'), bind('u', 'unroll'), "
+        "bind('v', 'vector'), split('r1', outer='ro', ru=4, tail='rt'), bind('ru', 'unroll'), "
+        "bind('p', 'pool'), stage_reduce('ro', 'q', 'u', 'v'), stage_reduce('rt', 'q', 'u', 'v'))"
+    )
+    loop = check(k.column_reduce(rows, columns), schedule)
+    outer = [n for n in loops(loop) if n.src[0].arg.axis == "ro"]
+    assert any(loops(n.src[1]) for n in outer)
+
+
+@pytest.mark.parametrize("columns", [16, 40, 41, 100])
+def test_an_expensive_value_of_two_loops_is_computed_once(columns: int) -> None:
+    kernel = k.softmax(3, columns)
+    for schedule in (Schedule(), choose_schedule(kernel, AVX)):
+        loop = check(kernel, schedule)
+        assert sum(node.op is Ops.EXP for node in toposort(loop)) == 1
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "inner"), [(12, 32, 128), (13, 35, 96), (25, 16, 200), (8, 64, 67)]
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_sums_too_long_for_one_panel(m: int, n: int, inner: int, transposed: bool) -> None:
+    kernel = k.matmul(m, n, inner, transposed, False)
+    check(kernel, choose_schedule(kernel, SMALL_CACHES), SMALL_CACHES)
+
+
+def test_the_gradient_of_a_convolutions_weight_is_summed_in_several_panels() -> None:
+    kernel = k.conv_weight_gradient(4, 2, 24, 8, 8, 3, 1, 1)
+    schedule = choose_schedule(kernel, replace(AVX, l2_bytes=1 << 14))
+    assert "stage_reduce" in str(schedule)
+    check(kernel, schedule)
+
+
+def test_a_convolution_with_lanes_over_rows_and_columns() -> None:
+    for kernel in (k.conv(1, 2, 16, 5, 5, 3, 1, 1), k.conv(1, 2, 16, 9, 9, 3, 2, 1)):
+        check(kernel, choose_schedule(kernel, AVX))
+
+
+def test_a_guarded_read_is_copied_with_its_guard() -> None:
+    kernel = k.conv(1, 3, 8, 9, 16, 3, 1, 1)
+    schedule = parse_schedule(
+        "Schedule(split('i3', outer='i3o', i3v=8), bind('i3v', 'vector'), "
+        "bind('i1', 'unroll'), reorder('i3o', 'i2'), stage_input(1, 'r4', 'r5', 'r6', 'i3v'))"
+    )
+    loop = check(kernel, schedule)
+    for node in toposort(loop):
+        if node.op is Ops.STORE and node.src[1].op is Ops.FMA:
+            assert not node.src[1].has(Ops.GUARD)
+
+
+def test_symbolic_extents() -> None:
+    length = index.variable("n", 1, 64)
+    for make in (
+        lambda: k.elementwise(3, length),
+        lambda: k.row_reduce(3, length),
+        lambda: k.row_reduce(length, 5),
+        lambda: k.column_reduce(length, 9),
+        lambda: k.softmax(length, 20),
+        lambda: k.softmax(3, length),
+        lambda: k.matmul(length, 20, 5),
+        lambda: k.matmul(5, length, 20),
+        lambda: k.matmul(5, 20, length),
+    ):
+        kernel = make()
+        loop = lower(kernel, AVX, choose_schedule(kernel, AVX))
+        for value in (1, 8, 33):
+            arrays = arguments_at(kernel, value)
+            expected = {slot: np.array(array) for slot, array in arrays.items()}
+            evaluate_kernel(kernel, expected, {"n": value})
+            evaluate_loop(loop, [arrays[slot] for slot in sorted(arrays)], {"n": value})
+            k.assert_equal(expected, arrays)
+
+
+def test_a_symbolic_parallel_axis_of_no_iterations_still_runs_its_tail() -> None:
+    length = index.variable("n", 0, 1 << 20)
+    kernel = k.elementwise(length)
+    schedule = choose_schedule(kernel, AVX)
+    assert "pool" in str(schedule)
+    loop = lower(kernel, AVX, schedule)
+    for value in (0, 3, 31, 70):
+        arrays = arguments_at(kernel, value)
+        expected = {slot: np.array(array) for slot, array in arrays.items()}
+        evaluate_kernel(kernel, expected, {"n": value})
+        evaluate_loop(loop, [arrays[slot] for slot in sorted(arrays)], {"n": value})
+        k.assert_equal(expected, arrays)
+
+
+def arguments_at(kernel: Node, value: int) -> dict[int, Any]:
+    rng = np.random.default_rng(value)
+    found = {}
+    for node in toposort(kernel):
+        if node.op is Ops.PARAM:
+            shape = [e if isinstance(e, int) else value for e in node.arg.shape]
+            found[node.arg.slot] = rng.standard_normal(shape).astype(np.float32)
+    return found
+
+
+# --- structure ------------------------------------------------------------------------------------
+
+
+def loops(node: Node) -> list[Node]:
+    return [below for below in toposort(node) if below.op is Ops.LOOP]
+
+
+def test_reductions_over_one_axis_share_a_loop() -> None:
+    i, j = range_node(5, 0), range_node(9, 1)
+    x = k.at(k.param(2, 5, 9), i, j)
+    total, top = k.reduce(Ops.ADD, x, j), k.reduce(Ops.MAX, x, j)
+    kernel = k.kernel(k.out(k.param(0, 5), total, i), k.out(k.param(1, 5), top, i))
+    assert len(loops(check(kernel, Schedule()))) == 2
+
+
+def test_a_reduction_that_reads_another_has_a_loop_of_its_own() -> None:
+    i, j = range_node(5, 0), range_node(9, 1)
+    x = k.at(k.param(1, 5, 9), i, j)
+    away = alu(Ops.SUB, x, k.reduce(Ops.MAX, x, j))
+    kernel = k.kernel(k.out(k.param(0, 5), k.reduce(Ops.ADD, away, j), i))
+    loop = check(kernel, Schedule())
+    outer = next(n for n in toposort(loop) if n.op is Ops.LOOP and n.src[0].arg.axis == "i0")
+    assert sum(item.op is Ops.LOOP for item in outer.src[1].src) == 2
+
+
+def test_what_does_not_depend_on_a_loop_stands_outside_it() -> None:
+    loop = check(k.softmax(3, 9), Schedule())
+    row = loops(loop)[-1]
+    assert row.src[0].arg.axis == "i0"
+    assert sum(item.op is Ops.LOOP for item in row.src[1].src) == 3
+
+
+def test_a_guard_that_is_the_same_for_a_loop_becomes_an_if() -> None:
+    i, j = range_node(6, 0), range_node(9, 1)
+    shifted = index.add(i, -2)
+    x = k.at(k.param(1, 6, 9), shifted, j)
+    value = k.guard(index.inside(shifted, 6), alu(Ops.MUL, x, x))
+    kernel = k.kernel(k.out(k.param(0, 6), k.reduce(Ops.ADD, value, j), i))
+    loop = check(kernel, Schedule())
+    test = next(node for node in toposort(loop) if node.op is Ops.IF)
+    assert test.src[1].op is Ops.LOOP
+    assert not loop.has(Ops.GUARD)
+
+
+def test_a_guarded_factor_stays_guarded_since_zero_times_infinity_is_no_zero() -> None:
+    loop = check(k.conv(1, 1, 2, 4, 4, 3, 1, 1), Schedule())
+    assert loop.has(Ops.GUARD)
+    assert not loop.has(Ops.IF)
+
+
+def test_products_are_summed_with_one_rounding_where_the_target_can() -> None:
+    kernel = k.matmul(4, 4, 4)
+    assert lower(kernel, AVX, Schedule()).has(Ops.FMA)
+    assert not lower(kernel, replace(AVX, fma=False), Schedule()).has(Ops.FMA)
+    assert not lower(k.matmul(4, 4, 4, dtype=dtypes.int32), AVX, Schedule()).has(Ops.FMA)
+
+
+def test_narrow_floats_are_summed_in_float32() -> None:
+    loop = lower(k.row_reduce(3, 9, dtype=dtypes.float16), AVX, Schedule())
+    allocs = {node.dtype for node in toposort(loop) if node.op is Ops.ALLOC}
+    assert allocs == {dtypes.float32}
+
+
+@pytest.mark.parametrize("grain", [1, 2, 3, 5, 100])
+def test_chunks_together_make_the_whole(grain: int) -> None:
+    kernel = k.row_reduce(11, 6)
+    loop = lower(kernel, AVX, Schedule((parallelise("i0", grain),)))
+    chunks = next(n for n in loops(loop) if n.src[0].arg.bind == "pool").src[0].src[0].arg
+    assert chunks == -(-11 // grain)
+    arrays = k.arguments(kernel)
+    expected = k.run_kernel(kernel, arrays)
+    for chunk in reversed(range(chunks)):
+        evaluate_loop(loop, [arrays[0], arrays[1]], chunks=(chunk, chunk + 1))
+    k.assert_equal(expected, arrays)
+
+
+def test_an_output_off_the_parallel_axis_is_written_once() -> None:
+    i, j = range_node(6, 0), range_node(4, 1)
+    x = k.param(2, 6)
+    first = k.out(k.param(0, 6), k.at(x, i), i)
+    other = k.out(k.param(1, 4), cast(const(3, dtypes.int64), dtypes.float32), j)
+    kernel = k.kernel(first, other)
+    loop = lower(kernel, AVX, Schedule((parallelise("i0"),)))
+    arrays = k.arguments(kernel)
+    arrays[1][:] = 0
+    evaluate_loop(loop, [arrays[s] for s in range(3)], chunks=(0, 5))
+    assert (arrays[1] == 0).all()
+    evaluate_loop(loop, [arrays[s] for s in range(3)], chunks=(5, 6))
+    assert (arrays[1] == 3).all()
+
+
+def test_scatters_run_in_order() -> None:
+    i = range_node(50, 0)
+    place = cast(k.at(k.param(2, 50, dtype=dtypes.int64), i), dtypes.index)
+    kernel = k.kernel(k.out(k.param(0, 3), k.at(k.param(1, 50), i), place))
+    check(kernel, choose_schedule(kernel, AVX))

@@ -1,0 +1,216 @@
+"""Layers against PyTorch's: outputs, gradients and state keys, with weights carried over by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baregrad import nn
+from baregrad.dtypes import dtypes
+from baregrad.tensor import Tensor
+
+Case = tuple[str, Callable[[Any], Any], tuple[int, ...]]
+
+CASES: tuple[Case, ...] = (
+    ("linear", lambda n: n.Linear(5, 3), (4, 5)),
+    ("linear without bias", lambda n: n.Linear(5, 3, bias=False), (2, 4, 5)),
+    ("conv1d", lambda n: n.Conv1d(3, 4, 3, stride=2, padding=1), (2, 3, 9)),
+    ("conv2d", lambda n: n.Conv2d(3, 4, 3, padding=1), (2, 3, 6, 5)),
+    ("conv2d groups", lambda n: n.Conv2d(4, 6, (3, 2), groups=2, bias=False), (2, 4, 6, 5)),
+    ("conv2d same", lambda n: n.Conv2d(2, 3, 3, padding="same", dilation=2), (1, 2, 6, 5)),
+    ("transposed 1d", lambda n: n.ConvTranspose1d(3, 4, 3, 2, 1, 1), (2, 3, 5)),
+    ("transposed 2d", lambda n: n.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (2, 4, 3, 4)),
+    ("batch norm 1d", lambda n: n.BatchNorm1d(4), (6, 4)),
+    ("batch norm 1d long", lambda n: n.BatchNorm1d(4), (3, 4, 5)),
+    ("batch norm 2d", lambda n: n.BatchNorm2d(3, momentum=0.3), (4, 3, 3, 2)),
+    ("batch norm untracked", lambda n: n.BatchNorm2d(3, track_running_stats=False), (4, 3, 3, 2)),
+    ("layer norm", lambda n: n.LayerNorm((4, 5)), (3, 4, 5)),
+    ("layer norm without bias", lambda n: n.LayerNorm(5, bias=False), (3, 5)),
+    ("rms norm", lambda n: n.RMSNorm(5, eps=1e-6), (3, 5)),
+    ("group norm", lambda n: n.GroupNorm(2, 6), (2, 6, 3)),
+    ("max pool", lambda n: n.MaxPool2d(2), (2, 3, 6, 4)),
+    ("average pool", lambda n: n.AvgPool2d(3, 2, 1), (2, 3, 6, 4)),
+    ("adaptive pool", lambda n: n.AdaptiveAvgPool2d(1), (2, 3, 6, 4)),
+    ("gelu", lambda n: n.GELU("tanh"), (3, 4)),
+    ("leaky relu", lambda n: n.LeakyReLU(0.2), (3, 4)),
+    ("elu", lambda n: n.ELU(0.7), (3, 4)),
+    ("softplus", lambda n: n.Softplus(2.0), (3, 4)),
+    ("softmax", lambda n: n.Softmax(1), (3, 4)),
+    ("log softmax", lambda n: n.LogSoftmax(dim=-1), (3, 4)),
+    (
+        "sequential",
+        lambda n: n.Sequential(
+            n.Conv2d(1, 4, 3), n.BatchNorm2d(4), n.ReLU(), n.Flatten(), n.Linear(16, 2), n.SiLU()
+        ),
+        (3, 1, 4, 4),
+    ),
+)
+IDS = [name for name, _, _ in CASES]
+
+
+def pair(make: Callable[[Any], Any]) -> tuple[nn.Module, torch.nn.Module]:
+    """Our module and PyTorch's, with PyTorch's weights (made uneven) in both."""
+    torch.manual_seed(0)
+    theirs = make(torch.nn)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    ours = make(nn)
+    ours.load_state_dict({name: Tensor(t) for name, t in theirs.state_dict().items()})
+    return ours, theirs
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("make,shape", [(make, shape) for _, make, shape in CASES], ids=IDS)
+def test_outputs_and_gradients_equal_pytorchs(
+    make: Callable[[Any], Any], shape: tuple[int, ...]
+) -> None:
+    ours, theirs = pair(make)
+    data = np.random.default_rng(1).standard_normal(shape, np.float32)
+    x = Tensor(data, requires_grad=True)
+    t = torch.tensor(data, requires_grad=True)
+    for _ in range(2):
+        y, z = ours(x), theirs(t)
+        np.testing.assert_allclose(y.numpy(), z.detach().numpy(), rtol=2e-5, atol=2e-6)
+        weights = np.random.default_rng(2).standard_normal(z.shape, np.float32)
+        (y * Tensor(weights)).sum().backward()
+        (z * torch.tensor(weights)).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-4, atol=1e-5)
+    for (name, p), (other, q) in zip(
+        ours.named_parameters(), theirs.named_parameters(), strict=True
+    ):
+        assert name == other
+        np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), rtol=1e-4, atol=2e-5)
+    for name, buffer in theirs.state_dict().items():
+        found = ours.state_dict()[name].numpy()
+        np.testing.assert_allclose(found, buffer.numpy(), rtol=1e-5, atol=1e-6)
+    y, z = ours.eval()(x), theirs.eval()(t)
+    np.testing.assert_allclose(y.numpy(), z.detach().numpy(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("make", [make for _, make, _ in CASES], ids=IDS)
+def test_state_keys_and_initial_ranges_are_pytorchs(make: Callable[[Any], Any]) -> None:
+    ours, theirs = make(nn), make(torch.nn)
+    found = {name: (t.shape, t.dtype.name) for name, t in ours.state_dict().items()}
+    wanted = {
+        name: (tuple(t.shape), str(t.dtype).removeprefix("torch."))
+        for name, t in theirs.state_dict().items()
+    }
+    assert list(found.items()) == list(wanted.items())
+    for name, p in ours.named_parameters():
+        q = theirs.get_parameter(name).detach()
+        if q.numel() > 20:
+            assert abs(p.numpy().std() - q.numpy().std()) < 0.4 * q.numpy().std() + 1e-6, name
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("size", [3, 40])
+def test_linear_draws_within_its_bound(size: int) -> None:
+    values = nn.Linear(size, 200).weight.numpy()
+    bound = 1 / np.sqrt(size)
+    assert np.abs(values).max() <= bound
+    assert np.abs(values).max() > 0.98 * bound
+    assert abs(values.mean()) < 0.1 * bound
+
+
+def test_embedding_equals_pytorchs_and_padding_gets_no_gradient() -> None:
+    theirs = torch.nn.Embedding(7, 3, padding_idx=2)
+    ours = nn.Embedding(7, 3, padding_idx=2)
+    assert not ours.weight.numpy()[2].any()
+    ours.load_state_dict({"weight": Tensor(theirs.weight)})
+    rows = np.array([[1, 2, 6], [2, 1, 0]])
+    ours(Tensor(rows)).square().sum().backward()
+    theirs(torch.tensor(rows)).square().sum().backward()
+    np.testing.assert_allclose(ours.weight.grad.numpy(), theirs.weight.grad.numpy(), rtol=1e-6)
+
+
+def test_dropout_drops_in_training_alone() -> None:
+    layer = nn.Dropout(0.25)
+    ones = Tensor.ones(100, 100)
+    dropped = layer(ones).numpy()
+    assert set(np.unique(dropped)) == {0.0, np.float32(1 / 0.75)}
+    assert abs((dropped == 0).mean() - 0.25) < 0.02
+    assert layer.eval()(ones) is ones
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("masks", ["none", "bool", "float", "padding", "both"])
+def test_attention_equals_pytorchs(batch_first: bool, masks: str) -> None:
+    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=batch_first)
+    ours = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+    ours.load_state_dict({name: Tensor(t) for name, t in theirs.state_dict().items()})
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((3, 4, 8), np.float32)
+    key = rng.standard_normal((3, 5, 8), np.float32)
+    value = rng.standard_normal((3, 5, 8), np.float32)
+    if not batch_first:
+        query, key, value = (x.swapaxes(0, 1).copy() for x in (query, key, value))
+    chosen: dict[str, np.ndarray[Any, Any]] = {}
+    if masks in ("bool", "both"):
+        chosen["attn_mask"] = np.triu(np.ones((4, 5), bool), 2)
+    if masks == "float":
+        chosen["attn_mask"] = rng.standard_normal((4, 5)).astype(np.float32)
+    if masks in ("padding", "both"):
+        chosen["key_padding_mask"] = np.array([[False] * 5, [False] * 3 + [True] * 2, [False] * 5])
+    for extra in ({}, {"need_weights": False}, {"average_attn_weights": False}):
+        out, weights = ours(
+            *map(Tensor, (query, key, value)), **{k: Tensor(m) for k, m in chosen.items()}, **extra
+        )
+        wanted, wanted_weights = theirs(
+            *map(torch.tensor, (query, key, value)),
+            **{k: torch.tensor(m) for k, m in chosen.items()},
+            **extra,
+        )
+        np.testing.assert_allclose(out.numpy(), wanted.detach().numpy(), rtol=1e-5, atol=1e-6)
+        assert (weights is None) == (wanted_weights is None)
+        if weights is not None:
+            np.testing.assert_allclose(
+                weights.numpy(), wanted_weights.detach().numpy(), rtol=1e-5, atol=1e-6
+            )
+
+
+LOSSES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("mse", lambda n: n.MSELoss()),
+    ("l1", lambda n: n.L1Loss(reduction="sum")),
+    ("smooth l1", lambda n: n.SmoothL1Loss(reduction="sum", beta=0.5)),
+    ("huber", lambda n: n.HuberLoss(delta=0.5)),
+    ("binary", lambda n: n.BCEWithLogitsLoss()),
+    ("kl", lambda n: n.KLDivLoss(reduction="batchmean")),
+)
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("make", [make for _, make in LOSSES], ids=[name for name, _ in LOSSES])
+def test_losses_equal_pytorchs(make: Callable[[Any], Any]) -> None:
+    rng = np.random.default_rng(0)
+    x, target = rng.standard_normal((4, 3), np.float32), rng.random((4, 3), np.float32)
+    found = make(nn)(Tensor(x), Tensor(target)).item()
+    assert found == pytest.approx(make(torch.nn)(torch.tensor(x), torch.tensor(target)).item())
+
+
+@pytest.mark.differential
+def test_class_losses_equal_pytorchs() -> None:
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((6, 4), np.float32), rng.random(4, np.float32)
+    target = np.array([0, 3, 1, -100, 2, 2])
+    for smoothing in (0.0, 0.1):
+        ours = nn.CrossEntropyLoss(Tensor(weight), label_smoothing=smoothing)
+        theirs = torch.nn.CrossEntropyLoss(torch.tensor(weight), label_smoothing=smoothing)
+        found = ours(Tensor(x), Tensor(target)).item()
+        assert found == pytest.approx(theirs(torch.tensor(x), torch.tensor(target)).item())
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+def test_narrow_dtypes_and_moves() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).bfloat16()
+    kinds = {name: t.dtype for name, t in model.state_dict().items()}
+    assert kinds.pop("1.num_batches_tracked") is dtypes.int64
+    assert set(kinds.values()) == {dtypes.bfloat16}
+    assert all(p.requires_grad for p in model.parameters())
+    assert model.float()(Tensor.ones(4, 3)).dtype is dtypes.float32

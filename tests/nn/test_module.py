@@ -1,0 +1,165 @@
+"""Modules: what they hold, by which names, and what loading a state says when it does not fit."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from baregrad import nn
+from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
+from baregrad.tensor import Tensor
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        self.first = nn.Linear(3, 4)
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU()])
+        self.scale = nn.parameter(Tensor.ones(4))
+        self.register_buffer("seen", Tensor.zeros(2))
+        self.register_buffer("scratch", Tensor.zeros(5), persistent=False)
+        self.steps = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[0](self.first(x)) * self.scale
+
+
+def test_names_and_order() -> None:
+    block = Block()
+    names = ["scale", "first.weight", "first.bias", "layers.0.weight", "layers.0.bias"]
+    assert [name for name, _ in block.named_parameters()] == names
+    assert list(block.state_dict()) == ["scale", "seen", *names[1:]]
+    assert [name for name, _ in block.named_buffers()] == ["seen", "scratch"]
+    assert [name for name, _ in block.named_modules()] == [
+        "", "first", "layers", "layers.0", "layers.1",
+    ]
+
+
+def test_shared_parameters_come_once_but_stay_in_the_state() -> None:
+    block = Block()
+    block.layers[0].weight = nn.parameter(Tensor.ones(4, 4))
+    block.tied = block.layers[0].weight
+    assert len(list(block.parameters())) == 5
+    assert {"tied", "layers.0.weight"} <= set(block.state_dict())
+
+
+def test_modes_reach_everything() -> None:
+    block = Block()
+    assert all(not module.training for module in block.eval().modules())
+    assert all(module.training for module in block.train().modules())
+    block.requires_grad_(False)
+    assert not any(p.requires_grad for p in block.parameters())
+    assert len(list(block.parameters())) == 5
+
+
+def test_calls_draw_initial_values_once() -> None:
+    block = Block()
+    x = Tensor.ones(2, 3)
+    np.testing.assert_array_equal(block(x).numpy(), block(x).numpy())
+    assert block.first.weight._storage.node.op.name == "BUFFER"
+
+
+def test_the_state_aliases_the_module() -> None:
+    block = Block()
+    state = block.state_dict()
+    state["scale"].fill_(3.0)
+    assert block.scale.tolist() == [3.0] * 4
+
+
+def test_a_loaded_state_is_independent_of_its_source() -> None:
+    first, second = Block(), Block()
+    second.load_state_dict(first.state_dict())
+    with Tensor.no_grad():
+        first.scale.fill_(7.0)
+    assert second.scale.tolist() == [1.0] * 4
+    np.testing.assert_array_equal(second.first.weight.numpy(), first.first.weight.numpy())
+
+
+def test_a_state_that_does_not_fit_names_every_problem_and_changes_nothing() -> None:
+    block = Block()
+    state = block.state_dict()
+    before = block.first.weight.numpy()
+    del state["scale"]
+    state["extra"] = Tensor.ones(1)
+    state["first.bias"] = Tensor.ones(5)
+    state["first.weight"] = Tensor.ones(4, 3)
+    wanted = r"missing: scale; unexpected: extra; of another shape: first.bias \(\[5\] for \[4\]\)"
+    with pytest.raises(ShapeError, match=wanted):
+        block.load_state_dict(state)
+    with pytest.raises(ShapeError, match="of another shape: first.bias"):
+        block.load_state_dict(state, strict=False)
+    np.testing.assert_array_equal(block.first.weight.numpy(), before)
+    del state["first.bias"]
+    found = block.load_state_dict(state, strict=False)
+    assert found.missing_keys == ["scale", "first.bias"]
+    assert found.unexpected_keys == ["extra"]
+    assert block.first.weight.numpy().min() == 1
+
+
+def test_containers() -> None:
+    chain = nn.Sequential(nn.Linear(2, 3), Tensor.relu, nn.Linear(3, 1))
+    assert len(chain) == 3
+    assert [type(m).__name__ for m in chain[1:]] == ["Function", "Linear"]
+    assert chain[-1] is list(chain)[2]
+    assert list(chain.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    with pytest.raises(IndexOutOfRange, match="module 3"):
+        chain[3]
+    table = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.ReLU()})
+    assert list(table) == ["a", "b"]
+    assert "a" in table
+    assert list(table.state_dict()) == ["a.weight", "a.bias"]
+    with pytest.raises(IndexOutOfRange, match="'c'"):
+        table["c"]
+    assert "(0): Linear(2, 3, bias=True)" in repr(chain)
+
+
+def test_copies_and_pickles_are_whole() -> None:
+    block = Block()
+    for other in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
+        x = Tensor.ones(1, 3)
+        np.testing.assert_array_equal(other(x).numpy(), block(x).numpy())
+        with Tensor.no_grad():
+            other.scale.fill_(0.0)
+        assert block.scale.tolist() == [1.0] * 4
+
+
+def test_state_of_plain_objects() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.w = Tensor.ones(2, requires_grad=True)
+            self.parts = [Tensor.zeros(1), {"inner": nn.Linear(1, 1)}]
+            self.again = self
+
+    holder = Holder()
+    assert list(nn.get_state_dict(holder)) == [
+        "w", "parts.0", "parts.1.inner.weight", "parts.1.inner.bias",
+    ]
+    assert len(nn.get_parameters(holder)) == 3
+    nn.load_state_dict(holder, {"w": Tensor([5.0, 6.0])}, strict=False)
+    assert holder.w.tolist() == [5.0, 6.0]
+    with pytest.raises(ShapeError, match="does not fit Holder"):
+        nn.load_state_dict(holder, {})
+
+
+def test_wrong_moves_and_missing_forwards_are_errors() -> None:
+    with pytest.raises(DTypeError, match="floating-point"):
+        nn.Linear(1, 1).to("int32")
+    with pytest.raises(NotImplementedError, match="Module has no forward"):
+        nn.Module()(1)
+    with pytest.raises(ShapeError, match="groups"):
+        nn.Conv2d(3, 4, 3, groups=2)
+
+
+def test_batch_statistics_do_not_hold_the_graphs_of_past_steps() -> None:
+    """The running statistics are computed with each step, so no chain of batches grows."""
+    from baregrad import optim
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimiser = optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimiser.zero_grad()
+        model(Tensor.rand(4, 2)).square().mean().backward()
+        optimiser.step()
+    assert all(b._storage.node.op.name == "BUFFER" for b in model.buffers())

@@ -1,0 +1,215 @@
+"""Optimisers against PyTorch's, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baregrad import nn, optim
+from baregrad.base.errors import GradientError, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.tensor import Tensor
+
+Case = tuple[str, Callable[[Any, Any], Any]]
+
+CASES: tuple[Case, ...] = (
+    ("sgd", lambda o, p: o.SGD(p, lr=0.1)),
+    ("sgd decay", lambda o, p: o.SGD(p, lr=0.1, weight_decay=0.1)),
+    ("sgd momentum", lambda o, p: o.SGD(p, lr=0.1, momentum=0.9, dampening=0.2)),
+    ("sgd nesterov", lambda o, p: o.SGD(p, 0.1, 0.9, nesterov=True, weight_decay=1e-2)),
+    ("sgd maximize", lambda o, p: o.SGD(p, lr=0.01, momentum=0.5, maximize=True)),
+    ("adam", lambda o, p: o.Adam(p, lr=0.01)),
+    ("adam decay", lambda o, p: o.Adam(p, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1)),
+    ("adam amsgrad", lambda o, p: o.Adam(p, lr=0.02, amsgrad=True, eps=1e-6)),
+    ("adamw", lambda o, p: o.AdamW(p, lr=0.01)),
+    ("adamw amsgrad", lambda o, p: o.AdamW(p, lr=0.01, weight_decay=0.2, amsgrad=True)),
+)
+IDS = [name for name, _ in CASES]
+
+
+class Pair:
+    """The same small network here and in PyTorch, and the data of each step."""
+
+    def __init__(self, make: Callable[[Any, Any], Any]) -> None:
+        torch.manual_seed(3)
+        self.theirs = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+        )
+        self.ours = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        state = {name: Tensor(t.clone()) for name, t in self.theirs.state_dict().items()}
+        self.ours.load_state_dict(state)
+        self.our_optimiser = make(optim, self.ours.parameters())
+        self.their_optimiser = make(torch.optim, self.theirs.parameters())
+        self.rng = np.random.default_rng(0)
+
+    def backward(self) -> None:
+        data = self.rng.standard_normal((16, 4), np.float32)
+        aim = self.rng.standard_normal((16, 2), np.float32)
+        self.ours(Tensor(data)).mse_loss(Tensor(aim)).backward()
+        torch.nn.functional.mse_loss(self.theirs(torch.tensor(data)), torch.tensor(aim)).backward()
+
+    def step(self) -> None:
+        self.our_optimiser.zero_grad()
+        self.their_optimiser.zero_grad()
+        self.backward()
+        self.our_optimiser.step()
+        self.their_optimiser.step()
+
+    def check(self, tolerance: float = 1e-6) -> None:
+        for (name, p), q in zip(
+            self.ours.named_parameters(), self.theirs.parameters(), strict=True
+        ):
+            found, wanted = p.numpy(), q.detach().numpy()
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("make", [make for _, make in CASES], ids=IDS)
+def test_steps_equal_pytorchs(make: Callable[[Any, Any], Any]) -> None:
+    pair = Pair(make)
+    for _ in range(6):
+        pair.step()
+        pair.check()
+
+
+@pytest.mark.differential
+def test_gradients_accumulate_over_batches() -> None:
+    pair = Pair(lambda o, p: o.AdamW(p, lr=0.01))
+    for _ in range(2):
+        pair.our_optimiser.zero_grad()
+        pair.their_optimiser.zero_grad()
+        for _ in range(3):
+            pair.backward()
+        pair.our_optimiser.step()
+        pair.their_optimiser.step()
+        pair.check()
+
+
+@pytest.mark.differential
+def test_parameters_without_gradients_wait_and_count_on_their_own() -> None:
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal((2, 3), np.float32)
+    ours = [Tensor(row, requires_grad=True) for row in start]
+    theirs = [torch.tensor(row, requires_grad=True) for row in start]
+    first, second = optim.Adam(ours, lr=0.1), torch.optim.Adam(theirs, lr=0.1)
+    for which in ((0,), (0, 1), (1,), (0, 1)):
+        first.zero_grad()
+        second.zero_grad()
+        scale = rng.standard_normal(3, np.float32)
+        for params, optimiser, make in ((ours, first, Tensor), (theirs, second, torch.tensor)):
+            sum((params[i] * make(scale)).square().sum() for i in which).backward()
+            optimiser.step()
+        for p, q in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.differential
+def test_groups_have_settings_of_their_own_and_rates_can_be_assigned() -> None:
+    pair = Pair(lambda o, p: o.SGD(p, lr=0.1))
+    for name, model, module in (("ours", pair.ours, optim), ("theirs", pair.theirs, torch.optim)):
+        groups = [
+            {"params": list(model[0].parameters())},
+            {"params": list(model[2].parameters()), "lr": 0.5, "momentum": 0.9},
+        ]
+        setattr(pair, "our_optimiser" if name == "ours" else "their_optimiser",
+                module.SGD(groups, lr=0.1))
+    pair.step()
+    pair.check()
+    for optimiser in (pair.our_optimiser, pair.their_optimiser):
+        optimiser.param_groups[0]["lr"] = 0.02
+    pair.step()
+    pair.check()
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("make", [CASES[2][1], CASES[7][1]], ids=[IDS[2], IDS[7]])
+def test_a_state_goes_over_from_pytorch_and_back_into_ours(make: Callable[[Any, Any], Any]) -> None:
+    pair = Pair(make)
+    for _ in range(2):
+        pair.step()
+    pair.our_optimiser = make(optim, pair.ours.parameters())
+    pair.our_optimiser.load_state_dict(pair.their_optimiser.state_dict())
+    pair.step()
+    pair.check()
+    state = pair.our_optimiser.state_dict()
+    pair.our_optimiser = make(optim, pair.ours.parameters())
+    pair.our_optimiser.load_state_dict(state)
+    pair.step()
+    pair.check()
+
+
+def test_small_updates_of_bfloat16_add_up_in_float32() -> None:
+    p = Tensor.ones(3).bfloat16().realize().requires_grad_()
+    optimiser = optim.SGD([p], lr=1e-3)
+    for _ in range(10):
+        optimiser.zero_grad()
+        p.sum().backward()
+        optimiser.step()
+    assert p.dtype is dtypes.bfloat16
+    assert optimiser.state[p]["master"].tolist() == pytest.approx([0.99] * 3, abs=1e-6)
+    assert p.tolist() == [float(torch.tensor(0.99).bfloat16())] * 3
+
+
+def test_a_step_computes_everything_in_one_run() -> None:
+    from baregrad.engine.session import Run, current_session
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimiser = optim.AdamW(model.parameters(), lr=0.01)
+    schedule = optim.CosineAnnealingLR(optimiser, 10)
+    runs: list[Run] = []
+    for number in range(3):
+        x = Tensor(np.random.default_rng(number).standard_normal((8, 4), np.float32))
+        if number == 2:
+            current_session().observers.append(runs.append)
+        optimiser.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+        loss.item()
+    current_session().observers.remove(runs.append)
+    assert len(runs) == 1
+
+
+@pytest.mark.differential
+def test_clipping_equals_pytorchs() -> None:
+    for bound in (0.1, 100.0):
+        for kind in (2.0, 1.0, float("inf")):
+            pair = Pair(lambda o, p: o.SGD(p, lr=0.1))
+            pair.backward()
+            found = optim.clip_grad_norm_(pair.ours.parameters(), bound, kind)
+            wanted = torch.nn.utils.clip_grad_norm_(pair.theirs.parameters(), bound, kind)
+            assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+            pair.our_optimiser.step()
+            pair.their_optimiser.step()
+            pair.check()
+    pair = Pair(lambda o, p: o.SGD(p, lr=0.1))
+    pair.backward()
+    optim.clip_grad_value_(pair.ours.parameters(), 0.01)
+    torch.nn.utils.clip_grad_value_(pair.theirs.parameters(), 0.01)
+    pair.our_optimiser.step()
+    pair.their_optimiser.step()
+    pair.check()
+
+
+def test_wrong_parameters_are_errors() -> None:
+    p = Tensor.ones(2, requires_grad=True)
+    with pytest.raises(ShapeError, match="wants parameters"):
+        optim.SGD([])
+    with pytest.raises(GradientError, match="leaves"):
+        optim.SGD([p * 2])
+    with pytest.raises(ShapeError, match="twice"):
+        optim.SGD([p, p])
+    with pytest.raises(ValueError, match="nesterov"):
+        optim.SGD([p], nesterov=True)
+    with pytest.raises(ValueError, match="learning rate"):
+        optim.Adam([p], lr=-1.0)
+    with pytest.raises(ShapeError, match="no gradient"):
+        optim.clip_grad_norm_([p], 1.0)
+    optimiser = optim.SGD([p], lr=1.0)
+    with pytest.raises(ShapeError, match="other groups"):
+        optimiser.load_state_dict(optim.SGD([Tensor.ones(1), Tensor.ones(1)]).state_dict())

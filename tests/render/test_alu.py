@@ -1,0 +1,268 @@
+"""Every arithmetic op on every dtype with special values: evaluators, LLVM and C agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import COMPUTED, DType, decode, dtypes, encode
+from baregrad.ir.evaluate_linear import evaluate_linear
+from baregrad.ir.evaluate_loop import evaluate_loop
+from baregrad.ir.node import Node, alu, cast, const
+from baregrad.ir.op import Ops
+from baregrad.kernel.lower_dtypes import lower_dtypes
+from tests.render.harness import F32, compiled, elementwise, lower, same_bits
+
+pytestmark = pytest.mark.differential
+Function = Callable[..., Node]
+
+ARITHMETIC = (Ops.ADD, Ops.SUB, Ops.MUL)
+COMPARISONS = (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE)
+EXTREMES = (Ops.MAX, Ops.MIN)
+ROUNDING = (Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT)
+
+
+def specials(dtype: DType) -> list[Any]:
+    """Values at which something may go wrong."""
+    if dtype.kind == "bool":
+        return [False, True]
+    if dtype.is_int:
+        least, most = int(dtype.min), int(dtype.max)
+        near = [least, least + 1, most, most - 1, 0, 1, 2, 3, 7, dtype.bits - 1, dtype.bits]
+        return near + ([-1, -2, -3, -7] if dtype.is_signed else [])
+    form = dtype.format
+    assert form is not None
+    tiny = 2.0**form.least_exponent
+    values = [0.0, 0.5, 1.0, 1.5, 2.5, 3.0, 7.25, 1e4, form.largest, tiny, tiny / 2, np.inf, np.nan]
+    return values + [-value for value in values]
+
+
+def pairs(dtype: DType, seed: int = 0, extra: int = 64) -> tuple[Any, Any]:
+    """Every pair of special values and some random ones, as two stored arrays."""
+    both = np.array(list(product(specials(dtype), repeat=2)), dtype=object)
+    generator = np.random.default_rng(seed)
+    if dtype.kind == "bool":
+        noise = generator.integers(0, 2, (extra, 2)).astype(bool).astype(object)
+    elif dtype.is_int:
+        low, high = int(dtype.min), int(dtype.max)
+        noise = generator.integers(low, high, (extra, 2), dtype=dtype.numpy, endpoint=True)
+        noise = noise.astype(object)
+    else:
+        noise = (generator.standard_normal((extra, 2)) * 10).astype(object)
+    both = np.concatenate([both, noise])
+    spare = -len(both) % 16
+    both = np.concatenate([both, both[:spare]])
+    return stored(both[:, 0], dtype), stored(both[:, 1], dtype)
+
+
+def stored(values: Any, dtype: DType) -> Any:
+    with np.errstate(over="ignore"):
+        if dtype.numpy is None:
+            return encode(values.astype(np.float64).astype(np.float32), dtype)
+        return values.astype(dtype.numpy)
+
+
+def stores(node: Node) -> tuple[Node, ...]:
+    """The STOREs of an elementwise kernel."""
+    (loop,) = node.src
+    body = loop.src[1]
+    return body.src if body.op is Ops.SEQ else (body,)
+
+
+def blank(node: Node, count: int) -> list[Any]:
+    """Arrays for the outputs of an elementwise kernel."""
+    dtypes_stored = [store.src[0].dtype for store in stores(node)]
+    return [np.zeros(count, dtype.numpy or dtype.storage) for dtype in dtypes_stored]
+
+
+def agree(
+    functions: list[Function],
+    inputs: tuple[DType, ...],
+    arrays: list[Any],
+    lanes: int = 8,
+    routes: tuple[str, ...] = ("linear", "llvm"),
+) -> None:
+    """Assert that routes agree with the loop level; machine code runs with so many lanes."""
+    count = len(arrays[0])
+    # The evaluators take the whole array as one vector.
+    whole = elementwise(functions, count, inputs, count)
+    blanks = blank(whole, count)
+    expected = [np.array(array) for array in blanks]
+    evaluate_loop(whole, [*expected, *arrays])
+    for route in routes:
+        found = [np.array(array) for array in blanks]
+        if route == "linear":
+            evaluate_linear(lower(whole), [*found, *arrays])
+        else:
+            compiled(lower(elementwise(functions, count, inputs, lanes)), route)([*found, *arrays])
+        for k, store in enumerate(stores(whole)):
+            assert same_bits(expected[k], found[k], store.src[0].dtype), (route, store.src[1])
+
+
+def binary(*ops: Any) -> list[Function]:
+    return [lambda x, y, op=op: alu(op, x, y) for op in ops]
+
+
+def unary(*ops: Any) -> list[Function]:
+    return [lambda x, y, op=op: Node(op, x.dtype, (x,)) for op in ops]
+
+
+def functions_of(dtype: DType) -> list[Function]:
+    if dtype.kind == "bool":
+        logic = (Ops.AND, Ops.OR, Ops.XOR, Ops.ADD, Ops.MUL, *EXTREMES)
+        return binary(*logic, *COMPARISONS) + unary(Ops.NOT)
+    if dtype.is_int:
+        whole = (Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV, Ops.SHL, Ops.SHR, Ops.AND, Ops.OR, Ops.XOR)
+        functions = binary(*ARITHMETIC, *whole, *COMPARISONS, *EXTREMES)
+        functions += unary(Ops.NOT, Ops.NEG, Ops.ABS)
+        return [*functions, lambda x, y: alu(Ops.FMA, x, y, x)]
+    functions = binary(*ARITHMETIC, Ops.DIV, Ops.MOD, *COMPARISONS)
+    functions += unary(Ops.NEG, Ops.ABS, Ops.RECIPROCAL, Ops.SQRT, *ROUNDING)
+    functions.append(lambda x, y: alu(Ops.FMA, x, y, x))
+    return functions + [nonzero_extreme(op) for op in EXTREMES]
+
+
+def nonzero_extreme(op: Any) -> Function:
+    """Which zero MAX and MIN return is not defined: the sign of a zero is wiped out."""
+    return lambda x, y: alu(Ops.ADD, alu(op, x, y), const(0.0, x.dtype))
+
+
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
+def test_ops_agree(dtype: DType) -> None:
+    agree(functions_of(dtype), (dtype, dtype), list(pairs(dtype)))
+
+
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
+def test_ops_agree_in_c(dtype: DType) -> None:
+    agree(functions_of(dtype), (dtype, dtype), list(pairs(dtype)), routes=("c",))
+
+
+@pytest.mark.parametrize("lanes", (1, 2, 4, 16))
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.int8, dtypes.bool), ids=str)
+def test_widths_agree(dtype: DType, lanes: int) -> None:
+    agree(functions_of(dtype), (dtype, dtype), list(pairs(dtype)), lanes)
+
+
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
+def test_where_agrees(dtype: DType) -> None:
+    x, y = pairs(dtype)
+    choice = np.random.default_rng(1).integers(0, 2, len(x)).astype(bool)
+    agree([lambda c, a, b: alu(Ops.WHERE, c, a, b)], (dtypes.bool, dtype, dtype), [choice, x, y])
+
+
+STORED = (*COMPUTED, dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+
+
+@pytest.mark.parametrize("source", COMPUTED, ids=str)
+def test_casts_agree(source: DType) -> None:
+    x, y = pairs(source)
+    functions: list[Function] = [lambda a, b, t=target: cast(a, t) for target in STORED]
+    functions.append(lambda a, b: cast(b, dtypes.float32))
+    agree(functions, (source, source), [x, y])
+
+
+@pytest.mark.parametrize("source", COMPUTED, ids=str)
+def test_casts_agree_in_c(source: DType) -> None:
+    x, y = pairs(source)
+    functions: list[Function] = [lambda a, b, t=target: cast(b, t) for target in COMPUTED]
+    functions.append(lambda a, b: cast(a, dtypes.float32))
+    agree(functions, (source, source), [x, y], routes=("c",))
+
+
+@pytest.mark.parametrize("bits", (8, 16, 32, 64))
+def test_bitcasts_agree(bits: int) -> None:
+    same = [dtype for dtype in COMPUTED if dtype.bits == bits and dtype.kind != "bool"]
+    for source in same:
+        x, y = pairs(source)
+        functions: list[Function] = [
+            lambda a, b, t=target: Node(Ops.BITCAST, t, (a,)) for target in same
+        ]
+        functions.append(lambda a, b: b)
+        if source.is_float:
+            # What a NaN's bits are is nobody's business.
+            values = x.astype(np.float64) if source.numpy else x
+            keep = np.isfinite(values) if source.numpy else (x & 0x7F80) != 0x7F80
+            x = np.where(keep, x, x.dtype.type(0))
+        agree(functions, (source, source), [x, y])
+
+
+NARROW = (
+    dtypes.float16,
+    dtypes.bfloat16,
+    dtypes.float8_e4m3fn,
+    dtypes.float8_e5m2,
+    dtypes.float4_e2m1fn,
+)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_every_code_of_a_narrow_float_decodes(dtype: DType) -> None:
+    assert dtype.storage is not None
+    codes = np.arange(1 << max(dtype.bits, 4)).astype(dtype.storage)
+    array = codes.view(dtype.numpy) if dtype.numpy is not None else codes
+    node = elementwise([lambda x: cast(x, dtypes.float32)], len(codes), (dtype,), 16)
+    found = np.zeros(len(codes), np.float32)
+    compiled(lower(node))([found, array])
+    assert same_bits(found, decode(codes, dtype))
+
+
+@pytest.mark.parametrize("native", (True, False))
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_rounding_to_a_narrow_float(dtype: DType, native: bool) -> None:
+    """Values, ties and their neighbours, overflow and subnormals, against exact arithmetic."""
+    form, memory = dtype.format, dtype.numpy or dtype.storage
+    assert form is not None and dtype.storage is not None
+    codes = np.arange(1 << form.bits - 1).astype(dtype.storage)
+    values = decode(codes[: form.largest_code + 1], dtype).astype(np.float64)
+    middles = ((values[1:] + values[:-1]) / 2).astype(np.float32)
+    above, below = np.nextafter(middles, np.float32(1e38)), np.nextafter(middles, np.float32(0))
+    huge = [min(form.largest * 1.01, 3.4e38), 1e30, np.inf, np.nan]
+    samples = np.concatenate([values, middles, above, below, huge]).astype(np.float32)
+    samples = np.concatenate([samples, -samples])
+    node = elementwise([lambda x: cast(x, dtype)], len(samples), (F32,), len(samples))
+    expected, found = np.zeros(len(samples), memory), np.zeros(len(samples), memory)
+    evaluate_loop(node, [expected, samples])
+    evaluate_loop(lower_dtypes(node, native), [found, samples])
+    bits = expected.view(dtype.storage), found.view(dtype.storage)
+    numbers = ~np.isnan(samples)
+    np.testing.assert_array_equal(bits[0][numbers], bits[1][numbers])
+    if form.special != "none":
+        assert same_bits(decode(bits[0], dtype), decode(bits[1], dtype))
+
+
+def test_extremes_keep_nan_against_constants() -> None:
+    """The short form against a constant is right whichever side the constant is on."""
+    dtype = dtypes.float32
+    x, y = pairs(dtype)
+    for value in (0.0, 3.0, -2.0, np.inf):
+        limit = const(value, dtype)
+        functions: list[Function] = [
+            lambda a, b, c=limit, op=op: alu(Ops.ADD, alu(op, a, c), const(0.0, dtype))
+            for op in EXTREMES
+        ]
+        functions += [
+            lambda a, b, c=limit, op=op: alu(Ops.ADD, alu(op, c, b), const(0.0, dtype))
+            for op in EXTREMES
+        ]
+        agree(functions, (dtype, dtype), [x, y])
+
+
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64), ids=str)
+def test_functions_are_arithmetic_behind_the_loop_level(dtype: DType) -> None:
+    """Written out, they have the same bits in the evaluator, in LLVM and in C."""
+    x, y = (np.ascontiguousarray(array[::17][:32]) for array in pairs(dtype))
+    ops = (Ops.EXP, Ops.LOG, Ops.SIN, Ops.TANH, Ops.ERF, Ops.ATAN)
+    functions = [*unary(*ops), *binary(Ops.POW)]
+    node = elementwise(functions, 32, (dtype, dtype), 32)
+    expected = blank(node, 32)
+    evaluate_linear(lower(node), [*expected, x, y])
+    narrow = lower(elementwise(functions, 32, (dtype, dtype)))
+    for renderer in ("llvm", "c"):
+        found = blank(node, 32)
+        compiled(narrow, renderer)([*found, x, y])
+        for k, op in enumerate((*ops, Ops.POW)):
+            assert same_bits(expected[k], found[k]), (renderer, op)

@@ -1,0 +1,391 @@
+"""The thread pool: cost, sleep and waking, leaks, forks, interrupts, exits, float settings."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baregrad.base.options import options
+from baregrad.program import Resources
+from baregrad.runtime.commands import CommandList, Slot
+from baregrad.runtime.cpu.device import CpuDevice
+from baregrad.runtime.cpu.host import usable_cores
+from baregrad.runtime.interface import Buffer
+from tests.runtime.kernels import add_multiply, floats, increment, open_cpu, program, read
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def chain(
+    device: CpuDevice, count: int, chunk: int = 8, chunks: int = 16
+) -> tuple[CommandList, Buffer]:
+    """A list of `count` kernels, each of which needs the one before, and where the last writes."""
+    kernel = device.load(increment(chunk, chunks))
+    pair = [floats(device, np.zeros(chunk * chunks)) for _ in range(2)]
+    commands = device.command_list()
+    for index in range(count):
+        commands.exec(kernel, [pair[(index + 1) % 2], pair[index % 2]])
+    return commands, pair[count % 2]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_thousand_dependent_kernels_are_right_and_quick(threads: int) -> None:
+    device = open_cpu(threads)
+    commands, last = chain(device, 1000)
+    times = []
+    for turn in range(1, 40):
+        begin = time.perf_counter()
+        device.submit(commands)
+        times.append(time.perf_counter() - begin)
+        assert (read(last) == turn * 1000).all()
+    cost_us = min(times) / 1000 * 1e6
+    print(f"\n{threads} threads: {cost_us:.3f} us a kernel (median {np.median(times) * 1e3:.3f})")
+    # A few hundred nanoseconds on an idle machine; this is to catch a slip, not a busy neighbour.
+    assert cost_us < 10
+    device.close()
+
+
+@linux
+def test_idle_workers_use_no_time() -> None:
+    device = open_cpu(4)
+    device.submit(chain(device, 10)[0])
+    time.sleep(0.05)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    time.sleep(0.5)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used_s < 0.1
+    device.close()
+
+
+def test_sleeping_workers_wake_for_work() -> None:
+    device = open_cpu(3)
+    commands, last = chain(device, 20, chunk=20_000, chunks=12)
+    for turn in range(1, 30):
+        device.submit(commands)
+        assert (read(last) == turn * 20).all()
+        time.sleep((0, 0.0001, 0.003)[turn % 3])
+    device.close()
+
+
+
+
+@linux
+def test_the_work_is_shared() -> None:
+    """Each chunk writes the number of the thread that did it."""
+    text = """
+declare i64 @syscall(i64, ...)
+define void @who(ptr %buffers, ptr %vars, i64 %from, i64 %to, ptr %scratch) nounwind {
+entry:
+  %o = load ptr, ptr %buffers
+  %at = alloca i64
+  %spin = alloca i64
+  store i64 %from, ptr %at
+  br label %head
+head:
+  %i = load i64, ptr %at
+  %more = icmp slt i64 %i, %to
+  br i1 %more, label %body, label %out
+body:
+  store volatile i64 0, ptr %spin
+  br label %wait
+wait:
+  %s = load volatile i64, ptr %spin
+  %s1 = add i64 %s, 1
+  store volatile i64 %s1, ptr %spin
+  %again = icmp slt i64 %s1, 400000
+  br i1 %again, label %wait, label %write
+write:
+  %t = call i64 (i64, ...) @syscall(i64 GETTID)
+  %p = getelementptr i64, ptr %o, i64 %i
+  store i64 %t, ptr %p
+  %n = add i64 %i, 1
+  store i64 %n, ptr %at
+  br label %head
+out:
+  ret void
+}
+"""
+    device = open_cpu(2)
+    text = text.replace("GETTID", "186" if device.host.machine == "x86_64" else "178")
+    kernel = device.load(program("who", text, (("o", "w", 8 * 64),), chunks=64))
+    out = device.allocate(8 * 64)
+    seen: set[int] = set()
+    for _ in range(50):
+        device.run(kernel, [out])
+        seen |= set(np.frombuffer(out.as_memoryview(), np.int64).tolist())
+        if len(seen) == 2:
+            break
+    assert len(seen) == 2
+    commands = device.command_list()
+    commands.exec(kernel, [out], serial=True)
+    device.submit(commands)
+    alone = set(np.frombuffer(out.as_memoryview(), np.int64).tolist())
+    assert alone == {threading.get_native_id()}
+    device.close()
+
+
+def test_small_kernels_stay_on_the_caller() -> None:
+    small = Resources(flops=100, bytes_read=400, bytes_written=400)
+    device = open_cpu(2)
+    kernel = device.load(add_multiply(8, ("var", "n"), small))
+    large = device.load(add_multiply(8, ("var", "n"), Resources(flops=("mul", ("var", "n"), 9999))))
+    commands = device.command_list()
+    for each in (kernel, large):
+        commands.exec(each, [Slot(0), Slot(1), Slot(1), Slot(1)])
+    buffers = [device.allocate(32 * 10) for _ in range(2)]
+    serial = []
+    for n in (1, 2):
+        device.submit(commands, buffers, {"n": n})
+        serial.append(commands.bound.rows()[:, 4].tolist())  # type: ignore[union-attr]
+    assert serial == [[1, 1], [1, 0]]
+    device.close()
+
+
+@linux
+def test_memory_stays_flat_over_many_submits() -> None:
+    device = open_cpu(2)
+    kernel = device.load(increment(4, 2))
+    commands = device.command_list()
+    for _ in range(3):
+        commands.exec(kernel, [Slot(0), Slot(0)])
+    buffer = floats(device, np.zeros(8))
+
+    def go(count: int) -> int:
+        for _ in range(count):
+            device.submit(commands, [buffer])
+        gc.collect()
+        return resident_kib()
+
+    before = go(5_000)
+    after = go(95_000)
+    assert read(buffer)[0] == 300_000
+    assert after - before < 512
+    device.close()
+
+
+@linux
+def test_memory_stays_flat_over_lists_kernels_and_devices() -> None:
+    def go() -> int:
+        for _ in range(30):
+            device = open_cpu(2)
+            for _ in range(10):
+                device.submit(chain(device, 5)[0])
+            device.close()
+        gc.collect()
+        return resident_kib()
+
+    before = go()
+    after = max(go() for _ in range(3))
+    assert after - before < 4096
+    assert threads_of_the_process() < 50
+
+
+@linux
+def test_a_forgotten_device_stops_its_threads() -> None:
+    before = threads_of_the_process()
+    device = open_cpu(6)
+    device.submit(chain(device, 3)[0])
+    assert threads_of_the_process() == before + 5
+    del device
+    gc.collect()
+    assert threads_of_the_process() == before
+
+
+def resident_kib() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024
+
+
+def threads_of_the_process() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@linux
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_a_pool_of_its_own() -> None:
+    device = open_cpu(3)
+    commands, last = chain(device, 100)
+    device.submit(commands)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            device.submit(commands)
+            fresh, other = chain(device, 7)
+            device.submit(fresh)
+            good = (read(last) == 200).all() and (read(other) == 7).all()
+            device.close()
+            status = 0 if good and threads_of_the_process() == 1 else 2
+        finally:
+            os._exit(status)
+    assert wait_for(child) == 0
+    device.submit(commands)
+    assert (read(last) == 200).all()
+    device.close()
+
+
+def wait_for(child: int) -> int:
+    for _ in range(600):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return -1
+
+
+START = """
+import sys
+sys.path.insert(0, {root!r})
+import numpy as np, os, threading, time
+from tests.runtime.kernels import open_cpu, increment, floats, read
+device = open_cpu(4)
+kernel = device.load(increment(1000, 16))
+data = floats(device, np.zeros(16000))
+commands = device.command_list()
+for _ in range(2000):
+    commands.exec(kernel, [data, data])
+device.submit(commands)
+"""
+
+ENDINGS: dict[str, tuple[str, int]] = {
+    "falls off the end": ("", 0),
+    "exits": ("sys.exit(3)", 3),
+    "raises": ("raise RuntimeError('on purpose')", 1),
+    "keeps it in a cycle": ("cycle = [device, commands]; cycle.append(cycle)", 0),
+    "closes it": ("device.close()", 0),
+    "exits while a thread submits": (
+        "def go():\n    while True:\n        device.submit(commands)\n"
+        "threading.Thread(target=go, daemon=True).start(); time.sleep(0.1)",
+        0,
+    ),
+    "submits at exit": ("import atexit; atexit.register(lambda: device.memory_stats())", 0),
+    "is killed by itself": ("os.kill(os.getpid(), 9)", -9),
+}
+
+
+def start(ending: str) -> subprocess.Popen[str]:
+    text = START.format(root=str(ROOT)) + ending + "\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+@linux
+@pytest.mark.parametrize("how", ENDINGS)
+def test_a_program_ends_cleanly(how: str) -> None:
+    ending, status = ENDINGS[how]
+    run = start(ending)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == status, errors
+    # A thread that is still submitting may be told that the device is closed.
+    if how not in ("raises", "exits while a thread submits"):
+        assert errors == ""
+
+
+@linux
+def test_an_interrupt_reaches_the_program_and_the_device_goes_on() -> None:
+    run = start(
+        "print('ready', flush=True)\n"
+        "try:\n"
+        "    while True:\n"
+        "        device.submit(commands)\n"
+        "except KeyboardInterrupt:\n"
+        "    before = read(data)[0]\n"
+        "    device.submit(commands)\n"
+        "    assert read(data)[0] == before + 2000 and (read(data) == read(data)[0]).all()\n"
+        "    print('fine')\n"
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    run.send_signal(signal.SIGINT)
+    output, errors = run.communicate(timeout=60)
+    assert (output, errors, run.returncode) == ("fine\n", "", 0)
+
+
+def float_control() -> tuple[Callable[[], int], Callable[[int], None]]:
+    text = """
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define i32 @get() nounwind {
+  %p = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %p)
+  %v = load i32, ptr %p
+  ret i32 %v
+}
+define void @set(i32 %v) nounwind {
+  %p = alloca i32
+  store i32 %v, ptr %p
+  call void @llvm.x86.sse.ldmxcsr(ptr %p)
+  ret void
+}
+"""
+    from baregrad.runtime.cpu.elf import X86_64
+    from baregrad.runtime.cpu.loader import Loader
+    from tests.runtime.kernels import assembled
+
+    loaded = Loader(X86_64).load(assembled(text))
+    getter = ctypes.CFUNCTYPE(ctypes.c_int32)(loaded.address("get"))
+    setter = ctypes.CFUNCTYPE(None, ctypes.c_int32)(loaded.address("set"))
+
+    def get() -> int:
+        assert loaded
+        return int(getter())
+
+    return get, setter
+
+
+def test_another_library_s_float_settings_change_no_result() -> None:
+    """With subnormals flushed in the caller's thread alone, results would depend on the thread."""
+    device = open_cpu(2)
+    if device.host.machine != "x86_64":
+        pytest.skip("reads the control register of x86-64")
+    get, set_control = float_control()
+    tiny = np.full(64, 1e-40, np.float32)
+    one = floats(device, np.ones(64))
+    a, zero, out = floats(device, tiny), floats(device, np.zeros(64)), device.allocate(256)
+    kernel = device.load(add_multiply(8, 8))
+    usual = get()
+    flushing = usual | 0x8040
+    set_control(flushing)
+    try:
+        device.run(kernel, [out, a, one, zero])
+        kept = get()
+        results = bytes(out.as_memoryview())
+    finally:
+        set_control(usual)
+    assert kept & 0x8040 == 0x8040
+    assert results == tiny.tobytes()
+    device.close()
+
+
+def test_threads_are_at_most_the_cores() -> None:
+    from tests.runtime.kernels import assembled
+
+    cores = usable_cores()
+    for asked, wanted in ((0, cores), (1, 1), (cores, cores), (1000, cores)):
+        with options.override(threads=asked):
+            device = CpuDevice(assemble=assembled)
+        assert device.threads == wanted
+        device.close()
+    assert CpuDevice().threads == 1

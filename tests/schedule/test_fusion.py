@@ -1,0 +1,279 @@
+"""What becomes one kernel: elementwise work, views, epilogues, rows of reductions, siblings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baregrad.ir.node import toposort
+from baregrad.ir.op import Ops
+from baregrad.schedule import Decision
+from tests.schedule.graphs import I64, A, check, iota, param, value
+
+
+def reasons(plan: object, op: object) -> list[Decision]:
+    return [d for d in plan.decisions if d.value.op is op]  # type: ignore[attr-defined]
+
+
+def test_elementwise_chain_is_one_kernel() -> None:
+    x, y = param(0, 30, 40), param(1, 40)
+    plan = check([((x + y) * 2.0).relu().exp()], kernels=1)
+    assert plan.arena_nbytes == 0
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.permute(1, 0),
+        lambda x: x.reshape(4, 6, 5),
+        lambda x: x.flip(0, 1),
+        lambda x: x.pad((1, 2), (0, 3)),
+        lambda x: x.pad((0, 0, 2), (1, 0, 1)),
+        lambda x: x.shrink((1, 11, 3), (2, 9)),
+        lambda x: x.reshape(12, 1, 10).expand(12, 3, 10),
+        lambda x: x.window(1, 3, 2, 2).window(0, 2),
+        lambda x: x.permute(1, 0).reshape(8, 15).flip(1).permute(1, 0).reshape(5, 24),
+        lambda x: x.pad((1, 1), (1, 1)).window(0, 3),
+    ],
+)
+def test_views_cost_no_kernel(view: object) -> None:
+    x = param(0, 12, 10)
+    check([view(x + 1.0) * 2.0], kernels=1)  # type: ignore[operator]
+
+
+def test_view_of_a_stored_value_is_read_in_place() -> None:
+    x = (param(0, 6, 8) * 2.0).contiguous()
+    check([x.permute(1, 0).reshape(4, 12) + 1.0], kernels=2)
+
+
+def test_softmax_is_one_kernel() -> None:
+    plan = check([param(0, 64, 128).softmax()], kernels=1)
+    reductions = [n for n in toposort(plan.kernels[0]) if n.op is Ops.REDUCE]
+    assert len(reductions) == 2
+
+
+def test_layer_norm_is_one_kernel() -> None:
+    x, g, b = param(0, 64, 96), param(1, 96), param(2, 96)
+    away = x - x.mean(1, keep=True)
+    rate = ((away * away).mean(1, keep=True) + 1e-5).sqrt().reciprocal()
+    check([away * rate * g + b], kernels=1)
+
+
+def test_rms_norm_is_one_kernel() -> None:
+    x, g = param(0, 64, 96), param(1, 96)
+    check([x * ((x * x).mean(1, keep=True) + 1e-5).sqrt().reciprocal() * g], kernels=1)
+
+
+def test_loss_and_its_gradient_are_two_kernels() -> None:
+    x, labels = param(0, 128, 10), param(1, 128, dtype=I64)
+    away = x - x.max(1, keep=True)
+    e = away.exp()
+    total = e.sum(1, keep=True)
+    loss = (away - total.log()).gather(iota(128), labels).mean() * -1.0
+    hot = labels.reshape(128, 1).eq(iota(10).reshape(1, 10)).cast(x.node.dtype)
+    check([loss, (e / total - hot) * (1 / 128)], most=2)
+
+
+def test_matmul_keeps_its_epilogue() -> None:
+    x, w, b, skip = param(0, 48, 64), param(1, 64, 40), param(2, 40), param(3, 48, 40)
+    check([((x @ w) + b + skip).relu()], kernels=1)
+
+
+def test_matmul_operand_that_is_computed_is_stored_first() -> None:
+    x, w = param(0, 128, 128), param(1, 128, 128)
+    plan = check([x.exp() @ w], kernels=2)
+    assert reasons(plan, Ops.EXP)[0].stored
+
+
+def test_chain_of_matmuls_is_a_kernel_each() -> None:
+    x, w, v = param(0, 64, 64), param(1, 64, 64), param(2, 64, 64)
+    check([((x @ w).relu() @ v).relu()], kernels=2)
+
+
+def test_attention_is_three_kernels() -> None:
+    q, k, v = (param(i, 4, 32, 16) for i in range(3))
+    scores = (q.reshape(4, 32, 1, 16) * k.reshape(4, 1, 32, 16)).sum(3) * 0.25
+    p = scores.softmax()
+    out = (p.reshape(4, 32, 32, 1) * v.reshape(4, 1, 32, 16)).sum(2)
+    check([out], kernels=3)
+
+
+def test_constant_scale_leaves_the_contraction() -> None:
+    x, w = param(0, 128, 64), param(1, 64, 128)
+    check([(x * 0.125) @ w], kernels=1)
+
+
+def test_batch_norm_training_is_two_kernels() -> None:
+    x, g, b = param(0, 16, 32, 8, 8), param(1, 32), param(2, 32)
+    mean = x.mean(0, 2, 3, keep=True)
+    away = x - mean
+    var = (away * away).mean(0, 2, 3, keep=True)
+    y = away * (var + 1e-5).sqrt().reciprocal() * g.reshape(1, 32, 1, 1) + b.reshape(1, 32, 1, 1)
+    running = param(3, 32) * 0.9 + mean.reshape(32) * 0.1
+    check([y, running], kernels=2)
+
+
+def test_sums_over_the_same_axes_share_a_kernel() -> None:
+    x, y = param(0, 32, 300), param(1, 32, 300)
+    plan = check([x.sum(1), (x * y).sum(1), x.max(1)], kernels=1)
+    ranges = {n for n in toposort(plan.kernels[0]) if n.op is Ops.RANGE}
+    assert len(ranges) == 2
+
+
+def test_argmax_and_its_value_are_one_kernel() -> None:
+    check([*param(0, 40, 50).argmax(1)], kernels=1)
+
+
+def test_optimiser_updates_share_a_kernel() -> None:
+    p, m, v, g = (param(i, 1000) for i in range(4))
+    m2 = m * 0.9 + g * 0.1
+    v2 = v * 0.99 + g * g * 0.01
+    check([m2, v2, p - m2 / (v2.sqrt() + 1e-8)], kernels=1)
+
+
+def test_dear_value_with_two_readers_is_stored_once() -> None:
+    x = param(0, 400, 400)
+    y = (x.exp() + x.log().exp()).exp()
+    plan = check([y.sum(0), y.sum(1)])
+    assert any(d.stored for d in reasons(plan, Ops.EXP))
+
+
+def test_cheap_value_with_two_readers_is_computed_twice() -> None:
+    x = param(0, 400, 400)
+    plan = check([(x + 1.0).sum(0), (x + 1.0).sum(1)], kernels=2)
+    assert not any(d.stored for d in reasons(plan, Ops.ADD))
+
+
+def test_reduction_shared_out_over_few_rows_is_stored() -> None:
+    x = param(0, 2, 60000)
+    plan = check([x / x.sum(1, keep=True)], kernels=2)
+    assert "rows" in plan.explain()
+
+
+def test_contiguous_forces_a_kernel() -> None:
+    check([(param(0, 10) + 1.0).contiguous() * 2.0], kernels=2)
+
+
+def test_diamond_does_not_make_a_cycle() -> None:
+    """b needs c, which needs a; a and b would like to be one kernel."""
+    x = param(0, 64, 64)
+    a = (x * 2.0).contiguous()
+    c = a.sum(0)
+    b = a + (c * 3.0).exp().reshape(64, 1).expand(64, 64)
+    check([a, b, b.sum(1)])
+
+
+def test_scan_reads_and_is_read_elementwise() -> None:
+    check([(param(0, 8, 30) * 2.0).scan(1) + 1.0], kernels=1)
+    check([param(0, 8, 30).scan(1).flip(1)], kernels=2)
+
+
+def test_guards_that_read_stay_inside_others() -> None:
+    """A condition that loads an index must not be evaluated where the index itself is a pad."""
+    x, places = param(0, 9), param(1, 4, dtype=I64)
+    check([x.gather(places).pad((2, 2)).window(0, 3).sum(1)])
+
+
+def test_out_of_range_reads_are_zero() -> None:
+    x, places = param(0, 5), param(1, 4, dtype=I64)
+    from baregrad.schedule import make_plan
+    from tests.schedule.graphs import run_plan, sink
+
+    found = run_plan(
+        make_plan(sink(x.gather(places))),
+        {0: np.arange(5, dtype=np.float32) + 1, 1: np.array([0, 7, -1, 4])},
+    )
+    assert found[0].tolist() == [1.0, 0.0, 0.0, 5.0]
+
+
+def test_outputs_that_are_arguments_take_no_kernel() -> None:
+    x = param(0, 6, 4)
+    plan = check([x, x.reshape(24), x.contiguous()], kernels=0)
+    assert [plan.buffers[i].kind for i in plan.outputs] == ["param"] * 3
+
+
+def test_outputs_of_constants_and_views() -> None:
+    x = param(0, 6, 4)
+    check([value(3).to((2, 2)), x.permute(1, 0), iota(5), x.permute(1, 0)], kernels=3)
+
+
+def test_reshaped_output_divides_nothing() -> None:
+    plan = check([(param(0, 12, 10) @ param(1, 10, 14)).reshape(6, 28)], kernels=1)
+    assert not plan.kernels[0].mask & (Ops.FLOORDIV.bit | Ops.MOD.bit)
+
+
+def test_merged_heads_are_read_without_division() -> None:
+    x = (param(0, 4, 8, 16) * 2.0).contiguous()
+    plan = check([x.permute(1, 0, 2).reshape(8, 64) * 3.0], kernels=2)
+    for kernel in plan.kernels:
+        assert not kernel.mask & (Ops.FLOORDIV.bit | Ops.MOD.bit)
+
+
+def test_equal_kernels_are_one_node() -> None:
+    x = param(0, 64, 64)
+    for slot in range(1, 5):
+        x = (x @ param(slot, 64, 64)).relu()
+    plan = check([x], kernels=4)
+    assert len(set(plan.kernels)) == 1
+
+
+def test_plans_of_equal_graphs_are_equal() -> None:
+    from baregrad.schedule import make_plan
+    from tests.schedule.graphs import sink
+
+    def make() -> A:
+        x = param(0, 20, 30)
+        return x.softmax() @ param(1, 30, 5)
+
+    assert make_plan(sink(make())) == make_plan(sink(make()))
+
+
+def test_origins_name_what_a_launch_computes() -> None:
+    x = param(0, 20, 30)
+    total = x.sum(1)
+    plan = check([total * 2.0], kernels=1)
+    assert total.node in plan.steps[0].origins
+
+
+def loops_of(plan: object) -> int:
+    """How many different ranges the reductions of a plan's only kernel close."""
+    (kernel,) = plan.kernels  # type: ignore[attr-defined]
+    closed = set()
+    for node in toposort(kernel):
+        if node.op is Ops.REDUCE:
+            closed.update(node.src[node.arg.monoid.arity :])
+    return len(closed)
+
+
+def test_independent_reductions_of_different_depth_share_a_loop() -> None:
+    """One sum reads what other reductions made, the other does not: still one pass."""
+    x, w = param(0, 40, 300), param(1, 40, 300)
+    away = (x - x.mean(1, keep=True)).contiguous()
+    plan = check([(away * w).sum(1), w.sum(1)], kernels=2)
+    closed = {
+        axis
+        for node in toposort(plan.kernels[-1])
+        if node.op is Ops.REDUCE
+        for axis in node.src[1:]
+    }
+    assert len(closed) == 1
+
+
+def test_dependent_reductions_keep_their_own_loops() -> None:
+    x = param(0, 40, 300)
+    away = x - x.mean(1, keep=True)
+    assert loops_of(check([(away * away).mean(1)], kernels=1)) == 2
+
+
+def test_a_sum_of_what_is_stored_reads_what_is_stored() -> None:
+    """The sum of a norm's output and a residual is not taken apart into the norm's ingredients."""
+    x, g, w, v = param(0, 48, 64), param(1, 64), param(2, 64, 64), param(3, 64, 64)
+
+    def norm(y: A) -> A:
+        away = y - y.mean(1, keep=True)
+        return away * ((away * away).mean(1, keep=True) + 1e-5).sqrt().reciprocal() * g
+
+    h = norm(x)
+    f = (h @ w).relu() @ v
+    # Norm; two matmuls, the second with its residual; norm.
+    check([norm(f + h)], kernels=4, tolerance=1e-3)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from baregrad.base.errors import UnsupportedDevice
+from baregrad.target.cpu import CPU_ROWS, cpu_row, cpu_row_named
+
+WIDEST = cpu_row_named("x86-64-avx512")
+V4 = frozenset(WIDEST.needs + WIDEST.extras) - {"avx512vnni", "avx512bf16", "avx512fp16"}
+
+
+def test_the_widest_row_that_fits_is_chosen() -> None:
+    assert cpu_row(V4 | {"aes", "sha"}).name == "x86-64-avx512"
+    assert cpu_row(V4 - {"avx512dq"}).name == "x86-64-avx2"
+    assert cpu_row(V4 - {"fma"}).name == "x86-64-sse2"
+    assert cpu_row(frozenset({"fp-armv8", "neon", "crc"})).name == "arm64-neon"
+
+
+def test_linux_spellings_are_understood() -> None:
+    linux = V4 - {"sse3", "sse4.1", "sse4.2", "lzcnt", "bmi"}
+    linux |= {"pni", "sse4_1", "sse4_2", "abm", "bmi1"}
+    assert cpu_row(linux).name == "x86-64-avx512"
+    assert cpu_row(linux) == cpu_row(V4)
+    assert cpu_row(frozenset({"fp", "asimd", "asimddp"})).features[-1] == "dotprod"
+
+
+def test_extras_are_named_and_change_the_key() -> None:
+    row = cpu_row(V4 | {"avx512vnni", "aes"})
+    assert row.features[-1] == "avx512vnni"
+    assert "aes" not in row.features
+    assert row.converts_float16
+    assert not cpu_row(V4 - {"f16c"}).converts_float16
+    assert row.key != cpu_row(V4).key
+
+
+def test_cores_and_caches_do_not_change_the_key() -> None:
+    row = cpu_row(V4)
+    assert dataclasses.replace(row, cores=96, l2_bytes=1).key == row.key
+
+
+@pytest.mark.parametrize("features", [frozenset(), frozenset({"sve"})])
+def test_an_unknown_machine_is_refused(features: frozenset[str]) -> None:
+    with pytest.raises(UnsupportedDevice, match="REF"):
+        cpu_row(features)
+    with pytest.raises(UnsupportedDevice, match="x86-64-sse2"):
+        cpu_row_named("z80")
+
+
+def test_rows_are_plausible() -> None:
+    for one in CPU_ROWS:
+        assert one.lanes(4) * 4 == one.vector_bytes in (16, 32, 64)
+        assert one.vector_registers in (16, 32)
+        assert one.l1_bytes < one.l2_bytes < one.l3_bytes
+        assert one.masks <= (one.vector_bytes == 64)
+        assert one.fma == ("fma" in one.needs or one.architecture == "aarch64")
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            one.cores = 2  # type: ignore[misc]
+
+
+def test_this_machine_has_a_row() -> None:
+    binding = pytest.importorskip("llvmlite.binding")
+    found = binding.get_host_cpu_features()
+    row = cpu_row(frozenset(name for name, present in found.items() if present))
+    assert row.architecture in binding.get_process_triple().replace("arm64", "aarch64")

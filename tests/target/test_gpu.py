@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from baregrad.base.errors import UnsupportedDevice
+from baregrad.target.gpu import gpu_row
+
+HOPPER = gpu_row("sm_90a")
+
+
+@pytest.mark.parametrize("registers,warps", [(168, 12), (96, 20), (80, 24), (48, 40), (32, 64)])
+def test_registers_limit_warps_as_measured(registers: int, warps: int) -> None:
+    assert HOPPER.warps_by_registers(registers) == warps
+
+
+@pytest.mark.parametrize("kib,blocks", [
+    (227, 1), (114, 1), (113, 2), (75, 3), (56, 4), (44, 5), (37, 6), (27, 8), (228, 0),
+])
+def test_shared_memory_limits_blocks_as_measured(kib: int, blocks: int) -> None:
+    assert HOPPER.resident_blocks(4, 32, kib * 1024) == blocks
+
+
+def test_blocks_and_warps_have_limits_of_their_own() -> None:
+    assert HOPPER.resident_blocks(1, 16, 0) == 32
+    assert HOPPER.resident_blocks(32, 32, 0) == 2
+    assert HOPPER.resident_blocks(12, 168, 200 * 1024) == 1
+    assert HOPPER.resident_blocks(13, 168, 0) == 0
+    assert HOPPER.resident_blocks(1, 256, 0) == 0
+
+
+def test_matrix_shapes_take_32_bytes_of_k() -> None:
+    sizes = {"bfloat16": 2, "float16": 2, "tfloat32": 4, "float8_e4m3fn": 1, "int8": 1}
+    for shape in HOPPER.matrix_shapes:
+        assert shape.m == 64
+        assert shape.k * sizes[shape.operands[0]] == 32
+        assert shape.widths[-1] == 256
+        # The rate is that of the bytes: 2048 a cycle for two-byte elements.
+        assert shape.macs_per_cycle * sizes[shape.operands[0]] == 4096
+
+
+def test_an_unknown_generation_is_refused() -> None:
+    with pytest.raises(UnsupportedDevice, match="sm_90a"):
+        gpu_row("sm_12")

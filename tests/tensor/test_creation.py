@@ -1,0 +1,217 @@
+"""Making tensors and getting data out: against NumPy and PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from baregrad.base.errors import (
+    DeviceError,
+    DTypeError,
+    GradientError,
+    ShapeError,
+    UnsupportedDevice,
+    UnsupportedDType,
+)
+from baregrad.dtypes import dtypes
+from baregrad.tensor import Tensor
+from tests.tensor.oracle import THEIRS, compare, same
+
+MADE: tuple[tuple[str, Any], ...] = (
+    ("zeros", lambda f: f.zeros(2, 3)),
+    ("zeros tuple", lambda f: f.zeros((2, 3))),
+    ("zeros scalar", lambda f: f.zeros(())),
+    ("ones", lambda f: f.ones(2, 0)),
+    ("full", lambda f: f.full((2, 3), 2.5)),
+    ("full int", lambda f: f.full((2,), 3)),
+    ("full bool", lambda f: f.full((2,), True)),
+    ("arange", lambda f: f.arange(5)),
+    ("arange from", lambda f: f.arange(2, 9)),
+    ("arange step", lambda f: f.arange(2, 9, 3)),
+    ("arange down", lambda f: f.arange(9, 2, -2)),
+    ("arange float", lambda f: f.arange(0.0, 1.0, 0.1)),
+    ("arange float stop", lambda f: f.arange(5.0)),
+    ("arange empty", lambda f: f.arange(3, 3)),
+    ("linspace", lambda f: f.linspace(0, 1, 7)),
+    ("linspace down", lambda f: f.linspace(3, -2, 6)),
+    ("linspace 1", lambda f: f.linspace(3, 5, 1)),
+    ("linspace 0", lambda f: f.linspace(3, 5, 0)),
+    ("eye", lambda f: f.eye(3)),
+    ("eye wide", lambda f: f.eye(2, 4)),
+    ("zeros_like", lambda f: f.zeros_like(f.ones(2, 3))),
+    ("ones_like", lambda f: f.ones_like(f.arange(4))),
+    ("full_like", lambda f: f.full_like(f.ones(2, 3), 7)),
+)
+
+
+@pytest.mark.parametrize("row", MADE, ids=lambda r: r[0])
+def test_made_as_by_pytorch(row: Any) -> None:
+    same(row[1](Tensor), row[1](THEIRS))
+
+
+DATA: tuple[Any, ...] = (
+    1,
+    1.5,
+    True,
+    [1, 2],
+    [1.0, 2],
+    [True, False],
+    [[1, 2], [3, 4]],
+    [],
+    [[]],
+    [[[1.5]]],
+    (1, 2),
+    [2**40, -1],
+    np.arange(3),
+    np.arange(3.0),
+    np.float32([1, 2]),
+    np.array(5),
+    np.array([True]),
+    np.arange(6).reshape(2, 3).T,
+    np.arange(10)[::-2],
+    np.zeros((0, 3), np.int32),
+    np.uint8([255]),
+    np.float16([1.5]),
+    np.int64(7),
+    np.float32(1.5),
+)
+
+
+@pytest.mark.parametrize("data", DATA, ids=repr)
+def test_data_as_pytorch_takes_it(data: Any) -> None:
+    plain = data.copy() if isinstance(data, np.ndarray) else data
+    same(Tensor(data), torch.tensor(plain), 0.0)
+
+
+def test_other_sources() -> None:
+    assert Tensor(b"\x01\x02").tolist() == [1, 2]
+    assert Tensor(b"\x00\x00\x80\x3f", dtype=dtypes.float32).tolist() == [1.0]
+    assert Tensor(range(3)).tolist() == [0, 1, 2]
+    assert Tensor(np.array([1.5, 2], ml_dtypes.bfloat16)).dtype is dtypes.bfloat16
+    assert Tensor([Tensor([1, 2]), Tensor([3, 4])]).tolist() == [[1, 2], [3, 4]]
+    for kind in (torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.float64):
+        theirs = torch.tensor([[0, 1], [2, 3]]).to(kind).T
+        same(Tensor(theirs), theirs, 0.0)
+    source = torch.ones(2, requires_grad=True)
+    assert not Tensor(source).requires_grad
+
+
+def test_dtype_and_device() -> None:
+    assert Tensor([1, 2], dtype=dtypes.float16).dtype is dtypes.float16
+    assert Tensor([1.7, -1.7], dtype="int32").tolist() == [1, -1]
+    assert Tensor(np.array([1.5, 300]), dtype=dtypes.uint8).tolist() == [1, 255]
+    assert Tensor([0.1], dtype=dtypes.float64).item() == 0.1
+    assert Tensor([1.0], device="ref").device == "REF"
+    x = Tensor([1.0])
+    y = Tensor(x)
+    y += 1
+    assert x.tolist() == [1.0]
+
+
+def test_data_is_copied() -> None:
+    array = np.ones(3, np.float32)
+    x = Tensor(array)
+    array[0] = 5
+    assert x.tolist() == [1.0, 1.0, 1.0]
+    out = x.numpy()
+    out[0] = 7
+    assert x.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_out() -> None:
+    x = Tensor([[1.5, -2.0]])
+    assert x.tolist() == [[1.5, -2.0]]
+    assert x[0, 0].item() == 1.5 and float(x[0, 0]) == 1.5 and int(Tensor(3)) == 3
+    assert [10, 20, 30][Tensor(1)] == 20
+    np.testing.assert_array_equal(np.asarray(x), x.numpy())
+    assert np.asarray(x, dtype=np.float64).dtype == np.float64
+    assert bool(Tensor(1.0)) and not Tensor([0])
+    assert Tensor([1.5, 2], dtype=dtypes.bfloat16).tolist() == [1.5, 2.0]
+    assert torch.from_dlpack(x).tolist() == [[1.5, -2.0]]
+    assert np.from_dlpack(x).tolist() == [[1.5, -2.0]]
+
+
+def test_sharing_memory() -> None:
+    array = np.arange(4.0)
+    for x in (
+        Tensor.from_numpy(array),
+        Tensor.from_dlpack(torch.tensor(array)),
+        Tensor.from_dlpack(array),
+    ):
+        assert x.tolist() == [0.0, 1.0, 2.0, 3.0]
+        x += 1
+    assert array.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert Tensor.from_numpy(np.zeros((0, 2))).shape == (0, 2)
+
+
+def test_conversions() -> None:
+    array = np.array([-1.5, 0.0, 2.5, 300.7])
+    for name in ("float", "double", "half", "bfloat16", "int", "long", "short", "bool"):
+        compare(lambda f, x, n=name: getattr(x, n)(), [array], dtypes.float64)
+    assert Tensor([float("nan"), float("inf"), -float("inf")]).int().tolist() == [
+        0,
+        2**31 - 1,
+        -(2**31),
+    ]
+    x = Tensor([1.0])
+    assert x.float() is x and x.to(x.device) is x and x.to(dtypes.int32).dtype is dtypes.int32
+    assert x.to(Tensor([1], dtype=dtypes.int8)).dtype is dtypes.int8
+    assert x.type(dtypes.half).dtype is dtypes.float16
+
+
+def test_copies() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    (x * x).sum().backward()
+    for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
+        assert y.requires_grad and y.is_leaf and y.tolist() == [1.0, 2.0]
+        (y * 3).sum().backward()
+    assert x.grad.tolist() == [2.0, 4.0]
+    assert copy.deepcopy(x).grad.tolist() == [2.0, 4.0]
+    assert pickle.loads(pickle.dumps(Tensor([1.5], dtype=dtypes.bfloat16))).tolist() == [1.5]
+    with pytest.raises(GradientError, match="detach"):
+        copy.deepcopy(x * 2)
+
+
+def test_facts() -> None:
+    x = Tensor.zeros(2, 3, 4)
+    assert (x.ndim, x.numel(), x.size(), x.size(-1), len(x)) == (3, 24, (2, 3, 4), 4, 2)
+    assert x.shape == (2, 3, 4) and x.dtype is dtypes.float32
+    assert x.element_size() == 4 and x.nbytes == 96
+
+
+def test_text() -> None:
+    assert repr(Tensor([1.0, 2.5])) == "Tensor([1. , 2.5], dtype=float32)"
+    assert repr(Tensor(3)) == "Tensor(3, dtype=int64)"
+    assert "requires_grad=True" in repr(Tensor([1.0], requires_grad=True))
+    assert "shape=(0, 3)" in repr(Tensor.zeros(0, 3))
+    assert "..." in repr(Tensor.zeros(50, 50))
+    assert "1.5" in repr(Tensor([1.5], dtype=dtypes.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    (
+        (lambda: Tensor("abc"), DTypeError, "numbers or bools"),
+        (lambda: Tensor([[1], [1, 2]]), ShapeError, "different lengths"),
+        (lambda: Tensor([1j]), DTypeError, "complex"),
+        (lambda: Tensor(None), DTypeError, "NoneType"),
+        (lambda: Tensor([1], dtype="floaty"), DTypeError, "unknown dtype"),
+        (lambda: Tensor([1.0], device="TPU").realize(), UnsupportedDevice, "TPU"),
+        (lambda: Tensor([1.0]) + Tensor([1.0], device="NULL"), DeviceError, "(REF|CPU) and NULL"),
+        (lambda: Tensor([1.0], dtype=dtypes.bfloat16).numpy(), UnsupportedDType, "bfloat16"),
+        (lambda: Tensor([1, 2]).item(), ShapeError, "one element"),
+        (lambda: bool(Tensor([1, 2])), ShapeError, "any\\(\\) or all"),
+        (lambda: [1][Tensor(0.0)], DTypeError, "index"),
+        (lambda: Tensor.arange(0, 5, -1), ValueError, "wrong way"),
+        (lambda: Tensor.arange(0, 5, 0), ValueError, "never ends"),
+    ),
+)
+def test_errors(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,474 @@
+"""Elementwise operations against PyTorch: dtypes, shapes, special values, gradients."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.tensor import Tensor
+from tests.tensor.oracle import FLOATS, INTS, OURS, THEIRS, both, compare, same, values
+
+SHAPES = ((), (0,), (3,), (2, 3), (1, 3, 2))
+
+# name, function of f and x, lowest and highest argument
+UNARY: tuple[tuple[str, Any, float, float], ...] = (
+    ("abs", lambda f, x: x.abs(), -2, 2),
+    ("neg", lambda f, x: -x, -2, 2),
+    ("exp", lambda f, x: x.exp(), -2, 2),
+    ("exp2", lambda f, x: x.exp2(), -2, 2),
+    ("expm1", lambda f, x: x.expm1(), -2, 2),
+    ("log", lambda f, x: x.log(), 0.1, 3),
+    ("log2", lambda f, x: x.log2(), 0.1, 3),
+    ("log10", lambda f, x: x.log10(), 0.1, 3),
+    ("log1p", lambda f, x: x.log1p(), -0.9, 3),
+    ("logit", lambda f, x: x.logit(), 0.1, 0.9),
+    ("sqrt", lambda f, x: x.sqrt(), 0.1, 3),
+    ("rsqrt", lambda f, x: x.rsqrt(), 0.1, 3),
+    ("reciprocal", lambda f, x: x.reciprocal(), 0.5, 3),
+    ("square", lambda f, x: x.square(), -2, 2),
+    ("sin", lambda f, x: x.sin(), -4, 4),
+    ("cos", lambda f, x: x.cos(), -4, 4),
+    ("tan", lambda f, x: x.tan(), -1.2, 1.2),
+    ("asin", lambda f, x: x.asin(), -0.9, 0.9),
+    ("acos", lambda f, x: x.acos(), -0.9, 0.9),
+    ("atan", lambda f, x: x.atan(), -3, 3),
+    ("sinh", lambda f, x: x.sinh(), -2, 2),
+    ("cosh", lambda f, x: x.cosh(), -2, 2),
+    ("tanh", lambda f, x: x.tanh(), -2, 2),
+    ("asinh", lambda f, x: x.asinh(), -2, 2),
+    ("acosh", lambda f, x: x.acosh(), 1.1, 4),
+    ("atanh", lambda f, x: x.atanh(), -0.9, 0.9),
+    ("erf", lambda f, x: x.erf(), -2, 2),
+    ("sinc", lambda f, x: x.sinc(), -2, 2),
+    ("sign", lambda f, x: x.sign(), -2, 2),
+    ("floor", lambda f, x: x.floor(), -4, 4),
+    ("ceil", lambda f, x: x.ceil(), -4, 4),
+    ("trunc", lambda f, x: x.trunc(), -4, 4),
+    ("round", lambda f, x: x.round(), -4, 4),
+    ("frac", lambda f, x: x.frac(), -4, 4),
+    ("deg2rad", lambda f, x: x.deg2rad(), -90, 90),
+    ("rad2deg", lambda f, x: x.rad2deg(), -2, 2),
+    ("relu", lambda f, x: f.relu(x), -2, 2),
+    ("relu6", lambda f, x: f.relu6(x), -2, 8),
+    ("sigmoid", lambda f, x: x.sigmoid(), -4, 4),
+    ("logsigmoid", lambda f, x: f.logsigmoid(x), -4, 4),
+    ("silu", lambda f, x: f.silu(x), -4, 4),
+    ("gelu", lambda f, x: f.gelu(x), -4, 4),
+    ("gelu tanh", lambda f, x: f.gelu(x, approximate="tanh"), -4, 4),
+    ("softplus", lambda f, x: f.softplus(x), -4, 4),
+    ("softplus beta", lambda f, x: f.softplus(x, 2.0, 3.0), -4, 4),
+    ("elu", lambda f, x: f.elu(x), -4, 4),
+    ("elu alpha", lambda f, x: f.elu(x, 0.5), -4, 4),
+    ("selu", lambda f, x: f.selu(x), -4, 4),
+    ("celu", lambda f, x: f.celu(x, 1.5), -4, 4),
+    ("leaky_relu", lambda f, x: f.leaky_relu(x, 0.1), -4, 4),
+    ("hardtanh", lambda f, x: f.hardtanh(x), -3, 3),
+    ("hardsigmoid", lambda f, x: f.hardsigmoid(x), -5, 5),
+    ("hardswish", lambda f, x: f.hardswish(x), -5, 5),
+    ("mish", lambda f, x: f.mish(x), -4, 4),
+    ("softsign", lambda f, x: f.softsign(x), -4, 4),
+    ("tanhshrink", lambda f, x: f.tanhshrink(x), -4, 4),
+    ("threshold", lambda f, x: f.threshold(x, 0.5, 2.0), -4, 4),
+    ("clamp", lambda f, x: x.clamp(-1, 1), -2, 2),
+    ("clamp min", lambda f, x: x.clamp(min=0.5), -2, 2),
+    ("clamp max", lambda f, x: x.clamp(max=0.5), -2, 2),
+    ("pow 2", lambda f, x: x**2, -2, 2),
+    ("pow 3", lambda f, x: x**3, -2, 2),
+    ("pow 2.5", lambda f, x: x**2.5, 0.1, 2),
+    ("pow -1", lambda f, x: x**-1.0, 0.5, 2),
+    ("pow -2.0", lambda f, x: x**-2.0, 0.5, 2),
+    ("pow 0.5", lambda f, x: x**0.5, 0.5, 2),
+    ("2 ** x", lambda f, x: 2.0**x, -2, 2),
+    ("1 - x", lambda f, x: 1 - x, -2, 2),
+    ("1 / x", lambda f, x: 1 / x, 0.5, 2),
+    ("x + 1.5", lambda f, x: x + 1.5, -2, 2),
+    ("x * 3", lambda f, x: x * 3, -2, 2),
+    ("x / 3", lambda f, x: x / 3, -2, 2),
+    ("x // 0.7", lambda f, x: x // 0.7, -2, 2),
+    ("x % 0.7", lambda f, x: x % 0.7, -2, 2),
+    ("fmod", lambda f, x: x.fmod(0.7), -2, 2),
+    ("isnan", lambda f, x: x.isnan(), -2, 2),
+    ("isinf", lambda f, x: x.isinf(), -2, 2),
+    ("isfinite", lambda f, x: x.isfinite(), -2, 2),
+    ("signbit", lambda f, x: x.signbit(), -2, 2),
+    ("logical_not", lambda f, x: x.logical_not(), -1, 1),
+    ("nan_to_num", lambda f, x: x.nan_to_num(), -2, 2),
+)
+NAMES = [row[0] for row in UNARY]
+
+
+@pytest.mark.parametrize("row", UNARY, ids=NAMES)
+def test_unary_values_and_gradients(row: Any) -> None:
+    name, function, low, high = row
+    rng = np.random.default_rng(1)
+    for shape in SHAPES:
+        array = values(rng, shape, dtypes.float64, low, high)
+        grad = name not in ("sign", "x // 0.7")  # no gradient: ours, PyTorch's
+        compare(
+            function,
+            [array],
+            dtypes.float64,
+            tolerance=1e-11,
+            grad_tolerance=2e-8,
+            grad=grad,
+            second=name != "hardsigmoid",
+        )
+    compare(function, [array], tolerance=3e-6, grad_tolerance=1e-4, grad=grad, second=False)
+
+
+@pytest.mark.parametrize("row", UNARY, ids=NAMES)
+def test_unary_narrow_floats(row: Any) -> None:
+    name, function, low, high = row
+    if name == "x // 0.7":
+        return  # the rounding of 0.7 decides
+    array = np.random.default_rng(2).uniform(low, high, 40)
+    compare(function, [array], dtypes.float16, tolerance=4e-3, grad=False)
+    compare(function, [array], dtypes.bfloat16, tolerance=3e-2, grad=False)
+
+
+INTEGER_ROWS = tuple(
+    row
+    for row in UNARY
+    if row[0]
+    not in (
+        "logsigmoid",
+        "silu",
+        "gelu",
+        "gelu tanh",
+        "softplus",
+        "softplus beta",
+        "elu",
+        "elu alpha",
+        "selu",
+        "celu",
+        "leaky_relu",
+        "hardsigmoid",
+        "hardswish",
+        "mish",
+        "hardtanh",
+        "frac",
+        "softsign",
+        "tanhshrink",
+        "threshold",
+        "pow -1",
+        "pow -2.0",
+        "1 / x",
+        "reciprocal",
+        "x // 0.7",
+        "logit",
+    )
+)
+
+
+@pytest.mark.parametrize("row", INTEGER_ROWS, ids=[row[0] for row in INTEGER_ROWS])
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_unary_integers(row: Any, dtype: Any) -> None:
+    name, function, low, high = row
+    if dtype is dtypes.uint8 and name in ("neg", "1 - x"):
+        low = 0
+    array = values(np.random.default_rng(3), (4, 5), dtype, math.ceil(low), max(high, low + 1))
+    compare(function, [array], dtype, tolerance=3e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ("exp", "sqrt", "sin", "sigmoid", "logical_not", "isnan", "square")
+)
+def test_unary_bools(name: str) -> None:
+    array = np.array([True, False, True])
+    compare(lambda f, x: getattr(x, name)(), [array], dtypes.bool, tolerance=3e-6)
+
+
+SPECIAL = np.array(
+    [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        math.inf,
+        -math.inf,
+        math.nan,
+        1e-30,
+        -1e-30,
+        1e30,
+        -1e30,
+        1e-6,
+        88.0,
+        -88.0,
+        100.0,
+        -100.0,
+        0.5,
+        2.0,
+        1e-3,
+    ]
+)
+# Functions that differ from PyTorch at some special value, with the values left out.
+EXCEPT = {
+    "sinh": (88.0, -88.0),  # rounding of e**88
+    "cosh": (88.0, -88.0),
+    "silu": (-math.inf,),  # -inf * 0
+    "hardswish": (-math.inf,),  # -inf * 0
+    "logit": (),
+    "sinc": (math.inf, -math.inf, 1e30, -1e30),
+    "tan": (1e30, -1e30),
+    "sin": (1e30, -1e30),
+    "cos": (1e30, -1e30),
+    "gelu": (1e30, -1e30),
+    "gelu tanh": (1e30, -1e30),
+    "rad2deg": (),
+    "x // 0.7": (1e30, -1e30),
+    "x % 0.7": (1e30, -1e30),
+    "fmod": (1e30, -1e30),
+}
+
+
+@pytest.mark.parametrize("row", UNARY, ids=NAMES)
+def test_unary_special_values(row: Any) -> None:
+    name, function, _, _ = row
+    array = np.array([v for v in SPECIAL if v not in EXCEPT.get(name, ())])
+    compare(function, [array], dtypes.float32, tolerance=4e-6, grad=False)
+
+
+@pytest.mark.parametrize("row", UNARY, ids=NAMES)
+def test_gradients_are_finite_where_pytorchs_are(row: Any) -> None:
+    name, function, _, _ = row
+    if name in ("sinc", "x // 0.7"):
+        return  # PyTorch's own is wrong near 0; it has none
+    for value in (0.0, 1.0, -1.0, 30.0, -30.0, 90.0, -90.0, 1e-4, -1e-4):
+        ours, theirs = both(np.array(value), dtypes.float32, True)
+        got, wanted = function(OURS, ours), function(THEIRS, theirs)
+        if not wanted.dtype.is_floating_point or not wanted.requires_grad:
+            continue
+        wanted.backward()
+        if not got.requires_grad:
+            assert theirs.grad == 0
+            continue
+        got.backward()
+        found, aim = ours.grad.item(), theirs.grad.item()
+        if math.isfinite(aim) and math.isfinite(wanted.item()):
+            assert math.isclose(found, aim, rel_tol=1e-4, abs_tol=1e-6), (value, found, aim)
+
+
+BINARY: tuple[tuple[str, Any], ...] = (
+    ("add", operator.add),
+    ("sub", operator.sub),
+    ("mul", operator.mul),
+    ("truediv", operator.truediv),
+    ("floordiv", operator.floordiv),
+    ("mod", operator.mod),
+    ("fmod", lambda a, b: a.fmod(b)),
+    ("div trunc", lambda a, b: a.div(b, rounding_mode="trunc")),
+    ("div floor", lambda a, b: a.div(b, rounding_mode="floor")),
+    ("maximum", lambda a, b: a.maximum(b)),
+    ("minimum", lambda a, b: a.minimum(b)),
+    ("pow", operator.pow),
+    ("atan2", lambda a, b: a.atan2(b)),
+    ("copysign", lambda a, b: a.copysign(b)),
+    ("logaddexp", lambda a, b: a.logaddexp(b)),
+    ("eq", operator.eq),
+    ("ne", operator.ne),
+    ("lt", operator.lt),
+    ("le", operator.le),
+    ("gt", operator.gt),
+    ("ge", operator.ge),
+    ("logical_and", lambda a, b: a.logical_and(b)),
+    ("logical_or", lambda a, b: a.logical_or(b)),
+    ("logical_xor", lambda a, b: a.logical_xor(b)),
+    ("and", operator.and_),
+    ("or", operator.or_),
+    ("xor", operator.xor),
+    ("lshift", operator.lshift),
+    ("rshift", operator.rshift),
+    ("isclose", lambda a, b: a.isclose(b, rtol=0.3)),
+    ("add alpha", lambda a, b: a.add(b, alpha=2)),
+    ("sub alpha", lambda a, b: a.sub(b, alpha=2)),
+)
+FLOAT_ONLY = ("atan2", "copysign", "logaddexp")
+INT_ONLY = ("and", "or", "xor", "lshift", "rshift")
+BROADCASTS = (
+    ((), ()),
+    ((3,), ()),
+    ((), (2, 2)),
+    ((3,), (3,)),
+    ((2, 3), (3,)),
+    ((2, 1), (1, 3)),
+    ((1, 3, 1), (2, 1, 4)),
+    ((0, 3), (3,)),
+    ((2, 0), (1, 1)),
+)
+
+
+@pytest.mark.parametrize("row", [r for r in BINARY if r[0] not in INT_ONLY], ids=lambda r: r[0])
+def test_binary_floats_broadcast_and_differentiate(row: Any) -> None:
+    name, function = row
+    rng = np.random.default_rng(4)
+    low = 0.2 if name == "pow" else -2
+    for left, right in BROADCASTS:
+        a, b = (rng.uniform(low, 2, shape) for shape in (left, right))
+        compare(
+            lambda f, x, y: function(x, y),
+            [a, b],
+            dtypes.float64,
+            grad_tolerance=1e-9,
+            grad=name != "floordiv",
+        )
+    compare(lambda f, x, y: function(x, y), [a, b], tolerance=4e-6, grad=False)
+
+
+@pytest.mark.parametrize("row", [r for r in BINARY if r[0] not in FLOAT_ONLY], ids=lambda r: r[0])
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_binary_integers(row: Any, dtype: Any) -> None:
+    name, function = row
+    rng = np.random.default_rng(5)
+    a = values(rng, (5, 6), dtype, -20, 20)
+    positive = name in ("pow", "lshift", "rshift") or dtype is dtypes.uint8
+    b = values(rng, (5, 6), dtype, 1 if positive else -7, 7)
+    if name in ("floordiv", "mod", "fmod", "div trunc", "div floor", "truediv"):
+        b = np.where(b == 0, 3, b)
+    compare(lambda f, x, y: function(x, y), [a, b], dtype, tolerance=3e-6)
+
+
+WITHOUT_BOOLS = (
+    "sub",
+    "floordiv",
+    "mod",
+    "fmod",
+    "pow",
+    "lshift",
+    "rshift",
+    "sub alpha",
+    "div trunc",
+    "div floor",
+    "add alpha",
+    *FLOAT_ONLY,
+)
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in BINARY if r[0] not in WITHOUT_BOOLS], ids=lambda r: r[0]
+)
+def test_binary_bools(row: Any) -> None:
+    a, b = np.array([[True, False]]), np.array([[True], [False]])
+    compare(lambda f, x, y: row[1](x, y), [a, b], dtypes.bool, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("row", [r for r in BINARY if r[0] not in INT_ONLY], ids=lambda r: r[0])
+def test_binary_special_values(row: Any) -> None:
+    name, function = row
+    special = np.array([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 2.5, -2.5, 3.0])
+    a, b = np.meshgrid(special, special)
+    if name in ("add alpha", "sub alpha", "isclose"):
+        return
+    compare(lambda f, x, y: function(x, y), [a, b], dtypes.float32, grad=False)
+
+
+PAIRS = [(a, b) for a in (*FLOATS, *INTS, dtypes.bool) for b in (*FLOATS, *INTS, dtypes.bool)]
+
+
+def test_promotion_of_every_pair() -> None:
+    for left, right in PAIRS:
+        a, ta = both(np.array([1, 0, 1]), left)
+        b, tb = both(np.array([1, 1, 0]), right)
+        same(a + b, ta + tb)
+        same(a * b[0], ta * tb[0])
+        same(a[0] * b[0], ta[0] * tb[0])
+        same(a == b, ta == tb)
+        same(a.maximum(b), torch.maximum(ta, tb))
+        same(Tensor.where(a.bool(), a, b), torch.where(ta.bool(), ta, tb))
+
+
+@pytest.mark.parametrize("scalar", (True, 3, 2.5, np.float32(2.5), np.int64(3)), ids=repr)
+def test_scalars_are_weak(scalar: Any) -> None:
+    for dtype in (*FLOATS, *INTS, dtypes.bool):
+        x, t = both(np.array([1, 0, 1]), dtype)
+        plain = scalar.item() if isinstance(scalar, np.generic) else scalar
+        same(x + scalar, t + plain)
+        same(scalar + x, plain + t)
+        same(x * scalar, t * plain)
+        same(x / scalar, t / plain)
+        same(x < scalar, t < plain)
+
+
+def test_where_as_pytorchs_method() -> None:
+    x, t = both(np.array([1.0, 2.0, 3.0]), dtypes.float32)
+    same(x.where(x > 1, -1), t.where(t > 1, -1))
+    assert (x > 1).where(x, -1).tolist() == [-1.0, 2.0, 3.0]
+
+
+def test_integers_wrap() -> None:
+    for dtype in (dtypes.int8, dtypes.uint8, dtypes.int32, dtypes.int64):
+        x, t = both(np.array([dtype.max, dtype.min, 7]), dtype)
+        same(x + 1, t + 1)
+        same(x * x, t * t)
+        same(x * 3, t * 3)
+        if dtype is not dtypes.uint8:
+            same(-x, -t)
+            same(x.abs(), t.abs())
+
+
+def test_integer_division_by_zero_is_zero() -> None:
+    x = Tensor([5, -5, 0])
+    zero = Tensor([0, 0, 0])
+    assert (x // zero).tolist() == [0, 0, 0]
+    assert (x % zero).tolist() == [0, 0, 0]
+
+
+TERNARY: tuple[tuple[str, Any], ...] = (
+    ("where", lambda f, x, y, z: f.where(x > 0, y, z)),
+    ("where scalar", lambda f, x, y, z: f.where(x > 0, y, 1.0)),
+    ("lerp", lambda f, x, y, z: x.lerp(y, z)),
+    ("lerp 0.3", lambda f, x, y, z: x.lerp(y, 0.3)),
+    ("lerp 0.8", lambda f, x, y, z: x.lerp(y, 0.8)),
+    ("addcmul", lambda f, x, y, z: x.addcmul(y, z, value=0.5)),
+    ("addcdiv", lambda f, x, y, z: x.addcdiv(y, z, value=0.5)),
+    ("clamp", lambda f, x, y, z: x.clamp(y, z)),
+)
+
+
+@pytest.mark.parametrize("row", TERNARY, ids=lambda r: r[0])
+def test_ternary(row: Any) -> None:
+    rng = np.random.default_rng(6)
+    for shapes in (((3,), (3,), (3,)), ((2, 1), (3,), (2, 3)), ((2, 2), (2,), ())):
+        arrays = [rng.uniform(0.2, 2, shape) for shape in shapes]
+        compare(row[1], arrays, dtypes.float64, grad_tolerance=1e-9)
+
+
+def test_ties_of_maximum_share_the_gradient() -> None:
+    compare(lambda f, x, y: x.maximum(y), [np.ones(3), np.ones(3)], dtypes.float32)
+    compare(lambda f, x, y: x.minimum(y), [np.ones(3), np.ones(3)], dtypes.float32)
+
+
+def test_shapes_that_do_not_broadcast_say_both() -> None:
+    with pytest.raises(ShapeError, match=r"\[2, 3\] and \[2, 4\].*axis -1 has extents 3 and 4"):
+        Tensor.ones(2, 3) + Tensor.ones(2, 4)
+
+
+def test_bool_subtraction_says_what_to_do() -> None:
+    with pytest.raises(DTypeError, match="logical_xor"):
+        Tensor([True]) - Tensor([False])
+    with pytest.raises(DTypeError, match="logical_not"):
+        -Tensor([True])
+    with pytest.raises(DTypeError, match="integers or bools"):
+        Tensor([1.0]) & 1
+    with pytest.raises(DTypeError, match="bool"):
+        Tensor([1]).where(1, 2)
+    with pytest.raises(DTypeError, match="scalar or an array"):
+        Tensor([1]) + "1"
+    with pytest.raises(ValueError, match="negative power"):
+        Tensor([1]) ** -1
+
+
+def test_numpy_operands_meet_from_both_sides() -> None:
+    array = np.array([1.0, 2.0], np.float32)
+    x = Tensor([3.0, 4.0])
+    for result in (x + array, array + x):
+        assert isinstance(result, Tensor)
+        assert result.tolist() == [4.0, 6.0]
+    assert (array * x).tolist() == [3.0, 8.0]
+    assert (np.float32(2) * x).tolist() == [6.0, 8.0]

@@ -1,0 +1,348 @@
+"""Reductions, scans and sorting against PyTorch: axes, dtypes, ties, NaN, empty axes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.tensor import Tensor
+from tests.tensor.oracle import FLOATS, INTS, both, compare, same, values
+
+AXES: tuple[Any, ...] = (None, 0, -1, (0, 2), (1,))
+
+OVER_AXES: tuple[tuple[str, Any], ...] = (
+    ("sum", lambda f, x, **k: x.sum(**k)),
+    ("mean", lambda f, x, **k: x.mean(**k)),
+    ("amax", lambda f, x, **k: x.amax(**k)),
+    ("amin", lambda f, x, **k: x.amin(**k)),
+    ("var", lambda f, x, **k: x.var(**k)),
+    ("var 0", lambda f, x, **k: x.var(correction=0, **k)),
+    ("std", lambda f, x, **k: x.std(**k)),
+    ("nansum", lambda f, x, **k: x.nansum(**k)),
+    ("norm", lambda f, x, **k: x.norm(**k)),
+    ("norm 1", lambda f, x, **k: x.norm(1, **k)),
+    ("norm 3", lambda f, x, **k: x.norm(3, **k)),
+    ("norm inf", lambda f, x, **k: x.norm(math.inf, **k)),
+    ("norm -inf", lambda f, x, **k: x.norm(-math.inf, **k)),
+    ("norm 0", lambda f, x, **k: x.norm(0, **k)),
+    ("any", lambda f, x, **k: (x > 0).any(**k)),
+    ("all", lambda f, x, **k: (x > -1.5).all(**k)),
+)
+
+
+@pytest.mark.parametrize("row", OVER_AXES, ids=lambda r: r[0])
+@pytest.mark.parametrize("dim", AXES, ids=str)
+@pytest.mark.parametrize("keepdim", (False, True))
+def test_over_axes(row: Any, dim: Any, keepdim: bool) -> None:
+    name, function = row
+    options = (
+        {"dim": dim}
+        if name.startswith("norm") and dim is None
+        else {"dim": dim, "keepdim": keepdim}
+    )
+    if name in ("any", "all") and dim is None:
+        options = {}
+    array = np.random.default_rng(1).uniform(-2, 2, (3, 4, 2))
+    compare(
+        lambda f, x: function(f, x, **options),
+        [array],
+        dtypes.float64,
+        grad_tolerance=1e-9,
+        grad=name != "norm 0",
+    )
+    compare(
+        lambda f, x: function(f, x, **options), [array], dtypes.float32, tolerance=4e-6, grad=False
+    )
+
+
+ALONG: tuple[tuple[str, Any], ...] = (
+    ("prod", lambda f, x, d: x.prod(d)),
+    ("prod keepdim", lambda f, x, d: x.prod(d, keepdim=True)),
+    ("max", lambda f, x, d: tuple(x.max(d))),
+    ("max keepdim", lambda f, x, d: tuple(x.max(d, keepdim=True))),
+    ("min", lambda f, x, d: tuple(x.min(d))),
+    ("argmax", lambda f, x, d: x.argmax(d)),
+    ("argmax keepdim", lambda f, x, d: x.argmax(d, keepdim=True)),
+    ("argmin", lambda f, x, d: x.argmin(d)),
+    ("logsumexp", lambda f, x, d: x.logsumexp(d)),
+    ("logsumexp keepdim", lambda f, x, d: x.logsumexp(d, keepdim=True)),
+    ("softmax", lambda f, x, d: x.softmax(d)),
+    ("softmin", lambda f, x, d: f.softmin(x, d)),
+    ("log_softmax", lambda f, x, d: x.log_softmax(d)),
+    ("cumsum", lambda f, x, d: x.cumsum(d)),
+    ("cumprod", lambda f, x, d: x.cumprod(d)),
+    ("cummax", lambda f, x, d: tuple(x.cummax(d))),
+    ("cummin", lambda f, x, d: tuple(x.cummin(d))),
+    ("logcumsumexp", lambda f, x, d: x.logcumsumexp(d)),
+    ("sort", lambda f, x, d: tuple(x.sort(dim=d, stable=True))),
+    ("sort descending", lambda f, x, d: tuple(x.sort(dim=d, descending=True, stable=True))),
+    ("argsort", lambda f, x, d: x.argsort(dim=d, stable=True)),
+    ("topk", lambda f, x, d: tuple(x.topk(2, d))),
+    ("topk smallest", lambda f, x, d: tuple(x.topk(2, d, largest=False))),
+    ("kthvalue", lambda f, x, d: tuple(x.kthvalue(2, d))),
+    ("median", lambda f, x, d: tuple(x.median(d))),
+    ("quantile", lambda f, x, d: x.quantile(0.3, d)),
+    ("aminmax", lambda f, x, d: tuple(x.aminmax(dim=d))),
+    (
+        "var_mean",
+        lambda f, x, d: tuple(
+            torch.var_mean(x, d) if isinstance(x, torch.Tensor) else x.var_mean(d)
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("row", ALONG, ids=lambda r: r[0])
+@pytest.mark.parametrize("dim", (0, 1, -1))
+def test_along_an_axis(row: Any, dim: int) -> None:
+    array = np.random.default_rng(2).uniform(-2, 2, (3, 4, 2))
+    compare(lambda f, x: row[1](f, x, dim), [array], dtypes.float64, grad_tolerance=1e-8)
+
+
+WHOLE: tuple[tuple[str, Any], ...] = (
+    ("prod", lambda f, x: x.prod()),
+    ("max", lambda f, x: x.max()),
+    ("min", lambda f, x: x.min()),
+    ("argmax", lambda f, x: x.argmax()),
+    ("argmin", lambda f, x: x.argmin()),
+    ("median", lambda f, x: x.median()),
+    ("quantile", lambda f, x: x.quantile(0.3)),
+    ("count_nonzero", lambda f, x: x.count_nonzero()),
+)
+
+
+@pytest.mark.parametrize("row", WHOLE, ids=lambda r: r[0])
+def test_of_everything(row: Any) -> None:
+    for shape in ((), (1,), (5,), (2, 3)):
+        array = np.random.default_rng(3).uniform(-2, 2, shape)
+        compare(row[1], [array], dtypes.float64, grad_tolerance=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "sum",
+        "mean",
+        "prod",
+        "max",
+        "logsumexp",
+        "softmax",
+        "log_softmax",
+        "cumsum",
+        "cumprod",
+        "argmax",
+        "cummax",
+        "sort",
+        "std",
+        "norm",
+        "topk",
+        "median",
+        "any",
+    ),
+)
+def test_scalars(name: str) -> None:
+    def function(f: Any, x: Any) -> Any:
+        if name == "topk":
+            return tuple(x.topk(1, 0))
+        if name in ("logsumexp", "softmax", "log_softmax", "cumsum", "cumprod", "argmax"):
+            return getattr(x, name)(0)
+        if name in ("cummax", "sort"):
+            return tuple(getattr(x, name)(0))
+        return getattr(x, name)()
+
+    compare(function, [np.array(1.5)], dtypes.float32, grad=name not in ("std", "median"))
+
+
+@pytest.mark.parametrize("dtype", (*INTS, dtypes.bool), ids=str)
+def test_integers_and_bools(dtype: Any) -> None:
+    array = values(np.random.default_rng(4), (3, 4), dtype, -5, 5)
+    for function in (
+        lambda f, x: x.sum(),
+        lambda f, x: x.sum(1),
+        lambda f, x: x.prod(0),
+        lambda f, x: x.cumsum(1),
+        lambda f, x: (x > 0).any(),
+        lambda f, x: (x > 0).all(1),
+        lambda f, x: x.amax(1),
+        lambda f, x: x.amin(0),
+        lambda f, x: x.sum(dtype=f.zeros(1).dtype),
+        lambda f, x: tuple(x.sort(dim=1, stable=True)),
+        lambda f, x: tuple(x.sort(dim=1, descending=True, stable=True)),
+    ):
+        compare(function, [array], dtype)
+    if dtype.kind != "bool":
+        compare(lambda f, x: tuple(x.max(1)), [array], dtype)
+        compare(lambda f, x: x.argmin(0), [array], dtype)
+        compare(lambda f, x: tuple(x.cummax(1)), [array], dtype)
+
+
+def test_integer_sums_wrap() -> None:
+    array = np.full(3, np.iinfo(np.int64).max)
+    compare(lambda f, x: x.sum(), [array], dtypes.int64)
+    compare(lambda f, x: x.prod(), [array], dtypes.int64)
+
+
+@pytest.mark.parametrize("dtype", FLOATS[2:], ids=str)
+def test_narrow_floats_accumulate_in_float32(dtype: Any) -> None:
+    ones = np.ones(5000)
+    x, t = both(ones, dtype)
+    same(x.sum(), t.sum())
+    same(x.mean(), t.mean())
+    same(x.cumsum(0)[-1], torch.tensor(ones).sum().to(t.dtype))
+    array = np.random.default_rng(5).uniform(-1, 1, (30, 40))
+    for function in (
+        lambda f, x: x.softmax(1),
+        lambda f, x: x.log_softmax(1),
+        lambda f, x: x.var(1),
+        lambda f, x: x.std(1),
+        lambda f, x: x.logsumexp(1),
+        lambda f, x: x.norm(dim=1),
+        lambda f, x: x.amax(0),
+        lambda f, x: tuple(x.sort(dim=1, stable=True)),
+    ):
+        compare(function, [array], dtype)
+
+
+TIES = np.array([[1.0, 3.0, 3.0, 2.0], [2.0, 2.0, 2.0, 2.0], [-1.0, -1.0, 0.0, -0.0]])
+
+
+def test_gradients_of_ties() -> None:
+    for function in (
+        lambda f, x: x.amax(1),
+        lambda f, x: x.amin(1),
+        lambda f, x: x.max(),
+        lambda f, x: x.max(1)[0],
+        lambda f, x: x.min(1)[0],
+        lambda f, x: x.cummax(1)[0],
+        lambda f, x: x.cummin(1)[0],
+        lambda f, x: x.sort(dim=1, stable=True)[0],
+        lambda f, x: x.median(1)[0],
+        lambda f, x: x.norm(math.inf, 1),
+    ):
+        compare(function, [TIES], dtypes.float64, grad_tolerance=1e-9)
+
+
+def test_gradient_of_products_with_zeros() -> None:
+    for array in (
+        np.array([[2.0, 0.0, 3.0], [0.0, 0.0, 4.0], [1.0, 5.0, 2.0]]),
+        np.array([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),
+    ):
+        for dim in (0, 1):
+            compare(lambda f, x, d=dim: x.prod(d), [array], dtypes.float64)
+            compare(lambda f, x, d=dim: x.cumprod(d), [array], dtypes.float64)
+        compare(lambda f, x: x.prod(), [array], dtypes.float64)
+
+
+def test_norm_has_gradient_zero_at_zero() -> None:
+    compare(lambda f, x: x.norm(), [np.zeros(3)], dtypes.float32, second=False)
+    compare(lambda f, x: x.norm(dim=1), [np.zeros((2, 3))], dtypes.float32, second=False)
+
+
+SPECIAL = np.array(
+    [[1.0, math.nan, 2.0, -0.0], [math.inf, 0.0, -math.inf, 1.0], [-math.inf] * 4, [math.inf] * 4]
+)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        r
+        for r in ALONG
+        if r[0]
+        not in (
+            "softmin",
+            "cumprod",
+            "kthvalue",
+            "quantile",
+            "logcumsumexp",
+            "topk",
+            "topk smallest",
+            "var_mean",
+        )
+    ],
+    ids=lambda r: r[0],
+)
+def test_special_values(row: Any) -> None:
+    compare(lambda f, x: row[1](f, x, 1), [SPECIAL], dtypes.float32, grad=False)
+
+
+def test_special_values_of_whole_reductions() -> None:
+    for row in SPECIAL:
+        for function in (
+            lambda f, x: x.sum(),
+            lambda f, x: x.amax(0),
+            lambda f, x: x.amin(0),
+            lambda f, x: x.nansum(),
+            lambda f, x: x.median(),
+            lambda f, x: x.prod(),
+        ):
+            compare(function, [row], dtypes.float32, grad=False)
+
+
+EMPTY: tuple[Any, ...] = (
+    lambda f, x: x.sum(0),
+    lambda f, x: x.sum(1),
+    lambda f, x: x.prod(0),
+    lambda f, x: x.mean(0),
+    lambda f, x: x.any(0),
+    lambda f, x: x.all(0),
+    lambda f, x: x.cumsum(0),
+    lambda f, x: x.cumprod(1),
+    lambda f, x: x.softmax(0),
+    lambda f, x: x.log_softmax(1),
+    lambda f, x: x.amax(1),
+    lambda f, x: x.argsort(0),
+    lambda f, x: x.norm(dim=0),
+    lambda f, x: x.var(0),
+)
+
+
+@pytest.mark.parametrize("function", EMPTY)
+def test_empty_axes(function: Any) -> None:
+    compare(function, [np.zeros((0, 3))], dtypes.float32, grad=False)
+
+
+@pytest.mark.parametrize("size", (2, 1023, 1025, 1500))
+def test_long_sorts(size: int) -> None:
+    rng = np.random.default_rng(size)
+    array = rng.integers(0, size // 2 + 1, (2, size)).astype(np.float64)
+    array[1, :2] = (math.nan, -0.0)
+    if size < 1025:
+        array = array[:, : min(size, 200)]
+    compare(lambda f, x: tuple(x.sort(dim=1, stable=True)), [array], dtypes.float32, grad=False)
+    x, t = both(array, dtypes.float32)
+    places = x.argsort(1, descending=True).numpy()
+    same(x.argsort(1, descending=True), t.argsort(dim=1, descending=True, stable=True))
+    assert (np.sort(places, axis=1) == np.arange(array.shape[1])).all()
+
+
+def test_topk_of_a_long_axis() -> None:
+    array = np.random.default_rng(9).permutation(3000).astype(np.float64)
+    for k in (1, 5, 40):
+        compare(lambda f, x, k=k: tuple(x.topk(k)), [array], dtypes.float32, second=False)
+
+
+def test_softmax_keeps_its_precision_and_gradient() -> None:
+    array = np.random.default_rng(11).uniform(-50, 50, (4, 7))
+    compare(lambda f, x: x.softmax(-1), [array], dtypes.float64, grad_tolerance=1e-10)
+    compare(lambda f, x: x.log_softmax(0), [array], dtypes.float64, grad_tolerance=1e-10)
+
+
+def test_errors_say_what_was_wanted() -> None:
+    x = Tensor.ones(2, 3)
+    with pytest.raises(IndexOutOfRange, match="no axis 2: found 2 axes, wanted -2 to 1"):
+        x.sum(2)
+    with pytest.raises(ShapeError, match="named twice"):
+        x.sum((0, -2))
+    with pytest.raises(DTypeError, match="the mean.*int64.*float"):
+        Tensor([1, 2]).mean()
+    with pytest.raises(ShapeError, match="at least one element"):
+        Tensor.zeros(0).amax()
+    with pytest.raises(ShapeError, match="k = 4, wanted 0 to 3"):
+        x.topk(4)

@@ -1,0 +1,235 @@
+"""Shape operations against PyTorch: values, gradients, and which of them are views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.base.errors import IndexOutOfRange, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.tensor import Tensor
+from tests.tensor.oracle import compare
+
+ROWS: tuple[tuple[str, tuple[int, ...], Any], ...] = (
+    ("reshape", (2, 6), lambda f, x: x.reshape(3, -1)),
+    ("reshape tuple", (2, 6), lambda f, x: x.reshape((4, 3))),
+    ("reshape scalar", (1, 1), lambda f, x: x.reshape(())),
+    ("reshape transposed", (2, 6), lambda f, x: x.transpose(0, 1).reshape(3, 4)),
+    ("view", (2, 6), lambda f, x: x.view(2, 2, 3)),
+    ("flatten", (2, 3, 4), lambda f, x: x.flatten()),
+    ("flatten 1", (2, 3, 4), lambda f, x: x.flatten(1)),
+    ("flatten 0 1", (2, 3, 4), lambda f, x: x.flatten(0, 1)),
+    ("flatten scalar", (), lambda f, x: x.flatten()),
+    ("ravel", (2, 3), lambda f, x: x.ravel()),
+    ("unflatten", (2, 6), lambda f, x: x.unflatten(1, (2, -1))),
+    ("squeeze", (1, 3, 1), lambda f, x: x.squeeze()),
+    ("squeeze 0", (1, 3, 1), lambda f, x: x.squeeze(0)),
+    ("squeeze 1", (1, 3, 1), lambda f, x: x.squeeze(1)),
+    ("squeeze both", (1, 3, 1), lambda f, x: x.squeeze((0, 2))),
+    ("unsqueeze", (2, 3), lambda f, x: x.unsqueeze(-1)),
+    ("unsqueeze 0", (2, 3), lambda f, x: x.unsqueeze(0)),
+    ("permute", (2, 3, 4), lambda f, x: x.permute(2, 0, 1)),
+    ("permute negative", (2, 3, 4), lambda f, x: x.permute(-1, 0, 1)),
+    ("transpose", (2, 3, 4), lambda f, x: x.transpose(0, 2)),
+    ("swapaxes", (2, 3, 4), lambda f, x: x.swapaxes(1, 2)),
+    ("t", (2, 3), lambda f, x: x.t()),
+    ("t vector", (3,), lambda f, x: x.t()),
+    ("T", (2, 3), lambda f, x: x.T),
+    ("mT", (2, 3, 4), lambda f, x: x.mT),
+    ("movedim", (2, 3, 4), lambda f, x: x.movedim(0, -1)),
+    ("movedim several", (2, 3, 4), lambda f, x: x.movedim((0, 1), (2, 0))),
+    ("expand", (1, 3), lambda f, x: x.expand(4, 3)),
+    ("expand -1", (1, 3), lambda f, x: x.expand(2, 4, -1)),
+    ("broadcast_to", (3, 1), lambda f, x: x.broadcast_to((2, 3, 4))),
+    ("repeat", (2, 3), lambda f, x: x.repeat(2, 3)),
+    ("repeat more", (2, 3), lambda f, x: x.repeat(2, 1, 2)),
+    ("tile", (2, 3), lambda f, x: x.tile(2)),
+    ("repeat_interleave", (2, 3), lambda f, x: x.repeat_interleave(2, 1)),
+    ("repeat_interleave flat", (2, 3), lambda f, x: x.repeat_interleave(3)),
+    ("flip", (2, 3), lambda f, x: x.flip(0)),
+    ("flip both", (2, 3), lambda f, x: x.flip((0, 1))),
+    ("roll", (2, 5), lambda f, x: x.roll(2, 1)),
+    ("roll both", (2, 5), lambda f, x: x.roll((1, -2), (0, 1))),
+    ("roll flat", (2, 5), lambda f, x: x.roll(3)),
+    ("narrow", (4, 5), lambda f, x: x.narrow(1, 1, 3)),
+    ("unfold", (2, 7), lambda f, x: x.unfold(1, 3, 2)),
+    ("unfold front", (7, 2), lambda f, x: x.unfold(0, 2, 1)),
+    ("diagonal", (3, 4), lambda f, x: x.diagonal()),
+    ("diagonal offset", (3, 4), lambda f, x: x.diagonal(1)),
+    ("diagonal below", (4, 3), lambda f, x: x.diagonal(-2)),
+    ("diagonal none", (3, 3), lambda f, x: x.diagonal(5)),
+    ("diagonal batch", (2, 3, 4), lambda f, x: x.diagonal(0, 1, 2)),
+    ("diagonal axes", (3, 2, 4), lambda f, x: x.diagonal(1, 2, 0)),
+    ("diag", (3,), lambda f, x: x.diag()),
+    ("diag 1", (3,), lambda f, x: x.diag(1)),
+    ("diag -2", (3,), lambda f, x: x.diag(-2)),
+    ("diag matrix", (3, 4), lambda f, x: x.diag(1)),
+    ("diag_embed", (2, 3), lambda f, x: x.diag_embed(1)),
+    ("tril", (3, 4), lambda f, x: x.tril()),
+    ("tril 1", (2, 3, 4), lambda f, x: x.tril(1)),
+    ("triu", (3, 4), lambda f, x: x.triu()),
+    ("triu -1", (4, 3), lambda f, x: x.triu(-1)),
+    ("split", (7, 2), lambda f, x: x.split(3)),
+    ("split sizes", (7, 2), lambda f, x: x.split([2, 5])),
+    ("split 1", (2, 6), lambda f, x: x.split(2, 1)),
+    ("chunk", (7, 2), lambda f, x: x.chunk(3)),
+    ("chunk many", (2, 2), lambda f, x: x.chunk(5)),
+    ("tensor_split", (7,), lambda f, x: x.tensor_split(3)),
+    ("tensor_split at", (7,), lambda f, x: x.tensor_split((2, 5))),
+    ("unbind", (3, 2), lambda f, x: x.unbind()),
+    ("unbind 1", (3, 2), lambda f, x: x.unbind(1)),
+    ("cat", (2, 3), lambda f, x: f.cat([x, x * 2, x[:1]])),
+    ("cat 1", (2, 3), lambda f, x: f.cat((x, x), dim=-1)),
+    ("stack", (2, 3), lambda f, x: f.stack([x, x * 2])),
+    ("stack last", (2, 3), lambda f, x: f.stack([x, x * 2], dim=-1)),
+    ("hstack", (2, 3), lambda f, x: f.hstack([x, x])),
+    ("hstack 1", (3,), lambda f, x: f.hstack([x, x])),
+    ("vstack", (3,), lambda f, x: f.vstack([x, x])),
+    ("meshgrid", (3,), lambda f, x: f.meshgrid(x, x * 2, indexing="ij")),
+    ("meshgrid xy", (3,), lambda f, x: f.meshgrid(x, x[:2], indexing="xy")),
+    ("pad", (2, 3), lambda f, x: f.pad(x, (1, 2))),
+    ("pad both", (2, 3), lambda f, x: f.pad(x, (1, 2, 0, 1))),
+    ("pad value", (2, 3), lambda f, x: f.pad(x, (1, 2), value=1.5)),
+    ("pad negative", (2, 5), lambda f, x: f.pad(x, (-1, 2))),
+    ("pad reflect", (1, 2, 4), lambda f, x: f.pad(x, (2, 1), mode="reflect")),
+    ("pad replicate", (1, 2, 4), lambda f, x: f.pad(x, (2, 5), mode="replicate")),
+    ("pad circular", (1, 2, 4), lambda f, x: f.pad(x, (2, 1), mode="circular")),
+    ("pad reflect 2d", (1, 1, 3, 4), lambda f, x: f.pad(x, (1, 2, 2, 1), mode="reflect")),
+    ("contiguous", (2, 3), lambda f, x: x.T.contiguous()),
+    ("clone", (2, 3), lambda f, x: x.clone()),
+    ("kron", (2, 3), lambda f, x: f.kron(x, x[:1])),
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: r[0])
+@pytest.mark.parametrize("dtype", (dtypes.float64, dtypes.int32, dtypes.bool), ids=str)
+def test_values_and_gradients(row: Any, dtype: Any) -> None:
+    name, shape, function = row
+    rng = np.random.default_rng(1)
+    if dtype.kind == "bool" and ("*" in name or name in _ARITHMETIC):
+        return
+    array = rng.uniform(-2, 2, shape) if dtype.is_float else rng.integers(0, 5, shape)
+    if name == "pad value" and dtype is not dtypes.float64:
+        return
+    compare(function, [array], dtype, tolerance=0.0, grad_tolerance=1e-12)
+
+
+_ARITHMETIC = (
+    "cat",
+    "stack",
+    "stack last",
+    "meshgrid",
+    "pad reflect",
+    "pad replicate",
+    "pad circular",
+    "pad reflect 2d",
+    "kron",
+)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [r for r in ROWS if len(r[1]) >= 2 and r[0] not in ("narrow", "kron")],
+    ids=lambda r: r[0],
+)
+def test_of_a_view(row: Any) -> None:
+    _, shape, function = row
+    array = np.random.default_rng(2).uniform(-2, 2, (shape[-1] * 2, *reversed(shape[:-1])))
+
+    def of_view(f: Any, x: Any) -> Any:
+        return function(f, x[::2].permute(*reversed(range(x.ndim))).flip(0))
+
+    compare(of_view, [array], dtypes.float64, tolerance=0.0, grad_tolerance=1e-12)
+
+
+def test_reshape_is_a_view_where_numpy_gives_one() -> None:
+    array = np.arange(24.0).reshape(2, 3, 4)
+    cases = (
+        (lambda a: a, (6, 4)),
+        (lambda a: a[:, 1:], (2, 8)),
+        (lambda a: a[:, 1:], (4, 4)),
+        (lambda a: a[..., ::2], (6, 2)),
+        (lambda a: a[..., ::2], (2, 6)),
+        (lambda a: a.transpose(1, 0, 2), (6, 4)),
+        (lambda a: a.transpose(1, 0, 2), (3, 2, 2, 2)),
+        (lambda a: a[::-1], (6, 4)),
+        (lambda a: a[:, ::-1], (2, 12)),
+        (lambda a: a[:1], (12,)),
+        (lambda a: a[:, :1], (2, 4)),
+        (lambda a: a.transpose(2, 1, 0), (24,)),
+        (lambda a: a[1], (3, 2, 2)),
+        (lambda a: a[:, :, 0], (6,)),
+        (lambda a: a[:, :, None], (2, 3, 4)),
+    )
+    for view, shape in cases:
+        x = Tensor(array)
+        seen = view(x) if not _uses_transpose(view) else _permuted(x, view, array)
+        expected = np.shares_memory(view(array).reshape(shape), array)
+        aliases = seen.reshape(shape)._storage is x._storage
+        assert aliases == expected, (shape, view(array).strides)
+
+
+def _uses_transpose(view: Any) -> bool:
+    return "transpose" in view.__code__.co_names
+
+
+def _permuted(x: Tensor, view: Any, array: np.ndarray) -> Tensor:
+    strides = view(array).strides
+    return x.permute([array.strides.index(stride) for stride in strides])
+
+
+def test_strides_follow_numpy() -> None:
+    array = np.arange(24.0).reshape(2, 3, 4)
+    x = Tensor(array)
+    assert x.stride() == (12, 4, 1)
+    assert x[:, ::-1, 1::2].stride() == (12, -4, 2)
+    assert x.T.stride() == (1, 4, 12)
+    assert x[:, None].expand(2, 5, 3, 4).stride() == (12, 0, 4, 1)
+    assert x.diagonal(0, 0, 1).stride() == (1, 16)
+    assert not x.T.is_contiguous()
+    assert x.T.contiguous().is_contiguous()
+
+
+def test_view_refuses_to_copy() -> None:
+    with pytest.raises(ShapeError, match="reshape"):
+        Tensor.ones(2, 3).T.view(6)
+    assert Tensor([1.0]).view(dtypes.int32).tolist() == [1065353216]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    (
+        (lambda x: x.reshape(4), ShapeError, r"\[2, 3\] \(6 elements\), wanted \[4\]"),
+        (lambda x: x.reshape(-1, -1), ShapeError, "only one extent can be -1"),
+        (lambda x: x.reshape(4, -1), ShapeError, "sizes do not fit"),
+        (lambda x: x.reshape(2.0, 3), ShapeError, "an extent is an integer"),
+        (lambda x: x.permute(0, 0), ShapeError, "each axis once"),
+        (lambda x: x.expand(3, 3), ShapeError, "cannot expand axis -2 from 2 to 3"),
+        (lambda x: x.expand(3), ShapeError, "cannot drop axes"),
+        (lambda x: x.unsqueeze(4), IndexOutOfRange, "no axis 4"),
+        (lambda x: x.split([1, 2]), ShapeError, "do not add up"),
+        (lambda x: x.cat(Tensor.ones(2)), ShapeError, "equal extents"),
+        (lambda x: x.stack(Tensor.ones(2)), ShapeError, "one shape"),
+        (lambda x: x.pad((1,)), ShapeError, "before, after"),
+        (lambda x: x.pad((4, 0), mode="reflect"), ShapeError, "at most 2"),
+        (lambda x: x[0].tril(), ShapeError, "at least 2"),
+        (lambda x: x.narrow(1, 2, 3), ShapeError, "narrow leaves the axis"),
+        (lambda x: x.unfold(1, 4, 1), ShapeError, "does not fit"),
+        (lambda x: x.flatten(1, 0), ShapeError, "wrong order"),
+        (lambda x: x.movedim((0, 1), 0), ShapeError, "as many places"),
+        (lambda x: Tensor.zeros(-1), ShapeError, "negative"),
+        (lambda x: Tensor.ones(0).reshape(0, -1), ShapeError, "not determined"),
+    ),
+)
+def test_errors(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(Tensor.ones(2, 3))
+
+
+def test_cat_promotes_and_skips_empty_vectors() -> None:
+    joined = Tensor.cat([Tensor([1, 2]), Tensor([0.5]), Tensor.zeros(0)])
+    assert joined.tolist() == [1.0, 2.0, 0.5]
+    assert joined.dtype is dtypes.float32
+    assert np.signbit(Tensor.cat([Tensor([-0.0]), Tensor([1.0])]).numpy()[0])
