@@ -73,7 +73,7 @@ def load_torch(path: Path, device: str | None = None) -> dict[str, Tensor]:
 
 
 def _dtype(name: str, dtype: str) -> DType:
-    found = getattr(dtypes, dtype, None)
+    found = vars(dtypes).get(dtype)
     if not isinstance(found, DType) or found.storage is None or found.bits < 8:
         raise UnsupportedDType(
             f"the tensor {name!r} is of a dtype that tensors do not have",

@@ -4,6 +4,9 @@ A reduction is placed ahead of the expression that reads it, where its reader's 
 covers it. Its own values are therefore guarded by every condition that shares an axis with it.
 Conditions that share none say nothing about the reduction's addresses, and would drag it into
 more loops.
+
+A SCAN is left alone, and what it folds too: the guard speaks of one position, while each position
+needs the values of all before it. It is only ever read in order, at places that exist.
 """
 
 from __future__ import annotations
@@ -13,12 +16,11 @@ from baregrad.ir.node import Node, rebuild
 from baregrad.ir.op import Ops
 
 _MEMO = "kernel.guarded"
-_REDUCES = Ops.REDUCE.bit | Ops.SCAN.bit
 
 
 def push_guards(kernel: Node) -> Node:
     """`kernel` with the values of guarded reductions guarded themselves."""
-    if not (kernel.has(Ops.GUARD) and kernel.mask & _REDUCES):
+    if not (kernel.has(Ops.GUARD) and kernel.has(Ops.REDUCE)):
         return kernel
     found: Node | None = kernel.memo.get(_MEMO)
     if found is None:
@@ -29,12 +31,12 @@ def push_guards(kernel: Node) -> Node:
 
 
 def _visit(node: Node) -> Node | None:
-    if node.op is not Ops.GUARD or not node.src[1].mask & _REDUCES:
+    if node.op is not Ops.GUARD or not node.src[1].has(Ops.REDUCE):
         return None
     condition, value = node.src
 
     def push(inner: Node) -> Node | None:
-        if not inner.op.bit & _REDUCES or condition.ranges.isdisjoint(inner.ranges):
+        if inner.op is not Ops.REDUCE or condition.ranges.isdisjoint(inner.ranges):
             return None
         return Node(inner.op, inner.dtype, tuple(_guarded(c) for c in inner.src), inner.arg)
 
@@ -46,4 +48,8 @@ def _visit(node: Node) -> Node | None:
             return Node(Ops.GUARD, child.dtype, (both, child.src[1]))
         return Node(Ops.GUARD, child.dtype, (condition, child))
 
-    return Node(Ops.GUARD, node.dtype, (condition, rebuild(value, push)))
+    return Node(Ops.GUARD, node.dtype, (condition, rebuild(value, push, enter=_outside_scans)))
+
+
+def _outside_scans(node: Node) -> bool:
+    return node.op is not Ops.SCAN

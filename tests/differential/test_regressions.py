@@ -119,3 +119,13 @@ def test_a_replay_agrees_with_eager(
     for eager, replayed in zip(seen[:4], seen[4:], strict=True):
         for a, b in zip(eager, replayed, strict=True):
             np.testing.assert_array_equal(b, a, strict=True)
+
+
+def test_a_guard_by_a_running_sum_does_not_reach_into_the_sum() -> None:
+    """An index that is a running sum guards the two halves of a stack, not what was summed."""
+    rows = np.array([[1], [6], [4], [8], [3]], np.uint16)
+    with options.override(device="CPU"):
+        a = Tensor(rows)
+        made = Tensor.stack([a, a], dim=1)[:, a.cumsum(0) % 2].numpy()
+    wanted = np.stack([rows, rows], 1)[:, np.cumsum(rows, 0) % 2]
+    np.testing.assert_array_equal(made, wanted, strict=True)
