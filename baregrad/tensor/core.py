@@ -6,7 +6,6 @@ the storage reads it. Nothing is computed before `realize`, or before somebody a
 
 from __future__ import annotations
 
-import gc
 import math
 import weakref
 from collections.abc import Iterable
@@ -29,6 +28,9 @@ from baregrad.tensor.views import Leaf, Step
 _WHOLE_NBYTES = 1 << 16
 
 
+_ALIVE: set[weakref.ref[Storage]] = set()
+
+
 class Storage:
     """A mutable cell: the node of its present value, its device, and whether gradients pass it.
 
@@ -45,6 +47,7 @@ class Storage:
         self.grad = grad
         self.known: tuple[int, int] | None = None
         self.previous: BufferRef | None = None
+        _ALIVE.add(weakref.ref(self, _ALIVE.discard))
 
     def put(self, node: Node, grad: bool = False) -> None:
         """Change the value; watchers of the session's writes get the storage and the old node."""
@@ -56,6 +59,12 @@ class Storage:
         self.known = None
         for observer in session().writes:
             observer(self, old)
+
+
+def live_storages() -> list[Storage]:
+    """Every storage that anything still holds, in no order."""
+    found = (reference() for reference in tuple(_ALIVE))
+    return [storage for storage in found if storage is not None]
 
 
 def buffer_node(ref: BufferRef, dtype: DType) -> Node:
@@ -324,8 +333,8 @@ def realize_storages(storages: Iterable[Storage]) -> None:
 def donations(found: Iterable[Storage], wanted: list[Node], spent: list[Storage]) -> dict[int, Any]:
     """For positions in `wanted`: the old memory that nothing else can read any more.
 
-    One pass over the heap finds every other storage and what its value is made of, so this is for
-    the one call that a jit captures.
+    What every other storage's value is made of is looked through, so this is for the one call that
+    a jit captures.
     """
     mine = set(found)
     candidates = {
@@ -335,7 +344,7 @@ def donations(found: Iterable[Storage], wanted: list[Node], spent: list[Storage]
     }
     if not candidates:
         return {}
-    others = [s for s in gc.get_objects() if type(s) is Storage and s not in mine]
+    others = [s for s in live_storages() if s not in mine]
     others.extend(s for s in mine if s.grad and s not in spent)
     read = handles_below([s.node for s in others])
     return {

@@ -10,7 +10,6 @@ devices, plain arguments or in anything the function closes over is captured ane
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -25,7 +24,13 @@ from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor.closure import Surroundings
-from baregrad.tensor.core import Storage, buffer_node, handles_below, realize_storages
+from baregrad.tensor.core import (
+    Storage,
+    buffer_node,
+    handles_below,
+    live_storages,
+    realize_storages,
+)
 from baregrad.tensor.grad_mode import grad_enabled
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import is_variable, leaves, map_tree, shape_of_tree
@@ -331,9 +336,9 @@ class _Entry:
         rest = {id(ref.handle): ref for ref in outside if id(ref.handle) not in state}
         if not rest:
             return found
-        # One pass over the heap: who holds a leaf that reads one of these arrays?
-        for candidate in gc.get_objects():
-            if type(candidate) is Storage and candidate.node.op is Ops.BUFFER:
+        # Who holds a leaf that reads one of these arrays?
+        for candidate in live_storages():
+            if candidate.node.op is Ops.BUFFER:
                 ref = candidate.node.arg
                 if rest.pop(id(ref.handle), None) is not None:
                     found.append((weakref.ref(candidate), ref))
@@ -490,7 +495,7 @@ def _is_whole(tensor: Tensor, clone: Tensor) -> bool:
 
 def _storages() -> dict[int, Storage]:
     """Every storage there is, held so that no later one takes its address."""
-    return {id(s): s for s in gc.get_objects() if type(s) is Storage}
+    return {id(storage): storage for storage in live_storages()}
 
 
 def _is_shared(storage: Storage | None) -> bool:
