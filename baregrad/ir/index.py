@@ -8,7 +8,7 @@ dtype `index` and give an int when every input was one (`Dim` in, `Dim` out).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from baregrad.dtypes import dtypes
@@ -19,6 +19,7 @@ from baregrad.ir.op import Ops
 
 Dim = int | Node
 Terms = dict[Node, int]
+_INDEX = dtypes.index
 
 
 def as_node(value: Dim) -> Node:
@@ -92,14 +93,19 @@ def _order(atom: Node) -> tuple[int, int, str]:
 
 def from_linear(terms: Terms, constant: int) -> Node:
     """The canonical node of c1*t1 + ... + constant."""
+    atoms = [atom for atom, scale in terms.items() if scale]
+    if len(atoms) > 1:
+        atoms.sort(key=_order)
     total: Node | None = None
-    for atom in sorted((a for a in terms if terms[a]), key=_order):
+    for atom in atoms:
         scale = terms[atom]
-        term = atom if scale == 1 else alu(Ops.MUL, atom, const(scale, dtypes.index))
-        total = term if total is None else alu(Ops.ADD, total, term)
+        term = atom if scale == 1 else Node(Ops.MUL, _INDEX, (atom, const(scale, _INDEX)))
+        total = term if total is None else Node(Ops.ADD, _INDEX, (total, term))
     if total is None:
-        return const(constant, dtypes.index)
-    return total if constant == 0 else alu(Ops.ADD, total, const(constant, dtypes.index))
+        return const(constant, _INDEX)
+    if constant == 0:
+        return total
+    return Node(Ops.ADD, _INDEX, (total, const(constant, _INDEX)))
 
 
 def _recombine(terms: Terms) -> Terms:
@@ -154,11 +160,15 @@ def total(values: Iterable[Dim]) -> Dim:
             terms[atom] = terms.get(atom, 0) + scale
     if not symbolic:
         return constant
+    return from_linear(*_with_whole_digits(terms, constant))
+
+
+def _with_whole_digits(terms: Terms, constant: int) -> tuple[Terms, int]:
+    """The same sum with quotients and remainders of one value put together again."""
     if sum(1 for atom in terms if atom.op is Ops.MOD or atom.op is Ops.FLOORDIV) > 1:
         terms = _recombine({atom: scale for atom, scale in terms.items() if scale})
-        one = const(1, dtypes.index)
-        constant += terms.pop(one, 0)
-    return from_linear(terms, constant)
+        constant += terms.pop(const(1, _INDEX), 0)
+    return terms, constant
 
 
 def add(a: Dim, b: Dim) -> Dim:
@@ -466,6 +476,23 @@ def flatten(indices: Iterable[Dim], shape: Iterable[Dim]) -> Dim:
     for value, extent in zip(indices, shape, strict=True):
         offset = add(mul(offset, extent), value)
     return offset
+
+
+def flat_terms(indices: Sequence[Dim], shape: Sequence[Dim]) -> tuple[Terms, int]:
+    """What `linear` finds in `flatten(indices, shape)`, without making nodes on the way."""
+    if not all(extent.__class__ is int for extent in shape[1:]):
+        return linear(flatten(indices, shape))
+    terms: Terms = {}
+    constant = 0
+    stride: Any = 1
+    for position in range(len(shape) - 1, -1, -1):
+        more, extra = linear(indices[position])
+        constant += extra * stride
+        for atom, scale in more.items():
+            terms[atom] = terms.get(atom, 0) + scale * stride
+        if position:
+            stride *= shape[position]
+    return _with_whole_digits(terms, constant)
 
 
 def unflatten(offset: Dim, shape: tuple[Any, ...]) -> tuple[Dim, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Range
 from baregrad.ir.op import ALU, COMPARE, STATEMENTS, Op, Ops
-from baregrad.ir.shape import infer_shape
+from baregrad.ir.shape import SHAPELESS, infer_shape
 
 Key = tuple[Op, DType, tuple["Node", ...], Any]
 NO_RANGES: frozenset[Node] = frozenset()
@@ -32,22 +32,27 @@ class _Entry(weakref.ref["Node"]):
     key: Key
 
 
-class _Interned:
-    """The weak intern table: unobservable except through the identity of equal nodes."""
-
-    def __init__(self) -> None:
-        self.table: dict[Key, _Entry] = {}
-
-    def forget(self, entry: _Entry) -> None:
-        """Drop an entry whose node died, unless an equal node has taken its place."""
-        if self.table.get(entry.key) is entry:
-            del self.table[entry.key]
+# The weak intern table: unobservable except through the identity of equal nodes.
+_TABLE: dict[Key, _Entry] = {}
 
 
-_interned = _Interned()
+def _forget(entry: _Entry) -> None:
+    """Drop an entry whose node died, unless an equal node has taken its place."""
+    if _TABLE.get(entry.key) is entry:
+        del _TABLE[entry.key]
+
+
+# Looked up once: most of what a compiler of ours does is making nodes.
+_find = _TABLE.get
+_insert = _TABLE.setdefault
+_create = object.__new__
+_CONST = Ops.CONST
 _RANGE = Ops.RANGE
-# Ops whose shape is that of their sources, and ops that close ranges.
+# Ops whose shape is that of their sources, ops without one, and ops that close ranges.
 _PLAIN = reduce(or_, (op.bit for op in ALU))
+_SHAPELESS = reduce(or_, (op.bit for op in SHAPELESS))
+_COMPARE = reduce(or_, (op.bit for op in COMPARE))
+_BOOL = dtypes.bool
 _CLOSING = reduce(
     or_,
     (op.bit for op in (Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS)),
@@ -86,15 +91,13 @@ class Node:
 
     def __new__(cls, op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None) -> Node:
         """Return the one node of these fields; the shape rule of `op` may raise ShapeError."""
-        key: Key = (op, dtype, src, arg)
-        if op is Ops.CONST:
-            key = (op, dtype, src, _const_key(arg))
-        entry = _interned.table.get(key)
+        key: Key = (op, dtype, src, arg if op is not _CONST else _const_key(arg))
+        entry = _find(key)
         if entry is not None:
             found = entry()
             if found is not None:
                 return found
-        node = object.__new__(cls)
+        node = _create(cls)
         node.op = op
         node.dtype = dtype
         node.src = src
@@ -110,7 +113,9 @@ class Node:
             if child.shape:
                 shape = child.shape
         # Scalars are most of all nodes: an elementwise op on them is a scalar without asking.
-        if shape or not bit & _PLAIN:
+        if bit & _SHAPELESS:
+            shape = ()
+        elif shape or not bit & _PLAIN:
             shape = infer_shape(op, dtype, src, arg)
             for extent in shape:
                 if extent.__class__ is not int:
@@ -122,16 +127,16 @@ class Node:
         node.mask = mask
         node._bounds = None
         node._memo = None
-        entry = _Entry(node, _interned.forget)
+        entry = _Entry(node, _forget)
         entry.key = key
         while True:
-            held = _interned.table.setdefault(key, entry)
+            held = _insert(key, entry)
             if held is entry:
                 return node
             other = held()
             if other is not None:
                 return other
-            _interned.forget(held)
+            _forget(held)
 
     @property
     def ranges(self) -> frozenset[Node]:
@@ -194,12 +199,13 @@ def _symbolic_mask(arg: Any) -> int:
 
 def _const_key(value: Any) -> Any:
     """A hashable that tells 0.0 from -0.0, one NaN from a number, and True from 1."""
-    if isinstance(value, float):
+    kind = value.__class__
+    if kind is float:
         if value != value:
             return ("float", "nan")
         if value == 0.0:
             return ("zero", math.copysign(1.0, value))
-    return (type(value).__name__, value)
+    return (kind, value)
 
 
 def _closed(
@@ -220,10 +226,23 @@ def _closed(
 # --- making nodes ------------------------------------------------------------------------------
 
 
+# Index constants of small size are held: they are asked for all the time.
+_SMALL: dict[int, Node] = {}
+_MOST_SMALL = 1 << 12
+
+
 def const(value: bool | int | float, dtype: DType) -> Node:
     """A scalar constant of this dtype; integers wrap to its width, `index` is unbounded."""
     kind = dtype.kind
     canonical: bool | int | float
+    if kind == "index":
+        canonical = int(value)
+        found = _SMALL.get(canonical)
+        if found is None:
+            found = Node(_CONST, dtype, (), canonical)
+            if 0 <= canonical < _MOST_SMALL:
+                _SMALL[canonical] = found
+        return found
     if kind == "bool":
         canonical = bool(value)
     elif kind == "float":
@@ -234,7 +253,7 @@ def const(value: bool | int | float, dtype: DType) -> Node:
             canonical -= 1 << dtype.bits
     else:
         canonical = int(value)
-    return Node(Ops.CONST, dtype, (), canonical)
+    return Node(_CONST, dtype, (), canonical)
 
 
 def range_node(extent: int | Node, id: int, axis: str = "", bind: str = "loop") -> Node:
@@ -251,9 +270,7 @@ def extent_of(axis: Node) -> int | Node:
 
 def alu(op: Op, *src: Node) -> Node:
     """An arithmetic node: comparisons give bool, all others have the dtype of their last source."""
-    if op in COMPARE:
-        return Node(op, dtypes.bool, src)
-    return Node(op, src[-1].dtype, src)
+    return Node(op, _BOOL if op.bit & _COMPARE else src[-1].dtype, src)
 
 
 def cast(value: Node, dtype: DType) -> Node:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import ShapeError
-from baregrad.ir.op import ALU, Op, Ops
+from baregrad.ir.op import ALU, Op, Ops, all_ops
 
 if TYPE_CHECKING:
     from baregrad.dtypes import DType
@@ -227,3 +227,5 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.PART: _part,
     }
 )
+# Ops whose value never has a shape, whatever it is made of.
+SHAPELESS = frozenset(op for op in all_ops() if op not in _RULES and op not in ALU)

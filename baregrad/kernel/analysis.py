@@ -100,7 +100,7 @@ class Cost:
 
 def access_offset(array: Node, indices: tuple[Node, ...]) -> Offset:
     """The flat offset of an access."""
-    terms, constant = index.linear(index.flatten(indices, array.shape))
+    terms, constant = index.flat_terms(indices, array.shape)
     strides: dict[Node, int] = {}
     rest: list[tuple[Node, int]] = []
     for atom, scale in terms.items():

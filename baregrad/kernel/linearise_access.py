@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from baregrad.base.bits import row_major_strides
 from baregrad.base.errors import CompilerBug
 from baregrad.ir import index
 from baregrad.ir.node import Node, extent_of, toposort
@@ -106,27 +105,7 @@ def analyse(buffer: Node, indices: tuple[Node, ...]) -> Address:
         raise CompilerBug("as many indices as axes are wanted", found=indices, wanted=shape)
     if len(indices) == 1:
         return Address(*index.linear(indices[0]))
-    if not all(isinstance(extent, int) for extent in shape[1:]):
-        return Address(*index.linear(index.flatten(indices, shape)))
-    terms: dict[Node, int] = {}
-    constant = 0
-    divisions = 0
-    strides = row_major_strides((1, *shape[1:])) if shape else ()
-    for position, step in zip(indices, strides, strict=True):
-        op = position.op
-        if op is Ops.RANGE:
-            terms[position] = terms.get(position, 0) + step
-            continue
-        more, extra = index.linear(position)
-        constant += extra * step
-        for atom, scale in more.items():
-            terms[atom] = terms.get(atom, 0) + scale * step
-            if atom.op is Ops.MOD or atom.op is Ops.FLOORDIV:
-                divisions += 1
-    if divisions > 1:
-        # Quotient and remainder of one index may fold back into it.
-        return Address(*index.linear(index.flatten(indices, shape)))
-    return Address(terms, constant)
+    return Address(*index.flat_terms(indices, shape))
 
 
 def lanes_of(axis: Node) -> int:
