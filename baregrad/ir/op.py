@@ -281,7 +281,7 @@ class Ops:
         "instruction",
         LIN,
         (3, 4),
-        "PARAM or ALLOC, offset, value, mask: write contiguous lanes",
+        "PARAM or ALLOC, offset, value, mask: write lanes, with a mask contiguous ones",
         attribute="Access",
     )
     SPLAT = _r("SPLAT", "memory", LIN, 1, "a scalar in every lane", attribute="int")

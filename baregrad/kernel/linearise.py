@@ -151,27 +151,32 @@ def _write(
         _set(values, node, address, result)
         values.scopes.forget_since(mark)
         return
-    adjacent = not address.lanes and address.stride == (1 if lanes > 1 else 0)
-    if not adjacent:
+    regular = not address.lanes and lanes == max(address.width, 1)
+    adjacent = regular and address.stride == (1 if lanes > 1 else 0)
+    if adjacent or (regular and address.stride and mask is None):
+        _store_at(values, node, values.offset(address), address.stride, result, mask)
+    else:
         _scatter(values, node, address, lanes, result, mask)
-        return
-    scalar, at = values.offset(address)
-    _store_at(values, buffer, (scalar, at), lanes, result, mask, monoid)
 
 
 def _store_at(
     values: Values,
-    buffer: Node,
+    node: Node,
     place: tuple[Node, int],
-    lanes: int,
+    stride: int,
     result: Node,
     mask: Node | None,
-    monoid: Monoid | None,
 ) -> None:
-    """A VSTORE, after a VLOAD and the combination when it accumulates; scalars test their mask."""
+    """A VSTORE, after a VLOAD and the combination when it accumulates; scalars test their mask.
+
+    stride: elements between neighbouring lanes, 0 for a scalar.
+    """
     scopes = values.scopes
+    buffer: Node = node.src[0]
+    monoid: Monoid | None = node.arg
     offset, at = place
-    access = values.access(lanes, 1, at, buffer.dtype.itemsize)
+    lanes = values.memory.addresses[node].width if stride else 1
+    access = values.access(lanes, stride or 1, at, buffer.dtype.itemsize)
     test = mask is not None and lanes == 1
     if test:
         assert mask is not None
@@ -210,7 +215,7 @@ def _scatter(
         active = mask
         if mask is not None and mask.shape:
             active = emit(Ops.EXTRACT, mask.dtype, (mask,), lane)
-        _store_at(values, buffer, place, 1, one, active, node.arg)
+        _store_at(values, node, place, 0, one, active)
 
 
 _STATEMENTS: MappingProxyType[Op, Callable[[Values, Node, list[Any]], None]] = MappingProxyType(

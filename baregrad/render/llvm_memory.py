@@ -195,6 +195,9 @@ def _vstore(f: FunctionText, node: Node) -> None:
     where = f.pointer(base, f.use(offset), access.at, base.dtype)
     kinds = type_text(base.dtype, lanes)
     operand = f.use(value, lanes)
+    if lanes > 1 and access.stride != 1:
+        _spread(f, node, where, operand)
+        return
     if not mask:
         f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}")
         return
@@ -205,6 +208,18 @@ def _vstore(f: FunctionText, node: Node) -> None:
         f"  call void @{name}({kinds} {operand}, ptr {where}, i32 {access.align}, "
         f"{masks} {f.use(mask[0], lanes)})"
     )
+
+
+def _spread(f: FunctionText, node: Node, where: str, operand: str) -> None:
+    """One store per lane, a constant number of elements apart."""
+    access, dtype = node.arg, node.src[0].dtype
+    element, kinds = type_text(dtype), type_text(dtype, access.width)
+    for lane in range(access.width):
+        one, address = f.fresh(), f.fresh()
+        step = access.stride * lane
+        f.lines.append(f"  {one} = extractelement {kinds} {operand}, i64 {lane}")
+        f.lines.append(f"  {address} = getelementptr {element}, ptr {where}, i64 {step}")
+        f.lines.append(f"  store {element} {one}, ptr {address}, align {access.align}")
 
 
 MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
