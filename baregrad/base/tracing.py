@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -96,7 +96,7 @@ class _Open:
         self._span.depth = _DEPTH.get()
         self._mark = _DEPTH.set(self._span.depth + 1)
         self._recorder.spans.append(self._span)
-        self._span.start = time.perf_counter()
+        self._span.start = self._recorder.clock()
         return self
 
     def __exit__(
@@ -105,7 +105,7 @@ class _Open:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._span.end = time.perf_counter()
+        self._span.end = self._recorder.clock()
         if self._mark is not None:
             _DEPTH.reset(self._mark)
 
@@ -115,9 +115,13 @@ class _Open:
 
 
 class Recorder:
-    """Collects spans, in order of their start."""
+    """Collects spans, in order of their start.
 
-    def __init__(self) -> None:
+    clock: seconds since some moment; `time.thread_time` leaves out what else the machine does.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
         self.spans: list[Span] = []
         self._marks: list[Token[Recorder | None]] = []
 

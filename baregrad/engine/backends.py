@@ -7,7 +7,9 @@ all others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -49,6 +51,18 @@ class Backend(Protocol):
         ...
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for cycles: compiling makes many small objects, and hardly a cycle of them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class CompiledBackend:
     """Plans, compiles and runs on a device."""
 
@@ -66,12 +80,13 @@ class CompiledBackend:
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
 
-        with span("schedule"):
-            origins: dict[Node, Node] = {}
-            sink = canonicalise(program.sink, origins)
-            plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
-        with span("compile"):
-            return Executable(plan, self.device, self.compiler)
+        with _uncollected():
+            with span("schedule"):
+                origins: dict[Node, Node] = {}
+                sink = canonicalise(program.sink, origins)
+                plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
+            with span("compile"):
+                return Executable(plan, self.device, self.compiler)
 
     def execute(
         self, executable: Executable, program: Canonical, session: Session | None

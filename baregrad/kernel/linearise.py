@@ -199,7 +199,6 @@ def _scatter(
     values: Values, node: Node, address: Address, lanes: int, result: Node, mask: Node | None
 ) -> None:
     """Lanes written one after the other, in order, so that the last one wins or all add up."""
-    buffer = node.src[0]
     emit = values.scopes.emit
     strided = not address.lanes and lanes == max(address.width, 1)
     if strided:
