@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -285,27 +285,32 @@ def toposort(*roots: Node, enter: Callable[[Node], bool] | None = None) -> list[
     """Every node below `roots`, sources first, each once; below a node only if `enter(node)`."""
     order: list[Node] = []
     seen: set[Node] = set()
-    # None stands on a node whose sources come before it.
-    stack: list[Node | None] = [*reversed(roots)]
-    push, pop = stack.append, stack.pop
-    while stack:
-        node = pop()
-        if node is None:
-            done = pop()
-            assert done is not None
-            order.append(done)
+    add, mark = order.append, seen.add
+    # The nodes above the one being walked, each with its sources still to come.
+    path: list[tuple[Node, Iterator[Node]]] = []
+    for root in roots:
+        if root in seen:
             continue
-        if node in seen:
+        mark(root)
+        if enter is not None and not enter(root):
+            add(root)
             continue
-        seen.add(node)
-        if not node.src or (enter is not None and not enter(node)):
-            order.append(node)
-            continue
-        push(node)
-        push(None)
-        for child in reversed(node.src):
-            if child not in seen:
-                push(child)
+        node, sources = root, iter(root.src)
+        while True:
+            for child in sources:
+                if child in seen:
+                    continue
+                mark(child)
+                if child.src and (enter is None or enter(child)):
+                    path.append((node, sources))
+                    node, sources = child, iter(child.src)
+                    break
+                add(child)
+            else:
+                add(node)
+                if not path:
+                    break
+                node, sources = path.pop()
     return order
 
 
