@@ -59,6 +59,10 @@ PROGRAMS: tuple[tuple[str, Callable[[], Tensor]], ...] = (
     ("reshape of nothing", lambda: Tensor(np.zeros((3, 0))).reshape(0, 3).permute(1, 0) + 1),
     ("a flipped diagonal of nothing", lambda: Tensor(np.zeros((3, 0))).diagonal().flip(0) * 2),
     ("a constant of its own", lambda: Tensor(np.zeros(3)).fill_(1)[1:]),
+    ("nothing of every second row", lambda: Tensor(np.ones((2, 3)))[1:2:2].narrow(0, 1, 0) * 2),
+    ("nothing of a diagonal", lambda: Tensor(np.ones((2, 6, 5))).diagonal(0).narrow(0, 2, 0).exp()),
+    ("floored triangle, repeated", lambda: Tensor(np.ones((1, 2, 9))).tril(0).expand(2, 2, 9) // 2),
+    ("floored constant", lambda: (Tensor(np.ones((3, 2))).fill_(1) + Tensor([False])) // 2),
 )
 
 
