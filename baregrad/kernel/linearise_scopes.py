@@ -47,8 +47,8 @@ class Scopes:
     """The stack of open scopes, and the values that are known in them.
 
     `depth` is the scope of each value that is known, MOMENT for momentary ones and registers;
-    leaves are not in it. `emitted` has every value that was ever put somewhere. `memo` maps a loop-level expression (with the point it was evaluated at)
-    to its linear value.
+    leaves are not in it. `emitted` has every value that was ever put somewhere. `memo` maps a
+    loop-level expression (with the point it was evaluated at) to its linear value.
     """
 
     def __init__(self) -> None:

@@ -133,3 +133,15 @@ def test_a_guard_by_a_running_sum_does_not_reach_into_the_sum() -> None:
         made = Tensor.stack([a, a], dim=1)[:, a.cumsum(0) % 2].numpy()
     wanted = np.stack([rows, rows], 1)[:, np.cumsum(rows, 0) % 2]
     np.testing.assert_array_equal(made, wanted, strict=True)
+
+
+@pytest.mark.parametrize("dtype", ("float32", "float64"))
+def test_columns_of_a_product_picked_by_data_are_not_copied_unguarded(dtype: str) -> None:
+    """What data picks is guarded as a whole: its panels stay in place."""
+    rng = np.random.default_rng(3)
+    left, right = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((4, 8), (37, 8)))
+    rows, columns = rng.integers(0, 4, (3, 4)), rng.integers(0, 37, 37)
+    with options.override(device="CPU"):
+        product = Tensor(left) @ Tensor(right).mT
+        made = product[Tensor(rows)][:, :, Tensor(columns)].numpy()
+    np.testing.assert_array_equal(made, (left @ right.T)[rows][:, :, columns], strict=True)
