@@ -208,6 +208,9 @@ def _shrink_expand(node: Node, below: Node) -> Node:
 
 
 def _cut_twice(old: Slice, new: Slice) -> Slice:
+    if new.start == new.stop:
+        # Nothing is taken, so nothing says that an element is there to start from.
+        return Slice(old.start, old.start, old.step * new.step)
     start = index.add(old.start, index.mul(new.start, old.step))
     if old.step == 1:
         stop = index.add(old.start, new.stop)
@@ -215,7 +218,7 @@ def _cut_twice(old: Slice, new: Slice) -> Slice:
         # One past the last element taken, which never lies beyond the old stop.
         count = index.sub(new.stop, new.start)
         last = index.add(start, index.mul(index.sub(count, 1), old.step))
-        stop = start if is_zero(count) else index.add(last, 1)
+        stop = index.add(last, 1)
     return Slice(start, stop, old.step * new.step)
 
 

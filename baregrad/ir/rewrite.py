@@ -326,5 +326,5 @@ class RuleSet:
         current = Node(node.op, node.dtype, src, node.arg)
         if node.dtype is dtypes.index or node.dtype is dtypes.bool or node.op is Ops.GUARD:
             simpler = resimplify(current)
-            return current if simpler is None else simpler
+            return current if simpler is None else _shaped(simpler, current)
         return current

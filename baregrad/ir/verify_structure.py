@@ -112,15 +112,19 @@ _OPERANDS = frozenset((Ops.CONST, Ops.PARAM, Ops.ALLOC, Ops.VAR, Ops.REG, Ops.LA
 
 
 def _program_faults(program: Node) -> Iterator[Fault]:
-    """Blocks balance, a value is computed before its use and in a block that is still open."""
-    blocks: list[set[Node]] = [set()]
+    """Blocks balance, a value is computed before its use and in a block that is still open.
+
+    Of an instruction that stands twice the latter counts: renderers name a value once.
+    """
+    blocks: list[list[Node]] = [[]]
+    made: dict[Node, bool] = {}
     written: set[Node] = set()
     for node in program.src:
         operands = node.src[1:] if node.op is Ops.SET else node.src
         for operand in operands:
             if operand.op is Ops.REG and operand not in written:
                 yield node, f"{operand!r} is read before it is written"
-            if operand.op not in _OPERANDS and not any(operand in block for block in blocks):
+            if operand.op not in _OPERANDS and not made.get(operand):
                 yield node, f"{operand!r} is used where it has not been computed"
         if node.op is Ops.SET:
             if node.src[0].op is not Ops.REG:
@@ -129,13 +133,15 @@ def _program_faults(program: Node) -> Iterator[Fault]:
                 yield node, f"SET of {node.src[0]!r} to {node.src[1]!r}"
             written.add(node.src[0])
         if node.op in (Ops.BEGIN, Ops.TEST):
-            blocks.append({node})
+            blocks.append([node])
         elif node.op is Ops.END:
             if len(blocks) == 1:
                 yield node, "END without BEGIN or TEST"
                 return
-            blocks.pop()
+            made.update(dict.fromkeys(blocks.pop(), False))
+            continue
         else:
-            blocks[-1].add(node)
+            blocks[-1].append(node)
+        made[node] = True
     if len(blocks) > 1:
         yield program, f"{len(blocks) - 1} blocks are not closed"

@@ -43,13 +43,17 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One array read or written: its array, offset and free axes; whether a guard is around it."""
+    """One array read or written: its array, offset and free axes.
+
+    guarded: a guard is right around it. copyable: that, or its axes alone keep it in its array.
+    """
 
     array: Node
     offset: Offset
     axes: frozenset[Node]
     write: bool
     guarded: bool = False
+    copyable: bool = True
 
     def stride(self, axis: Node) -> int | None:
         """Elements between neighbours along `axis`: 0 if it is reused, None if not affine."""
@@ -122,6 +126,14 @@ def offset_of(node: Node) -> Offset:
         found = access_offset(node.src[0], node.src[first:])
         memo[_OFFSET] = found
     return found
+
+
+def in_bounds(node: Node) -> bool:
+    """Whether an INDEX stays inside its array whatever its axes are, guarded or not."""
+    return all(
+        index.lower(position) >= 0 and index.upper(position) < index.lower(extent)
+        for position, extent in zip(node.src[1:], node.src[0].shape, strict=True)
+    )
 
 
 def out_axes(out: Node) -> frozenset[Node]:

@@ -18,7 +18,7 @@ from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, extent_of, range_node, rebuild, substitute, toposort
 from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import by_id, facts_of, offset_of, out_axes
+from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
 from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, fresh_table
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
@@ -94,6 +94,8 @@ class _Rewriter:
         self.choices: dict[Node, tuple[Piece, ...]] = {}
         self.applied: set[StageInput | StageReduce] = set()
         self.copies: dict[tuple[object, ...], Node] = {}
+        # Held, since what is known is found by the identity of the ranges that it is over.
+        self.copied_ranges: list[Mapping[str, Node]] = []
         self.staged_params = frozenset(step.param for step in table.staged_inputs)
 
     def chunks(self, axis: Axis, position: int) -> Node:
@@ -296,6 +298,7 @@ class _Rewriter:
         if stage is None:
             copies = self.copies_of(where, names, scope)
             ranges = {**self.ranges, **copies}
+            self.copied_ranges.append(ranges)
             value = self.read(node, Scope(scope.pieces, ranges))
             src = (value, *copies.values())
             stage = self.copies[key] = Node(Ops.STAGE, node.dtype, src, Stage("scratch"))
@@ -409,14 +412,6 @@ class _Rewriter:
 def is_read(node: Node) -> bool:
     """Whether a node reads an element of an argument array."""
     return node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
-
-
-def in_bounds(node: Node) -> bool:
-    """Whether an INDEX stays inside its array whatever its axes are, guarded or not."""
-    return all(
-        index.lower(position) >= 0 and index.upper(position) < index.lower(extent)
-        for position, extent in zip(node.src[1:], node.src[0].shape, strict=True)
-    )
 
 
 def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:

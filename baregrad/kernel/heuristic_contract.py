@@ -195,6 +195,8 @@ def _stage_steps(
         stride = long.stride(access)
         if lane.stride(access) != 0 or second.stride(access) == 0 or stride is None:
             continue
+        if not access.copyable:
+            continue
         if abs(stride) * itemsize(access.array.dtype) >= LINE_NBYTES and in_constant(access, own):
             far.append(access)
     trips = lane.loops[0][1]
@@ -349,7 +351,7 @@ def _worth_copy(
     steps: int,
 ) -> bool:
     """Whether an operand's panels are read often and badly laid out."""
-    if second.stride(access) != 0:
+    if second.stride(access) != 0 or not access.copyable:
         return False
     reads = -(-second.size // steps)
     for axis in others:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import Access, Reduction, iterations, offset_of
+from baregrad.kernel.analysis import Access, Reduction, in_bounds, iterations, offset_of
 from baregrad.kernel.schedule_value import Collapse
 from baregrad.kernel.tiling import Plan, PlannedAxis
 
@@ -45,7 +45,9 @@ def accesses_below(node: Node) -> list[Access]:
     for below in order:
         if below.op is Ops.INDEX:
             covered = below in guarded
-            found.append(Access(below.src[0], offset_of(below), below.ranges, False, covered))
+            safe = below.src[0].op is Ops.PARAM and (covered or in_bounds(below))
+            place = offset_of(below)
+            found.append(Access(below.src[0], place, below.ranges, False, covered, safe))
     return found
 
 
@@ -116,7 +118,7 @@ def access_cycles(
     shared = min(reads, most) if fixed or lane.reduced else 1
     load = 0.5 / lanes
     place = (load if stride == 1 else 1.0) * (MASK_COST if access.guarded else 1.0) / shared
-    if reads < READS_PER_COPY or lane.reduced or not fixed:
+    if reads < READS_PER_COPY or lane.reduced or not fixed or not access.copyable:
         return place
     copy = (COPY_CYCLES if stride == 1 else GATHER_CYCLES) * (2.0 if access.guarded else 1.0)
     return min(place, copy / reads + load / shared)
@@ -175,6 +177,8 @@ def _joined(plan: Plan, main: Reduction, reads: list[Access]) -> list[PlannedAxi
 def _copied(plan: Plan, main: Reduction, joined: PlannedAxis, access: Access) -> bool:
     if joined.stride(access) is not None:
         return True
+    if not access.copyable:
+        return False
     reads = 1
     for axis in plan.axes:
         if axis.nodes[-1] not in joined.nodes and axis.inside(main.free):

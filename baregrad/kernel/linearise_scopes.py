@@ -4,6 +4,10 @@ A pure instruction is emitted once, in the outermost open scope in which all its
 defined: behind what that scope has so far, which is just before the inner loop that is being
 written. What reads a register or memory that the kernel writes (a *momentary* value) stays in the
 current scope and is forgotten when its statement ends.
+
+A load stays inside a condition, and is forgotten with it. What is emitted again further out then
+takes the place of the copies that the open scopes hold: where a block ends, the definitions in it
+end as well, so none may hide one that goes on.
 """
 
 from __future__ import annotations
@@ -43,14 +47,15 @@ class Scopes:
     """The stack of open scopes, and the values that are known in them.
 
     `depth` is the scope of each value that is known, MOMENT for momentary ones and registers;
-    leaves are not in it. `memo` maps a loop-level expression (with the point it was evaluated at)
-    to its linear value.
+    leaves are not in it. `emitted` has every value that was ever put somewhere. `memo` maps a
+    loop-level expression (with the point it was evaluated at) to its linear value.
     """
 
     def __init__(self) -> None:
         self.stack = [Scope(None, 0, 0)]
         self.innermost = self.stack[0]
         self.depth: dict[Node, int] = {}
+        self.emitted: set[Node] = set()
         self.memo: dict[Any, Any] = {}
         self.momentary: list[Node] = []
         self.momentary_keys: list[Any] = []
@@ -125,9 +130,14 @@ class Scopes:
             self.momentary.append(node)
             self.innermost.code.append(node)
         else:
+            if place < len(self.stack) - 1 and node in self.emitted:
+                for inner in self.stack[place + 1 :]:
+                    if node in inner.code:
+                        inner.code = [other for other in inner.code if other is not node]
             scope = self.stack[place]
             scope.values.append(node)
             scope.code.append(node)
+        self.emitted.add(node)
 
     def settle(self, register: Node) -> None:
         """Let a register that is not set again hold its value to the end of the current scope."""

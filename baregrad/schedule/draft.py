@@ -61,7 +61,7 @@ class Draft:
     outer: an index for each axis of its outputs. loops: the ranges among them. dependents: bit set
     of the drafts that need this one's outputs, directly or not. after: drafts that must run before
     although nothing is read from them. sealed: nothing may be added. near: values close below its
-    first output, to find siblings.
+    first output, to find siblings. scanned: the one axis along which its running folds run.
     """
 
     number: int
@@ -83,6 +83,7 @@ class Draft:
     pending: int = 0
     contraction: Node | None = None
     reductions: int = 0
+    scanned: Node | None = None
 
     def axis(self, extent: Any) -> Node:
         """A fresh range; a constant 0 for an axis of extent 1."""

@@ -113,8 +113,10 @@ def _expand_gather(fusion: Fusion, request: Request) -> None:
 
 
 def _expand_scan(fusion: Fusion, request: Request) -> None:
-    request.extra = request.idx[request.node.arg.axis]
+    axis = request.extra = request.idx[request.node.arg.axis]
     request.draft.reductions += 1
+    if axis.op is Ops.RANGE:
+        request.draft.scanned = axis
     _expand_pointwise(fusion, request)
 
 

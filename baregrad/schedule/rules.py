@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Ops
+from baregrad.schedule.access import Idx
 from baregrad.schedule.draft import (
     Draft,
     Request,
@@ -89,11 +90,30 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     if node.op is Ops.SCAN:
         if draft.sealed or not is_identity(request.idx, node.shape, draft.outer):
             return "a running fold is read in another order"
+        if _crosses(node, request.idx, draft):
+            return "a running fold beside one along another axis"
     if node.op in _FOLDS and not request.merges:
         return _reduction_obstacle(fusion, node, request)
     if node.op is Ops.PROJ and request.share < 1.0 and fusion.survey.size[node] > SMALL_WORK:
         return "a reduction inside a guard"
     return ""
+
+
+def _crosses(node: Node, idx: Idx, draft: Draft) -> bool:
+    """Whether a kernel folds along another axis than a SCAN at `idx` does, or is about to.
+
+    What a SCAN carries from step to step is one element, so its axis is the innermost loop.
+    """
+    axis = idx[node.arg.axis]
+    if axis.op is not Ops.RANGE:
+        return False
+    if draft.scanned is not None:
+        return axis is not draft.scanned
+    # Read at two places of one kernel, it must not fold along an axis at each.
+    return any(
+        other.node is node and other.idx[node.arg.axis] is not axis
+        for other in draft.requests.values()
+    )
 
 
 def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
@@ -215,6 +235,8 @@ def find_sibling(
         if draft.count > MAX_OPS // 2 or draft.loads + draft.pending > MAX_LOADS // 2:
             continue
         if _makes_cycle(draft, readers):
+            continue
+        if node.op is Ops.SCAN and _crosses(node, draft.place_of(shape), draft):
             continue
         if near is None:
             near = neighbours(fusion, node)

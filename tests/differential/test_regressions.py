@@ -59,6 +59,10 @@ PROGRAMS: tuple[tuple[str, Callable[[], Tensor]], ...] = (
     ("reshape of nothing", lambda: Tensor(np.zeros((3, 0))).reshape(0, 3).permute(1, 0) + 1),
     ("a flipped diagonal of nothing", lambda: Tensor(np.zeros((3, 0))).diagonal().flip(0) * 2),
     ("a constant of its own", lambda: Tensor(np.zeros(3)).fill_(1)[1:]),
+    ("nothing of every second row", lambda: Tensor(np.ones((2, 3)))[1:2:2].narrow(0, 1, 0) * 2),
+    ("nothing of a diagonal", lambda: Tensor(np.ones((2, 6, 5))).diagonal(0).narrow(0, 2, 0).exp()),
+    ("floored triangle, repeated", lambda: Tensor(np.ones((1, 2, 9))).tril(0).expand(2, 2, 9) // 2),
+    ("floored constant", lambda: (Tensor(np.ones((3, 2))).fill_(1) + Tensor([False])) // 2),
 )
 
 
@@ -129,3 +133,15 @@ def test_a_guard_by_a_running_sum_does_not_reach_into_the_sum() -> None:
         made = Tensor.stack([a, a], dim=1)[:, a.cumsum(0) % 2].numpy()
     wanted = np.stack([rows, rows], 1)[:, np.cumsum(rows, 0) % 2]
     np.testing.assert_array_equal(made, wanted, strict=True)
+
+
+@pytest.mark.parametrize("dtype", ("float32", "float64"))
+def test_columns_of_a_product_picked_by_data_are_not_copied_unguarded(dtype: str) -> None:
+    """What data picks is guarded as a whole: its panels stay in place."""
+    rng = np.random.default_rng(3)
+    left, right = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((4, 8), (17, 8)))
+    rows, columns = rng.integers(0, 4, (3, 4)), rng.integers(0, 17, 17)
+    with options.override(device="CPU"):
+        product = Tensor(left) @ Tensor(right).mT
+        made = product[Tensor(rows)][:, :, Tensor(columns)].numpy()
+    np.testing.assert_array_equal(made, (left @ right.T)[rows][:, :, columns], strict=True)

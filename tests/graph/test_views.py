@@ -67,6 +67,14 @@ def test_a_cut_inside_the_zeros_leaves_zeros() -> None:
     )
 
 
+@pytest.mark.parametrize("place", (0, 1, 2))
+def test_nothing_of_a_cut_is_a_legal_cut(place: int) -> None:
+    made = param(0, 4, 6).shrink((1, 4, 2), (0, 6)).shrink((place, place), (0, 6))
+    assert canonical(made).shape == (0, 6)
+    again = param(0, 4, 6).shrink((1, 4, 2), (1, 6, 4)).shrink((0, 2, 2), (place, place, 3))
+    assert canonical(again).shape == (1, 0)
+
+
 def test_padding_moves_below_views_of_other_axes() -> None:
     x = param(0, 3, 8, 8)
     made = x.pad((0, 0), (0, 0), (1, 1)).window(2, 3).flip(3).pad((0, 0), (2, 2), (0, 0), (0, 0))

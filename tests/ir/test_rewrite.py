@@ -107,6 +107,16 @@ def test_index_arithmetic_is_simplified_on_the_way() -> None:
     assert simplify(node) is Node(Ops.INDEX, F32, (array, i))
 
 
+def test_a_condition_on_arrays_keeps_its_shape() -> None:
+    """An AND with what was found to be false is false everywhere, not one scalar."""
+    array = Node(Ops.PARAM, I32, (), Param(0, (2, 1)))
+    never = alu(Ops.CMPLT, const(1, I32), const(0, I32))
+    both = alu(Ops.AND, never, alu(Ops.CMPLT, array, const(0, I32)))
+    found = simplify(Node(Ops.EXPAND, dtypes.bool, (both,), (2, 3)))
+    assert found.shape == (2, 3)
+    assert not found.has(Ops.PARAM)
+
+
 def test_a_long_chain_collapses_without_recursion() -> None:
     node, one = slot(0, I32), const(1, I32)
     for _ in range(20_000):

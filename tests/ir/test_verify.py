@@ -213,6 +213,7 @@ LINEAR: list[tuple[str, Callable[[], Node]]] = [
     ("read before it is written", lambda: program(READ)),
     ("not been computed", lambda: program(put(ONE), put(alu(Ops.ADD, READ, ONE)))),
     ("not been computed", lambda: program(put(ONE), BEGIN, READ, END, put(READ))),
+    ("not been computed", lambda: program(put(ONE), READ, BEGIN, READ, END, put(READ))),
     ("END without", lambda: program(END)),
     ("1 blocks are not closed", lambda: program(BEGIN)),
     ("SET of CONST", lambda: program(Node(Ops.SET, TOKEN, (ONE, ONE)))),
