@@ -15,7 +15,11 @@ from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import BufferRef, Param
 from baregrad.ir.node import Node, rebuild, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.op import MOVEMENT, Ops
+
+# Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
+# is no reason to read memory, and what was computed before must not change a graph's kernels.
+_SPELLED = sum(op.bit for op in (Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,10 @@ class Canonical:
 
 
 def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]) -> Canonical:
-    """The canonical program that computes `roots`; a node that `realised` knows is only read."""
+    """The canonical program that computes `roots`; a node that `realised` knows is only read.
+
+    Constants and their views are no such nodes, except as roots.
+    """
     inputs: list[BufferRef] = []
     slots: dict[BufferRef, Node] = {}
     done: dict[Node, Node] = {}
@@ -47,13 +54,16 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
             inputs.append(ref)
         return found
 
-    def enter(node: Node) -> bool:
-        return node not in done and realised(node) is None
+    def known(node: Node) -> BufferRef | None:
+        if node.op is Ops.BUFFER:
+            found: BufferRef = node.arg
+            return found
+        return realised(node) if node.mask & ~_SPELLED else None
 
-    for node in toposort(*roots, enter=enter):
+    for node in toposort(*roots, enter=lambda node: node not in done and known(node) is None):
         if node in done:
             continue
-        ref = node.arg if node.op is Ops.BUFFER else realised(node)
+        ref = known(node)
         if ref is not None:
             done[node] = param(ref, node)
         elif node.op is Ops.VAR:
@@ -63,7 +73,11 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
             done[node] = done[node.src[0]]
         else:
             done[node] = _renew(node, done, variables)
-    sink = Node(Ops.SINK, dtypes.token, tuple(done[root] for root in roots))
+    values = []
+    for root in roots:
+        ref = realised(root) if not root.mask & ~_SPELLED else None
+        values.append(done[root] if ref is None else param(ref, root))
+    sink = Node(Ops.SINK, dtypes.token, tuple(values))
     origins = {new: old for old, new in done.items()}
     return Canonical(sink, tuple(inputs), variables, origins)
 

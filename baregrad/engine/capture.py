@@ -8,7 +8,7 @@ place), or an intermediate (fixed, kept by the replay).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
@@ -25,7 +25,11 @@ from baregrad.schedule import Launch, Plan
 
 
 class Capture:
-    """Notes what a session runs, uploads and downloads inside a `with` block."""
+    """Notes what a session runs, uploads and downloads inside a `with` block.
+
+    What was realised before is computed anew if it is asked for: a replay reads arrays, not the
+    values that expressions happened to have.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -36,6 +40,8 @@ class Capture:
         self.session.observers.append(self.runs.append)
         self.session.uploads.append(self._uploaded)
         self.session.downloads.append(self._downloaded)
+        self._apart = self.session.apart()
+        self._apart.__enter__()
         return self
 
     def __exit__(
@@ -44,6 +50,7 @@ class Capture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._apart.__exit__(kind, error, trace)
         self.session.observers.remove(self.runs.append)
         self.session.uploads.remove(self._uploaded)
         self.session.downloads.remove(self._downloaded)
@@ -69,6 +76,10 @@ class Capture:
             written.update(id(ref.handle) for ref in run.outputs)
         return list(found.values())
 
+    def own(self) -> set[int]:
+        """The ids of the handles of what was made inside: by a run, or from host data."""
+        return made_by(self.runs) | {id(ref.handle) for ref, _ in self.uploads}
+
 
 def made_by(capture_runs: Sequence[Run]) -> set[int]:
     """The ids of the handles that the runs allocated, or wrote in place."""
@@ -93,10 +104,15 @@ def _written(plan: Plan) -> set[int]:
     return found
 
 
-def copies_of_inputs(capture: Capture, refs: Sequence[BufferRef]) -> dict[int, Buffer]:
-    """Fresh copies of those arrays among `refs` that no run made, by the id of their handle."""
-    made = made_by(capture.runs)
-    return {id(ref.handle): _copy(ref.handle) for ref in refs if id(ref.handle) not in made}
+def copies_of_others(
+    capture: Capture, refs: Sequence[BufferRef], kept: Collection[int]
+) -> dict[int, Buffer]:
+    """Fresh copies, by the id of their handle, of those among `refs` that are another's.
+
+    That is what no run made, and what lies where state is kept (ids of handles).
+    """
+    own = made_by(capture.runs).difference(kept)
+    return {id(ref.handle): _copy(ref.handle) for ref in refs if id(ref.handle) not in own}
 
 
 def _copy(source: Buffer) -> Buffer:
@@ -111,7 +127,7 @@ class Replay:
 
     inputs: the arrays that were arguments at capture. outputs: those that must be fresh at each
     call. updates: (new, kept) pairs of handles; at the end of each call `kept` gets the contents
-    of `new`.
+    of `new`. kept: the ids of the handles of all state, be it updated so or in place.
     """
 
     def __init__(
@@ -120,6 +136,7 @@ class Replay:
         inputs: Sequence[BufferRef],
         outputs: Sequence[BufferRef],
         updates: Sequence[tuple[Buffer, Buffer]],
+        kept: Collection[int] = (),
     ) -> None:
         self.runs = tuple(capture.runs)
         self.inputs = tuple(inputs)
@@ -131,6 +148,9 @@ class Replay:
         made = made_by(self.runs)
         # Results that no run makes: copies of what was read, taken before anything is changed.
         self._unmade = [ref.handle for ref in self.outputs if id(ref.handle) not in made]
+        # Results that lie where state is: copies taken last, before other state is updated.
+        late = (ref.handle for ref in self.outputs if id(ref.handle) in made)
+        self._late = [handle for handle in dict.fromkeys(late) if id(handle) in kept]
         self._list: CommandList | None = None
         self._arena: Buffer | None = None
         self._keep: list[Any] = []
@@ -148,6 +168,8 @@ class Replay:
         self._arena = device.allocate(nbytes) if nbytes else None
         for run in self.runs:
             run.executable.record(commands, self._resolver(run), {})
+        for slot, handle in enumerate(self._late, len(self.inputs) + len(self._fresh)):
+            commands.copy(Slot(slot), self._place(handle), handle.nbytes)
         self._record_updates(commands)
         self._list = commands
 
@@ -218,6 +240,9 @@ class Replay:
             nbytes = run.executable.nbytes_of(index, variables)
             fresh[key] = run.backend.device.allocate(nbytes)
             table.append(fresh[key])
+        for handle in self._late:
+            copied[id(handle)] = handle.device.allocate(handle.nbytes)
+            table.append(copied[id(handle)])
         if len(self._list):
             device = self.runs[0].backend.device
             device.submit(self._list, table[: len(self._list.slot_nbytes)], variables)
@@ -244,7 +269,7 @@ class Replay:
         self,
         inputs: Sequence[Buffer],
         variables: Mapping[str, int],
-        copied: Mapping[int, Buffer],
+        copied: dict[int, Buffer],
     ) -> list[tuple[Buffer, tuple[int, ...]]]:
         """Replay on a backend that records no command lists."""
         table: dict[int, Buffer] = {key: inputs[place] for key, place in self._position.items()}
@@ -262,6 +287,8 @@ class Replay:
                     ref.handle.device.copy_in(ref.handle, buffer.as_memoryview())
                 else:
                     table[id(ref.handle)] = buffer
+        for handle in self._late:
+            copied[id(handle)] = _copy(table.get(id(handle), handle))
         copies = [
             (bytes(table.get(id(changed), changed).as_memoryview()), table.get(id(kept), kept))
             for changed, kept in self.updates

@@ -139,6 +139,17 @@ class Session:
             if id(ref.handle) in handles:
                 del self._realised[node]
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside the block only what the block itself realised counts as realised."""
+        outside = self._realised
+        self._realised = weakref.WeakKeyDictionary()
+        try:
+            yield
+        finally:
+            outside.update(self._realised)
+            self._realised = outside
+
     def _realised_on(self, node: Node, device: str) -> BufferRef | None:
         found = self._realised.get(node)
         return found if found is not None and found.device == device else None

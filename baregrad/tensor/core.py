@@ -6,6 +6,7 @@ the storage reads it. Nothing is computed before `realize`, or before somebody a
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Iterable
@@ -26,8 +27,7 @@ from baregrad.tensor.views import Leaf, Step
 
 # A realised storage is copied whole to read a part of it when that is not much more than the part.
 _WHOLE_NBYTES = 1 << 16
-
-
+_clock = itertools.count()
 _ALIVE: set[weakref.ref[Storage]] = set()
 
 
@@ -37,9 +37,10 @@ class Storage:
     `grad` is False exactly when no gradient can reach a leaf through `node`. `known` is the lowest
     and highest of integers that came from the host, so that indices are checked without a read.
     `previous` is where the value lay before it was changed, whose memory the new one may take.
+    `since` counts up from value to value: it orders storages by when each got its present one.
     """
 
-    __slots__ = ("__weakref__", "device", "grad", "known", "node", "previous")
+    __slots__ = ("__weakref__", "device", "grad", "known", "node", "previous", "since")
 
     def __init__(self, node: Node, device: str, grad: bool = False) -> None:
         self.node = node
@@ -47,6 +48,7 @@ class Storage:
         self.grad = grad
         self.known: tuple[int, int] | None = None
         self.previous: BufferRef | None = None
+        self.since = next(_clock)
         _ALIVE.add(weakref.ref(self, _ALIVE.discard))
 
     def put(self, node: Node, grad: bool = False) -> None:
@@ -57,6 +59,7 @@ class Storage:
         self.node = node
         self.grad = grad
         self.known = None
+        self.since = next(_clock)
         for observer in session().writes:
             observer(self, old)
 
@@ -307,6 +310,9 @@ def realize_storages(storages: Iterable[Storage]) -> None:
     A storage through which no gradient passes then holds its buffer alone, so that the graph below
     it is freed; another keeps its expression, whose value the session remembers. Storages whose
     gradients were taken are computed along, while what they share with the others is at hand.
+
+    How they are asked for does not matter: what is computed together is computed in the order in
+    which the program made it, so the same program gives the same kernels.
     """
     by_device: dict[str, dict[Storage, None]] = {}
     for storage in storages:
@@ -320,7 +326,8 @@ def realize_storages(storages: Iterable[Storage]) -> None:
     for storage in spent:
         if storage.device in by_device and owner.realised(storage.node) is None:
             by_device[storage.device][storage] = None
-    for device, found in by_device.items():
+    for device, asked in by_device.items():
+        found = sorted(asked, key=lambda storage: storage.since)
         wanted = list(dict.fromkeys(storage.node for storage in found))
         donate = donations(found, wanted, spent) if owner.downloads else {}
         refs = dict(zip(wanted, owner.realize(wanted, device, donate), strict=True))

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from baregrad.base.errors import JitError
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.gradients_elementwise import ELEMENTWISE_RULES
 from baregrad.tensor.gradients_structure import STRUCTURE_RULES
+from baregrad.tensor.views import Cut
 
 Gradients = tuple[Node | None, ...]
 Rule = Callable[[Node, Node], Gradients]
@@ -97,6 +99,15 @@ def _add(sums: dict[Node, Node], node: Node, gradient: Node, carrying: set[Node]
     sums[node] = gradient if known is None else nodes.add(known, gradient)
 
 
+def _check_cut(cut: Cut, wanted: set[Node] | None) -> None:
+    """Raise JitError where a gradient goes on into what was computed before a capture."""
+    if wanted is None or not wanted.isdisjoint(toposort(cut.node)):
+        raise JitError(
+            "a jitted function takes gradients through a tensor that was computed outside of it",
+            hint="compute the tensor inside the function, or detach() it",
+        )
+
+
 def _carriers(roots: Sequence[Node], wanted: set[Node] | None) -> tuple[list[Node], set[Node]]:
     """Nodes below the roots, sources first, and those through which a gradient reaches a target."""
     bits = Ops.DETACH.bit
@@ -110,6 +121,9 @@ def _carriers(roots: Sequence[Node], wanted: set[Node] | None) -> tuple[list[Nod
     carrying: set[Node] = set()
     for node in order:
         if node.dtype.kind != "float":
+            continue
+        if node.op is Ops.DETACH and isinstance(node.arg, Cut):
+            _check_cut(node.arg, wanted)
             continue
         if is_leaf(node) if wanted is None else node in wanted:
             carrying.add(node)

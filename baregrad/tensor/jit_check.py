@@ -8,36 +8,38 @@ from baregrad.base.errors import JitError
 from baregrad.engine.session import current_session
 from baregrad.tensor.core import Storage, buffer_node, realize_storages
 from baregrad.tensor.tensor import Tensor
-from baregrad.tensor.trees import leaves, map_tree
+from baregrad.tensor.trees import leaves
 
 if TYPE_CHECKING:
-    from baregrad.tensor.jit import _Call, _Entry
+    from baregrad.tensor.jit_entry import Entry
+    from baregrad.tensor.jit_parts import Call
 
 
-def run_checked(entry: _Entry, call: _Call) -> Any:
+def run_checked(entry: Entry, call: Call) -> Any:
     """Replay, then run the function from the same state; return its result.
 
-    Raises JitError when a result or a changed state differs in any bit.
+    Raises JitError when a result, a changed state or a gradient differs in any bit.
     """
     storages = _state(entry, call)
     before = [_bytes_of(storage) for storage in storages]
+    tensors = [*entry.surroundings.tensors, *call.tensors[: call.given]]
+    gradients = [(tensor, tensor.grad) for tensor in tensors]
     replayed = _result_bytes(entry.play(call))
     after = [_bytes_of(storage) for storage in storages]
+    made = _gradient_bytes(tensors)
     for storage, data in zip(storages, before, strict=True):
         _restore(storage, data)
-    for tensor, was_none, _ in entry.gradients:
-        if was_none:
-            tensor.grad = None
-    args, kwargs = call.tree
-    result = entry.function(*args, **kwargs)
-    eager = _result_bytes(result)
-    _compare("result", replayed, eager)
+    for tensor, gradient in gradients:
+        tensor.grad = gradient
+    result = entry.run(call, [])
+    _compare("result", replayed, _result_bytes(result))
     _compare("state", after, [_bytes_of(storage) for storage in storages])
-    return map_tree(result, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
+    _compare("gradient", made, _gradient_bytes(tensors))
+    return result
 
 
-def _state(entry: _Entry, call: _Call) -> list[Storage]:
-    held = [holder() for holder, _ in entry.implicit]
+def _state(entry: Entry, call: Call) -> list[Storage]:
+    held = [look() for look, _ in entry.implicit]
     found = [storage for storage in held if storage is not None]
     found.extend(tensor._storage for tensor in call.tensors)
     return list(dict.fromkeys(found))
@@ -65,6 +67,10 @@ def _restore(storage: Storage, data: bytes) -> None:
 
 def _result_bytes(result: Any) -> list[bytes]:
     return [leaf._raw().tobytes() for leaf in leaves(result) if isinstance(leaf, Tensor)]
+
+
+def _gradient_bytes(tensors: list[Tensor]) -> list[bytes]:
+    return [b"" if t.grad is None else t.grad._raw().tobytes() for t in tensors]
 
 
 def _compare(what: str, replayed: list[bytes], eager: list[bytes]) -> None:

@@ -39,6 +39,18 @@ class Leaf:
         return "leaf"
 
 
+class Cut:
+    """The mark where a captured call's graph is cut from what was computed before: `node`."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __repr__(self) -> str:
+        return "cut"
+
+
 @dataclass(frozen=True, slots=True)
 class Diagonal:
     """The attribute of a SHRINK step that shows a diagonal of the last two axes as one axis.

@@ -1,0 +1,465 @@
+"""The life of a jitted function for one kind of arguments: run, captured, replayed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+from baregrad.base.errors import JitError
+from baregrad.engine.capture import Capture, Replay, copies_of_others
+from baregrad.engine.session import Session
+from baregrad.ir.attrs import BufferRef
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.tensor.closure import Surroundings
+from baregrad.tensor.core import Storage, buffer_node, handles_below, realize_storages
+from baregrad.tensor.jit_parts import (
+    Call,
+    Histories,
+    copied,
+    every_storage,
+    is_shared,
+    leaf_of,
+    part_shared,
+    shown_apart,
+    sort_results,
+)
+from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.trees import leaves, map_tree
+
+Look = Callable[[], Storage | None]
+Made = list[tuple[Any, tuple[int, ...]]]
+
+
+class Entry:
+    """The life of a jit for one kind of arguments."""
+
+    def __init__(self, function: Callable[..., Any], session: Session) -> None:
+        self.function = function
+        self.session = session
+        self.calls = 0
+        self.uploads: list[bytes] = []
+        self.replay: Replay | None = None
+        self.surroundings = Surroundings(function)
+        self.closed: frozenset[int] = frozenset()
+        self.states: weakref.WeakSet[Storage] = weakref.WeakSet()
+        self.written: set[int] = set()
+        self.written_arguments: set[int] = set()
+
+    # --- the first call ---------------------------------------------------------------------------
+
+    def first(self, call: Call) -> Any:
+        """Run as usual; note what is uploaded, to compare with the second call."""
+        self.calls = 1
+        seen: list[bytes] = []
+        result = self.run(call, seen)
+        self.uploads = seen
+        return result
+
+    def run(self, call: Call, uploads: list[bytes]) -> Any:
+        """Run as usual, and compute together what is returned and changed, as a replay does."""
+        older = every_storage()
+        with self._watched(uploads) as written:
+            args, kwargs = call.tree
+            result = self.function(*args, **kwargs)
+            tensors = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
+            changed = [s for s in written if id(s) in older]
+            shown = [shown_apart(t) for t in tensors]
+            realize_storages((*(t._storage for t in shown), *changed))
+        self._settle_written(changed)
+        self._note_written(call.tensors, changed)
+        given = {id(t) for t in (*call.tensors, *self.surroundings.tensors)}
+
+        def fill(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            made = shown.pop(0)
+            return leaf if id(leaf) in given else made.detach()
+
+        return map_tree(result, fill)
+
+    @contextmanager
+    def _watched(self, uploads: list[bytes]) -> Iterator[dict[Storage, Node]]:
+        """The storages written inside the block, with what they held before."""
+        written: dict[Storage, Node] = {}
+
+        def note(ref: BufferRef, data: Any) -> None:
+            uploads.append(data.tobytes())
+
+        def watch(storage: Storage, old: Node) -> None:
+            written.setdefault(storage, old)
+
+        self.session.uploads.append(note)
+        self.session.writes.append(watch)
+        # Somebody watches downloads: random numbers keep their state on the device, as in a
+        # capture.
+        self.session.downloads.append(_ignore)
+        try:
+            yield written
+        finally:
+            self.session.uploads.remove(note)
+            self.session.writes.remove(watch)
+            self.session.downloads.remove(_ignore)
+
+    def _settle_written(self, changed: Sequence[Storage]) -> None:
+        """Let what the function changed hold its value alone, without gradients."""
+        for storage in changed:
+            ref = cast(BufferRef, self._ref_of(storage.node))
+            storage.node = buffer_node(ref, storage.node.dtype)
+            storage.grad = False
+
+    def _note_written(self, arguments: Sequence[Tensor], changed: Sequence[Storage]) -> None:
+        """Note which arguments and which other storages the function changes."""
+        own = {id(tensor._storage): i for i, tensor in enumerate(arguments)}
+        for storage in changed:
+            if id(storage) in own:
+                self.written_arguments.add(own[id(storage)])
+            else:
+                self.written.add(id(storage))
+                self.states.add(storage)
+
+    def _ref_of(self, node: Node) -> BufferRef | None:
+        return leaf_of(node) or self.session.realised(node)
+
+    def is_tangled(self, call: Call) -> bool:
+        """Whether an argument is also closed over, and is changed as one or the other.
+
+        Arguments are stood in for, so the one would not show what is written into the other.
+        """
+        if self.replay is None:
+            self.surroundings = Surroundings(self.function)
+            self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
+        if not self.written and not self.written_arguments:
+            return False
+        for position, tensor in enumerate(call.tensors):
+            place = id(tensor._storage)
+            changes = place in self.written or position in self.written_arguments
+            if changes and place in self.closed:
+                return True
+        return False
+
+    # --- the second call --------------------------------------------------------------------------
+
+    def capture(self, call: Call) -> Any:
+        """Run while every run of the session is noted, then make the replay."""
+        before = self.surroundings
+        leafs = [t for t in before.tensors if t.is_leaf and t.requires_grad]
+        held = [(t, t.grad) for t in leafs]
+        histories = self._prepare(before, [g for _, g in held if g is not None])
+        refs = call.references()
+        clones = call.stand_ins(refs)
+        replacement = {id(t): clone for t, clone in zip(call.tensors, clones, strict=True)}
+        args, kwargs = map_tree(
+            call.tree,
+            lambda leaf: replacement.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf,
+        )
+        written: dict[Storage, Node] = {}
+        watch = _note_write(written)
+        self.session.writes.append(watch)
+        capture = Capture(self.session)
+        # Held, so that no storage that the function makes takes the address of one of these.
+        older = every_storage()
+        try:
+            with capture:
+                result = self.function(*args, **kwargs)
+                # A storage that the function made itself (a clone, say) is no state.
+                written = {s: old for s, old in written.items() if id(s) in older}
+                shown = [shown_apart(t) for t in leaves(result) if isinstance(t, Tensor)]
+                made = [t.grad for t in (*leafs, *clones) if t.grad is not None]
+                storages = (*(t._storage for t in shown), *written, *(g._storage for g in made))
+                realize_storages(storages)
+        finally:
+            self.session.writes.remove(watch)
+            histories.restore()
+        self._check(capture, before)
+        self._settle_gradients(call, clones, held)
+        self.results = sort_results(result, shown, clones, older, before.tensors)
+        self._build(call, clones, refs, capture, written, histories)
+        self.surroundings = Surroundings(self.function)
+        self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
+        self.calls += 1
+        return self._give(call, self._last)
+
+    def _prepare(self, before: Surroundings, gradients: Sequence[Tensor]) -> Histories:
+        """Compute what the function may read, and what is still to be computed of earlier work."""
+        pending = [held for ref in self.session.companions if (held := ref()) is not None]
+        closed = dict.fromkeys((*(t._storage for t in (*before.tensors, *gradients)), *self.states))
+        realize_storages((*closed, *pending))
+        part_shared(closed)
+        return Histories(closed)
+
+    def _check(self, capture: Capture, before: Surroundings) -> None:
+        """Raise JitError for what a replay would not do again."""
+        now = [data for _, data in capture.uploads]
+        if self.uploads and now != self.uploads:
+            raise JitError(
+                "host data made inside the function differs from call to call (a Python number "
+                "that changes, np.random, ...): a replay would repeat the old values",
+                hint="pass it as an argument, or use the stack's own random numbers",
+            )
+        changed = before.changed()
+        if changed:
+            raise JitError(
+                f"the function changes {changed} at every call, which a replay would not",
+                hint="keep what changes from call to call in a tensor and change it in place",
+            )
+
+    def _settle_gradients(
+        self,
+        call: Call,
+        clones: Sequence[Tensor],
+        held: Sequence[tuple[Tensor, Tensor | None]],
+    ) -> None:
+        """Note whose gradients the function made: of what it closes over, and of arguments."""
+        self.gradients = [(t, old is None) for t, old in held]
+        self.renewed = [(t, t.grad) for t, old in held if t.grad is not old]
+        self.looks: dict[int, Look] = {
+            id(old._storage): _gradient_of(t) for t, old in held if old is not None
+        }
+        self.marked: list[int] = []
+        self.argument_gradients: list[tuple[int, Tensor | None]] = []
+        for position in range(call.given):
+            clone, tensor = clones[position], call.tensors[position]
+            place = call.grads.get(position)
+            if clone.grad is not (None if place is None else clones[place]):
+                if not tensor.is_leaf:
+                    raise JitError(
+                        "a gradient reaches an argument that was computed outside of the function",
+                        hint="pass what it was computed from, or detach() it",
+                    )
+                self.argument_gradients.append((position, clone.grad))
+            if clone.requires_grad and not tensor.requires_grad and clone.is_leaf:
+                self.marked.append(position)
+
+    def _build(
+        self,
+        call: Call,
+        clones: list[Tensor],
+        refs: list[BufferRef],
+        capture: Capture,
+        written: dict[Storage, Node],
+        histories: Histories,
+    ) -> None:
+        """Sort every array of the capture into arguments, state, results and intermediates."""
+        own = {clone._storage for clone in clones}
+        self._settle_written(list(written))
+        self._note_written(clones, list(written))
+        updates, state = self._changes(written, own)
+        fresh_refs = [cast(BufferRef, self._ref_of(s.node)) for s in self.results.fresh]
+        self.changed = [
+            i for i, clone in enumerate(clones)
+            if clone._storage in written and clone._storage not in {c._storage for c in clones[:i]}
+        ]
+        for position in self.changed:
+            call.refuse_views_of(position)
+        changed_refs = [clones[i]._storage.node.arg for i in self.changed]
+        kept = {id(ref.handle) for _, ref in state.values()}
+        results = [*changed_refs, *fresh_refs]
+        copies = copies_of_others(capture, results, kept)
+        self._last = [(copies.get(id(r.handle), r.handle), tuple(r.shape)) for r in results]
+        made = [g for _, g in (*self.renewed, *self.argument_gradients) if g is not None]
+        self.grad_refs = [cast(BufferRef, self._ref_of(g._storage.node)) for g in made]
+        self.histories = {id(s): weakref.ref(n) for s, n in histories.nodes.items()}
+        read = [*capture.reads(), *(ref for ref, _ in updates), *results, *self.grad_refs]
+        known = {id(ref.handle) for ref in refs} | capture.own()
+        outside = [ref for ref in read if id(ref.handle) not in known]
+        self.implicit = self._holders(outside, state, histories)
+        updated = [(ref.handle, handle) for ref, handle in updates]
+        last_grads = copies_of_others(capture, self.grad_refs, kept)
+        self._settle(updated, written)
+        self.session.forget(kept)
+        inputs = [*refs, *(ref for _, ref in self.implicit)]
+        self.replay = Replay(capture, inputs, [*results, *self.grad_refs], updated, kept)
+        self.overwritten = kept
+        self._last += [
+            (last_grads.get(id(r.handle), r.handle), tuple(r.shape)) for r in self.grad_refs
+        ]
+        self._renew_state([self._present(*pair) for pair in self.implicit])
+
+    def _changes(
+        self, written: Mapping[Storage, Node], own: set[Storage]
+    ) -> tuple[list[tuple[BufferRef, Any]], dict[int, tuple[Look, BufferRef]]]:
+        """State that is to be updated after a replay, and all state by the id of its handle."""
+        updates: list[tuple[BufferRef, Any]] = []
+        state: dict[int, tuple[Look, BufferRef]] = {}
+        for storage, old in written.items():
+            if storage in own:
+                continue
+            kept, made = leaf_of(old), storage.node.arg
+            if kept is None:
+                raise JitError(
+                    "the function changes a tensor that was not computed yet, and that it does not "
+                    "reach by its closure or globals",
+                    hint="realize() the tensor before the call",
+                )
+            look = self.looks.get(id(storage)) or weakref.ref(storage)
+            state[id(kept.handle)] = (look, kept)
+            if made.handle is not kept.handle:
+                updates.append((made, kept.handle))
+                storage.node = buffer_node(kept, storage.node.dtype)
+        return updates, state
+
+    def _settle(self, updates: list[tuple[Any, Any]], written: dict[Storage, Node]) -> None:
+        """Bring the captured call's own new state into memory that replays may overwrite.
+
+        That is the memory it had, unless another tensor still reads that: then memory of its own.
+        """
+        copies = {id(kept): bytes(made.as_memoryview()) for made, kept in updates}
+        others = [s.node for s in every_storage().values() if s not in written]
+        read = handles_below(others) if copies else set()
+        for storage in written:
+            ref = storage.node.arg
+            data = copies.get(id(ref.handle)) if storage.node.op is Ops.BUFFER else None
+            if data is None:
+                continue
+            if id(ref.handle) in read:
+                own = ref.handle.device.allocate(ref.handle.nbytes)
+                storage.node = buffer_node(replace(ref, handle=own), storage.node.dtype)
+                ref = storage.node.arg
+            ref.handle.device.copy_in(ref.handle, data)
+
+    def _holders(
+        self,
+        outside: Sequence[BufferRef],
+        state: dict[int, tuple[Look, BufferRef]],
+        histories: Histories,
+    ) -> list[tuple[Look, BufferRef]]:
+        """The storages whose values the function read without being given them."""
+        found = list(state.values())
+        rest = {id(ref.handle): ref for ref in outside if id(ref.handle) not in state}
+        if not rest:
+            return found
+        # One pass over the heap: who holds a leaf that reads one of these arrays? What the function
+        # reaches comes first, where others hold the same.
+        closed = [t._storage for t in self.surroundings.tensors]
+        for candidate in (*closed, *every_storage().values()):
+            ref = leaf_of(histories.cut.get(candidate, candidate.node))
+            if ref is not None and rest.pop(id(ref.handle), None) is not None:
+                found.append((self.looks.get(id(candidate)) or weakref.ref(candidate), ref))
+        return found
+
+    # --- later calls ------------------------------------------------------------------------------
+
+    def is_stale(self) -> bool:
+        """Whether something the function closes over is not what it was at capture."""
+        if self.surroundings.changed():
+            return True
+        if any((tensor.grad is None) != was_none for tensor, was_none in self.gradients):
+            return True
+        for look, ref in self.implicit:
+            storage = look()
+            if storage is None:
+                continue
+            node = storage.node
+            if node.shape != ref.shape or storage.device != ref.device:
+                return True
+            if storage.grad and node.op is not Ops.BUFFER:
+                known = self.histories.get(id(storage))
+                if known is None or known() is not node:
+                    return True
+        return False
+
+    def play(self, call: Call) -> Any:
+        """Replay over this call's arguments."""
+        assert self.replay is not None
+        refs = call.references()
+        handles = [ref.handle for ref in refs]
+        for tensor in self.surroundings.tensors:
+            tensor._cached = None
+        for look, ref in self.implicit:
+            handle = self._present(look, ref)
+            if id(ref.handle) in self.overwritten and is_shared(look()):
+                handle = copied(handle)
+            handles.append(handle)
+        made = self.replay(handles, call.variables)
+        self._renew_state(handles[len(refs) :])
+        return self._give(call, made)
+
+    def _present(self, look: Look, ref: BufferRef) -> Any:
+        """Where state lies now: where its storage says, or where it was if the storage is gone."""
+        storage = look()
+        if storage is None:
+            return ref.handle
+        if storage.node.op is not Ops.BUFFER:
+            realize_storages((storage,))
+        held = self._ref_of(storage.node)
+        assert held is not None
+        return held.handle
+
+    def _renew_state(self, handles: list[Any]) -> None:
+        """Give state whose memory was overwritten a leaf of its own.
+
+        What was computed from the old leaf is then not taken for what is computed from the new.
+        """
+        for (look, ref), handle in zip(self.implicit, handles, strict=True):
+            storage = look()
+            if storage is None or id(ref.handle) not in self.overwritten:
+                continue
+            moved = replace(ref, handle=handle.view(0, handle.nbytes))
+            storage.node = buffer_node(moved, storage.node.dtype)
+
+    def _renew_gradients(self, call: Call, made: Made) -> None:
+        """Put this call's gradients, in memory of their own, where the captured ones were."""
+        places = iter(zip(self.grad_refs, made, strict=True))
+        targets: list[tuple[Tensor, Tensor | None]] = [
+            *self.renewed,
+            *((call.tensors[i], g) for i, g in self.argument_gradients),
+        ]
+        for tensor, gradient in targets:
+            if gradient is None:
+                tensor.grad = None
+                continue
+            ref, (handle, shape) = next(places)
+            node = buffer_node(BufferRef(handle, shape, ref.device), gradient.dtype)
+            steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
+            tensor.grad = Tensor._on(Storage(node, ref.device), steps)
+
+    def _give(self, call: Call, made: Made) -> Any:
+        """The call's result from the replay's arrays; changed arguments change."""
+        count = len(self.changed)
+        for position, (handle, shape) in zip(self.changed, made[:count], strict=True):
+            call.refuse_views_of(position)
+            tensor = call.tensors[position]
+            ref = BufferRef(handle, shape, tensor.device)
+            tensor._storage.put(buffer_node(ref, tensor.dtype))
+        for position in self.marked:
+            call.tensors[position].requires_grad_()
+        rest = count + len(self.results.fresh)
+        self._renew_gradients(call, made[rest:])
+        storages = [
+            Storage(buffer_node(BufferRef(handle, shape, s.device), s.node.dtype), s.device)
+            for s, (handle, shape) in zip(self.results.fresh, made[count:rest], strict=True)
+        ]
+        return self.results.give(call.tensors, storages)
+
+    # --- checking ---------------------------------------------------------------------------------
+
+    def checked(self, call: Call) -> Any:
+        """Replay, run the function itself from the same state, and compare bits."""
+        from baregrad.tensor.jit_check import run_checked
+
+        return run_checked(self, call)
+
+
+def _ignore(ref: BufferRef) -> None:
+    """A watcher of downloads that lets them pass."""
+
+
+def _note_write(written: dict[Storage, Node]) -> Callable[..., None]:
+    def note(storage: Storage, old: Node) -> None:
+        written.setdefault(storage, old)
+
+    return note
+
+
+def _gradient_of(tensor: Tensor) -> Look:
+    """Where the gradient that a tensor has now is stored."""
+
+    def look() -> Storage | None:
+        gradient = tensor.grad
+        return None if gradient is None else gradient._storage
+
+    return look
