@@ -103,6 +103,8 @@ class _Builder:
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
         self.converted: dict[Node, Node] = {}
+        # The tile axes that a staged array has beside its stage's own, around those.
+        self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
         self.count = 0
 
     # --- places ---------------------------------------------------------------------------------
@@ -365,15 +367,21 @@ class _Builder:
             if all(k.arg.id < axis.arg.id for k in own for axis in axes):
                 self.carried(node, value, own, path)
                 return
-        shape = tuple(int(axis.src[0].arg) for axis in axes)
+        # Each step of a tile around the stage has its own: its loops are not yet told apart.
+        tiles = by_id({axis for axis in node.ranges if axis.arg.is_tile})
+        before = tuple(axis for axis in tiles if axis.arg.bind != "vector")
+        after = tuple(axis for axis in tiles if axis.arg.bind == "vector")
+        places = (*before, *axes, *after)
+        shape = tuple(int(axis.src[0].arg) for axis in places)
         space = "register" if node.arg.space == "register" else "scratch"
         buffer = self.buffer(value.dtype, shape, space)
+        self.around[buffer] = (before, after)
         self.reductions((value,), path)
         inner = list(path)
         needs = self.needs((value,), block)
         loops = [axis for axis in by_id(set(axes)) if not axis.arg.is_tile]
         self.open(inner, loops, [], (value,), needs, [])
-        inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], tuple(axes))))
+        inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
         self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
 
     def carried(self, node: Node, reduce: Node, own: list[Node], path: list[Block]) -> None:
@@ -435,10 +443,9 @@ class _Builder:
         if op is Ops.RANGE or not node.src:
             return node
         if op is Ops.INDEX:
-            source = done[node.src[0]]
-            return cast(
-                Node(Ops.LOAD, source.dtype, tuple(done[child] for child in node.src)), node.dtype
-            )
+            source, *places = (done[child] for child in node.src)
+            before, after = self.around.get(source, ((), ()))
+            return cast(load(source, (*before, *places, *after)), node.dtype)
         for child in node.src:
             if done[child] is not child:
                 return Node(op, node.dtype, tuple(done[c] for c in node.src), node.arg)
