@@ -60,15 +60,18 @@ def floor_by_constant(
     if is_power_of_two(divisor):
         return apply(Ops.SHR, dtype, x, const(divisor.bit_length() - 1, dtype))
     bias = -(low // divisor) if low < 0 else 0
-    multiplier, shift = magic(divisor, high + bias * divisor + 1)
+    top = high + bias * divisor
+    multiplier, shift = magic(divisor, top + 1)
     for wide in (dtype, dtypes.int64):
         largest = (1 << (wide.bits - 1)) - 1
-        if (high + bias * divisor) * multiplier > largest:
+        if top * multiplier > largest:
             continue
-        shifted = x
+        # What is added may leave no room for x: then the sum too needs the wider integers.
+        narrow = dtype if top < 1 << (dtype.bits - 1) else wide
+        shifted = x if narrow is dtype else apply(Ops.CAST, narrow, x)
         if bias:
-            shifted = apply(Ops.ADD, dtype, x, const(bias * divisor, dtype))
-        if wide is not dtype:
+            shifted = apply(Ops.ADD, narrow, shifted, const(bias * divisor, narrow))
+        if wide is not narrow:
             shifted = apply(Ops.CAST, wide, shifted)
         product = apply(Ops.MUL, wide, shifted, const(multiplier, wide))
         quotient = apply(Ops.SHR, wide, product, const(shift, wide))

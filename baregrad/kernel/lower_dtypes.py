@@ -324,19 +324,20 @@ def _widened(node: Node) -> Node:
 
 
 def _guard_loads(cond: Node, value: Node) -> Node:
-    """`value` with its loads done only where `cond` holds."""
+    """`value` with its loads done only where `cond` holds, those that addresses are made of too."""
     done: dict[Node, Node] = {}
-    for node in toposort(value, enter=lambda n: n.op not in (Ops.LOAD, Ops.GUARD)):
-        if node.op is Ops.LOAD:
-            done[node] = Node(Ops.GUARD, node.dtype, (cond, node))
-        elif node.op is Ops.GUARD:
-            both = index.both(cond, node.src[0])
-            done[node] = Node(Ops.GUARD, node.dtype, (both, node.src[1]))
-        elif node.op is Ops.RANGE or all(done[child] is child for child in node.src):
+    bit = Ops.LOAD.bit
+    for node in toposort(value, enter=lambda n: bool(n.mask & bit)):
+        if not node.mask & bit:
             done[node] = node
-        else:
-            src = tuple(done[child] for child in node.src)
-            done[node] = Node(node.op, node.dtype, src, node.arg)
+            continue
+        src = tuple(done[child] for child in node.src)
+        if node.op is Ops.GUARD:
+            # Its load was given the guard: one of both conditions is left.
+            done[node] = Node(Ops.GUARD, node.dtype, (index.both(cond, src[0]), src[1].src[1]))
+            continue
+        found = node if src == node.src else Node(node.op, node.dtype, src, node.arg)
+        done[node] = Node(Ops.GUARD, node.dtype, (cond, found)) if node.op is Ops.LOAD else found
     return done[value]
 
 

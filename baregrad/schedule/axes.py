@@ -17,6 +17,7 @@ from baregrad.ir.attrs import Param
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of, range_node, rebuild, toposort
 from baregrad.ir.op import Ops
+from baregrad.schedule.build import repeated
 from baregrad.schedule.pairing import shared_axes
 
 _DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit
@@ -55,8 +56,34 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
     if len(data) + len(reduced) == len(axes):
         if all(axis.arg.id == number for number, axis in enumerate(axes)):
             return Settled(root.src, _params(nodes), data, reduced)
-    root = _renumber(root, axes, sizes)
+    old = root.src
+    root, digits = _renumber(root, axes, sizes)
+    scattered = any(out.arg.monoid is not None for out in root.src)
+    if scattered and len(data) + len(reduced) > len(axes):
+        whole = _whole_scatters(old, root.src, digits)
+        if whole != root.src:
+            return settle_axes(whole)
     return Settled(root.src, _params(toposort(root)), data, reduced)
+
+
+def _whole_scatters(
+    before: tuple[Node, ...], after: tuple[Node, ...], digits: dict[Node, tuple[Node, ...]]
+) -> tuple[Node, ...]:
+    """The OUTs `after` axes were split; what is scattered is combined over digits that it lost.
+
+    Of the digits of an axis an element may mention the last one alone (`x[r % 9]`), but it is
+    scattered once for each point of the whole axis.
+    """
+    made = []
+    for old, new in zip(before, after, strict=True):
+        monoid = new.arg.monoid
+        if monoid is not None:
+            mentioned = frozenset[Node]().union(*(child.ranges for child in old.src[1:]))
+            axes = [digit for axis in digits if axis in mentioned for digit in digits[axis]]
+            value = repeated(monoid, new.src[1], new.src[2:], tuple(axes))
+            new = Node(Ops.OUT, new.dtype, (new.src[0], value, *new.src[2:]), new.arg)
+        made.append(new)
+    return tuple(made)
 
 
 def _params(nodes: list[Node]) -> dict[int, Node]:
@@ -64,8 +91,10 @@ def _params(nodes: list[Node]) -> dict[int, Node]:
     return {node.arg.slot: node for node in nodes if node.op is Ops.PARAM}
 
 
-def _renumber(root: Node, axes: list[Node], sizes: list[list[Dim]]) -> Node:
-    """`root` with each axis replaced by its digits, numbered in order."""
+def _renumber(
+    root: Node, axes: list[Node], sizes: list[list[Dim]]
+) -> tuple[Node, dict[Node, tuple[Node, ...]]]:
+    """`root` with each axis replaced by its digits, numbered in order; and these digits."""
     digits: dict[Node, tuple[Node, ...]] = {}
     mapping: dict[Node, Node] = {}
     number = 0
@@ -79,7 +108,7 @@ def _renumber(root: Node, axes: list[Node], sizes: list[list[Dim]]) -> Node:
             value = index.add(index.mul(value, size), digit)
         digits[axis] = tuple(made)
         mapping[axis] = index.as_node(value)
-    return _replace_axes(root, mapping, digits)
+    return _replace_axes(root, mapping, digits), digits
 
 
 def _replace_axes(

@@ -125,13 +125,13 @@ def build(draft: Draft, outs: list[Written]) -> Built:
         idx = tuple(assembly.finish(place) for place in written.idx)
         value = assembly.finish(written.value)
         if written.how.monoid is not None:
-            value = _repeated(written.how.monoid, value, idx, draft.outer)
+            value = repeated(written.how.monoid, value, idx, draft.outer)
         src = (slots[written.target], value, *idx)
         made.append(Node(Ops.OUT, dtypes.token, src, written.how))
     return Built(draft, tuple(made), tuple(slots), tuple(assembly.params))
 
 
-def _repeated(monoid: Monoid, value: Node, idx: Idx, axes: Idx) -> Node:
+def repeated(monoid: Monoid, value: Node, idx: Idx, axes: Idx) -> Node:
     """A scattered value, combined over the axes that neither it nor its place depends on.
 
     An OUT runs over the ranges that it mentions, so a constant put into one place many times would

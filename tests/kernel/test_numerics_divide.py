@@ -191,3 +191,21 @@ def test_index_division(divisor: int, start: int) -> None:
     shifted = np.clip(numbers, -300, 300) + start
     assert np.array_equal(high, shifted // divisor)
     assert np.array_equal(low, shifted % divisor)
+
+
+@pytest.mark.parametrize("divisor", (3, 7, 9, 1000, (1 << 31) - 1))
+def test_index_division_of_all_an_int32_may_be(divisor: int) -> None:
+    """Indices read from memory may lie anywhere: what is added to them needs room as well."""
+    v = vector(16, 0)
+    x = param(2, 16, dtype=dtypes.int32)
+    place = Node(Ops.CAST, dtypes.index, (load(x, v),))
+    by = const(divisor, dtypes.index)
+    quotient = Node(Ops.CAST, dtypes.int64, (alu(Ops.FLOORDIV, place, by),))
+    rest = Node(Ops.CAST, dtypes.int64, (alu(Ops.MOD, place, by),))
+    outputs = (param(0, 16, dtype=dtypes.int64), param(1, 16, dtype=dtypes.int64))
+    node = kernel(store(outputs[0], quotient, v), store(outputs[1], rest, v))
+    ends = [-(1 << 31), -(1 << 31) + 1, (1 << 31) - 2, (1 << 31) - 1]
+    numbers = np.array([*range(-6, 6), *ends], np.int32)
+    high, low, _ = check(node, [np.zeros(16, np.int64), np.zeros(16, np.int64), numbers])
+    assert high.tolist() == [int(n) // divisor for n in numbers]
+    assert low.tolist() == [int(n) % divisor for n in numbers]
