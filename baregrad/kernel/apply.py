@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from baregrad.base.errors import CompilerBug, ScheduleError
+from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param, Range, Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, alu, extent_of, range_node, rebuild, substitute, toposort
+from baregrad.ir.node import Node, alu, const, extent_of, range_node, rebuild, substitute, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
 from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, fresh_table
@@ -26,6 +27,8 @@ from baregrad.kernel.sharing import prepare
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
 CHUNK_ID = 1 << 20
+# The offset of what is not written at all.
+NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
 
 
@@ -118,9 +121,23 @@ class _Rewriter:
             for pieces in self.combinations(by_id(out_axes(out))):
                 scope = Scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
-                src = (self.array(out.src[0]), value, self.offset(out, scope))
+                src = (self.array(out.src[0]), value, self.target(out, scope))
                 outs.append(Node(Ops.OUT, out.dtype, src, out.arg))
         return Node(Ops.KERNEL, kernel.dtype, tuple(outs), kernel.arg)
+
+    def target(self, out: Node, scope: Scope) -> Node:
+        """Where an OUT writes: NOWHERE for places read from memory that the array does not have.
+
+        Reads have guards of their own.
+        """
+        offset = self.offset(out, scope)
+        places = zip(out.src[2:], out.src[0].shape, strict=True)
+        conditions = [index.inside(p, extent) for p, extent in places if p.mask & Ops.INDEX.bit]
+        condition = index.both(*conditions)
+        if condition.op is Ops.CONST and condition.arg:
+            return offset
+        (condition,) = self.values((condition,), scope)
+        return Node(Ops.WHERE, offset.dtype, (condition, offset, NOWHERE))
 
     def pieces(self, node: Node) -> tuple[Piece, ...]:
         """The parts of an original axis that are ever run; at least one."""

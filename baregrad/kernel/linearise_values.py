@@ -306,13 +306,19 @@ class Values:
         return self.vector(total, address.width)
 
     def mask(self, conditions: Sequence[Node]) -> Node | None:
-        """The conjunction of conditions at the current point; None when it is plainly true."""
+        """The conjunction of conditions at the current point; None when it is plainly true.
+
+        The first of them are `masks`. What one reads is read where those before it hold.
+        """
         total: Node | None = None
-        for condition in conditions:
+        before = self.masks
+        for position, condition in enumerate(conditions):
+            self.masks = before[:position]
             value = self.value(condition)
             if value.op is Ops.CONST and value.arg:
                 continue
             total = value if total is None else self.apply(Ops.AND, dtypes.bool, total, value)
+        self.masks = before
         return total
 
     def load(self, node: Node, mask: Node | None) -> Node:

@@ -19,7 +19,7 @@ from baregrad.ir.monoid import Monoid, primitive
 from baregrad.ir.node import Node, alu, cast, const, substitute, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
-from baregrad.kernel.apply import filled
+from baregrad.kernel.apply import NOWHERE, filled
 
 NOTHING = -1
 _BELOW = "kernel.scoped"
@@ -163,6 +163,9 @@ class _Builder:
             path.append(self.nest(path[-1], axis, needs, share))
         self.reductions(roots, path)
         value, *indices = self.convert(roots)
+        if indices[0].op is Ops.WHERE and indices[0].src[2] is NOWHERE:
+            condition, indices[0], _ = indices[0].src
+            path.append(self.nest(path[-1], condition, NOTHING, share=False))
         store = Node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
         path[-1].items.append(Item(store))
 

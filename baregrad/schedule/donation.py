@@ -73,8 +73,20 @@ def _in_place(steps: list[Step], position: int, value: Node, param: Node, known:
     if order is None:
         return False
     if order != step.written:
+        if _is_sensitive(step.kernel):
+            return False
         steps[position] = remake(step, order)
     return True
+
+
+def _is_sensitive(kernel: Node) -> bool:
+    """Whether another order of outputs might sum in another order: several reductions.
+
+    What is donated must not change a bit of the results.
+    """
+    if not kernel.has(Ops.REDUCE):
+        return False
+    return sum(1 for node in toposort(kernel) if node.op is Ops.REDUCE) > 1
 
 
 def _readers(step: Step, target: Node, source: Node) -> set[Node] | None:

@@ -2,6 +2,7 @@
 
 Negative indices are taken as they are only by `take`, `take_along_dim` and indexing with []; the
 others want indices from 0, as in PyTorch. Indices out of range raise where their values are known.
+Where they are computed first, what is read there is 0, and what would be written there is lost.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Finding:
 
 
 def check_seed(seed: int) -> Finding | None:
-    """Grow and check one program; every eighth also at the kernel level of the reference."""
+    """Grow and check one program; every eighth also at lower levels of the reference."""
     program = grow(seed)
     lowered = seed % LOWERED_EVERY == 0
     difference = check(program, lowered)

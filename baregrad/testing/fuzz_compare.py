@@ -46,6 +46,7 @@ EAGER = Way("eager", "CPU")
 JITTED = Way("jit", "CPU", jitted=True)
 REFERENCE = Way("reference", "REF")
 LOWERED = Way("reference at the kernel level", "REF", "kernel")
+LINEAR = Way("reference at the linear level", "REF", "linear")
 
 Results = list[dict[str, np.ndarray[Any, Any]]]
 
@@ -139,8 +140,13 @@ def _differs(
 
 
 def check(program: Program, lowered: bool, jitted: bool = True) -> Difference | None:
-    """Run a program every way. Anything that is raised is a difference too."""
-    ways = [EAGER, *([LOWERED] if lowered else []), *([JITTED] if jitted else [])]
+    """Run a program every way. Anything that is raised is a difference too.
+
+    With `lowered`, also what kernels become: the linear level raises where one leaves its arrays,
+    which a processor need not notice. That comes first, since a processor may also crash.
+    """
+    levels = [LOWERED, LINEAR] if lowered else []
+    ways = [*levels, EAGER, *([JITTED] if jitted else [])]
     wanted: Results = []
     eager: Results = []
     for way in (REFERENCE, *ways):

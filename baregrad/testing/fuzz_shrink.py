@@ -12,6 +12,7 @@ from baregrad.testing.fuzz_compare import (
     CALLS,
     EAGER,
     JITTED,
+    LINEAR,
     LOWERED,
     REFERENCE,
     Difference,
@@ -141,6 +142,7 @@ def _literals(program: Program, data: dict[str, np.ndarray]) -> str:
 def _ways(difference: Difference) -> tuple[Way, Way]:
     if difference.kind.startswith(JITTED.name):
         return JITTED, EAGER
-    if difference.kind.startswith(LOWERED.name):
-        return LOWERED, REFERENCE
+    for way in (LOWERED, LINEAR):
+        if difference.kind.startswith(way.name):
+            return way, REFERENCE
     return EAGER, REFERENCE

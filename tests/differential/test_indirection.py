@@ -110,3 +110,34 @@ def test_repeated_rows_are_scattered_as_often_as_they_repeat(
         most = (a * 0).scatter_reduce(0, index, a, "amax").numpy()
     np.testing.assert_array_equal(made, wanted, strict=True)
     np.testing.assert_array_equal(most, greatest, strict=True)
+
+
+@pytest.mark.parametrize(("device", "level"), (WAYS[0], *WAYS[2:]))
+@pytest.mark.parametrize("columns", (1, 3, 16, 40))
+@pytest.mark.parametrize("whole_rows", (False, True))
+def test_what_is_scattered_outside_is_lost(
+    whole_rows: bool, columns: int, device: str, level: str
+) -> None:
+    """Computed places are not known before they are written to; no other memory is touched."""
+    rng = np.random.default_rng(columns)
+    base = rng.integers(-9, 9, (5, columns)).astype(np.int32)
+    values = rng.integers(-9, 9, (8, columns)).astype(np.int32)
+    places = rng.integers(-9, 9, (8, columns))
+    places[0] = 1 << 40
+    if whole_rows:
+        places = np.repeat(places[:, :1], columns, 1)
+    there = (places >= 0) & (places < 5)
+    wanted = base.copy()
+    columns_of = np.broadcast_to(np.arange(columns), places.shape)
+    np.add.at(wanted, (places[there], columns_of[there]), values[there])
+    last = base.copy()
+    last[places[there], columns_of[there]] = values[there]
+    with options.override(device=device, ref_level=level):
+        # Arithmetic wraps negative places once, so they are taken where none is negative.
+        index = Tensor(np.where(places < 0, 1 << 33, places) - 1) + 1
+        if whole_rows:
+            index = index[:, :1].expand(8, columns)
+        made = Tensor(base).scatter_add(0, index, Tensor(values)).numpy()
+        put = Tensor(base).scatter(0, index, Tensor(values)).numpy()
+    np.testing.assert_array_equal(made, wanted, strict=True)
+    np.testing.assert_array_equal(put, last, strict=True)

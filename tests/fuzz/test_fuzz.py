@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from baregrad.base.options import options
+from baregrad.testing import fuzz_compare
 from baregrad.testing.fuzz import check_seed, fuzz
 from baregrad.testing.fuzz_compare import Difference, check
 from baregrad.testing.fuzz_grow import grow
@@ -48,6 +49,20 @@ def test_a_seed_gives_the_same_program_and_data() -> None:
         np.testing.assert_array_equal(a, b)
     for a in first.data(1).values():
         assert any(a.shape == b.shape for b in first.data(2).values())
+
+
+def test_lower_levels_come_before_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An access outside its array raises at the linear level; a processor may crash."""
+    seen: list[str] = []
+
+    def run(program: Program, way: fuzz_compare.Way) -> fuzz_compare.Results:
+        seen.append(way.level if way.device == "REF" else way.name)
+        return original(program, way, 1)
+
+    original = fuzz_compare.run
+    monkeypatch.setattr(fuzz_compare, "run", run)
+    assert check(grow(3), lowered=True) is None
+    assert seen == ["tensor", "kernel", "linear", "eager", "jit"]
 
 
 def _with(program: Program, *lines: str) -> Program:
