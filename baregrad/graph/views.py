@@ -20,8 +20,13 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, rebuild
 from baregrad.ir.op import ALU, MOVEMENT, Op, Ops
 from baregrad.ir.regroup import same_axes
+from baregrad.ir.shape import infer_shape
 
 _MOVES = sum(op.bit for op in MOVEMENT)
+# None of these is below a repeated constant, whose extents may be symbolic.
+_DATA = sum(op.bit for op in (Ops.PARAM, Ops.BUFFER, Ops.REDUCE, Ops.IOTA))
+_NO_PAD = Pad()
+_FIRST = Slice(0, 1)
 _POINTWISE = ALU | frozenset((Ops.CAST,))
 _CAST_PASSES = frozenset((Ops.RESHAPE, Ops.PERMUTE, Ops.WINDOW, Ops.PAD, Ops.FLIP))
 
@@ -57,6 +62,8 @@ def full(value: Node, shape: tuple[Any, ...]) -> Node:
 
 def constant_of(node: Node) -> Node | None:
     """The CONST of which `node` is nothing but repetitions, or None."""
+    if node.mask & _DATA:
+        return None
     while node.op in MOVEMENT and node.op is not Ops.PAD:
         node = node.src[0]
     return node if node.op is Ops.CONST else None
@@ -89,29 +96,29 @@ def _expand(node: Node) -> Node | None:
     return None
 
 
-def _pad(node: Node) -> Node | None:
-    if all(_is_nothing(pad) for pad in node.arg):
-        return node.src[0]
-    below = node.src[0]
-    if below.op is not Ops.PAD:
-        return _pad_below(node, below)
-    if any(pad.interior for pad in node.arg):
-        return None
-    pads = tuple(
-        Pad(index.add(new.lo, old.lo), index.add(new.hi, old.hi), old.interior)
-        for new, old in zip(node.arg, below.arg, strict=True)
-    )
-    return Node(Ops.PAD, node.dtype, below.src, pads)
+def _pad(node: Node) -> Node:
+    return _padded(node.src[0], node.arg)
 
 
-def _pad_below(node: Node, below: Node) -> Node | None:
-    """A PAD of other axes than a view touches is done first, so that less is padded and stored."""
-    found = _below(below, [None if _is_nothing(amount) else amount for amount in node.arg])
+def _padded(below: Node, pads: tuple[Pad, ...]) -> Node:
+    """`below` with zeros around it; axes that views do not touch are padded under them.
+
+    So less is padded and stored. No node is made for the steps on the way down.
+    """
+    amounts = [None if _is_nothing(one) else one for one in pads]
+    if not any(amounts):
+        return below
+    if below.op is Ops.PAD and not any(one.interior for one in pads):
+        merged = tuple(
+            Pad(index.add(new.lo, old.lo), index.add(new.hi, old.hi), old.interior)
+            for new, old in zip(pads, below.arg, strict=True)
+        )
+        return Node(Ops.PAD, below.dtype, below.src, merged)
+    found = _below(below, amounts)
     if found is None:
-        return None
-    amounts = tuple(Pad() if amount is None else amount for amount in found)
-    inner = Node(Ops.PAD, node.dtype, below.src, amounts)
-    return _over(below, _or_self(inner, _pad), node.shape)
+        return Node(Ops.PAD, below.dtype, (below,), pads)
+    inner = _padded(below.src[0], tuple([_NO_PAD if one is None else one for one in found]))
+    return _over(below, inner, Ops.PAD, pads)
 
 
 def _below(view: Node, amounts: list[Any]) -> list[Any] | None:
@@ -141,12 +148,12 @@ def _below(view: Node, amounts: list[Any]) -> list[Any] | None:
     return found
 
 
-def _over(view: Node, inner: Node, shape: tuple[Any, ...]) -> Node:
-    """`view` over another source of the same axes, giving `shape`."""
+def _over(view: Node, inner: Node, op: Op, arg: Any) -> Node:
+    """`view` over another source of the same axes: what a PAD or SHRINK over `view` would give."""
     if view.op is Ops.EXPAND:
-        return expand(inner, shape)
+        return expand(inner, infer_shape(op, view.dtype, (view,), arg))
     if view.op is Ops.RESHAPE:
-        return reshape(inner, shape)
+        return reshape(inner, infer_shape(op, view.dtype, (view,), arg))
     return Node(view.op, inner.dtype, (inner,), _arg_over(view, inner))
 
 
@@ -160,51 +167,43 @@ def _is_nothing(pad: Pad) -> bool:
     return is_zero(pad.lo) and is_zero(pad.hi) and not pad.interior
 
 
-def _shrink(node: Node) -> Node | None:
-    below = node.src[0]
-    if all(
-        is_zero(cut.start) and cut.stop == extent and cut.step == 1
-        for cut, extent in zip(node.arg, below.shape, strict=True)
-    ):
+def _shrink(node: Node) -> Node:
+    return _shrunk(node.src[0], node.arg)
+
+
+def _shrunk(below: Node, cuts: tuple[Slice, ...]) -> Node:
+    """`below` cut; no node is made for the views that the cut passes on its way down."""
+    kept = [
+        None if one.step == 1 and is_zero(one.start) and one.stop == extent else one
+        for one, extent in zip(cuts, below.shape, strict=True)
+    ]
+    if not any(kept):
         return below
+    source = below.src[0] if below.src else below
+    found: Node | None = None
     if below.op is Ops.SHRINK:
-        cuts = tuple(_cut_twice(old, new) for old, new in zip(below.arg, node.arg, strict=True))
-        return _or_self(Node(Ops.SHRINK, node.dtype, below.src, cuts), _shrink)
+        twice = tuple(_cut_twice(old, new) for old, new in zip(below.arg, cuts, strict=True))
+        return _shrunk(source, twice)
     if below.op is Ops.PAD:
-        return _shrink_pad(node, below)
-    if below.op is Ops.EXPAND:
-        return _shrink_expand(node, below)
-    return _shrink_below(node, below)
-
-
-def _shrink_below(node: Node, below: Node) -> Node | None:
-    """A cut of other axes than a view touches is done first."""
-    found = _below(
-        below,
-        [
-            None if one.step == 1 and is_zero(one.start) and one.stop == extent else one
-            for one, extent in zip(node.arg, below.shape, strict=True)
-        ],
-    )
-    if found is None:
-        return None
-    cuts = tuple(
-        Slice(0, extent) if one is None else one
-        for one, extent in zip(found, below.src[0].shape, strict=True)
-    )
-    inner = Node(Ops.SHRINK, node.dtype, below.src, cuts)
-    return _over(below, _or_self(inner, _shrink), node.shape)
-
-
-def _shrink_expand(node: Node, below: Node) -> Node:
-    """A cut of repeated elements is fewer repetitions."""
-    source = below.src[0]
-    cuts = tuple(
-        Slice(0, 1) if is_one(extent) else cut
-        for cut, extent in zip(node.arg, source.shape, strict=True)
-    )
-    inner = Node(Ops.SHRINK, node.dtype, (source,), cuts)
-    return expand(_or_self(inner, _shrink), node.shape)
+        found = _shrunk_pad(below, cuts)
+    elif below.op is Ops.EXPAND:
+        # A cut of repeated elements is fewer repetitions.
+        own = tuple(
+            _FIRST if is_one(extent) else cut
+            for cut, extent in zip(cuts, source.shape, strict=True)
+        )
+        shape = infer_shape(Ops.SHRINK, below.dtype, (below,), cuts)
+        return expand(_shrunk(source, own), shape)
+    else:
+        inner = _below(below, kept)
+        if inner is not None:
+            # A cut of other axes than a view touches is done first.
+            own = tuple(
+                Slice(0, extent) if one is None else one
+                for one, extent in zip(inner, source.shape, strict=True)
+            )
+            return _over(below, _shrunk(source, own), Ops.SHRINK, cuts)
+    return Node(Ops.SHRINK, below.dtype, (below,), cuts) if found is None else found
 
 
 def _cut_twice(old: Slice, new: Slice) -> Slice:
@@ -222,12 +221,12 @@ def _cut_twice(old: Slice, new: Slice) -> Slice:
     return Slice(start, stop, old.step * new.step)
 
 
-def _shrink_pad(node: Node, below: Node) -> Node | None:
+def _shrunk_pad(below: Node, wanted: tuple[Slice, ...]) -> Node | None:
     """A cut that takes zeros away again: less of the PAD, or none."""
     pads = []
     cuts = []
     source = below.src[0]
-    for cut, pad, extent in zip(node.arg, below.arg, source.shape, strict=True):
+    for cut, pad, extent in zip(wanted, below.arg, source.shape, strict=True):
         numbers = (cut.start, cut.stop, pad.lo, pad.hi, extent)
         if cut.step != 1 or pad.interior or any(one.__class__ is not int for one in numbers):
             return None
@@ -236,9 +235,7 @@ def _shrink_pad(node: Node, below: Node) -> Node | None:
         lo = min(max(pad.lo - cut.start, 0), cut.stop - cut.start)
         cuts.append(Slice(start, stop))
         pads.append(Pad(lo, cut.stop - cut.start - lo - (stop - start)))
-    inner = Node(Ops.SHRINK, node.dtype, (source,), tuple(cuts))
-    outer = Node(Ops.PAD, node.dtype, (_or_self(inner, _shrink),), tuple(pads))
-    return _or_self(outer, _pad)
+    return _padded(_shrunk(source, tuple(cuts)), tuple(pads))
 
 
 def _flip(node: Node) -> Node | None:
@@ -381,13 +378,12 @@ def cut(node: Node, axis: int, start: Dim, stop: Dim) -> Node:
     """`node` cut to start:stop along one axis."""
     cuts = [Slice(0, extent) for extent in node.shape]
     cuts[axis] = Slice(start, stop)
-    return _or_self(Node(Ops.SHRINK, node.dtype, (node,), tuple(cuts)), _shrink)
+    return _shrunk(node, tuple(cuts))
 
 
 def pad(node: Node, axis: int, amount: Pad) -> Node:
     """`node` padded along one axis."""
-    pads = tuple(amount if i == axis else Pad() for i in range(len(node.shape)))
-    return _or_self(Node(Ops.PAD, node.dtype, (node,), pads), _pad)
+    return _padded(node, tuple([amount if i == axis else _NO_PAD for i in range(node.ndim)]))
 
 
 def permute(node: Node, axes: tuple[int, ...]) -> Node:

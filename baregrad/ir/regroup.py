@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.ir import index
 from baregrad.ir.index import Dim
 
 Run = tuple[int, int]
+Groups = tuple[tuple[Run, Run], ...]
+_KNOWN = 1 << 12  # pairs of shapes that are remembered; the layers of a network share theirs
 
 
-def reshape_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[tuple[Run, Run]]:
+def reshape_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
     """The shortest runs of axes with equal products: ((from, to) of old, (from, to) of new).
 
     A run may be empty, where the other shape has axes of extent 1.
     """
+    return _known_groups(old, new) if _is_plain(old, new) else _find_groups(old, new)
+
+
+def same_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
+    """For each axis of `new` that is an unchanged axis of `old`: which; extents of 1 left out."""
+    return _known_axes(old, new) if _is_plain(old, new) else _find_axes(old, new)
+
+
+def _is_plain(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
+    """Whether no extent is symbolic: what is remembered must not keep nodes alive."""
+    for extent in old:
+        if extent.__class__ is not int:
+            return False
+    for extent in new:
+        if extent.__class__ is not int:
+            return False
+    return True
+
+
+def _find_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
     groups: list[tuple[Run, Run]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -31,15 +56,18 @@ def reshape_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[tuple[Run
             else:
                 right, j = index.mul(right, new[j]), j + 1
         groups.append(((start[0], i), (start[1], j)))
-    return groups
+    return tuple(groups)
 
 
-def same_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> dict[int, int]:
-    """For each axis of `new` that is an unchanged axis of `old`: which; extents of 1 left out."""
+def _find_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
     found: dict[int, int] = {}
     for (first, last), (begin, end) in reshape_groups(old, new):
         olds = [axis for axis in range(first, last) if old[axis] != 1]
         news = [axis for axis in range(begin, end) if new[axis] != 1]
         if len(olds) == len(news) == 1:
             found[news[0]] = olds[0]
-    return found
+    return MappingProxyType(found)
+
+
+_known_groups = lru_cache(_KNOWN)(_find_groups)
+_known_axes = lru_cache(_KNOWN)(_find_axes)

@@ -108,8 +108,11 @@ def _pad(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
         raise ShapeError(f"PAD has {len(arg)} entries for {len(src[0].shape)} axes")
     shape = []
     for extent, pad in zip(src[0].shape, arg, strict=True):
-        if isinstance(extent, int):
+        if extent.__class__ is int:
             inner = extent + max(extent - 1, 0) * pad.interior
+            if pad.lo.__class__ is int and pad.hi.__class__ is int:
+                shape.append(inner + pad.lo + pad.hi)
+                continue
         else:
             inner = index.sub(index.mul(extent, pad.interior + 1), pad.interior)
         shape.append(index.as_dim(index.add(index.add(inner, pad.lo), pad.hi)))
@@ -123,12 +126,15 @@ def _shrink(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
         raise ShapeError(f"SHRINK has {len(arg)} entries for {len(src[0].shape)} axes")
     shape = []
     for extent, cut in zip(src[0].shape, arg, strict=True):
-        if isinstance(cut.start, int) and isinstance(cut.stop, int):
-            if not 0 <= cut.start <= cut.stop or (isinstance(extent, int) and cut.stop > extent):
-                raise ShapeError(f"SHRINK {cut.start}:{cut.stop} of an axis of extent {extent}")
-        length = index.sub(cut.stop, cut.start)
-        if cut.step != 1:
-            length = index.floordiv(index.add(length, cut.step - 1), cut.step)
+        start, stop, step = cut.start, cut.stop, cut.step
+        if start.__class__ is int and stop.__class__ is int:
+            if not 0 <= start <= stop or (extent.__class__ is int and stop > extent):
+                raise ShapeError(f"SHRINK {start}:{stop} of an axis of extent {extent}")
+            shape.append(stop - start if step == 1 else (stop - start + step - 1) // step)
+            continue
+        length = index.sub(stop, start)
+        if step != 1:
+            length = index.floordiv(index.add(length, step - 1), step)
         shape.append(index.as_dim(length))
     return tuple(shape)
 
