@@ -108,8 +108,6 @@ def measure() -> dict[str, float]:
 def measure_in_processes(folder: Path) -> dict[str, dict[str, float]]:
     """The figures of a cold process and of a second one that finds the disk cache in `folder`."""
     result = {}
-    # As for users: both processes may keep the byte code of our modules.
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     for name in ("cold", "warm"):
         begin = time.perf_counter()
         done = subprocess.run(
@@ -117,7 +115,6 @@ def measure_in_processes(folder: Path) -> dict[str, dict[str, float]]:
             capture_output=True,
             text=True,
             check=True,
-            env=environment,
         )
         figures = json.loads(done.stdout.splitlines()[-1])
         figures["process_s"] = time.perf_counter() - begin
@@ -135,6 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from baregrad.base.options import options
 
         _use_one_core()
+        # As for users: byte code of our modules is kept, whoever started us.
+        sys.dont_write_bytecode = False
         with options.override(cache_dir=arguments.inner, cache=True, verify=False):
             print(json.dumps(measure()))
         return 0

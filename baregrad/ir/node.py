@@ -32,19 +32,29 @@ class _Entry(weakref.ref["Node"]):
     key: Key
 
 
-# The weak intern table: unobservable except through the identity of equal nodes.
-_TABLE: dict[Key, _Entry] = {}
+class _Interned:
+    """The weak intern table, unobservable except through the identity of equal nodes.
+
+    small: index constants of small size, held because they are asked for all the time.
+    """
+
+    def __init__(self) -> None:
+        self.table: dict[Key, _Entry] = {}
+        self.small: dict[int, Node] = {}
+
+    def forget(self, entry: _Entry) -> None:
+        """Drop an entry whose node died, unless an equal node has taken its place."""
+        if self.table.get(entry.key) is entry:
+            del self.table[entry.key]
 
 
-def _forget(entry: _Entry) -> None:
-    """Drop an entry whose node died, unless an equal node has taken its place."""
-    if _TABLE.get(entry.key) is entry:
-        del _TABLE[entry.key]
-
-
+_interned = _Interned()
 # Looked up once: most of what a compiler of ours does is making nodes.
-_find = _TABLE.get
-_insert = _TABLE.setdefault
+_find = _interned.table.get
+_insert = _interned.table.setdefault
+_forget = _interned.forget
+_find_small = _interned.small.get
+_MOST_SMALL = 1 << 12
 _create = object.__new__
 _CONST = Ops.CONST
 _RANGE = Ops.RANGE
@@ -226,22 +236,17 @@ def _closed(
 # --- making nodes ------------------------------------------------------------------------------
 
 
-# Index constants of small size are held: they are asked for all the time.
-_SMALL: dict[int, Node] = {}
-_MOST_SMALL = 1 << 12
-
-
 def const(value: bool | int | float, dtype: DType) -> Node:
     """A scalar constant of this dtype; integers wrap to its width, `index` is unbounded."""
     kind = dtype.kind
     canonical: bool | int | float
     if kind == "index":
         canonical = int(value)
-        found = _SMALL.get(canonical)
+        found = _find_small(canonical)
         if found is None:
             found = Node(_CONST, dtype, (), canonical)
             if 0 <= canonical < _MOST_SMALL:
-                _SMALL[canonical] = found
+                _interned.small[canonical] = found
         return found
     if kind == "bool":
         canonical = bool(value)

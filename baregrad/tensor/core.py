@@ -28,7 +28,7 @@ from baregrad.tensor.views import Leaf, Step
 # A realised storage is copied whole to read a part of it when that is not much more than the part.
 _WHOLE_NBYTES = 1 << 16
 _clock = itertools.count()
-_ALIVE: set[weakref.ref[Storage]] = set()
+_alive: weakref.WeakSet[Storage] = weakref.WeakSet()
 
 
 class Storage:
@@ -49,7 +49,7 @@ class Storage:
         self.known: tuple[int, int] | None = None
         self.previous: BufferRef | None = None
         self.since = next(_clock)
-        _ALIVE.add(weakref.ref(self, _ALIVE.discard))
+        _alive.add(self)
 
     def put(self, node: Node, grad: bool = False) -> None:
         """Change the value; watchers of the session's writes get the storage and the old node."""
@@ -66,8 +66,7 @@ class Storage:
 
 def live_storages() -> list[Storage]:
     """Every storage that anything still holds, in no order."""
-    found = (reference() for reference in tuple(_ALIVE))
-    return [storage for storage in found if storage is not None]
+    return list(_alive)
 
 
 def buffer_node(ref: BufferRef, dtype: DType) -> Node:

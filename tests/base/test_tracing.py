@@ -87,11 +87,11 @@ def test_totals_and_table() -> None:
 
 def test_a_span_is_nearly_free_when_nobody_listens() -> None:
     def one_round() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(10_000):
             with span("off"):
                 pass
-        return (time.perf_counter() - start) / 10_000
+        return (time.process_time() - start) / 10_000
 
     # Measured 0.3 us; the bound is wide, since the machine may be busy.
     assert min(one_round() for _ in range(5)) < 3e-6

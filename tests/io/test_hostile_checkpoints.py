@@ -187,7 +187,7 @@ def test_hostile_program(tmp_path, case):
     path = tmp_path / "hostile.pt"
     path.write_bytes(make.archive(program))
     modules = set(sys.modules)
-    start = time.perf_counter()
+    start = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(FileFormatError, match=message) as caught:
@@ -201,7 +201,7 @@ def test_hostile_program(tmp_path, case):
     # Codecs of the standard library load when a name in the archive first needs them.
     assert not [m for m in set(sys.modules) - modules if not m.startswith("encodings.")]
     assert peak < 1_000_000 + 400 * len(program)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.usefixtures("canary")

@@ -70,6 +70,6 @@ def test_ten_thousand_intervals_pack_quickly() -> None:
     intervals = []
     for step in range(10_000):
         intervals.append(Interval(step, step + rng.randrange(1, 30), rng.randrange(1, 1 << 20)))
-    started = time.perf_counter()
+    started = time.process_time()
     pack(intervals)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5

@@ -92,9 +92,9 @@ def test_subtrees_without_the_rules_ops_are_skipped() -> None:
     for _ in range(1000):
         base = alu(Ops.ADD, base, X)
     node = alu(Ops.DIV, base, const(1.0, F32))
-    started = time.perf_counter()
+    started = time.process_time()
     assert rules.rewrite(node) is base
-    assert time.perf_counter() - started < 0.01
+    assert time.process_time() - started < 0.01
 
 
 def test_index_arithmetic_is_simplified_on_the_way() -> None:
@@ -138,9 +138,9 @@ def test_walking_past_what_is_simple_is_cheap() -> None:
 
 
 def _seconds(root: Node) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     assert simplify(root) is root
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 def test_rules_are_called_directly_too() -> None:

@@ -154,9 +154,9 @@ def test_a_long_chain_has_text() -> None:
     node = param()
     for _ in range(20_000):
         node = alu(Ops.ADD, node, const(1.0, F32))
-    started = time.perf_counter()
+    started = time.process_time()
     assert parse(dump(node)) is node
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 @pytest.mark.parametrize(
