@@ -14,6 +14,7 @@ from baregrad.ir.node import Node, cast, toposort
 from baregrad.ir.op import Ops
 from baregrad.schedule import rules, stores
 from baregrad.schedule.access import VIEW_RULES, Idx
+from baregrad.schedule.compared import compared_sums
 from baregrad.schedule.draft import (
     Draft,
     Request,
@@ -43,6 +44,7 @@ class Fusion:
         self.by_shape: dict[tuple[object, ...], list[Draft]] = {}
         self.decisions: list[Decision] = []
         self.must: dict[Node, str] = {}
+        self.compared: frozenset[Node] = frozenset()
         self.outputs: list[Node] = []
         self.survey: Survey
         self._name_outputs()
@@ -53,6 +55,7 @@ class Fusion:
     def run(self) -> None:
         """Visit every value, readers first."""
         self.survey = take_survey(self.order, self.must)
+        self.compared = compared_sums(self.sink, self.order, self.survey)
         for root in dict.fromkeys(self.outputs):
             if root not in self.must and root.op is not Ops.PARAM:
                 stores.store_view(self, root)

@@ -58,6 +58,8 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     obstacles = [obstacle(fusion, node, request) for request in requests]
     if not reason:
         reason = next((found for found in obstacles if found), "")
+    if not reason and len(requests) > 1 and node in fusion.compared:
+        reason = "compared with what is made of it elsewhere"
     if not reason:
         reason = _dearer_inline(fusion, node, requests)
     if not reason:
