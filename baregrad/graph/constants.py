@@ -19,24 +19,26 @@ _UNFOLDED = frozenset((Ops.SINK, Ops.CONTIGUOUS, Ops.COPY, Ops.PARAM, Ops.BUFFER
 
 
 def _visit(node: Node) -> Node | None:
-    if node.shape and node.op not in _UNFOLDED and _has_no_elements(node):
+    shape = node.shape
+    if not shape:
+        return None if node.op not in _RULES else _RULES[node.op](node)
+    if 0 in shape and node.op not in _UNFOLDED:
         if node.op not in MOVEMENT or constant_of(node) is None:
-            return full(const(0, node.dtype), node.shape)
+            return full(const(0, node.dtype), shape)
         return None
     if node.op in ELEMENTWISE:
-        return _elementwise(node) if node.shape else None
+        return _elementwise(node)
     rule = _RULES.get(node.op)
     return None if rule is None else rule(node)
-
-
-def _has_no_elements(node: Node) -> bool:
-    return any(extent.__class__ is int and extent == 0 for extent in node.shape)
 
 
 def _elementwise(node: Node) -> Node | None:
     """Repeated constants as scalars; one operand keeps the shape."""
     constants = [constant_of(child) if child.shape else None for child in node.src]
-    if all(found is None for found in constants):
+    for found in constants:
+        if found is not None:
+            break
+    else:
         return None
     scalars = tuple(child if c is None else c for c, child in zip(constants, node.src, strict=True))
     if any(child.shape for child in scalars):

@@ -301,6 +301,9 @@ def unfold(sink: Node, changed: dict[Node, Node]) -> Node:
         if node in waiting and node.src[0].op is Ops.FOLD and readers[node.src[0]] == 1:
             waiting.add(node.src[0])
     for node in order:
+        if not node.mask & Ops.FOLD.bit:
+            changed[node] = node
+            continue
         made = _again(node, changed)
         found: Node | None = None
         if made.op is Ops.FOLD and node not in waiting:
@@ -312,9 +315,10 @@ def unfold(sink: Node, changed: dict[Node, Node]) -> Node:
 
 
 def _again(node: Node, changed: dict[Node, Node]) -> Node:
-    if all(changed[child] is child for child in node.src):
-        return node
-    return Node(node.op, node.dtype, tuple(changed[child] for child in node.src), node.arg)
+    for child in node.src:
+        if changed[child] is not child:
+            return Node(node.op, node.dtype, tuple([changed[c] for c in node.src]), node.arg)
+    return node
 
 
 def _crop_of(node: Node) -> _Crop | None:

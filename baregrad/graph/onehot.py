@@ -16,11 +16,11 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, alu, cast, const, rebuild
 from baregrad.ir.op import MOVEMENT, Ops
 
-_NEEDED = (Ops.REDUCE.bit, Ops.CMPEQ.bit, Ops.IOTA.bit)
+_NEEDED = Ops.REDUCE.bit | Ops.CMPEQ.bit | Ops.IOTA.bit
 
 
 def _visit(node: Node) -> Node | None:
-    if node.op is not Ops.REDUCE or any(not node.mask & bit for bit in _NEEDED):
+    if node.op is not Ops.REDUCE:
         return None
     if node.arg.monoid.primitive is not Ops.ADD or node.dtype.kind == "bool":
         return None
@@ -142,11 +142,11 @@ def _read(
 
 def fold_one_hot(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with sums over one-hot masks as indexed reads."""
-    if any(not sink.mask & bit for bit in _NEEDED):
+    if sink.mask & _NEEDED != _NEEDED:
         return sink
 
     def enter(node: Node) -> bool:
-        return all(node.mask & bit for bit in _NEEDED)
+        return node.mask & _NEEDED == _NEEDED
 
     return rebuild(sink, _visit, memo=changed, enter=enter)
 

@@ -21,23 +21,25 @@ def is_repeated(node: Node, axis: int) -> bool:
         seen += 1
         if seen > _DEPTH:
             return False
-        if not node.shape or is_one(node.shape[axis]) or constant_of(node) is not None:
+        shape = node.shape
+        if not shape or is_one(shape[axis]) or constant_of(node) is not None:
             continue
-        if node.op is Ops.EXPAND:
+        op = node.op
+        if op is Ops.EXPAND:
             if not is_one(node.src[0].shape[axis]):
                 stack.append((node.src[0], axis))
-        elif node.op is Ops.PERMUTE:
+        elif op is Ops.PERMUTE:
             stack.append((node.src[0], node.arg[axis]))
-        elif node.op is Ops.RESHAPE:
-            found = axis_before_reshape(node.src[0].shape, node.shape, axis)
+        elif op is Ops.RESHAPE:
+            found = axis_before_reshape(node.src[0].shape, shape, axis)
             if found is None:
                 return False
             stack.append((node.src[0], found))
-        elif node.op is Ops.FLIP:
+        elif op is Ops.FLIP:
             stack.append((node.src[0], axis))
-        elif node.op is Ops.WINDOW and axis not in (node.arg.axis, len(node.shape) - 1):
+        elif op is Ops.WINDOW and axis not in (node.arg.axis, len(shape) - 1):
             stack.append((node.src[0], axis))
-        elif node.op in ELEMENTWISE:
+        elif op in ELEMENTWISE:
             stack.extend((child, axis) for child in node.src)
         else:
             return False

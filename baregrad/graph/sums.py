@@ -85,7 +85,7 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
             stack.extend(reversed(factor.src))
         elif not factor.shape:
             outer.append(factor)
-        elif all(is_repeated(factor, axis) for axis in this.axes):
+        elif _is_repeated(factor, this.axes):
             outer.append(_once(factor, this.axes))
         else:
             scale, rest = _constant_scale(factor, this.uses)
@@ -93,6 +93,11 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
             if scale is not None:
                 outer.append(scale)
     return inner, outer
+
+
+def _is_repeated(factor: Node, axes: tuple[int, ...]) -> bool:
+    """Whether `factor` repeats along every one of `axes`."""
+    return all(is_repeated(factor, axis) for axis in axes)
 
 
 def _once(factor: Node, axes: tuple[int, ...]) -> Node:
@@ -148,7 +153,7 @@ def _split(this: _Sum, body: Node) -> Node | None:
     parts = []
     worthwhile = False
     for term, sign in _terms(this, body):
-        if not term.shape or all(is_repeated(term, axis) for axis in this.axes):
+        if not term.shape or _is_repeated(term, this.axes):
             return None  # a repeated term may cancel with the others: let it be summed with them
         taken = term.op is Ops.MUL and term in this.own
         inner, outer = _factors(this, term) if taken else ([term], [])
@@ -195,11 +200,11 @@ def pull_factors(sink: Node, changed: dict[Node, Node]) -> Node:
     order = toposort(sink)
     users: dict[Node, list[Node]] = {node: [] for node in order}
     for node in order:
-        for child in dict.fromkeys(node.src):
+        for child in node.src if len(node.src) == 1 else dict.fromkeys(node.src):
             users[child].append(node)
     uses: dict[Node, int] = {}
     for node in order:
-        made = _again(node, changed)
+        made = _again(node, changed) if node.mask & Ops.REDUCE.bit else node
         if _is_sum(node):
             own = frozenset(changed[one] for one in _owned(node.src[0], users))
             found = _rewrite(_Sum(made, own, uses))
@@ -212,7 +217,7 @@ def pull_factors(sink: Node, changed: dict[Node, Node]) -> Node:
 def _again(node: Node, changed: dict[Node, Node]) -> Node:
     for child in node.src:
         if changed[child] is not child:
-            return Node(node.op, node.dtype, tuple(changed[c] for c in node.src), node.arg)
+            return Node(node.op, node.dtype, tuple([changed[c] for c in node.src]), node.arg)
     return node
 
 

@@ -7,7 +7,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -20,13 +20,12 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, rebuild
 from baregrad.ir.op import ALU, MOVEMENT, Op, Ops
 from baregrad.ir.regroup import same_axes
-from baregrad.ir.shape import infer_shape
+from baregrad.ir.shape import cut_extent, padded_extent
 
 _MOVES = sum(op.bit for op in MOVEMENT)
 # None of these is below a repeated constant, whose extents may be symbolic.
 _DATA = sum(op.bit for op in (Ops.PARAM, Ops.BUFFER, Ops.REDUCE, Ops.IOTA))
 _NO_PAD = Pad()
-_FIRST = Slice(0, 1)
 _POINTWISE = ALU | frozenset((Ops.CAST,))
 _CAST_PASSES = frozenset((Ops.RESHAPE, Ops.PERMUTE, Ops.WINDOW, Ops.PAD, Ops.FLIP))
 
@@ -97,28 +96,35 @@ def _expand(node: Node) -> Node | None:
 
 
 def _pad(node: Node) -> Node:
-    return _padded(node.src[0], node.arg)
+    return _padded(node.src[0], [None if _is_nothing(one) else one for one in node.arg])
 
 
-def _padded(below: Node, pads: tuple[Pad, ...]) -> Node:
+def _padded(below: Node, pads: list[Pad | None]) -> Node:
     """`below` with zeros around it; axes that views do not touch are padded under them.
 
-    So less is padded and stored. No node is made for the steps on the way down.
+    So less is padded and stored. No node is made for the steps on the way down. pads: None for an
+    axis without.
     """
-    amounts = [None if _is_nothing(one) else one for one in pads]
-    if not any(amounts):
+    wanted = [one for one in pads if one is not None]
+    if not wanted:
         return below
-    if below.op is Ops.PAD and not any(one.interior for one in pads):
+    if below.op is Ops.PAD and not any(one.interior for one in wanted):
         merged = tuple(
-            Pad(index.add(new.lo, old.lo), index.add(new.hi, old.hi), old.interior)
+            old
+            if new is None
+            else Pad(index.add(new.lo, old.lo), index.add(new.hi, old.hi), old.interior)
             for new, old in zip(pads, below.arg, strict=True)
         )
         return Node(Ops.PAD, below.dtype, below.src, merged)
-    found = _below(below, amounts)
+    found = _below(below, pads)
     if found is None:
-        return Node(Ops.PAD, below.dtype, (below,), pads)
-    inner = _padded(below.src[0], tuple([_NO_PAD if one is None else one for one in found]))
-    return _over(below, inner, Ops.PAD, pads)
+        made = tuple([_NO_PAD if one is None else one for one in pads])
+        return Node(Ops.PAD, below.dtype, (below,), made)
+    shape = [
+        extent if one is None else padded_extent(extent, one)
+        for one, extent in zip(pads, below.shape, strict=True)
+    ]
+    return _over(below, _padded(below.src[0], found), tuple(shape))
 
 
 def _below(view: Node, amounts: list[Any]) -> list[Any] | None:
@@ -148,12 +154,12 @@ def _below(view: Node, amounts: list[Any]) -> list[Any] | None:
     return found
 
 
-def _over(view: Node, inner: Node, op: Op, arg: Any) -> Node:
-    """`view` over another source of the same axes: what a PAD or SHRINK over `view` would give."""
+def _over(view: Node, inner: Node, shape: tuple[Any, ...]) -> Node:
+    """`view` over another source of the same axes, giving `shape`."""
     if view.op is Ops.EXPAND:
-        return expand(inner, infer_shape(op, view.dtype, (view,), arg))
+        return expand(inner, shape)
     if view.op is Ops.RESHAPE:
-        return reshape(inner, infer_shape(op, view.dtype, (view,), arg))
+        return reshape(inner, shape)
     return Node(view.op, inner.dtype, (inner,), _arg_over(view, inner))
 
 
@@ -168,42 +174,55 @@ def _is_nothing(pad: Pad) -> bool:
 
 
 def _shrink(node: Node) -> Node:
-    return _shrunk(node.src[0], node.arg)
+    return _shrunk(node.src[0], _needed(node.arg, node.src[0].shape))
 
 
-def _shrunk(below: Node, cuts: tuple[Slice, ...]) -> Node:
-    """`below` cut; no node is made for the views that the cut passes on its way down."""
-    kept = [
+def _needed(cuts: Iterable[Slice], shape: tuple[Any, ...]) -> list[Slice | None]:
+    """Cuts of an array of this shape, None where they take all of an axis."""
+    return [
         None if one.step == 1 and is_zero(one.start) and one.stop == extent else one
+        for one, extent in zip(cuts, shape, strict=True)
+    ]
+
+
+def _shrunk(below: Node, cuts: list[Slice | None]) -> Node:
+    """`below` cut, None for all of an axis; views that a cut can pass are over it afterwards.
+
+    No node is made for the steps on the way down.
+    """
+    if cuts.count(None) == len(cuts):
+        return below
+    if below.op is Ops.SHRINK or below.op is Ops.PAD:
+        whole = _whole(cuts, below.shape)
+        if below.op is Ops.SHRINK:
+            twice = map(_cut_twice, below.arg, whole)
+            return _shrunk(below.src[0], _needed(twice, below.src[0].shape))
+        found = _shrunk_pad(below, whole)
+        return Node(Ops.SHRINK, below.dtype, (below,), whole) if found is None else found
+    if below.op is Ops.EXPAND:
+        # A cut of repeated elements is fewer repetitions.
+        pairs = zip(cuts, below.src[0].shape, strict=True)
+        inner: list[Slice | None] | None
+        inner = [None if is_one(extent) else one for one, extent in pairs]
+    else:
+        inner = _below(below, cuts)
+    if inner is None:
+        return Node(Ops.SHRINK, below.dtype, (below,), _whole(cuts, below.shape))
+    shape = [
+        extent if one is None else cut_extent(one)
         for one, extent in zip(cuts, below.shape, strict=True)
     ]
-    if not any(kept):
-        return below
-    source = below.src[0] if below.src else below
-    found: Node | None = None
-    if below.op is Ops.SHRINK:
-        twice = tuple(_cut_twice(old, new) for old, new in zip(below.arg, cuts, strict=True))
-        return _shrunk(source, twice)
-    if below.op is Ops.PAD:
-        found = _shrunk_pad(below, cuts)
-    elif below.op is Ops.EXPAND:
-        # A cut of repeated elements is fewer repetitions.
-        own = tuple(
-            _FIRST if is_one(extent) else cut
-            for cut, extent in zip(cuts, source.shape, strict=True)
-        )
-        shape = infer_shape(Ops.SHRINK, below.dtype, (below,), cuts)
-        return expand(_shrunk(source, own), shape)
-    else:
-        inner = _below(below, kept)
-        if inner is not None:
-            # A cut of other axes than a view touches is done first.
-            own = tuple(
-                Slice(0, extent) if one is None else one
-                for one, extent in zip(inner, source.shape, strict=True)
-            )
-            return _over(below, _shrunk(source, own), Ops.SHRINK, cuts)
-    return Node(Ops.SHRINK, below.dtype, (below,), cuts) if found is None else found
+    return _over(below, _shrunk(below.src[0], inner), tuple(shape))
+
+
+def _whole(cuts: list[Slice | None], shape: tuple[Any, ...]) -> tuple[Slice, ...]:
+    """Cuts as a SHRINK carries them."""
+    return tuple(
+        [
+            Slice(0, extent) if one is None else one
+            for one, extent in zip(cuts, shape, strict=True)
+        ]
+    )
 
 
 def _cut_twice(old: Slice, new: Slice) -> Slice:
@@ -221,10 +240,10 @@ def _cut_twice(old: Slice, new: Slice) -> Slice:
     return Slice(start, stop, old.step * new.step)
 
 
-def _shrunk_pad(below: Node, wanted: tuple[Slice, ...]) -> Node | None:
+def _shrunk_pad(below: Node, wanted: tuple[Any, ...]) -> Node | None:
     """A cut that takes zeros away again: less of the PAD, or none."""
-    pads = []
-    cuts = []
+    pads: list[Pad | None] = []
+    cuts: list[Slice] = []
     source = below.src[0]
     for cut, pad, extent in zip(wanted, below.arg, source.shape, strict=True):
         numbers = (cut.start, cut.stop, pad.lo, pad.hi, extent)
@@ -234,8 +253,9 @@ def _shrunk_pad(below: Node, wanted: tuple[Slice, ...]) -> Node | None:
         stop = min(max(cut.stop - pad.lo, start), extent)
         lo = min(max(pad.lo - cut.start, 0), cut.stop - cut.start)
         cuts.append(Slice(start, stop))
-        pads.append(Pad(lo, cut.stop - cut.start - lo - (stop - start)))
-    return _padded(_shrunk(source, tuple(cuts)), tuple(pads))
+        hi = cut.stop - cut.start - lo - (stop - start)
+        pads.append(Pad(lo, hi) if lo or hi else None)
+    return _padded(_shrunk(source, _needed(cuts, source.shape)), pads)
 
 
 def _flip(node: Node) -> Node | None:
@@ -376,14 +396,18 @@ VIEWS = Traced(
 
 def cut(node: Node, axis: int, start: Dim, stop: Dim) -> Node:
     """`node` cut to start:stop along one axis."""
-    cuts = [Slice(0, extent) for extent in node.shape]
+    if is_zero(start) and stop == node.shape[axis]:
+        return node
+    cuts: list[Slice | None] = [None] * node.ndim
     cuts[axis] = Slice(start, stop)
-    return _shrunk(node, tuple(cuts))
+    return _shrunk(node, cuts)
 
 
 def pad(node: Node, axis: int, amount: Pad) -> Node:
     """`node` padded along one axis."""
-    return _padded(node, tuple([amount if i == axis else _NO_PAD for i in range(node.ndim)]))
+    pads: list[Pad | None] = [None] * node.ndim
+    pads[axis] = None if _is_nothing(amount) else amount
+    return _padded(node, pads)
 
 
 def permute(node: Node, axes: tuple[int, ...]) -> Node:

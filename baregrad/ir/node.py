@@ -332,17 +332,34 @@ def rebuild(
     A subtree for which `enter` is false stays untouched. `memo` may be shared between roots.
     """
     done: dict[Node, Node] = {} if memo is None else memo
-    for node in toposort(root, enter=lambda n: n not in done and (enter is None or enter(n))):
-        if node in done:
-            continue
-        if enter is not None and not enter(node):
-            done[node] = node
-            continue
-        current = node
-        for child in node.src:
-            if done[child] is not child:
-                current = Node(node.op, node.dtype, tuple(done[c] for c in node.src), node.arg)
-                break
+    # As in `toposort`, None stands on a node whose sources come before it.
+    stack: list[Node | None] = [root]
+    push, pop = stack.append, stack.pop
+    while stack:
+        node = pop()
+        if node is not None:
+            if node in done:
+                continue
+            if enter is not None and not enter(node):
+                done[node] = node
+                continue
+            if node.src:
+                push(node)
+                push(None)
+                for child in reversed(node.src):
+                    if child not in done:
+                        push(child)
+                continue
+            current = node
+        else:
+            node = pop()
+            assert node is not None
+            current = node
+            for child in node.src:
+                if done[child] is not child:
+                    src = tuple([done[one] for one in node.src])
+                    current = Node(node.op, node.dtype, src, node.arg)
+                    break
         replaced = visit(current)
         done[node] = current if replaced is None else replaced
     return done[root]

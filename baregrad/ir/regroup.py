@@ -12,6 +12,7 @@ from baregrad.ir.index import Dim
 
 Run = tuple[int, int]
 Groups = tuple[tuple[Run, Run], ...]
+_PLAIN = frozenset((int,))
 _KNOWN = 1 << 12  # pairs of shapes that are remembered; the layers of a network share theirs
 
 
@@ -30,13 +31,7 @@ def same_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
 
 def _is_plain(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
     """Whether no extent is symbolic: what is remembered must not keep nodes alive."""
-    for extent in old:
-        if extent.__class__ is not int:
-            return False
-    for extent in new:
-        if extent.__class__ is not int:
-            return False
-    return True
+    return _PLAIN.issuperset(map(type, old)) and _PLAIN.issuperset(map(type, new))
 
 
 def _find_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:

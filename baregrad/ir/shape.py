@@ -11,6 +11,7 @@ from baregrad.ir.op import ALU, Op, Ops, all_ops
 
 if TYPE_CHECKING:
     from baregrad.dtypes import DType
+    from baregrad.ir.attrs import Pad, Slice
     from baregrad.ir.node import Node
 
 Shape = tuple[Any, ...]
@@ -101,42 +102,50 @@ def _expand(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
     return tuple(arg)
 
 
-def _pad(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+def padded_extent(extent: Any, pad: Pad) -> Any:
+    """The extent of an axis with zeros around and between its elements."""
+    lo, hi = pad.lo, pad.hi
+    if extent.__class__ is int and lo.__class__ is int and hi.__class__ is int:
+        return lo + extent + max(extent - 1, 0) * pad.interior + hi
     from baregrad.ir import index
 
+    if isinstance(extent, int):
+        inner: Any = extent + max(extent - 1, 0) * pad.interior
+    else:
+        inner = index.sub(index.mul(extent, pad.interior + 1), pad.interior)
+    return index.as_dim(index.add(index.add(inner, lo), hi))
+
+
+def _pad(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
     if len(arg) != len(src[0].shape):
         raise ShapeError(f"PAD has {len(arg)} entries for {len(src[0].shape)} axes")
-    shape = []
-    for extent, pad in zip(src[0].shape, arg, strict=True):
-        if extent.__class__ is int:
-            inner = extent + max(extent - 1, 0) * pad.interior
-            if pad.lo.__class__ is int and pad.hi.__class__ is int:
-                shape.append(inner + pad.lo + pad.hi)
-                continue
-        else:
-            inner = index.sub(index.mul(extent, pad.interior + 1), pad.interior)
-        shape.append(index.as_dim(index.add(index.add(inner, pad.lo), pad.hi)))
-    return tuple(shape)
+    return tuple([padded_extent(e, pad) for e, pad in zip(src[0].shape, arg, strict=True)])
+
+
+def cut_extent(cut: Slice) -> Any:
+    """How many elements a slice takes."""
+    start: Any = cut.start
+    stop: Any = cut.stop
+    step = cut.step
+    if start.__class__ is int and stop.__class__ is int:
+        return stop - start if step == 1 else (stop - start + step - 1) // step
+    from baregrad.ir import index
+
+    length = index.sub(stop, start)
+    if step != 1:
+        length = index.floordiv(index.add(length, step - 1), step)
+    return index.as_dim(length)
 
 
 def _shrink(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
-    from baregrad.ir import index
-
     if len(arg) != len(src[0].shape):
         raise ShapeError(f"SHRINK has {len(arg)} entries for {len(src[0].shape)} axes")
-    shape = []
     for extent, cut in zip(src[0].shape, arg, strict=True):
-        start, stop, step = cut.start, cut.stop, cut.step
+        start, stop = cut.start, cut.stop
         if start.__class__ is int and stop.__class__ is int:
             if not 0 <= start <= stop or (extent.__class__ is int and stop > extent):
                 raise ShapeError(f"SHRINK {start}:{stop} of an axis of extent {extent}")
-            shape.append(stop - start if step == 1 else (stop - start + step - 1) // step)
-            continue
-        length = index.sub(stop, start)
-        if step != 1:
-            length = index.floordiv(index.add(length, step - 1), step)
-        shape.append(index.as_dim(length))
-    return tuple(shape)
+    return tuple([cut_extent(cut) for cut in arg])
 
 
 def _check_axis(op: Op, axis: int, rank: int) -> None:
