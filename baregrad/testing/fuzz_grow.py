@@ -43,9 +43,9 @@ def _data(rng: random.Random, dtype: DType | None = None) -> Data:
 def grow(seed: int) -> Program:
     """The program of a seed: the same on every machine."""
     rng = random.Random(seed)
-    maker = Maker(rng)
     gradients = rng.random() < 0.2
     only = dtypes.float64 if gradients else None
+    maker = Maker(rng, only)
     for _ in range(rng.randint(1, 3)):
         maker.argument(_data(rng, only))
     if gradients:

@@ -82,9 +82,13 @@ class Program:
 
 @dataclass(slots=True)
 class Maker:
-    """Grows one program. `values` holds lazy tensors by name, `known` what is known of them."""
+    """Grows one program. `values` holds lazy tensors by name, `known` what is known of them.
+
+    only: the one floating dtype of a program with gradients, whose rounding is bounded roughly.
+    """
 
     rng: random.Random
+    only: DType | None = None
     values: dict[str, Tensor] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
@@ -135,6 +139,8 @@ class Maker:
         (name,) = statement.defines
         made: Tensor = space[name]
         if made.numel() > 3000 or made.ndim > 5:
+            return False
+        if self.only is not None and made.dtype.kind == "float" and made.dtype is not self.only:
             return False
         assert give is not None
         known = settle(give(made.dtype), made.dtype)
