@@ -6,10 +6,9 @@ a first to a last step, and two that are live at once must not share a byte.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
@@ -95,36 +94,40 @@ def pack(intervals: Sequence[Interval], alignment: int = ALIGNMENT) -> Packing:
         (number for number in range(count) if sizes[number]),
         key=lambda n: (-sizes[n], intervals[n].first - intervals[n].last, intervals[n].first, n),
     )
-    firsts, lasts = np.empty(count, np.int64), np.empty(count, np.int64)
-    begins, ends = np.empty(count, np.int64), np.empty(count, np.int64)
+    # What lives with an interval is live when it begins, or begins while it lives.
+    begins = sorted({interval.first for interval in intervals})
+    place = {step: number for number, step in enumerate(begins)}
+    live: list[list[tuple[int, int]]] = [[] for _ in begins]
+    starting: list[list[tuple[int, int]]] = [[] for _ in begins]
     offsets = [0] * count
     total = 0
-    for placed, number in enumerate(order):
+    for number in order:
         interval, size = intervals[number], sizes[number]
-        together = (firsts[:placed] <= interval.last) & (lasts[:placed] >= interval.first)
-        offset = _smallest_gap(begins[:placed][together], ends[:placed][together], size)
+        first = place[interval.first]
+        end = bisect_right(begins, interval.last, first)
+        together = live[first].copy()
+        for step in range(first + 1, end):
+            together += starting[step]
+        offset = _smallest_gap(together, size)
         offsets[number] = offset
-        firsts[placed], lasts[placed] = interval.first, interval.last
-        begins[placed], ends[placed] = offset, offset + size
+        taken = (offset, offset + size)
+        starting[first].append(taken)
+        for step in range(first, end):
+            live[step].append(taken)
         total = max(total, offset + size)
     return Packing(tuple(offsets), total)
 
 
-def _smallest_gap(
-    begins: np.ndarray[tuple[int], np.dtype[np.int64]],
-    ends: np.ndarray[tuple[int], np.dtype[np.int64]],
-    size: int,
-) -> int:
+def _smallest_gap(taken: list[tuple[int, int]], size: int) -> int:
     """The offset of the smallest gap that holds `size` bytes, or where everything ends."""
-    if not len(begins):
-        return 0
-    order = np.argsort(begins, kind="stable")
-    starts = begins[order]
-    # What is occupied up to each start: the running maximum of the ends before it.
-    reached = np.maximum.accumulate(ends[order])
-    before = np.concatenate((np.zeros(1, np.int64), reached[:-1]))
-    gaps = starts - before
-    fits = gaps >= size
-    if not fits.any():
-        return int(reached[-1])
-    return int(before[np.argmin(np.where(fits, gaps, np.iinfo(np.int64).max))])
+    taken.sort()
+    found = -1
+    smallest = 0
+    reached = 0
+    for begin, end in taken:
+        gap = begin - reached
+        if gap >= size and (found < 0 or gap < smallest):
+            found, smallest = reached, gap
+        if end > reached:
+            reached = end
+    return found if found >= 0 else reached

@@ -59,29 +59,38 @@ class _Assembly:
 
     def complete(self, roots: list[Node]) -> None:
         """Give every placeholder below `roots` its expression."""
-        stack = [place for root in reversed(roots) for place in reversed(self.places(root))]
+        exprs, requests = self.exprs, self.draft.requests
+        # None stands on a placeholder whose needs come before it.
+        stack: list[Node | None] = []
+        for root in reversed(roots):
+            stack.extend(reversed(self.places(root)))
         while stack:
-            place = stack[-1]
-            if place in self.exprs:
-                stack.pop()
+            place = stack.pop()
+            if place is None:
+                place = stack.pop()
+                assert place is not None
+            elif place in exprs:
                 continue
-            request = self.draft.requests[place]
-            missing = [one for one in self.needs(request) if one not in self.exprs]
-            if missing:
-                stack.extend(reversed(missing))
-                continue
-            self.exprs[place] = self.assemble(request)
-            stack.pop()
+            else:
+                missing = [one for one in self.needs(requests[place]) if one not in exprs]
+                if missing:
+                    stack.append(place)
+                    stack.append(None)
+                    stack.extend(reversed(missing))
+                    continue
+            exprs[place] = self.assemble(requests[place])
 
     def needs(self, request: Request) -> list[Node]:
         """The placeholders that a request's expression is made of."""
         found: list[Node] = []
+        requests = self.draft.requests
+        for part in request.idx if request.read else request.parts:
+            if part in requests:
+                found.append(part)
+            elif part.mask & Ops.INDEX.bit:
+                found.extend(self.places(part))
         if request.read:
-            for place in request.idx:
-                found.extend(self.places(place))
             return found
-        for part in request.parts:
-            found.extend(self.places(part))
         extra = request.extra
         if extra.__class__ is Node and extra.mask & Ops.INDEX.bit:
             found.extend(self.places(extra))
@@ -103,7 +112,7 @@ class _Assembly:
         """The expression of one request whose sources have theirs."""
         node = request.node
         if request.read:
-            idx = tuple(self.finish(place) for place in request.idx)
+            idx = [self.finish(place) for place in request.idx]
             return Node(Ops.INDEX, node.dtype, (self.param(node), *idx))
         parts = tuple([self.finish(part) for part in request.parts])
         return ASSEMBLERS[node.op](self, request, parts)
