@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, extent_of, toposort
+from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort
 from baregrad.ir.op import ALU, Ops
 
 _OFFSET = "kernel.offset"
+_AXES = "kernel.axes"
 _FACTS = "kernel.facts"
 _COST = "kernel.cost"
 # What one operation costs, in plain additions; whatever is not here costs 1.
@@ -23,12 +25,14 @@ EXPENSIVE = frozenset(
      Ops.THREEFRY)
 )
 _SLOW = frozenset((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL, Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV))
-_ADDRESSED = frozenset((Ops.OUT, Ops.KERNEL))
 EXPENSIVE_FLOPS = 16
 SLOW_FLOPS = 4
+_INDEX = dtypes.index
+_ID = attrgetter("arg.id")
 
 
-@dataclass(frozen=True, slots=True)
+# Offsets and accesses are made for every read of every kernel: frozen ones take thrice the time.
+@dataclass(eq=False, slots=True)
 class Offset:
     """A flat element offset: `constant` + sum of strides[axis]*axis + sum of scale*atom.
 
@@ -41,7 +45,7 @@ class Offset:
     rest: tuple[tuple[Node, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Access:
     """One array read or written: its array, offset and free axes.
 
@@ -59,12 +63,14 @@ class Access:
         """Elements between neighbours along `axis`: 0 if it is reused, None if not affine."""
         if axis not in self.axes:
             return 0
-        if any(axis in atom.ranges for atom, _ in self.offset.rest):
-            return None
-        return self.offset.strides.get(axis, 0)
+        offset = self.offset
+        for atom, _ in offset.rest:
+            if axis in atom.ranges:
+                return None
+        return offset.strides.get(axis, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Reduction:
     """A REDUCE: its own axes, its free axes, and the accesses below it that use its axes."""
 
@@ -79,7 +85,8 @@ class Facts:
 
     data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along them.
     ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose value is
-    used other than as an address (conditions, casts to numbers).
+    used other than as an address (conditions, casts to numbers). order: all nodes below the OUTs,
+    sources first.
     """
 
     outs: tuple[Node, ...]
@@ -91,6 +98,7 @@ class Facts:
     stages: tuple[Node, ...]
     ordered: frozenset[Node]
     exposed: frozenset[Node]
+    order: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +145,17 @@ def in_bounds(node: Node) -> bool:
 
 
 def out_axes(out: Node) -> frozenset[Node]:
-    """The free axes of an OUT: it executes once per point of them."""
-    found: frozenset[Node] = frozenset()
-    for child in out.src[1:]:
-        found = found | child.ranges
+    """The free axes of an OUT, computed once: it executes once per point of them."""
+    memo = out.memo
+    found: frozenset[Node] | None = memo.get(_AXES)
+    if found is None:
+        found = memo[_AXES] = NO_RANGES.union(*[child.ranges for child in out.src[1:]])
     return found
 
 
 def by_id(axes: frozenset[Node] | set[Node]) -> tuple[Node, ...]:
     """Axes in the order of their ids."""
-    return tuple(sorted(axes, key=lambda axis: axis.arg.id))
+    return tuple(sorted(axes, key=_ID) if len(axes) > 1 else axes)
 
 
 def facts_of(kernel: Node) -> Facts:
@@ -170,26 +179,27 @@ def _facts(kernel: Node) -> Facts:
         free = out_axes(out)
         data |= free
         accesses.append(Access(out.src[0], offset_of(out), free, True))
-    for node in toposort(kernel):
+    order = toposort(*kernel.src)
+    for node in order:
         op = node.op
         if op is Ops.RANGE:
             everything.add(node)
         elif op is Ops.INDEX:
             if node.src[0].op is Ops.PARAM:
-                accesses.append(Access(node.src[0], offset_of(node), node.ranges, False))
+                accesses.append(Access(node.src[0], offset_of(node), node._ranges, False))
             else:
                 for child in node.src[1:]:
                     exposed |= child.ranges
         elif op is Ops.REDUCE:
-            own = tuple(child for child in node.src if child.op is Ops.RANGE)
-            reductions.append(Reduction(node, own, node.ranges))
+            own = tuple([child for child in node.src if child.op is Ops.RANGE])
+            reductions.append(Reduction(node, own, node._ranges))
         elif op is Ops.SCAN:
             scanned.add(node.src[-1])
         elif op is Ops.STAGE:
             stages.append(node)
-        elif node.dtype is not dtypes.index and op not in _ADDRESSED:
+        elif node.dtype is not _INDEX and op is not Ops.OUT:
             for child in node.src:
-                if child.dtype is dtypes.index:
+                if child.dtype is _INDEX:
                     exposed |= child.ranges
     return Facts(
         kernel.src,
@@ -201,16 +211,18 @@ def _facts(kernel: Node) -> Facts:
         tuple(stages),
         _ordered(kernel),
         frozenset(exposed),
+        tuple(order),
     )
 
 
 def axes_together(facts: Facts) -> frozenset[frozenset[Node]]:
     """The sets of axes, two or more, that some expression of a kernel depends on at once."""
     found = {out_axes(out) for out in facts.outs}
-    for node in toposort(*facts.outs):
-        axes = node.ranges
+    for node in facts.order:
+        # One axis alone is never two, so a RANGE need not be asked for itself.
+        axes = node._ranges
         if node.op is Ops.REDUCE:
-            axes = axes.union(child for child in node.src if child.op is Ops.RANGE)
+            axes = axes.union([child for child in node.src if child.op is Ops.RANGE])
         found.add(axes)
     return frozenset(axes for axes in found if len(axes) > 1)
 
@@ -235,16 +247,12 @@ def distinct_axes(out: Node) -> frozenset[Node]:
     return frozenset(child for child in out.src[2:] if child.op is Ops.RANGE)
 
 
-def extent_bound(axis: Node) -> int:
-    """The extent of an axis; its upper bound when symbolic."""
-    return index.upper(extent_of(axis))
-
-
 def iterations(axes: frozenset[Node] | tuple[Node, ...]) -> int:
     """The number of points of some axes, at most."""
     count = 1
     for axis in axes:
-        count *= extent_bound(axis)
+        size = axis.src[0]
+        count *= size.arg if size.op is Ops.CONST else index.upper(size)
     return count
 
 

@@ -14,7 +14,7 @@ from baregrad.base.errors import ScheduleError
 from baregrad.ir import index
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
-from baregrad.kernel.analysis import Facts, distinct_axes
+from baregrad.kernel.analysis import Facts, distinct_axes, out_axes
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
     Bind,
@@ -308,29 +308,26 @@ def as_one(strides: Mapping[Node, int], group: tuple[Node, ...]) -> bool:
     return stride is not None
 
 
-def collapsible(facts: Facts, nodes: tuple[Node, ...]) -> bool:
-    """Whether every access sees these axes, outermost first, as one axis or not at all."""
-    group = frozenset(nodes)
+def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
+    """Whether every access sees two neighbouring axes as one axis or not at all."""
+    extent = extent_of(inner)
     for access in facts.accesses:
-        if group.isdisjoint(access.axes):
+        if outer not in access.axes and inner not in access.axes:
             continue
-        if any(not group.isdisjoint(atom.ranges) for atom, _ in access.offset.rest):
+        offset = access.offset
+        stride = offset.strides.get(inner)
+        if stride is None or not isinstance(extent, int):
             return False
-        stride = access.offset.strides.get(nodes[-1])
-        if stride is None:
+        if offset.strides.get(outer) != stride * extent:
             return False
-        for outer, inner in zip(reversed(nodes[:-1]), reversed(nodes[1:]), strict=True):
-            extent = extent_of(inner)
-            if not isinstance(extent, int):
-                return False
-            stride *= extent
-            if access.offset.strides.get(outer) != stride:
+        for atom, _ in offset.rest:
+            if outer in atom.ranges or inner in atom.ranges:
                 return False
     for reduction in facts.reductions:
-        if not group.isdisjoint(reduction.own) and not group.issubset(reduction.own):
+        if (outer in reduction.own) != (inner in reduction.own):
             return False
     for out in facts.outs:
-        free = frozenset().union(*(child.ranges for child in out.src[1:]))
-        if not group.isdisjoint(free) and not group.issubset(free):
+        free = out_axes(out)
+        if (outer in free) != (inner in free):
             return False
     return True

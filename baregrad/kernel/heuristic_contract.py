@@ -10,6 +10,7 @@ transpositions, windows and guards the operand had.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baregrad.kernel.analysis import Access, Reduction, itemsize, iterations
 from baregrad.kernel.heuristic_lanes import READS_PER_COPY
@@ -46,8 +47,11 @@ class Machine:
         """Cycles of one step of a tile; infinite if it does not fit the registers."""
         if products + held + SPARE_REGISTERS > self.registers:
             return float("inf")
-        bound = max(products / self.fma_per_cycle, loads / LOADS_PER_CYCLE, self.latency)
-        return bound + STEP_CYCLES
+        bound = products / self.fma_per_cycle
+        from_memory = loads / LOADS_PER_CYCLE
+        if from_memory > bound:
+            bound = from_memory
+        return (bound if bound > self.latency else self.latency) + STEP_CYCLES
 
 
 def plan_contraction(
@@ -301,45 +305,71 @@ def choose_tile(
     best: tuple[float, PlannedAxis | None, int, int] = (float("inf"), None, 1, 1)
     candidates: list[PlannedAxis | None] = [*reused] or [None]
     for axis in candidates:
-        kinds = [
-            (lane.stride(access) != 0, axis is not None and axis.stride(access) != 0)
-            for access in reads
-        ]
+        loads = _loads(reads, lane, axis)
         size = 1 if axis is None else axis.size
+        known: dict[tuple[int, int], float] = {}
+        step_parts: dict[int, list[tuple[int, int]]] = {}
         for vectors in range(1, min(whole, 8 if axis is None else most) + 1):
             lane_parts = _parts(whole, vectors)
-            known: dict[tuple[int, int], float] = {}
-            for steps in range(min(size, MOST_STEPS), 0, -1):
-                if vectors * steps >= machine.registers:
-                    continue
+            for steps in range(min(size, MOST_STEPS, (machine.registers - 1) // vectors), 0, -1):
+                parts = step_parts.get(steps)
+                if parts is None:
+                    parts = step_parts[steps] = _parts(size, steps)
                 cost = 0.0
                 for v, times in lane_parts:
-                    for s, repeats in _parts(size, steps):
-                        if (v, s) not in known:
-                            known[v, s] = _cycles(kinds, v, s, machine)
-                        cost += times * repeats * known[v, s]
+                    for s, repeats in parts:
+                        tile = (v, s)
+                        cycles = known.get(tile)
+                        if cycles is None:
+                            cycles = known[tile] = loads.cycles(v, s, machine)
+                        cost += times * repeats * cycles
                 # Each tail is more code to compile and to fetch.
-                pieces = len(lane_parts) * len(_parts(size, steps))
+                pieces = len(lane_parts) * len(parts)
                 cost *= 1.0 + TAIL_PENALTY * (pieces - 1)
                 if cost < best[0] * 0.999:
                     best = (cost, axis, vectors, steps)
     return best[1:]
 
 
-def _cycles(kinds: list[tuple[bool, bool]], vectors: int, steps: int, machine: Machine) -> float:
-    loads = [(vectors if v else 1) * (steps if s else 1) for v, s in kinds]
-    # Vectors that every step reads stay in registers; a broadcast or an own vector passes through.
-    held = sum(vectors for v, s in kinds if v and not s)
-    return machine.cycles(vectors * steps, sum(loads), held)
+class _Loads(NamedTuple):
+    """How many operands a tile loads: by vector and by step, once by vector, once by step, once."""
+
+    each: int
+    vectors: int
+    steps: int
+    once: int
+
+    def cycles(self, vectors: int, steps: int, machine: Machine) -> float:
+        """Cycles of one step of a tile of so many vectors and steps."""
+        # Vectors that every step reads stay in registers; others only pass through.
+        held = self.vectors * vectors
+        products = vectors * steps
+        loads = self.each * products + held + self.steps * steps + self.once
+        return machine.cycles(products, loads, held)
+
+
+def _loads(reads: list[Access], lane: PlannedAxis, second: PlannedAxis | None) -> _Loads:
+    each = vectors = steps = once = 0
+    for access in reads:
+        stepped = second is not None and second.stride(access) != 0
+        if lane.stride(access) != 0:
+            if stepped:
+                each += 1
+            else:
+                vectors += 1
+        elif stepped:
+            steps += 1
+        else:
+            once += 1
+    return _Loads(each, vectors, steps, once)
 
 
 def _parts(size: int, tile: int) -> list[tuple[int, int]]:
     """(tile, how many) of an axis: whole tiles, and the rest."""
     whole, rest = divmod(size, tile)
-    found = [(tile, whole)] if whole else []
-    if rest:
-        found.append((rest, 1))
-    return found
+    if not rest:
+        return [(tile, whole)] if whole else []
+    return [(tile, whole), (rest, 1)] if whole else [(rest, 1)]
 
 
 def _worth_copy(

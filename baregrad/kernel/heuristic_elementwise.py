@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baregrad.ir.node import toposort
+from baregrad.dtypes import dtypes
 from baregrad.kernel.analysis import Access, itemsize, op_flops
 from baregrad.kernel.heuristic_pool import choose_pool
 from baregrad.kernel.schedule_value import Schedule, Split
@@ -40,9 +40,9 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
 
 def lanes_of(plan: Plan, target: CpuTarget) -> int:
     """Lanes of a register for the widest element that is moved, at most 4 bytes wide when mixed."""
-    widest = max(itemsize(access.array.dtype) for access in plan.facts.accesses)
-    names = {access.array.dtype.name for access in plan.facts.accesses}
-    narrow = not names.isdisjoint(("float16", "bfloat16"))
+    moved = {access.array.dtype for access in plan.facts.accesses}
+    widest = max(map(itemsize, moved))
+    narrow = dtypes.float16 in moved or dtypes.bfloat16 in moved
     return max(target.lanes(max(widest, 4 if narrow else 1)), 2)
 
 
@@ -75,7 +75,7 @@ def access_cost(stride: int | None, lanes: int) -> float:
 
 
 def _unroll(plan: Plan) -> int:
-    flops = sum(op_flops(node) for node in toposort(*plan.facts.outs))
+    flops = sum([op_flops(node) for node in plan.facts.order])
     if flops > HEAVY_FLOPS:
         return 1
     return 2 if flops > LIGHT_FLOPS else 4

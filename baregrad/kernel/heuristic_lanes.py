@@ -31,6 +31,7 @@ MOST_LANES = 1 << 20
 MASK_COST = 6.0
 # Elements between steps from which each step reads another line.
 FAR_STEP = 8
+_READ = Ops.INDEX.bit
 
 
 def accesses_below(node: Node) -> list[Access]:
@@ -38,7 +39,8 @@ def accesses_below(node: Node) -> list[Access]:
     values = tuple(child for child in node.src if child.op is not Ops.RANGE)
     found = []
     guarded = set()
-    order = toposort(*values, enter=lambda n: n.op is not Ops.REDUCE)
+    # Addresses read no arrays but where one is looked up in another.
+    order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
     for below in order:
         if below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
             guarded.add(below.src[1])
@@ -57,10 +59,12 @@ def lane_axis(
     """The axis of the main reduction whose vectors cost least; None if scalars are as good."""
     best: PlannedAxis | None = None
     least = len(reads) * 0.5 + 0.3
+    free = [axis for axis in plan.axes if axis.nodes[-1] in main.free]
+    operands = [(access, broadcast_cycles(plan, main, access)) for access in reads]
     for axis in (*plan.axes, *_joined(plan, main, reads)):
         if axis.size < 2 or not (axis.inside(main.own) or axis.inside(main.free)):
             continue
-        cost = lane_cost(plan, main, reads, axis, lanes)
+        cost = lane_cost(plan, main, operands, free, axis, lanes)
         if cost < least * (0.99 if best is not None and axis.reduced else 1.0):
             best, least = axis, cost
     if best is not None and best not in plan.axes:
@@ -69,20 +73,36 @@ def lane_axis(
 
 
 def lane_cost(
-    plan: Plan, main: Reduction, reads: list[Access], lane: PlannedAxis, lanes: int
+    plan: Plan,
+    main: Reduction,
+    operands: list[tuple[Access, float]],
+    free: list[PlannedAxis],
+    lane: PlannedAxis,
+    lanes: int,
 ) -> float:
-    """Cycles for each element and step with lanes along an axis."""
+    """Cycles for each element and step with lanes along an axis.
+
+    operands: each with the cycles of loading one element into all lanes. free: the axes of the
+    reduction's results.
+    """
     steps = max(iterations(main.own), 1)
     use = utilisation(lane.size, lanes)
     if lane.reduced:
         use *= FOLDED_USE
     cost = 0.5 / lanes / use
     # Copies serve the steps of one other axis; an operand with lanes that runs along it has none.
-    seconds = [a for a in plan.axes if a.inside(main.free) and a.nodes[-1] not in lane.nodes]
-    cost += min(
-        sum(access_cycles(plan, main, lane, second, access, lanes) for access in reads) / use
-        for second in (None, *seconds)
-    )
+    seconds = [axis for axis in free if axis.nodes[-1] not in lane.nodes]
+    loads = [
+        (access, *access_cycles(access, lane, seconds, broadcast, lanes))
+        for access, broadcast in operands
+    ]
+    cycles = sum([moving for _, moving, _ in loads]) / use
+    for second in seconds:
+        total = 0.0
+        for access, moving, fixed in loads:
+            total += fixed if second.stride(access) == 0 else moving
+        cycles = min(cycles, total / use)
+    cost += cycles
     if lane.reduced:
         return cost + FOLD_OPS / 2 / steps
     for access in plan.facts.accesses:
@@ -93,46 +113,44 @@ def lane_cost(
 
 
 def access_cycles(
-    plan: Plan,
-    main: Reduction,
-    lane: PlannedAxis,
-    second: PlannedAxis | None,
-    access: Access,
-    lanes: int,
-) -> float:
-    """Cycles for each element to load an operand, in place or from a copy.
+    access: Access, lane: PlannedAxis, seconds: list[PlannedAxis], broadcast: float, lanes: int
+) -> tuple[float, float]:
+    """Cycles for each element to load an operand: with a second axis of the tile, and without.
 
-    Only an operand that does not depend on the tile's second axis has copies.
+    Only an operand that does not depend on the tile's second axis has copies. seconds: the free
+    axes that have no lanes.
     """
     stride = lane.stride(access)
     if stride == 0:
-        return broadcast_cycles(plan, main, access) / (TILE_VECTORS * lanes)
+        cycles = broadcast / (TILE_VECTORS * lanes)
+        return cycles, cycles
     reads = 1
-    for axis in plan.axes:
-        if axis.nodes[-1] in lane.nodes or not axis.inside(main.free):
-            continue
+    for axis in seconds:
         if axis.stride(access) == 0:
             reads *= axis.size
-    fixed = second is not None and second.stride(access) == 0
-    most = STEPS_PER_LOAD // 2 if lane.reduced else STEPS_PER_LOAD
-    shared = min(reads, most) if fixed or lane.reduced else 1
     load = 0.5 / lanes
-    place = (load if stride == 1 else 1.0) * (MASK_COST if access.guarded else 1.0) / shared
-    if reads < READS_PER_COPY or lane.reduced or not fixed or not access.copyable:
-        return place
-    copy = (COPY_CYCLES if stride == 1 else GATHER_CYCLES) * (2.0 if access.guarded else 1.0)
-    return min(place, copy / reads + load / shared)
+    place = (load if stride == 1 else 1.0) * (MASK_COST if access.guarded else 1.0)
+    if lane.reduced:
+        cycles = place / min(reads, STEPS_PER_LOAD // 2)
+        return cycles, cycles
+    shared = min(reads, STEPS_PER_LOAD)
+    fixed = place / shared
+    if reads >= READS_PER_COPY and access.copyable:
+        copy = (COPY_CYCLES if stride == 1 else GATHER_CYCLES) * (2.0 if access.guarded else 1.0)
+        fixed = min(fixed, copy / reads + load / shared)
+    return place, fixed
 
 
 def broadcast_cycles(plan: Plan, main: Reduction, access: Access) -> float:
     """Cycles to load an element into all lanes of a tile."""
     if access.guarded:
         return 3.0
-    own = [axis for axis in plan.axes if axis.inside(main.own) and axis.stride(access) != 0]
-    if not own:
-        return 0.0
-    stride = own[-1].stride(access)
-    return 0.5 if stride is not None and abs(stride) <= FAR_STEP else 1.0
+    for axis in reversed(plan.axes):
+        if axis.nodes[-1] in main.own:
+            stride = axis.stride(access)
+            if stride != 0:
+                return 0.5 if stride is not None and abs(stride) <= FAR_STEP else 1.0
+    return 0.0
 
 
 def utilisation(size: int, lanes: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node, toposort
+from baregrad.ir.node import Node
 from baregrad.ir.op import ALU, Ops
 from baregrad.kernel.analysis import Facts, itemsize, iterations, op_flops, out_axes
 from baregrad.kernel.schedule_value import Bind
@@ -17,23 +17,32 @@ VECTOR_OPS_PER_NS = 3.0
 ALONE_NS = 30_000.0
 CHUNK_NS = 10_000.0
 MOST_CHUNKS = 64
+_INDEX = dtypes.index
 
 
 def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     """How long one core takes for a kernel, roughly, if it is vectorised well."""
     total_bytes = 0
-    for access in facts.accesses:
-        total_bytes += iterations(access.axes) * itemsize(access.array.dtype)
+    if not facts.reductions:
+        for access in facts.accesses:
+            total_bytes += iterations(access.axes) * itemsize(access.array.dtype)
     operations = 0
-    for node in toposort(*facts.outs):
-        if node.op in (Ops.REDUCE, Ops.SCAN):
-            inside = node.ranges.union(child for child in node.src if child.op is Ops.RANGE)
-            operations += iterations(inside)
-        elif node.op in ALU and node.dtype is not dtypes.index and node.ranges:
-            operations += op_flops(node) * iterations(node.ranges)
+    # How often what depends on some axes runs: most of a kernel depends on the same ones.
+    points: dict[frozenset[Node], int] = {}
+    for node in facts.order:
+        axes = node._ranges
+        if node.op is Ops.REDUCE or node.op is Ops.SCAN:
+            operations += iterations(
+                axes.union([child for child in node.src if child.op is Ops.RANGE])
+            )
+        elif axes and node.dtype is not _INDEX and node.op in ALU:
+            count = points.get(axes)
+            if count is None:
+                count = points[axes] = iterations(axes)
+            operations += op_flops(node) * count
     lanes = target.lanes(4)
     return max(
-        total_bytes / BYTES_PER_NS if not facts.reductions else 0.0,
+        total_bytes / BYTES_PER_NS,
         operations / lanes / VECTOR_OPS_PER_NS,
     )
 
@@ -82,9 +91,11 @@ def _rounded(grain: int, trips: int) -> int:
 
 
 def _shared(facts: Facts, node: Node) -> bool:
-    if any(node not in out_axes(out) for out in facts.outs):
-        return False
-    for reduction in facts.reductions:
-        if node not in reduction.free and iterations(reduction.free | set(reduction.own)) > 256:
+    for out in facts.outs:
+        if node not in out_axes(out):
             return False
+    for reduction in facts.reductions:
+        if node not in reduction.free:
+            if iterations(reduction.free.union(reduction.own)) > 256:
+                return False
     return True

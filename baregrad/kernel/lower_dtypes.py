@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes, round_scalar
@@ -40,6 +42,42 @@ _EXACT = frozenset(
         Ops.RINT,
     )
 )
+# Arithmetic on positions is made of these; of all other nodes, these may have to change.
+_POSITIONS = reduce(
+    or_,
+    (
+        op.bit
+        for op in (
+            Ops.CONST,
+            Ops.VAR,
+            Ops.RANGE,
+            Ops.ADD,
+            Ops.SUB,
+            Ops.MUL,
+            Ops.NEG,
+            Ops.FLOORDIV,
+            Ops.MOD,
+            Ops.MIN,
+            Ops.MAX,
+        )
+    ),
+)
+_CHECKED = reduce(
+    or_,
+    (
+        op.bit
+        for op in (
+            Ops.CAST,
+            Ops.BITCAST,
+            Ops.PARAM,
+            Ops.ALLOC,
+            Ops.LOAD,
+            Ops.GUARD,
+            Ops.REDUCE,
+            Ops.STORE,
+        )
+    ),
+)
 
 
 def lower_dtypes(kernel: Node, native_float16: bool) -> Node:
@@ -47,8 +85,11 @@ def lower_dtypes(kernel: Node, native_float16: bool) -> Node:
 
     With `native_float16`, float16 is left in memory and in CASTs from and to float32.
     """
+    order = toposort(kernel, enter=_holds_values)
+    if all(map(_is_native, order)):
+        return kernel
     lowering = _Lowering(native_float16)
-    for node in toposort(kernel):
+    for node in order:
         lowering.visit(node)
     return lowering.done[kernel]
 
@@ -56,6 +97,29 @@ def lower_dtypes(kernel: Node, native_float16: bool) -> Node:
 def is_narrow(dtype: DType) -> bool:
     """Whether values of this dtype are computed in float32."""
     return dtype.kind == "float" and dtype.bits < 32
+
+
+def _holds_values(node: Node) -> bool:
+    """Whether a node is more than arithmetic on positions, which stays as it is."""
+    return node.dtype is not dtypes.index or bool(node.mask & ~_POSITIONS)
+
+
+def _is_native(node: Node) -> bool:
+    """Whether a node certainly stays as it is; all nodes of most kernels do."""
+    dtype = node.dtype
+    if (dtype.kind == "float" and dtype.bits < 32) or dtype.bits == 4:
+        return False
+    op = node.op
+    if not op.bit & _CHECKED:
+        return True
+    if op is Ops.GUARD:
+        return node.src[1].op is Ops.LOAD
+    if op is Ops.STORE or op is Ops.REDUCE:
+        monoid = node.arg if op is Ops.STORE else node.arg.monoid
+        return monoid is None or not any(map(_is_coded, monoid.states))
+    if op is Ops.CAST and node.src[0].dtype is dtype:
+        return False
+    return op is not Ops.BITCAST and dtype is not BOOL
 
 
 def _is_coded(dtype: DType) -> bool:
@@ -79,6 +143,8 @@ class _Lowering:
         rule = _RULES.get(node.op)
         if rule is not None:
             self.done[node] = rule(self, node)
+        elif not _holds_values(node):
+            self.done[node] = node
         elif node.op in ALU:
             self.done[node] = self.arithmetic(node)
         else:
@@ -193,7 +259,8 @@ class _Lowering:
         """A PARAM or ALLOC of codes; accumulators of narrow floats are float32."""
         if node.op is Ops.ALLOC and node.arg.space == "register" and is_narrow(node.dtype):
             return Node(Ops.ALLOC, F32, self.same(node).src, node.arg)
-        return node.replace(dtype=self.memory(node.dtype))
+        memory = self.memory(node.dtype)
+        return node if memory is node.dtype else node.replace(dtype=memory)
 
     def load(self, node: Node) -> Node:
         """A LOAD: of codes, then decoded; of accumulators, then rounded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from baregrad.ir import index
 from baregrad.ir.index import Dim
@@ -13,9 +14,11 @@ from baregrad.kernel.schedule_value import Bind, Collapse, Reorder, Schedule, Sp
 
 # The widest vector that is made of an axis which is not split, in lanes of a register.
 MOST_ODD_VECTORS = 2
+# A stride that was not asked for yet; told from strides by identity.
+_UNKNOWN: Any = object()
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class PlannedAxis:
     """An axis (or several collapsed into one) and what was decided about it.
 
@@ -31,12 +34,21 @@ class PlannedAxis:
     loops: list[tuple[str, int]] = field(default_factory=list)
     tiles: list[tuple[str, ...]] = field(default_factory=list)
     planned: bool = False
+    _strides: dict[Access, int | None] = field(default_factory=dict)
 
     def stride(self, access: Access) -> int | None:
         """Elements between neighbours in an access; 0 if reused, None if not affine."""
-        stride = access.stride(self.nodes[-1])
-        if len(self.nodes) > 1 and not access.axes.isdisjoint(self.nodes):
-            return stride if as_one(access.offset.strides, self.nodes[::-1]) else None
+        # Every choice asks again for the strides of the same few accesses.
+        found: int | None = self._strides.get(access, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._strides[access] = self._stride(access)
+        return found
+
+    def _stride(self, access: Access) -> int | None:
+        nodes = self.nodes
+        stride = access.stride(nodes[-1])
+        if len(nodes) > 1 and not access.axes.isdisjoint(nodes):
+            return stride if as_one(access.offset.strides, nodes[::-1]) else None
         return stride
 
     def inside(self, axes: frozenset[Node] | tuple[Node, ...]) -> bool:
@@ -224,7 +236,7 @@ def _joins(plan: Plan, group: list[Node], node: Node) -> bool:
         axis = axes[plan.table.names[each]]
         if each in facts.exposed or axis.serial or axis.whole:
             return False
-    return collapsible(facts, (group[-1], node))
+    return collapsible(facts, group[-1], node)
 
 
 def _planned(plan: Plan, nodes: tuple[Node, ...], reduced: bool) -> PlannedAxis:

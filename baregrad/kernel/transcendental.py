@@ -99,6 +99,8 @@ FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
     }
 )
 _MASK = reduce(or_, (op.bit for op in FUNCTIONS))
+_REDUCE = Ops.REDUCE.bit
+_STATEMENT = reduce(or_, (op.bit for op in STATEMENTS)) | _REDUCE
 
 
 def lower_functions(kernel: Node) -> Node:
@@ -114,25 +116,26 @@ def lower_functions(kernel: Node) -> Node:
         return None
 
     mask = _MASK
-    if kernel.has(Ops.REDUCE) or _accumulates(kernel):
-        mask |= Ops.REDUCE.bit | Ops.STORE.bit
+    if _combines(kernel):
+        mask |= _REDUCE | Ops.STORE.bit
     if not kernel.mask & mask:
         return kernel
     return rebuild(kernel, visit, enter=lambda node: bool(node.mask & mask))
 
 
-def _accumulates(kernel: Node) -> bool:
-    """Whether some STORE combines with what is in memory by more than one op."""
-    stores = (node for node in toposort(kernel, enter=_is_statement) if node.op is Ops.STORE)
-    return any(store.arg is not None and store.arg.primitive is None for store in stores)
-
-
-def _is_statement(node: Node) -> bool:
-    return (node.op in STATEMENTS and node.op is not Ops.STORE) or node.op is Ops.KERNEL
+def _combines(kernel: Node) -> bool:
+    """Whether some REDUCE or STORE combines by functions."""
+    for node in toposort(kernel, enter=lambda node: bool(node.mask & _STATEMENT)):
+        if node.op is Ops.STORE:
+            if node.arg is not None and _needs(node.arg):
+                return True
+        elif node.op is Ops.REDUCE and _needs(node.arg.monoid):
+            return True
+    return False
 
 
 def _needs(monoid: Monoid) -> bool:
-    return any(part.mask & _MASK for part in monoid.combine)
+    return monoid.primitive is None and any(part.mask & _MASK for part in monoid.combine)
 
 
 def _lowered(monoid: Monoid) -> Monoid:
