@@ -100,15 +100,17 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     writes: list[tuple[Node, Node | None, Any]] = []
     late = bool(axes) and values.memory.reads_elsewhere(node, axes)
     points = values.points(axes)
+    # A value that differs from point to point is not asked for twice.
+    compute = values.fresh if axes == values.axes_of(value.ranges) else values.value
     if not late and node.arg is None and not values.masks and _is_register(values, node):
         for values.point in points:
-            _set(values, node, address, values.value(value))
+            _set(values, node, address, compute(value))
         points = []
     for values.point in points:
-        mask = values.mask(values.masks)
+        mask = values.mask(values.masks) if values.masks else None
         if mask is not None and mask.op is Ops.CONST:
             continue
-        result = values.value(value)
+        result = compute(value)
         if late and result.op is Ops.REG:
             result = values.scopes.emit(Ops.READ, result.dtype, (result,))
         if late:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir import index
@@ -18,12 +19,13 @@ class Address:
     offset = constant + sum(scale * unrolled range) + sum(scale * fixed atom) + sum(scale * point
     atom) + stride * vector range + sum(scale * lane atom). A fixed atom depends on no tile range, a
     point atom on unrolled ones in a way that is not affine, a lane atom likewise on the vector
-    range `vector` of `width` lanes.
+    range `vector` of `width` lanes. `group` numbers the equal `fixed` parts of a kernel.
     """
 
     __slots__ = (
         "constant",
         "fixed",
+        "group",
         "is_constant",
         "lanes",
         "points",
@@ -60,6 +62,7 @@ class Address:
         self.constant = constant
         self.unrolled = tuple(unrolled)
         self.fixed = tuple(fixed)
+        self.group = 0
         self.points = tuple(points)
         self.stride = stride
         self.lanes = tuple(lanes)
@@ -130,13 +133,25 @@ class Memory:
         self.registers: dict[Node, int] = {}
         self.loads: dict[Node, list[Node]] = {}
         refused: set[Node] = set()
-        for node, indices in _accesses(kernel):
-            buffer = node.src[0]
-            address = self.addresses[node] = analyse(buffer, indices)
-            if node.op is Ops.STORE:
-                self.written.add(buffer)
+        known: dict[Any, Address] = {}
+        groups: dict[Terms, int] = {}
+        for node in toposort(kernel):
+            op = node.op
+            if op is Ops.STORE:
+                indices = node.src[2:]
+                self.written.add(node.src[0])
+            elif op is Ops.LOAD:
+                indices = node.src[1:]
+                self.loads.setdefault(node.src[0], []).append(node)
             else:
-                self.loads.setdefault(buffer, []).append(node)
+                continue
+            buffer = node.src[0]
+            key = (buffer.shape, indices)
+            address = known.get(key)
+            if address is None:
+                address = known[key] = analyse(buffer, indices)
+                address.group = groups.setdefault(address.fixed, len(groups))
+            self.addresses[node] = address
             if buffer.op is Ops.ALLOC and buffer.arg.space == "register" and buffer not in refused:
                 width = address.width
                 if _fits_registers(address) and self.registers.get(buffer, width) == width:
@@ -160,14 +175,6 @@ class Memory:
             return False
         below = toposort(store.src[1])
         return any(load in below for load in loads)
-
-
-def _accesses(kernel: Node) -> Iterator[tuple[Node, tuple[Node, ...]]]:
-    for node in toposort(kernel):
-        if node.op is Ops.STORE:
-            yield node, node.src[2:]
-        elif node.op is Ops.LOAD:
-            yield node, node.src[1:]
 
 
 def _fits_registers(address: Address) -> bool:

@@ -45,13 +45,8 @@ def lazy(values: Values, node: Node) -> Any:
         found = _by_lane(values, group, mask, inputs)
     for guard, value in zip(group, found, strict=True):
         if guard is not node:
-            values.scopes.remember(_key(values, guard), value)
+            values.scopes.remember(values.key(guard), value)
     return found[group.index(node)]
-
-
-def _key(values: Values, node: Node) -> Any:
-    """What a node's value is remembered by at the current point."""
-    return (node, tuple([values.point[axis] for axis in values.axes_of(node.ranges)]))
 
 
 def _at_once(values: Values, group: list[Node], mask: Node) -> list[Node]:
@@ -123,7 +118,7 @@ def _by_lane(values: Values, group: list[Node], mask: Node, inputs: list[Node]) 
     flag = _lane(values, kept[0], counter)
     chosen = values.apply(Ops.CMPNE, dtypes.bool, flag, const(0, dtypes.uint8))
     scopes.open(Node(Ops.TEST, dtypes.token, (chosen,)), True)
-    keys = [_key(values, node) for node in inputs]
+    keys = [values.key(node) for node in inputs]
     before = [scopes.memo.get(key) for key in keys]
     for key, alloc in zip(keys, kept[1:], strict=True):
         scopes.memo[key] = _lane(values, alloc, counter)

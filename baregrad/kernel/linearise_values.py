@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
+from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
@@ -20,23 +20,28 @@ from baregrad.kernel.linearise_access import Address, Memory, lanes_of
 from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, lazy
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes
 
-# The places of an expression without unrolled ranges.
-_NOWHERE: tuple[tuple[()], ...] = ((),)
+_NEAREST_LAST = itemgetter(0, 1)
+_CONST = Ops.CONST
+_LEAVES = Ops.CONST.bit | Ops.VAR.bit
 INT32 = (-(1 << 31), (1 << 31) - 1)
 Parts = tuple[Node, ...]
-Rule = Callable[["Values", Node, list[Any]], Any]
-Step = tuple[Node, int, tuple[int, ...], Rule]
+Operands = Sequence[Any]
+Rule = Callable[["Values", Node, Operands], Any]
+# Takes the coordinates of a node from the current point; None for one without unrolled ranges.
+Where = Callable[[dict[Node, int]], Any] | None
+Step = tuple[Node, Rule, Callable[[list[Any]], Operands] | None, bool, Where]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """How an expression is evaluated.
 
-    axes: sets of unrolled ranges, first those of the whole expression. steps: each node with the
-    place in `axes` of its own set (0: not remembered), the places of its operands, and its rule.
+    where: the coordinates of the whole expression. leaves: values that are the same at all points.
+    steps: each further node with its rule, what takes its operands from the values so far, whether
+    it is remembered, and its coordinates.
     """
 
-    axes: tuple[tuple[Node, ...], ...]
+    where: Where
+    leaves: list[Node]
     steps: list[Step]
 
 
@@ -53,11 +58,13 @@ class Values:
         self.point: dict[Node, int] = {}
         self.counters: dict[Node, Node] = {}
         self.masks: tuple[Node, ...] = ()
-        self.plan = Plan((), [])
+        self.plan = Plan(None, [], [])
         self._registers: dict[Any, Node] = {}
         self._plans: dict[Node, Plan] = {}
         self.shared: set[Node] = set()
         self._axes: dict[frozenset[Node], tuple[Node, ...]] = {}
+        self._lanes: dict[frozenset[Node], int] = {}
+        self._wheres: dict[tuple[Node, ...], Where] = {(): None}
         self._accesses: dict[tuple[Any, ...], Access] = {}
         self._spares = 0
         self._points: dict[Any, list[dict[Node, int]]] = {}
@@ -66,35 +73,56 @@ class Values:
 
     def value(self, root: Node) -> Any:
         """The linear value of an expression at the current point: a node, or parts of a tuple."""
+        rule = _DIRECT.get(root.op)
+        if rule is not None:
+            return rule(self, root, ())
         plan = self._plans.get(root)
         if plan is None:
-            plan = self._plans[root] = self._plan(root)
+            plan = self._plan(root)
+        key = root if plan.where is None else (root, plan.where(self.point))
+        found = self.scopes.memo.get(key)
+        if found is None:
+            found = self._evaluate(plan)
+            self.scopes.remember(key, found)
+        return found
+
+    def fresh(self, root: Node) -> Any:
+        """`value` of an expression that is not asked for again at this point."""
+        rule = _DIRECT.get(root.op)
+        if rule is not None:
+            return rule(self, root, ())
+        return self._evaluate(self._plans.get(root) or self._plan(root))
+
+    def _evaluate(self, plan: Plan) -> Any:
+        """The value of a plan's expression."""
         scopes, point = self.scopes, self.point
         memo = scopes.memo
-        places: Sequence[tuple[int, ...]] = _NOWHERE
-        if plan.axes is not _NOWHERE:
-            places = [tuple([point[axis] for axis in axes]) for axes in plan.axes]
-        key = (root, places[0])
-        found = memo.get(key)
-        if found is not None:
-            return found
         before, self.plan = self.plan, plan
-        known: list[Any] = []
-        for node, place, children, rule in plan.steps:
-            if not place:
+        known: list[Any] = [*plan.leaves]
+        for node, rule, operands, kept, where in plan.steps:
+            if not kept:
                 # It differs from point to point as the root does: nobody will ask again.
-                known.append(rule(self, node, [known[child] for child in children]))
+                known.append(rule(self, node, () if operands is None else operands(known)))
                 continue
-            part_key = (node, places[place])
-            found = memo.get(part_key)
+            key = node if where is None else (node, where(point))
+            found = memo.get(key)
             if found is None:
-                found = rule(self, node, [known[child] for child in children])
-                scopes.remember(part_key, found)
+                found = rule(self, node, () if operands is None else operands(known))
+                scopes.remember(key, found)
             known.append(found)
         self.plan = before
-        found = known[-1]
-        scopes.remember(key, found)
-        return found
+        return known[-1]
+
+    def key(self, node: Node) -> Any:
+        """What a node's value is remembered by at the current point."""
+        where = self._where(self.axes_of(node.ranges))
+        return node if where is None else (node, where(self.point))
+
+    def _where(self, axes: tuple[Node, ...]) -> Where:
+        """What takes the coordinates along some axes from a point."""
+        if axes not in self._wheres:
+            self._wheres[axes] = itemgetter(*axes)
+        return self._wheres[axes]
 
     def _plan(self, root: Node) -> Plan:
         """The steps that evaluate an expression."""
@@ -103,32 +131,33 @@ class Values:
             root, enter=lambda node: is_transparent(node) and (node is root or node not in shared)
         )
         self._share(order)
-        places = {node: place for place, node in enumerate(order)}
         own = self.axes_of(root.ranges)
-        axes = [own]
+        leaves = [node for node in order if node.op.bit & _LEAVES]
+        places = {node: place for place, node in enumerate(leaves)}
         steps: list[Step] = []
         for node in order:
             op = node.op
-            theirs = self.axes_of(node.ranges)
-            kept = 0
+            if op.bit & _LEAVES:
+                continue
+            theirs = own if node.ranges is root.ranges else self.axes_of(node.ranges)
             # Guards of one condition are found together, so one may be known when its turn comes.
-            if theirs != own or op is Ops.GUARD or (node in shared and node is not root):
-                if theirs not in axes[1:]:
-                    axes.append(theirs)
-                kept = axes.index(theirs, 1)
-            children: tuple[int, ...] = ()
+            kept = theirs != own or op is Ops.GUARD or (node in shared and node is not root)
+            operands = None
             rule = _RULES.get(op)
-            if not op.bit & OPAQUE:
-                if node.src and node.src[0] not in places:
-                    rule = _known
-                else:
-                    children = tuple([places[child] for child in node.src])
             if rule is None:
                 raise CompilerBug("not an expression of the CPU's loop level", found=node)
+            if not op.bit & OPAQUE:
+                try:
+                    operands = _picker([places[child] for child in node.src])
+                except KeyError:
+                    rule = _known
             if rule is _elementwise and _touches_index(node):
                 rule = _index
-            steps.append((node, kept, children, rule))
-        return Plan(tuple(axes) if axes != [()] else _NOWHERE, steps)
+            places[node] = len(places)
+            steps.append((node, rule, operands, kept, self._where(theirs) if kept else None))
+        values = [_RULES[node.op](self, node, ()) for node in leaves]
+        found = self._plans[root] = Plan(self._where(own), values, steps)
+        return found
 
     def _share(self, order: list[Node]) -> None:
         """Note what lazy guards read of the expression around them, so that it is computed once."""
@@ -157,10 +186,13 @@ class Values:
 
     def lanes_of(self, ranges: frozenset[Node]) -> int:
         """The extent of the vector range among some, 1 without; raises CompilerBug for two."""
-        found = [axis for axis in ranges if axis.arg.bind == "vector"]
-        if len(found) > 1:
-            raise CompilerBug("an expression with two vector ranges", found=found)
-        return lanes_of(found[0]) if found else 1
+        lanes = self._lanes.get(ranges)
+        if lanes is None:
+            found = [axis for axis in ranges if axis.arg.bind == "vector"]
+            if len(found) > 1:
+                raise CompilerBug("an expression with two vector ranges", found=found)
+            lanes = self._lanes[ranges] = lanes_of(found[0]) if found else 1
+        return lanes
 
     def access(self, *fields: Any) -> Access:
         """An Access, made once."""
@@ -207,30 +239,34 @@ class Values:
 
     def apply(self, op: Op, dtype: DType, *operands: Node) -> Node:
         """The value of an elementwise op on linear values, scalars brought to all lanes."""
+        return self.compute(op, dtype, operands)
+
+    def compute(self, op: Op, dtype: DType, operands: Sequence[Node]) -> Node:
+        """`apply` to a sequence of operands."""
         scopes = self.scopes
         depth = scopes.depth
         place = scopes.innermost.pin
         lanes = 0
-        constant = True
         scalars = False
         for operand in operands:
+            if operand.op is _CONST:
+                continue
             shape = operand.shape
             if shape:
                 lanes = shape[0]
-                constant = False
-            elif operand.op is not Ops.CONST:
-                constant = False
+            else:
                 scalars = True
             at = depth.get(operand, 0)
             if at > place:
                 place = at
-        if constant and dtype.kind != "float":
+        if scalars:
+            if lanes:
+                operands = [self.splat(operand, lanes) for operand in operands]
+        elif not lanes and dtype.kind != "float":
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
                 return folded
-        if scalars and lanes:
-            operands = tuple([self.splat(operand, lanes) for operand in operands])
-        node = Node(op, dtype, operands)
+        node = Node(op, dtype, tuple(operands))
         if node not in depth:
             scopes.put(node, place)
         return node
@@ -259,11 +295,14 @@ class Values:
 
     def offset(self, address: Address) -> tuple[Node, int]:
         """The offset of an access without its lanes: a scalar, and a constant to be added."""
-        key = ("offset", address.fixed)
-        total = self.scopes.memo.get(key)
-        if total is None:
-            total = self._sum(address.fixed)
-            self.scopes.remember(key, total)
+        total = ZERO
+        if address.fixed:
+            # No node and no pair with one: a number is a key of its own kind.
+            key = address.group
+            total = self.scopes.memo.get(key)
+            if total is None:
+                total = self._sum(address.fixed)
+                self.scopes.remember(key, total)
         constant = address.at(self.point)
         for atom, scale in address.points:
             term = self.scaled(self.value(atom), scale)
@@ -281,7 +320,8 @@ class Values:
             value = self.value(atom)
             values.append((depth.get(value, 0), place, value, scale))
         total = ZERO
-        for _, _, value, scale in sorted(values, key=lambda item: item[:2]):
+        values.sort(key=_NEAREST_LAST)
+        for _, _, value, scale in values:
             term = self.scaled(value, scale)
             total = term if total is ZERO else self.apply(Ops.ADD, dtypes.int64, total, term)
         return total
@@ -324,37 +364,39 @@ class Values:
     def load(self, node: Node, mask: Node | None) -> Node:
         """A LOAD's value at the current point; 0 in the lanes where `mask` is false."""
         buffer = node.src[0]
-        address = self.memory.addresses[node]
-        if buffer in self.memory.registers:
+        memory = self.memory
+        address = memory.addresses[node]
+        if buffer in memory.registers:
             return self.register(buffer, address.at(self.point))
+        dtype = node.dtype
         if mask is not None and mask.op is Ops.CONST:
-            return const(0, node.dtype)
-        written = buffer in self.memory.written
-        constant = not written and self.memory.single
+            return const(0, dtype)
+        written = buffer in memory.written
+        constant = not written and memory.single
         floor = MOMENT if written or self.masks else self.scopes.innermost.floor
         lanes = 1 if address.vector is None else address.width
         width = mask.shape[0] if mask is not None and mask.shape else 1
+        stride = address.stride
         if lanes == 1 and width == 1:
             scalar, at = self.offset(address)
-            access = self.access(1, 1, at, node.dtype.itemsize, constant)
-        elif address.lanes or lanes == 1 or address.stride == 0:
-            scalar, at = self.lane_offsets(address), 0
-            scalar = self.vector(scalar, max(lanes, width))
-            access = self.access(max(lanes, width), 1, 0, node.dtype.itemsize, constant)
+            stride = 1
+        elif address.lanes or lanes == 1 or stride == 0:
+            lanes = max(lanes, width)
+            scalar, at, stride = self.vector(self.lane_offsets(address), lanes), 0, 1
         else:
             scalar, at = self.offset(address)
-            access = self.access(lanes, address.stride, at, node.dtype.itemsize, constant)
+        access = self.access(lanes, stride, at, dtype.itemsize, constant)
         src: Parts = (buffer, scalar)
         if mask is not None:
-            src += (self.vector(mask, access.width),)
-        return self.scopes.emit(Ops.VLOAD, node.dtype, src, access, floor)
+            src += (self.vector(mask, lanes),)
+        return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor)
 
     # --- reductions -----------------------------------------------------------------------------
 
     def combine(self, monoid: Monoid, left: Parts, right: Parts) -> Parts:
         """The monoid's combination of two tuples of linear values."""
         if monoid.primitive is not None:
-            return (self.apply(monoid.primitive, monoid.states[0], left[0], right[0]),)
+            return (self.compute(monoid.primitive, monoid.states[0], (left[0], right[0])),)
         values: dict[Node, Node] = {}
         for node in toposort(*monoid.combine):
             if node.op is Ops.SLOT:
@@ -384,11 +426,11 @@ class Values:
         emit = self.scopes.emit
         while monoid.commutative and lanes > 2 and lanes % 2 == 0:
             lanes //= 2
-            low = tuple(emit(Ops.PART, part.dtype, (part,), (0, lanes)) for part in parts)
-            high = tuple(emit(Ops.PART, part.dtype, (part,), (lanes, lanes)) for part in parts)
+            low = tuple([emit(Ops.PART, part.dtype, (part,), (0, lanes)) for part in parts])
+            high = tuple([emit(Ops.PART, part.dtype, (part,), (lanes, lanes)) for part in parts])
             parts = self.combine(monoid, low, high)
         items = [
-            tuple(emit(Ops.EXTRACT, part.dtype, (part,), lane) for part in parts)
+            tuple([emit(Ops.EXTRACT, part.dtype, (part,), lane) for part in parts])
             for lane in range(lanes)
         ]
         return self.fold(monoid, items)
@@ -396,18 +438,25 @@ class Values:
 
 
 
+def _picker(places: list[int]) -> Callable[[list[Any]], Operands]:
+    """What takes the items at some places; a slice, since itemgetter makes no sequence of one."""
+    if len(places) == 1:
+        return itemgetter(slice(places[0], places[0] + 1))
+    return itemgetter(*places)
+
+
 # --- one rule per op ----------------------------------------------------------------------------
 
 
-def _const(values: Values, node: Node, operands: list[Any]) -> Node:
+def _const(values: Values, node: Node, operands: Operands) -> Node:
     return const(node.arg, dtypes.int64) if node.dtype is dtypes.index else node
 
 
-def _var(values: Values, node: Node, operands: list[Any]) -> Node:
+def _var(values: Values, node: Node, operands: Operands) -> Node:
     return Node(Ops.VAR, dtypes.int64, (), node.arg)
 
 
-def _range(values: Values, node: Node, operands: list[Any]) -> Node:
+def _range(values: Values, node: Node, operands: Operands) -> Node:
     if not node.arg.is_tile:
         return values.counters[node]
     if node.arg.bind != "vector":
@@ -418,11 +467,11 @@ def _range(values: Values, node: Node, operands: list[Any]) -> Node:
     return values.scopes.emit(Ops.LANES, dtypes.int32, (), lanes)
 
 
-def _load(values: Values, node: Node, operands: list[Any]) -> Node:
-    return values.load(node, values.mask(values.masks))
+def _load(values: Values, node: Node, operands: Operands) -> Node:
+    return values.load(node, values.mask(values.masks) if values.masks else None)
 
 
-def _guard(values: Values, node: Node, operands: list[Any]) -> Any:
+def _guard(values: Values, node: Node, operands: Operands) -> Any:
     cond, inner = node.src
     if inner.op is not Ops.LOAD:
         return lazy(values, node)
@@ -433,16 +482,16 @@ def _guard(values: Values, node: Node, operands: list[Any]) -> Any:
     return values.load(inner, mask)
 
 
-def _known(values: Values, node: Node, operands: list[Any]) -> Any:
+def _known(values: Values, node: Node, operands: Operands) -> Any:
     """A value that has steps of its own, since several expressions read it."""
     return values.value(node)
 
 
-def _elementwise(values: Values, node: Node, operands: list[Any]) -> Node:
-    return values.apply(node.op, node.dtype, *operands)
+def _elementwise(values: Values, node: Node, operands: Operands) -> Node:
+    return values.compute(node.op, node.dtype, operands)
 
 
-def _cast(values: Values, node: Node, operands: list[Any]) -> Node:
+def _cast(values: Values, node: Node, operands: Operands) -> Node:
     (operand,) = operands
     if node.dtype is dtypes.index:
         return values.cast(operand, dtypes.int64)
@@ -455,7 +504,7 @@ def _cast(values: Values, node: Node, operands: list[Any]) -> Node:
     return values.apply(Ops.CAST, node.dtype, operand)
 
 
-def _index(values: Values, node: Node, operands: list[Any]) -> Node:
+def _index(values: Values, node: Node, operands: Operands) -> Node:
     """Arithmetic on indices: 64 bits, or 32 where it is a vector that surely fits."""
     width = dtypes.int64
     if any(operand.shape for operand in operands):
@@ -477,7 +526,7 @@ def _touches_index(node: Node) -> bool:
     return node.dtype is dtypes.index or node.src[-1].dtype is dtypes.index
 
 
-def _reduce(values: Values, node: Node, operands: list[Any]) -> Any:
+def _reduce(values: Values, node: Node, operands: Operands) -> Any:
     monoid: Monoid = node.arg.monoid
     inner = [child for child in node.src if child.op is Ops.RANGE]
     parts = node.src[: len(node.src) - len(inner)]
@@ -490,7 +539,7 @@ def _reduce(values: Values, node: Node, operands: list[Any]) -> Any:
     before = values.point
     for point in values.points(tuple(unrolled)):
         values.point = point
-        items.append(tuple(values.value(part) for part in parts))
+        items.append(tuple([values.value(part) for part in parts]))
     values.point = before
     for axis in unrolled:
         count = lanes_of(axis)
@@ -504,7 +553,7 @@ def _reduce(values: Values, node: Node, operands: list[Any]) -> Any:
     return result if monoid.arity > 1 else result[0]
 
 
-def _proj(values: Values, node: Node, operands: list[Any]) -> Node:
+def _proj(values: Values, node: Node, operands: Operands) -> Node:
     part: Node = operands[0][node.arg]
     return part
 
@@ -521,4 +570,8 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.REDUCE: _reduce,
         Ops.PROJ: _proj,
     }
+)
+# Expressions whose values need no steps, and that are as cheap to make again as to remember.
+_DIRECT: MappingProxyType[Op, Rule] = MappingProxyType(
+    {op: _RULES[op] for op in (Ops.CONST, Ops.VAR, Ops.RANGE, Ops.LOAD)}
 )
