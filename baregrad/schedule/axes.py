@@ -56,7 +56,8 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
         if all(axis.arg.id == number for number, axis in enumerate(axes)):
             return Settled(root.src, _params(nodes), data, reduced)
     root = _renumber(root, axes, sizes)
-    return Settled(root.src, _params(toposort(root)), data, reduced)
+    reading = toposort(root, enter=lambda node: bool(node.mask & Ops.PARAM.bit))
+    return Settled(root.src, _params(reading), data, reduced)
 
 
 def _params(nodes: list[Node]) -> dict[int, Node]:
@@ -109,7 +110,7 @@ def _ordered_axes(outs: tuple[Node, ...], nodes: list[Node]) -> tuple[list[Node]
             free.update(child.ranges)
     ordered = sorted(free, key=lambda axis: int(axis.arg.id))
     count = len(ordered)
-    for node in nodes:
+    for node in nodes if any(out.mask & Ops.REDUCE.bit for out in outs) else ():
         if node.op is Ops.REDUCE:
             for axis in node.src[node.arg.monoid.arity :]:
                 if axis not in free:
