@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
@@ -63,6 +63,9 @@ _PLAIN = reduce(or_, (op.bit for op in ALU))
 _SHAPELESS = reduce(or_, (op.bit for op in SHAPELESS))
 _COMPARE = reduce(or_, (op.bit for op in COMPARE))
 _BOOL = dtypes.bool
+_INDEX = dtypes.index
+# Kernels number their axes alike, so that the same few attributes are asked for again and again.
+_range = lru_cache(1 << 10)(Range)
 _CLOSING = reduce(
     or_,
     (op.bit for op in (Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS)),
@@ -263,8 +266,8 @@ def const(value: bool | int | float, dtype: DType) -> Node:
 
 def range_node(extent: int | Node, id: int, axis: str = "", bind: str = "loop") -> Node:
     """A fresh axis [0, extent) of the kernel level."""
-    size = extent if isinstance(extent, Node) else const(extent, dtypes.index)
-    return Node(Ops.RANGE, dtypes.index, (size,), Range(id, axis, bind))
+    size = extent if isinstance(extent, Node) else const(extent, _INDEX)
+    return Node(_RANGE, _INDEX, (size,), _range(id, axis, bind))
 
 
 def extent_of(axis: Node) -> int | Node:

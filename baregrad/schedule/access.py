@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
+from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
+from baregrad.ir.bounds import bounds
 from baregrad.ir.index import Dim, as_node
 from baregrad.ir.node import Node, const, rebuild, toposort
 from baregrad.ir.op import Op, Ops
@@ -34,16 +36,20 @@ def _permute(view: Node, idx: Idx) -> Idx:
 def _expand(view: Node, idx: Idx) -> Idx:
     source = view.src[0].shape
     return tuple(
-        ZERO if extent.__class__ is int and extent == 1 else place
-        for extent, place in zip(source, idx, strict=True)
+        [
+            ZERO if extent.__class__ is int and extent == 1 else place
+            for extent, place in zip(source, idx, strict=True)
+        ]
     )
 
 
 def _shrink(view: Node, idx: Idx) -> Idx:
-    return tuple(
-        as_node(index.add(index.mul(place, cut.step), cut.start))
-        for cut, place in zip(view.arg, idx, strict=True)
-    )
+    found = []
+    for cut, place in zip(view.arg, idx, strict=True):
+        if cut.step != 1 or not _is_zero(cut.start):
+            place = as_node(index.add(index.mul(place, cut.step), cut.start))
+        found.append(place)
+    return tuple(found)
 
 
 def _flip(view: Node, idx: Idx) -> Idx:
@@ -70,13 +76,46 @@ def _reshape(view: Node, idx: Idx) -> Idx:
     source = view.src[0].shape
     found: list[Node] = []
     for old, new in groups:
-        if old[1] - old[0] == 1 and new[1] - new[0] == 1:
+        rank = old[1] - old[0]
+        if rank == 1 and new[1] - new[0] == 1:
             found.append(idx[new[0]])
-            continue
-        places = idx[new[0] : new[1]]
-        offset = index.flatten(places, view.shape[new[0] : new[1]])
-        found.extend(as_node(i) for i in index.unflatten(offset, source[old[0] : old[1]]))
+        elif rank:
+            offset = _offset(idx[new[0] : new[1]], view.shape[new[0] : new[1]])
+            found.extend(_digits(offset, source[old[0] : old[1]]))
     return tuple(found)
+
+
+def _offset(places: Idx, shape: tuple[Any, ...]) -> Dim:
+    """The row-major offset of an element; axes of extent 1 do not count."""
+    counted = [
+        (place, extent)
+        for place, extent in zip(places, shape, strict=True)
+        if place is not ZERO or extent != 1
+    ]
+    if len(counted) < 2:
+        return counted[0][0] if counted else 0
+    places, shape = zip(*counted, strict=True)
+    return index.from_linear(*index.flat_terms(places, shape))
+
+
+def _digits(offset: Dim, shape: tuple[Any, ...]) -> list[Node]:
+    """The row-major indices of an element: `index.unflatten`, but for what bounds say at once."""
+    found: list[Node] = []
+    for extent in shape[:0:-1]:
+        if extent.__class__ is int and isinstance(offset, Node):
+            if extent == 1:
+                found.append(ZERO)
+                continue
+            least, most = bounds(offset)
+            if least >= 0 and most < extent:
+                found.append(offset)
+                offset = 0
+                continue
+        found.append(as_node(index.mod(offset, extent)))
+        offset = index.floordiv(offset, extent)
+    found.append(as_node(offset))
+    found.reverse()
+    return found
 
 
 Rule = Callable[[Node, Idx], Idx]
@@ -98,7 +137,7 @@ def through_pad(view: Node, idx: Idx) -> tuple[Node, Idx]:
     conditions: list[Node] = []
     found: list[Node] = []
     for place, pad, extent in zip(idx, view.arg, view.src[0].shape, strict=True):
-        inner = index.sub(place, pad.lo)
+        inner: Dim = place if _is_zero(pad.lo) else index.sub(place, pad.lo)
         if pad.interior:
             step = pad.interior + 1
             conditions.append(index.less(index.mod(inner, step), 1))

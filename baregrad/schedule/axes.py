@@ -63,7 +63,8 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
         whole = _whole_scatters(old, root.src, digits)
         if whole != root.src:
             return settle_axes(whole)
-    return Settled(root.src, _params(toposort(root)), data, reduced)
+    reading = toposort(root, enter=lambda node: bool(node.mask & Ops.PARAM.bit))
+    return Settled(root.src, _params(reading), data, reduced)
 
 
 def _whole_scatters(
@@ -138,7 +139,7 @@ def _ordered_axes(outs: tuple[Node, ...], nodes: list[Node]) -> tuple[list[Node]
             free.update(child.ranges)
     ordered = sorted(free, key=lambda axis: int(axis.arg.id))
     count = len(ordered)
-    for node in nodes:
+    for node in nodes if any(out.mask & Ops.REDUCE.bit for out in outs) else ():
         if node.op is Ops.REDUCE:
             for axis in node.src[node.arg.monoid.arity :]:
                 if axis not in free:

@@ -112,7 +112,8 @@ class _Assembly:
         """The expression of one request whose sources have theirs."""
         node = request.node
         if request.read:
-            idx = [self.finish(place) for place in request.idx]
+            data = Ops.INDEX.bit
+            idx = [self.finish(at) if at.mask & data else at for at in request.idx]
             return Node(Ops.INDEX, node.dtype, (self.param(node), *idx))
         parts = tuple([self.finish(part) for part in request.parts])
         return ASSEMBLERS[node.op](self, request, parts)

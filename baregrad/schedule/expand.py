@@ -21,8 +21,9 @@ def _expand_pointwise(fusion: Fusion, request: Request) -> None:
     node = request.node
     idx, draft, scope, share = request.idx, request.draft, request.scope, request.share
     evals = request.evals
+    resolve = fusion.resolve
     request.parts = tuple(
-        fusion.resolve(child, idx, draft, scope, share, evals) for child in node.src
+        [resolve(child, idx, draft, scope, share, evals) for child in node.src]
     )
 
 
@@ -52,12 +53,12 @@ def _expand_reduce(fusion: Fusion, request: Request) -> None:
     node, draft = request.node, request.draft
     shape = node.src[0].shape
     closed = node.arg.axes
-    extents = tuple(shape[axis] for axis in closed)
+    extents = tuple([shape[axis] for axis in closed])
     key = (ranges_of(request.idx), extents, fusion.survey.depth[node])
     axes = draft.reduction_axes(key, extents)
     kept = iter(request.idx)
     own = iter(axes)
-    idx = tuple(next(own if axis in closed else kept) for axis in range(len(shape)))
+    idx = tuple([next(own if axis in closed else kept) for axis in range(len(shape))])
     scope = _inner_scope(request, axes)
     request.extra = axes
     request.parts = tuple(

@@ -160,13 +160,12 @@ class Fusion:
         evals: float | None = None,
     ) -> Node:
         """Element `idx` of a value: views become index arithmetic, the rest a placeholder."""
-        rule = VIEW_RULES.get(node.op)
-        while rule is not None:
-            idx = rule(node, idx)
+        op = node.op
+        while op in VIEW_RULES:
+            idx = VIEW_RULES[op](node, idx)
             node = node.src[0]
             evals = None
-            rule = VIEW_RULES.get(node.op)
-        op = node.op
+            op = node.op
         if op is Ops.CONST or node.dtype is dtypes.index:
             return node
         if op is Ops.IOTA:
@@ -210,11 +209,9 @@ class Fusion:
 
     def is_wanted(self, node: Node, idx: Idx, draft: Draft) -> bool:
         """Whether a kernel wants a value at an index already, for something else."""
-        rule = VIEW_RULES.get(node.op)
-        while rule is not None:
-            idx = rule(node, idx)
+        while node.op in VIEW_RULES:
+            idx = VIEW_RULES[node.op](node, idx)
             node = node.src[0]
-            rule = VIEW_RULES.get(node.op)
         made = self.tokens.get(node)
         if made is None:
             return False

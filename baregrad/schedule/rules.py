@@ -50,20 +50,25 @@ class Verdict:
     home: Request | None = None
 
 
+_FUSED = Verdict(False)
+
+
 def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     """Whether to store `node`, given all the requests for it."""
     if is_tuple(node):
-        return Verdict(False)
+        return _FUSED
     reason = fusion.must.get(node, "")
-    obstacles = [obstacle(fusion, node, request) for request in requests]
+    reads = _arrays_read(node)
+    obstacles = [obstacle(fusion, node, request, reads) for request in requests]
     if not reason:
-        reason = next((found for found in obstacles if found), "")
+        reason = next(filter(None, obstacles), "")
     if not reason and len(requests) > 1 and node in fusion.compared:
         reason = "compared with what is made of it elsewhere"
     if not reason:
         reason = _dearer_inline(fusion, node, requests)
     if not reason:
-        return Verdict(False, _why_fused(node, requests))
+        why = _why_fused(node, requests)
+        return Verdict(False, why) if why else _FUSED
     return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
 
 
@@ -77,8 +82,20 @@ def _why_fused(node: Node, requests: list[Request]) -> str:
 # --- obstacles ------------------------------------------------------------------------------------
 
 
-def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
-    """What forbids computing `node` at this request; empty if nothing does."""
+def _arrays_read(node: Node) -> int:
+    """How many sources of `node` read memory."""
+    count = 0
+    for child in node.src:
+        if child.mask & _READS:
+            count += 1
+    return count
+
+
+def obstacle(fusion: Fusion, node: Node, request: Request, reads: int) -> str:
+    """What forbids computing `node` at this request; empty if nothing does.
+
+    reads: how many of its sources read memory.
+    """
     draft = request.draft
     if draft.transfer is not None:
         return "moved to another device"
@@ -86,7 +103,6 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
         return "contiguous asked for"
     if draft.count >= MAX_OPS:
         return f"the kernel computes {MAX_OPS} values already"
-    reads = sum(1 for child in node.src if child.mask & _READS)
     if reads > 1 and draft.loads + draft.pending - 1 + reads > MAX_LOADS:
         return f"the kernel reads {MAX_LOADS} arrays already"
     if node.op is Ops.SCAN:
@@ -168,7 +184,9 @@ def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> str:
     """Why storing `node` is cheaper than computing it at every request; empty if it is not."""
     survey = fusion.survey
     size = survey.size[node]
-    total = sum(request.evals for request in requests)
+    total = 0.0
+    for request in requests:
+        total += request.evals
     if total <= size * 1.001:
         return ""
     work = survey.work[node]

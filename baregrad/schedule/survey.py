@@ -26,12 +26,14 @@ _COSTLY: MappingProxyType[Op, float] = MappingProxyType(
         Ops.THREEFRY: 60.0,
     }
 )
+_IN_MEMORY = frozenset((Ops.PARAM, Ops.BUFFER, Ops.SCATTER, Ops.SCAN, Ops.COPY))
 GUARD_COST = 4.0  # a guarded read breaks a vector loop's contiguous loads
 MOST = 1e18
 # A REDUCE(add) of a product whose operands are each read at least this often is a contraction.
 CONTRACTION_REUSE = 4.0
 STORED_WHEN_SHARED = 24.0  # operations an element; what costs more is stored once two want it
 _VIEWS = MOVEMENT | frozenset((Ops.DETACH,))
+_PASSING = _VIEWS - {Ops.PAD}  # what is seen through them is their source
 LEAVES = frozenset((Ops.PARAM, Ops.BUFFER))
 
 
@@ -63,7 +65,7 @@ def points(shape: Iterable[Any]) -> float:
 
 def base_of(node: Node) -> Node:
     """The value below views."""
-    while node.op in _VIEWS and node.op is not Ops.PAD:
+    while node.op in _PASSING:
         node = node.src[0]
     return node
 
@@ -77,15 +79,22 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
     kept = frozenset(stored)
     _count_readers(order, survey)
     sizes: dict[tuple[Any, ...], float] = {}
+    depths = survey.depth
     for node in order:
         size = sizes.get(node.shape)
         if size is None:
             size = sizes[node.shape] = points(node.shape)
         survey.size[node] = size
-        survey.depth[node] = max((survey.depth[child] for child in node.src), default=0)
+        depth = 0
+        for child in node.src:
+            if depths[child] > depth:
+                depth = depths[child]
+        depths[node] = depth
         weight = _weigh(node, size, survey)
-        survey.work[node] = min(weight, MOST)
-        survey.weight[node] = float(node.dtype.itemsize) if node in kept else survey.work[node]
+        if weight > MOST:
+            weight = MOST
+        survey.work[node] = weight
+        survey.weight[node] = float(node.dtype.itemsize) if node in kept else weight
     return survey
 
 
@@ -95,7 +104,7 @@ def _count_readers(order: list[Node], survey: Survey) -> None:
     for node in order:
         readers[node] = 0
     for node in reversed(order):
-        count = readers[node] if node.op in _VIEWS and node.op is not Ops.PAD else 1
+        count = readers[node] if node.op in _PASSING else 1
         for child in node.src:
             readers[child] += count
 
@@ -126,11 +135,12 @@ def is_tuple(node: Node) -> bool:
 
 def _weigh(node: Node, size: float, survey: Survey) -> float:
     op = node.op
-    if op in LEAVES or op in (Ops.SCATTER, Ops.SCAN, Ops.COPY):
+    src = node.src
+    if op in _IN_MEMORY:
         return float(node.dtype.itemsize)
-    if not node.src or node.dtype is dtypes.index or op is Ops.SINK:
+    if not src or node.dtype is dtypes.index or op is Ops.SINK:
         return 1.0 if op is Ops.IOTA else 0.0
-    first = node.src[0]
+    first = src[0]
     if op is Ops.EXPAND:
         # What is dear is stored once several places want it: no more than a load counts.
         once = min(read_weight(first, survey), float(node.dtype.itemsize))
@@ -138,7 +148,11 @@ def _weigh(node: Node, size: float, survey: Survey) -> float:
     if op in _VIEWS:
         extra = GUARD_COST if op is Ops.PAD else 0.0
         return read_weight(first, survey) + extra
-    below = sum(read_weight(child, survey) for child in dict.fromkeys(node.src))
+    below = read_weight(first, survey)
+    if len(src) > 1:
+        for child in dict.fromkeys(src[1:]):
+            if child is not first:
+                below += read_weight(child, survey)
     if op in ALU:
         return _COSTLY.get(op, 1.0) + below
     if op in (Ops.REDUCE, Ops.FOLD):
