@@ -438,7 +438,10 @@ def product(dims: Iterable[Dim]) -> Dim:
     """The product of several dimensions."""
     result: Dim = 1
     for dim in dims:
-        result = mul(result, dim)
+        if isinstance(dim, int) and isinstance(result, int):
+            result *= dim
+        else:
+            result = mul(result, dim)
     return as_dim(result)
 
 
