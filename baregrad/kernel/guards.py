@@ -15,7 +15,6 @@ from baregrad.ir import index
 from baregrad.ir.node import Node, rebuild
 from baregrad.ir.op import Ops
 
-_MEMO = "kernel.guarded"
 _BOTH = Ops.GUARD.bit | Ops.REDUCE.bit
 
 
@@ -23,12 +22,7 @@ def push_guards(kernel: Node) -> Node:
     """`kernel` with the values of guarded reductions guarded themselves."""
     if kernel.mask & _BOTH != _BOTH:
         return kernel
-    found: Node | None = kernel.memo.get(_MEMO)
-    if found is None:
-        found = rebuild(kernel, _visit, enter=lambda node: node.mask & _BOTH == _BOTH)
-        if found is not kernel:
-            kernel.memo[_MEMO] = found
-    return found
+    return rebuild(kernel, _visit, enter=lambda node: node.mask & _BOTH == _BOTH)
 
 
 def _visit(node: Node) -> Node | None:
