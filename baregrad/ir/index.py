@@ -20,6 +20,7 @@ from baregrad.ir.op import Ops
 Dim = int | Node
 Terms = dict[Node, int]
 _INDEX = dtypes.index
+_DIGITS = Ops.MOD.bit | Ops.FLOORDIV.bit
 
 
 def as_node(value: Dim) -> Node:
@@ -165,7 +166,11 @@ def total(values: Iterable[Dim]) -> Dim:
 
 def _with_whole_digits(terms: Terms, constant: int) -> tuple[Terms, int]:
     """The same sum with quotients and remainders of one value put together again."""
-    if sum(1 for atom in terms if atom.op is Ops.MOD or atom.op is Ops.FLOORDIV) > 1:
+    digits = 0
+    for atom in terms:
+        if atom.op.bit & _DIGITS:
+            digits += 1
+    if digits > 1:
         terms = _recombine({atom: scale for atom, scale in terms.items() if scale})
         constant += terms.pop(const(1, _INDEX), 0)
     return terms, constant
@@ -438,7 +443,10 @@ def product(dims: Iterable[Dim]) -> Dim:
     """The product of several dimensions."""
     result: Dim = 1
     for dim in dims:
-        result = mul(result, dim)
+        if isinstance(dim, int) and isinstance(result, int):
+            result *= dim
+        else:
+            result = mul(result, dim)
     return as_dim(result)
 
 
@@ -480,16 +488,24 @@ def flatten(indices: Iterable[Dim], shape: Iterable[Dim]) -> Dim:
 
 def flat_terms(indices: Sequence[Dim], shape: Sequence[Dim]) -> tuple[Terms, int]:
     """What `linear` finds in `flatten(indices, shape)`, without making nodes on the way."""
-    if not all(extent.__class__ is int for extent in shape[1:]):
-        return linear(flatten(indices, shape))
+    for extent in shape[1:]:
+        if extent.__class__ is not int:
+            return linear(flatten(indices, shape))
     terms: Terms = {}
     constant = 0
     stride: Any = 1
     for position in range(len(shape) - 1, -1, -1):
-        more, extra = linear(indices[position])
-        constant += extra * stride
-        for atom, scale in more.items():
-            terms[atom] = terms.get(atom, 0) + scale * stride
+        value = indices[position]
+        if isinstance(value, Node) and value.op is Ops.RANGE:
+            # An axis of one element is always 0.
+            size = value.src[0]
+            if size.op is not Ops.CONST or size.arg != 1:
+                terms[value] = terms.get(value, 0) + stride
+        else:
+            more, extra = linear(value)
+            constant += extra * stride
+            for atom, scale in more.items():
+                terms[atom] = terms.get(atom, 0) + scale * stride
         if position:
             stride *= shape[position]
     return _with_whole_digits(terms, constant)

@@ -30,6 +30,10 @@ CHUNK_ID = 1 << 20
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
+# What is rewritten other than by its sources, in some cases at least.
+_OWN_WAY = _SCOPED | Ops.INDEX.bit | Ops.GUARD.bit | Ops.PROJ.bit
+# What may be simpler for other sources, beside arithmetic on positions.
+_CONDITIONS = Ops.CMPLT.bit | Ops.AND.bit | Ops.GUARD.bit
 
 
 def apply_schedule(kernel: Node, schedule: Schedule) -> Node:
@@ -63,13 +67,15 @@ def apply_steps(kernel: Node, schedule: Schedule, chunked: bool) -> Node:
 class Scope:
     """One choice of pieces for the original axes, and what was rewritten under it.
 
-    ranges: the final axis of each name (in a copying loop, some stand for others).
+    ranges: the final axis of each name (in a copying loop, some stand for others). finals: the
+    final axes and scales that stand for an original one.
     """
 
     pieces: Pieces
     ranges: Mapping[str, Node]
     done: dict[Node, Node] = field(default_factory=dict)
     parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
+    finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
 
 
 class _Rewriter:
@@ -171,9 +177,9 @@ class _Rewriter:
         """A PARAM as one flat axis."""
         found = self.flat.get(node)
         if found is None:
-            shape = (index.product(node.arg.shape),)
-            found = Node(Ops.PARAM, node.dtype, (), Param(node.arg.slot, shape, node.arg.name))
-            self.flat[node] = found
+            arg = node.arg
+            flat = Param(arg.slot, (index.product(arg.shape),), arg.name)
+            found = self.flat[node] = Node(Ops.PARAM, node.dtype, (), flat)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:
@@ -181,11 +187,7 @@ class _Rewriter:
         piece = scope.pieces.get(node)
         if piece is None:
             raise CompilerBug("an axis is used outside its scope", found=node)
-        terms = {scope.ranges[name]: s for name, s in piece.terms if name not in self.dead}
-        if self.chunk is not None:
-            for name, scale in piece.terms:
-                if name == self.chunk[0]:
-                    terms[self.chunk[1]] = scale * self.table.grain
+        terms = dict(self.finals(node, scope))
         value: Dim
         if isinstance(piece.start, int):
             value = index.from_linear(terms, piece.start)
@@ -196,34 +198,42 @@ class _Rewriter:
             value = index.mod(index.floordiv(value, merged[1]), merged[2])
         return index.as_node(value)
 
+    def finals(self, node: Node, scope: Scope) -> list[tuple[Node, int]]:
+        """The final axes that an original axis is a sum of, with their scales."""
+        found = scope.finals.get(node)
+        if found is None:
+            found = scope.finals[node] = []
+            for name, scale in scope.pieces[node].terms:
+                if name in self.dead:
+                    continue
+                found.append((scope.ranges[name], scale))
+                if self.chunk is not None and name == self.chunk[0]:
+                    found.append((self.chunk[1], scale * self.table.grain))
+        return found
+
     def offset(self, node: Node, scope: Scope) -> Node:
         """The flat offset of an INDEX or OUT in terms of the final axes."""
         old = offset_of(node)
+        table = self.table
         terms: dict[Node, int] = {}
         constant = old.constant
         extra: list[Dim] = []
         for axis, stride in old.strides.items():
-            merged = self.table.merged.get(axis)
+            merged = table.merged.get(axis) if table.merged else None
             if merged is not None:
-                group = self.table.groups[merged[0]]
+                group = table.groups[merged[0]]
                 if not as_one(old.strides, group):
                     extra.append(index.mul(self.axis_value(axis, scope), stride))
                     continue
                 if axis is not group[0]:
                     continue
-            piece = scope.pieces[axis]
-            for name, scale in piece.terms:
-                if name not in self.dead:
-                    final = scope.ranges[name]
-                    terms[final] = terms.get(final, 0) + stride * scale
-                    if self.chunk is not None and name == self.chunk[0]:
-                        chunk = self.chunk[1]
-                        more = stride * scale * self.table.grain
-                        terms[chunk] = terms.get(chunk, 0) + more
-            if isinstance(piece.start, int):
-                constant += piece.start * stride
+            for final, scale in self.finals(axis, scope):
+                terms[final] = terms.get(final, 0) + stride * scale
+            start = scope.pieces[axis].start
+            if isinstance(start, int):
+                constant += start * stride
             else:
-                extra.append(index.mul(piece.start, stride))
+                extra.append(index.mul(start, stride))
         for atom, scale in old.rest:
             (value,) = self.values((atom,), scope)
             extra.append(index.mul(value, scale))
@@ -236,10 +246,14 @@ class _Rewriter:
     def values(self, roots: tuple[Node, ...], scope: Scope) -> tuple[Node, ...]:
         """Expressions rewritten."""
         done = scope.done
-        for node in toposort(*roots, enter=lambda n: n not in done and not self.is_leaf(n)):
+
+        def enter(node: Node) -> bool:
+            return node not in done and not (node.op.bit & _OWN_WAY and self.is_leaf(node))
+
+        for node in toposort(*roots, enter=enter):
             if node not in done:
                 done[node] = self.visit(node, scope)
-        return tuple(done[root] for root in roots)
+        return tuple([done[root] for root in roots])
 
     def is_leaf(self, node: Node) -> bool:
         """Whether a node is rewritten whole, without its sources being rewritten first."""
@@ -257,8 +271,8 @@ class _Rewriter:
         """One node whose sources are done, unless it is a leaf."""
         op = node.op
         done = scope.done
-        if op is Ops.CONST or op is Ops.VAR:
-            return node
+        if not op.bit & _OWN_WAY:
+            return self.plain(node, done)
         if op is Ops.RANGE:
             return self.axis_value(node, scope)
         if is_read(node) or (op is Ops.GUARD and self.is_staged(node.src[1])):
@@ -273,11 +287,20 @@ class _Rewriter:
             return self.scoped(node, scope)
         if op is Ops.INDEX:
             return self.stage_read(node, done)
+        return self.plain(node, done)
+
+    def plain(self, node: Node, done: dict[Node, Node]) -> Node:
+        """A node over its sources as they were rewritten."""
+        if not node.src:
+            return node
         current = node
         for child in node.src:
             if done[child] is not child:
-                current = Node(op, node.dtype, tuple(done[c] for c in node.src), node.arg)
+                src = tuple([done[c] for c in node.src])
+                current = Node(node.op, node.dtype, src, node.arg)
                 break
+        if node.dtype is not dtypes.index and not node.op.bit & _CONDITIONS:
+            return current
         simpler = index.resimplify(current)
         return current if simpler is None else simpler
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir import index
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
-from baregrad.kernel.analysis import Facts, distinct_axes, out_axes
+from baregrad.kernel.analysis import Facts, by_id, distinct_axes, out_axes
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
     Bind,
@@ -29,7 +30,7 @@ from baregrad.kernel.schedule_value import (
 SCANNED = "a scan runs along the axis"
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Axis:
     """One axis.
 
@@ -46,8 +47,7 @@ class Axis:
     exact: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of an original axis: start + sum of scale*axis; nothing where `axes` are never run."""
 
     start: Dim
@@ -145,8 +145,12 @@ class AxisTable:
         place = self.order.index(axis.name)
         self.order[place : place + 1] = names
         del self.axes[axis.name]
+        covered = index.mul(count, tile)
         for pieces in self.pieces.values():
-            pieces[:] = _split_pieces(pieces, axis.name, terms, step.tail, index.mul(count, tile))
+            for piece in pieces:
+                if any(name == axis.name for name, _ in piece.terms):
+                    pieces[:] = _split_pieces(pieces, axis.name, terms, step.tail, covered)
+                    break
 
     def _bind(self, step: Bind) -> None:
         axis = self.axis(step.axis, step)
@@ -252,20 +256,25 @@ def fresh_table(facts: Facts) -> AxisTable:
     labels: dict[str, int] = {}
     axes = facts.data + facts.reduced
     for node in axes:
-        labels[node.arg.axis] = labels.get(node.arg.axis, 0) + 1
-    serial = _serial_axes(facts)
+        label = node.arg.axis
+        labels[label] = labels.get(label, 0) + 1
+    serial = _serial_axes(facts) if facts.ordered else {}
     staged = {axis for stage in facts.stages for axis in stage.src[1:]}
+    scanned = facts.scanned
     data = frozenset(facts.data)
-    # A scan's accumulator must outlive the loops inside its own: its axis goes inside the others.
-    for node in sorted(axes, key=lambda axis: (axis in facts.scanned, axis.arg.id)):
-        name = axis_name(node, node not in data, labels[node.arg.axis] == 1)
-        axis = Axis(name, extent_of(node), node not in data, serial=serial.get(node, ""))
-        if node in facts.scanned:
+    order = list(by_id(frozenset(axes)))
+    if scanned:
+        # A scan's accumulator must outlive the loops inside its own: its axis goes inside others.
+        order.sort(key=lambda axis: axis in scanned)
+    for node in order:
+        reduced = node not in data
+        name = axis_name(node, reduced, labels[node.arg.axis] == 1)
+        axis = table.axes[name] = Axis(name, extent_of(node), reduced, "loop", serial.get(node, ""))
+        if node in scanned:
             axis.serial = axis.whole = SCANNED
         if node in staged:
             axis.exact = "a value is staged along the axis"
         table.names[node] = name
-        table.axes[name] = axis
         table.order.append(name)
         table.pieces[name] = [Piece(0, ((name, 1),))]
     return table

@@ -15,19 +15,14 @@ from baregrad.ir import index
 from baregrad.ir.node import Node, rebuild
 from baregrad.ir.op import Ops
 
-_MEMO = "kernel.guarded"
+_BOTH = Ops.GUARD.bit | Ops.REDUCE.bit
 
 
 def push_guards(kernel: Node) -> Node:
     """`kernel` with the values of guarded reductions guarded themselves."""
-    if not (kernel.has(Ops.GUARD) and kernel.has(Ops.REDUCE)):
+    if kernel.mask & _BOTH != _BOTH:
         return kernel
-    found: Node | None = kernel.memo.get(_MEMO)
-    if found is None:
-        found = rebuild(kernel, _visit)
-        if found is not kernel:
-            kernel.memo[_MEMO] = found
-    return found
+    return rebuild(kernel, _visit, enter=lambda node: node.mask & _BOTH == _BOTH)
 
 
 def _visit(node: Node) -> Node | None:

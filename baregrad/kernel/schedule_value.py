@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -120,9 +120,12 @@ class Schedule:
     """Steps in the order in which they are applied."""
 
     steps: tuple[Step, ...] = ()
+    _text: str = field(default="", init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
-        return f"Schedule({', '.join(map(str, self.steps))})"
+        if not self._text:
+            object.__setattr__(self, "_text", f"Schedule({', '.join(map(str, self.steps))})")
+        return self._text
 
     def then(self, *steps: Step) -> Schedule:
         """This schedule followed by more steps."""

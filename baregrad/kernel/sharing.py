@@ -26,13 +26,13 @@ LANES = 8
 
 def prepare(kernel: Node) -> Node:
     """`kernel` as schedules see it: guards pushed into reductions, expensive values shared."""
-    found: Node | None = kernel.memo.get(_MEMO)
-    if found is None:
+    memo = kernel.memo
+    if _MEMO not in memo:
         found = share_values(push_guards(kernel))
-        if found is kernel:
-            return kernel
-        kernel.memo[_MEMO] = found
-    return found
+        # A node that held itself would never be freed.
+        memo[_MEMO] = None if found is kernel else found
+    prepared: Node | None = memo[_MEMO]
+    return kernel if prepared is None else prepared
 
 
 def share_values(kernel: Node) -> Node:

@@ -9,6 +9,7 @@ far as no reduction then reads what the loop is still computing.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from baregrad.base.errors import CompilerBug
@@ -24,9 +25,11 @@ from baregrad.kernel.apply import NOWHERE, filled
 NOTHING = -1
 _BELOW = "kernel.scoped"
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
+# What loops read: expressions without these are the same at both levels.
+_READS = SCOPED | Ops.INDEX.bit | Ops.PROJ.bit
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Block:
     """Statements in order, in the scope of the loops over `axes`."""
 
@@ -34,7 +37,7 @@ class Block:
     items: list[Item] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Item:
     """A statement, or a nest: `key` is the range of a loop or the condition of an IF.
 
@@ -47,7 +50,7 @@ class Item:
     before: list[Node] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Placed:
     """The states of a lowered reduction: how to read them, where they are, and after which item."""
 
@@ -126,22 +129,21 @@ class _Builder:
         last = NOTHING
         for node in scoped_below(roots):
             found = self.placed.get(node)
-            if found is not None and found.block is block:
-                last = max(last, found.position)
+            if found is not None and found.block is block and found.position > last:
+                last = found.position
         return last
 
     def buffer(self, dtype: DType, shape: tuple[int, ...], space: str = "register") -> Node:
         """A fresh private array."""
         self.count += 1
-        name = f"a{self.count}"
-        return Node(Ops.ALLOC, dtype, (), Alloc(self.count, space, shape, name=name))
+        alloc = Alloc(self.count, space, shape, name=f"a{self.count}")
+        return Node(Ops.ALLOC, dtype, (), alloc)
 
     # --- statements -----------------------------------------------------------------------------
 
     def out(self, out: Node, crowded: bool) -> None:
         """The loops and the STORE of one OUT; `crowded`: its writes may meet another's."""
-        axes = by_id(out_axes(out))
-        loops = [axis for axis in axes if not axis.arg.is_tile]
+        loops = looped(by_id(out_axes(out)))
         roots = out.src[1:]
         path = [self.root]
         share = out.arg.monoid is None and not crowded
@@ -175,7 +177,7 @@ class _Builder:
         for node in scoped_below(roots):
             if self.readable(node, path):
                 continue
-            if all(axis in axes or axis.arg.is_tile for axis in node.ranges):
+            if not looped(node._ranges - axes):
                 if node.op is Ops.REDUCE:
                     self.reduction(node, path)
                 elif node.op is Ops.SCAN:
@@ -186,17 +188,17 @@ class _Builder:
     def readable(self, node: Node, path: list[Block]) -> bool:
         """Whether a reduction was placed where the innermost open block can read it."""
         found = self.placed.get(node)
-        return found is not None and any(found.block is block for block in path)
+        return found is not None and found.block in path
 
     def reduction(self, node: Node, path: list[Block]) -> None:
         """Accumulators, loops and the final value of a REDUCE, in the innermost open block."""
         block = path[-1]
         own = by_id({child for child in node.src if child.op is Ops.RANGE})
-        values = tuple(child for child in node.src if child.op is not Ops.RANGE)
+        values = tuple([child for child in node.src if child.op is not Ops.RANGE])
         monoid, values = widened(node.arg.monoid, values)
-        tiles = _places(by_id({axis for axis in node.ranges if axis.arg.is_tile}))
-        lanes = tuple(axis for axis in own if axis.arg.is_tile)
-        loops = [axis for axis in own if not axis.arg.is_tile]
+        tiles = _places(by_id({axis for axis in node._ranges if axis.arg.is_tile}))
+        lanes = tuple([axis for axis in own if axis.arg.is_tile])
+        loops = looped(own)
         self.reductions(values, path)
         places = _places(lanes + tiles)
         accumulators = self.accumulators(monoid, places)
@@ -210,7 +212,7 @@ class _Builder:
         self.open(inner, loops, conditions, values, needs, start)
         update = self.update(monoid, accumulators, values, places)
         inner[-1].items.extend(Item(step) for step in update)
-        loads = tuple(load(buffer, places) for buffer in accumulators)
+        loads = tuple([load(buffer, places) for buffer in accumulators])
         if lanes:
             loads = self.horizontal(monoid, loads, lanes, tiles, block)
         position = len(block.items) - 1 if lanes else nest_position(block, inner, path)
@@ -255,8 +257,8 @@ class _Builder:
 
     def accumulators(self, monoid: Monoid, places: tuple[Node, ...]) -> tuple[Node, ...]:
         """One register array per state."""
-        shape = tuple(int(axis.src[0].arg) for axis in places)
-        return tuple(self.buffer(dtype, shape) for dtype in monoid.states)
+        shape = tuple([int(axis.src[0].arg) for axis in places])
+        return tuple([self.buffer(dtype, shape) for dtype in monoid.states])
 
     def peeled_guards(
         self, monoid: Monoid, values: tuple[Node, ...]
@@ -290,7 +292,7 @@ class _Builder:
         places: tuple[Node, ...],
     ) -> list[Node]:
         """The statements that add one element to the accumulators."""
-        states = tuple(load(buffer, places) for buffer in buffers)
+        states = tuple([load(buffer, places) for buffer in buffers])
         inputs = self.convert(values)
         if monoid.primitive is not None:
             return [store(buffers[0], self.step(monoid, states[0], inputs[0]), places)]
@@ -382,7 +384,7 @@ class _Builder:
         self.reductions((value,), path)
         inner = list(path)
         needs = self.needs((value,), block)
-        loops = [axis for axis in by_id(set(axes)) if not axis.arg.is_tile]
+        loops = looped(by_id(set(axes)))
         self.open(inner, loops, [], (value,), needs, [])
         inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
         self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
@@ -397,13 +399,13 @@ class _Builder:
         monoid, values = widened(reduce.arg.monoid, (reduce.src[0],))
         shape = tuple(int(axis.src[0].arg) for axis in axes)
         buffer = self.buffer(monoid.states[0], shape, "scratch")
-        inner_axes = [axis for axis in by_id(set(axes)) if not axis.arg.is_tile]
+        inner_axes = looped(by_id(set(axes)))
         self.reductions(values, path)
         start = store(buffer, monoid.identity[0], axes)
         for axis in reversed(inner_axes):
             start = Node(Ops.LOOP, dtypes.token, (axis, start))
         conditions, values = self.peeled_guards(monoid, values)
-        loops = [axis for axis in by_id(set(own)) if not axis.arg.is_tile] + inner_axes
+        loops = looped(by_id(set(own))) + inner_axes
         inner = list(path)
         self.open(inner, loops, conditions, values, self.needs(values, block), [start])
         points: list[dict[Node, Node]] = [{}]
@@ -424,34 +426,41 @@ class _Builder:
         # What reads no reduction is the same everywhere; the rest depends on where it is read.
         plain = self.converted
         done = plain if not any(root.mask & SCOPED for root in roots) else dict(plain)
-        for node in toposort(*roots, enter=lambda n: n not in done and n not in self.placed):
-            if node in done:
-                continue
-            done[node] = self.visit(node, done)
-            if not node.mask & SCOPED:
-                plain[node] = done[node]
-        return tuple(done[root] for root in roots)
+        placed = self.placed
+
+        def enter(node: Node) -> bool:
+            return bool(node.mask & _READS) and node not in done and node not in placed
+
+        for node in toposort(*roots, enter=enter):
+            mask = node.mask
+            # Most of what is below a read is arithmetic on positions, which stays as it is.
+            if not mask & _READS:
+                done[node] = node
+            elif node not in done:
+                done[node] = self.visit(node, done)
+                if not mask & SCOPED:
+                    plain[node] = done[node]
+        return tuple([done[root] for root in roots])
 
     def visit(self, node: Node, done: dict[Node, Node]) -> Node:
         """One node whose sources are converted."""
         op = node.op
-        placed = self.placed.get(node)
-        if placed is not None:
+        if op is Ops.INDEX:
+            source, *places = [done[child] for child in node.src]
+            before, after = self.around.get(source, ((), ()))
+            read = Node(Ops.LOAD, source.dtype, (source, *before, *places, *after))
+            return cast(read, node.dtype)
+        if op.bit & SCOPED:
+            placed = self.placed.get(node)
+            if placed is None:
+                raise CompilerBug("a reduction has no place in the loops around it", found=node)
             return placed.parts[0]
-        if op in (Ops.REDUCE, Ops.SCAN, Ops.STAGE):
-            raise CompilerBug("a reduction has no place in the loops around it", found=node)
         if op is Ops.PROJ:
             position: int = node.arg
             return self.placed[node.src[0]].parts[position]
-        if op is Ops.RANGE or not node.src:
-            return node
-        if op is Ops.INDEX:
-            source, *places = (done[child] for child in node.src)
-            before, after = self.around.get(source, ((), ()))
-            return cast(load(source, (*before, *places, *after)), node.dtype)
         for child in node.src:
             if done[child] is not child:
-                return Node(op, node.dtype, tuple(done[c] for c in node.src), node.arg)
+                return Node(op, node.dtype, tuple([done[c] for c in node.src]), node.arg)
         return node
 
 
@@ -483,7 +492,14 @@ def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:
 
 def _places(tiles: tuple[Node, ...]) -> tuple[Node, ...]:
     """Tile axes as the axes of a register array: a vector lies in adjacent elements."""
-    return tuple(sorted(tiles, key=lambda axis: axis.arg.bind == "vector"))
+    if len(tiles) < 2:
+        return tiles
+    return tuple(sorted(tiles, key=lambda axis: bool(axis.arg.bind == "vector")))
+
+
+def looped(axes: Iterable[Node]) -> list[Node]:
+    """The axes that are no tile axes."""
+    return [axis for axis in axes if not axis.arg.is_tile]
 
 
 def load(buffer: Node, places: tuple[Node, ...]) -> Node:
@@ -505,14 +521,15 @@ def _where(condition: Node, factor: Node) -> Node:
 
 def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
     """Every REDUCE, SCAN and STAGE at or below `roots`, sources first; kept on each root."""
+    scoped = [root for root in roots if root.mask & SCOPED]
+    if not scoped:
+        return ()
     found: dict[Node, None] = {}
-    for root in roots:
-        if not root.mask & SCOPED:
-            continue
+    for root in scoped:
         known: tuple[Node, ...] | None = root.memo.get(_BELOW)
         if known is None:
             order = toposort(root, enter=lambda n: bool(n.mask & SCOPED))
-            known = tuple(node for node in order if node.op.bit & SCOPED and node is not root)
+            known = tuple([node for node in order if node.op.bit & SCOPED and node is not root])
             root.memo[_BELOW] = known
         found.update(dict.fromkeys(known))
         if root.op.bit & SCOPED:
