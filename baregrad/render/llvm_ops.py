@@ -61,10 +61,12 @@ def _binary(f: FunctionText, node: Node) -> None:
             spelling = _SIGNED_BINARY[op][kind == "uint"]
     if spelling is None:
         raise CompilerBug("LLVM IR has no such instruction; it was to be lowered", found=node)
-    lanes = lanes_of(node)
+    shape = node.shape
+    lanes = shape[0] if shape else 1
     x, y = node.src
-    a, b = f.use(x, lanes), f.use(y, lanes)
-    f.lines.append(f"  {f.define(node)} = {spelling} {value_type(node)} {a}, {b}")
+    names = f.names
+    a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
+    f.lines.append(f"  {f.define(node)} = {spelling} {type_text(dtype, lanes)} {a}, {b}")
 
 
 _COMPARISONS = MappingProxyType(
@@ -150,8 +152,8 @@ def _intrinsic(f: FunctionText, node: Node) -> None:
         return
     name = f"llvm.{_INTRINSICS[node.op]}.{suffix_text(node.dtype, lanes)}"
     f.declare(name, kinds, *[kinds] * len(operands))
-    arguments = ", ".join(f"{kinds} {operand}" for operand in operands)
-    f.lines.append(f"  {f.define(node)} = call {kinds} @{name}({arguments})")
+    arguments = f", {kinds} ".join(operands)
+    f.lines.append(f"  {f.define(node)} = call {kinds} @{name}({kinds} {arguments})")
 
 
 def _unary(f: FunctionText, node: Node) -> None:
@@ -204,7 +206,7 @@ def _modulo(f: FunctionText, node: Node) -> None:
 def _where(f: FunctionText, node: Node) -> None:
     lanes = lanes_of(node)
     kinds = value_type(node)
-    cond, x, y = (f.use(child, lanes) for child in node.src)
+    cond, x, y = [f.use(child, lanes) for child in node.src]
     mask = type_text(dtypes.bool, lanes)
     f.lines.append(f"  {f.define(node)} = select {mask} {cond}, {kinds} {x}, {kinds} {y}")
 
