@@ -141,13 +141,18 @@ class BlockRegisters:
     certain: bool = False
 
 
+# The place of an instruction, itself, and the registers that it reads.
+_Event = tuple[int, Node, frozenset[Node]]
+
+
 class _Open:
     """A block being scanned: what it wrote, wrote surely, and read before writing it surely."""
 
-    __slots__ = ("begin", "exposed", "killed", "written")
+    __slots__ = ("begin", "exposed", "killed", "loops", "written")
 
-    def __init__(self, begin: int) -> None:
+    def __init__(self, begin: int, loops: bool) -> None:
         self.begin = begin
+        self.loops = loops
         self.written: dict[Node, None] = {}
         self.killed: set[Node] = set()
         self.exposed: set[Node] = set()
@@ -160,20 +165,21 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
     blocks: dict[int, BlockRegisters] = {}
     scanned: dict[int, _Open] = {}
     ends: dict[int, int] = {}
-    events: list[int] = []
-    stack = [_Open(-1)]
+    events: list[_Event] = []
+    stack = [_Open(-1, False)]
     for place, node in enumerate(code):
         op = node.op
         control = op.bit & _CONTROL
         if not control and known.isdisjoint(node.src):
             continue
-        events.append(place)
-        for child in node.src[1:] if op is Ops.SET else node.src:
-            if child.op is Ops.REG:
-                for block in reversed(stack):
-                    if child in block.killed:
-                        break
-                    block.exposed.add(child)
+        reads = known.intersection(node.src[1:] if op is Ops.SET else node.src)
+        events.append((place, node, reads))
+        for register in reads:
+            for block in reversed(stack):
+                # What is exposed here was already told to the blocks around.
+                if register in block.killed or register in block.exposed:
+                    break
+                block.exposed.add(register)
         if op is Ops.SET:
             register = node.src[0]
             stack[-1].killed.add(register)
@@ -190,9 +196,9 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
             certain = op is Ops.BEGIN and len(node.src) == 2
             certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
             blocks[place] = BlockRegisters((), (), certain and low.arg < high.arg)
-            stack.append(_Open(place))
+            stack.append(_Open(place, op is Ops.BEGIN))
     if known:
-        _find_merges(code, events, blocks, scanned, ends)
+        _find_merges(events, blocks, scanned, ends)
     return blocks
 
 
@@ -200,8 +206,7 @@ _CONTROL = Ops.BEGIN.bit | Ops.TEST.bit | Ops.END.bit
 
 
 def _find_merges(
-    code: tuple[Node, ...],
-    events: list[int],
+    events: list[_Event],
     blocks: dict[int, BlockRegisters],
     scanned: dict[int, _Open],
     ends: dict[int, int],
@@ -209,15 +214,14 @@ def _find_merges(
     """Go backwards with the registers that will be read, and fill in `carried` and `merged`."""
     live: set[Node] = set()
     after: list[set[Node]] = []
-    for place in reversed(events):
-        node = code[place]
+    for place, node, reads in reversed(events):
         op = node.op
         if op is Ops.END:
             begin = ends[place]
             found = scanned[begin]
             block = blocks[begin]
             block.merged = tuple([r for r in found.written if r in live])
-            if code[begin].op is Ops.BEGIN:
+            if found.loops:
                 block.carried = tuple([r for r in found.written if r in found.exposed])
             after.append(live)
             live = live | found.exposed
@@ -228,6 +232,4 @@ def _find_merges(
                 live = live | outside
         if op is Ops.SET:
             live.discard(node.src[0])
-        for child in node.src[1:] if op is Ops.SET else node.src:
-            if child.op is Ops.REG:
-                live.add(child)
+        live.update(reads)

@@ -159,11 +159,11 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f"<{lanes} x i32> <{order}>"
         )
         return
-    addresses = [where]
+    addresses = [where, *[f.fresh() for _ in range(1, lanes)]]
     for lane in range(1, lanes):
-        address = f.fresh()
-        addresses.append(address)
-        f.lines.append(f"  {address} = getelementptr {element}, ptr {where}, i64 {stride * lane}")
+        f.lines.append(
+            f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
+        )
     _collect(f, node, addresses)
 
 
@@ -177,12 +177,15 @@ def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
     total = "poison"
     for lane, address in enumerate(addresses):
         if mask is None:
-            found = fresh()
-            add(f"  {found} = load {element}, ptr {address}{ending}")
+            found, after = fresh(), fresh()
+            add(
+                f"  {found} = load {element}, ptr {address}{ending}\n"
+                f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}"
+            )
         else:
             found = _guarded_load(f, node.dtype, address, _lane(f, mask, lane), constant)
-        after = fresh()
-        add(f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}")
+            after = fresh()
+            add(f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}")
         total = after
     f.names[node] = total
 
@@ -214,9 +217,10 @@ def _spread(f: FunctionText, node: Node, where: str, operand: str) -> None:
     access, dtype = node.arg, node.src[0].dtype
     element, kinds = type_text(dtype), type_text(dtype, access.width)
     stride, align = access.stride, access.align
+    add, fresh = f.lines.append, f.fresh
     for lane in range(access.width):
-        one, address = f.fresh(), f.fresh()
-        f.lines.append(
+        one, address = fresh(), fresh()
+        add(
             f"  {one} = extractelement {kinds} {operand}, i64 {lane}\n"
             f"  {address} = getelementptr {element}, ptr {where}, i64 {stride * lane}\n"
             f"  store {element} {one}, ptr {address}, align {align}"

@@ -66,7 +66,8 @@ def _binary(f: FunctionText, node: Node) -> None:
     x, y = node.src
     names = f.names
     a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
-    f.lines.append(f"  {f.define(node)} = {spelling} {type_text(dtype, lanes)} {a}, {b}")
+    name = names[node] = f.fresh()
+    f.lines.append(f"  {name} = {spelling} {type_text(dtype, lanes)} {a}, {b}")
 
 
 _COMPARISONS = MappingProxyType(
@@ -141,7 +142,8 @@ _INTRINSICS = MappingProxyType(
 def _intrinsic(f: FunctionText, node: Node) -> None:
     lanes = lanes_of(node)
     kinds = value_type(node)
-    operands = [f.use(child, lanes) for child in node.src]
+    names = f.names
+    operands = [names.get(child) or f.use(child, lanes) for child in node.src]
     if node.dtype.kind != "float":
         if node.op is Ops.FMA:
             product = f.fresh()
