@@ -17,7 +17,7 @@ from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
-from baregrad.kernel.linearise_access import Address, Memory
+from baregrad.kernel.linearise_access import Address, Memory, access_of
 from baregrad.kernel.linearise_scopes import END, ZERO
 from baregrad.kernel.linearise_values import Values
 
@@ -178,7 +178,7 @@ def _store_at(
     monoid: Monoid | None = node.arg
     offset, at = place
     lanes = values.memory.addresses[node].width if stride else 1
-    access = values.access(lanes, stride or 1, at, buffer.dtype.itemsize)
+    access = access_of(lanes, stride or 1, at, buffer.dtype.itemsize)
     test = mask is not None and lanes == 1
     if test:
         assert mask is not None

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir import index
+from baregrad.ir.attrs import Access, Reg
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Ops
 
 Terms = tuple[tuple[Node, int], ...]
+# Kernels have the same few attributes over and over: finding one costs less than making it.
+access_of = lru_cache(1 << 12)(Access)
+register_of = lru_cache(1 << 10)(Reg)
 
 
 class Address:

@@ -12,6 +12,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Alloc
 from baregrad.ir.node import Node, const, toposort
 from baregrad.ir.op import Ops
+from baregrad.kernel.linearise_access import access_of
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _by_lane(values: Values, group: list[Node], mask: Node, inputs: list[Node]) 
     for key, alloc in zip(keys, kept[1:], strict=True):
         scopes.memo[key] = _lane(values, alloc, counter)
     for guard, alloc in zip(group, results, strict=True):
-        access = values.access(1, 1, 0, guard.dtype.itemsize)
+        access = access_of(1, 1, 0, guard.dtype.itemsize)
         src = (alloc, counter, values.value(guard.src[1]))
         scopes.append(Node(Ops.VSTORE, dtypes.token, src, access))
     for _ in range(3):
@@ -136,7 +137,7 @@ def _by_lane(values: Values, group: list[Node], mask: Node, inputs: list[Node]) 
     floor = len(scopes.stack) - 1 if lasts else MOMENT
     found = []
     for alloc in results:
-        access = values.access(lanes, 1, 0, alloc.dtype.itemsize)
+        access = access_of(lanes, 1, 0, alloc.dtype.itemsize)
         found.append(scopes.emit(Ops.VLOAD, alloc.dtype, (alloc, ZERO), access, floor))
     return found
 
@@ -145,13 +146,13 @@ def _spilled(values: Values, vector: Node, lanes: int) -> Node:
     """Private memory that holds a vector's lanes."""
     where = Alloc(SPARE_ID + values.spare(), "register", (lanes,))
     alloc = Node(Ops.ALLOC, vector.dtype, (), where)
-    access = values.access(lanes, 1, 0, vector.dtype.itemsize)
+    access = access_of(lanes, 1, 0, vector.dtype.itemsize)
     values.scopes.append(Node(Ops.VSTORE, dtypes.token, (alloc, ZERO, vector), access))
     return alloc
 
 
 def _lane(values: Values, alloc: Node, counter: Node) -> Node:
     """The lane that a loop has come to."""
-    access = values.access(1, 1, 0, alloc.dtype.itemsize)
+    access = access_of(1, 1, 0, alloc.dtype.itemsize)
     floor = len(values.scopes.stack) - 1
     return values.scopes.emit(Ops.VLOAD, alloc.dtype, (alloc, counter), access, floor)

@@ -130,11 +130,11 @@ class Scopes:
             self.momentary.append(node)
             self.innermost.code.append(node)
         else:
-            if place < len(self.stack) - 1 and node in self.emitted:
+            scope = self.stack[place]
+            if scope is not self.innermost and node in self.emitted:
                 for inner in self.stack[place + 1 :]:
                     if node in inner.code:
                         inner.code = [other for other in inner.code if other is not node]
-            scope = self.stack[place]
             scope.values.append(node)
             scope.code.append(node)
         self.emitted.add(node)

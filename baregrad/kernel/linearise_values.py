@@ -10,13 +10,18 @@ from typing import Any, NamedTuple
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.attrs import Access, Reg
 from baregrad.ir.bounds import bounds
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, const, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.kernel.divide import divide_index, fold_integers
-from baregrad.kernel.linearise_access import Address, Memory, lanes_of
+from baregrad.kernel.linearise_access import (
+    Address,
+    Memory,
+    access_of,
+    lanes_of,
+    register_of,
+)
 from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, lazy
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes
 
@@ -65,7 +70,7 @@ class Values:
         self._axes: dict[frozenset[Node], tuple[Node, ...]] = {}
         self._lanes: dict[frozenset[Node], int] = {}
         self._wheres: dict[tuple[Node, ...], Where] = {(): None}
-        self._accesses: dict[tuple[Any, ...], Access] = {}
+        self._numbers: dict[int, Node] = {}
         self._spares = 0
         self._points: dict[Any, list[dict[Node, int]]] = {}
 
@@ -127,10 +132,14 @@ class Values:
     def _plan(self, root: Node) -> Plan:
         """The steps that evaluate an expression."""
         shared = self.shared
-        order = toposort(
-            root, enter=lambda node: is_transparent(node) and (node is root or node not in shared)
-        )
-        self._share(order)
+        if shared:
+            order = toposort(
+                root, enter=lambda n: is_transparent(n) and (n is root or n not in shared)
+            )
+        else:
+            order = toposort(root, enter=is_transparent)
+        if root.mask & Ops.GUARD.bit:
+            self._share(order)
         own = self.axes_of(root.ranges)
         leaves = [node for node in order if node.op.bit & _LEAVES]
         places = {node: place for place, node in enumerate(leaves)}
@@ -194,13 +203,6 @@ class Values:
             lanes = self._lanes[ranges] = lanes_of(found[0]) if found else 1
         return lanes
 
-    def access(self, *fields: Any) -> Access:
-        """An Access, made once."""
-        found = self._accesses.get(fields)
-        if found is None:
-            found = self._accesses[fields] = Access(*fields)
-        return found
-
     def points(self, axes: tuple[Node, ...]) -> list[dict[Node, int]]:
         """Every point of some unrolled ranges, from the current one, the first varying slowest."""
         if not axes:
@@ -217,12 +219,6 @@ class Values:
 
     # --- pieces ---------------------------------------------------------------------------------
 
-    def splat(self, value: Node, lanes: int) -> Node:
-        """`value` in every lane; constants stay as they are, an instruction takes them anywhere."""
-        if lanes == 1 or value.shape or value.op is Ops.CONST:
-            return value
-        return self.scopes.emit(Ops.SPLAT, value.dtype, (value,), lanes)
-
     def vector(self, value: Node, lanes: int) -> Node:
         """`value` as a vector of `lanes`, constants too."""
         if lanes == 1 or value.shape:
@@ -236,6 +232,13 @@ class Values:
         if value.op is Ops.CONST:
             return const(value.arg, dtype)
         return self.scopes.emit(Ops.CAST, dtype, (value,))
+
+    def number(self, value: int) -> Node:
+        """A constant offset."""
+        found = self._numbers.get(value)
+        if found is None:
+            found = self._numbers[value] = const(value, dtypes.int64)
+        return found
 
     def apply(self, op: Op, dtype: DType, *operands: Node) -> Node:
         """The value of an elementwise op on linear values, scalars brought to all lanes."""
@@ -261,7 +264,12 @@ class Values:
                 place = at
         if scalars:
             if lanes:
-                operands = [self.splat(operand, lanes) for operand in operands]
+                operands = [
+                    operand
+                    if operand.shape or operand.op is _CONST
+                    else scopes.emit(Ops.SPLAT, operand.dtype, (operand,), lanes)
+                    for operand in operands
+                ]
         elif not lanes and dtype.kind != "float":
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
@@ -281,7 +289,7 @@ class Values:
 
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""
-        found = Node(Ops.REG, dtype, (), Reg(len(self._registers), width))
+        found = Node(Ops.REG, dtype, (), register_of(len(self._registers), width))
         self._registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
@@ -297,12 +305,12 @@ class Values:
         """The offset of an access without its lanes: a scalar, and a constant to be added."""
         total = ZERO
         if address.fixed:
-            # No node and no pair with one: a number is a key of its own kind.
-            key = address.group
-            total = self.scopes.memo.get(key)
-            if total is None:
-                total = self._sum(address.fixed)
-                self.scopes.remember(key, total)
+            # Other keys are nodes and pairs: a number is a key of its own kind.
+            known = self.scopes.memo.get(address.group)
+            if known is None:
+                known = self._sum(address.fixed)
+                self.scopes.remember(address.group, known)
+            total = known
         constant = address.at(self.point)
         for atom, scale in address.points:
             term = self.scaled(self.value(atom), scale)
@@ -330,12 +338,12 @@ class Values:
         """An offset times a constant."""
         if scale == 1:
             return value
-        return self.apply(Ops.MUL, dtypes.int64, value, const(scale, dtypes.int64))
+        return self.compute(Ops.MUL, dtypes.int64, (value, self.number(scale)))
 
     def lane_offsets(self, address: Address) -> Node:
         """The offset of each lane of a gather or scatter, its constant included."""
         scalar, constant = self.offset(address)
-        total = self.apply(Ops.ADD, dtypes.int64, scalar, const(constant, dtypes.int64))
+        total = self.apply(Ops.ADD, dtypes.int64, scalar, self.number(constant))
         parts = list(address.lanes)
         if address.vector is not None and address.stride:
             parts.append((address.vector, address.stride))
@@ -385,7 +393,7 @@ class Values:
             scalar, at, stride = self.vector(self.lane_offsets(address), lanes), 0, 1
         else:
             scalar, at = self.offset(address)
-        access = self.access(lanes, stride, at, dtype.itemsize, constant)
+        access = access_of(lanes, stride, at, dtype.itemsize, constant)
         src: Parts = (buffer, scalar)
         if mask is not None:
             src += (self.vector(mask, lanes),)
@@ -449,7 +457,7 @@ def _picker(places: list[int]) -> Callable[[list[Any]], Operands]:
 
 
 def _const(values: Values, node: Node, operands: Operands) -> Node:
-    return const(node.arg, dtypes.int64) if node.dtype is dtypes.index else node
+    return values.number(node.arg) if node.dtype is dtypes.index else node
 
 
 def _var(values: Values, node: Node, operands: Operands) -> Node:
@@ -460,7 +468,7 @@ def _range(values: Values, node: Node, operands: Operands) -> Node:
     if not node.arg.is_tile:
         return values.counters[node]
     if node.arg.bind != "vector":
-        return const(values.point[node], dtypes.int64)
+        return values.number(values.point[node])
     lanes = lanes_of(node)
     if lanes == 1:
         return ZERO

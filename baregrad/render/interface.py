@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from baregrad.base.bits import prod, round_up
@@ -66,18 +67,15 @@ def signature(program: Node, variables: Sequence[str] | None = None) -> Signatur
     scratch: dict[Node, int] = {}
     stack: list[Node] = []
     nbytes = 0
-    seen: set[Node] = set()
-    for instruction in program.src:
-        for node in instruction.src:
-            if node in seen or not node.op.bit & _LEAVES:
-                continue
-            seen.add(node)
-            if node.op is Ops.PARAM:
-                params[node.arg.slot] = node
-            elif node.op is Ops.VAR:
-                if not node.arg.name.startswith("."):
-                    used.add(node.arg.name)
-            elif node.arg.space == "register":
+    for node in _leaves(program):
+        op = node.op
+        if op is Ops.PARAM:
+            params[node.arg.slot] = node
+        elif op is Ops.VAR:
+            if not node.arg.name.startswith("."):
+                used.add(node.arg.name)
+        elif op is Ops.ALLOC:
+            if node.arg.space == "register":
                 stack.append(node)
             else:
                 scratch[node] = nbytes
@@ -87,7 +85,17 @@ def signature(program: Node, variables: Sequence[str] | None = None) -> Signatur
     return Signature(entry_name(program), ordered, names, scratch, nbytes, tuple(stack))
 
 
-_LEAVES = Ops.PARAM.bit | Ops.VAR.bit | Ops.ALLOC.bit
+_LEAVES = Ops.PARAM.bit | Ops.VAR.bit | Ops.ALLOC.bit | Ops.REG.bit
+
+
+def _leaves(program: Node) -> list[Node]:
+    """What the instructions of a PROGRAM refer to and no instruction makes, in order of use."""
+    memo = program.memo
+    found: list[Node] | None = memo.get("leaves")
+    if found is None:
+        operands = dict.fromkeys(chain.from_iterable([node.src for node in program.src]))
+        found = memo["leaves"] = [node for node in operands if node.op.bit & _LEAVES]
+    return found
 
 
 def scratch_nbytes(program: Node) -> int:
@@ -133,13 +141,18 @@ class BlockRegisters:
     certain: bool = False
 
 
+# The place of an instruction, itself, and the registers that it reads.
+_Event = tuple[int, Node, frozenset[Node]]
+
+
 class _Open:
     """A block being scanned: what it wrote, wrote surely, and read before writing it surely."""
 
-    __slots__ = ("begin", "exposed", "killed", "written")
+    __slots__ = ("begin", "exposed", "killed", "loops", "written")
 
-    def __init__(self, begin: int) -> None:
+    def __init__(self, begin: int, loops: bool) -> None:
         self.begin = begin
+        self.loops = loops
         self.written: dict[Node, None] = {}
         self.killed: set[Node] = set()
         self.exposed: set[Node] = set()
@@ -148,49 +161,52 @@ class _Open:
 def block_registers(program: Node) -> dict[int, BlockRegisters]:
     """For the place of every BEGIN and TEST, what its block does to registers."""
     code = program.src
+    known = frozenset([node for node in _leaves(program) if node.op is Ops.REG])
     blocks: dict[int, BlockRegisters] = {}
     scanned: dict[int, _Open] = {}
     ends: dict[int, int] = {}
-    events: list[int] = []
-    stack = [_Open(-1)]
+    events: list[_Event] = []
+    stack = [_Open(-1, False)]
     for place, node in enumerate(code):
         op = node.op
-        touched = op is Ops.SET
-        for child in node.src[1:] if touched else node.src:
-            if child.op is Ops.REG:
-                touched = True
-                for block in reversed(stack):
-                    if child in block.killed:
-                        break
-                    block.exposed.add(child)
+        control = op.bit & _CONTROL
+        if not control and known.isdisjoint(node.src):
+            continue
+        reads = known.intersection(node.src[1:] if op is Ops.SET else node.src)
+        events.append((place, node, reads))
+        for register in reads:
+            for block in reversed(stack):
+                # What is exposed here was already told to the blocks around.
+                if register in block.killed or register in block.exposed:
+                    break
+                block.exposed.add(register)
         if op is Ops.SET:
             register = node.src[0]
             stack[-1].killed.add(register)
             stack[-1].written[register] = None
-        elif op is Ops.BEGIN or op is Ops.TEST:
-            touched = True
-            low, high = node.src[0], node.src[-1]
-            certain = op is Ops.BEGIN and len(node.src) == 2
-            certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
-            blocks[place] = BlockRegisters(certain=certain and low.arg < high.arg)
-            stack.append(_Open(place))
         elif op is Ops.END:
-            touched = True
             closed = stack.pop()
             scanned[closed.begin] = closed
             ends[place] = closed.begin
             stack[-1].written.update(closed.written)
             if blocks[closed.begin].certain:
                 stack[-1].killed |= closed.killed
-        if touched:
-            events.append(place)
-    _find_merges(code, events, blocks, scanned, ends)
+        elif control:
+            low, high = node.src[0], node.src[-1]
+            certain = op is Ops.BEGIN and len(node.src) == 2
+            certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
+            blocks[place] = BlockRegisters((), (), certain and low.arg < high.arg)
+            stack.append(_Open(place, op is Ops.BEGIN))
+    if known:
+        _find_merges(events, blocks, scanned, ends)
     return blocks
 
 
+_CONTROL = Ops.BEGIN.bit | Ops.TEST.bit | Ops.END.bit
+
+
 def _find_merges(
-    code: tuple[Node, ...],
-    events: list[int],
+    events: list[_Event],
     blocks: dict[int, BlockRegisters],
     scanned: dict[int, _Open],
     ends: dict[int, int],
@@ -198,16 +214,15 @@ def _find_merges(
     """Go backwards with the registers that will be read, and fill in `carried` and `merged`."""
     live: set[Node] = set()
     after: list[set[Node]] = []
-    for place in reversed(events):
-        node = code[place]
+    for place, node, reads in reversed(events):
         op = node.op
         if op is Ops.END:
             begin = ends[place]
             found = scanned[begin]
             block = blocks[begin]
-            block.merged = tuple(r for r in found.written if r in live)
-            if code[begin].op is Ops.BEGIN:
-                block.carried = tuple(r for r in found.written if r in found.exposed)
+            block.merged = tuple([r for r in found.written if r in live])
+            if found.loops:
+                block.carried = tuple([r for r in found.written if r in found.exposed])
             after.append(live)
             live = live | found.exposed
             continue
@@ -217,6 +232,4 @@ def _find_merges(
                 live = live | outside
         if op is Ops.SET:
             live.discard(node.src[0])
-            live.update(child for child in node.src[1:] if child.op is Ops.REG)
-        else:
-            live.update(child for child in node.src if child.op is Ops.REG)
+        live.update(reads)

@@ -11,6 +11,7 @@ from baregrad.render.llvm_text import FunctionText, Rule
 from baregrad.render.llvm_types import (
     constant_text,
     lanes_of,
+    order_text,
     suffix_text,
     type_text,
     value_type,
@@ -41,11 +42,10 @@ def _part(f: FunctionText, node: Node) -> None:
     first, count = node.arg
     (x,) = node.src
     kinds = value_type(x)
-    order = ", ".join(f"i32 {lane}" for lane in range(first, first + count))
     operand = f.use(x, lanes_of(x))
+    order = order_text(first, count)
     f.lines.append(
-        f"  {f.define(node)} = shufflevector {kinds} {operand}, {kinds} poison, "
-        f"<{count} x i32> <{order}>"
+        f"  {f.define(node)} = shufflevector {kinds} {operand}, {kinds} poison, {order}"
     )
 
 
@@ -69,7 +69,8 @@ def _read(f: FunctionText, node: Node) -> None:
 
 def _set(f: FunctionText, node: Node) -> None:
     register, value = node.src
-    f.names[register] = f.use(value, lanes_of(register))
+    names = f.names
+    names[register] = names.get(value) or f.use(value, lanes_of(register))
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -136,9 +137,9 @@ def _lane(f: FunctionText, vector: Node, lane: int) -> str:
 def _gather(f: FunctionText, node: Node, offsets: list[str], at: int) -> None:
     element = type_text(node.dtype)
     addresses = []
+    base = f.names[node.src[0]]
     for offset in offsets:
         address = f.fresh()
-        base = f.names[node.src[0]]
         f.lines.append(f"  {address} = getelementptr {element}, ptr {base}, i64 {offset}")
         addresses.append(address)
     _collect(f, node, addresses)
@@ -158,11 +159,11 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f"<{lanes} x i32> <{order}>"
         )
         return
-    addresses = [where]
+    addresses = [where, *[f.fresh() for _ in range(1, lanes)]]
     for lane in range(1, lanes):
-        address = f.fresh()
-        f.lines.append(f"  {address} = getelementptr {element}, ptr {where}, i64 {stride * lane}")
-        addresses.append(address)
+        f.lines.append(
+            f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
+        )
     _collect(f, node, addresses)
 
 
@@ -171,19 +172,20 @@ def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
     element, kinds = type_text(node.dtype), value_type(node)
     constant = ", !invariant.load !0" if node.arg.constant else ""
     mask = node.src[2] if len(node.src) > 2 else None
+    add, fresh = f.lines.append, f.fresh
+    ending = f", align {node.arg.align}{constant}"
     total = "poison"
     for lane, address in enumerate(addresses):
         if mask is None:
-            found = f.fresh()
-            f.lines.append(
-                f"  {found} = load {element}, ptr {address}, align {node.arg.align}{constant}"
+            found, after = fresh(), fresh()
+            add(
+                f"  {found} = load {element}, ptr {address}{ending}\n"
+                f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}"
             )
         else:
             found = _guarded_load(f, node.dtype, address, _lane(f, mask, lane), constant)
-        after = f.fresh()
-        f.lines.append(
-            f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}"
-        )
+            after = fresh()
+            add(f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}")
         total = after
     f.names[node] = total
 
@@ -214,12 +216,15 @@ def _spread(f: FunctionText, node: Node, where: str, operand: str) -> None:
     """One store per lane, a constant number of elements apart."""
     access, dtype = node.arg, node.src[0].dtype
     element, kinds = type_text(dtype), type_text(dtype, access.width)
+    stride, align = access.stride, access.align
+    add, fresh = f.lines.append, f.fresh
     for lane in range(access.width):
-        one, address = f.fresh(), f.fresh()
-        step = access.stride * lane
-        f.lines.append(f"  {one} = extractelement {kinds} {operand}, i64 {lane}")
-        f.lines.append(f"  {address} = getelementptr {element}, ptr {where}, i64 {step}")
-        f.lines.append(f"  store {element} {one}, ptr {address}, align {access.align}")
+        one, address = fresh(), fresh()
+        add(
+            f"  {one} = extractelement {kinds} {operand}, i64 {lane}\n"
+            f"  {address} = getelementptr {element}, ptr {where}, i64 {stride * lane}\n"
+            f"  store {element} {one}, ptr {address}, align {align}"
+        )
 
 
 MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(

@@ -61,10 +61,13 @@ def _binary(f: FunctionText, node: Node) -> None:
             spelling = _SIGNED_BINARY[op][kind == "uint"]
     if spelling is None:
         raise CompilerBug("LLVM IR has no such instruction; it was to be lowered", found=node)
-    lanes = lanes_of(node)
+    shape = node.shape
+    lanes = shape[0] if shape else 1
     x, y = node.src
-    a, b = f.use(x, lanes), f.use(y, lanes)
-    f.lines.append(f"  {f.define(node)} = {spelling} {value_type(node)} {a}, {b}")
+    names = f.names
+    a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
+    name = names[node] = f.fresh()
+    f.lines.append(f"  {name} = {spelling} {type_text(dtype, lanes)} {a}, {b}")
 
 
 _COMPARISONS = MappingProxyType(
@@ -139,7 +142,8 @@ _INTRINSICS = MappingProxyType(
 def _intrinsic(f: FunctionText, node: Node) -> None:
     lanes = lanes_of(node)
     kinds = value_type(node)
-    operands = [f.use(child, lanes) for child in node.src]
+    names = f.names
+    operands = [names.get(child) or f.use(child, lanes) for child in node.src]
     if node.dtype.kind != "float":
         if node.op is Ops.FMA:
             product = f.fresh()
@@ -150,8 +154,8 @@ def _intrinsic(f: FunctionText, node: Node) -> None:
         return
     name = f"llvm.{_INTRINSICS[node.op]}.{suffix_text(node.dtype, lanes)}"
     f.declare(name, kinds, *[kinds] * len(operands))
-    arguments = ", ".join(f"{kinds} {operand}" for operand in operands)
-    f.lines.append(f"  {f.define(node)} = call {kinds} @{name}({arguments})")
+    arguments = f", {kinds} ".join(operands)
+    f.lines.append(f"  {f.define(node)} = call {kinds} @{name}({kinds} {arguments})")
 
 
 def _unary(f: FunctionText, node: Node) -> None:
@@ -204,7 +208,7 @@ def _modulo(f: FunctionText, node: Node) -> None:
 def _where(f: FunctionText, node: Node) -> None:
     lanes = lanes_of(node)
     kinds = value_type(node)
-    cond, x, y = (f.use(child, lanes) for child in node.src)
+    cond, x, y = [f.use(child, lanes) for child in node.src]
     mask = type_text(dtypes.bool, lanes)
     f.lines.append(f"  {f.define(node)} = select {mask} {cond}, {kinds} {x}, {kinds} {y}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain, count
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType
@@ -11,6 +12,10 @@ from baregrad.ir.op import Ops
 from baregrad.render.interface import BlockRegisters, alloc_nbytes, block_registers, signature
 from baregrad.render.llvm_types import constant_text, type_text
 from baregrad.target.cpu import CpuTarget
+
+# As many names as most functions need, spelled once.
+_SPELLED = 1 << 10
+_NAMES = tuple([f"%v{number}" for number in range(1, _SPELLED)])
 
 
 class Block:
@@ -40,7 +45,8 @@ class FunctionText:
         self.signature = signature(program, variables)
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
-        self.count = 0
+        # Gives a fresh name for an intermediate value.
+        self.fresh = chain(_NAMES, map("%%v%d".__mod__, count(_SPELLED))).__next__
         self.label = "entry"
         self.labels = 0
         self.blocks: list[Block] = []
@@ -72,14 +78,8 @@ class FunctionText:
 
     def define(self, node: Node) -> str:
         """A fresh name for a node's value."""
-        self.count += 1
-        name = self.names[node] = f"%v{self.count}"
+        name = self.names[node] = self.fresh()
         return name
-
-    def fresh(self) -> str:
-        """A fresh name for an intermediate value."""
-        self.count += 1
-        return f"%v{self.count}"
 
     def use(self, node: Node, lanes: int = 1) -> str:
         """The operand text of a value; a constant is spelled for that many lanes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import lru_cache
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes
@@ -29,6 +30,7 @@ _ELEMENTS: MappingProxyType[DType, tuple[str, str]] = MappingProxyType(
 )
 
 
+@lru_cache(1 << 10)
 def type_text(dtype: DType, lanes: int = 1) -> str:
     """LLVM's type of a scalar or vector."""
     element = _ELEMENTS[dtype][0]
@@ -38,8 +40,14 @@ def type_text(dtype: DType, lanes: int = 1) -> str:
 def value_type(node: Node) -> str:
     """LLVM's type of a linear value."""
     shape = node.shape
-    element = _ELEMENTS[node.dtype][0]
-    return f"<{shape[0]} x {element}>" if shape else element
+    return type_text(node.dtype, shape[0]) if shape else _ELEMENTS[node.dtype][0]
+
+
+@lru_cache(1 << 10)
+def order_text(first: int, count: int) -> str:
+    """The constant lanes first, first + 1, ... that a `shufflevector` takes."""
+    lanes = ", ".join([f"i32 {lane}" for lane in range(first, first + count)])
+    return f"<{count} x i32> <{lanes}>"
 
 
 def suffix_text(dtype: DType, lanes: int) -> str:
