@@ -1,0 +1,1 @@
+"""NVIDIA GPUs through their kernel driver alone: no CUDA driver or runtime library."""
