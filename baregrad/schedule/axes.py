@@ -8,6 +8,7 @@ order of their first use, so that equal kernels are one node.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,6 +21,8 @@ from baregrad.ir.op import Ops
 from baregrad.schedule.pairing import shared_axes
 
 _DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit
+# Where axes are put in place of others, these may come in another order or have other digits.
+_REORDERED = _DIVISIONS | Ops.AND.bit
 MOST_AXES = 12
 
 
@@ -41,10 +44,11 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
     if divided:
         root, nodes = _flatten_views(root, nodes)
     shared = shared_axes(nodes) if root.mask & Ops.REDUCE.bit else {}
-    if shared:
+    if shared and root.mask & _REORDERED:
         root = _replace_axes(root, dict(shared), {})
         nodes = toposort(root)
-    axes, count = _ordered_axes(root.src, nodes)
+        shared = {}
+    axes, count = _ordered_axes(root.src, nodes, shared)
     cuts = _cuts(nodes) if divided else {}
     sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
     while cuts and sum(map(len, sizes)) > MOST_AXES:
@@ -52,10 +56,10 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
         sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
     data = [size for one in sizes[:count] for size in one]
     reduced = [size for one in sizes[count:] for size in one]
-    if len(data) + len(reduced) == len(axes):
+    if len(data) + len(reduced) == len(axes) and not shared:
         if all(axis.arg.id == number for number, axis in enumerate(axes)):
             return Settled(root.src, _params(nodes), data, reduced)
-    root = _renumber(root, axes, sizes)
+    root = _renumber(root, axes, sizes, shared)
     reading = toposort(root, enter=lambda node: bool(node.mask & Ops.PARAM.bit))
     return Settled(root.src, _params(reading), data, reduced)
 
@@ -65,8 +69,13 @@ def _params(nodes: list[Node]) -> dict[int, Node]:
     return {node.arg.slot: node for node in nodes if node.op is Ops.PARAM}
 
 
-def _renumber(root: Node, axes: list[Node], sizes: list[list[Dim]]) -> Node:
-    """`root` with each axis replaced by its digits, numbered in order."""
+def _renumber(
+    root: Node, axes: list[Node], sizes: list[list[Dim]], shared: Mapping[Node, Node]
+) -> Node:
+    """`root` with each axis replaced by its digits, numbered in order.
+
+    shared: other axes that become what one of `axes` does; none of them has several digits.
+    """
     digits: dict[Node, tuple[Node, ...]] = {}
     mapping: dict[Node, Node] = {}
     number = 0
@@ -80,6 +89,8 @@ def _renumber(root: Node, axes: list[Node], sizes: list[list[Dim]]) -> Node:
             value = index.add(index.mul(value, size), digit)
         digits[axis] = tuple(made)
         mapping[axis] = index.as_node(value)
+    for axis, other in shared.items():
+        mapping[axis] = mapping[other]
     return _replace_axes(root, mapping, digits)
 
 
@@ -102,8 +113,13 @@ def _replace_axes(
     return rebuild(root, visit, memo=dict(mapping), enter=lambda node: bool(node.mask & bit))
 
 
-def _ordered_axes(outs: tuple[Node, ...], nodes: list[Node]) -> tuple[list[Node], int]:
-    """Output axes by number, then reduced ones by first use; and how many of the former."""
+def _ordered_axes(
+    outs: tuple[Node, ...], nodes: list[Node], shared: Mapping[Node, Node]
+) -> tuple[list[Node], int]:
+    """Output axes by number, then reduced ones by first use; and how many of the former.
+
+    shared: axes that are to be another's, and so are not listed.
+    """
     free: set[Node] = set()
     for out in outs:
         for child in out.src[1:]:
@@ -112,7 +128,8 @@ def _ordered_axes(outs: tuple[Node, ...], nodes: list[Node]) -> tuple[list[Node]
     count = len(ordered)
     for node in nodes if any(out.mask & Ops.REDUCE.bit for out in outs) else ():
         if node.op is Ops.REDUCE:
-            for axis in node.src[node.arg.monoid.arity :]:
+            for own in node.src[node.arg.monoid.arity :]:
+                axis = shared.get(own, own)
                 if axis not in free:
                     free.add(axis)
                     ordered.append(axis)
