@@ -242,5 +242,5 @@ def replace_inside(expression: Node, exprs: dict[Node, Node]) -> Node:
         return index.resimplify(node)
 
     return rebuild(
-        expression, visit, memo=dict(exprs), enter=lambda node: bool(node.mask & Ops.INDEX.bit)
+        expression, visit, memo=dict(exprs), enter=lambda node: node.mask & Ops.INDEX.bit != 0
     )

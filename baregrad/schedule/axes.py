@@ -60,7 +60,7 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
         if all(axis.arg.id == number for number, axis in enumerate(axes)):
             return Settled(root.src, _params(nodes), data, reduced)
     root = _renumber(root, axes, sizes, shared)
-    reading = toposort(root, enter=lambda node: bool(node.mask & Ops.PARAM.bit))
+    reading = toposort(root, enter=lambda node: node.mask & Ops.PARAM.bit != 0)
     return Settled(root.src, _params(reading), data, reduced)
 
 
@@ -110,7 +110,7 @@ def _replace_axes(
         return index.resimplify(node)
 
     bit = Ops.RANGE.bit
-    return rebuild(root, visit, memo=dict(mapping), enter=lambda node: bool(node.mask & bit))
+    return rebuild(root, visit, memo=dict(mapping), enter=lambda node: node.mask & bit != 0)
 
 
 def _ordered_axes(
@@ -197,7 +197,7 @@ def _flatten_views(root: Node, nodes: list[Node]) -> tuple[Node, list[Node]]:
     def visit(node: Node) -> Node | None:
         return mapping.get(node)
 
-    changed = rebuild(root, visit, enter=lambda node: bool(node.mask & Ops.INDEX.bit))
+    changed = rebuild(root, visit, enter=lambda node: node.mask & Ops.INDEX.bit != 0)
     return changed, toposort(changed)
 
 
