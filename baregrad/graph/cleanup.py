@@ -27,7 +27,7 @@ def _visit(node: Node) -> Node | None:
 
 def clean_up(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` without DETACH and needless CONTIGUOUS; what moves to another device is contiguous."""
-    return rebuild(sink, _visit, memo=changed, enter=lambda node: bool(node.mask & _MARKS))
+    return rebuild(sink, _visit, memo=changed, enter=lambda node: node.mask & _MARKS != 0)
 
 
 CLEANUP = Traced(

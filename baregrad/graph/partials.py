@@ -61,7 +61,7 @@ def _in_parts(node: Node, value: Node, axis: int, parts: int) -> Node:
 
 def reduce_in_parts(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with long reductions to few values in two steps."""
-    return rebuild(sink, _visit, memo=changed, enter=lambda n: bool(n.mask & Ops.REDUCE.bit))
+    return rebuild(sink, _visit, memo=changed, enter=lambda n: n.mask & Ops.REDUCE.bit != 0)
 
 
 PARTIALS = Traced(

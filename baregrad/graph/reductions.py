@@ -103,7 +103,7 @@ def _plain_extremes(sink: Node, changed: dict[Node, Node]) -> Node:
         return sink
 
     def enter(node: Node) -> bool:
-        return bool(node.mask & Ops.PROJ.bit)
+        return node.mask & Ops.PROJ.bit != 0
 
     # The values below are rewritten first: a maximum of maxima is two of them.
     for node, made in plain.items():
@@ -125,7 +125,7 @@ def shrink_reductions(sink: Node, changed: dict[Node, Node]) -> Node:
     first: dict[Node, Node] = {}
     plain = _plain_extremes(sink, first) if sink.mask & Ops.PROJ.bit else sink
     found = rebuild(
-        plain, _reduce, memo=changed, enter=lambda node: bool(node.mask & Ops.REDUCE.bit)
+        plain, _reduce, memo=changed, enter=lambda node: node.mask & Ops.REDUCE.bit != 0
     )
     for old, new in first.items():
         changed[old] = changed.get(new, new)

@@ -10,6 +10,7 @@ from baregrad.ir.op import ELEMENTWISE, Ops
 from baregrad.ir.regroup import same_axes
 
 _DEPTH = 16  # nodes that are looked at
+_EXPAND = Ops.EXPAND.bit
 
 
 def is_repeated(node: Node, axis: int) -> bool:
@@ -24,6 +25,8 @@ def is_repeated(node: Node, axis: int) -> bool:
         shape = node.shape
         if not shape or is_one(shape[axis]) or constant_of(node) is not None:
             continue
+        if not node.mask & _EXPAND:
+            return False  # nothing below repeats anything
         op = node.op
         if op is Ops.EXPAND:
             if not is_one(node.src[0].shape[axis]):
@@ -40,7 +43,8 @@ def is_repeated(node: Node, axis: int) -> bool:
         elif op is Ops.WINDOW and axis not in (node.arg.axis, len(shape) - 1):
             stack.append((node.src[0], axis))
         elif op in ELEMENTWISE:
-            stack.extend((child, axis) for child in node.src)
+            for child in node.src:
+                stack.append((child, axis))
         else:
             return False
     return True

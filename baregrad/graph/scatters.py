@@ -88,7 +88,7 @@ def _counter(shape: tuple[Dim, ...], axis: int) -> Node:
 
 def choose_by_place(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with scatters that write each row once as choices."""
-    return rebuild(sink, _visit, memo=changed, enter=lambda n: bool(n.mask & Ops.SCATTER.bit))
+    return rebuild(sink, _visit, memo=changed, enter=lambda n: n.mask & Ops.SCATTER.bit != 0)
 
 
 SCATTERS = Traced(

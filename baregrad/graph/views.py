@@ -380,7 +380,7 @@ def _scalar(node: Node) -> Node:
 
 def compose_views(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with views composed, and with arithmetic on repeated values done once."""
-    return rebuild(sink, _visit, memo=changed, enter=lambda node: bool(node.mask & _MOVES))
+    return rebuild(sink, _visit, memo=changed, enter=lambda node: node.mask & _MOVES != 0)
 
 
 VIEWS = Traced(

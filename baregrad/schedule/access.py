@@ -143,7 +143,8 @@ def through_pad(view: Node, idx: Idx) -> tuple[Node, Idx]:
             conditions.append(index.less(index.mod(inner, step), 1))
             inner = index.floordiv(inner, step)
         if not _is_zero(pad.lo) or not _is_zero(pad.hi) or pad.interior:
-            conditions.append(index.inside(inner, extent))
+            conditions.append(index.at_least(inner, 0))
+            conditions.append(index.less(inner, extent))
         found.append(as_node(inner))
     return index.both(*conditions), tuple(found)
 
@@ -161,7 +162,8 @@ def through_fold(fold: Node, idx: Idx, tap: Dim) -> tuple[Node, Idx]:
     if window.stride != 1:
         conditions.append(index.less(index.mod(offset, window.stride), 1))
     place = index.floordiv(offset, window.stride)
-    conditions.append(index.inside(place, positions))
+    conditions.append(index.at_least(place, 0))
+    conditions.append(index.less(place, positions))
     found = list(idx)
     found[window.axis] = as_node(place)
     return index.both(*conditions), (*found, as_node(tap))
@@ -240,5 +242,5 @@ def replace_inside(expression: Node, exprs: dict[Node, Node]) -> Node:
         return index.resimplify(node)
 
     return rebuild(
-        expression, visit, memo=dict(exprs), enter=lambda node: bool(node.mask & Ops.INDEX.bit)
+        expression, visit, memo=dict(exprs), enter=lambda node: node.mask & Ops.INDEX.bit != 0
     )

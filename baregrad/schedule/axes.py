@@ -8,6 +8,7 @@ order of their first use, so that equal kernels are one node.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,6 +22,8 @@ from baregrad.schedule.build import repeated
 from baregrad.schedule.pairing import shared_axes
 
 _DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit
+# Where axes are put in place of others, these may come in another order or have other digits.
+_REORDERED = _DIVISIONS | Ops.AND.bit
 MOST_AXES = 12
 
 
@@ -42,10 +45,11 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
     if divided:
         root, nodes = _flatten_views(root, nodes)
     shared = shared_axes(nodes) if root.mask & Ops.REDUCE.bit else {}
-    if shared:
+    if shared and root.mask & _REORDERED:
         root = _replace_axes(root, dict(shared), {})
         nodes = toposort(root)
-    axes, count = _ordered_axes(root.src, nodes)
+        shared = {}
+    axes, count = _ordered_axes(root.src, nodes, shared)
     cuts = _cuts(nodes) if divided else {}
     sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
     while cuts and sum(map(len, sizes)) > MOST_AXES:
@@ -53,17 +57,17 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
         sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
     data = [size for one in sizes[:count] for size in one]
     reduced = [size for one in sizes[count:] for size in one]
-    if len(data) + len(reduced) == len(axes):
+    if len(data) + len(reduced) == len(axes) and not shared:
         if all(axis.arg.id == number for number, axis in enumerate(axes)):
             return Settled(root.src, _params(nodes), data, reduced)
     old = root.src
-    root, digits = _renumber(root, axes, sizes)
+    root, digits = _renumber(root, axes, sizes, shared)
     scattered = any(out.arg.monoid is not None for out in root.src)
     if scattered and len(data) + len(reduced) > len(axes):
         whole = _whole_scatters(old, root.src, digits)
         if whole != root.src:
             return settle_axes(whole)
-    reading = toposort(root, enter=lambda node: bool(node.mask & Ops.PARAM.bit))
+    reading = toposort(root, enter=lambda node: node.mask & Ops.PARAM.bit != 0)
     return Settled(root.src, _params(reading), data, reduced)
 
 
@@ -93,9 +97,12 @@ def _params(nodes: list[Node]) -> dict[int, Node]:
 
 
 def _renumber(
-    root: Node, axes: list[Node], sizes: list[list[Dim]]
+    root: Node, axes: list[Node], sizes: list[list[Dim]], shared: Mapping[Node, Node]
 ) -> tuple[Node, dict[Node, tuple[Node, ...]]]:
-    """`root` with each axis replaced by its digits, numbered in order; and these digits."""
+    """`root` with each axis replaced by its digits, numbered in order; and these digits.
+
+    shared: other axes that become what one of `axes` does; none of them has several digits.
+    """
     digits: dict[Node, tuple[Node, ...]] = {}
     mapping: dict[Node, Node] = {}
     number = 0
@@ -109,6 +116,8 @@ def _renumber(
             value = index.add(index.mul(value, size), digit)
         digits[axis] = tuple(made)
         mapping[axis] = index.as_node(value)
+    for axis, other in shared.items():
+        mapping[axis] = mapping[other]
     return _replace_axes(root, mapping, digits), digits
 
 
@@ -128,11 +137,16 @@ def _replace_axes(
         return index.resimplify(node)
 
     bit = Ops.RANGE.bit
-    return rebuild(root, visit, memo=dict(mapping), enter=lambda node: bool(node.mask & bit))
+    return rebuild(root, visit, memo=dict(mapping), enter=lambda node: node.mask & bit != 0)
 
 
-def _ordered_axes(outs: tuple[Node, ...], nodes: list[Node]) -> tuple[list[Node], int]:
-    """Output axes by number, then reduced ones by first use; and how many of the former."""
+def _ordered_axes(
+    outs: tuple[Node, ...], nodes: list[Node], shared: Mapping[Node, Node]
+) -> tuple[list[Node], int]:
+    """Output axes by number, then reduced ones by first use; and how many of the former.
+
+    shared: axes that are to be another's, and so are not listed.
+    """
     free: set[Node] = set()
     for out in outs:
         for child in out.src[1:]:
@@ -141,7 +155,8 @@ def _ordered_axes(outs: tuple[Node, ...], nodes: list[Node]) -> tuple[list[Node]
     count = len(ordered)
     for node in nodes if any(out.mask & Ops.REDUCE.bit for out in outs) else ():
         if node.op is Ops.REDUCE:
-            for axis in node.src[node.arg.monoid.arity :]:
+            for own in node.src[node.arg.monoid.arity :]:
+                axis = shared.get(own, own)
                 if axis not in free:
                     free.add(axis)
                     ordered.append(axis)
@@ -209,7 +224,7 @@ def _flatten_views(root: Node, nodes: list[Node]) -> tuple[Node, list[Node]]:
     def visit(node: Node) -> Node | None:
         return mapping.get(node)
 
-    changed = rebuild(root, visit, enter=lambda node: bool(node.mask & Ops.INDEX.bit))
+    changed = rebuild(root, visit, enter=lambda node: node.mask & Ops.INDEX.bit != 0)
     return changed, toposort(changed)
 
 

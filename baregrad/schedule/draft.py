@@ -130,12 +130,13 @@ def ranges_of(idx: Idx) -> frozenset[Node]:
     """The free ranges of several index expressions."""
     if len(idx) == 1:
         return idx[0].ranges
-    found: frozenset[Node] = frozenset()
+    found: set[Node] = set()
     for place in idx:
-        theirs = place.ranges
-        if theirs:
-            found = found | theirs if found else theirs
-    return found
+        if place.op is Ops.RANGE:
+            found.add(place)
+        elif place is not ZERO:
+            found |= place.ranges
+    return frozenset(found)
 
 
 def scope_points(scope: Idx, free: frozenset[Node]) -> float:

@@ -106,9 +106,10 @@ def _expand_gather(fusion: Fusion, request: Request) -> None:
     array, *places = request.node.src
     draft, scope, share = request.draft, request.scope, request.share
     found = [to_index(fusion.resolve(place, request.idx, draft, scope, share)) for place in places]
-    conditions = [
-        index.inside(place, extent) for place, extent in zip(found, array.shape, strict=True)
-    ]
+    conditions = []
+    for place, extent in zip(found, array.shape, strict=True):
+        conditions.append(index.at_least(place, 0))
+        conditions.append(index.less(place, extent))
     request.extra = index.both(*conditions)
     request.parts = (fusion.resolve(array, tuple(found), draft, scope, share),)
 
