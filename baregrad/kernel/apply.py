@@ -97,6 +97,7 @@ class _Rewriter:
             elif axis.extent == 1:
                 self.dead.add(name)
         self.flat: dict[Node, Node] = {}
+        self.sums: dict[tuple[object, ...], Node] = {}
         self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
         self.choices: dict[Node, tuple[Piece, ...]] = {}
         self.applied: set[StageInput | StageReduce] = set()
@@ -134,13 +135,20 @@ class _Rewriter:
             merged = self.table.merged.get(node)
             name = merged[0] if merged else self.table.names[node]
             every = self.table.pieces[name]
-            live = [p for p in every if not any(n in self.empty for n, _ in p.terms)]
-            found = tuple(live or every[:1])
+            if self.empty:
+                live = [p for p in every if not any(n in self.empty for n, _ in p.terms)]
+                every = live or every[:1]
+            found = tuple(every)
             self.choices[node] = found
         return found
 
     def combinations(self, axes: Iterable[Node]) -> Iterable[Pieces]:
         """Every choice of one piece per axis; axes that were collapsed choose together."""
+        axes = tuple(axes)
+        choices = [self.pieces(node) for node in axes]
+        if all(len(pieces) == 1 for pieces in choices):
+            yield {node: pieces[0] for node, pieces in zip(axes, choices, strict=True)}
+            return
         groups: dict[str, list[Node]] = {}
         for node in axes:
             merged = self.table.merged.get(node)
@@ -219,9 +227,12 @@ class _Rewriter:
         for atom, scale in old.rest:
             (value,) = self.values((atom,), scope)
             extra.append(index.mul(value, scale))
-        if extra:
-            return index.as_node(index.total((index.from_linear(terms, constant), *extra)))
-        return index.from_linear(terms, constant)
+        # Arrays of one shape are mostly read and written at the same places.
+        key = (constant, *terms.items())
+        flat = self.sums.get(key)
+        if flat is None:
+            flat = self.sums[key] = index.from_linear(terms, constant)
+        return index.as_node(index.total((flat, *extra))) if extra else flat
 
     # --- expressions ----------------------------------------------------------------------------
 
@@ -425,9 +436,8 @@ class _Rewriter:
     def final_axes(self, choice: Pieces) -> tuple[Node, ...]:
         """The final axes of a reduction's pieces, in loop order; at least one."""
         names = {name for piece in choice.values() for name, _ in piece.terms}
-        live = [name for name in names if name not in self.dead]
-        chosen = live or sorted(names)[:1]
-        return tuple(sorted((self.ranges[n] for n in chosen), key=lambda axis: axis.arg.id))
+        chosen = (names - self.dead) or sorted(names)[:1]
+        return by_id({self.ranges[name] for name in chosen})
 
 
 def is_read(node: Node) -> bool:
