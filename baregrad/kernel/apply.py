@@ -100,6 +100,7 @@ class _Rewriter:
         self.sums: dict[tuple[object, ...], Node] = {}
         self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
         self.choices: dict[Node, tuple[Piece, ...]] = {}
+        self.scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.applied: set[StageInput | StageReduce] = set()
         self.copies: dict[tuple[object, ...], Node] = {}
         self.staged_params = frozenset(step.param for step in table.staged_inputs)
@@ -122,11 +123,26 @@ class _Rewriter:
         outs: list[Node] = []
         for out in kernel.src:
             for pieces in self.combinations(by_id(out_axes(out))):
-                scope = Scope(pieces, self.ranges)
+                scope = self.scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 src = (self.array(out.src[0]), value, self.offset(out, scope))
                 outs.append(Node(Ops.OUT, out.dtype, src, out.arg))
         return Node(Ops.KERNEL, kernel.dtype, tuple(outs), kernel.arg)
+
+    def scope(self, pieces: Pieces, ranges: Mapping[str, Node]) -> Scope:
+        """The scope of these pieces: one for each choice where an axis has several.
+
+        What is read in several outputs or reductions is then rewritten once.
+        """
+        if ranges is not self.ranges:
+            return Scope(pieces, ranges)
+        key = tuple([(axis, id(p)) for axis, p in pieces.items() if len(self.choices[axis]) > 1])
+        found = self.scopes.get(key)
+        if found is None:
+            found = self.scopes[key] = Scope(pieces, ranges)
+        else:
+            found.pieces.update(pieces)
+        return found
 
     def pieces(self, node: Node) -> tuple[Piece, ...]:
         """The parts of an original axis that are ever run; at least one."""
@@ -395,7 +411,7 @@ class _Rewriter:
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
         for choice in self.combinations(own):
-            new = self.values(values, Scope({**outside, **choice}, scope.ranges))
+            new = self.values(values, self.scope({**outside, **choice}, scope.ranges))
             one = Node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
             each = _parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
