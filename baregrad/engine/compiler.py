@@ -24,6 +24,7 @@ from baregrad.engine.report import print_compilation
 from baregrad.ir.digest import digest, stable_repr
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Ops
+from baregrad.ir.passes import Pass
 from baregrad.ir.verify import verify
 from baregrad.program import CPU_OBJECT, ParamSpec, Program, Resources
 from baregrad.runtime.interface import Device, Kernel
@@ -124,9 +125,16 @@ class Compiler:
             print_compilation(stages, program, self.assembler.disassemble)
         return program
 
+    @cached_property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes from the loop level to the linear level."""
+        from baregrad.kernel import codegen_passes
+
+        return codegen_passes(self.target)
+
     def stages(self, kernel: Node) -> Iterator[Stage]:
         """Every stage of the compilation, in order, as it is made."""
-        from baregrad.kernel import choose_schedule, codegen_passes, lower
+        from baregrad.kernel import choose_schedule, lower
 
         verified = options.verify
         with _replayable(kernel, "choose schedule"):
@@ -137,7 +145,7 @@ class Compiler:
             if verified:
                 verify(node, "loop")
         yield Stage("lower", "loops, accumulators and stores in order", node)
-        for item in codegen_passes(self.target):
+        for item in self.passes:
             with _replayable(kernel, item.name):
                 node = item.run(node)
                 if verified and item.level_out != item.level_in:
@@ -150,6 +158,8 @@ class Compiler:
 
 def variables_of(kernel: Node) -> tuple[str, ...]:
     """The names of a kernel's symbolic integers, sorted: the order of its program's call."""
+    if not kernel.has(Ops.VAR):
+        return ()
     return tuple(sorted({n.arg.name for n in toposort(kernel) if n.op is Ops.VAR}))
 
 

@@ -99,8 +99,10 @@ class _Rewriter:
             elif axis.extent == 1:
                 self.dead.add(name)
         self.flat: dict[Node, Node] = {}
+        self.sums: dict[tuple[object, ...], Node] = {}
         self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
         self.choices: dict[Node, tuple[Piece, ...]] = {}
+        self.scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.applied: set[StageInput | StageReduce] = set()
         self.copies: dict[tuple[object, ...], Node] = {}
         # Held, since what is known is found by the identity of the ranges that it is over.
@@ -125,7 +127,7 @@ class _Rewriter:
         outs: list[Node] = []
         for out in kernel.src:
             for pieces in self.combinations(by_id(out_axes(out))):
-                scope = Scope(pieces, self.ranges)
+                scope = self.scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 src = (self.array(out.src[0]), value, self.target(out, scope))
                 outs.append(Node(Ops.OUT, out.dtype, src, out.arg))
@@ -145,6 +147,21 @@ class _Rewriter:
         (condition,) = self.values((condition,), scope)
         return Node(Ops.WHERE, offset.dtype, (condition, offset, NOWHERE))
 
+    def scope(self, pieces: Pieces, ranges: Mapping[str, Node]) -> Scope:
+        """The scope of these pieces: one for each choice where an axis has several.
+
+        What is read in several outputs or reductions is then rewritten once.
+        """
+        if ranges is not self.ranges:
+            return Scope(pieces, ranges)
+        key = tuple([(axis, id(p)) for axis, p in pieces.items() if len(self.choices[axis]) > 1])
+        found = self.scopes.get(key)
+        if found is None:
+            found = self.scopes[key] = Scope(pieces, ranges)
+        else:
+            found.pieces.update(pieces)
+        return found
+
     def pieces(self, node: Node) -> tuple[Piece, ...]:
         """The parts of an original axis that are ever run; at least one."""
         found = self.choices.get(node)
@@ -152,13 +169,20 @@ class _Rewriter:
             merged = self.table.merged.get(node)
             name = merged[0] if merged else self.table.names[node]
             every = self.table.pieces[name]
-            live = [p for p in every if not any(n in self.empty for n, _ in p.terms)]
-            found = tuple(live or every[:1])
+            if self.empty:
+                live = [p for p in every if not any(n in self.empty for n, _ in p.terms)]
+                every = live or every[:1]
+            found = tuple(every)
             self.choices[node] = found
         return found
 
     def combinations(self, axes: Iterable[Node]) -> Iterable[Pieces]:
         """Every choice of one piece per axis; axes that were collapsed choose together."""
+        axes = tuple(axes)
+        choices = [self.pieces(node) for node in axes]
+        if all(len(pieces) == 1 for pieces in choices):
+            yield {node: pieces[0] for node, pieces in zip(axes, choices, strict=True)}
+            return
         groups: dict[str, list[Node]] = {}
         for node in axes:
             merged = self.table.merged.get(node)
@@ -237,9 +261,12 @@ class _Rewriter:
         for atom, scale in old.rest:
             (value,) = self.values((atom,), scope)
             extra.append(index.mul(value, scale))
-        if extra:
-            return index.as_node(index.total((index.from_linear(terms, constant), *extra)))
-        return index.from_linear(terms, constant)
+        # Arrays of one shape are mostly read and written at the same places.
+        key = (constant, *terms.items())
+        flat = self.sums.get(key)
+        if flat is None:
+            flat = self.sums[key] = index.from_linear(terms, constant)
+        return index.as_node(index.total((flat, *extra))) if extra else flat
 
     # --- expressions ----------------------------------------------------------------------------
 
@@ -403,7 +430,7 @@ class _Rewriter:
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
         for choice in self.combinations(own):
-            new = self.values(values, Scope({**outside, **choice}, scope.ranges))
+            new = self.values(values, self.scope({**outside, **choice}, scope.ranges))
             one = Node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
             each = _parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
@@ -444,9 +471,8 @@ class _Rewriter:
     def final_axes(self, choice: Pieces) -> tuple[Node, ...]:
         """The final axes of a reduction's pieces, in loop order; at least one."""
         names = {name for piece in choice.values() for name, _ in piece.terms}
-        live = [name for name in names if name not in self.dead]
-        chosen = live or sorted(names)[:1]
-        return tuple(sorted((self.ranges[n] for n in chosen), key=lambda axis: axis.arg.id))
+        chosen = (names - self.dead) or sorted(names)[:1]
+        return by_id({self.ranges[name] for name in chosen})
 
 
 def is_read(node: Node) -> bool:

@@ -59,7 +59,11 @@ def lane_axis(
     """The axis of the main reduction whose vectors cost least; None if scalars are as good."""
     best: PlannedAxis | None = None
     least = len(reads) * 0.5 + 0.3
-    free = [axis for axis in plan.axes if axis.nodes[-1] in main.free]
+    free = [
+        (axis, [axis.stride(access) == 0 for access in reads])
+        for axis in plan.axes
+        if axis.nodes[-1] in main.free
+    ]
     operands = [(access, broadcast_cycles(plan, main, access)) for access in reads]
     for axis in (*plan.axes, *_joined(plan, main, reads)):
         if axis.size < 2 or not (axis.inside(main.own) or axis.inside(main.free)):
@@ -76,14 +80,14 @@ def lane_cost(
     plan: Plan,
     main: Reduction,
     operands: list[tuple[Access, float]],
-    free: list[PlannedAxis],
+    free: list[tuple[PlannedAxis, list[bool]]],
     lane: PlannedAxis,
     lanes: int,
 ) -> float:
     """Cycles for each element and step with lanes along an axis.
 
     operands: each with the cycles of loading one element into all lanes. free: the axes of the
-    reduction's results.
+    reduction's results, and which operands do not move along them.
     """
     steps = max(iterations(main.own), 1)
     use = utilisation(lane.size, lanes)
@@ -91,16 +95,19 @@ def lane_cost(
         use *= FOLDED_USE
     cost = 0.5 / lanes / use
     # Copies serve the steps of one other axis; an operand with lanes that runs along it has none.
-    seconds = [axis for axis in free if axis.nodes[-1] not in lane.nodes]
-    loads = [
-        (access, *access_cycles(access, lane, seconds, broadcast, lanes))
-        for access, broadcast in operands
-    ]
-    cycles = sum([moving for _, moving, _ in loads]) / use
-    for second in seconds:
+    seconds = [second for second in free if second[0].nodes[-1] not in lane.nodes]
+    loads = []
+    for position, (access, broadcast) in enumerate(operands):
+        reads = 1
+        for axis, still in seconds:
+            if still[position]:
+                reads *= axis.size
+        loads.append(access_cycles(access, lane, reads, broadcast, lanes))
+    cycles = sum([moving for moving, _ in loads]) / use
+    for _, still in seconds:
         total = 0.0
-        for access, moving, fixed in loads:
-            total += fixed if second.stride(access) == 0 else moving
+        for unmoved, (moving, fixed) in zip(still, loads, strict=True):
+            total += fixed if unmoved else moving
         cycles = min(cycles, total / use)
     cost += cycles
     if lane.reduced:
@@ -113,21 +120,17 @@ def lane_cost(
 
 
 def access_cycles(
-    access: Access, lane: PlannedAxis, seconds: list[PlannedAxis], broadcast: float, lanes: int
+    access: Access, lane: PlannedAxis, reads: int, broadcast: float, lanes: int
 ) -> tuple[float, float]:
     """Cycles for each element to load an operand: with a second axis of the tile, and without.
 
-    Only an operand that does not depend on the tile's second axis has copies. seconds: the free
-    axes that have no lanes.
+    Only an operand that does not depend on the tile's second axis has copies. reads: how often each
+    element is read.
     """
     stride = lane.stride(access)
     if stride == 0:
         cycles = broadcast / (TILE_VECTORS * lanes)
         return cycles, cycles
-    reads = 1
-    for axis in seconds:
-        if axis.stride(access) == 0:
-            reads *= axis.size
     load = 0.5 / lanes
     place = (load if stride == 1 else 1.0) * (MASK_COST if access.guarded else 1.0)
     if lane.reduced:

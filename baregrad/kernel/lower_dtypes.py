@@ -113,7 +113,9 @@ def _is_native(node: Node) -> bool:
     if not op.bit & _CHECKED:
         return True
     if op is Ops.GUARD:
-        return node.src[1].op is Ops.LOAD
+        # A load whose address is read from memory hands its guard on to what it reads there.
+        load = node.src[1]
+        return load.op is Ops.LOAD and not any(place.mask & Ops.LOAD.bit for place in load.src[1:])
     if op is Ops.STORE or op is Ops.REDUCE:
         monoid = node.arg if op is Ops.STORE else node.arg.monoid
         return monoid is None or not any(map(_is_coded, monoid.states))

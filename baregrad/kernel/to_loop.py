@@ -92,9 +92,7 @@ def statement(block: Block) -> Node:
         elif item.body is not None and item.key is not None:
             op = Ops.LOOP if item.key.op is Ops.RANGE else Ops.IF
             done.append(Node(op, dtypes.token, (item.key, statement(item.body))))
-    if len(done) == 1:
-        return done[0]
-    return Node(Ops.SEQ, dtypes.token, tuple(done))
+    return done[0] if len(done) == 1 else Node(Ops.SEQ, dtypes.token, tuple(done))
 
 
 class _Builder:
@@ -124,10 +122,10 @@ class _Builder:
         block.items.append(Item(key=key, body=body))
         return body
 
-    def needs(self, roots: tuple[Node, ...], block: Block) -> int:
-        """The last item of `block` that the expressions read from; NOTHING if none."""
+    def needs(self, below: tuple[Node, ...], block: Block) -> int:
+        """The last item of `block` that holds one of the reductions `below`; NOTHING if none."""
         last = NOTHING
-        for node in scoped_below(roots):
+        for node in below:
             found = self.placed.get(node)
             if found is not None and found.block is block and found.position > last:
                 last = found.position
@@ -145,6 +143,7 @@ class _Builder:
         """The loops and the STORE of one OUT; `crowded`: its writes may meet another's."""
         loops = looped(by_id(out_axes(out)))
         roots = out.src[1:]
+        below = scoped_below(roots)
         path = [self.root]
         share = out.arg.monoid is None and not crowded
         pool = self.pool
@@ -153,17 +152,17 @@ class _Builder:
             loops.insert(0, pool)
         elif pool is not None:
             # What does not run along the parallel axis is done once, with its last chunk.
-            path.append(self.nest(self.root, pool, self.needs(roots, self.root)))
+            path.append(self.nest(self.root, pool, self.needs(below, self.root)))
             last = alu(Ops.CMPEQ, pool, index.as_node(index.sub(pool.src[0], 1)))
             path.append(self.nest(path[-1], last, NOTHING, share=False))
         # Once there is a parallel loop all else goes into it: a kernel has one.
         opened = pool is not None and any(item.key is pool for item in self.root.items)
         for axis in loops:
             if axis is not pool or not opened:
-                self.reductions(roots, path)
-            needs = self.needs(roots, path[-1])
+                self.reductions(below, path)
+            needs = self.needs(below, path[-1])
             path.append(self.nest(path[-1], axis, needs, share))
-        self.reductions(roots, path)
+        self.reductions(below, path)
         value, *indices = self.convert(roots)
         if indices[0].op is Ops.WHERE and indices[0].src[2] is NOWHERE:
             condition, indices[0], _ = indices[0].src
@@ -171,10 +170,10 @@ class _Builder:
         store = Node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
         path[-1].items.append(Item(store))
 
-    def reductions(self, roots: tuple[Node, ...], path: list[Block]) -> None:
-        """Place every reduction below `roots` that is possible in the loops open so far."""
+    def reductions(self, below: tuple[Node, ...], path: list[Block]) -> None:
+        """Place every reduction of `below` that is possible in the loops open so far."""
         axes = path[-1].axes
-        for node in scoped_below(roots):
+        for node in below:
             if self.readable(node, path):
                 continue
             if not looped(node._ranges - axes):
@@ -199,17 +198,18 @@ class _Builder:
         tiles = _places(by_id({axis for axis in node._ranges if axis.arg.is_tile}))
         lanes = tuple([axis for axis in own if axis.arg.is_tile])
         loops = looped(own)
-        self.reductions(values, path)
+        self.reductions(scoped_below(values), path)
         places = _places(lanes + tiles)
         accumulators = self.accumulators(monoid, places)
         conditions, values = self.peeled_guards(monoid, values)
-        needs = self.needs(values, block)
+        below = scoped_below(values)
+        needs = self.needs(below, block)
         inner = list(path)
         start = [
             store(buffer, identity, places)
             for buffer, identity in zip(accumulators, monoid.identity, strict=True)
         ]
-        self.open(inner, loops, conditions, values, needs, start)
+        self.open(inner, loops, conditions, below, needs, start)
         update = self.update(monoid, accumulators, values, places)
         inner[-1].items.extend(Item(step) for step in update)
         loads = tuple([load(buffer, places) for buffer in accumulators])
@@ -224,11 +224,14 @@ class _Builder:
         path: list[Block],
         loops: list[Node],
         conditions: list[Node],
-        values: tuple[Node, ...],
+        below: tuple[Node, ...],
         needs: int,
         start: list[Node],
     ) -> None:
-        """Open loops and IFs below path[-1], each condition as far out as its axes allow."""
+        """Open loops and IFs below path[-1], each condition as far out as its axes allow.
+
+        below: the reductions that are read inside them.
+        """
         first = True
         waiting = list(conditions)
         keys: list[Node] = []
@@ -237,7 +240,7 @@ class _Builder:
             if axis is not None:
                 keys.append(axis)
                 bound.add(axis)
-            ready = [cond for cond in waiting if cond.ranges <= bound]
+            ready = [cond for cond in waiting if cond.ranges <= bound] if waiting else waiting
             if ready:
                 waiting = [cond for cond in waiting if cond not in ready]
                 keys.append(self.convert((index.both(*ready),))[0])
@@ -248,12 +251,13 @@ class _Builder:
             block = path[-1]
             body = self.nest(block, key, needs)
             if first:
-                item = next(item for item in block.items if item.body is body)
-                item.before.extend(start)
+                if start:
+                    item = next(item for item in block.items if item.body is body)
+                    item.before.extend(start)
                 first = False
             path.append(body)
-            self.reductions(values, path)
-            needs = self.needs(values, body)
+            self.reductions(below, path)
+            needs = self.needs(below, body)
 
     def accumulators(self, monoid: Monoid, places: tuple[Node, ...]) -> tuple[Node, ...]:
         """One register array per state."""
@@ -351,7 +355,7 @@ class _Builder:
         inner = [a for a in node.ranges if not a.arg.is_tile and a not in path[depth].axes]
         if inner:
             raise CompilerBug("a scan inside loops that it depends on", found=node)
-        self.reductions((value,), path)
+        self.reductions(scoped_below((value,)), path)
         tiles = _places(by_id({a for a in node.ranges if a.arg.is_tile}))
         buffers = self.accumulators(monoid, tiles)
         outer = path[depth - 1]
@@ -381,11 +385,11 @@ class _Builder:
         space = "register" if node.arg.space == "register" else "scratch"
         buffer = self.buffer(value.dtype, shape, space)
         self.around[buffer] = (before, after)
-        self.reductions((value,), path)
+        below = scoped_below((value,))
+        self.reductions(below, path)
         inner = list(path)
-        needs = self.needs((value,), block)
         loops = looped(by_id(set(axes)))
-        self.open(inner, loops, [], (value,), needs, [])
+        self.open(inner, loops, [], below, self.needs(below, block), [])
         inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
         self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
 
@@ -400,14 +404,15 @@ class _Builder:
         shape = tuple(int(axis.src[0].arg) for axis in axes)
         buffer = self.buffer(monoid.states[0], shape, "scratch")
         inner_axes = looped(by_id(set(axes)))
-        self.reductions(values, path)
+        self.reductions(scoped_below(values), path)
         start = store(buffer, monoid.identity[0], axes)
         for axis in reversed(inner_axes):
             start = Node(Ops.LOOP, dtypes.token, (axis, start))
         conditions, values = self.peeled_guards(monoid, values)
         loops = looped(by_id(set(own))) + inner_axes
         inner = list(path)
-        self.open(inner, loops, conditions, values, self.needs(values, block), [start])
+        below = scoped_below(values)
+        self.open(inner, loops, conditions, below, self.needs(below, block), [start])
         points: list[dict[Node, Node]] = [{}]
         for axis in by_id({axis for axis in own if axis.arg.is_tile}):
             extent = range(int(axis.src[0].arg))
