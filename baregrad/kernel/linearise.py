@@ -103,8 +103,11 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     # A value that differs from point to point is not asked for twice.
     compute = values.fresh if axes == values.axes_of(value.ranges) else values.value
     if not late and node.arg is None and not values.masks and _is_register(values, node):
+        same = None
+        if value.op is Ops.CONST:
+            same = values.vector(values.value(value), values.memory.registers[node.src[0]])
         for values.point in points:
-            _set(values, node, address, compute(value))
+            _set(values, node, address, compute(value) if same is None else same)
         points = []
     for values.point in points:
         mask = values.mask(values.masks) if values.masks else None

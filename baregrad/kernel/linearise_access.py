@@ -84,6 +84,7 @@ class Address:
         return total
 
 
+_ACCESSES = Ops.LOAD.bit | Ops.STORE.bit
 _FIXED, _UNROLLED, _POINT, _LANES, _VECTOR = range(5)
 
 
@@ -140,7 +141,7 @@ class Memory:
         refused: set[Node] = set()
         known: dict[Any, Address] = {}
         groups: dict[Terms, int] = {}
-        for node in toposort(kernel):
+        for node in toposort(kernel, enter=lambda node: node.mask & _ACCESSES != 0):
             op = node.op
             if op is Ops.STORE:
                 indices = node.src[2:]
@@ -178,7 +179,7 @@ class Memory:
             loads = [load for load in loads if load.src[1:] != position]
         if not loads:
             return False
-        below = toposort(store.src[1])
+        below = toposort(store.src[1], enter=lambda node: node.mask & Ops.LOAD.bit != 0)
         return any(load in below for load in loads)
 
 

@@ -207,14 +207,15 @@ class Values:
         """Every point of some unrolled ranges, from the current one, the first varying slowest."""
         if not axes:
             return [self.point]
-        key = (axes, *self.point.items())
+        before = self.point
+        key = (axes, *before.items()) if before else axes
         found = self._points.get(key)
         if found is None:
-            before = self.point
-            found = self._points[key] = [
-                {**before, **dict(zip(axes, values, strict=True))}
-                for values in product(*(range(lanes_of(axis)) for axis in axes))
-            ]
+            places = product(*[range(lanes_of(axis)) for axis in axes])
+            found = [dict(zip(axes, place, strict=True)) for place in places]
+            if before:
+                found = [before | point for point in found]
+            self._points[key] = found
         return found
 
     # --- pieces ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -142,7 +142,7 @@ class BlockRegisters:
 
 
 # The place of an instruction, itself, and the registers that it reads.
-_Event = tuple[int, Node, frozenset[Node]]
+_Event = tuple[int, Node, Collection[Node]]
 
 
 class _Open:
@@ -169,21 +169,26 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
     stack = [_Open(-1, False)]
     for place, node in enumerate(code):
         op = node.op
-        control = op.bit & _CONTROL
-        if not control and known.isdisjoint(node.src):
+        reads: Collection[Node] = ()
+        if op is Ops.SET:
+            register, value = node.src
+            if value.op is Ops.REG:
+                reads = (value,)
+        elif not known.isdisjoint(node.src):
+            reads = known.intersection(node.src)
+        elif not op.bit & _CONTROL:
             continue
-        reads = known.intersection(node.src[1:] if op is Ops.SET else node.src)
         events.append((place, node, reads))
-        for register in reads:
+        for read in reads:
             for block in reversed(stack):
                 # What is exposed here was already told to the blocks around.
-                if register in block.killed or register in block.exposed:
+                if read in block.exposed or read in block.killed:
                     break
-                block.exposed.add(register)
+                block.exposed.add(read)
         if op is Ops.SET:
-            register = node.src[0]
-            stack[-1].killed.add(register)
-            stack[-1].written[register] = None
+            innermost = stack[-1]
+            innermost.killed.add(register)
+            innermost.written[register] = None
         elif op is Ops.END:
             closed = stack.pop()
             scanned[closed.begin] = closed
@@ -191,7 +196,7 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
             stack[-1].written.update(closed.written)
             if blocks[closed.begin].certain:
                 stack[-1].killed |= closed.killed
-        elif control:
+        elif op.bit & _CONTROL:
             low, high = node.src[0], node.src[-1]
             certain = op is Ops.BEGIN and len(node.src) == 2
             certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
@@ -230,6 +235,7 @@ def _find_merges(
             outside = after.pop()
             if not blocks[place].certain:
                 live = live | outside
-        if op is Ops.SET:
+        elif op is Ops.SET:
             live.discard(node.src[0])
-        live.update(reads)
+        if reads:
+            live.update(reads)

@@ -43,7 +43,7 @@ def _module(f: FunctionText) -> str:
             raise CompilerBug("LLVM IR has no rule for an op", found=node)
         rule(f, node)
     entry = f.signature.entry
-    features = ",".join(f"+{name}" for name in f.target.features)
+    features = ",".join(["+" + name for name in f.target.features])
     bits = f.target.vector_bytes * 8
     return "\n".join(
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes
@@ -216,15 +217,25 @@ def _spread(f: FunctionText, node: Node, where: str, operand: str) -> None:
     """One store per lane, a constant number of elements apart."""
     access, dtype = node.arg, node.src[0].dtype
     element, kinds = type_text(dtype), type_text(dtype, access.width)
-    stride, align = access.stride, access.align
-    add, fresh = f.lines.append, f.fresh
-    for lane in range(access.width):
-        one, address = fresh(), fresh()
-        add(
-            f"  {one} = extractelement {kinds} {operand}, i64 {lane}\n"
-            f"  {address} = getelementptr {element}, ptr {where}, i64 {stride * lane}\n"
-            f"  store {element} {one}, ptr {address}, align {align}"
-        )
+    names: list[str] = []
+    for _ in range(access.width):
+        one, address = f.fresh(), f.fresh()
+        names += (one, operand, address, where, one, address)
+    form = _spread_form(element, kinds, access.width, access.stride, access.align)
+    f.lines.append(form % tuple(names))
+
+
+@lru_cache(1 << 8)
+def _spread_form(element: str, kinds: str, lanes: int, stride: int, align: int) -> str:
+    """The text of `_spread` but for the names of its values."""
+    return "\n".join(
+        [
+            f"  %s = extractelement {kinds} %s, i64 {lane}\n"
+            f"  %s = getelementptr {element}, ptr %s, i64 {stride * lane}\n"
+            f"  store {element} %s, ptr %s, align {align}"
+            for lane in range(lanes)
+        ]
+    )
 
 
 MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
