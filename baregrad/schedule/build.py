@@ -115,7 +115,8 @@ class _Assembly:
             data = Ops.INDEX.bit
             idx = [self.finish(at) if at.mask & data else at for at in request.idx]
             return Node(Ops.INDEX, node.dtype, (self.param(node), *idx))
-        parts = tuple([self.finish(part) for part in request.parts])
+        exprs = self.exprs
+        parts = tuple([exprs[one] if one in exprs else self.finish(one) for one in request.parts])
         return ASSEMBLERS[node.op](self, request, parts)
 
 

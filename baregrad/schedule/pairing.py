@@ -64,8 +64,9 @@ def _loops(nodes: list[Node]) -> dict[tuple[Ranges, frozenset[Node]], _Loop]:
     count = 0
     for node in nodes:
         bits = 0
-        for child in node.src:
-            bits |= below[child]
+        if node.mask & Ops.REDUCE.bit:
+            for child in node.src:
+                bits |= below[child]
         if node.op is Ops.REDUCE:
             ranges = node.src[node.arg.monoid.arity :]
             loop = loops.setdefault((ranges, node.ranges), _Loop(ranges, node.ranges))
