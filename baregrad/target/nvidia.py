@@ -59,7 +59,8 @@ NVIDIA_ROWS = (
     NvidiaGeneration(
         name="Ampere",
         chips="GA100",
-        sm_versions=(0x800,),
+        # The headers have no number for 8.0, and begin with 8.2.
+        sm_versions=(0x800, 0x802),
         usermode_class=0xC561,
         channel_class=0xC56F,
         compute_class=0xC6C0,
@@ -118,7 +119,7 @@ NVIDIA_ROWS = (
     ),
     NvidiaGeneration(
         name="Blackwell",
-        chips="GB100, GB102, GB110",
+        chips="GB100, GB102, GB110, GB112, GB10B",
         sm_versions=(0xA00, 0xA01, 0xA03),
         usermode_class=0xC661,
         channel_class=0xC96F,
@@ -133,7 +134,7 @@ NVIDIA_ROWS = (
     ),
     NvidiaGeneration(
         name="Blackwell",
-        chips="GB20x",
+        chips="GB20x, GB20B, GB20C",
         sm_versions=(0xA04, 0xC00, 0xC01),
         usermode_class=0xC761,
         channel_class=0xCA6F,

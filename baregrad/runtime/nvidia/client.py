@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+from types import MappingProxyType
 
 from baregrad.base.errors import DriverError, UnsupportedDevice
 from baregrad.runtime.nvidia.abi import Record, Struct, names, release_for, status_name
@@ -15,13 +16,13 @@ from baregrad.runtime.nvidia.port import Port
 from baregrad.runtime.nvidia.teardown import Teardown
 
 # The kernel answers EINVAL for a struct of the wrong size too, so say what it may mean.
-_ERRNO_HINTS = {
+_ERRNO_HINTS = MappingProxyType({
     errno.ENOENT: "is the NVIDIA kernel driver loaded?",
     errno.ENXIO: "is the NVIDIA kernel driver loaded?",
     errno.EACCES: "may this user open the device nodes?",
     errno.EPERM: "may this user open the device nodes?",
     errno.EINVAL: "the driver's release may not have the structs that were taken for it",
-}
+})  # fmt: skip
 
 
 class Client:

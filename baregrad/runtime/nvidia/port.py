@@ -10,16 +10,17 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from baregrad.base.errors import DriverError, OutOfMemory
 from baregrad.runtime.nvidia.abi.layout import Record
 
 # mfence; mov [rdi], esi; ret, and for AArch64 dsb sy; str w1, [x0]; ret.
-_STORE_CODE = {
+_STORE_CODE = MappingProxyType({
     "x86_64": bytes.fromhex("0faef0 8937 c3"),
     "aarch64": bytes.fromhex("9f3f03d5 010000b9 c0035fd6"),
-}
+})  # fmt: skip
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 

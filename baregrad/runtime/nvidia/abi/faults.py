@@ -5,7 +5,9 @@ Source: SDK `nverror.h`.
 
 from __future__ import annotations
 
-CODES = {
+from types import MappingProxyType
+
+CODES = MappingProxyType({
     13: "graphics engine exception (illegal instruction or address, shared memory out of range)",
     31: "MMU fault (an address that is not mapped, or not for this access)",
     32: "bad method header or ring entry",
@@ -23,7 +25,7 @@ CODES = {
     109: "context switch timed out",
     119: "the GPU's system processor does not answer",
     120: "error of the GPU's system processor",
-}
+})  # fmt: skip
 
 
 def fault_name(code: int) -> str:

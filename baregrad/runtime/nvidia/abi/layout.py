@@ -6,6 +6,7 @@ import ctypes
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from baregrad.base.errors import ArgumentError
 
@@ -13,7 +14,7 @@ from baregrad.base.errors import ArgumentError
 # record of an older release is followed by zeros that a newer driver may read and write.
 _PADDING_NBYTES = 512
 
-_KINDS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i32": 4}
+_KINDS = MappingProxyType({"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i32": 4})
 _BYTES = re.compile(r"bytes\[(\d+)\]")
 
 

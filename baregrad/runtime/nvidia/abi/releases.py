@@ -2,7 +2,7 @@
 
 A branch of the driver is cut from its predecessor before that one's last release, so a change made
 late in a branch may be missing from the first releases of the next: each release names its parent.
-Checked against the published headers by `check_headers`: all 117 tags from 535.43.02 to 595.45.04.
+Checked against the published headers by `check_headers`: all 129 tags from 535.54.03 to 595.45.04.
 Release 610.43.02 publishes none; its one change is that of gvisor's nvproxy (version.go:1155).
 """
 
@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import rm_structs as rm
@@ -36,7 +37,7 @@ class Release:
 
 
 # What every release has that changes nothing.
-_ROOT: dict[str, Struct] = {
+_ROOT: Mapping[str, Struct] = MappingProxyType({
     "free": rm.FREE,
     "alloc": rm.ALLOC,
     "control": rm.CONTROL,
@@ -77,7 +78,7 @@ _ROOT: dict[str, Struct] = {
     "uvm_map_external": uvm.MAP_EXTERNAL_1200,
     "uvm_unmap_external": uvm.UNMAP_EXTERNAL,
     "uvm_free": uvm.FREE_24,
-}
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class _Node:
 
     version: Version
     parent: Version | None
-    changes: dict[str, Struct]
+    changes: Mapping[str, Struct]
 
 
 _TREE = (
