@@ -198,7 +198,35 @@ class OutOfMemory(BaregradError, MemoryError):
 
 
 class DriverError(BaregradError):
-    """The operating system or a driver refused a call."""
+    """The operating system or a driver refused a call.
+
+    Where it was a driver's ioctl, `ioctl` names it, `struct` what it was given, and `status` the
+    driver's answer, whose number is `code`; an error of the operating system leaves its own name
+    there (EINVAL) and `code` 0.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        ioctl: str = "",
+        struct: str = "",
+        status: str = "",
+        code: int = 0,
+        found: object = None,
+        wanted: object = None,
+        hint: str | None = None,
+        at: str | UserFrame | None = None,
+    ) -> None:
+        if ioctl:
+            call = f"{ioctl} with {struct}" if struct else ioctl
+            message = f"{message}: {call}" if message else call
+            message = f"{message} gave {status}" if status else message
+        super().__init__(message, found=found, wanted=wanted, hint=hint, at=at)
+        self.ioctl = ioctl
+        self.struct = struct
+        self.status = status
+        self.code = code
 
 
 class CompileError(BaregradError):

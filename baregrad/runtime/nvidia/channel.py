@@ -1,0 +1,356 @@
+"""Channels: rings of work that a GPU takes when its doorbell is rung, and timelines to wait on."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baregrad.base.bits import is_power_of_two
+from baregrad.base.errors import ArgumentError, DriverError
+from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.runtime.nvidia.abi import numbers as nv
+from baregrad.runtime.nvidia.abi.faults import fault_name
+from baregrad.runtime.nvidia.memory import HUGE_PAGE_NBYTES
+from baregrad.runtime.nvidia.objects import Gpu
+from baregrad.runtime.nvidia.pushbuffer import (
+    COMPUTE_SUBCHANNEL,
+    COPY_SUBCHANNEL,
+    PushBuffer,
+)
+from baregrad.runtime.nvidia.teardown import Teardown
+
+# Where shaders see shared and local memory: above all that memory.py hands out, in the 49 bits
+# that the windows of every generation have.
+SHARED_WINDOW = 0x7294_0000_0000
+LOCAL_WINDOW = 0x7293_0000_0000
+
+DEFAULT_TIMEOUT_S = 30.0
+_CONTEXT_NBYTES = 64 << 20
+_RING_ENTRIES = 1024
+_USERD_OFFSET = 64 << 10
+_PUSH_OFFSET = 128 << 10
+_SPIN_S = 200e-6
+_CHECK_S = 0.1
+
+
+class Timeline:
+    """A number that only grows: the GPU writes it, the host and channels wait for it.
+
+    16 bytes of pinned memory: the value, and the GPU's time in nanoseconds when it was written.
+    """
+
+    def __init__(self, gpu: Gpu, *, owner: Teardown | None = None) -> None:
+        self._memory = gpu.memory.pinned(16, owner=owner)
+        self._words = self._memory.view[:16].cast("Q")
+        keeper = gpu.allocations if owner is None else owner
+        keeper.push("the timeline's view", self._words.release)
+        self.gpu_va = self._memory.gpu_va
+
+    @property
+    def value(self) -> int:
+        """What the GPU wrote last."""
+        return self._words[0]
+
+    @property
+    def time_ns(self) -> int:
+        """When it wrote that, by its own clock."""
+        return self._words[1]
+
+    def wait(
+        self,
+        value: int,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Wait until the value is reached; the time begins anew whenever the value moves.
+
+        `check` is called ten times a second and may raise what it finds. Raises DriverError.
+        """
+        words = self._words
+        if words[0] >= value:
+            return
+        now = time.perf_counter()
+        spin_until, check_at, deadline = now + _SPIN_S, now + _CHECK_S, now + timeout_s
+        seen = words[0]
+        while (current := words[0]) < value:
+            now = time.perf_counter()
+            if current != seen:
+                seen, deadline = current, now + timeout_s
+            if now > check_at:
+                check_at = now + _CHECK_S
+                if check is not None:
+                    check()
+                if now > deadline:
+                    raise DriverError(
+                        f"the GPU made no progress for {timeout_s:g} s",
+                        found=f"the timeline at {current}",
+                        wanted=value,
+                    )
+            if now > spin_until:
+                time.sleep(50e-6)
+
+    def close(self) -> None:
+        """Free the memory; no channel may use it any more."""
+        self._words.release()
+        self._memory.close()
+
+
+class ChannelGroup:
+    """Channels that the GPU schedules together, on one engine.
+
+    `copy_engine` None is the graphics engine, which computes and copies; a number is that copy
+    engine by itself, whose channels run beside the others.
+    """
+
+    def __init__(self, gpu: Gpu, *, copy_engine: int | None = None) -> None:
+        self.gpu = gpu
+        self.teardown = Teardown()
+        self.channels: list[Channel] = []
+        client = gpu.client
+        self.engine = nv.NV2080_ENGINE_TYPE_GRAPHICS
+        if copy_engine is not None:
+            if not 0 <= copy_engine <= 9:
+                raise ArgumentError("there is no such copy engine", found=copy_engine)
+            self.engine = nv.NV2080_ENGINE_TYPE_COPY0 + copy_engine
+        self.is_copy = copy_engine is not None
+        with self.teardown:
+            params = client.struct("channel_group").record(
+                engineType=self.engine, hVASpace=gpu.va_space if self.is_copy else 0
+            )
+            self.handle = client.make(
+                self.teardown, "the channel group", gpu.device, nv.KEPLER_CHANNEL_GROUP_A, params
+            )
+            self.context_share = 0
+            if not self.is_copy:
+                params = client.struct("context_share").record(
+                    hVASpace=gpu.va_space, flags=nv.CONTEXT_SHARE_ASYNC
+                )
+                self.context_share = client.make(
+                    self.teardown, "the context share", self.handle,
+                    nv.FERMI_CONTEXT_SHARE_A, params,
+                )  # fmt: skip
+        self._token = gpu.channels.push("a channel group", self.teardown.close)
+
+    def schedule(self) -> None:
+        """Let the GPU run the group's channels, all of which exist by now; sets them up."""
+        client = self.gpu.client
+        record = client.struct("schedule").record(bEnable=1)
+        client.control(self.handle, nv.NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, record)
+        for channel in self.channels:
+            channel.begin()
+
+    def close(self) -> None:
+        """Free the group and its channels."""
+        self.gpu.channels.run(self._token)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """What a submission holds until the timeline has its value: the words before `end`."""
+
+    value: int
+    end: int
+
+
+class Channel:
+    """A ring of work for one engine object, either compute or copies.
+
+    Every submission ends with the next value of the channel's `timeline`, whether or not anybody
+    waits for it: it says when the ring's entry and the words may be written over.
+    """
+
+    def __init__(
+        self,
+        group: ChannelGroup,
+        *,
+        copies: bool = False,
+        entries: int = _RING_ENTRIES,
+        push_nbytes: int = HUGE_PAGE_NBYTES - _PUSH_OFFSET,
+    ) -> None:
+        if not is_power_of_two(entries) or not 2 <= entries <= _USERD_OFFSET // m.GP_ENTRY_NBYTES:
+            raise ArgumentError("a ring has a power of two of entries", found=entries)
+        if not 64 <= push_nbytes <= HUGE_PAGE_NBYTES - _PUSH_OFFSET or push_nbytes % 4:
+            raise ArgumentError("a pushbuffer of this size does not fit", found=push_nbytes)
+        self.group = group
+        self.gpu = group.gpu
+        self.copies = copies or group.is_copy
+        self.entries = entries
+        self._push_nbytes = push_nbytes
+        self._in_flight: deque[_InFlight] = deque()
+        self._put = self._head = self._tail = self._last = 0
+        self._dead: str | None = None
+        self.teardown = Teardown()
+        with self.teardown:
+            self._open()
+        self._closing = group.teardown.push("a channel", self.teardown.close)
+        group.channels.append(self)
+
+    def _open(self) -> None:
+        gpu, client, teardown = self.gpu, self.gpu.client, self.teardown
+        memory = gpu.memory.visible(HUGE_PAGE_NBYTES, owner=teardown)
+        self.timeline = Timeline(gpu, owner=teardown)
+        page = gpu.memory.driver_page(owner=teardown)
+        self._notifier = page.view
+        view = memory.view
+        self._ring = view[: self.entries * m.GP_ENTRY_NBYTES].cast("Q")
+        self._userd = view[_USERD_OFFSET : _USERD_OFFSET + m.USERD_NBYTES].cast("I")
+        self._push = view[_PUSH_OFFSET : _PUSH_OFFSET + self._push_nbytes].cast("I")
+        self._put_address = memory.host_address + _USERD_OFFSET + m.USERD_GP_PUT
+        self._push_va = memory.gpu_va + _PUSH_OFFSET
+        view[_USERD_OFFSET : _USERD_OFFSET + m.USERD_NBYTES] = bytes(m.USERD_NBYTES)
+        teardown.push("views of the ring", self._release_views)
+        params = client.struct("channel").record(
+            hObjectError=page.handle,
+            gpFifoOffset=memory.gpu_va,
+            gpFifoEntries=self.entries,
+            hContextShare=self.group.context_share,
+        )
+        params["hUserdMemory[0]"] = memory.handle
+        params["userdOffset[0]"] = _USERD_OFFSET
+        row = gpu.generation
+        self.handle = client.make(
+            teardown, "the channel", self.group.handle, row.channel_class, params
+        )
+        engine = None
+        if self.group.is_copy:
+            engine = client.struct("copy_engine").record(
+                version=nv.COPY_ENGINE_VERSION, engineType=self.group.engine
+            )
+        self.kind = row.copy_class if self.copies else row.compute_class
+        self.object = client.make(teardown, "the engine object", self.handle, self.kind, engine)
+        token = client.struct("work_submit_token").record()
+        client.control(self.handle, nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN, token)
+        self._doorbell = token["workSubmitToken"]
+        self._register()
+        teardown.push("idleness", self._drain)
+
+    def _release_views(self) -> None:
+        for view in (self._ring, self._userd, self._push, self._notifier):
+            view.release()
+
+    def _register(self) -> None:
+        """Give the driver a range of addresses for the channel's own context."""
+        gpu, client = self.gpu, self.gpu.client
+        base = client.low_addresses.take(_CONTEXT_NBYTES, HUGE_PAGE_NBYTES)
+        self.teardown.push("context addresses", lambda: client.low_addresses.give(base))
+        record = client.struct("uvm_register_channel").record(
+            gpuUuid=gpu.uuid,
+            rmCtrlFd=client.control_fd,
+            hClient=client.root,
+            hChannel=self.handle,
+            base=base,
+            length=_CONTEXT_NBYTES,
+        )
+        client.uvm(nv.UVM_REGISTER_CHANNEL, record, "to register a channel")
+        self.teardown.push("the channel's registration", self._unregister)
+
+    def _unregister(self) -> None:
+        client = self.gpu.client
+        record = client.struct("uvm_unregister_channel").record(
+            hClient=client.root, hChannel=self.handle
+        )
+        if "gpuUuid" in record.struct.fields:
+            record["gpuUuid"] = self.gpu.uuid
+        client.uvm(nv.UVM_UNREGISTER_CHANNEL, record, "to unregister a channel")
+
+    def begin(self) -> None:
+        """Submit what a channel needs once: its object, and where shaders see their memory."""
+        push = PushBuffer()
+        if self.copies:
+            push.set_object(COPY_SUBCHANNEL, self.kind)
+        else:
+            push.set_object(COMPUTE_SUBCHANNEL, self.kind)
+            push.set_windows(SHARED_WINDOW, LOCAL_WINDOW)
+        self.submit(push)
+
+    # Work.
+
+    def submit(self, push: PushBuffer) -> int:
+        """Hand words to the GPU and return the value that the timeline has when they are done.
+
+        Waits where the ring or the buffer of words is full.
+        """
+        if self._dead is not None:
+            raise DriverError("the channel is dead", found=self._dead)
+        value = self._last + 1
+        tail = PushBuffer()
+        tail.release(self.timeline.gpu_va, value)
+        words = push.words + tail.words
+        place = self._reserve(4 * len(words))
+        self._push[place // 4 : place // 4 + len(words)] = memoryview(array("I", words))
+        while len(self._in_flight) >= self.entries - 1:
+            self._retire()
+        self._ring[self._put] = (
+            self._push_va + place | m.GP_ENTRY_SUBROUTINE | len(words) << m.GP_ENTRY_LENGTH_SHIFT
+        )
+        self._put = (self._put + 1) % self.entries
+        self._last = value
+        self._in_flight.append(_InFlight(value, self._head))
+        # Stores to the GPU's memory are combined on their way: the pointer must not overtake the
+        # entry, nor the doorbell the pointer.
+        self.gpu.client.port.store(self._put_address, self._put)
+        self.gpu.ring(self._doorbell)
+        return value
+
+    def _reserve(self, nbytes: int) -> int:
+        """Return where in the buffer of words `nbytes` bytes in one piece are free."""
+        if nbytes > self._push_nbytes:
+            raise ArgumentError(
+                "the work does not fit into the pushbuffer",
+                found=f"{nbytes} bytes",
+                wanted=f"at most {self._push_nbytes}",
+            )
+        while True:
+            if not self._in_flight:
+                self._head = self._tail = 0
+            place = self._head % self._push_nbytes
+            skipped = self._push_nbytes - place if place + nbytes > self._push_nbytes else 0
+            if self._head + skipped + nbytes - self._tail <= self._push_nbytes:
+                self._head += skipped + nbytes
+                return (place + skipped) % self._push_nbytes
+            self._retire()
+
+    def _retire(self) -> None:
+        """Wait for the oldest submission and let go of what it held, and of others done by then."""
+        self.wait(self._in_flight[0].value)
+        done = self.timeline.value
+        while self._in_flight and self._in_flight[0].value <= done:
+            self._tail = self._in_flight.popleft().end
+
+    def wait(self, value: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Wait for a submission, the last one by default; raise DriverError if it never comes."""
+        try:
+            self.timeline.wait(self._last if value is None else value, timeout_s, self.check)
+        except DriverError as error:
+            self._dead = str(error)
+            raise
+
+    def check(self) -> None:
+        """Raise DriverError if the driver has reported an error of this channel."""
+        status = int.from_bytes(self._notifier[14:16], "little")
+        if status == 0xFFFF:
+            code = int.from_bytes(self._notifier[8:12], "little")
+            self._dead = fault_name(code)
+            raise DriverError(
+                "the GPU stopped the channel",
+                found=self._dead,
+                hint="the kernel log has the detail, as a line that begins with NVRM: Xid",
+            )
+
+    @property
+    def pointers(self) -> tuple[int, int]:
+        """How far the GPU has read the ring, and how far it was written; the first may lag."""
+        return self._userd[m.USERD_GP_GET // 4], self._userd[m.USERD_GP_PUT // 4]
+
+    def _drain(self) -> None:
+        if self._dead is None:
+            self.wait(timeout_s=5)
+
+    def close(self) -> None:
+        """Wait for the channel to be idle and free it."""
+        self.group.teardown.run(self._closing)
+        if self in self.group.channels:
+            self.group.channels.remove(self)

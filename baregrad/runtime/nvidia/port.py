@@ -1,0 +1,146 @@
+"""The seam to the kernel: open, ioctl, mmap, ordered stores. All above is the same on fakes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from baregrad.base.errors import DriverError, OutOfMemory
+from baregrad.runtime.nvidia.abi.layout import Record
+
+# mfence; mov [rdi], esi; ret, and for AArch64 dsb sy; str w1, [x0]; ret.
+_STORE_CODE = MappingProxyType({
+    "x86_64": bytes.fromhex("0faef0 8937 c3"),
+    "aarch64": bytes.fromhex("9f3f03d5 010000b9 c0035fd6"),
+})  # fmt: skip
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class Port(Protocol):
+    """What the runtime asks of the operating system; raises OSError where that says no."""
+
+    def open(self, path: str) -> int:
+        """Open a device node for reading and writing and return its descriptor."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Return whether a device node is there."""
+        ...
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        ...
+
+    def ioctl(self, fd: int, request: int, argument: Record, inner: Record | None = None) -> None:
+        """Call the driver with `argument`, which holds the address of `inner`, if there is one."""
+        ...
+
+    def map_device(self, fd: int, nbytes: int) -> int:
+        """Map what the driver attached to `fd` and return its address."""
+        ...
+
+    def map_memory(self, nbytes: int) -> int:
+        """Map zeroed pages of host memory and return their address."""
+        ...
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Undo one of the two maps."""
+        ...
+
+    def view(self, address: int, nbytes: int) -> memoryview:
+        """Return the bytes of mapped memory; they are gone once it is unmapped."""
+        ...
+
+    def store(self, address: int, value: int) -> None:
+        """Order all earlier writes, then store 32 bits."""
+        ...
+
+
+class KernelPort:
+    """The kernel driver of this machine."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        self._mmap = library.mmap
+        self._mmap.restype = ctypes.c_void_p
+        self._mmap.argtypes = (
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+            ctypes.c_int64,
+        )  # fmt: skip
+        self._munmap = library.munmap
+        self._munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        self._code = self._store_page()
+        place = ctypes.addressof(ctypes.c_char.from_buffer(self._code))
+        library.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        if library.mprotect(place, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
+            raise _os_error("mprotect")
+        prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
+        self._store: Callable[[int, int], None] = prototype(place)
+
+    @staticmethod
+    def _store_page() -> mmap.mmap:
+        code = _STORE_CODE.get(platform.machine())
+        if code is None:
+            raise DriverError("no doorbell code for this processor", found=platform.machine())
+        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        page[: len(code)] = code
+        return page
+
+    def open(self, path: str) -> int:
+        """Open a device node; the descriptor is not inherited by programs that we start."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def exists(self, path: str) -> bool:
+        """Return whether a device node is there."""
+        return Path(path).exists()
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+    def ioctl(self, fd: int, request: int, argument: Record, inner: Record | None = None) -> None:
+        """Call the driver; `inner` was written into `argument` by address already."""
+        fcntl.ioctl(fd, request, argument.padded())
+
+    def map_device(self, fd: int, nbytes: int) -> int:
+        """Map what the driver attached to `fd`."""
+        return self._map(nbytes, mmap.MAP_SHARED, fd)
+
+    def map_memory(self, nbytes: int) -> int:
+        """Map zeroed, shared pages: a fork does not copy them away from under the GPU."""
+        return self._map(nbytes, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, -1)
+
+    def _map(self, nbytes: int, flags: int, fd: int) -> int:
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        address: int | None = self._mmap(None, nbytes, access, flags, fd, 0)
+        if address is None or address == _MAP_FAILED:
+            if ctypes.get_errno() == errno.ENOMEM:
+                raise OutOfMemory("the host has no memory left to map", found=f"{nbytes} bytes")
+            raise _os_error("mmap")
+        return address
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Undo a map."""
+        if self._munmap(address, nbytes):
+            raise _os_error("munmap")
+
+    def view(self, address: int, nbytes: int) -> memoryview:
+        """Return the bytes of mapped memory."""
+        return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+
+    def store(self, address: int, value: int) -> None:
+        """Drain combined stores, then store 32 bits."""
+        self._store(address, value)
+
+
+def _os_error(call: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{call}: {os.strerror(number)}")
