@@ -19,9 +19,10 @@ from types import MappingProxyType
 from baregrad.base.bits import prod
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.runtime.nvidia.cubin import CubinKernel, Parameter
+from baregrad.runtime.nvidia.local_memory import STACK_RESERVED, WINDOW_NBYTES
 
-# The local window has 16 MiB, whose end the system keeps for itself.
-STACK_TOP = (16 << 20) - 0x240
+# Where stacks begin, counted from the begin of the window; they grow downwards.
+STACK_TOP = WINDOW_NBYTES - STACK_RESERVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baregrad.base.bits import round_up
 from baregrad.base.errors import FileFormatError, UnsupportedError
 from baregrad.runtime.nvidia.cubin_elf import (
     ElfFile,
@@ -24,10 +23,7 @@ from baregrad.runtime.nvidia.cubin_elf import (
     Relocation,
     read_elf,
 )
-
-# What the driver keeps at the top of each thread's stack, and the grain of its size.
-_STACK_RESERVED = 0x240
-_STACK_GRAIN = 32
+from baregrad.runtime.nvidia.local_memory import thread_nbytes
 
 _REGISTER_COUNT = 0x2F
 _MIN_STACK_SIZE = 0x12
@@ -87,7 +83,7 @@ class CubinKernel:
     @property
     def local_nbytes(self) -> int:
         """Bytes of local memory of one thread, with what the system takes of it."""
-        return round_up(self.stack_nbytes + _STACK_RESERVED, _STACK_GRAIN)
+        return thread_nbytes(self.stack_nbytes)
 
     def shared_total(self, dynamic_nbytes: int, reserved_nbytes: int, counted: bool) -> int:
         """Return the shared memory that one block takes in all.
