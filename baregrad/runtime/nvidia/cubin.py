@@ -35,6 +35,7 @@ _BARRIER_COUNT = 0x4C
 _CLUSTER = 0x3D
 _SYSTEM_CALLS = 0x46
 _SIZED = 4
+_NO_BOUND = 0xFFFFFFFF
 _CONSTANT = re.compile(r"\.nv\.constant(\d+)(?:\.(.+))?", re.DOTALL)
 _MAX_BANK = 17
 
@@ -82,7 +83,12 @@ class CubinKernel:
 
     @property
     def local_nbytes(self) -> int:
-        """Bytes of local memory of one thread, with what the system takes of it."""
+        """Bytes of local memory of one thread, with what the system takes of it.
+
+        Raises UnsupportedError for a kernel whose functions call themselves: nothing bounds that.
+        """
+        if self.stack_nbytes == _NO_BOUND:
+            raise UnsupportedError(f"the kernel {self.name!r} recurses, so its stack has no bound")
         return thread_nbytes(self.stack_nbytes)
 
     def shared_total(self, dynamic_nbytes: int, reserved_nbytes: int, counted: bool) -> int:

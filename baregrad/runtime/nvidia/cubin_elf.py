@@ -121,7 +121,7 @@ def _read_header(data: bytes) -> tuple[int, int]:
         raise FileFormatError("no cubin: not a 64-bit ELF file for NVIDIA GPUs")
     if kind == _RELOCATABLE:
         raise FileFormatError(
-            "a cubin is not linked", hint="compile without -rdc, or link it with nvlink"
+            "a cubin is not linked", hint="compile without -rdc, or link with nvlink"
         )
     if kind != _LINKED:
         raise FileFormatError("a cubin is of no known kind", found=kind, wanted=_LINKED)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from baregrad.base.bits import round_up
+from baregrad.base.bits import ceil_div, round_up
 from baregrad.base.errors import FileFormatError, UnsupportedError
 from baregrad.runtime.nvidia.cubin import Cubin, CubinKernel
 from baregrad.runtime.nvidia.cubin_elf import Relocation
@@ -16,9 +16,17 @@ ALIGNMENT = 256
 # The fetching of instructions runs past the last one.
 _TAIL_NBYTES = 4096
 
-# Names of cuobjdump: R_CUDA_64, R_CUDA_G64; R_CUDA_ABS32_LO_32, R_CUDA_ABS32_HI_32.
-_WHOLE_ADDRESS = (0x02, 0x04)
-_LOW_HALF, _HIGH_HALF = 0x38, 0x39
+# Where each kind of relocation puts an address: (lowest bit, width, bits dropped from the address).
+# The names are cuobjdump's; the last two are the targets of calls, in an instruction of 128 bits,
+# as nvdisasm prints them.
+_FORMS = MappingProxyType({
+    0x02: ((0, 64, 0),),  # R_CUDA_64
+    0x04: ((0, 64, 0),),  # R_CUDA_G64
+    0x38: ((32, 32, 0),),  # R_CUDA_ABS32_LO_32
+    0x39: ((32, 32, 32),),  # R_CUDA_ABS32_HI_32
+    0x3A: ((34, 47, 2),),  # R_CUDA_ABS47_34
+    0x4B: ((16, 8, 2), (34, 47, 10)),  # R_CUDA_ABS55_16_34
+})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +100,23 @@ def _offsets(cubin: Cubin) -> tuple[dict[int, int], int]:
 
 def _patch(data: bytearray, relocation: Relocation, target: int) -> None:
     """Fill in one address; an addend that the file keeps in place is taken from there."""
-    kind, at = relocation.kind, relocation.offset
-    if kind in _WHOLE_ADDRESS:
-        place, width = at, 8
-    elif kind in (_LOW_HALF, _HIGH_HALF):
-        # The upper half of an instruction's first word.
-        place, width = at + 4, 4
-    else:
+    pieces = _FORMS.get(relocation.kind)
+    if pieces is None:
         raise UnsupportedError(
             "a cubin has a relocation of no known kind",
-            found=f"{kind:#x}",
-            hint="compile with nvcc 12 or 13, without -rdc",
+            found=f"{relocation.kind:#x}",
+            hint="compile with nvcc 12 or 13, and link with its nvlink",
         )
-    if place + width > len(data):
-        raise FileFormatError("a relocation of a cubin lies outside its section", found=hex(at))
-    form = "<Q" if width == 8 else "<I"
+    begin = relocation.offset
+    end = begin + ceil_div(max(low + width for low, width, _ in pieces), 8)
+    if end > len(data):
+        raise FileFormatError("a relocation of a cubin lies outside its section", found=hex(begin))
+    bits = int.from_bytes(data[begin:end], "little")
     addend = relocation.addend
     if addend is None:
-        (addend,) = struct.unpack_from(form, data, place)
-    value = target + addend
-    if kind == _HIGH_HALF:
-        value >>= 32
-    struct.pack_into(form, data, place, value & ((1 << 8 * width) - 1))
+        addend = sum((bits >> low & (1 << width) - 1) << drop for low, width, drop in pieces)
+    value = target + addend & 0xFFFF_FFFF_FFFF_FFFF
+    for low, width, drop in pieces:
+        mask = (1 << width) - 1
+        bits = bits & ~(mask << low) | (value >> drop & mask) << low
+    data[begin:end] = bits.to_bytes(end - begin, "little")

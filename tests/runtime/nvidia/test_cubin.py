@@ -6,6 +6,7 @@ for the same files, and what the sources beside them say.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import struct
@@ -210,6 +211,39 @@ def test_halves_of_an_address_go_into_an_instruction() -> None:
         assert struct.unpack_from("<II", filled, at) == (0, target >> shift & 0xFFFFFFFF)
 
 
+def instruction(name: str, offset: int) -> int:
+    """Return one instruction of the kernel `calls`, 128 bits, as it lies in memory."""
+    at = image(name).entry(cubin(name).kernel("calls")) - BASE + offset
+    return int.from_bytes(memory(image(name))[at : at + 16], "little")
+
+
+@pytest.mark.parametrize("name,first,call", [
+    ("calls.sm_75.cuda13", 0x60, 0x80), ("calls.sm_90a.cuda13", 0x40, 0x60),
+])
+def test_calls_lead_to_other_functions(name: str, first: int, call: int) -> None:
+    """A call of an address, before it two moves of the address to return to.
+
+    Checked with nvdisasm: `MOV R20, 0x1070; MOV R21, 0x20; CALL.ABS.NOINC 0x2000001200` on sm_90a.
+    """
+    made, placed = cubin(name), image(name)
+    entry = placed.entry(made.kernel("calls"))
+    halves = [instruction(name, first + step) >> 32 & 0xFFFFFFFF for step in (0, 16)]
+    assert halves[0] | halves[1] << 32 == entry + call + 16
+    target = instruction(name, call) >> 34 & ((1 << 47) - 1)
+    if made.capability >= 90:
+        target = target << 8 | instruction(name, call) >> 16 & 0xFF
+    names = {section.name: index for index, section in made.sections.items()}
+    assert target << 2 == BASE + placed.offsets[names[".text._Z7tripledi"]]
+    assert made.kernel("calls").shared_nbytes == (32 if made.capability == 75 else 1056)
+
+
+def test_a_stack_without_bound_is_refused() -> None:
+    calls = cubin("calls.sm_75.cuda13").kernel("calls")
+    kernel = dataclasses.replace(calls, stack_nbytes=2**32 - 1)
+    with pytest.raises(UnsupportedError, match="recurses"):
+        _ = kernel.local_nbytes
+
+
 def test_what_comes_from_elsewhere_is_refused() -> None:
     """As a kernel that prints: a relocation names a function that the file does not hold."""
     data = bytearray(content("parts.sm_90a.cuda13"))
@@ -247,13 +281,16 @@ def test_cut_files_raise_only_our_error(name: str) -> None:
             read_all(data[:length])
 
 
+FUZZED = ("saxpy.sm_75.cuda13", "parts.sm_90a.cuda13", "calls.sm_75.cuda13")
+
+
 @pytest.mark.property
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
 )
 @given(data=st.data())
 def test_corrupted_files_raise_only_our_errors(data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(("saxpy.sm_75.cuda13", "parts.sm_90a.cuda13")))
+    name = data.draw(st.sampled_from(FUZZED))
     broken = bytearray(content(name))
     table_at, count = struct.unpack_from("<Q", broken, 40)[0], struct.unpack_from("<H", broken, 60)
     for _ in range(data.draw(st.integers(1, 4))):
