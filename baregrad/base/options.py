@@ -168,6 +168,10 @@ class Options:
         str, "llvm", "The language that CPU kernels are written in.", allowed=("llvm", "c"),
     )
     cc = Option(str, "", "The C compiler of CPU_RENDERER=c; empty means the first one found.")
+    cuda_home = Option(
+        str, "", "The CUDA toolkit whose ptxas and NVRTC to use; empty means the first one found.",
+        aliases=("CUDA_HOME",),
+    )
     ref_level = Option(
         str, "tensor", "The level that the REF device evaluates.",
         allowed=("tensor", "kernel", "loop", "linear"),

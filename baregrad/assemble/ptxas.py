@@ -1,0 +1,105 @@
+"""PTX text to a cubin, through ptxas of NVIDIA's CUDA toolkit.
+
+The program runs by itself: nothing of the vendor's is loaded into our process. Its version is part
+of the cache key, and so are the architecture and the flags.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.cuda_toolkit import find_program
+from baregrad.base.errors import CompileError
+
+# Contraction would fuse a*b+c behind our back and change bits: texts say `fma` where they mean it.
+DEFAULT_FLAGS = ("-O3", "-fmad=false")
+PACKAGE = "nvidia-cuda-nvcc"
+_FORMAT = "ptx-cubin-1"
+_TIMEOUT_S = 600.0
+
+
+class PtxAssembler:
+    """Turns PTX text into cubins for one architecture, such as "sm_90a".
+
+    `cache` may be None; `command` is a ptxas to use instead of the first one found. Raises
+    MissingDependency, when first used, where there is none.
+    """
+
+    def __init__(
+        self,
+        architecture: str,
+        cache: DiskCache | None = None,
+        command: str = "",
+        flags: tuple[str, ...] = DEFAULT_FLAGS,
+    ) -> None:
+        self.architecture = architecture
+        self.cache = cache
+        self.flags = flags
+        self._command = command
+        self._found: tuple[Path, str] | None = None
+
+    def assemble(self, text: str) -> bytes:
+        """Return the cubin of a PTX text; raise CompileError with the source if it is refused."""
+        if self.cache is None:
+            return self._build(text)
+        return self.cache.get_or_build(self.key(text), lambda: self._build(text))
+
+    @property
+    def version(self) -> str:
+        """Everything but the text that decides what comes out, for cache keys.
+
+        The place of the program is left out: the same release makes the same code anywhere.
+        """
+        _, told = self._program()
+        return "\n".join((told, self.architecture, *self.flags))
+
+    def key(self, text: str) -> str:
+        """Return the cache key of a text."""
+        return key_of(_FORMAT, self.version, text)
+
+    def disassemble(self, text: str) -> str:
+        """Return the machine code of a PTX text, through nvdisasm."""
+        program = find_program("nvdisasm", "nvidia-cuda-nvdisasm")
+        with tempfile.TemporaryDirectory(prefix="baregrad-ptx-") as folder:
+            path = Path(folder) / "kernel.cubin"
+            path.write_bytes(self.assemble(text))
+            told = _run([str(program), "-c", str(path)], "", text)
+        return told.decode(errors="replace")
+
+    def _program(self) -> tuple[Path, str]:
+        """Return the path of ptxas and what it says of its version."""
+        if self._found is None:
+            path = find_program("ptxas", PACKAGE, self._command)
+            told = _run([str(path), "--version"], "", "")
+            self._found = (path, told.decode(errors="replace"))
+        return self._found
+
+    def _build(self, text: str) -> bytes:
+        path, _ = self._program()
+        with tempfile.TemporaryDirectory(prefix="baregrad-ptx-") as folder:
+            output = Path(folder) / "kernel.cubin"
+            command = [str(path), f"-arch={self.architecture}", *self.flags, "-", "-o", str(output)]
+            _run(command, text, text)
+            return output.read_bytes()
+
+
+def _run(command: list[str], entered: str, source: str) -> bytes:
+    """Return what a program prints; raise CompileError with its complaints if it fails."""
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(
+            command, input=entered.encode(), capture_output=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{name} did not finish", source=source, log=str(error)) from error
+    if done.returncode != 0:
+        raise CompileError(
+            f"{name} {'refused a kernel' if source else 'failed'} (status {done.returncode})",
+            found=command[0],
+            source=source,
+            log=(done.stderr + done.stdout).decode(errors="replace"),
+        )
+    return done.stdout
