@@ -18,7 +18,7 @@ from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Range
-from baregrad.ir.op import ALU, COMPARE, STATEMENTS, Op, Ops
+from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops
 from baregrad.ir.shape import SHAPELESS, infer_shape
 
 Key = tuple[Op, DType, tuple["Node", ...], Any]
@@ -59,7 +59,7 @@ _create = object.__new__
 _CONST = Ops.CONST
 _RANGE = Ops.RANGE
 # Ops whose shape is that of their sources, ops without one, and ops that close ranges.
-_PLAIN = reduce(or_, (op.bit for op in ALU))
+_PLAIN = reduce(or_, (op.bit for op in ELEMENTWISE))
 _SHAPELESS = reduce(or_, (op.bit for op in SHAPELESS))
 _COMPARE = reduce(or_, (op.bit for op in COMPARE))
 _BOOL = dtypes.bool
@@ -118,17 +118,21 @@ class Node:
         mask = bit = op.bit
         ranges = NO_RANGES
         shape: tuple[Any, ...] = ()
+        mixed = False
         for child in src:
             mask |= child.mask
             below = child._ranges if child.op is not _RANGE else frozenset((child,))
             if below is not ranges and below:
                 ranges = ranges | below if ranges else below
-            if child.shape:
-                shape = child.shape
-        # Scalars are most of all nodes: an elementwise op on them is a scalar without asking.
+            theirs = child.shape
+            if theirs and theirs is not shape:
+                if shape and theirs != shape:
+                    mixed = True
+                shape = theirs
+        # An elementwise op on operands of one shape, or on scalars, has it without asking.
         if bit & _SHAPELESS:
             shape = ()
-        elif shape or not bit & _PLAIN:
+        elif mixed or not bit & _PLAIN:
             shape = infer_shape(op, dtype, src, arg)
             for extent in shape:
                 if extent.__class__ is not int:
@@ -233,7 +237,10 @@ def _closed(
         return found - {src[0]}
     if op in (Ops.OUT, Ops.KERNEL):
         return NO_RANGES
-    return frozenset(axis for axis in found if not axis.arg.is_tile)
+    for axis in found:
+        if axis.arg.is_tile:
+            return frozenset([one for one in found if not one.arg.is_tile])
+    return found
 
 
 # --- making nodes ------------------------------------------------------------------------------
