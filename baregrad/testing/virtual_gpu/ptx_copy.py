@@ -231,8 +231,8 @@ def _one(read: Reader, block: Block, thread: int) -> int:
 
 def _bulk_copy(decoder: Decoder, instruction: Instruction) -> Execute:
     """`cp.async.bulk` and `cp.reduce.async.bulk` of a run of bytes."""
-    loads = instruction.has("mbarrier")
-    if instruction.has("multicast"):
+    loads = instruction.begins("mbarrier")
+    if instruction.begins("multicast"):
         decoder.refuse(instruction, "a cluster of more than one block")
     target, source, size = instruction.operands[:3]
     to, _ = decoder.address(instruction, target)
@@ -302,8 +302,8 @@ def _from_shared(
 
 def _tensor_copy(decoder: Decoder, instruction: Instruction) -> Execute:
     """`cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor`, tiled."""
-    loads = instruction.has("mbarrier")
-    if instruction.has("multicast", "im2col", "im2col_no_offs"):
+    loads = instruction.begins("mbarrier")
+    if instruction.begins("multicast") or instruction.begins("im2col"):
         decoder.refuse(instruction, "multicast and im2col copies")
     operands = instruction.operands
     place, tensor = (operands[0], operands[1]) if loads else (operands[1], operands[0])
@@ -406,9 +406,7 @@ def _added(tensor: TensorMap, old: Array, values: Array) -> Array:
 def proxy_fence(decoder: Decoder, instruction: Instruction) -> Execute:
     """`fence`: of its kinds, `fence.proxy.async` lets bulk copies see what a thread stored."""
     guard = decoder.guard(instruction)
-    crosses = instruction.has("proxy") and any(
-        one.partition("::")[0] in ("async", "alias") for one in instruction.modifiers
-    )
+    crosses = instruction.has("proxy") and instruction.begins("async")
 
     def run(block: Block, index: Index) -> None:
         index = choose(guard, block, index)
