@@ -105,14 +105,14 @@ def _offsets(block: Block, index: Index, places: Array, space: str) -> Array:
 
 def mbarrier(decoder: Decoder, instruction: Instruction) -> Execute:
     """All `mbarrier` instructions."""
-    for name, build in (
-        ("init", _init), ("inval", _init), ("try_wait", _wait), ("test_wait", _wait),
-        ("arrive", _arrive), ("arrive_drop", _arrive), ("expect_tx", _expect),
-        ("complete_tx", _expect),
-    ):
-        if instruction.has(name):
-            return build(decoder, instruction)
-    decoder.refuse(instruction)
+    builders = {
+        "init": _init, "inval": _init, "try_wait": _wait, "test_wait": _wait, "arrive": _arrive,
+        "arrive_drop": _arrive, "expect_tx": _expect, "complete_tx": _expect,
+    }
+    kind = instruction.one_of(tuple(builders))
+    if not kind:
+        decoder.refuse(instruction)
+    return builders[kind](decoder, instruction)
 
 
 def _space(instruction: Instruction, named: str) -> str:

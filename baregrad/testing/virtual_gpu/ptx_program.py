@@ -1,7 +1,6 @@
 """Modules and kernels ready to run, and the launch.
 
-    module = Module.parse(text)
-    module.kernel("saxpy").launch(memory, grid=(4, 1, 1), block=(256, 1, 1), arguments=[n, x, y])
+`Module.parse(text).kernel("saxpy").launch(memory, (4,), (256,), [n, a, x, y])` changes `memory`.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class SharedRaces:
         known = self.known()
         what = known[threads].max(axis=0)
         self._tick(threads)
-        return what if into is None else np.maximum(what, into)
+        return np.asarray(what if into is None else np.maximum(what, into))
 
     def acquire(self, threads: Array, what: Array) -> None:
         """Let threads know what a barrier object carries."""

@@ -79,8 +79,8 @@ class TensorMap:
         `shared` is the address of the box in shared memory, on which the exchange of chunks acts.
         """
         counts = self.counts
-        axes = np.meshgrid(*[np.arange(one) for one in reversed(counts)], indexing="ij")
-        axes = [one.reshape(-1) for one in reversed(axes)]
+        grid = np.meshgrid(*[np.arange(one) for one in reversed(counts)], indexing="ij")
+        axes = [one.reshape(-1) for one in reversed(grid)]
         inside = np.ones(len(axes[0]), bool)
         address = np.full(len(axes[0]), self.address, np.int64)
         for axis, along in enumerate(axes):
@@ -102,4 +102,4 @@ def swizzle(addresses: Array, span: int) -> Array:
     if not span:
         return addresses
     mask = span // 16 - 1
-    return addresses ^ ((addresses >> 7 & mask) << 4)
+    return np.asarray(addresses ^ ((addresses >> 7 & mask) << 4))

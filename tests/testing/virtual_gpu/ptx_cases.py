@@ -125,8 +125,9 @@ def rounded_fraction(total: Fraction, mode: str) -> np.float32:
     near = np.float32(float(total)) if total else np.float32(0)
     around = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
     around = [one for one in around if np.isfinite(one)]
-    below = max((one for one in around if Fraction(float(one)) <= total), default=np.float32(-np.inf))
-    above = min((one for one in around if Fraction(float(one)) >= total), default=np.float32(np.inf))
+    infinity = np.float32(np.inf)
+    below = max((one for one in around if Fraction(float(one)) <= total), default=-infinity)
+    above = min((one for one in around if Fraction(float(one)) >= total), default=infinity)
     if mode == "rm":
         return below
     if mode == "rp":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +94,20 @@ def test_special_values_of_approximations() -> None:
     np.testing.assert_array_equal(lg2[:5], [np.inf, np.nan, np.nan, -np.inf, -np.inf])
     rcp = run("rcp.approx.ftz.f32 r, a;", ["f32"], "f32", [x])
     np.testing.assert_array_equal(rcp[:5], [0, -0.0, np.nan, np.inf, -np.inf])
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed")
+def test_the_vendor_accepts_these_instructions(tmp_path: Path) -> None:
+    texts = []
+    for number, case in enumerate(INTEGER_CASES + FLOAT_CASES):
+        text = kernel_text(case.body, list(case.sources), case.result)
+        head, _, rest = text.partition(".visible .entry one(")
+        texts.append(f"{head if not number else ''}.visible .entry k{number}({rest}")
+    file = tmp_path / "cases.ptx"
+    file.write_text("\n".join(texts))
+    command = ["ptxas", "-arch=sm_90a", str(file), "-o", str(tmp_path / "cases.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_f64_fma_is_rounded_once() -> None:

@@ -107,7 +107,8 @@ def test_half_pairs(module: Module) -> None:
 
 def test_mathematics(module: Module) -> None:
     x = 3 * normal(200)
-    found = launch(module, "mathematics", (2,), (128,), [x, zeros(200), zeros(200, dtype=float), 200])
+    empty = zeros(200), zeros(200, dtype=np.float64)
+    found = launch(module, "mathematics", (2,), (128,), [x, *empty, 200])
     v = x.astype(np.float64)
     erf = np.array([math.erf(one) for one in v])
     y = np.sin(v) + np.log(np.abs(v) + 1) + (np.abs(v) + 0.1) ** 1.5 + erf + 1 / np.hypot(v, 1)
@@ -196,7 +197,8 @@ def test_asynchronous_copies(module: Module) -> None:
 @pytest.mark.parametrize("architecture", ["sm_90a"])
 def test_the_source_compiled_now_runs_too(architecture: str, tmp_path: Path) -> None:
     out = tmp_path / "fresh.ptx"
-    command = ["nvcc", "-ptx", f"-arch={architecture}", str(KERNELS / "compiled.cu"), "-o", str(out)]
+    source = str(KERNELS / "compiled.cu")
+    command = ["nvcc", "-ptx", f"-arch={architecture}", source, "-o", str(out)]
     subprocess.run(command, check=True, capture_output=True)
     fresh = Module.parse(out.read_text())
     test_every_kernel_is_decoded(fresh)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -299,3 +302,17 @@ def test_descriptors_of_wide_rows() -> None:
     """A 128-byte swizzle: four instructions along K step by 32 bytes within one tile."""
     offsets = descriptor_offsets(descriptor(0, 1024, 128), 16, 16, 2, False)
     assert offsets[9, 3] == 1024 + 128 + 6
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("text", [
+    COPY.replace("BYTES", "128"),
+    BULK.replace("FENCE", FENCE).replace("GROUP", GROUP),
+    wgmma_kernel(64, WAIT, 1, descriptor(16, 256, 32), descriptor(2048, 1024, 128)),
+], ids=["tensor copy", "bulk copy", "wgmma"])
+def test_the_vendor_accepts_these_kernels(text: str, tmp_path: Path) -> None:
+    (tmp_path / "one.ptx").write_text(text)
+    command = ["ptxas", "-arch=sm_90a", str(tmp_path / "one.ptx"), "-o", str(tmp_path / "cubin")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "serialized" not in done.stderr

@@ -110,8 +110,10 @@ def test_mma(result: str, left: str, right: str, depth: int) -> None:
 def test_integer_mma_saturates_when_asked() -> None:
     words = np.full((32, 10), 0x7F7F7F7F, np.uint32)
     words[:, 6:] = 0x7FFFFF00
-    text = "mma.sync.aligned.m16n8k32.row.col{}.s32.s8.s8.s32 {{o0, o1, o2, o3}}, " \
+    text = (
+        "mma.sync.aligned.m16n8k32.row.col{}.s32.s8.s8.s32 {{o0, o1, o2, o3}}, "
         "{{i0, i1, i2, i3}}, {{i4, i5}}, {{i6, i7, i8, i9}};"
+    )
     assert (run_warp(words, 4, text.format(".satfinite")) == 0x7FFFFFFF).all()
     wrapped = (0x7FFFFF00 + 32 * 127 * 127) & 0xFFFFFFFF
     assert (run_warp(words, 4, text.format("")) == wrapped).all()
