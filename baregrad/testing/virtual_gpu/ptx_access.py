@@ -100,7 +100,7 @@ _OPERATIONS: Final = (
 )
 
 
-def _change(decoder: Decoder, instruction: Instruction, row: PtxType) -> Change:
+def change_of(decoder: Decoder, instruction: Instruction, row: PtxType) -> Change:
     """Return what an atomic makes of [old, operand, second operand]."""
     name = instruction.one_of(_OPERATIONS)
     lane = row.lane or row.name
@@ -151,7 +151,7 @@ def atomic(decoder: Decoder, instruction: Instruction) -> Execute:
     if target is not None:
         items = _parts(decoder, instruction, target)
         writers = [decoder.write(instruction, one, row) for one in items]
-    change = _change(decoder, instruction, row)
+    change = change_of(decoder, instruction, row)
     width = row.nbytes
 
     def run(block: Block, index: Index) -> None:
@@ -235,9 +235,15 @@ def nothing(decoder: Decoder, instruction: Instruction) -> Execute:
     return lambda block, index: None
 
 
+def cache_policy(decoder: Decoder, instruction: Instruction) -> Execute:
+    """`createpolicy`: a number that caches read, and nobody else."""
+    write = decoder.write(instruction, instruction.operands[0], TYPES["b64"])
+    return lambda block, index: write(block, index, np.zeros(1, np.uint64))
+
+
 ACCESSES: Final = MappingProxyType({
     "ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic,
     "cvta": convert_address, "isspacep": is_space, "prefetch": nothing, "prefetchu": nothing,
-    "discard": nothing, "applypriority": nothing, "membar": nothing, "fence": nothing,
-    "nanosleep": nothing, "griddepcontrol": nothing, "createpolicy": nothing,
+    "discard": nothing, "applypriority": nothing, "membar": nothing,
+    "nanosleep": nothing, "griddepcontrol": nothing, "createpolicy": cache_policy,
 })

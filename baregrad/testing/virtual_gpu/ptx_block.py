@@ -283,20 +283,20 @@ class Block:
 
     def _locate_global(self, addresses: Array, index: Index, nbytes: int) -> Located:
         found, outside = self.memory.locate(addresses, nbytes)
-        if outside < 0:
-            return [(region, addresses[which] - region.base, which) for region, which in found]
-        # The program's own variables are few, and looked at last.
-        inside, outside = self.program.globals.locate(addresses, nbytes)
-        if outside < 0:
-            return [(region, addresses[which] - region.base, which) for region, which in inside]
-        found, outside = self.memory.locate(addresses, nbytes)
-        address = int(addresses[outside])
-        self.fault(
-            OutOfBoundsAccess,
-            f"an access of {nbytes} bytes outside all allocations, {self.memory.near(address)}",
-            int(self.ids(index)[outside]),
-            address,
-        )
+        if outside >= 0:
+            # The module's own variables are few, and looked at last.
+            own, missing = self.program.globals.locate(addresses, nbytes)
+            if missing >= 0:
+                address = int(addresses[outside])
+                where = self.memory.near(address)
+                self.fault(
+                    OutOfBoundsAccess,
+                    f"an access of {nbytes} bytes outside all allocations, {where}",
+                    int(self.ids(index)[outside]),
+                    address,
+                )
+            found = own
+        return [(region, addresses[which] - region.base, which) for region, which in found]
 
     def _locate_window(
         self, space: str, offsets: Array, index: Index, nbytes: int, which: Array

@@ -157,7 +157,7 @@ def _pack(decoder: Decoder, instruction: Instruction, to: PtxType, source: PtxTy
     def function(high: Array, low: Array) -> Array:
         upper = _narrow(instruction, decode(high, source.name), lane.name, mode).astype(wide)
         lower = _narrow(instruction, decode(low, source.name), lane.name, mode).astype(wide)
-        return upper << wide.type(lane.bits) | lower
+        return np.asarray(upper << wide.type(lane.bits) | lower)
 
     return assemble(decoder, instruction, function, (source, source), to)
 
@@ -284,17 +284,21 @@ def set_value(decoder: Decoder, instruction: Instruction) -> Execute:
 def select(decoder: Decoder, instruction: Instruction) -> Execute:
     """`selp`: one of two values, by a predicate."""
     row = decoder.type_of(instruction)
-    return assemble(
-        decoder, instruction, lambda a, b, p: np.where(p, a, b), (row, row, TYPES["pred"]), row
-    )
+
+    def function(a: Array, b: Array, chosen: Array) -> Array:
+        return np.where(chosen, a, b)
+
+    return assemble(decoder, instruction, function, (row, row, TYPES["pred"]), row)
 
 
 def select_by_sign(decoder: Decoder, instruction: Instruction) -> Execute:
     """`slct`: one of two values, by a number's sign."""
     row, by = decoder.type_of(instruction, -2), decoder.type_of(instruction, -1)
-    return assemble(
-        decoder, instruction, lambda a, b, c: np.where(c >= 0, a, b), (row, row, by), row
-    )
+
+    def function(a: Array, b: Array, sign: Array) -> Array:
+        return np.where(sign >= 0, a, b)
+
+    return assemble(decoder, instruction, function, (row, row, by), row)
 
 
 CONVERSIONS: Final = MappingProxyType({

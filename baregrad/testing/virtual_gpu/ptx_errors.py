@@ -1,14 +1,14 @@
 """What the PTX interpreter raises: faults that name the line, the thread and the address.
 
-    KernelFault                  a kernel did what it must not
-    ├── OutOfBoundsAccess        no allocation holds the address
-    ├── MisalignedAccess         an address is no multiple of the access's size
-    ├── UninitialisedRead        memory, or a register, that nobody wrote
-    ├── SharedMemoryRace         two threads meet in shared memory with no barrier between
-    ├── DivergentBarrier         threads that must arrive together do not
-    ├── KernelHang               nobody can go on, or the budget of instructions is spent
-    └── IllegalInstruction       operands that the hardware refuses when it runs
-    UnsupportedInstruction       correct PTX that this interpreter does not know
+KernelFault                      a kernel did what it must not
+├── OutOfBoundsAccess        no allocation holds the address
+├── MisalignedAccess         an address is no multiple of the access's size
+├── UninitialisedRead        memory, or a register, that nobody wrote
+├── SharedMemoryRace         two threads meet in shared memory with no barrier between
+├── DivergentBarrier         threads that must arrive together do not
+├── KernelHang               nobody can go on, or the budget of instructions is spent
+└── IllegalInstruction       operands that the hardware refuses when it runs
+UnsupportedInstruction           correct PTX that this interpreter does not know
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ times the error that the manual allows (APPROXIMATIONS), so a test may ask for t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -34,7 +34,7 @@ Function = Callable[..., Array]
 
 _NAN: Final = np.uint32(0x7FFFFFFF).view(np.float32)
 # Functions by name: NumPy's, and the documented error: (relative, absolute) for f32.
-APPROXIMATIONS: Final = MappingProxyType({
+APPROXIMATIONS: Final[Mapping[str, tuple[Function, float, float]]] = MappingProxyType({
     "ex2": (np.exp2, 2.0**-22, 0.0),
     "lg2": (np.log2, 0.0, 2.0**-22),
     "sin": (np.sin, 0.0, 2.0**-20.5),
@@ -297,7 +297,7 @@ def sign_operation(decoder: Decoder, instruction: Instruction) -> Execute:
     def function(a: Array) -> Array:
         raw = np.ascontiguousarray(a).view(dtype)
         raw = raw & ~sign if instruction.opcode == "abs" else raw ^ sign
-        return raw.view(a.dtype)
+        return np.asarray(raw.view(a.dtype))
 
     return build(decoder, instruction, row, function, 1)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def multiply_high(row: PtxType) -> Function:
 
         def narrow(a: Array, b: Array) -> Array:
             product = a.astype(wide) * b.astype(wide)
-            return (product >> wide.type(row.bits)).astype(row.numpy)
+            return np.asarray((product >> wide.type(row.bits)).astype(row.numpy))
 
         return narrow
 
@@ -67,7 +67,7 @@ def multiply_high(row: PtxType) -> Function:
         high = (left >> half) * (right >> half) + (cross >> half) + (other >> half)
         if row.kind == "s":
             high = high - np.where(a < 0, right, 0) - np.where(b < 0, left, 0)
-        return high.view(row.numpy)
+        return np.asarray(high.view(row.numpy))
 
     return halves
 
@@ -85,10 +85,11 @@ def add_or_subtract(decoder: Decoder, instruction: Instruction) -> Execute:
     if instruction.has("cc") or instruction.opcode.endswith("c"):
         return _with_carry(decoder, instruction, row, minus)
     plain: Function = np.subtract if minus else np.add
+    function = by_lanes(row, plain)
     if instruction.has("sat"):
-        function: Function = lambda a, b: clamp_sum(a, -b.astype(np.int64) if minus else b)  # noqa: E731
-    else:
-        function = by_lanes(row, plain)
+        def function(a: Array, b: Array) -> Array:
+            return clamp_sum(a, -b.astype(np.int64) if minus else b)
+
     return assemble(decoder, instruction, function, (row, row), row)
 
 
@@ -149,7 +150,7 @@ def _multiply_24(row: PtxType, high: bool) -> Function:
         left = ((a << eight) >> eight).astype(wide)
         right = ((b << eight) >> eight).astype(wide)
         product = left * right
-        return (product >> wide.type(16 if high else 0)).astype(row.numpy)
+        return np.asarray((product >> wide.type(16 if high else 0)).astype(row.numpy))
 
     return function
 
@@ -215,7 +216,7 @@ def dot_product(decoder: Decoder, instruction: Instruction) -> Execute:
         if not four:
             columns = columns[:, start:start + 2]
         total = (rows * columns).sum(axis=1) + c.astype(np.int64)
-        return total.astype(np.uint32).view(result.numpy)
+        return np.asarray(total.astype(np.uint32).view(result.numpy))
 
     return assemble(decoder, instruction, function, (left, right, result), result)
 
@@ -230,14 +231,15 @@ def count_bits(decoder: Decoder, instruction: Instruction) -> Execute:
     def leading(a: Array) -> Array:
         # The exponent of an integer below 2^32 is exact in float64; take wide ones by halves.
         wide = a.astype(np.uint64)
-        top, low = (wide >> np.uint64(32)).astype(float), (wide & np.uint64(2**32 - 1)).astype(float)
+        top = (wide >> np.uint64(32)).astype(np.float64)
+        low = (wide & np.uint64(2**32 - 1)).astype(np.float64)
         length = np.where(top > 0, np.frexp(top)[1] + 32, np.frexp(low)[1])
         return np.asarray(length, np.int64)
 
     def function(a: Array) -> Array:
         if instruction.opcode == "popc":
             octets = np.ascontiguousarray(a).view(np.uint8).reshape(-1, row.nbytes)
-            return np.unpackbits(octets, axis=1).sum(axis=1, dtype=np.uint32)
+            return np.asarray(np.unpackbits(octets, axis=1).sum(axis=1, dtype=np.uint32))
         if instruction.opcode == "clz":
             return (row.bits - leading(a.view(UNSIGNED[row.bits]))).astype(np.uint32)
         size = np.where(a < 0, ~a, a).view(UNSIGNED[row.bits])
@@ -259,7 +261,7 @@ def reverse_bits(decoder: Decoder, instruction: Instruction) -> Execute:
                             (4, 0x0F0F0F0F0F0F0F0F)):
             keep = dtype(mask & ((1 << row.bits) - 1))
             a = (a >> dtype(shift)) & keep | (a & keep) << dtype(shift)
-        return a.byteswap()
+        return np.asarray(a.byteswap())
 
     return assemble(decoder, instruction, function, (row,), row)
 
@@ -274,9 +276,11 @@ def shift(decoder: Decoder, instruction: Instruction) -> Execute:
         beyond = distance > last
         by = np.minimum(distance, np.uint32(last)).astype(row.numpy)
         if left:
-            return np.where(beyond, row.numpy.type(0), a << by)
+            return np.asarray(np.where(beyond, row.numpy.type(0), a << by))
         moved = a >> by
-        return moved if row.kind == "s" else np.where(beyond, row.numpy.type(0), moved)
+        return np.asarray(
+            moved if row.kind == "s" else np.where(beyond, row.numpy.type(0), moved)
+        )
 
     return assemble(decoder, instruction, function, (row, TYPES["u32"]), row)
 
@@ -291,7 +295,7 @@ def funnel_shift(decoder: Decoder, instruction: Instruction) -> Execute:
         pair = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
         amount = by.astype(np.uint64)
         amount = np.uint64(32) - amount if left else amount
-        return (pair >> amount).astype(np.uint32)
+        return np.asarray((pair >> amount).astype(np.uint32))
 
     return assemble(decoder, instruction, function, (row, row, row), row)
 
@@ -315,7 +319,7 @@ def extract_field(decoder: Decoder, instruction: Instruction) -> Execute:
             wide = np.minimum(count, np.maximum(row.bits - start.astype(np.int64), 0))
             extension = ~_low_bits(wide.astype(np.uint32), row.bits)
             found = np.where((sign == 1) & (count > 0), found | extension, found)
-        return found.view(row.numpy)
+        return np.asarray(found.view(row.numpy))
 
     return assemble(decoder, instruction, function, (row, TYPES["u32"], TYPES["u32"]), row)
 
@@ -324,7 +328,7 @@ def _low_bits(count: Array, bits: int) -> Array:
     """Return integers whose lowest `count` bits are ones."""
     dtype = UNSIGNED[bits].type
     within = np.minimum(count, np.uint32(bits - 1)).astype(dtype)
-    return np.where(count >= bits, ~dtype(0), (dtype(1) << within) - dtype(1))
+    return np.asarray(np.where(count >= bits, ~dtype(0), (dtype(1) << within) - dtype(1)))
 
 
 def insert_field(decoder: Decoder, instruction: Instruction) -> Execute:
@@ -342,7 +346,7 @@ def insert_field(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, function, (row, row, u32, u32), row)
 
 
-_PERMUTE_MODES: Final = MappingProxyType({
+_PERMUTE_MODES: Final[Mapping[str, Callable[[Array, int], Any]]] = MappingProxyType({
     "f4e": lambda n, i: (n & 3) + i,
     "b4e": lambda n, i: ((n & 3) - i) & 7,
     "rc8": lambda n, i: n & 3,

@@ -28,19 +28,28 @@ Writer = Callable[[Block, Index, Array], None]
 Execute = Callable[[Block, Index], None]
 
 
-def _axis(block: Block, axis: int) -> Array:
-    x, y, _ = block.shape
-    return np.asarray((block.threads, block.threads // x, block.threads // (x * y))[axis] % (
-        (x, y, 1 << 31)[axis]
-    ))
+def _thread_axis(axis: int) -> Callable[[Block], Array]:
+    def make(block: Block) -> Array:
+        x, y, z = block.shape
+        inner = (1, x, x * y)[axis]
+        return np.asarray(block.threads // inner % (x, y, z)[axis])
+
+    return make
 
 
-def _lane_mask(block: Block, which: str) -> Array:
-    lane = (block.threads % WARP).astype(np.uint64)
-    one = np.uint64(1) << lane
-    below = one - np.uint64(1)
-    masks = {"eq": one, "lt": below, "le": below | one, "gt": ~(below | one), "ge": ~below}
-    return masks[which] & np.uint64(0xFFFFFFFF)
+def _dimension(field: str, axis: int) -> Callable[[Block], Array]:
+    return lambda block: np.full(block.count, getattr(block, field)[axis])
+
+
+def _lane_mask(which: str) -> Callable[[Block], Array]:
+    def make(block: Block) -> Array:
+        lane = (block.threads % WARP).astype(np.uint64)
+        one = np.uint64(1) << lane
+        below = one - np.uint64(1)
+        masks = {"eq": one, "lt": below, "le": below | one, "gt": ~(below | one), "ge": ~below}
+        return np.asarray(masks[which] & np.uint64(0xFFFFFFFF))
+
+    return make
 
 
 def _constant(value: int) -> Callable[[Block], Array]:
@@ -70,17 +79,15 @@ def _specials() -> dict[str, Callable[[Block], Array]]:
         "%is_explicit_cluster": _constant(0),
     }
     for axis, letter in enumerate("xyz"):
-        found[f"%tid.{letter}"] = lambda block, axis=axis: _axis(block, axis)  # type: ignore[misc]
+        found[f"%tid.{letter}"] = _thread_axis(axis)
         for name, field in (("ntid", "shape"), ("ctaid", "place"), ("nctaid", "grid")):
-            found[f"%{name}.{letter}"] = lambda block, field=field, axis=axis: np.full(  # type: ignore[misc]
-                block.count, getattr(block, field)[axis]
-            )
+            found[f"%{name}.{letter}"] = _dimension(field, axis)
         found[f"%clusterid.{letter}"] = found[f"%ctaid.{letter}"]
         found[f"%nclusterid.{letter}"] = found[f"%nctaid.{letter}"]
         found[f"%cluster_ctaid.{letter}"] = _constant(0)
         found[f"%cluster_nctaid.{letter}"] = _constant(1)
     for which in ("eq", "lt", "le", "gt", "ge"):
-        found[f"%lanemask_{which}"] = lambda block, which=which: _lane_mask(block, which)  # type: ignore[misc]
+        found[f"%lanemask_{which}"] = _lane_mask(which)
     return found
 
 
@@ -152,12 +159,13 @@ class Decoder:
 
     def label(self, instruction: Instruction, name: Operand) -> int:
         """Return the place of the instruction that a label stands before."""
-        if isinstance(name, Name):
-            for one in self.kernel.chain(instruction.scope):
-                found = self.kernel.labels.get((one, name.text))
-                if found is not None:
-                    return found
-        self.refuse(instruction, f"no label {name}")
+        if not isinstance(name, Name):
+            self.refuse(instruction, "a branch goes to a label")
+        scopes = self.kernel.chain(instruction.scope)
+        keys = [(one, name.text) for one in scopes if (one, name.text) in self.kernel.labels]
+        if not keys:
+            self.refuse(instruction, f"no label {name.text}")
+        return self.kernel.labels[keys[0]]
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -251,11 +259,7 @@ class Decoder:
         make = _SPECIALS.get(name)
         if make is None:
             self.refuse(instruction, f"{name} is no register, variable or special register")
-
-        def read(block: Block, index: Index) -> Array:
-            return np.asarray(block.special(name, make)[index].astype(dtype))
-
-        return read
+        return lambda block, index: np.asarray(block.special(name, make)[index].astype(dtype))
 
     # ---- writing --------------------------------------------------------------------------------
 
@@ -285,7 +289,7 @@ class Decoder:
             array = block.registers[number]
             if array is None:
                 array = block.registers[number] = np.full(
-                    block.count, True if storage == bool else 0xA5A5A5A5A5A5A5A5 & (
+                    block.count, True if storage.kind == "b" else 0xA5A5A5A5A5A5A5A5 & (
                         (1 << 8 * storage.itemsize) - 1), storage
                 )
             if not direct or view is storage:

@@ -1,7 +1,6 @@
 """Modules and kernels ready to run, and the launch.
 
-    module = Module.parse(text)
-    module.kernel("saxpy").launch(memory, grid=(4, 1, 1), block=(256, 1, 1), arguments=[n, x, y])
+`Module.parse(text).kernel("saxpy").launch(memory, (4,), (256,), [n, a, x, y])` changes `memory`.
 """
 
 from __future__ import annotations
@@ -19,8 +18,11 @@ from baregrad.testing.virtual_gpu import ptx_float as floats
 from baregrad.testing.virtual_gpu.ptx_access import ACCESSES, nothing
 from baregrad.testing.virtual_gpu.ptx_block import Block
 from baregrad.testing.virtual_gpu.ptx_convert import CONVERSIONS
+from baregrad.testing.virtual_gpu.ptx_copy import COPY_CONTROL
 from baregrad.testing.virtual_gpu.ptx_flow import FLOW
 from baregrad.testing.virtual_gpu.ptx_integer import INTEGER
+from baregrad.testing.virtual_gpu.ptx_matrix import MATRIX_CONTROL
+from baregrad.testing.virtual_gpu.ptx_mbarrier import MBARRIER_CONTROL
 from baregrad.testing.virtual_gpu.ptx_memory import MODULE_WINDOW, Memory
 from baregrad.testing.virtual_gpu.ptx_operands import Decoder, Execute, guarded
 from baregrad.testing.virtual_gpu.ptx_parse import parse_module, type_nbytes
@@ -32,6 +34,7 @@ from baregrad.testing.virtual_gpu.ptx_syntax import (
 )
 from baregrad.testing.virtual_gpu.ptx_types import TYPES
 from baregrad.testing.virtual_gpu.ptx_warp import WARP_CONTROL, active_mask
+from baregrad.testing.virtual_gpu.ptx_wgmma import WARPGROUP_CONTROL
 
 Argument = int | float | bytes | np.generic | npt.NDArray[Any]
 Shape = tuple[int, int, int]
@@ -43,6 +46,10 @@ _FLOATS: Final = MappingProxyType({
     "min": floats.extreme, "max": floats.extreme, "abs": floats.sign_operation,
     "neg": floats.sign_operation, "copysign": floats.copy_sign, "testp": floats.test_property,
     **dict.fromkeys(floats.APPROXIMATIONS, floats.transcendental),
+})
+_CONTROL: Final = MappingProxyType({
+    **FLOW, **WARP_CONTROL, **MATRIX_CONTROL, **MBARRIER_CONTROL, **COPY_CONTROL,
+    **WARPGROUP_CONTROL,
 })
 MAX_THREADS: Final = 1024
 MAX_SHARED: Final = 232_448
@@ -241,10 +248,8 @@ class Module:
 
 def _prepare(decoder: Decoder, instruction: Instruction) -> Step:
     name = instruction.opcode
-    if name in FLOW:
-        return Step(FLOW[name](decoder, instruction), True)
-    if name in WARP_CONTROL:
-        return Step(WARP_CONTROL[name](decoder, instruction), True)
+    if name in _CONTROL:
+        return Step(_CONTROL[name](decoder, instruction), True)
     if name == "pragma":
         return Step(nothing(decoder, instruction), False)
     build = ACCESSES.get(name) or CONVERSIONS.get(name)
@@ -262,6 +267,10 @@ def _granule(instructions: list[Instruction]) -> int:
     """Return the bytes of the smallest access that may touch shared memory."""
     smallest = 16
     for one in instructions:
+        if one.opcode == "wgmma" or "tensor" in one.modifiers:
+            # Their elements may be as small as bytes.
+            half = one.has("f16", "bf16") or one.opcode == "cp"
+            smallest = min(smallest, 2 if half else 1 if one.has("mma_async") else 16)
         if one.opcode in ("ld", "st", "atom", "red") and not one.has("global", "param", "const"):
             name = next((each for each in reversed(one.modifiers) if each in TYPES), "b8")
             smallest = min(smallest, type_nbytes(name))

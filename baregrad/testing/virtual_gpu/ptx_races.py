@@ -38,6 +38,8 @@ class SharedRaces:
         self._write_atomic = np.zeros(count, bool)
         self._readers = np.full((2, count), -1, np.int32)
         self._read_clocks = np.zeros((2, count), np.int32)
+        # Ordinary stores that no fence has shown to bulk copies yet.
+        self._hidden = np.zeros(count, bool)
         # While only whole blocks have met, one number says what everybody knows.
         self._epoch = 1
         self._known: Array | None = None
@@ -76,7 +78,7 @@ class SharedRaces:
         known = self.known()
         what = known[threads].max(axis=0)
         self._tick(threads)
-        return what if into is None else np.maximum(what, into)
+        return np.asarray(what if into is None else np.maximum(what, into))
 
     def acquire(self, threads: Array, what: Array) -> None:
         """Let threads know what a barrier object carries."""
@@ -195,8 +197,20 @@ class SharedRaces:
         self._writer[places] = agents
         self._write_clock[places] = self._own_clocks(by) if copy is None else copy[1]
         self._write_atomic[places] = atomic
+        self._hidden[places] = copy is None
         self._readers[:, places] = -1
         return None
+
+    def fence(self, threads: Array) -> None:
+        """Show what threads stored to bulk copies (`fence.proxy.async`)."""
+        if self._hidden.any():
+            self._hidden &= ~np.isin(self._writer, threads)
+
+    def unfenced(self, offsets: Array, nbytes: int) -> int | None:
+        """Return a thread whose store to these bytes no fence has shown, None if there is none."""
+        places, _ = self._spread(offsets, nbytes)
+        hidden = self._hidden[places]
+        return int(self._writer[places][int(np.argmax(hidden))]) if hidden.any() else None
 
     def _own_clocks(self, threads: Array) -> Array:
         if self._known is None:

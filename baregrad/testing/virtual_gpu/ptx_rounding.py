@@ -49,6 +49,7 @@ def decode(codes: Array, name: str) -> Array:
 
 def encode(values: Array, name: str) -> Array:
     """Return the codes of float64 values, to nearest even, NaN as PTX's canonical one."""
+    codes: Array
     if name == "f16":
         codes = values.astype(np.float16).view(np.uint16)
     elif name == "f32":
@@ -117,7 +118,7 @@ def round_pair(high: Array, low: Array | float, name: str, mode: str = "rn") -> 
     else:
         shrink, grow = (over < 0) & negative, (over < 0) & ~negative
     magnitude = magnitude - shrink.astype(codes.dtype) * dtype(quantum)
-    return magnitude + grow.astype(codes.dtype) * dtype(quantum) | sign
+    return np.asarray(magnitude + grow.astype(codes.dtype) * dtype(quantum) | sign)
 
 
 def _ties_away(high: Array, codes: Array, rounded: Array, quantum: int) -> Array:

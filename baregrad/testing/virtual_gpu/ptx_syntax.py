@@ -64,6 +64,10 @@ class Instruction:
         """Whether it carries any of the modifiers."""
         return any(one in self.modifiers for one in modifiers)
 
+    def begins(self, prefix: str) -> bool:
+        """Whether a modifier is `prefix`, or `prefix` and more after a `::`."""
+        return any(one.partition("::")[0] == prefix for one in self.modifiers)
+
     def one_of(self, options: tuple[str, ...], default: str = "") -> str:
         """Return the first modifier that is among `options`."""
         return next((one for one in self.modifiers if one in options), default)
