@@ -81,7 +81,10 @@ class KernelPort:
         place = ctypes.addressof(ctypes.c_char.from_buffer(self._code))
         library.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         if library.mprotect(place, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
-            raise _os_error("mprotect")
+            raise DriverError(
+                f"no page may be made executable: {os.strerror(ctypes.get_errno())}",
+                hint="a security policy may forbid programs that make code (SELinux execmem)",
+            )
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
         self._store: Callable[[int, int], None] = prototype(place)
 

@@ -112,8 +112,9 @@ class FakePort:
     def store(self, address: int, value: int) -> None:
         ctypes.c_uint32.from_address(address).value = value
         if self._doorbell and address == self._doorbell + nv.NVC361_NOTIFY_CHANNEL_PENDING:
-            if not self.stalled:
-                self._run(self.channels[value])
+            assert value in self.channels
+            while not self.stalled and any(self._run(c) for c in self.channels.values()):
+                pass
 
     def ioctl(self, fd: int, request: int, argument: Record, inner: Record | None = None) -> None:
         name = argument.struct.name
@@ -181,9 +182,10 @@ class FakePort:
     def _do_NVOS00_PARAMETERS(self, fd: int, call: Record, params: Record | None) -> None:
         handle = call["hObjectOld"]
         children = [h for h, (_, parent) in self.objects.items() if parent == handle]
-        assert not children, "an object is freed before its children"
         mapped = [va for va, (_, owner) in self.ranges.items() if owner == handle]
-        assert not mapped, "memory is freed while the GPU maps it"
+        if not self.fail:
+            assert not children, "an object is freed before its children"
+            assert not mapped, "memory is freed while the GPU maps it"
         self.objects.pop(handle)
         memory = self.memory.pop(handle, None)
         if memory is not None:
@@ -279,7 +281,9 @@ class FakePort:
                 return self.memory[handle].address + gpu_va - base
         raise LookupError(hex(gpu_va))
 
-    def _run(self, channel: FakeChannel) -> None:
+    def _run(self, channel: FakeChannel) -> bool:
+        """Run a channel until it has no work, or waits, or faults; return whether it did any."""
+        before = channel.get
         put = ctypes.c_uint32.from_address(channel.userd + 0x8C).value
         while channel.get != put:
             where = self.host_address(channel.ring_va) + 8 * channel.get
@@ -288,13 +292,14 @@ class FakePort:
             data = ctypes.string_at(self.host_address(entry & 0xFFFFFFFFFC), 4 * count)
             try:
                 self._execute(channel, struct.unpack(f"<{count}I", data))
+            except BlockingIOError:
+                break
             except LookupError:
-                struct.pack_into(
-                    "<QIHH", self.view(channel.notifier, 16), 0, 1, 31, 0, 0xFFFF
-                )
-                return
+                struct.pack_into("<QIHH", self.view(channel.notifier, 16), 0, 1, 31, 0, 0xFFFF)
+                break
             channel.get = (channel.get + 1) % channel.entries
             ctypes.c_uint32.from_address(channel.userd + 0x88).value = channel.get
+        return channel.get != before
 
     def _execute(self, channel: FakeChannel, words: tuple[int, ...]) -> None:
         place = 0
@@ -312,7 +317,12 @@ class FakePort:
         if subchannel == 0:
             state = channel.semaphore
             state[method] = data
-            if method == 0x6C and data & 7 == 1:
+            if method == 0x6C and data & 7 == 3:
+                where = self.host_address(state[0x60] << 32 | state[0x5C])
+                if ctypes.c_uint64.from_address(where).value < state[0x68] << 32 | state[0x64]:
+                    # An entry that waits begins with its wait, so it can be run again.
+                    raise BlockingIOError
+            elif method == 0x6C and data & 7 == 1:
                 where = self.host_address(state[0x60] << 32 | state[0x5C])
                 value = state[0x68] << 32 | state[0x64]
                 struct.pack_into("<QQ", self.view(where, 16), 0, value, time.perf_counter_ns())

@@ -87,8 +87,10 @@ _METHODS = (
     (methods.COMPUTE, "compute", ("C5C0", "C6C0", "C7C0", "C9C0", "CBC0", "CDC0", "CEC0")),
     (methods.HOST, "host", ("C46F", "C56F", "C76F")),
 )
+# The driver's own headers have the newer ones of the host unit.
+_HOST_CLASSES = ("C86F", "C96F", "CA6F")
 # Bits are compared with these alone: a field for addresses is narrower in older classes.
-_WHOLE = ("C8B5", "CBC0", "C76F")
+_WHOLE = ("C8B5", "CBC0", *_HOST_CLASSES)
 
 
 def probe_text(structs: Iterable[Struct], headers: Iterable[str]) -> str:
@@ -145,30 +147,34 @@ def differences(structs: Iterable[Struct], found: dict[str, tuple[int, ...]]) ->
 def check_class(folder: Path, kind: str, table: Mapping[str, methods.Method]) -> list[str]:
     """Return in what a table of methods differs from the header of class `kind`.
 
-    A method that the class does not have is no difference.
+    A method or a part that the header does not have is no difference.
     """
-    lines = ["#include <stdio.h>", '#include "nvtypes.h"', f'#include "cl{kind.lower()}.h"', "int main(void) {"]
+    header = f"cl{kind.lower()}.h"
+    lines = ["#include <stdio.h>", '#include "nvtypes.h"', f'#include "{header}"']
+    lines.append("int main(void) {")
     for method in table.values():
         macro = f"NV{kind}_{method.name}"
         lines.append(f"#ifdef {macro}")
         lines.append(f'printf("{method.name} %u\\n", (unsigned)({macro}));')
         for part in method.parts if kind in _WHOLE else ():
             bits = f"{macro}_{part}"
+            lines.append(f"#ifdef {bits}")
             lines.append(f'printf("{method.name}.{part} %d %d\\n", (1?{bits}), (0?{bits}));')
+            lines.append("#endif")
         lines.append("#endif")
     lines.append("}")
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
+    with tempfile.TemporaryDirectory() as folder_name:
+        work = Path(folder_name)
         (work / "nvtypes.h").write_text("typedef unsigned NvU32; typedef unsigned char NvU8;\n")
         found = run_probe("\n".join(lines) + "\n", [folder, work], work)
     wrong = []
-    for method in table.values():
+    for name, method in table.items():
         address = found.get(method.name, (method.address,))
         if address != (method.address,):
-            wrong.append(f"{method.name}: {method.address:#x} here, {address[0]:#x} there")
-        for part, bits in method.parts.items():
-            if found.get(f"{method.name}.{part}", bits) != bits:
-                wrong.append(f"{method.name}.{part}: {bits} here, others there")
+            wrong.append(f"{name}: {method.address:#x} here, {address[0]:#x} there")
+        for part, place in method.parts.items():
+            if found.get(f"{name}.{part}", place) != place:
+                wrong.append(f"{name}.{part}: {place} here, others there")
     return wrong
 
 
@@ -187,7 +193,12 @@ def check_tag(repository: Path, tag: str) -> list[str]:
         folders = [work / folder for folder in _FOLDERS]
         present = [h for h in _HEADERS if any((folder / h).exists() for folder in folders)]
         found = run_probe(probe_text(structs, present), folders, work)
-    return list(differences(structs, found))
+        wrong = list(differences(structs, found))
+        classes = folders[0] / "class"
+        for kind in _HOST_CLASSES:
+            if (classes / f"cl{kind.lower()}.h").exists():
+                wrong += check_class(classes, kind, methods.HOST)
+    return wrong
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -89,7 +89,7 @@ REGISTER_FD = struct("nv_ioctl_register_fd_t", "nv-ioctl.h:124", 4, "0 i32 ctl_f
 
 # What an allocation takes, by class.
 
-DEVICE = struct("NV0080_ALLOC_PARAMETERS", "class/cl0080.h", 56, """
+DEVICE = struct("NV0080_ALLOC_PARAMETERS", "class/cl0080.h:54", 56, """
     0  u32 deviceId
     4  u32 hClientShare
     8  u32 hTargetClient
@@ -151,7 +151,7 @@ CHANNEL_304 = struct("NV_CHANNEL_ALLOC_PARAMS", "alloc/alloc_channel.h:296", 304
 CHANNEL_360 = struct("NV_CHANNEL_ALLOC_PARAMS", "alloc/alloc_channel.h:296", 360, _CHANNEL_HEAD)
 CHANNEL_368 = struct("NV_CHANNEL_ALLOC_PARAMS", "alloc/alloc_channel.h:296", 368, _CHANNEL_HEAD)
 # Release 610 inserts a handle after hVASpace (gvisor pkg/abi/nvgpu/classes.go:506).
-CHANNEL_376 = struct("NV_CHANNEL_ALLOC_PARAMS", "alloc/alloc_channel.h", 376, """
+CHANNEL_376 = struct("NV_CHANNEL_ALLOC_PARAMS", "gvisor classes.go:510", 376, """
     0   u32 hObjectError
     4   u32 hObjectBuffer
     8   u64 gpFifoOffset
@@ -229,7 +229,7 @@ CLASS_LIST = struct("NV0080_CTRL_GPU_GET_CLASSLIST_PARAMS",
 """)
 
 # An element of the list that the call above fills.
-WORD = struct("NvU32", "nvtypes.h:195", 4, "0 u32 value")
+WORD = struct("NvU32", "nvtypes.h:159", 4, "0 u32 value")
 
 GID_INFO = struct("NV2080_CTRL_GPU_GET_GID_INFO_PARAMS",
                   "ctrl/ctrl2080/ctrl2080gpu.h:1785", 268, """
@@ -246,7 +246,7 @@ GR_INFO_LIST = struct("NV2080_CTRL_GR_GET_INFO_PARAMS", "ctrl/ctrl2080/ctrl2080g
     24 u64 grRouteInfo.route
 """)
 
-GR_INFO = struct("NV2080_CTRL_GR_INFO", "ctrl/ctrl2080/ctrl2080gr.h:86", 8, """
+GR_INFO = struct("NV2080_CTRL_GR_INFO", "ctrl/ctrlxxxx.h:71", 8, """
     0  u32 index
     4  u32 data
 """)
