@@ -11,6 +11,8 @@ from baregrad.apps.compile_time import measure_in_processes
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "compile_time.json"
 GROWTH = 1.2
+ATTEMPTS = 4
+NAMES = ("ours_units", "median_kernel_units")
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +20,22 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
     return measure_in_processes(tmp_path_factory.mktemp("cache"))
 
 
-def test_compile_time_has_not_grown(figures: dict[str, dict[str, float]]) -> None:
-    """In units of interpreter work timed beside it, so that the machine's speed cancels."""
+def test_compile_time_has_not_grown(
+    figures: dict[str, dict[str, float]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In units of interpreter work timed beside it, so that the machine's speed cancels.
+
+    What else the machine does in the meantime does not: the best of a few measurements counts.
+    """
     recorded = json.loads(RECORD.read_text())["cold"]
-    for name in ("ours_units", "median_kernel_units"):
-        if figures["cold"][name] <= GROWTH * recorded[name]:
-            continue
-        pytest.fail(f"{name}: {figures['cold'][name]:.2f}, recorded {recorded[name]:.2f}")
+    best = dict(figures["cold"])
+    for _ in range(ATTEMPTS - 1):
+        if all(best[name] <= GROWTH * recorded[name] for name in NAMES):
+            return
+        again = measure_in_processes(tmp_path_factory.mktemp("again"))["cold"]
+        best = {name: min(best[name], again[name]) for name in NAMES}
+    for name in NAMES:
+        assert best[name] <= GROWTH * recorded[name], (name, best[name], recorded[name])
 
 
 def test_no_more_kernels_than_recorded(figures: dict[str, dict[str, float]]) -> None:
