@@ -145,8 +145,14 @@ def test_the_wrong_parity_at_the_start() -> None:
 
 
 def test_too_few_bytes_expected() -> None:
-    with pytest.raises(KernelHang):
+    """The phase ends with the first of the two copies, so the second is read too early."""
+    with pytest.raises(SharedMemoryRace, match="asynchronous copy"):
         run(64 * 5, broken(f"[mf], {2 * TILE};", f"[mf], {TILE};"))
+
+
+def test_too_many_bytes_expected() -> None:
+    with pytest.raises(KernelHang, match="waits for a phase"):
+        run(64 * 5, broken(f"[mf], {2 * TILE};", f"[mf], {3 * TILE};"))
 
 
 def test_one_arrival_too_many() -> None:
