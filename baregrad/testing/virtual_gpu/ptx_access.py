@@ -245,5 +245,6 @@ ACCESSES: Final = MappingProxyType({
     "ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic,
     "cvta": convert_address, "isspacep": is_space, "prefetch": nothing, "prefetchu": nothing,
     "discard": nothing, "applypriority": nothing, "membar": nothing,
-    "nanosleep": nothing, "griddepcontrol": nothing, "createpolicy": cache_policy,
+    "setmaxnreg": nothing, "nanosleep": nothing, "griddepcontrol": nothing,
+    "createpolicy": cache_policy,
 })

@@ -2,8 +2,7 @@
 
 All threads at the lowest program counter run together, so branches that part meet again where the
 text does. A thread waits at a warp's instruction until those that it names are there, at a barrier
-until the block is. Source of the model: PTX ISA, "Independent thread scheduling" is not assumed to
-be fair there, but here every thread is run now and then, so a thread may wait for a variable.
+until the block is. Every thread is run now and then, so that one may wait for what another writes.
 """
 
 from __future__ import annotations

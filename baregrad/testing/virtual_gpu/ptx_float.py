@@ -98,9 +98,22 @@ def rounded(operation: str, name: str, mode: str) -> Function:
 
     def through_pairs(*operands: Array) -> Array:
         parts = [decode(one, name) for one in operands]
-        return values_of(round_pair(*exact_pair(operation, parts), name, mode), name)
+        high, low = exact_pair(operation, parts)
+        if mode == "rm":
+            high = _zero_rounded_down(operation, parts, high)
+        return values_of(round_pair(high, low, name, mode), name)
 
     return through_pairs
+
+
+def _zero_rounded_down(operation: str, parts: list[Array], high: Array) -> Array:
+    """Return sums with a zero as -0, which it is toward minus infinity, but for 0 + 0."""
+    if operation == "mul":
+        return high
+    left = parts[0] * parts[1] if operation == "fma" else parts[0]
+    right = -parts[1] if operation == "sub" else parts[-1]
+    below = (high == 0) & (np.signbit(left) | np.signbit(right))
+    return np.where(below, -0.0, high)
 
 
 def _double(operation: str, mode: str, parts: tuple[Array, ...]) -> Array:

@@ -22,7 +22,6 @@ from baregrad.testing.virtual_gpu.ptx_syntax import Instruction, Operand, Vector
 from baregrad.testing.virtual_gpu.ptx_types import TYPES, Array
 from baregrad.testing.virtual_gpu.ptx_warp import meeting
 
-# Row bytes and types of the shapes that exist here; the result types that each may have.
 _SHAPE: Final = re.compile(r"m16n8k(\d+)")
 _ELEMENTS: Final = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8")
 

@@ -82,8 +82,9 @@ def complete_copy(
 ) -> None:
     """Take the bytes of a copy that has arrived off those pending."""
     if copy is not None and block.races is not None:
-        if one.clock is None:
-            one.clock = np.zeros(2 * block.count, np.int32)
+        # A new array: the old one may be what the waiters of the last phase are to know.
+        before = one.clock
+        one.clock = np.zeros(2 * block.count, np.int32) if before is None else before.copy()
         one.clock[copy[0]] = max(int(one.clock[copy[0]]), copy[1])
     one.bytes -= nbytes
     settle(block, one)

@@ -330,7 +330,13 @@ class Decoder:
         if slot is None:
             found = self.variable(operand.base, instruction.scope)
             if found is None:
-                self.refuse(instruction, f"no variable {operand.base.text}")
+                # Parameters that a body declares are those of the functions that it calls.
+                scopes = self.kernel.chain(instruction.scope)
+                calls = any((one, operand.base.text) in self.kernel.variables for one in scopes)
+                self.refuse(
+                    instruction,
+                    "a call of a function" if calls else f"no variable {operand.base.text}",
+                )
             place = np.array([found[1] + offset], np.int64)
             return (lambda block, index: place), found[0].space
         row = TYPES[f"u{TYPES[slot[1]].bits}"]

@@ -19,6 +19,7 @@ from baregrad.testing.virtual_gpu.ptx_access import ACCESSES, nothing
 from baregrad.testing.virtual_gpu.ptx_block import Block
 from baregrad.testing.virtual_gpu.ptx_convert import CONVERSIONS
 from baregrad.testing.virtual_gpu.ptx_copy import COPY_CONTROL
+from baregrad.testing.virtual_gpu.ptx_errors import UnsupportedInstruction
 from baregrad.testing.virtual_gpu.ptx_flow import FLOW
 from baregrad.testing.virtual_gpu.ptx_integer import INTEGER
 from baregrad.testing.virtual_gpu.ptx_matrix import MATRIX_CONTROL
@@ -71,6 +72,12 @@ class Program:
         self.instructions = list(kernel.instructions)
         self._end()
         self.globals = globals_
+        if int(np.prod(kernel.directives.get("reqnctapercluster", (1,)))) > 1:
+            first = self.instructions[0]
+            raise UnsupportedInstruction(
+                "the PTX interpreter runs clusters of one block only",
+                line=first.line, text=first.text,
+            )
         places = dict(module_places)
         self.parameters, self.parameter_nbytes = _lay_out(kernel.parameters, 0)
         places.update(self.parameters)
@@ -247,6 +254,14 @@ class Module:
 
 
 def _prepare(decoder: Decoder, instruction: Instruction) -> Step:
+    try:
+        return _build(decoder, instruction)
+    except (IndexError, KeyError, ValueError):
+        # Operands or modifiers that the form does not have: another form, not known here.
+        decoder.refuse(instruction, "this form of it is not known")
+
+
+def _build(decoder: Decoder, instruction: Instruction) -> Step:
     name = instruction.opcode
     if name in _CONTROL:
         return Step(_CONTROL[name](decoder, instruction), True)

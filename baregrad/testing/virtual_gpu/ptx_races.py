@@ -178,7 +178,10 @@ class SharedRaces:
         by = np.repeat(threads, count) if count > 1 else threads
         writers = self._writer[places]
         agents = by if copy is None else np.full(len(places), copy[0], np.int32)
-        bad = (writers >= 0) & (writers != agents)
+        bad = writers >= 0
+        if copy is None:
+            # Of a thread's own accesses the later comes after; of its copies not so.
+            bad &= writers != agents
         if bad.any():
             if atomic:
                 bad &= ~self._write_atomic[places]

@@ -95,9 +95,9 @@ def warpgroup(decoder: Decoder, instruction: Instruction) -> Execute:
 def _together(body: Callable[[Block, Array], None]) -> Execute:
     def run(block: Block, index: Index) -> None:
         ids = block.ids(index)
-        if block.count % GROUP:
-            block.fault(DivergentBarrier, "wgmma needs warps in whole groups of four")
         for group in np.unique(ids // GROUP):
+            if (group + 1) * GROUP > block.count:
+                block.fault(DivergentBarrier, "wgmma in a warp that is of no group of four")
             mine = ids[ids // GROUP == group]
             if len(mine) < GROUP:
                 block.state[mine] = AT_WARP

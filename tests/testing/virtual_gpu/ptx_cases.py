@@ -140,6 +140,33 @@ def rounded_fraction(total: Fraction, mode: str) -> np.float32:
     return below if low < high else above
 
 
+def exact(operation: Callable[..., Fraction], mode: str) -> Callable[..., Any]:
+    """An operation on f32 by rational arithmetic; zeros and what is not finite as NumPy has it."""
+
+    def over(*arrays: Any) -> Any:
+        out = []
+        for row in zip(*arrays, strict=True):
+            numbers = [float(one) for one in row]
+            if not np.isfinite(numbers).all() or 0 in numbers:
+                wide = [np.float64(one) for one in numbers]
+                out.append(np.float32(operation(*wide)))
+            else:
+                total = operation(*map(Fraction, numbers))
+                out.append(rounded_fraction(total, mode) if total else np.float32(0))
+        return np.array(out, np.float32)
+
+    return over
+
+
+def root_below(a: Any) -> Any:
+    """The largest f32 whose square is at most `a`."""
+    out = np.sqrt(a.astype(np.float64)).astype(np.float32)
+    for place, value in enumerate(out):
+        if np.isfinite(value) and Fraction(float(value)) ** 2 > Fraction(float(a[place])):
+            out[place] = np.nextafter(value, np.float32(0))
+    return out
+
+
 def bf16(values: Any) -> Any:
     return values.astype(ml_dtypes.bfloat16)
 
@@ -293,6 +320,16 @@ FLOAT_CASES = [
     Case("add.sat.f32 r, a, b;", F2, "f32", lambda a, b: np.nan_to_num(np.clip(a + b, 0, 1))),
     *[Case(f"fma.{mode}.f32 r, a, b, c;", F3, "f32", exact_fma(mode))
       for mode in ("rn", "rz", "rm", "rp")],
+    *[Case(f"{name}.{mode}.f32 r, a, b;", F2, "f32", exact(function, mode))
+      for name, function in (
+          ("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("mul", lambda a, b: a * b),
+          ("div", lambda a, b: a / b))
+      for mode in ("rz", "rm", "rp")],
+    Case("sqrt.rz.f32 r, a;", ("f32",), "f32", root_below),
+    Case("cvt.rna.tf32.f32 r, a;", ("f32",), "f32", lambda a: np.where(
+        np.isfinite(a), (a.view(np.uint32) + 0x1000 & 0xFFFFE000).view(np.float32), a)),
+    Case("add.rp.f64 r, a, b;", ("f64", "f64"), "f64", lambda a, b: np.array([
+        above_double(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)])),
     Case("add.f64 r, a, b;", ("f64", "f64"), "f64", lambda a, b: a + b),
     Case("div.rn.f32 r, a, b;", F2, "f32", lambda a, b: a / b),
     Case("sqrt.rn.f32 r, a;", ("f32",), "f32", np.sqrt),
@@ -352,6 +389,13 @@ FLOAT_CASES = [
         ml_dtypes.float8_e4m3fn).astype(np.float16).view(np.uint32)),
     Case("mov.b32 r, {a, b};", ("b16", "b16"), "b32", whole(lambda a, b: a | b << 16, 32)),
 ]
+
+
+def above_double(a: float, b: float) -> float:
+    total = a + b
+    if np.isfinite([a, b, total]).all() and Fraction(total) < Fraction(a) + Fraction(b):
+        return float(np.nextafter(total, np.inf))
+    return total
 
 
 def ftz(a: Any) -> Any:

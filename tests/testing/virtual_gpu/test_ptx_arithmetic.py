@@ -110,6 +110,13 @@ def test_the_vendor_accepts_these_instructions(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_zeros_rounded_down() -> None:
+    a = np.full(COUNT, 1.5, np.float32)
+    for body, sign in (("sub.rm.f32 r, a, a;", True), ("sub.rn.f32 r, a, a;", False)):
+        found = run(body, ["f32"], "f32", [a])
+        assert (found == 0).all() and (np.signbit(found) == sign).all()
+
+
 def test_f64_fma_is_rounded_once() -> None:
     a = np.full(COUNT, 1.0 + 2.0**-30)
     c = -(a * a)

@@ -107,7 +107,8 @@ def test_malformed_text_names_its_line() -> None:
 
 @pytest.mark.parametrize("line", [
     "tex.2d.v4.f32.f32 {r, r, r, r}, [r, {r, r}];", "add.u99 r, r, r;", "frobnicate.b32 r, r;",
-    "mov.u32 r, undeclared;", "add.u64 r, r, r;", "bra NOWHERE;", "cvt.rn.f16x2.s32 r, r;",
+    "mov.u32 r, undeclared;", "{ .param .b32 p; st.param.b32 [p], r; }",
+    "shfl.up.b32 r, r, 1, 0;", "add.u64 r, r, r;", "bra NOWHERE;", "cvt.rn.f16x2.s32 r, r;",
 ])
 def test_what_is_not_known_is_refused_when_decoded(line: str) -> None:
     text = f".visible .entry f() {{\n .reg .b32 r;\n {line}\n ret; }}"
