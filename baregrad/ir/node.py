@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from _weakref import _remove_dead_weakref as _remove_dead  # type: ignore[attr-defined]
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, reduce
 from operator import or_
@@ -44,8 +45,8 @@ class _Interned:
 
     def forget(self, entry: _Entry) -> None:
         """Drop an entry whose node died, unless an equal node has taken its place."""
-        if self.table.get(entry.key) is entry:
-            del self.table[entry.key]
+        # One lookup, and no other thread can put a node in between the look and the removal.
+        _remove_dead(self.table, entry.key)
 
 
 _interned = _Interned()
