@@ -8,11 +8,12 @@ list are found by identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
+from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
 from baregrad.ir.node import Node, rebuild, toposort
 from baregrad.ir.op import MOVEMENT, Ops
@@ -143,15 +144,13 @@ def _unbind_arg(arg: Any, variables: dict[str, int], memo: dict[Node, Node]) -> 
     """An attribute with the variables inside its dimensions unbound."""
     if isinstance(arg, Node):
         return _unbind_dim(arg, variables, memo)
-    if isinstance(arg, tuple):
-        return tuple(_unbind_arg(item, variables, memo) for item in arg)
-    fields = getattr(arg, "__dataclass_fields__", None)
-    if fields is None or type(arg).__name__ in ("Monoid", "Reduce", "Scan", "Scatter"):
+    fields = attribute_fields(type(arg))
+    if fields is None:
+        if isinstance(arg, tuple):
+            return tuple(_unbind_arg(item, variables, memo) for item in arg)
         return arg
-    changes = {}
-    for name in fields:
-        old = getattr(arg, name)
-        new = _unbind_arg(old, variables, memo)
-        if new is not old and new != old:
-            changes[name] = new
-    return replace(arg, **changes) if changes else arg
+    if type(arg).__name__ in ("Monoid", "Reduce", "Scan", "Scatter"):
+        return arg
+    old = [getattr(arg, field.name) for field in fields]
+    new = [_unbind_arg(value, variables, memo) for value in old]
+    return arg if new == old else type(arg)(*new)

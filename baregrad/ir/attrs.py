@@ -1,12 +1,16 @@
 """Typed attributes of nodes: small frozen values that compare by content.
 
+Those of which every kernel has many are named tuples, which are hashed without running Python: a
+node's attribute is hashed each time the node is looked up. Code that tells attributes from plain
+tuples asks `attribute_fields`. The others are dataclasses.
+
 Attributes of the GPU levels (layouts, roles, pipes) live in `layout.py` and `protocol.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from baregrad.ir.layout import Layout
@@ -49,8 +53,7 @@ class BufferRef:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(NamedTuple):
     """The `slot`-th argument array of a program, row-major with this shape."""
 
     slot: int
@@ -67,8 +70,7 @@ class Var:
     hi: int
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """An axis of a kernel.
 
     `id` is canonical within a kernel; `axis` names its class for schedules, as in "M" or "K".
@@ -138,8 +140,7 @@ class Window:
     extent: int | Node = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(NamedTuple):
     """A reduction: its monoid and, at the tensor level, its axes (kept out of the result's shape).
 
     At the kernel level `axes` is empty and the sources are the values followed by the ranges.
@@ -183,8 +184,7 @@ class Stage:
     id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Out:
+class Out(NamedTuple):
     """How OUT writes: None overwrites, a monoid accumulates into what is there."""
 
     monoid: Monoid | None = None
@@ -203,8 +203,7 @@ class KernelInfo:
     shared_nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Alloc:
+class Alloc(NamedTuple):
     """A buffer of the loop level, private to the kernel. `id` tells equal ones apart."""
 
     id: int
@@ -215,16 +214,14 @@ class Alloc:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reg:
+class Reg(NamedTuple):
     """A virtual register of the linear level; `width` lanes of the node's dtype."""
 
     id: int
     width: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """A memory access of the linear level.
 
     `width` lanes, `stride` elements apart, from the offset plus `at` elements; addresses are

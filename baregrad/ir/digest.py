@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from baregrad.dtypes import DType
+from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Op
 
@@ -40,10 +41,10 @@ def stable_repr(arg: object) -> str:
         return "@" + digest(arg)
     if isinstance(arg, DType | Op):
         return arg.name
+    fields = attribute_fields(type(arg))
+    if fields is not None:
+        inside = ",".join(stable_repr(getattr(arg, one.name)) for one in fields)
+        return f"{type(arg).__name__}({inside})"
     if isinstance(arg, tuple):
         return "(" + ",".join(stable_repr(item) for item in arg) + ")"
-    fields = getattr(arg, "__dataclass_fields__", None)
-    if fields is not None:
-        inside = ",".join(stable_repr(getattr(arg, name)) for name in fields)
-        return f"{type(arg).__name__}({inside})"
     return repr(arg)

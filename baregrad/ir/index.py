@@ -14,7 +14,7 @@ from typing import Any
 from baregrad.dtypes import dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.digest import digest
-from baregrad.ir.node import Node, alu, const
+from baregrad.ir.node import Node, alu, const, make_node
 from baregrad.ir.op import Ops
 
 Dim = int | Node
@@ -100,13 +100,13 @@ def from_linear(terms: Terms, constant: int) -> Node:
     total: Node | None = None
     for atom in atoms:
         scale = terms[atom]
-        term = atom if scale == 1 else Node(Ops.MUL, _INDEX, (atom, const(scale, _INDEX)))
-        total = term if total is None else Node(Ops.ADD, _INDEX, (total, term))
+        term = atom if scale == 1 else make_node(Ops.MUL, _INDEX, (atom, const(scale, _INDEX)))
+        total = term if total is None else make_node(Ops.ADD, _INDEX, (total, term))
     if total is None:
         return const(constant, _INDEX)
     if constant == 0:
         return total
-    return Node(Ops.ADD, _INDEX, (total, const(constant, _INDEX)))
+    return make_node(Ops.ADD, _INDEX, (total, const(constant, _INDEX)))
 
 
 def _recombine(terms: Terms) -> Terms:

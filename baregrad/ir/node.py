@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from _weakref import _remove_dead_weakref as _remove_dead  # type: ignore[attr-defined]
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, reduce
 from operator import or_
@@ -44,8 +45,8 @@ class _Interned:
 
     def forget(self, entry: _Entry) -> None:
         """Drop an entry whose node died, unless an equal node has taken its place."""
-        if self.table.get(entry.key) is entry:
-            del self.table[entry.key]
+        # One lookup, and no other thread can put a node in between the look and the removal.
+        _remove_dead(self.table, entry.key)
 
 
 _interned = _Interned()
@@ -104,56 +105,7 @@ class Node:
 
     def __new__(cls, op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None) -> Node:
         """Return the one node of these fields; the shape rule of `op` may raise ShapeError."""
-        key: Key = (op, dtype, src, arg if op is not _CONST else _const_key(arg))
-        entry = _find(key)
-        if entry is not None:
-            found = entry()
-            if found is not None:
-                return found
-        node = _create(cls)
-        node.op = op
-        node.dtype = dtype
-        node.src = src
-        node.arg = arg
-        mask = bit = op.bit
-        ranges = NO_RANGES
-        shape: tuple[Any, ...] = ()
-        mixed = False
-        for child in src:
-            mask |= child.mask
-            below = child._ranges if child.op is not _RANGE else frozenset((child,))
-            if below is not ranges and below:
-                ranges = ranges | below if ranges else below
-            theirs = child.shape
-            if theirs and theirs is not shape:
-                if shape and theirs != shape:
-                    mixed = True
-                shape = theirs
-        # An elementwise op on operands of one shape, or on scalars, has it without asking.
-        if bit & _SHAPELESS:
-            shape = ()
-        elif mixed or not bit & _PLAIN:
-            shape = infer_shape(op, dtype, src, arg)
-            for extent in shape:
-                if extent.__class__ is not int:
-                    mask |= extent.mask
-            if op is Ops.SHRINK or op is Ops.PAD:
-                mask |= _symbolic_mask(arg)
-        node.shape = shape
-        node._ranges = ranges if not ranges or not bit & _CLOSING else _closed(op, src, arg, ranges)
-        node.mask = mask
-        node._bounds = None
-        node._memo = None
-        entry = _Entry(node, _forget)
-        entry.key = key
-        while True:
-            held = _insert(key, entry)
-            if held is entry:
-                return node
-            other = held()
-            if other is not None:
-                return other
-            _forget(held)
+        return make_node(op, dtype, src, arg)
 
     @property
     def ranges(self) -> frozenset[Node]:
@@ -201,6 +153,60 @@ class Node:
             f"the truth of a symbolic value is not known: {self!r}. Compare it with bounds(), "
             "or give the variable a value first"
         )
+
+
+def make_node(op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None) -> Node:
+    """What `Node(...)` returns, for code that makes many: calling a class costs more than this."""
+    key: Key = (op, dtype, src, arg if op is not _CONST else _const_key(arg))
+    entry = _find(key)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found
+    node = _create(Node)
+    node.op = op
+    node.dtype = dtype
+    node.src = src
+    node.arg = arg
+    mask = bit = op.bit
+    ranges = NO_RANGES
+    shape: tuple[Any, ...] = ()
+    mixed = False
+    for child in src:
+        mask |= child.mask
+        below = child._ranges if child.op is not _RANGE else frozenset((child,))
+        if below is not ranges and below:
+            ranges = ranges | below if ranges else below
+        theirs = child.shape
+        if theirs and theirs is not shape:
+            if shape and theirs != shape:
+                mixed = True
+            shape = theirs
+    # An elementwise op on operands of one shape, or on scalars, has it without asking.
+    if bit & _SHAPELESS:
+        shape = ()
+    elif mixed or not bit & _PLAIN:
+        shape = infer_shape(op, dtype, src, arg)
+        for extent in shape:
+            if extent.__class__ is not int:
+                mask |= extent.mask
+        if op is Ops.SHRINK or op is Ops.PAD:
+            mask |= _symbolic_mask(arg)
+    node.shape = shape
+    node._ranges = ranges if not ranges or not bit & _CLOSING else _closed(op, src, arg, ranges)
+    node.mask = mask
+    node._bounds = None
+    node._memo = None
+    entry = _Entry(node, _forget)
+    entry.key = key
+    while True:
+        held = _insert(key, entry)
+        if held is entry:
+            return node
+        other = held()
+        if other is not None:
+            return other
+        _forget(held)
 
 
 def _symbolic_mask(arg: Any) -> int:
@@ -254,7 +260,7 @@ def const(value: bool | int | float, dtype: DType) -> Node:
         canonical = int(value)
         found = _find_small(canonical)
         if found is None:
-            found = Node(_CONST, dtype, (), canonical)
+            found = make_node(_CONST, dtype, (), canonical)
             if 0 <= canonical < _MOST_SMALL:
                 _interned.small[canonical] = found
         return found
@@ -268,13 +274,13 @@ def const(value: bool | int | float, dtype: DType) -> Node:
             canonical -= 1 << dtype.bits
     else:
         canonical = int(value)
-    return Node(_CONST, dtype, (), canonical)
+    return make_node(_CONST, dtype, (), canonical)
 
 
 def range_node(extent: int | Node, id: int, axis: str = "", bind: str = "loop") -> Node:
     """A fresh axis [0, extent) of the kernel level."""
     size = extent if isinstance(extent, Node) else const(extent, _INDEX)
-    return Node(_RANGE, _INDEX, (size,), _range(id, axis, bind))
+    return make_node(_RANGE, _INDEX, (size,), _range(id, axis, bind))
 
 
 def extent_of(axis: Node) -> int | Node:
@@ -285,12 +291,12 @@ def extent_of(axis: Node) -> int | Node:
 
 def alu(op: Op, *src: Node) -> Node:
     """An arithmetic node: comparisons give bool, all others have the dtype of their last source."""
-    return Node(op, _BOOL if op.bit & _COMPARE else src[-1].dtype, src)
+    return make_node(op, _BOOL if op.bit & _COMPARE else src[-1].dtype, src)
 
 
 def cast(value: Node, dtype: DType) -> Node:
     """`value` converted to `dtype`; nothing when it has it already."""
-    return value if value.dtype is dtype else Node(Ops.CAST, dtype, (value,))
+    return value if value.dtype is dtype else make_node(Ops.CAST, dtype, (value,))
 
 
 # --- walking -----------------------------------------------------------------------------------
@@ -368,7 +374,7 @@ def rebuild(
             for child in node.src:
                 if done[child] is not child:
                     src = tuple([done[one] for one in node.src])
-                    current = Node(node.op, node.dtype, src, node.arg)
+                    current = make_node(node.op, node.dtype, src, node.arg)
                     break
         replaced = visit(current)
         done[node] = current if replaced is None else replaced

@@ -20,6 +20,7 @@ from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType
+from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.monoid import Monoid, arg_extreme, primitive
 from baregrad.ir.node import Node
@@ -46,9 +47,9 @@ def attribute_nodes(arg: object) -> Iterator[Node]:
         elif isinstance(item, Monoid):
             if builtin_monoid(item) is None:
                 stack.extend(reversed((item.identity, item.lift, item.combine)))
-        elif dataclasses.is_dataclass(item) and not isinstance(item, DType | Op | type):
-            fields = reversed(dataclasses.fields(item))
-            stack.extend(getattr(item, field.name) for field in fields)
+        elif not isinstance(item, DType | Op):
+            fields = attribute_fields(type(item)) or ()
+            stack.extend(getattr(item, field.name) for field in reversed(fields))
 
 
 def builtin_monoid(monoid: Monoid) -> str | None:
@@ -112,7 +113,7 @@ class _Printer:
             return repr(item)
         if isinstance(item, Node):
             return f"%{self.numbers[item]}"
-        if isinstance(item, tuple):
+        if isinstance(item, tuple) and attribute_fields(type(item)) is None:
             inside = ", ".join(self.value(part) for part in item)
             return f"({inside},)" if len(item) == 1 else f"({inside})"
         if isinstance(item, DType):
@@ -125,14 +126,14 @@ class _Printer:
             number = self.handles.setdefault(id(item.handle), len(self.handles))
             shape, device = self.value(item.shape), self.value(item.device)
             return f"BufferRef(handle=&{number}, shape={shape}, device={device})"
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        if attribute_fields(type(item)) is not None:
             return self.fields(item)
         raise CompilerBug("an attribute that has no text", found=f"{type(item).__name__} {item!r}")
 
     def fields(self, item: Any) -> str:
         """`Name(field=value)` with the fields that differ from their defaults."""
         shown = []
-        for field in dataclasses.fields(item):
+        for field in attribute_fields(type(item)) or ():
             value = getattr(item, field.name)
             if field.default is dataclasses.MISSING or not _same(value, field.default):
                 shown.append(f"{field.name}={self.value(value)}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from baregrad.base.errors import FileFormatError, ShapeError
 from baregrad.dtypes import ALL, DType
+from baregrad.ir.attribute_fields import AttributeField, attribute_fields
 from baregrad.ir.monoid import Monoid, arg_extreme, primitive
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops, all_ops
@@ -87,14 +88,14 @@ class _Reader:
 
 
 def attribute_classes() -> Mapping[str, type[Any]]:
-    """The frozen dataclasses that may stand in an attribute, by name."""
+    """The classes whose values may stand in an attribute, by name."""
     found: dict[str, type[Any]] = {"Monoid": Monoid}
     for room in ("attrs", "layout", "protocol"):
         name = f"baregrad.ir.{room}"
         if importlib.util.find_spec(name) is None:
             continue
         for item in vars(importlib.import_module(name)).values():
-            if isinstance(item, type) and dataclasses.is_dataclass(item):
+            if isinstance(item, type) and attribute_fields(item) is not None:
                 found[item.__name__] = item
     return MappingProxyType(found)
 
@@ -311,7 +312,7 @@ class _Line:
             raise self.wrong(name, "a value, or the name of an attribute")
         self.expect("(")
         fields: dict[str, Any] = {}
-        known = {field.name: field for field in dataclasses.fields(made)}
+        known = {field.name: field for field in attribute_fields(made) or ()}
         while not self.accept(")"):
             if fields:
                 self.expect(",")
@@ -326,9 +327,9 @@ class _Line:
         except (TypeError, ValueError) as problem:
             raise self.wrong(str(problem), f"the fields of {name}") from problem
 
-    def check_field(self, field: dataclasses.Field[Any], value: Any) -> None:
+    def check_field(self, field: AttributeField, value: Any) -> None:
         """A field of a plain type holds a value of that type."""
-        fits = _FIELD_TYPES.get(str(field.type))
+        fits = _FIELD_TYPES.get(field.type)
         if fits is not None and not fits(value):
             raise self.wrong(f"{field.name}={value!r}"[:60], f"{field.name} of type {field.type}")
 
@@ -358,13 +359,11 @@ _FIELD_TYPES: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType(
         "str": lambda value: isinstance(value, str),
         "bool": lambda value: isinstance(value, bool),
         "int | Node": _is_dim,
-        "tuple[int, ...]": lambda v: isinstance(v, tuple) and all(map(_is_int, v)),
-        "tuple[int | Node, ...]": lambda v: isinstance(v, tuple) and all(map(_is_dim, v)),
+        "tuple[int, ...]": lambda v: type(v) is tuple and all(map(_is_int, v)),
+        "tuple[int | Node, ...]": lambda v: type(v) is tuple and all(map(_is_dim, v)),
         "Monoid": lambda value: isinstance(value, Monoid),
         "Monoid | None": lambda value: value is None or isinstance(value, Monoid),
-        "tuple[DType, ...]": lambda v: (
-            isinstance(v, tuple) and all(isinstance(d, DType) for d in v)
-        ),
-        "tuple[Node, ...]": lambda v: isinstance(v, tuple) and all(isinstance(n, Node) for n in v),
+        "tuple[DType, ...]": lambda v: type(v) is tuple and all(isinstance(d, DType) for d in v),
+        "tuple[Node, ...]": lambda v: type(v) is tuple and all(isinstance(n, Node) for n in v),
     }
 )

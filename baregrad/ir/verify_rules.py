@@ -33,7 +33,7 @@ def _attribute_fault(op: Op, arg: object) -> str | None:
                 return None
         elif wanted == "tuple" or wanted.startswith("tuple["):
             inner = wanted[6:-1]
-            if isinstance(arg, tuple) and all(not inner or type(a).__name__ == inner for a in arg):
+            if type(arg) is tuple and all(not inner or type(a).__name__ == inner for a in arg):
                 return None
         elif type(arg).__name__ == wanted:
             return None

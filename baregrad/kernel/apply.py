@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
@@ -458,7 +458,7 @@ class _Rewriter:
                 node = Node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
             first = len(self.table.order) * (1 + len(self.copies))
             copies = tuple(
-                Node(Ops.RANGE, axis.dtype, axis.src, replace(axis.arg, id=first + axis.arg.id))
+                Node(Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id))
                 for axis in axes
             )
             value = substitute(node, dict(zip(axes, copies, strict=True)))

@@ -15,7 +15,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Var
 from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import Op, Ops
 from baregrad.kernel.linearise_access import Address, Memory, access_of
 from baregrad.kernel.linearise_scopes import END, ZERO
@@ -136,7 +136,7 @@ def _set(values: Values, store: Node, address: Address, result: Node) -> None:
     register = values.register(store.src[0], address.at(values.point))
     if register.shape and not result.shape:
         result = values.vector(result, register.arg.width)
-    values.scopes.innermost.code.append(Node(Ops.SET, dtypes.token, (register, result)))
+    values.scopes.innermost.code.append(make_node(Ops.SET, dtypes.token, (register, result)))
 
 
 def _write(
@@ -194,7 +194,7 @@ def _store_at(
         scopes.append_momentary(old)
         (result,) = values.combine(monoid, (old,), (result,))
     result = values.vector(result, lanes)
-    scopes.append(Node(Ops.VSTORE, dtypes.token, (buffer, offset, result, *guard), access))
+    scopes.append(make_node(Ops.VSTORE, dtypes.token, (buffer, offset, result, *guard), access))
     if test:
         scopes.append(END)
     scopes.forget_since(mark)

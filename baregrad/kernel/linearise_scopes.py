@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import Node, const
+from baregrad.ir.node import Node, const, make_node
 from baregrad.ir.op import Op, Ops
 
 ZERO = const(0, dtypes.int64)
@@ -109,7 +109,7 @@ class Scopes:
 
         floor: the outermost scope that it may go to, MOMENT if it is momentary.
         """
-        node = Node(op, dtype, src, arg)
+        node = make_node(op, dtype, src, arg)
         depth = self.depth
         if node in depth:
             return node

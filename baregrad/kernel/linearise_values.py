@@ -12,7 +12,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, const, toposort
+from baregrad.ir.node import Node, const, make_node, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.kernel.divide import divide_index, fold_integers
 from baregrad.kernel.linearise_access import (
@@ -275,7 +275,7 @@ class Values:
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
                 return folded
-        node = Node(op, dtype, tuple(operands))
+        node = make_node(op, dtype, tuple(operands))
         if node not in depth:
             scopes.put(node, place)
         return node
@@ -290,7 +290,7 @@ class Values:
 
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""
-        found = Node(Ops.REG, dtype, (), register_of(len(self._registers), width))
+        found = make_node(Ops.REG, dtype, (), register_of(len(self._registers), width))
         self._registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found

@@ -17,7 +17,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Alloc, Reduce
 from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, alu, cast, const, substitute, toposort
+from baregrad.ir.node import Node, alu, cast, const, make_node, substitute, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE, filled
@@ -91,7 +91,7 @@ def statement(block: Block) -> Node:
             done.append(item.statement)
         elif item.body is not None and item.key is not None:
             op = Ops.LOOP if item.key.op is Ops.RANGE else Ops.IF
-            done.append(Node(op, dtypes.token, (item.key, statement(item.body))))
+            done.append(make_node(op, dtypes.token, (item.key, statement(item.body))))
     return done[0] if len(done) == 1 else Node(Ops.SEQ, dtypes.token, tuple(done))
 
 
@@ -465,7 +465,7 @@ class _Builder:
             return self.placed[node.src[0]].parts[position]
         for child in node.src:
             if done[child] is not child:
-                return Node(op, node.dtype, tuple([done[c] for c in node.src]), node.arg)
+                return make_node(op, node.dtype, tuple([done[c] for c in node.src]), node.arg)
         return node
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, cast, const, rebuild, toposort
+from baregrad.ir.node import Node, cast, const, make_node, rebuild, toposort
 from baregrad.ir.op import STATEMENTS, Op, Ops
 from baregrad.kernel import transcendental_erf, transcendental_exp, transcendental_trig
 
@@ -76,11 +76,11 @@ def threefry(counter: Node, key: Node) -> Node:
 
 
 def _u32(op: Op, x: Node, y: Node) -> Node:
-    return Node(op, U32, (x, y))
+    return make_node(op, U32, (x, y))
 
 
 def _u64(op: Op, x: Node, y: Node) -> Node:
-    return Node(op, U64, (x, y))
+    return make_node(op, U64, (x, y))
 
 
 FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
@@ -65,7 +65,7 @@ def _without_unread(
         return outs, read
     moved = {
         params[slot]: Node(
-            Ops.PARAM, params[slot].dtype, (), replace(params[slot].arg, slot=first + position)
+            Ops.PARAM, params[slot].dtype, (), params[slot].arg._replace(slot=first + position)
         )
         for position, slot in enumerate(kept)
         if slot != first + position
