@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baregrad.graph.repeats import axis_before_reshape, is_repeated
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Traced, again
 from baregrad.graph.views import constant_of, cut, expand, full, pad, permute, reshape
 from baregrad.ir import index
 from baregrad.ir.attrs import Pad, Reduce, Window
@@ -293,32 +293,27 @@ def unfold(sink: Node, changed: dict[Node, Node]) -> Node:
     order = toposort(sink)
     for node in order:
         for child in node.src:
-            readers[child] = readers.get(child, 0) + 1
-            if node.op is Ops.SHRINK and child.op is Ops.FOLD and _crop_of(node) is not None:
-                cuts[child] = cuts.get(child, 0) + 1
+            if child.op is Ops.FOLD:
+                readers[child] = readers.get(child, 0) + 1
+                if node.op is Ops.SHRINK and _crop_of(node) is not None:
+                    cuts[child] = cuts.get(child, 0) + 1
     waiting = {node for node, count in cuts.items() if count == readers[node]}
     for node in reversed(order):
         if node in waiting and node.src[0].op is Ops.FOLD and readers[node.src[0]] == 1:
             waiting.add(node.src[0])
     for node in order:
         if not node.mask & Ops.FOLD.bit:
-            changed[node] = node
             continue
-        made = _again(node, changed)
+        made = again(node, changed)
         found: Node | None = None
         if made.op is Ops.FOLD and node not in waiting:
             found = _fold(made, _Crop(0, made.arg.extent))
         elif made.op is Ops.SHRINK and made.src[0].op is Ops.FOLD:
             found = _cut_fold(made)
-        changed[node] = made if found is None else found
-    return changed[sink]
-
-
-def _again(node: Node, changed: dict[Node, Node]) -> Node:
-    for child in node.src:
-        if changed[child] is not child:
-            return Node(node.op, node.dtype, tuple([changed[c] for c in node.src]), node.arg)
-    return node
+        made = made if found is None else found
+        if made is not node:
+            changed[node] = made
+    return changed.get(sink, sink)
 
 
 def _crop_of(node: Node) -> _Crop | None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 from baregrad.dtypes import dtypes
 from baregrad.graph.places import Places, places_of
 from baregrad.graph.repeats import is_repeated
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import constant_of, cut, expand, reshape
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, alu, cast, const, rebuild
+from baregrad.ir.node import Node, alu, cast, const
 from baregrad.ir.op import MOVEMENT, Ops
 
 _NEEDED = Ops.REDUCE.bit | Ops.CMPEQ.bit | Ops.IOTA.bit
 
 
 def _visit(node: Node) -> Node | None:
-    if node.op is not Ops.REDUCE:
+    if node.mask & _NEEDED != _NEEDED:
         return None
     if node.arg.monoid.primitive is not Ops.ADD or node.dtype.kind == "bool":
         return None
@@ -144,11 +144,7 @@ def fold_one_hot(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with sums over one-hot masks as indexed reads."""
     if sink.mask & _NEEDED != _NEEDED:
         return sink
-
-    def enter(node: Node) -> bool:
-        return node.mask & _NEEDED == _NEEDED
-
-    return rebuild(sink, _visit, memo=changed, enter=enter)
+    return rewrite(sink, _visit, Ops.REDUCE.bit, changed)
 
 
 ONE_HOT = Traced(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import is_repeated
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Traced, again
 from baregrad.graph.views import cut, expand, permute, reshape
 from baregrad.ir.node import Node, alu, toposort
 from baregrad.ir.op import MOVEMENT, Ops
@@ -204,21 +204,15 @@ def pull_factors(sink: Node, changed: dict[Node, Node]) -> Node:
             users[child].append(node)
     uses: dict[Node, int] = {}
     for node in order:
-        made = _again(node, changed) if node.mask & Ops.REDUCE.bit else node
-        if _is_sum(node):
-            own = frozenset(changed[one] for one in _owned(node.src[0], users))
+        made = again(node, changed) if changed else node
+        if node.op is Ops.REDUCE and _is_sum(node):
+            own = frozenset([changed.get(one, one) for one in _owned(node.src[0], users)])
             found = _rewrite(_Sum(made, own, uses))
             made = made if found is None else found
-        changed[node] = made
+        if made is not node:
+            changed[node] = made
         uses[made] = uses.get(made, 0) + len(users[node])
-    return changed[sink]
-
-
-def _again(node: Node, changed: dict[Node, Node]) -> Node:
-    for child in node.src:
-        if changed[child] is not child:
-            return Node(node.op, node.dtype, tuple([changed[c] for c in node.src]), node.arg)
-    return node
+    return changed.get(sink, sink)
 
 
 def _owned(body: Node, users: Mapping[Node, list[Node]]) -> set[Node]:
