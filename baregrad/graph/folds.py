@@ -67,7 +67,7 @@ def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
     found = _contraction(taps, window.axis)
     if found is None:
         return None
-    chain, inner, position, tap = found
+    _, inner, position, tap = found
     product = inner.src[0]
     sliding = [factor for factor in product.src if factor.shape and is_repeated(factor, tap)]
     if len(sliding) != 1:
@@ -85,10 +85,13 @@ def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
     made = Node(Ops.MUL, product.dtype, tuple(factors))
     closed = tuple(sorted((*inner.arg.axes, tap)))
     summed = Node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
-    return _replay(chain, summed, taps, window.axis, crop.length)
+    return _replay(found, summed, taps, crop.length)
 
 
-def _contraction(taps: Node, axis: int) -> tuple[list[Node], Node, int, int] | None:
+_Found = tuple[list[Node], Node, int, int]
+
+
+def _contraction(taps: Node, axis: int) -> _Found | None:
     """(views above, REDUCE, position axis, tap axis); the axes are those of the REDUCE's source."""
     chain: list[Node] = []
     position: int | None = axis
@@ -122,15 +125,13 @@ def _contraction(taps: Node, axis: int) -> tuple[list[Node], Node, int, int] | N
     return chain, taps, open_axes[position], open_axes[tap]
 
 
-def _replay(chain: list[Node], summed: Node, taps: Node, axis: int, length: Dim) -> Node:
-    """The views of `chain` over the sum, whose tap axis is gone and whose positions are elements.
+def _replay(contraction: _Found, summed: Node, taps: Node, length: Dim) -> Node:
+    """The views above a sum, whose tap axis is gone and whose positions are elements.
 
     They may have moved the tap axis about, so it is kept with extent 1 until the end.
     """
+    chain, inner, position, tap = contraction
     below = chain[-1].src[0] if chain else taps
-    found = _contraction(taps, axis)
-    assert found is not None
-    _, inner, position, tap = found
     open_axes = [i for i in range(len(inner.src[0].shape)) if i not in inner.arg.axes]
     shape = list(below.shape)
     shape[open_axes.index(position)] = length
@@ -225,7 +226,7 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
 
 def _split_taps(
     taps: Node,
-    found: tuple[list[Node], Node, int, int],
+    found: _Found,
     before: int,
     groups: int,
     stride: int,
