@@ -9,10 +9,10 @@ stored.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Out, Param
+from baregrad.ir.attrs import Out
 from baregrad.ir.index import as_dim
 from baregrad.ir.node import Node, extent_of, range_node
 from baregrad.ir.op import Ops
@@ -121,9 +121,16 @@ def make_draft(number: int, shape: tuple[Any, ...]) -> Draft:
     return draft
 
 
+class Token(NamedTuple):
+    """Which value a PARAM stands for while kernels are drafted, by number."""
+
+    number: int
+    shape: tuple[Any, ...]
+
+
 def token(node: Node, number: int) -> Node:
     """The PARAM that stands for a whole tensor value while kernels are drafted."""
-    return Node(Ops.PARAM, node.dtype, (), Param(number, node.shape, "value"))
+    return Node(Ops.PARAM, node.dtype, (), Token(number, node.shape))
 
 
 def ranges_of(idx: Idx) -> frozenset[Node]:
