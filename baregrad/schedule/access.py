@@ -130,6 +130,7 @@ VIEW_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.DETACH: lambda view, idx: idx,
     }
 )
+VIEWS = sum(op.bit for op in VIEW_RULES)
 
 
 def through_pad(view: Node, idx: Idx) -> tuple[Node, Idx]:
