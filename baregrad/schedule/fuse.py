@@ -20,7 +20,6 @@ from baregrad.schedule.draft import (
     Request,
     Written,
     make_draft,
-    ranges_of,
     scope_points,
     token,
 )
@@ -190,7 +189,8 @@ class Fusion:
             made = self.tokens[node] = token(node, len(self.tokens))
         placeholder = Node(Ops.INDEX, node.dtype, (made, *idx))
         if evals is None:
-            evals = share * scope_points(scope, ranges_of(idx))
+            # What is in memory is never evaluated.
+            evals = share * scope_points(scope, idx) if node.op is not Ops.PARAM else 0.0
         found = draft.requests.get(placeholder)
         if found is not None:
             if evals > found.evals:

@@ -90,12 +90,14 @@ def kernel_name(settled: Settled) -> str:
         kind = "reduce"
     else:
         kind = "map"
-    parts = (kind, _extents(settled.data), _extents(settled.reduced))
-    return "_".join(part for part in parts if part)
+    for sizes in (settled.data, settled.reduced):
+        if sizes:
+            kind += "_" + _extents(sizes)
+    return kind
 
 
 def _extents(sizes: list[Dim]) -> str:
-    return "x".join(str(size) if isinstance(size, int) else "n" for size in sizes)
+    return "x".join([str(size) if size.__class__ is int else "n" for size in sizes])
 
 
 # --- order ----------------------------------------------------------------------------------------
