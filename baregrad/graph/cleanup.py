@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baregrad.graph.traced import Traced
-from baregrad.ir.node import Node, rebuild
+from baregrad.graph.traced import Traced, rewrite
+from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 
 _MARKS = Ops.DETACH.bit | Ops.CONTIGUOUS.bit | Ops.COPY.bit
@@ -27,7 +27,7 @@ def _visit(node: Node) -> Node | None:
 
 def clean_up(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` without DETACH and needless CONTIGUOUS; what moves to another device is contiguous."""
-    return rebuild(sink, _visit, memo=changed, enter=lambda node: node.mask & _MARKS != 0)
+    return rewrite(sink, _visit, _MARKS, changed)
 
 
 CLEANUP = Traced(

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from baregrad.graph.traced import Traced
-from baregrad.graph.views import constant_of, full
+from baregrad.graph.traced import Traced, rewrite_in_order
+from baregrad.graph.views import DATA, constant_of, full
 from baregrad.ir.algebra import simplify
-from baregrad.ir.node import Node, const, rebuild
+from baregrad.ir.node import Node, const, toposort
 from baregrad.ir.op import ELEMENTWISE, MOVEMENT, Op, Ops
 
+_ANY = -1  # every op: arrays without elements may be made in any way
 _UNFOLDED = frozenset((Ops.SINK, Ops.CONTIGUOUS, Ops.COPY, Ops.PARAM, Ops.BUFFER, Ops.CONST))
 
 
@@ -34,6 +35,11 @@ def _visit(node: Node) -> Node | None:
 
 def _elementwise(node: Node) -> Node | None:
     """Repeated constants as scalars; one operand keeps the shape."""
+    for child in node.src:
+        if not child.mask & DATA and child.shape:
+            break
+    else:
+        return None
     constants = [constant_of(child) if child.shape else None for child in node.src]
     for found in constants:
         if found is not None:
@@ -90,11 +96,16 @@ _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
 
 def fold_constants(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with constant arrays as scalars in arithmetic, and with the scalar rules applied."""
-    made = rebuild(sink, _visit, memo=changed)
+    order = toposort(sink)
+    first: dict[Node, Node] = {}
     later: dict[Node, Node] = {}
-    result = simplify(made, None, later)
-    for old, new in changed.items():
-        changed[old] = later.get(new, new)
+    result = simplify(rewrite_in_order(order, _visit, _ANY, first, _ANY), None, later)
+    if first or later:
+        for old in order:
+            new = first.get(old, old)
+            new = later.get(new, new)
+            if new is not old:
+                changed[old] = new
     return result
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baregrad.graph.repeats import axis_before_reshape, is_repeated
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Traced, again
 from baregrad.graph.views import constant_of, cut, expand, full, pad, permute, reshape
 from baregrad.ir import index
 from baregrad.ir.attrs import Pad, Reduce, Window
@@ -67,7 +67,7 @@ def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
     found = _contraction(taps, window.axis)
     if found is None:
         return None
-    chain, inner, position, tap = found
+    _, inner, position, tap = found
     product = inner.src[0]
     sliding = [factor for factor in product.src if factor.shape and is_repeated(factor, tap)]
     if len(sliding) != 1:
@@ -85,10 +85,13 @@ def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
     made = Node(Ops.MUL, product.dtype, tuple(factors))
     closed = tuple(sorted((*inner.arg.axes, tap)))
     summed = Node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
-    return _replay(chain, summed, taps, window.axis, crop.length)
+    return _replay(found, summed, taps, crop.length)
 
 
-def _contraction(taps: Node, axis: int) -> tuple[list[Node], Node, int, int] | None:
+_Found = tuple[list[Node], Node, int, int]
+
+
+def _contraction(taps: Node, axis: int) -> _Found | None:
     """(views above, REDUCE, position axis, tap axis); the axes are those of the REDUCE's source."""
     chain: list[Node] = []
     position: int | None = axis
@@ -122,15 +125,13 @@ def _contraction(taps: Node, axis: int) -> tuple[list[Node], Node, int, int] | N
     return chain, taps, open_axes[position], open_axes[tap]
 
 
-def _replay(chain: list[Node], summed: Node, taps: Node, axis: int, length: Dim) -> Node:
-    """The views of `chain` over the sum, whose tap axis is gone and whose positions are elements.
+def _replay(contraction: _Found, summed: Node, taps: Node, length: Dim) -> Node:
+    """The views above a sum, whose tap axis is gone and whose positions are elements.
 
     They may have moved the tap axis about, so it is kept with extent 1 until the end.
     """
+    chain, inner, position, tap = contraction
     below = chain[-1].src[0] if chain else taps
-    found = _contraction(taps, axis)
-    assert found is not None
-    _, inner, position, tap = found
     open_axes = [i for i in range(len(inner.src[0].shape)) if i not in inner.arg.axes]
     shape = list(below.shape)
     shape[open_axes.index(position)] = length
@@ -225,7 +226,7 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
 
 def _split_taps(
     taps: Node,
-    found: tuple[list[Node], Node, int, int],
+    found: _Found,
     before: int,
     groups: int,
     stride: int,
@@ -293,32 +294,27 @@ def unfold(sink: Node, changed: dict[Node, Node]) -> Node:
     order = toposort(sink)
     for node in order:
         for child in node.src:
-            readers[child] = readers.get(child, 0) + 1
-            if node.op is Ops.SHRINK and child.op is Ops.FOLD and _crop_of(node) is not None:
-                cuts[child] = cuts.get(child, 0) + 1
+            if child.op is Ops.FOLD:
+                readers[child] = readers.get(child, 0) + 1
+                if node.op is Ops.SHRINK and _crop_of(node) is not None:
+                    cuts[child] = cuts.get(child, 0) + 1
     waiting = {node for node, count in cuts.items() if count == readers[node]}
     for node in reversed(order):
         if node in waiting and node.src[0].op is Ops.FOLD and readers[node.src[0]] == 1:
             waiting.add(node.src[0])
     for node in order:
         if not node.mask & Ops.FOLD.bit:
-            changed[node] = node
             continue
-        made = _again(node, changed)
+        made = again(node, changed)
         found: Node | None = None
         if made.op is Ops.FOLD and node not in waiting:
             found = _fold(made, _Crop(0, made.arg.extent))
         elif made.op is Ops.SHRINK and made.src[0].op is Ops.FOLD:
             found = _cut_fold(made)
-        changed[node] = made if found is None else found
-    return changed[sink]
-
-
-def _again(node: Node, changed: dict[Node, Node]) -> Node:
-    for child in node.src:
-        if changed[child] is not child:
-            return Node(node.op, node.dtype, tuple([changed[c] for c in node.src]), node.arg)
-    return node
+        made = made if found is None else found
+        if made is not node:
+            changed[node] = made
+    return changed.get(sink, sink)
 
 
 def _crop_of(node: Node) -> _Crop | None:

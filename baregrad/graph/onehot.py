@@ -9,19 +9,17 @@ from __future__ import annotations
 from baregrad.dtypes import dtypes
 from baregrad.graph.places import Places, places_of
 from baregrad.graph.repeats import is_repeated
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Traced, rewrite_in_order
 from baregrad.graph.views import constant_of, cut, expand, reshape
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, alu, cast, const, rebuild
+from baregrad.ir.node import Node, alu, cast, const, toposort
 from baregrad.ir.op import MOVEMENT, Ops
 
 _NEEDED = Ops.REDUCE.bit | Ops.CMPEQ.bit | Ops.IOTA.bit
 
 
 def _visit(node: Node) -> Node | None:
-    if node.op is not Ops.REDUCE:
-        return None
     if node.arg.monoid.primitive is not Ops.ADD or node.dtype.kind == "bool":
         return None
     for condition, kept in _one_hot_parts(node.src[0]):
@@ -144,11 +142,12 @@ def fold_one_hot(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with sums over one-hot masks as indexed reads."""
     if sink.mask & _NEEDED != _NEEDED:
         return sink
-
-    def enter(node: Node) -> bool:
-        return node.mask & _NEEDED == _NEEDED
-
-    return rebuild(sink, _visit, memo=changed, enter=enter)
+    order = [
+        node
+        for node in toposort(sink, enter=lambda node: node.mask & _NEEDED == _NEEDED)
+        if node.mask & _NEEDED == _NEEDED
+    ]
+    return rewrite_in_order(order, _visit, Ops.REDUCE.bit, changed, _NEEDED)
 
 
 ONE_HOT = Traced(

@@ -7,11 +7,11 @@ part of the graph, so that the result does not depend on how many threads there 
 from __future__ import annotations
 
 from baregrad.base.bits import greatest_divisor
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import reshape
 from baregrad.ir import index
 from baregrad.ir.attrs import Reduce
-from baregrad.ir.node import Node, rebuild
+from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 
 FEW = 16  # results that keep a small machine busy by themselves
@@ -61,7 +61,7 @@ def _in_parts(node: Node, value: Node, axis: int, parts: int) -> Node:
 
 def reduce_in_parts(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with long reductions to few values in two steps."""
-    return rebuild(sink, _visit, memo=changed, enter=lambda n: n.mask & Ops.REDUCE.bit != 0)
+    return rewrite(sink, _visit, Ops.REDUCE.bit, changed)
 
 
 PARTIALS = Traced(

@@ -8,7 +8,7 @@ known that nobody else wants the inner one.)
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import expand, full, is_one, is_zero, reshape
 from baregrad.ir import index
 from baregrad.ir.attrs import Reduce
@@ -124,9 +124,7 @@ def shrink_reductions(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with reductions over repeated elements, one element and none made smaller."""
     first: dict[Node, Node] = {}
     plain = _plain_extremes(sink, first) if sink.mask & Ops.PROJ.bit else sink
-    found = rebuild(
-        plain, _reduce, memo=changed, enter=lambda node: node.mask & Ops.REDUCE.bit != 0
-    )
+    found = rewrite(plain, _reduce, Ops.REDUCE.bit, changed)
     for old, new in first.items():
         changed[old] = changed.get(new, new)
     return found

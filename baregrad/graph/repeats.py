@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baregrad.graph.views import constant_of, is_one
+from baregrad.graph.views import DATA, constant_of, is_one
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Ops
 from baregrad.ir.regroup import same_axes
@@ -23,9 +23,12 @@ def is_repeated(node: Node, axis: int) -> bool:
         if seen > _DEPTH:
             return False
         shape = node.shape
-        if not shape or is_one(shape[axis]) or constant_of(node) is not None:
+        if not shape or is_one(shape[axis]):
             continue
-        if not node.mask & _EXPAND:
+        mask = node.mask
+        if not mask & DATA and constant_of(node) is not None:
+            continue
+        if not mask & _EXPAND:
             return False  # nothing below repeats anything
         op = node.op
         if op is Ops.EXPAND:

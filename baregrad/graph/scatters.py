@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.places import Places, places_of
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import constant_of, expand, is_one, permute, reshape
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, alu, cast, rebuild
+from baregrad.ir.node import Node, alu, cast
 from baregrad.ir.op import Ops
 
 
@@ -88,7 +88,7 @@ def _counter(shape: tuple[Dim, ...], axis: int) -> Node:
 
 def choose_by_place(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with scatters that write each row once as choices."""
-    return rebuild(sink, _visit, memo=changed, enter=lambda n: n.mask & Ops.SCATTER.bit != 0)
+    return rewrite(sink, _visit, Ops.SCATTER.bit, changed)
 
 
 SCATTERS = Traced(

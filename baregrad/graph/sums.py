@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import is_repeated
-from baregrad.graph.traced import Traced
-from baregrad.graph.views import cut, expand, permute, reshape
+from baregrad.graph.traced import Traced, again
+from baregrad.graph.views import cut, expand, is_one, permute, reshape
 from baregrad.ir.node import Node, alu, toposort
 from baregrad.ir.op import MOVEMENT, Ops
 
@@ -102,10 +103,19 @@ def _is_repeated(factor: Node, axes: tuple[int, ...]) -> bool:
 
 def _once(factor: Node, axes: tuple[int, ...]) -> Node:
     """`factor`, which repeats along `axes`, without them."""
-    for axis in axes:
-        factor = cut(factor, axis, 0, 1)
-    shape = tuple(extent for axis, extent in enumerate(factor.shape) if axis not in axes)
-    return reshape(factor, shape)
+    shape = factor.shape
+    if factor.op is Ops.EXPAND and _all_one(factor.src[0].shape, axes):
+        once = tuple([1 if axis in axes else extent for axis, extent in enumerate(shape)])
+        factor = expand(factor.src[0], once)
+    else:
+        for axis in axes:
+            factor = cut(factor, axis, 0, 1)
+    return reshape(factor, tuple([e for axis, e in enumerate(shape) if axis not in axes]))
+
+
+def _all_one(shape: tuple[Any, ...], axes: tuple[int, ...]) -> bool:
+    """Whether all of these axes have extent 1."""
+    return all(is_one(shape[axis]) for axis in axes)
 
 
 def _constant_scale(factor: Node, uses: Mapping[Node, int]) -> tuple[Node | None, Node]:
@@ -204,21 +214,15 @@ def pull_factors(sink: Node, changed: dict[Node, Node]) -> Node:
             users[child].append(node)
     uses: dict[Node, int] = {}
     for node in order:
-        made = _again(node, changed) if node.mask & Ops.REDUCE.bit else node
-        if _is_sum(node):
-            own = frozenset(changed[one] for one in _owned(node.src[0], users))
+        made = again(node, changed) if changed else node
+        if node.op is Ops.REDUCE and _is_sum(node):
+            own = frozenset([changed.get(one, one) for one in _owned(node.src[0], users)])
             found = _rewrite(_Sum(made, own, uses))
             made = made if found is None else found
-        changed[node] = made
+        if made is not node:
+            changed[node] = made
         uses[made] = uses.get(made, 0) + len(users[node])
-    return changed[sink]
-
-
-def _again(node: Node, changed: dict[Node, Node]) -> Node:
-    for child in node.src:
-        if changed[child] is not child:
-            return Node(node.op, node.dtype, tuple([changed[c] for c in node.src]), node.arg)
-    return node
+    return changed.get(sink, sink)
 
 
 def _owned(body: Node, users: Mapping[Node, list[Node]]) -> set[Node]:

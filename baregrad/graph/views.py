@@ -12,19 +12,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Traced, rewrite
 from baregrad.ir import index
 from baregrad.ir.algebra import simplify
 from baregrad.ir.attrs import Pad, Slice
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, rebuild
+from baregrad.ir.node import Node
 from baregrad.ir.op import ALU, MOVEMENT, Op, Ops
 from baregrad.ir.regroup import same_axes
 from baregrad.ir.shape import cut_extent, padded_extent
 
 _MOVES = sum(op.bit for op in MOVEMENT)
 # None of these is below a repeated constant, whose extents may be symbolic.
-_DATA = sum(op.bit for op in (Ops.PARAM, Ops.BUFFER, Ops.REDUCE, Ops.IOTA))
+DATA = sum(op.bit for op in (Ops.PARAM, Ops.BUFFER, Ops.REDUCE, Ops.IOTA))
 _NO_PAD = Pad()
 _POINTWISE = ALU | frozenset((Ops.CAST,))
 _CAST_PASSES = frozenset((Ops.RESHAPE, Ops.PERMUTE, Ops.WINDOW, Ops.PAD, Ops.FLIP))
@@ -61,7 +61,7 @@ def full(value: Node, shape: tuple[Any, ...]) -> Node:
 
 def constant_of(node: Node) -> Node | None:
     """The CONST of which `node` is nothing but repetitions, or None."""
-    if node.mask & _DATA:
+    if node.mask & DATA:
         return None
     while node.op in MOVEMENT and node.op is not Ops.PAD:
         node = node.src[0]
@@ -289,6 +289,9 @@ _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
 # --- views against arithmetic ---------------------------------------------------------------------
 
 
+_ASKED = sum(op.bit for op in _POINTWISE | _RULES.keys() | {Ops.WINDOW})
+
+
 def _visit(node: Node) -> Node | None:
     rule = _RULES.get(node.op)
     if rule is not None:
@@ -380,7 +383,7 @@ def _scalar(node: Node) -> Node:
 
 def compose_views(sink: Node, changed: dict[Node, Node]) -> Node:
     """`sink` with views composed, and with arithmetic on repeated values done once."""
-    return rebuild(sink, _visit, memo=changed, enter=lambda node: node.mask & _MOVES != 0)
+    return rewrite(sink, _visit, _ASKED, changed, within=_MOVES)
 
 
 VIEWS = Traced(

@@ -372,9 +372,13 @@ def less(a: Dim, b: Dim) -> Node:
     lo, hi = bounds(difference)
     if hi < 0 or lo >= 0:
         return const(hi < 0, dtypes.bool)
-    if _range_slack(as_node(mul(difference, -1))) > 0:
-        return const(True, dtypes.bool)
     terms, constant = linear(difference)
+    for atom in terms:
+        if atom.op is Ops.RANGE and (atom.src[0].op is not Ops.CONST or atom.src[0].arg < 1):
+            # Bounds do not know how a symbolic extent and its axis belong together.
+            if _range_slack(as_node(mul(difference, -1))) > 0:
+                return const(True, dtypes.bool)
+            break
     common = math.gcd(*terms.values())
     if common > 1:
         # g*x + k < 0  <=>  x < ceil(-k / g)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +13,8 @@ Run = tuple[int, int]
 Groups = tuple[tuple[Run, Run], ...]
 _PLAIN = frozenset((int,))
 _KNOWN = 1 << 12  # pairs of shapes that are remembered; the layers of a network share theirs
+_groups: dict[tuple[Any, Any], Groups] = {}
+_axes: dict[tuple[Any, Any], Mapping[int, int]] = {}
 
 
 def reshape_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
@@ -21,17 +22,30 @@ def reshape_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
 
     A run may be empty, where the other shape has axes of extent 1.
     """
-    return _known_groups(old, new) if _is_plain(old, new) else _find_groups(old, new)
+    found = _groups.get((old, new))
+    if found is None:
+        found = _find_groups(old, new)
+        _remember(_groups, old, new, found)
+    return found
 
 
 def same_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
     """For each axis of `new` that is an unchanged axis of `old`: which; extents of 1 left out."""
-    return _known_axes(old, new) if _is_plain(old, new) else _find_axes(old, new)
+    found = _axes.get((old, new))
+    if found is None:
+        found = _find_axes(old, new)
+        _remember(_axes, old, new, found)
+    return found
 
 
-def _is_plain(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
-    """Whether no extent is symbolic: what is remembered must not keep nodes alive."""
-    return _PLAIN.issuperset(map(type, old)) and _PLAIN.issuperset(map(type, new))
+def _remember(
+    known: dict[tuple[Any, Any], Any], old: tuple[Any, ...], new: tuple[Any, ...], found: Any
+) -> None:
+    """Keep an answer about shapes without symbolic extents: no node is to be kept alive."""
+    if _PLAIN.issuperset(map(type, old)) and _PLAIN.issuperset(map(type, new)):
+        if len(known) >= _KNOWN:
+            known.clear()
+        known[old, new] = found
 
 
 def _find_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
@@ -62,7 +76,3 @@ def _find_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
         if len(olds) == len(news) == 1:
             found[news[0]] = olds[0]
     return MappingProxyType(found)
-
-
-_known_groups = lru_cache(_KNOWN)(_find_groups)
-_known_axes = lru_cache(_KNOWN)(_find_axes)

@@ -52,6 +52,15 @@ def same_size(a: Shape, b: Shape) -> bool | None:
 
 
 def _product(shape: Shape) -> Any:
+    total: Any = 1
+    for extent in shape:
+        if extent.__class__ is not int:
+            return _symbolic_product(shape)
+        total *= extent
+    return total
+
+
+def _symbolic_product(shape: Shape) -> Any:
     from baregrad.ir import index
 
     total: Any = 1

@@ -87,15 +87,15 @@ def _reshape(view: Node, idx: Idx) -> Idx:
 
 def _offset(places: Idx, shape: tuple[Any, ...]) -> Dim:
     """The row-major offset of an element; axes of extent 1 do not count."""
-    counted = [
-        (place, extent)
-        for place, extent in zip(places, shape, strict=True)
-        if place is not ZERO or extent != 1
-    ]
+    counted: list[Node] = []
+    extents = []
+    for place, extent in zip(places, shape, strict=True):
+        if place is not ZERO or extent != 1:
+            counted.append(place)
+            extents.append(extent)
     if len(counted) < 2:
-        return counted[0][0] if counted else 0
-    places, shape = zip(*counted, strict=True)
-    return index.from_linear(*index.flat_terms(places, shape))
+        return counted[0] if counted else 0
+    return index.from_linear(*index.flat_terms(counted, extents))
 
 
 def _digits(offset: Dim, shape: tuple[Any, ...]) -> list[Node]:
@@ -130,6 +130,7 @@ VIEW_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.DETACH: lambda view, idx: idx,
     }
 )
+VIEWS = sum(op.bit for op in VIEW_RULES)
 
 
 def through_pad(view: Node, idx: Idx) -> tuple[Node, Idx]:

@@ -44,12 +44,14 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
     divided = bool(root.mask & _DIVISIONS)
     if divided:
         root, nodes = _flatten_views(root, nodes)
-    shared = shared_axes(nodes) if root.mask & Ops.REDUCE.bit else {}
+    reductions, params = _reductions_and_params(nodes)
+    shared = shared_axes(nodes, reductions) if len(reductions) > 1 else {}
     if shared and root.mask & _REORDERED:
         root = _replace_axes(root, dict(shared), {})
         nodes = toposort(root)
+        reductions, params = _reductions_and_params(nodes)
         shared = {}
-    axes, count = _ordered_axes(root.src, nodes, shared)
+    axes, count = _ordered_axes(root.src, reductions, shared)
     cuts = _cuts(nodes) if divided else {}
     sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
     while cuts and sum(map(len, sizes)) > MOST_AXES:
@@ -59,7 +61,7 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
     reduced = [size for one in sizes[count:] for size in one]
     if len(data) + len(reduced) == len(axes) and not shared:
         if all(axis.arg.id == number for number, axis in enumerate(axes)):
-            return Settled(root.src, _params(nodes), data, reduced)
+            return Settled(root.src, params, data, reduced)
     old = root.src
     root, digits = _renumber(root, axes, sizes, shared)
     scattered = any(out.arg.monoid is not None for out in root.src)
@@ -68,7 +70,7 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
         if whole != root.src:
             return settle_axes(whole)
     reading = toposort(root, enter=lambda node: node.mask & Ops.PARAM.bit != 0)
-    return Settled(root.src, _params(reading), data, reduced)
+    return Settled(root.src, _reductions_and_params(reading)[1], data, reduced)
 
 
 def _whole_scatters(
@@ -91,9 +93,17 @@ def _whole_scatters(
     return tuple(made)
 
 
-def _params(nodes: list[Node]) -> dict[int, Node]:
-    """The PARAMs among some nodes by slot."""
-    return {node.arg.slot: node for node in nodes if node.op is Ops.PARAM}
+def _reductions_and_params(nodes: list[Node]) -> tuple[list[Node], dict[int, Node]]:
+    """The REDUCEs among some nodes, and the PARAMs by slot."""
+    reductions: list[Node] = []
+    params: dict[int, Node] = {}
+    for node in nodes:
+        op = node.op
+        if op is Ops.PARAM:
+            params[node.arg.slot] = node
+        elif op is Ops.REDUCE:
+            reductions.append(node)
+    return reductions, params
 
 
 def _renumber(
@@ -141,7 +151,7 @@ def _replace_axes(
 
 
 def _ordered_axes(
-    outs: tuple[Node, ...], nodes: list[Node], shared: Mapping[Node, Node]
+    outs: tuple[Node, ...], reductions: list[Node], shared: Mapping[Node, Node]
 ) -> tuple[list[Node], int]:
     """Output axes by number, then reduced ones by first use; and how many of the former.
 
@@ -153,13 +163,12 @@ def _ordered_axes(
             free.update(child.ranges)
     ordered = sorted(free, key=lambda axis: int(axis.arg.id))
     count = len(ordered)
-    for node in nodes if any(out.mask & Ops.REDUCE.bit for out in outs) else ():
-        if node.op is Ops.REDUCE:
-            for own in node.src[node.arg.monoid.arity :]:
-                axis = shared.get(own, own)
-                if axis not in free:
-                    free.add(axis)
-                    ordered.append(axis)
+    for node in reductions:
+        for own in node.src[node.arg.monoid.arity :]:
+            axis = shared.get(own, own)
+            if axis not in free:
+                free.add(axis)
+                ordered.append(axis)
     return ordered, count
 
 

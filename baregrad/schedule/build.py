@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param, Reduce, Scan
 from baregrad.ir.monoid import Monoid, primitive
@@ -18,6 +19,19 @@ from baregrad.schedule.draft import Draft, Request, Written
 _SAME = frozenset((Ops.CONTIGUOUS, Ops.COPY))
 _ORDERED = frozenset((Ops.CMPLT, Ops.CMPLE))
 _DATA = Ops.INDEX.bit | Ops.REDUCE.bit | Ops.SCAN.bit
+
+
+# The PARAMs of one plan by slot, dtype and shape: many kernels have the same.
+Arrays = dict[tuple[int, DType, tuple[Any, ...]], Node]
+
+
+def array(known: Arrays, slot: int, value: Node) -> Node:
+    """The PARAM of a kernel's `slot` for a stored value."""
+    key = (slot, value.dtype, value.shape)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = Node(Ops.PARAM, value.dtype, (), Param(slot, value.shape))
+    return found
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +49,7 @@ class _Assembly:
     """One draft being put together."""
 
     draft: Draft
+    arrays: Arrays
     exprs: dict[Node, Node] = field(default_factory=dict)
     params: dict[Node, Node] = field(default_factory=dict)
     first_slot: int = 0
@@ -44,8 +59,7 @@ class _Assembly:
         found = self.params.get(node)
         if found is None:
             slot = self.first_slot + len(self.params)
-            found = Node(Ops.PARAM, node.dtype, (), Param(slot, node.shape))
-            self.params[node] = found
+            found = self.params[node] = array(self.arrays, slot, node)
         return found
 
     def finish(self, expression: Node) -> Node:
@@ -120,14 +134,13 @@ class _Assembly:
         return ASSEMBLERS[node.op](self, request, parts)
 
 
-def build(draft: Draft, outs: list[Written]) -> Built:
-    """The OUT nodes of a draft, in the order of `outs`."""
-    assembly = _Assembly(draft)
+def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
+    """The OUT nodes of a draft, in the order of `outs`; arrays: PARAMs that are there already."""
+    assembly = _Assembly(draft, arrays)
     slots: dict[Node, Node] = {}
     for written in outs:
         if written.target not in slots:
-            arg = Param(len(slots), written.target.shape)
-            slots[written.target] = Node(Ops.PARAM, written.target.dtype, (), arg)
+            slots[written.target] = array(arrays, len(slots), written.target)
     assembly.first_slot = len(slots)
     roots = [expr for written in outs for expr in (written.value, *written.idx)]
     assembly.complete(roots)

@@ -9,10 +9,10 @@ stored.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Out, Param
+from baregrad.ir.attrs import Out
 from baregrad.ir.index import as_dim
 from baregrad.ir.node import Node, extent_of, range_node
 from baregrad.ir.op import Ops
@@ -121,9 +121,16 @@ def make_draft(number: int, shape: tuple[Any, ...]) -> Draft:
     return draft
 
 
+class Token(NamedTuple):
+    """Which value a PARAM stands for while kernels are drafted, by number."""
+
+    number: int
+    shape: tuple[Any, ...]
+
+
 def token(node: Node, number: int) -> Node:
     """The PARAM that stands for a whole tensor value while kernels are drafted."""
-    return Node(Ops.PARAM, node.dtype, (), Param(number, node.shape, "value"))
+    return Node(Ops.PARAM, node.dtype, (), Token(number, node.shape))
 
 
 def ranges_of(idx: Idx) -> frozenset[Node]:
@@ -139,15 +146,25 @@ def ranges_of(idx: Idx) -> frozenset[Node]:
     return frozenset(found)
 
 
-def scope_points(scope: Idx, free: frozenset[Node]) -> float:
-    """Evaluations when hoisted: points of the scope up to its innermost free range."""
-    total = 1.0
+def hoisted(scope: Idx, idx: Idx) -> int:
+    """How many ranges of the scope are around an element at `idx`, hoisted out of the others."""
+    inner = [place.ranges for place in idx if place is not ZERO and place.op is not Ops.RANGE]
+    for count in range(len(scope), 0, -1):
+        axis = scope[count - 1]
+        if axis in idx:
+            return count
+        for ranges in inner:
+            if axis in ranges:
+                return count
+    return 0
+
+
+def scope_points(scope: Idx, idx: Idx) -> float:
+    """How often an element at `idx` is evaluated when it is hoisted as far out as can be."""
     result = 1.0
-    for axis in scope:
+    for axis in scope[: hoisted(scope, idx)]:
         size = axis.src[0]
-        total *= size.arg if size.op is Ops.CONST else extent_points(axis)
-        if axis in free:
-            result = total
+        result *= size.arg if size.op is Ops.CONST else extent_points(axis)
     return result
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from baregrad.ir import index
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.schedule.access import Idx, through_fold, through_pad, to_index
-from baregrad.schedule.draft import Request, ranges_of
+from baregrad.schedule.draft import Request, hoisted, ranges_of
 
 if TYPE_CHECKING:
     from baregrad.schedule.fuse import Fusion
@@ -40,13 +40,8 @@ def _expand_pad(fusion: Fusion, request: Request) -> None:
 
 def _inner_scope(request: Request, axes: Idx) -> Idx:
     """The ranges around the body of a reduction: those that it is hoisted to, then its own."""
-    free = ranges_of(request.idx)
-    own = tuple(axis for axis in axes if axis.op is Ops.RANGE)
-    last = 0
-    for position, axis in enumerate(request.scope, 1):
-        if axis in free:
-            last = position
-    return (*request.scope[:last], *own)
+    own = [axis for axis in axes if axis.op is Ops.RANGE]
+    return (*request.scope[: hoisted(request.scope, request.idx)], *own)
 
 
 def _expand_reduce(fusion: Fusion, request: Request) -> None:

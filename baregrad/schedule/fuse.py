@@ -13,14 +13,13 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, cast, toposort
 from baregrad.ir.op import Ops
 from baregrad.schedule import rules, stores
-from baregrad.schedule.access import VIEW_RULES, Idx
+from baregrad.schedule.access import VIEW_RULES, VIEWS, Idx
 from baregrad.schedule.compared import compared_sums
 from baregrad.schedule.draft import (
     Draft,
     Request,
     Written,
     make_draft,
-    ranges_of,
     scope_points,
     token,
 )
@@ -161,7 +160,7 @@ class Fusion:
     ) -> Node:
         """Element `idx` of a value: views become index arithmetic, the rest a placeholder."""
         op = node.op
-        while op in VIEW_RULES:
+        while op.bit & VIEWS:
             idx = VIEW_RULES[op](node, idx)
             node = node.src[0]
             evals = None
@@ -190,7 +189,8 @@ class Fusion:
             made = self.tokens[node] = token(node, len(self.tokens))
         placeholder = Node(Ops.INDEX, node.dtype, (made, *idx))
         if evals is None:
-            evals = share * scope_points(scope, ranges_of(idx))
+            # What is in memory is never evaluated.
+            evals = share * scope_points(scope, idx) if node.op is not Ops.PARAM else 0.0
         found = draft.requests.get(placeholder)
         if found is not None:
             if evals > found.evals:
@@ -209,7 +209,7 @@ class Fusion:
 
     def is_wanted(self, node: Node, idx: Idx, draft: Draft) -> bool:
         """Whether a kernel wants a value at an index already, for something else."""
-        while node.op in VIEW_RULES:
+        while node.op.bit & VIEWS:
             idx = VIEW_RULES[node.op](node, idx)
             node = node.src[0]
         made = self.tokens.get(node)

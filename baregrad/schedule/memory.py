@@ -55,6 +55,13 @@ def plan_memory(
 
 def nbytes_of(value: Node) -> Dim:
     """The size of a stored value in bytes."""
+    nbytes: int = value.dtype.itemsize
+    for extent in value.shape:
+        if extent.__class__ is not int:
+            break
+        nbytes *= extent
+    else:
+        return nbytes
     return index.mul(index.product(value.shape), value.dtype.itemsize)
 
 
@@ -88,15 +95,16 @@ def _place_temporaries(
             if memory not in place:
                 first.setdefault(memory, position)
                 last[memory] = position
+    sizes = {value: nbytes_of(value) for value in first}
     packing = pack(
-        [Interval(first[value], last[value], index.upper(nbytes_of(value))) for value in first]
+        [Interval(start, last[value], index.upper(sizes[value])) for value, start in first.items()]
     )
     for value, offset in zip(first, packing.offsets, strict=True):
         place[value] = len(buffers)
         device = fusion.homes[value].device if value in fusion.homes else ""
         buffers.append(
             PlannedBuffer(
-                "temp", value.dtype, value.shape, nbytes_of(value), offset=offset, device=device
+                "temp", value.dtype, value.shape, sizes[value], offset=offset, device=device
             )
         )
     return packing.nbytes
@@ -109,7 +117,7 @@ def _final_step(
     for request in step.draft.requests.values():
         if not request.read:
             computed[request.node] = None
-    made_from = tuple(origins.get(node, node) for node in computed)
+    made_from = tuple([origins.get(node, node) for node in computed])
     if step.kernel is None:
         node = step.written[0]
         return Transfer(
@@ -119,12 +127,14 @@ def _final_step(
             made_from,
         )
     values = (*step.written, *step.read)
-    buffers = tuple(place[fusion.memory_of(value)] for value in values)
+    buffers = tuple([place[fusion.memory_of(value)] for value in values])
     writes = tuple(range(len(step.written)))
-    aliases = tuple(
-        (out, position)
-        for out in writes
-        for position in range(len(writes), len(buffers))
-        if buffers[position] == buffers[out]
-    )
+    aliases: tuple[tuple[int, int], ...] = ()
+    if len(set(buffers)) < len(buffers):
+        aliases = tuple(
+            (out, position)
+            for out in writes
+            for position in range(len(writes), len(buffers))
+            if buffers[position] == buffers[out]
+        )
     return Launch(step.kernel, buffers, writes, aliases, made_from)

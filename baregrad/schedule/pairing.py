@@ -31,9 +31,12 @@ class _Loop:
         return (tuple(axis.src[0] for axis in self.ranges), self.free)
 
 
-def shared_axes(nodes: list[Node]) -> dict[Node, Node]:
-    """For ranges that may be another's: that other. `nodes`: a kernel's, sources first."""
-    loops = _loops(nodes)
+def shared_axes(nodes: list[Node], reductions: list[Node]) -> dict[Node, Node]:
+    """For ranges that may be another's: that other.
+
+    nodes: a kernel's, sources first. reductions: those among them.
+    """
+    loops = _loops(nodes, reductions)
     if len(loops) < 2:
         return {}
     owners = Counter(axis for ranges, _ in loops for axis in ranges)
@@ -54,9 +57,10 @@ def shared_axes(nodes: list[Node]) -> dict[Node, Node]:
     return found
 
 
-def _loops(nodes: list[Node]) -> dict[tuple[Ranges, frozenset[Node]], _Loop]:
+def _loops(
+    nodes: list[Node], reductions: list[Node]
+) -> dict[tuple[Ranges, frozenset[Node]], _Loop]:
     """The loops of a kernel's reductions, by their ranges and free axes."""
-    reductions = [node for node in nodes if node.op is Ops.REDUCE]
     loops: dict[tuple[Ranges, frozenset[Node]], _Loop] = {}
     if len(reductions) < 2:
         return loops

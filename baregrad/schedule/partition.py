@@ -11,7 +11,7 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, substitute
 from baregrad.ir.op import Ops
 from baregrad.schedule.axes import Settled, settle_axes
-from baregrad.schedule.build import build
+from baregrad.schedule.build import Arrays, build
 from baregrad.schedule.draft import Draft, Written
 from baregrad.schedule.fuse import Fusion
 
@@ -28,25 +28,26 @@ class Step:
 
 def partition(fusion: Fusion) -> list[Step]:
     """The steps of a fused graph, in the order in which they run."""
-    steps = {draft: _make_step(draft) for draft in fusion.drafts if draft.outs}
+    arrays: Arrays = {}
+    steps = {draft: _make_step(draft, arrays) for draft in fusion.drafts if draft.outs}
     return [steps[draft] for draft in _run_order(fusion, steps)]
 
 
-def _make_step(draft: Draft) -> Step:
-    written = tuple(dict.fromkeys(out.target for out in draft.outs))
+def _make_step(draft: Draft, arrays: Arrays) -> Step:
     if draft.transfer is not None:
+        written = tuple(dict.fromkeys(out.target for out in draft.outs))
         return Step(draft, None, written, (draft.transfer.src[0],))
-    return _built_step(draft, draft.outs)
+    return _built_step(draft, draft.outs, arrays)
 
 
 def remake(step: Step, order: tuple[Node, ...]) -> Step:
     """The same step with its outputs written in another order."""
     outs = sorted(step.draft.outs, key=lambda out: order.index(out.target))
-    return _built_step(step.draft, outs)
+    return _built_step(step.draft, outs, {})
 
 
-def _built_step(draft: Draft, outs_wanted: list[Written]) -> Step:
-    built = build(draft, outs_wanted)
+def _built_step(draft: Draft, outs_wanted: list[Written], arrays: Arrays) -> Step:
+    built = build(draft, outs_wanted, arrays)
     settled = settle_axes(built.outs)
     outs, read = _without_unread(settled, built.written, built.read)
     info = KernelInfo(kernel_name(settled))
@@ -89,12 +90,14 @@ def kernel_name(settled: Settled) -> str:
         kind = "reduce"
     else:
         kind = "map"
-    parts = (kind, _extents(settled.data), _extents(settled.reduced))
-    return "_".join(part for part in parts if part)
+    for sizes in (settled.data, settled.reduced):
+        if sizes:
+            kind += "_" + _extents(sizes)
+    return kind
 
 
 def _extents(sizes: list[Dim]) -> str:
-    return "x".join(str(size) if isinstance(size, int) else "n" for size in sizes)
+    return "x".join([str(size) if size.__class__ is int else "n" for size in sizes])
 
 
 # --- order ----------------------------------------------------------------------------------------

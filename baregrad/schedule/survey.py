@@ -42,14 +42,14 @@ class Survey:
     """Facts of each tensor node.
 
     size: elements (upper bound). work: operations per element when computed where it is read.
-    weight: the same, but of a load where it is known that the value will be stored. readers: how
-    many non-view nodes read it. depth: reductions on the longest path below it. contractions:
-    reductions with so much reuse that they deserve a kernel's tiles for themselves.
+    reading: what reading one element costs. readers: how many non-view nodes read it. depth:
+    reductions on the longest path below it. contractions: reductions with so much reuse that they
+    deserve a kernel's tiles for themselves.
     """
 
     size: dict[Node, float] = field(default_factory=dict)
     work: dict[Node, float] = field(default_factory=dict)
-    weight: dict[Node, float] = field(default_factory=dict)
+    reading: dict[Node, float] = field(default_factory=dict)
     readers: dict[Node, int] = field(default_factory=dict)
     depth: dict[Node, int] = field(default_factory=dict)
     contractions: set[Node] = field(default_factory=set)
@@ -79,22 +79,25 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
     kept = frozenset(stored)
     _count_readers(order, survey)
     sizes: dict[tuple[Any, ...], float] = {}
-    depths = survey.depth
+    depths, known, readers = survey.depth, survey.size, survey.readers
+    work, reading = survey.work, survey.reading
     for node in order:
         size = sizes.get(node.shape)
         if size is None:
             size = sizes[node.shape] = points(node.shape)
-        survey.size[node] = size
+        known[node] = size
         depth = 0
         for child in node.src:
-            if depths[child] > depth:
-                depth = depths[child]
+            below = depths[child]
+            if below > depth:
+                depth = below
         depths[node] = depth
         weight = _weigh(node, size, survey)
         if weight > MOST:
             weight = MOST
-        survey.work[node] = weight
-        survey.weight[node] = float(node.dtype.itemsize) if node in kept else weight
+        work[node] = weight
+        stored = node in kept or (readers[node] > 1 and _is_dear(node, weight, survey))
+        reading[node] = float(node.dtype.itemsize) if stored else weight
     return survey
 
 
@@ -109,18 +112,14 @@ def _count_readers(order: list[Node], survey: Survey) -> None:
             readers[child] += count
 
 
-def read_weight(node: Node, survey: Survey) -> float:
-    """What reading one element of `node` costs its reader.
+def _is_dear(node: Node, weight: float, survey: Survey) -> bool:
+    """Whether a value of several readers will be stored, so that reading it is a load.
 
-    What is dear and has several readers will be stored, so that reading it is a load. A tuple-
-    valued reduction is never stored; its parts are.
+    A tuple-valued reduction is never stored; its parts are.
     """
-    weight = survey.weight[node]
-    if survey.readers[node] < 2 or is_tuple(node):
-        return weight
-    if weight > STORED_WHEN_SHARED or node in survey.contractions:
-        return float(node.dtype.itemsize)
-    return weight
+    if weight <= STORED_WHEN_SHARED and node not in survey.contractions:
+        return False
+    return not is_tuple(node)
 
 
 def own_work(node: Node) -> float:
@@ -136,6 +135,7 @@ def is_tuple(node: Node) -> bool:
 def _weigh(node: Node, size: float, survey: Survey) -> float:
     op = node.op
     src = node.src
+    reading = survey.reading
     if op in _IN_MEMORY:
         return float(node.dtype.itemsize)
     if not src or node.dtype is dtypes.index or op is Ops.SINK:
@@ -143,16 +143,16 @@ def _weigh(node: Node, size: float, survey: Survey) -> float:
     first = src[0]
     if op is Ops.EXPAND:
         # What is dear is stored once several places want it: no more than a load counts.
-        once = min(read_weight(first, survey), float(node.dtype.itemsize))
+        once = min(reading[first], float(node.dtype.itemsize))
         return once * survey.size[first] / max(size, 1.0)
     if op in _VIEWS:
         extra = GUARD_COST if op is Ops.PAD else 0.0
-        return read_weight(first, survey) + extra
-    below = read_weight(first, survey)
+        return reading[first] + extra
+    below = reading[first]
     if len(src) > 1:
-        for child in dict.fromkeys(src[1:]):
+        for child in src[1:] if len(src) == 2 else dict.fromkeys(src[1:]):
             if child is not first:
-                below += read_weight(child, survey)
+                below += reading[child]
     if op in ALU:
         return _COSTLY.get(op, 1.0) + below
     if op in (Ops.REDUCE, Ops.FOLD):
