@@ -22,6 +22,9 @@ class NvidiaGeneration:
     it can fetch; `copy_payload_bits` what a copy engine's semaphore releases. `launch_descriptor`
     is the version of the launch descriptor, of `launch_descriptor_nbytes`;
     `launch_by_action` says whether kernels are launched by SEND_SIGNALING_PCAS2_B.
+    `shared_sizes_kib` are the amounts of shared memory that a multiprocessor can be set up with, of
+    which each block loses `shared_reserved_nbytes` to the system (CUDA C++ Programming Guide,
+    compute capabilities).
     """
 
     name: str
@@ -37,7 +40,13 @@ class NvidiaGeneration:
     address_bits: int
     host_address_bits: int
     copy_payload_bits: int
+    shared_sizes_kib: tuple[int, ...]
+    shared_reserved_nbytes: int = 1024
 
+
+_TO_100 = (8, 16, 32, 64, 100)
+_TO_164 = (8, 16, 32, 64, 100, 132, 164)
+_TO_228 = (8, 16, 32, 64, 100, 132, 164, 196, 228)
 
 # Oldest first: of the rows whose compute class a GPU lists, the last is its own.
 NVIDIA_ROWS = (
@@ -55,6 +64,8 @@ NVIDIA_ROWS = (
         address_bits=49,
         host_address_bits=40,
         copy_payload_bits=32,
+        shared_sizes_kib=(32, 64),
+        shared_reserved_nbytes=0,
     ),
     NvidiaGeneration(
         name="Ampere",
@@ -71,6 +82,7 @@ NVIDIA_ROWS = (
         address_bits=49,
         host_address_bits=40,
         copy_payload_bits=32,
+        shared_sizes_kib=_TO_164,
     ),
     NvidiaGeneration(
         name="Ampere",
@@ -86,6 +98,7 @@ NVIDIA_ROWS = (
         address_bits=49,
         host_address_bits=40,
         copy_payload_bits=64,
+        shared_sizes_kib=_TO_100,
     ),
     NvidiaGeneration(
         name="Ada",
@@ -101,6 +114,7 @@ NVIDIA_ROWS = (
         address_bits=49,
         host_address_bits=40,
         copy_payload_bits=64,
+        shared_sizes_kib=_TO_100,
     ),
     NvidiaGeneration(
         name="Hopper",
@@ -116,6 +130,7 @@ NVIDIA_ROWS = (
         address_bits=57,
         host_address_bits=57,
         copy_payload_bits=64,
+        shared_sizes_kib=_TO_228,
     ),
     NvidiaGeneration(
         name="Blackwell",
@@ -131,6 +146,7 @@ NVIDIA_ROWS = (
         address_bits=57,
         host_address_bits=57,
         copy_payload_bits=64,
+        shared_sizes_kib=_TO_228,
     ),
     NvidiaGeneration(
         name="Blackwell",
@@ -146,6 +162,7 @@ NVIDIA_ROWS = (
         address_bits=57,
         host_address_bits=57,
         copy_payload_bits=64,
+        shared_sizes_kib=_TO_100,
     ),
 )
 

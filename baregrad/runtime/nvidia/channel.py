@@ -13,6 +13,7 @@ from baregrad.base.errors import ArgumentError, DriverError
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.faults import fault_name
+from baregrad.runtime.nvidia.launch_memory import LaunchMemory
 from baregrad.runtime.nvidia.memory import HUGE_PAGE_NBYTES
 from baregrad.runtime.nvidia.objects import Gpu
 from baregrad.runtime.nvidia.pushbuffer import (
@@ -116,6 +117,8 @@ class ChannelGroup:
                 raise ArgumentError("there is no such copy engine", found=copy_engine)
             self.engine = nv.NV2080_ENGINE_TYPE_COPY0 + copy_engine
         self.is_copy = copy_engine is not None
+        # Why the GPU stopped the group: what stops one channel stops all.
+        self.dead: str | None = None
         with self.teardown:
             params = client.struct("channel_group").record(
                 engineType=self.engine, hVASpace=gpu.va_space if self.is_copy else 0
@@ -149,14 +152,21 @@ class ChannelGroup:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """What a submission holds until the timeline has its value: the words before `end`."""
+    """What a submission holds until the timeline has its value: the words before `end`.
+
+    `names` are the kernels that it launches.
+    """
 
     value: int
     end: int
+    names: list[str]
 
 
 class Channel:
     """A ring of work for one engine object, either compute or copies.
+
+    The graphics engine has a context only once a channel of the group computes: that one is made
+    first, those that copy after it.
 
     Every submission ends with the next value of the channel's `timeline`, whether or not anybody
     waits for it: it says when the ring's entry and the words may be written over.
@@ -177,11 +187,16 @@ class Channel:
         self.group = group
         self.gpu = group.gpu
         self.copies = copies or group.is_copy
+        if copies and not group.is_copy and all(one.copies for one in group.channels):
+            raise ArgumentError(
+                "a channel that copies on the graphics engine has no context yet",
+                hint="make a channel that computes in its group first, or take a copy engine's "
+                "group",
+            )
         self.entries = entries
         self._push_nbytes = push_nbytes
         self._in_flight: deque[_InFlight] = deque()
         self._put = self._head = self._tail = self._last = 0
-        self._dead: str | None = None
         self.teardown = Teardown()
         with self.teardown:
             self._open()
@@ -190,6 +205,9 @@ class Channel:
 
     def _open(self) -> None:
         gpu, client, teardown = self.gpu, self.gpu.client, self.teardown
+        self.launches = None if self.copies else LaunchMemory(self)
+        if self.launches is not None:
+            teardown.push("memory of launches", self.launches.teardown.close)
         memory = gpu.memory.visible(HUGE_PAGE_NBYTES, owner=teardown)
         self.timeline = Timeline(gpu, owner=teardown)
         page = gpu.memory.driver_page(owner=teardown)
@@ -273,8 +291,8 @@ class Channel:
 
         Waits where the ring or the buffer of words is full.
         """
-        if self._dead is not None:
-            raise DriverError("the channel is dead", found=self._dead)
+        if self.group.dead is not None:
+            raise DriverError("the channel is dead", found=self.group.dead)
         value = self._last + 1
         tail = PushBuffer()
         tail.release(self.timeline.gpu_va, value)
@@ -288,7 +306,7 @@ class Channel:
         )
         self._put = (self._put + 1) % self.entries
         self._last = value
-        self._in_flight.append(_InFlight(value, self._head))
+        self._in_flight.append(_InFlight(value, self._head, push.names))
         # Stores to the GPU's memory are combined on their way: the pointer must not overtake the
         # entry, nor the doorbell the pointer.
         self.gpu.client.port.store(self._put_address, self._put)
@@ -325,7 +343,9 @@ class Channel:
         try:
             self.timeline.wait(self._last if value is None else value, timeout_s, self.check)
         except DriverError as error:
-            self._dead = str(error)
+            if self.group.dead is None:
+                error.message += self._blame()
+                self.group.dead = str(error)
             raise
 
     def check(self) -> None:
@@ -333,12 +353,24 @@ class Channel:
         status = int.from_bytes(self._notifier[14:16], "little")
         if status == 0xFFFF:
             code = int.from_bytes(self._notifier[8:12], "little")
-            self._dead = fault_name(code)
+            self.group.dead = f"{fault_name(code)}{self._blame()}"
             raise DriverError(
-                "the GPU stopped the channel",
-                found=self._dead,
+                f"the GPU stopped the channel{self._blame()}",
+                found=fault_name(code),
                 hint="the kernel log has the detail, as a line that begins with NVRM: Xid",
             )
+
+    def _blame(self) -> str:
+        """Say which kernels the first submission launched that is not done."""
+        done = self.timeline.value
+        running = next((one for one in self._in_flight if one.value > done), None)
+        if running is None or not running.names:
+            return ""
+        names = [repr(name) for name in dict.fromkeys(running.names)]
+        if len(names) == 1:
+            return f" while it ran the kernel {names[0]}"
+        more = ", ..." if len(names) > 4 else ""
+        return f" while it ran one of the kernels {', '.join(names[:4])}{more}"
 
     @property
     def pointers(self) -> tuple[int, int]:
@@ -346,7 +378,7 @@ class Channel:
         return self._userd[m.USERD_GP_GET // 4], self._userd[m.USERD_GP_PUT // 4]
 
     def _drain(self) -> None:
-        if self._dead is None:
+        if self.group.dead is None:
             self.wait(timeout_s=5)
 
     def close(self) -> None:

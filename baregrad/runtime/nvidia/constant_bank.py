@@ -138,6 +138,13 @@ def fill(kernel: CubinKernel, layout: BankLayout, facts: BankFacts) -> bytearray
     return data
 
 
+def write_place(data: bytearray, layout: BankLayout, address: int) -> None:
+    """Tell a bank where it lies itself, once that is known."""
+    offset = layout.offsets.get("parameter_address")
+    if offset is not None:
+        struct.pack_into("<Q", data, offset, address + layout.parameter_base)
+
+
 def _form(name: str) -> str:
     if name == "cluster_reciprocal":
         return "<3f"

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from baregrad.base.bits import ceil_div
+from baregrad.base.bits import ceil_div, round_up
 from baregrad.base.errors import ArgumentError, FileFormatError, IndexOutOfRange, UnsupportedError
 
 
@@ -57,6 +57,11 @@ class DescriptorLayout:
     nbytes: int
     bank_alignment: int
     fields: Mapping[str, Field]
+
+    @property
+    def nbytes_apart(self) -> int:
+        """Bytes from one descriptor to what may follow it, a descriptor or a bank."""
+        return round_up(self.nbytes, 256)
 
     def write(self, data: bytearray | memoryview, name: str, value: int, index: int = 0) -> None:
         """Put a value into a descriptor; raise ArgumentError where it does not fit its field."""

@@ -8,6 +8,7 @@ an H200.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -118,6 +119,10 @@ class Launch:
         if len({bank.number for bank in self.banks}) != len(self.banks):
             raise ArgumentError("a launch binds a constant bank twice", found=self.banks)
 
+    def with_local(self, nbytes: int) -> Launch:
+        """Return the launch with another size of each thread's local memory."""
+        return dataclasses.replace(self, local_nbytes=nbytes)
+
 
 def carve_out_code(kib: int) -> int:
     """Return the code of a multiprocessor set up with `kib` KiB of shared memory."""
@@ -156,8 +161,24 @@ def encode(launch: Launch, layout: DescriptorLayout) -> bytearray:
         for axis, extent in zip(_AXES, triple, strict=True):
             values[f"{name}_{axis}", 0] = extent
     values |= _program(launch) | _shared(launch, layout) | _cluster(launch, layout)
-    values |= _banks(launch, layout) | _releases(launch, layout) | _next(launch, layout)
-    return layout.encode(values)
+    values |= _banks(launch, layout) | _releases(launch.releases, layout)
+    return layout.encode(values | _next(launch.next_address, layout))
+
+
+def patch(
+    data: bytearray,
+    layout: DescriptorLayout,
+    *,
+    bank_address: int,
+    next_address: int = 0,
+    releases: tuple[Release, ...] = (),
+) -> None:
+    """Put into a descriptor what differs from launch to launch: where bank 0 is, what follows."""
+    values: Values = {("bank_address", 0): bank_address}
+    for (name, index), value in (
+        values | _releases(releases, layout) | _next(next_address, layout)
+    ).items():
+        layout.write(data, name, value, index)
 
 
 def grid_units(launch: Launch, layout: DescriptorLayout) -> tuple[int, int, int]:
@@ -228,9 +249,9 @@ def _banks(launch: Launch, layout: DescriptorLayout) -> Values:
     return values
 
 
-def _releases(launch: Launch, layout: DescriptorLayout) -> Values:
+def _releases(releases: tuple[Release, ...], layout: DescriptorLayout) -> Values:
     values: Values = {}
-    for index, release in enumerate(launch.releases):
+    for index, release in enumerate(releases):
         grain = 16 if release.timestamp else 8
         if release.address % grain:
             raise ArgumentError(
@@ -254,10 +275,10 @@ def _releases(launch: Launch, layout: DescriptorLayout) -> Values:
     return values
 
 
-def _next(launch: Launch, layout: DescriptorLayout) -> Values:
-    if not launch.next_address:
+def _next(address: int, layout: DescriptorLayout) -> Values:
+    if not address:
         return {}
-    values: Values = {("next_address", 0): launch.next_address, ("next_enable", 0): 1}
+    values: Values = {("next_address", 0): address, ("next_enable", 0): 1}
     if "next_action" in layout.fields:
         return values | {("next_action", 0): _ACTION_SCHEDULE, ("next_prefetch", 0): 1}
     return values | {("next_is_grid", 0): 1}

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import Record
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.rm_structs import WORD
 from baregrad.runtime.nvidia.client import Client
 from baregrad.runtime.nvidia.memory import MemoryManager
+from baregrad.runtime.nvidia.pieces import Pieces
 from baregrad.runtime.nvidia.teardown import Teardown
 from baregrad.target.nvidia import NvidiaGeneration, nvidia_row
 
 # The GPU's address space as the driver is told of it, of which we use what memory.py hands out.
 _VA_BASE = 0x1000
 _VA_NBYTES = 0x1FFFFFB000000
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCounts:
+    """Warps of a multiprocessor, multiprocessors of a TPC, TPCs of a GPC, and GPCs of the die."""
+
+    warps_per_unit: int
+    units_per_tpc: int
+    tpcs_per_gpc: int
+    gpcs: int
+
+    @property
+    def units(self) -> int:
+        """Multiprocessors in all."""
+        return self.units_per_tpc * self.tpcs_per_gpc * self.gpcs
 
 
 class Gpu:
@@ -46,6 +65,7 @@ class Gpu:
             self.teardown.push("memory", self.allocations.close)
             self.channels = Teardown()
             self.teardown.push("channels", self.channels.close)
+            self.pieces = Pieces(self.memory)
         client.teardown.push(self.node, self.teardown.close)
 
     def register_fd(self, fd: int) -> None:
@@ -130,7 +150,17 @@ class Gpu:
         client.control(self.subdevice, nv.NV2080_CTRL_CMD_GR_GET_INFO, record)
         return tuple(listed["data", i] for i in range(len(indices)))
 
-    @property
+    @functools.cached_property
+    def counts(self) -> UnitCounts:
+        """How many multiprocessors the die has, whatever of them is fused off."""
+        return UnitCounts(*self.facts(
+            nv.NV2080_CTRL_GR_INFO_INDEX_MAX_WARPS_PER_SM,
+            nv.NV2080_CTRL_GR_INFO_INDEX_LITTER_NUM_SM_PER_TPC,
+            nv.NV2080_CTRL_GR_INFO_INDEX_LITTER_NUM_TPC_PER_GPC,
+            nv.NV2080_CTRL_GR_INFO_INDEX_LITTER_NUM_GPCS,
+        ))  # fmt: skip
+
+    @functools.cached_property
     def sm_version(self) -> int:
         """The architecture of its multiprocessors: major << 8 | minor."""
         return self.facts(nv.NV2080_CTRL_GR_INFO_INDEX_SM_VERSION)[0]

@@ -24,6 +24,8 @@ class PushBuffer:
 
     def __init__(self) -> None:
         self.words: list[int] = []
+        # Kernels in here, for errors to tell.
+        self.names: list[str] = []
 
     def methods(self, subchannel: int, first: m.Method, *data: int) -> None:
         """Write `data` to methods that follow each other, beginning at `first`."""
@@ -137,6 +139,13 @@ class PushBuffer:
         self.methods(COMPUTE_SUBCHANNEL, first, *split(shared))
         first = m.COMPUTE["SET_SHADER_LOCAL_MEMORY_WINDOW_A"]
         self.methods(COMPUTE_SUBCHANNEL, first, *split(local))
+
+    def set_local_memory(self, gpu_va: int, tpc_nbytes: int) -> None:
+        """Place the pool of stacks, of which each pair of multiprocessors has `tpc_nbytes`."""
+        first = m.COMPUTE["SET_SHADER_LOCAL_MEMORY_A"]
+        self.methods(COMPUTE_SUBCHANNEL, first, *split(gpu_va))
+        first = m.COMPUTE["SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A"]
+        self.methods(COMPUTE_SUBCHANNEL, first, *split(tpc_nbytes), m.MAX_SM_COUNT)
 
     def invalidate_caches(self) -> None:
         """Forget cached instructions, data and constants, so that new ones are read."""

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi import release_for
 from baregrad.runtime.nvidia.abi.layout import Record
+from baregrad.runtime.nvidia.descriptor_fields import descriptor_layout
+from baregrad.runtime.nvidia.launch_descriptor import Launch, decode
+from baregrad.target.nvidia import nvidia_row
 
 HOPPER_CLASSES = (0xC461, 0xC661, 0xC86F, 0xC46F, 0xCBC0, 0xC8B5, 0xC7B5)
 CLASSES = {
@@ -23,6 +26,22 @@ CLASSES = {
     nv.NV20_SUBDEVICE_0, nv.FERMI_VASPACE_A, nv.FERMI_CONTEXT_SHARE_A, nv.KEPLER_CHANNEL_GROUP_A,
 }  # fmt: skip
 TOTAL_NBYTES = 1 << 34
+# What it says of itself, by index: version, warps, GPCs, TPCs of a GPC, multiprocessors of a TPC.
+FACTS = {0xC: 0x900, 0xD: 64, 0x14: 8, 0x17: 9, 0x20: 2}
+
+
+class FaultError(Exception):
+    """A kernel failed."""
+
+
+@dataclass
+class FakeLaunch:
+    """A descriptor that was run, the bytes of its bank 0, and where they lay."""
+
+    launch: Launch
+    bank: bytes
+    address: int
+    first: bool
 
 
 @dataclass
@@ -53,6 +72,9 @@ class FakePort:
         self.calls: list[str] = []
         self.fail: dict[str, int] = {}
         self.stalled = False
+        self.launches: list[FakeLaunch] = []
+        self.launch_fault = 0
+        self.compute: list[tuple[int, int]] = []
         self.fds: dict[int, str] = {}
         self.attached: dict[int, int] = {}
         self.objects: dict[int, tuple[int, int]] = {}
@@ -210,7 +232,9 @@ class FakePort:
             params["data"] = b"a GPU's own uuid".ljust(256, b"\0")
         elif command == nv.NV2080_CTRL_CMD_GR_GET_INFO:
             for i in range(params["grInfoListSize"]):
-                ctypes.c_uint32.from_address(params["grInfoList"] + 8 * i + 4).value = 0x900
+                where = params["grInfoList"] + 8 * i
+                index = ctypes.c_uint32.from_address(where).value
+                ctypes.c_uint32.from_address(where + 4).value = FACTS[index]
         elif command == nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN:
             params["workSubmitToken"] = call["hObject"] & 0xFFFF
         elif command == nv.NV2080_CTRL_CMD_PERF_BOOST and params.nbytes != 8:
@@ -294,8 +318,11 @@ class FakePort:
                 self._execute(channel, struct.unpack(f"<{count}I", data))
             except BlockingIOError:
                 break
+            except FaultError:
+                self._report(channel, self.launch_fault)
+                break
             except LookupError:
-                struct.pack_into("<QIHH", self.view(channel.notifier, 16), 0, 1, 31, 0, 0xFFFF)
+                self._report(channel, 31)
                 break
             channel.get = (channel.get + 1) % channel.entries
             ctypes.c_uint32.from_address(channel.userd + 0x88).value = channel.get
@@ -326,11 +353,36 @@ class FakePort:
                 where = self.host_address(state[0x60] << 32 | state[0x5C])
                 value = state[0x68] << 32 | state[0x64]
                 struct.pack_into("<QQ", self.view(where, 16), 0, value, time.perf_counter_ns())
+        elif subchannel == 1:
+            self.compute.append((method, data))
+            channel.engine[method] = data
+            if method in (0x2BC, 0x2C0):
+                self._run_kernels(channel.engine[0x2B4] << 8)
         elif subchannel == 4:
             state = channel.engine
             state[method] = data
             if method == 0x300:
                 self._launch(state, data)
+
+    def _report(self, channel: FakeChannel, code: int) -> None:
+        struct.pack_into("<QIHH", self.view(channel.notifier, 16), 0, 1, code, 0, 0xFFFF)
+
+    def _run_kernels(self, address: int) -> None:
+        """Note a launch and those chained to it; nothing is computed, but semaphores are."""
+        layout = descriptor_layout(nvidia_row(self.classes).launch_descriptor[0])
+        first = True
+        while address:
+            view = self.view(self.host_address(address), layout.nbytes)
+            launch = decode(view, layout)
+            bank = launch.banks[0]
+            data = ctypes.string_at(self.host_address(bank.address), bank.nbytes)
+            self.launches.append(FakeLaunch(launch, data, address, first))
+            if self.launch_fault:
+                raise FaultError
+            for release in launch.releases:
+                where = self.view(self.host_address(release.address), 16)
+                struct.pack_into("<QQ", where, 0, release.value, time.perf_counter_ns())
+            address, first = launch.next_address, False
 
     def _launch(self, state: dict[int, int], launch: int) -> None:
         target = state.get(0x408, 0) << 32 | state.get(0x40C, 0)

@@ -25,41 +25,12 @@ from baregrad.runtime.nvidia.client import Client
 from baregrad.runtime.nvidia.objects import Gpu
 from baregrad.runtime.nvidia.port import KernelPort, Port
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from tests.runtime.nvidia import hardware_launch
+from tests.runtime.nvidia.hardware_tools import MIB, expect, noise, timed, two_channels
 
-MIB = 1 << 20
 BIG_NBYTES = 256 * MIB
 
 make_port: Callable[[], Port] = KernelPort
-
-
-def expect(condition: bool, message: str) -> None:
-    """Stop the step if something is not as it must be."""
-    if not condition:
-        raise AssertionError(message)
-
-
-def timed(what: str, action: Callable[[], object], times: int = 1) -> float:
-    """Run an action, print how long it took on average and return that, in seconds."""
-    begin = time.perf_counter()
-    for _ in range(times):
-        action()
-    seconds = (time.perf_counter() - begin) / times
-    print(f"  {what}: {seconds * 1e6:.1f} us")
-    return seconds
-
-
-def noise(nbytes: int, seed: int = 1) -> bytes:
-    """Return bytes that repeat only after a prime number of them."""
-    block = bytes((i * i * 31 + i * 7 + seed) & 0xFF for i in range(65521))
-    return (block * (nbytes // len(block) + 1))[:nbytes]
-
-
-def two_channels(gpu: Gpu, **options: int) -> tuple[Channel, Channel]:
-    """Return a channel that computes and one that copies, of one group, both scheduled."""
-    group = ChannelGroup(gpu)
-    compute, copies = Channel(group, **options), Channel(group, copies=True, **options)
-    group.schedule()
-    return compute, copies
 
 
 # Steps. The docstring's first line is what is printed.
@@ -404,9 +375,7 @@ def step_after() -> None:
 def wild(strict: bool) -> None:
     """Copy to an address that is not mapped; the wait must raise, with what the driver says."""
     with Client(make_port(), strict_faults=strict) as client, Gpu(client) as gpu:
-        group = ChannelGroup(gpu)
-        channel = Channel(group, copies=True)
-        group.schedule()
+        _, channel = two_channels(gpu)
         source = gpu.memory.device(MIB)
         push = PushBuffer()
         push.copy(0x1234_0000_0000, source.gpu_va, 4096)
@@ -417,7 +386,7 @@ def wild(strict: bool) -> None:
             print(f"  after {time.perf_counter() - begin:.3f} s: {error}")
         else:
             raise AssertionError("a wild copy went unnoticed")
-        group.close()
+        channel.group.close()
         print("  the dead group is closed; making another in this process")
         _, channel = two_channels(gpu)
         target = gpu.memory.pinned(MIB)
@@ -440,9 +409,7 @@ def step_wild_strict() -> None:
 def step_wild_method() -> None:
     """A method that the engine does not have stops the channel and is reported."""
     with Client(make_port()) as client, Gpu(client) as gpu:
-        group = ChannelGroup(gpu)
-        channel = Channel(group, copies=True)
-        group.schedule()
+        _, channel = two_channels(gpu)
         push = PushBuffer()
         push.words += [1 << 29 | 1 << 16 | 4 << 13 | 0xFFC >> 2, 1]
         try:
@@ -458,11 +425,20 @@ def step_after_faults() -> None:
     step_copy()
 
 
-STEPS = {
+# Those that make the GPU fail are the last.
+FAULTS = ("wild", "wild_strict", "wild_method", *hardware_launch.FAULTS)
+_FOUND = {
     name.removeprefix("step_"): step
-    for name, step in list(globals().items())
+    for name, step in [*globals().items(), *vars(hardware_launch).items()]
     if name.startswith("step_")
 }
+STEPS = {
+    name: _FOUND[name]
+    for name in (
+        *(name for name in _FOUND if name not in FAULTS and name != "after_faults"),
+        *FAULTS, "after_faults",
+    )
+}  # fmt: skip
 
 
 def run_here(name: str) -> bool:

@@ -29,6 +29,8 @@ def gpu(port: FakePort) -> Iterator[Gpu]:
 
 def channel_of(gpu: Gpu, *, copies: bool = True, entries: int = 8, push: int = 1024) -> Channel:
     group = ChannelGroup(gpu)
+    if copies:
+        Channel(group)
     channel = Channel(group, copies=copies, entries=entries, push_nbytes=push)
     group.schedule()
     return channel
@@ -102,7 +104,7 @@ def test_objects_windows_and_caches() -> None:
 def test_a_submission_is_an_entry_of_the_ring(gpu: Gpu, port: FakePort) -> None:
     port.stalled = True
     channel = channel_of(gpu)
-    state = next(iter(port.channels.values()))
+    state = list(port.channels.values())[-1]
     push = PushBuffer()
     push.methods(0, HOST["WFI"], 1)
     value = channel.submit(push)
@@ -151,7 +153,7 @@ def test_a_full_ring_waits_for_the_gpu(gpu: Gpu, port: FakePort) -> None:
     port.stalled = True
     for _ in range(2):
         channel.submit(PushBuffer())
-    state = next(iter(port.channels.values()))
+    state = list(port.channels.values())[-1]
     waited = []
 
     def wait(value: int | None = None, timeout_s: float = 1) -> None:

@@ -153,10 +153,12 @@ def test_addresses_are_low_where_they_must_be() -> None:
         assert gpu.memory.device(3 << 20).gpu_va % (2 << 20) == 0
 
 
-# The steps that a real GPU is checked with run on the pretended one as well.
+# The steps that a real GPU is checked with run on the pretended one as well, where they launch
+# no kernels.
 STEPS = [
-    name for name in hardware_smoke.STEPS
+    name for name, step in hardware_smoke.STEPS.items()
     if name not in ("wild_method", "left_open", "memory", "after", "after_faults")
+    and step.__module__ == hardware_smoke.__name__
 ]  # fmt: skip
 
 
