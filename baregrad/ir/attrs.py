@@ -190,8 +190,7 @@ class Out(NamedTuple):
     monoid: Monoid | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelInfo:
+class KernelInfo(NamedTuple):
     """A kernel's name and launch facts; the schedule's text is kept to be shown."""
 
     name: str = "kernel"

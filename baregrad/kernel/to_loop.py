@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
@@ -78,7 +78,7 @@ def to_loop(
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
-    info = replace(kernel.arg, schedule=schedule) if schedule else kernel.arg
+    info = kernel.arg._replace(schedule=schedule) if schedule else kernel.arg
     return Node(Ops.KERNEL, kernel.dtype, (body,), info)
 
 

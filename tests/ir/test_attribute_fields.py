@@ -19,6 +19,7 @@ from baregrad.ir.verify_rules import form_fault
 ATTRIBUTES = (
     attrs.Access(8, 2, 3, 16, True),
     attrs.Alloc(1, "shared", (2, 3), None, 2, "tile"),
+    attrs.KernelInfo("k", grid=(2,)),
     attrs.Out(None),
     attrs.Param(2, (3, 4), "x"),
     attrs.Range(4, "M", "pool"),

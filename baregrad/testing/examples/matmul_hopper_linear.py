@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Machine, Reg
 from baregrad.ir.node import Node, alu, cast, const, toposort
@@ -124,7 +122,7 @@ class Emitter:
         asm.machine("setmaxnreg", imm=(self.roles["math"].registers,))
         self.math()
         asm.end()
-        info = replace(self.kernel.arg, shared_nbytes=self.shared)
+        info = self.kernel.arg._replace(shared_nbytes=self.shared)
         return Node(Ops.PROGRAM, dtypes.token, tuple(asm.code), info)
 
     def set_up(self) -> None:
