@@ -25,9 +25,9 @@ def _visit(node: Node) -> Node | None:
     return None
 
 
-def clean_up(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` without DETACH and needless CONTIGUOUS; what moves to another device is contiguous."""
-    return rewrite(sink, _visit, _MARKS, changed)
+def clean_up(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink without DETACH and needless CONTIGUOUS; what moves elsewhere is contiguous."""
+    return rewrite(order, _visit, _MARKS, changed)
 
 
 CLEANUP = Traced(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from baregrad.graph.traced import Traced, rewrite_in_order
+from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import DATA, constant_of, full
 from baregrad.ir.algebra import simplify
-from baregrad.ir.node import Node, const, toposort
+from baregrad.ir.node import Node, const
 from baregrad.ir.op import ELEMENTWISE, MOVEMENT, Op, Ops
 
 _ANY = -1  # every op: arrays without elements may be made in any way
@@ -94,12 +94,11 @@ _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
 )
 
 
-def fold_constants(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` with constant arrays as scalars in arithmetic, and with the scalar rules applied."""
-    order = toposort(sink)
+def fold_constants(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with constant arrays as scalars in arithmetic, and with the scalar rules applied."""
     first: dict[Node, Node] = {}
     later: dict[Node, Node] = {}
-    result = simplify(rewrite_in_order(order, _visit, _ANY, first, _ANY), None, later)
+    result = simplify(rewrite(order, _visit, _ANY, first), None, later)
     if first or later:
         for old in order:
             new = first.get(old, old)

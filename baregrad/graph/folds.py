@@ -17,7 +17,7 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Pad, Reduce, Window
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node, toposort
+from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 
 
@@ -282,16 +282,16 @@ def _replay_split(
 # --- the walk -------------------------------------------------------------------------------------
 
 
-def unfold(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` with folds of contractions as contractions of windows.
+def unfold(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with folds of contractions as contractions of windows.
 
     A FOLD of which only a part is read, as where the input was padded, is made for that part alone.
     """
+    sink = order[-1]
     if not sink.mask & Ops.FOLD.bit:
         return sink
     readers: dict[Node, int] = {}
     cuts: dict[Node, int] = {}
-    order = toposort(sink)
     for node in order:
         for child in node.src:
             if child.op is Ops.FOLD:

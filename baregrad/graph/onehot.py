@@ -9,11 +9,11 @@ from __future__ import annotations
 from baregrad.dtypes import dtypes
 from baregrad.graph.places import Places, places_of
 from baregrad.graph.repeats import is_repeated
-from baregrad.graph.traced import Traced, rewrite_in_order
+from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import constant_of, cut, expand, reshape
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, alu, cast, const, toposort
+from baregrad.ir.node import Node, alu, cast, const
 from baregrad.ir.op import MOVEMENT, Ops
 
 _NEEDED = Ops.REDUCE.bit | Ops.CMPEQ.bit | Ops.IOTA.bit
@@ -138,16 +138,10 @@ def _read(
     return Node(Ops.GATHER, kept.dtype, (kept, *places))
 
 
-def fold_one_hot(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` with sums over one-hot masks as indexed reads."""
-    if sink.mask & _NEEDED != _NEEDED:
-        return sink
-    order = [
-        node
-        for node in toposort(sink, enter=lambda node: node.mask & _NEEDED == _NEEDED)
-        if node.mask & _NEEDED == _NEEDED
-    ]
-    return rewrite_in_order(order, _visit, Ops.REDUCE.bit, changed, _NEEDED)
+def fold_one_hot(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with sums over one-hot masks as indexed reads."""
+    some = [node for node in order if node.mask & _NEEDED == _NEEDED]
+    return rewrite(some, _visit, Ops.REDUCE.bit, changed) if some else order[-1]
 
 
 ONE_HOT = Traced(

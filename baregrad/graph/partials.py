@@ -59,9 +59,9 @@ def _in_parts(node: Node, value: Node, axis: int, parts: int) -> Node:
     return Node(Ops.REDUCE, node.dtype, (stored,), Reduce(monoid, (place,)))
 
 
-def reduce_in_parts(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` with long reductions to few values in two steps."""
-    return rewrite(sink, _visit, Ops.REDUCE.bit, changed)
+def reduce_in_parts(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with long reductions to few values in two steps."""
+    return rewrite(order, _visit, Ops.REDUCE.bit, changed)
 
 
 PARTIALS = Traced(

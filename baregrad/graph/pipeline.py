@@ -14,7 +14,7 @@ from baregrad.graph.scatters import SCATTERS
 from baregrad.graph.sums import SUMS
 from baregrad.graph.traced import Traced
 from baregrad.graph.views import VIEWS
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, toposort
 from baregrad.ir.passes import Pass
 
 _STEPS: tuple[Traced, ...] = (
@@ -37,9 +37,12 @@ def canonicalise(sink: Node, origins: dict[Node, Node] | None = None) -> Node:
     origins: receives, for each node that was rewritten on the way, the node of `sink` it stands
     for.
     """
+    order = toposort(sink)
     for step in _STEPS:
         changed: dict[Node, Node] = {}
-        sink = step.rewrite(sink, changed)
+        sink = step.walk(order, changed)
+        if sink is not order[-1]:
+            order = toposort(sink)
         if origins is not None:
             for old, made in changed.items():
                 if made is not old and made not in origins:

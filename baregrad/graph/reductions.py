@@ -120,11 +120,14 @@ def _extreme_of(monoid: Monoid) -> Monoid | None:
     return None
 
 
-def shrink_reductions(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` with reductions over repeated elements, one element and none made smaller."""
+def shrink_reductions(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with reductions over repeated elements, one element and none made smaller."""
     first: dict[Node, Node] = {}
+    sink = order[-1]
     plain = _plain_extremes(sink, first) if sink.mask & Ops.PROJ.bit else sink
-    found = rewrite(plain, _reduce, Ops.REDUCE.bit, changed)
+    if plain is not sink:
+        order = toposort(plain)
+    found = rewrite(order, _reduce, Ops.REDUCE.bit, changed)
     for old, new in first.items():
         changed[old] = changed.get(new, new)
     return found

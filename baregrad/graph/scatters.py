@@ -86,9 +86,9 @@ def _counter(shape: tuple[Dim, ...], axis: int) -> Node:
     return expand(reshape(line, beside), shape)
 
 
-def choose_by_place(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` with scatters that write each row once as choices."""
-    return rewrite(sink, _visit, Ops.SCATTER.bit, changed)
+def choose_by_place(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with scatters that write each row once as choices."""
+    return rewrite(order, _visit, Ops.SCATTER.bit, changed)
 
 
 SCATTERS = Traced(

@@ -17,7 +17,7 @@ from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import is_repeated
 from baregrad.graph.traced import Traced, again
 from baregrad.graph.views import cut, expand, is_one, permute, reshape
-from baregrad.ir.node import Node, alu, toposort
+from baregrad.ir.node import Node, alu
 from baregrad.ir.op import MOVEMENT, Ops
 
 _WIDE = frozenset((dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64))
@@ -203,11 +203,11 @@ def _terms(this: _Sum, body: Node) -> list[tuple[Node, int]]:
 # --- the walk -------------------------------------------------------------------------------------
 
 
-def pull_factors(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` with what does not vary along summed axes multiplied in after the sums."""
+def pull_factors(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with what does not vary along summed axes multiplied in after the sums."""
+    sink = order[-1]
     if not sink.mask & Ops.REDUCE.bit:
         return sink
-    order = toposort(sink)
     users: dict[Node, list[Node]] = {node: [] for node in order}
     for node in order:
         for child in node.src if len(node.src) == 1 else dict.fromkeys(node.src):

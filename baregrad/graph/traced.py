@@ -8,36 +8,26 @@ from dataclasses import dataclass
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.passes import Pass
 
-Rewrite = Callable[[Node, dict[Node, Node]], Node]
+# Every node of a graph, sources first, the sink last; and what receives the nodes that changed.
+Rewrite = Callable[[list[Node], dict[Node, Node]], Node]
 Visit = Callable[[Node], Node | None]
 
 
 def rewrite(
-    sink: Node,
-    visit: Visit,
-    asked: int,
-    changed: dict[Node, Node],
-    within: int = 0,
+    order: list[Node], visit: Visit, asked: int, changed: dict[Node, Node], within: int = 0
 ) -> Node:
-    """`sink` after one walk, sources first: nodes of the ops in the set `asked` go to `visit`.
+    """The sink after one walk, sources first: nodes of the ops in the set `asked` go to `visit`.
 
     `visit` returns the replacement, or None to keep the node. changed: receives what each node
-    became that did not stay as it was. within: below a node without any of these ops nothing is
-    looked at; `asked` where left out.
+    became that did not stay as it was. within: nothing is looked at that has none of these ops at
+    or below it; `asked` where left out.
     """
     bits = within or asked
+    sink = order[-1]
     if not sink.mask & bits:
         return sink
-    order = toposort(sink, enter=lambda node: node.mask & bits != 0)
-    return rewrite_in_order(order, visit, asked, changed, bits)
-
-
-def rewrite_in_order(
-    order: list[Node], visit: Visit, asked: int, changed: dict[Node, Node], within: int
-) -> Node:
-    """The same for what is listed already, sources first: what the last node became."""
     for node in order:
-        if not node.mask & within:
+        if not node.mask & bits:
             continue
         made = again(node, changed) if changed else node
         if node.op.bit & asked:
@@ -46,7 +36,7 @@ def rewrite_in_order(
                 made = found
         if made is not node:
             changed[node] = made
-    return changed.get(node, node)
+    return changed.get(sink, sink)
 
 
 def again(node: Node, changed: dict[Node, Node]) -> Node:
@@ -60,12 +50,16 @@ def again(node: Node, changed: dict[Node, Node]) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A pass over tensor-level graphs; `rewrite` also notes what each node became."""
+    """A pass over tensor-level graphs; `walk` also notes what each node became."""
 
     name: str
     why: str
-    rewrite: Rewrite
+    walk: Rewrite
     needs: tuple[str, ...] = ()
+
+    def rewrite(self, sink: Node, changed: dict[Node, Node]) -> Node:
+        """`sink` after the pass; changed: receives what each changed node became."""
+        return self.walk(toposort(sink), changed)
 
     def as_pass(self) -> Pass:
         """The same as the compiler's runner takes it."""

@@ -381,9 +381,9 @@ def _scalar(node: Node) -> Node:
     return node if found is None else found
 
 
-def compose_views(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` with views composed, and with arithmetic on repeated values done once."""
-    return rewrite(sink, _visit, _ASKED, changed, within=_MOVES)
+def compose_views(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with views composed, and with arithmetic on repeated values done once."""
+    return rewrite(order, _visit, _ASKED, changed, within=_MOVES)
 
 
 VIEWS = Traced(

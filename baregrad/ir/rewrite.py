@@ -295,7 +295,7 @@ class RuleSet:
         """
         mask, known, apply = self.mask, self._found.get, self.apply
         moved: dict[Node, Node] = {} if changed is None else changed
-        for node in toposort(root, enter=lambda n: bool(n.mask & mask) and n not in moved):
+        for node in toposort(root, enter=lambda n: n.mask & mask != 0 and n not in moved):
             src = node.src
             if not src:
                 continue
@@ -322,7 +322,7 @@ class RuleSet:
         return moved.get(root, root)
 
     def _rebuilt(self, node: Node, moved: Mapping[Node, Node]) -> Node:
-        src = tuple(moved.get(child, child) for child in node.src)
+        src = tuple([moved.get(child, child) for child in node.src])
         current = Node(node.op, node.dtype, src, node.arg)
         if node.dtype is dtypes.index or node.dtype is dtypes.bool or node.op is Ops.GUARD:
             simpler = resimplify(current)

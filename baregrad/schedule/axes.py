@@ -47,7 +47,7 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
     reductions, params = _reductions_and_params(nodes)
     shared = shared_axes(nodes, reductions) if len(reductions) > 1 else {}
     if shared and root.mask & _REORDERED:
-        root = _replace_axes(root, dict(shared), {})
+        root = _replace_axes(nodes, shared, {})
         nodes = toposort(root)
         reductions, params = _reductions_and_params(nodes)
         shared = {}
@@ -63,7 +63,7 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
         if all(axis.arg.id == number for number, axis in enumerate(axes)):
             return Settled(root.src, params, data, reduced)
     old = root.src
-    root, digits = _renumber(root, axes, sizes, shared)
+    root, digits = _renumber(nodes, axes, sizes, shared)
     scattered = any(out.arg.monoid is not None for out in root.src)
     if scattered and len(data) + len(reduced) > len(axes):
         whole = _whole_scatters(old, root.src, digits)
@@ -107,9 +107,9 @@ def _reductions_and_params(nodes: list[Node]) -> tuple[list[Node], dict[int, Nod
 
 
 def _renumber(
-    root: Node, axes: list[Node], sizes: list[list[Dim]], shared: Mapping[Node, Node]
+    nodes: list[Node], axes: list[Node], sizes: list[list[Dim]], shared: Mapping[Node, Node]
 ) -> tuple[Node, dict[Node, tuple[Node, ...]]]:
-    """`root` with each axis replaced by its digits, numbered in order; and these digits.
+    """The last of `nodes` with each axis replaced by its digits, numbered; and these digits.
 
     shared: other axes that become what one of `axes` does; none of them has several digits.
     """
@@ -128,26 +128,46 @@ def _renumber(
         mapping[axis] = index.as_node(value)
     for axis, other in shared.items():
         mapping[axis] = mapping[other]
-    return _replace_axes(root, mapping, digits), digits
+    return _replace_axes(nodes, mapping, digits), digits
 
 
 def _replace_axes(
-    root: Node, mapping: dict[Node, Node], digits: dict[Node, tuple[Node, ...]]
+    nodes: list[Node], mapping: Mapping[Node, Node], digits: Mapping[Node, tuple[Node, ...]]
 ) -> Node:
-    """`root` over the new ranges; a reduction over an axis becomes one over its digits."""
+    """The last of `nodes`, which lists what is below it first, over the new ranges.
+
+    A reduction over an axis becomes one over its digits.
+    """
     by_value = {mapping[axis]: parts for axis, parts in digits.items() if len(parts) > 1}
-
-    def visit(node: Node) -> Node | None:
-        if node.op is Ops.REDUCE:
-            count = node.arg.monoid.arity
-            if not any(child in by_value for child in node.src[count:]):
-                return None
-            ranges = [one for child in node.src[count:] for one in by_value.get(child, (child,))]
-            return Node(Ops.REDUCE, node.dtype, (*node.src[:count], *ranges), node.arg)
-        return index.resimplify(node)
-
+    made = {axis: other for axis, other in mapping.items() if other is not axis}
     bit = Ops.RANGE.bit
-    return rebuild(root, visit, memo=dict(mapping), enter=lambda node: node.mask & bit != 0)
+    for node in nodes:
+        if not node.mask & bit or node in made:
+            continue
+        current = node
+        for child in node.src:
+            if child in made:
+                src = tuple([made.get(one, one) for one in node.src])
+                current = Node(node.op, node.dtype, src, node.arg)
+                break
+        if node.op is Ops.REDUCE:
+            current = _over_digits(current, by_value) if by_value else current
+        else:
+            simpler = index.resimplify(current)
+            if simpler is not None:
+                current = simpler
+        if current is not node:
+            made[node] = current
+    return made.get(nodes[-1], nodes[-1])
+
+
+def _over_digits(node: Node, by_value: Mapping[Node, tuple[Node, ...]]) -> Node:
+    """A REDUCE over axes, of which some are made of digits by now, as one over these."""
+    count = node.arg.monoid.arity
+    if not any(child in by_value for child in node.src[count:]):
+        return node
+    ranges = [one for child in node.src[count:] for one in by_value.get(child, (child,))]
+    return Node(Ops.REDUCE, node.dtype, (*node.src[:count], *ranges), node.arg)
 
 
 def _ordered_axes(

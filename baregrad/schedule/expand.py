@@ -23,7 +23,10 @@ def _expand_pointwise(fusion: Fusion, request: Request) -> None:
     evals = request.evals
     resolve = fusion.resolve
     request.parts = tuple(
-        [resolve(child, idx, draft, scope, share, evals) for child in node.src]
+        [
+            child if child.op is Ops.CONST else resolve(child, idx, draft, scope, share, evals)
+            for child in node.src
+        ]
     )
 
 

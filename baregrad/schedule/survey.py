@@ -96,8 +96,8 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
         if weight > MOST:
             weight = MOST
         work[node] = weight
-        stored = node in kept or (readers[node] > 1 and _is_dear(node, weight, survey))
-        reading[node] = float(node.dtype.itemsize) if stored else weight
+        loaded = node in kept or (readers[node] > 1 and _is_dear(node, weight, survey))
+        reading[node] = float(node.dtype.itemsize) if loaded else weight
     return survey
 
 
