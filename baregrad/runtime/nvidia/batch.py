@@ -7,20 +7,29 @@ so that what follows, the channel's timeline first of all, comes after the whole
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from baregrad.base.errors import ArgumentError
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.channel import Channel
 from baregrad.runtime.nvidia.descriptor_fields import DescriptorLayout
-from baregrad.runtime.nvidia.launch_descriptor import Launch, Release, encode, patch
+from baregrad.runtime.nvidia.launch_descriptor import (
+    Launch,
+    Release,
+    encode,
+    next_flags,
+    write_local,
+    write_release,
+)
 from baregrad.runtime.nvidia.launch_memory import LaunchMemory, Place
 from baregrad.runtime.nvidia.pushbuffer import COMPUTE_SUBCHANNEL, PushBuffer
+
+_BY_ACTION = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=m.PCAS_INVALIDATE_COPY_SCHEDULE)
+_BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
 
 
 class LaunchForm:
     """A launch but for what differs each time: where it lies, its parameters, what comes next.
 
+    The image is the descriptor, and behind it, from `bank_offset` on, constant bank 0.
     `local_nbytes` is what one thread needs of local memory, 0 for nothing.
     """
 
@@ -29,28 +38,51 @@ class LaunchForm:
     ) -> None:
         self.name = name
         self.layout = layout
-        self.bank = bank
         self.local_nbytes = local_nbytes
+        self.bank_offset = layout.nbytes_apart
+        self.nbytes = self.bank_offset + len(bank)
+        self._bank = bank
         self._launch = launch
-        self._encoded: dict[int, bytes] = {}
+        self._images: dict[int, bytes] = {}
+        self.bank_slot = layout.slot("bank_address")
+        self.next_slot = layout.slot("next_address")
+        self.next_flags = next_flags(layout)
 
-    def descriptor(self, local_nbytes: int) -> bytearray:
-        """Return the descriptor, where every thread of the channel has so much local memory."""
-        found = self._encoded.get(local_nbytes)
+    def image(self, local_nbytes: int) -> bytearray:
+        """Return the image where every thread of the channel has so much local memory."""
+        found = self._images.get(local_nbytes)
         if found is None:
-            launch = self._launch.with_local(local_nbytes)
-            found = self._encoded[local_nbytes] = bytes(encode(launch, self.layout))
+            data = encode(self._launch.with_local(local_nbytes), self.layout)
+            data.extend(bytes(self.bank_offset - len(data)))
+            found = self._images[local_nbytes] = bytes(data + self._bank)
         return bytearray(found)
 
 
-@dataclass(slots=True)
-class _Item:
-    """One launch of a batch."""
+class Item:
+    """One launch of a batch: its image, and where that is going to lie."""
 
-    form: LaunchForm
-    place: Place
-    next_address: int = 0
-    releases: tuple[Release, ...] = ()
+    __slots__ = ("bank_va", "data", "form", "local_nbytes", "place")
+
+    def __init__(self, form: LaunchForm, place: Place, local_nbytes: int) -> None:
+        self.form = form
+        self.place = place
+        self.local_nbytes = local_nbytes
+        self.data = form.image(local_nbytes)
+        self.bank_va = place.gpu_va + form.bank_offset
+        form.bank_slot.fill(self.data, self.bank_va)
+
+    def follow(self, gpu_va: int) -> None:
+        """Name the launch that follows this one."""
+        form = self.form
+        form.next_slot.fill(self.data, gpu_va)
+        for offset, bits in form.next_flags:
+            self.data[offset] |= bits
+
+    def write(self, local_nbytes: int) -> None:
+        """Put the image where the GPU reads it."""
+        if self.local_nbytes != local_nbytes:
+            write_local(self.data, local_nbytes, self.form.layout)
+        self.place.write(self.data)
 
 
 class Batch(PushBuffer):
@@ -66,8 +98,8 @@ class Batch(PushBuffer):
         self.channel = channel
         self._memory: LaunchMemory = channel.launches
         self._chained = chained
-        self._items: list[_Item] = []
-        self._open: list[_Item] = []
+        self._items: list[Item] = []
+        self._open: list[Item] = []
         self._running = False
         self._submitted = False
 
@@ -76,36 +108,31 @@ class Batch(PushBuffer):
         self._end_chain()
         super().methods(subchannel, first, *data)
 
-    def place(self, form: LaunchForm) -> tuple[Place, int]:
-        """Return a place for a launch, and the address that its bank is going to have."""
-        place = self._memory.take(form.layout.nbytes_apart + len(form.bank), self)
-        return place, place.gpu_va + form.layout.nbytes_apart
+    def item(self, form: LaunchForm) -> Item:
+        """Return a launch whose parameters are to be filled in, for `launch`."""
+        return Item(form, self._memory.take(form.nbytes, self), self._memory.thread_nbytes)
 
-    def launch(self, form: LaunchForm, place: Place, bank: bytearray) -> None:
+    def launch(self, item: Item) -> None:
         """Launch a kernel after all that was written down before is done."""
-        place.write(bank, form.layout.nbytes_apart)
-        item = _Item(form, place)
+        address = item.place.gpu_va
         if self._open and self._chained:
-            self._open[-1].next_address = place.gpu_va
+            self._open[-1].follow(address)
         else:
             self._end_chain()
             if self._running:
                 super().methods(COMPUTE_SUBCHANNEL, m.COMPUTE["WAIT_FOR_IDLE"], 0)
-            self._send(place.gpu_va)
+            self._send(address)
         self._open.append(item)
         self._items.append(item)
-        self.names.append(form.name)
+        self.names.append(item.form.name)
 
     def _send(self, address: int) -> None:
         """Hand the head of a chain to the GPU."""
         super().methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_PCAS_A"], address >> 8)
         if self.channel.gpu.generation.launch_by_action:
-            method = m.COMPUTE["SEND_SIGNALING_PCAS2_B"]
-            word = method.word(PCAS_ACTION=m.PCAS_INVALIDATE_COPY_SCHEDULE)
+            super().methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS2_B"], _BY_ACTION)
         else:
-            method = m.COMPUTE["SEND_SIGNALING_PCAS_B"]
-            word = method.word(INVALIDATE=1, SCHEDULE=1)
-        super().methods(COMPUTE_SUBCHANNEL, method, word)
+            super().methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS_B"], _BY_FLAGS)
 
     def _end_chain(self) -> None:
         """Hold the channel until the open chain is done, if it is one of several."""
@@ -114,7 +141,8 @@ class Batch(PushBuffer):
             self._running = True
         elif chain:
             address, value = self._memory.gate()
-            chain[-1].releases = (Release(address, value),)
+            last = chain[-1]
+            write_release(last.data, Release(address, value), last.form.layout)
             self.acquire(address, value)
             self._running = False
 
@@ -127,27 +155,18 @@ class Batch(PushBuffer):
         blocks = {item.place.block for item in self._items}
         if self._items:
             self._memory.grow(max(item.form.local_nbytes for item in self._items))
-            self._write()
+            local_nbytes = self._memory.thread_nbytes
+            for item in self._items:
+                item.write(local_nbytes)
             head = PushBuffer()
             if any(block.recycled for block in blocks):
+                # Old descriptors of the same addresses may be in the unit that schedules.
                 head.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
             head.invalidate_caches()
             self.words[:0] = head.words
         value = self.channel.submit(self)
         for block in blocks:
             block.value = value
+            block.recycled = False
             block.holders.discard(self)
         return value
-
-    def _write(self) -> None:
-        local_nbytes = self._memory.thread_nbytes
-        for item in self._items:
-            form = item.form
-            data = form.descriptor(local_nbytes)
-            patch(
-                data, form.layout,
-                bank_address=item.place.gpu_va + form.layout.nbytes_apart,
-                next_address=item.next_address,
-                releases=item.releases,
-            )  # fmt: skip
-            item.place.write(data)

@@ -138,7 +138,7 @@ def fill(kernel: CubinKernel, layout: BankLayout, facts: BankFacts) -> bytearray
     return data
 
 
-def write_place(data: bytearray, layout: BankLayout, address: int) -> None:
+def write_place(data: bytearray | memoryview, layout: BankLayout, address: int) -> None:
     """Tell a bank where it lies itself, once that is known."""
     offset = layout.offsets.get("parameter_address")
     if offset is not None:

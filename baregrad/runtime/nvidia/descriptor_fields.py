@@ -13,6 +13,7 @@ here, and of three releases the first two are listed: the third lies at no regul
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,6 +44,23 @@ class Field:
         """Yield (lowest bit, width) of each range of element `index`."""
         for high, low in self.ranges:
             yield low + index * self.step, high - low + 1
+
+
+_WORD = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a field lies whose bits are zero yet, to be filled in quickly: 64 bits at `offset`."""
+
+    offset: int
+    shift: int
+    dropped: int
+
+    def fill(self, data: bytearray, value: int) -> None:
+        """Put a value there that is known to fit."""
+        (word,) = _WORD.unpack_from(data, self.offset)
+        _WORD.pack_into(data, self.offset, word | value >> self.dropped << self.shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +94,13 @@ class DescriptorLayout:
         for low, width in field.pieces(index):
             _put(data, low, width, rest & ((1 << width) - 1))
             rest >>= width
+
+    def slot(self, name: str) -> Slot:
+        """Return where a field lies that has one range of bits."""
+        field = self._field(name, 0)
+        ((low, _),) = field.pieces(0)
+        offset = min(low // 8, self.nbytes - 8)
+        return Slot(offset, low - 8 * offset, field.shift)
 
     def read(self, data: bytes | bytearray | memoryview, name: str, index: int = 0) -> int:
         """Return a value of a descriptor."""

@@ -115,7 +115,7 @@ class Kernel:
         self._layout = descriptor_layout(self._row.launch_descriptor[0])
         self._bank = _BANKS[self._row.launch_descriptor[0]]
         self._local_nbytes = facts.local_nbytes if facts.stack_nbytes else 0
-        self._forms: dict[_Shape, LaunchForm] = {}
+        self._forms: dict[tuple[Triple, Triple, int, Triple], LaunchForm] = {}
 
     def launch(
         self,
@@ -137,22 +137,19 @@ class Kernel:
         the kernel was compiled for. Raises ArgumentError for what does not fit the kernel.
         """
         batch = Batch(target) if isinstance(target, Channel) else target
-        form = self._form(_Shape(grid, block, shared_nbytes, cluster))
-        place, bank_address = batch.place(form)
-        bank = bytearray(form.bank)
-        write_place(bank, self._bank, bank_address)
+        shape = (grid, block, shared_nbytes, cluster)
+        form = self._forms.get(shape)
+        if form is None:
+            form = self._forms[shape] = self._make_form(_Shape(*shape))
+        item = batch.item(form)
+        bank = memoryview(item.data)[form.bank_offset :]
+        write_place(bank, self._bank, item.bank_va)
         write_parameters(bank, self.facts, [_value(one) for one in arguments])
-        batch.launch(form, place, bank)
+        batch.launch(item)
         return batch.submit() if batch is not target else 0
 
-    def _form(self, shape: _Shape) -> LaunchForm:
-        """Return the form of launches of a shape, which is checked when it is new."""
-        found = self._forms.get(shape)
-        if found is None:
-            found = self._forms[shape] = self._make_form(shape)
-        return found
-
     def _make_form(self, shape: _Shape) -> LaunchForm:
+        """Return the form of launches of a shape, which is checked here, once."""
         facts, gpu = self.facts, self.module.gpu
         cluster = shape.cluster
         if cluster == _ONE and facts.cluster is not None:
@@ -239,8 +236,8 @@ class Kernel:
 
 
 def _value(argument: Argument) -> int | float | bytes:
+    if isinstance(argument, (int, float, bytes)):
+        return argument
     if isinstance(argument, Allocation):
         return argument.gpu_va
-    if isinstance(argument, int | float | bytes):
-        return argument
     return bytes(argument)

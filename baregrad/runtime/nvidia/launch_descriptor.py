@@ -165,20 +165,25 @@ def encode(launch: Launch, layout: DescriptorLayout) -> bytearray:
     return layout.encode(values | _next(launch.next_address, layout))
 
 
-def patch(
-    data: bytearray,
-    layout: DescriptorLayout,
-    *,
-    bank_address: int,
-    next_address: int = 0,
-    releases: tuple[Release, ...] = (),
-) -> None:
-    """Put into a descriptor what differs from launch to launch: where bank 0 is, what follows."""
-    values: Values = {("bank_address", 0): bank_address}
-    for (name, index), value in (
-        values | _releases(releases, layout) | _next(next_address, layout)
-    ).items():
+def write_release(data: bytearray, release: Release, layout: DescriptorLayout) -> None:
+    """Have a launch that releases nothing yet release something."""
+    for (name, index), value in _releases((release,), layout).items():
         layout.write(data, name, value, index)
+
+
+def write_local(data: bytearray, nbytes: int, layout: DescriptorLayout) -> None:
+    """Change the local memory of each thread."""
+    layout.write(data, "local_high_nbytes", round_up(nbytes, 16))
+
+
+def next_flags(layout: DescriptorLayout) -> tuple[tuple[int, int], ...]:
+    """Return what a launch that is followed by another has set beside the address of that one.
+
+    It comes as bits to set in bytes: (offset, bits).
+    """
+    values = {key: value for key, value in _next(256, layout).items() if key[0] != "next_address"}
+    data = layout.encode(values)
+    return tuple((offset, bits) for offset, bits in enumerate(data) if bits)
 
 
 def grid_units(launch: Launch, layout: DescriptorLayout) -> tuple[int, int, int]:

@@ -27,7 +27,7 @@ class Block:
     """Memory that launches are written to one behind the other.
 
     It may be written anew when nobody in `holders` is going to submit what lies in there, and the
-    channel's timeline has reached `value`.
+    channel's timeline has reached `value`. `recycled` is set until the GPU was told so.
     """
 
     memory: Allocation
@@ -80,12 +80,13 @@ class LaunchMemory:
         return place
 
     def _next_block(self, nbytes: int) -> Block:
-        oldest = self._blocks[0] if self._blocks else None
-        if oldest is not None and not oldest.holders and nbytes <= oldest.memory.nbytes:
+        free = (one for one in self._blocks if not one.holders and nbytes <= one.memory.nbytes)
+        oldest = next(free, None)
+        if oldest is not None:
             done = self._channel.timeline.value >= oldest.value
             if done or len(self._blocks) >= _BLOCKS:
                 self._channel.wait(oldest.value)
-                self._blocks.popleft()
+                self._blocks.remove(oldest)
                 oldest.used, oldest.recycled = 0, True
                 self._blocks.append(oldest)
                 return oldest

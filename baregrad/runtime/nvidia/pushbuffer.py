@@ -13,6 +13,18 @@ COPY_SUBCHANNEL = 4
 # A copy's length is 32 bits; larger ones are cut.
 COPY_CHUNK_NBYTES = 1 << 31
 
+# Operands that are the same each time.
+_RELEASE = m.HOST["SEM_EXECUTE"].word(
+    OPERATION=m.SEM_EXECUTE_RELEASE, PAYLOAD_SIZE=1, RELEASE_TIMESTAMP=1
+)
+_RELEASE_IDLE = _RELEASE | m.HOST["SEM_EXECUTE"].word(RELEASE_WFI=1)
+_ACQUIRE = m.HOST["SEM_EXECUTE"].word(
+    OPERATION=m.SEM_EXECUTE_ACQ_CIRC_GEQ, ACQUIRE_SWITCH_TSG=1, PAYLOAD_SIZE=1
+)
+_ALL_CACHES = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"].word(
+    INSTRUCTION=1, GLOBAL_DATA=1, CONSTANT=1
+)
+
 
 def split(value: int) -> tuple[int, int]:
     """Return the upper and the lower 32 bits."""
@@ -43,20 +55,11 @@ class PushBuffer:
 
     def release(self, gpu_va: int, value: int, *, wait_idle: bool = True) -> None:
         """Write `value` and the time, by default after all work before it is done."""
-        execute = m.HOST["SEM_EXECUTE"].word(
-            OPERATION=m.SEM_EXECUTE_RELEASE,
-            RELEASE_WFI=int(wait_idle),
-            PAYLOAD_SIZE=1,
-            RELEASE_TIMESTAMP=1,
-        )
-        self._semaphore(gpu_va, value, execute)
+        self._semaphore(gpu_va, value, _RELEASE_IDLE if wait_idle else _RELEASE)
 
     def acquire(self, gpu_va: int, value: int) -> None:
         """Hold this channel until a semaphore is `value` or more; others of its group go on."""
-        execute = m.HOST["SEM_EXECUTE"].word(
-            OPERATION=m.SEM_EXECUTE_ACQ_CIRC_GEQ, ACQUIRE_SWITCH_TSG=1, PAYLOAD_SIZE=1
-        )
-        self._semaphore(gpu_va, value, execute)
+        self._semaphore(gpu_va, value, _ACQUIRE)
 
     def _semaphore(self, gpu_va: int, value: int, execute: int) -> None:
         if gpu_va % 16:
@@ -150,5 +153,4 @@ class PushBuffer:
     def invalidate_caches(self) -> None:
         """Forget cached instructions, data and constants, so that new ones are read."""
         method = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"]
-        word = method.word(INSTRUCTION=1, GLOBAL_DATA=1, CONSTANT=1)
-        self.methods(COMPUTE_SUBCHANNEL, method, word)
+        self.methods(COMPUTE_SUBCHANNEL, method, _ALL_CACHES)

@@ -74,6 +74,7 @@ class FakePort:
         self.stalled = False
         self.launches: list[FakeLaunch] = []
         self.launch_fault = 0
+        self.facts = dict(FACTS)
         self.compute: list[tuple[int, int]] = []
         self.fds: dict[int, str] = {}
         self.attached: dict[int, int] = {}
@@ -234,7 +235,7 @@ class FakePort:
             for i in range(params["grInfoListSize"]):
                 where = params["grInfoList"] + 8 * i
                 index = ctypes.c_uint32.from_address(where).value
-                ctypes.c_uint32.from_address(where + 4).value = FACTS[index]
+                ctypes.c_uint32.from_address(where + 4).value = self.facts[index]
         elif command == nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN:
             params["workSubmitToken"] = call["hObject"] & 0xFFFF
         elif command == nv.NV2080_CTRL_CMD_PERF_BOOST and params.nbytes != 8:
