@@ -26,6 +26,19 @@ _BY_ACTION = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=m.PCAS_INVALID
 _BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
 
 
+def _forgetting(*, descriptors: bool) -> list[int]:
+    """Return the words that begin every batch."""
+    push = PushBuffer()
+    if descriptors:
+        push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
+    push.invalidate_caches()
+    return push.words
+
+
+_FORGET = tuple(_forgetting(descriptors=False))
+_FORGET_ALL = tuple(_forgetting(descriptors=True))
+
+
 class LaunchForm:
     """A launch but for what differs each time: where it lies, its parameters, what comes next.
 
@@ -158,12 +171,9 @@ class Batch(PushBuffer):
             local_nbytes = self._memory.thread_nbytes
             for item in self._items:
                 item.write(local_nbytes)
-            head = PushBuffer()
-            if any(block.recycled for block in blocks):
-                # Old descriptors of the same addresses may be in the unit that schedules.
-                head.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
-            head.invalidate_caches()
-            self.words[:0] = head.words
+            # Of recycled places, the unit that schedules may still have the old descriptors.
+            recycled = any(block.recycled for block in blocks)
+            self.words[:0] = _FORGET_ALL if recycled else _FORGET
         value = self.channel.submit(self)
         for block in blocks:
             block.value = value

@@ -212,6 +212,9 @@ class Channel:
         self.timeline = Timeline(gpu, owner=teardown)
         page = gpu.memory.driver_page(owner=teardown)
         self._notifier = page.view
+        release = PushBuffer()
+        release.release(self.timeline.gpu_va, 0)
+        self._release = release.words
         view = memory.view
         self._ring = view[: self.entries * m.GP_ENTRY_NBYTES].cast("Q")
         self._userd = view[_USERD_OFFSET : _USERD_OFFSET + m.USERD_NBYTES].cast("I")
@@ -294,9 +297,8 @@ class Channel:
         if self.group.dead is not None:
             raise DriverError("the channel is dead", found=self.group.dead)
         value = self._last + 1
-        tail = PushBuffer()
-        tail.release(self.timeline.gpu_va, value)
-        words = push.words + tail.words
+        words = push.words + self._release
+        words[-3:-1] = value & 0xFFFFFFFF, value >> 32
         place = self._reserve(4 * len(words))
         self._push[place // 4 : place // 4 + len(words)] = memoryview(array("I", words))
         while len(self._in_flight) >= self.entries - 1:

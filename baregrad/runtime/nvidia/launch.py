@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from baregrad.base.bits import prod, round_up
 from baregrad.base.errors import ArgumentError, UnsupportedError
@@ -35,7 +36,7 @@ Triple = tuple[int, int, int]
 Argument = int | float | bytes | bytearray | memoryview | Allocation
 
 _ONE: Triple = (1, 1, 1)
-_BANKS = {2: BANK_TURING, 3: BANK_AMPERE, 4: BANK_HOPPER, 5: BANK_BLACKWELL}
+_BANKS = MappingProxyType({2: BANK_TURING, 3: BANK_AMPERE, 4: BANK_HOPPER, 5: BANK_BLACKWELL})
 _REGISTERS_PER_UNIT = 65536
 _REGISTER_GRAIN = 8
 _WARP_LANES = 32
@@ -44,7 +45,7 @@ _MAX_CLUSTER = 16
 _MAX_BLOCKS_PER_UNIT = 32
 _FIRST_COUNTED = 90
 # GPUs of compute capability 12.0 may give the number of their architecture instead.
-_ALIASES = {0xA04: 0xC00}
+_ALIASES = MappingProxyType({0xA04: 0xC00})
 
 
 class Module:

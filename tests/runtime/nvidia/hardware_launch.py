@@ -272,6 +272,9 @@ def fault(name: str, arguments: tuple[int, ...], *, strict: bool = False) -> Non
         value = kernel.launch(compute, (2, 1, 1), (32, 1, 1), arguments)
         try:
             compute.wait(value, timeout_s=5)
+            print("  the timeline says that the kernel is done; asking the notifier")
+            time.sleep(0.5)
+            compute.check()
         except DriverError as error:
             text = str(error)
             print(f"  after {time.perf_counter() - begin:.3f} s: {text}")

@@ -1,8 +1,9 @@
 """A check of the runtime on a real GPU: `python3 tests/runtime/nvidia/hardware_smoke.py [STEP...]`.
 
-Needs a GPU of the generations in `target/nvidia.py` and its kernel driver, nothing else. Each step
-runs in a process of its own, prints what it measured, and ends with PASS or FAIL; steps that make
-the GPU fail on purpose come last.
+Needs a GPU of the generations in `target/nvidia.py` and its kernel driver, nothing else; the steps
+that launch kernels (`hardware_launch.py`) need one of sm_90, and pyelftools. Each step runs in a
+process of its own, prints what it measured, and ends with PASS or FAIL; steps that make the GPU
+fail on purpose come last.
 """
 
 from __future__ import annotations
