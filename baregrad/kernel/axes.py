@@ -216,6 +216,12 @@ class AxisTable:
             nodes.append(node)
         if len(nodes) < 2 or len({self.axes[name].reduced for name in step.axes}) != 1:
             raise ScheduleError(f"{step} is not legal", wanted="two or more axes of one kind")
+        for reduction in self.facts.reductions:
+            if len(frozenset(nodes).intersection(reduction.own)) not in (0, len(nodes)):
+                raise ScheduleError(
+                    f"{step} is not legal: a reduction runs along some of these axes alone",
+                    wanted="axes that are reduced together",
+                )
         total = index.product(self.axes[name].extent for name in step.axes)
         reduced = self.axes[step.axes[0]].reduced
         self._add(Axis(step.name, total, reduced), step)

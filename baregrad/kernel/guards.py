@@ -2,8 +2,9 @@
 
 A reduction is placed ahead of the expression that reads it, where its reader's guard no longer
 covers it. Its own values are therefore guarded by every condition that shares an axis with it.
-Conditions that share none say nothing about the reduction's addresses, and would drag it into
-more loops.
+Conditions on other axes say nothing about the reduction's addresses, and would drag it into more
+loops. One on no axis at all (a loaded scalar, a symbolic integer) may say something, and drags it
+nowhere.
 
 A SCAN is left alone, and what it folds too: the guard speaks of one position, while each position
 needs the values of all before it. It is only ever read in order, at places that exist.
@@ -31,7 +32,9 @@ def _visit(node: Node) -> Node | None:
     condition, value = node.src
 
     def push(inner: Node) -> Node | None:
-        if inner.op is not Ops.REDUCE or condition.ranges.isdisjoint(inner.ranges):
+        if inner.op is not Ops.REDUCE:
+            return None
+        if condition.ranges and condition.ranges.isdisjoint(inner.ranges):
             return None
         return Node(inner.op, inner.dtype, tuple(_guarded(c) for c in inner.src), inner.arg)
 

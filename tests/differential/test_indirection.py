@@ -141,3 +141,15 @@ def test_what_is_scattered_outside_is_lost(
         put = Tensor(base).scatter(0, index, Tensor(values)).numpy()
     np.testing.assert_array_equal(made, wanted, strict=True)
     np.testing.assert_array_equal(put, last, strict=True)
+
+
+@pytest.mark.parametrize("device,level", (("CPU", "tensor"), ("REF", "linear")))
+@pytest.mark.parametrize("place", (2, 7, 14))
+def test_a_scalar_picks_among_sums(device: str, level: str, place: int) -> None:
+    """The condition has no axis, but it is what keeps the sums inside their array."""
+    data = np.arange(75.0).reshape(1, 3, 5, 5)
+    with options.override(device=device, ref_level=level):
+        sums = Tensor(data).sum((0, 1, 3))
+        found = Tensor.cat([sums, sums, sums], dim=0)[Tensor(np.array(place, "int32")) % 15].numpy()
+    wanted = np.tile(data.sum((0, 1, 3)), 3)[place]
+    np.testing.assert_array_equal(found, wanted)

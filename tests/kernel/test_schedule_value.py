@@ -85,6 +85,8 @@ def test_illegal_steps_say_what_was_found_and_wanted() -> None:
     assert "there already" in refusal(mm, split("i0", outer="i1", b=2))
     assert "names an axis twice" in refusal(mm, reorder("i0", "i0"))
     assert "axes of one kind" in refusal(mm, collapse("i1", "r2", name="m"))
+    # The mean and the variance are two reductions.
+    assert "reduced together" in refusal(k.layer_norm(4, 6), collapse("r2", "r3", name="r"))
     assert "a unit that a CPU has not" in refusal(mm, bind("i0", "lane"))
     assert "no access of that input" in refusal(mm, stage_input(7, "i0"))
 
