@@ -38,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names that differ from process to process, with which tests cannot be shared out."""
+    for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"give the parameters of {item.nodeid} names (ids=...)")
+
+
 @pytest.fixture
 def refresh_goldens(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be rewritten rather than compared."""

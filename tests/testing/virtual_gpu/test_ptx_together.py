@@ -30,7 +30,7 @@ SHUFFLES: list[tuple[str, int, Callable[[int, int], int]]] = [
 ]
 
 
-@pytest.mark.parametrize("mode,clamp,source", SHUFFLES, ids=lambda one: str(one))
+@pytest.mark.parametrize("mode,clamp,source", SHUFFLES, ids=[row[0] for row in SHUFFLES])
 def test_shuffles_of_eight_lanes(mode: str, clamp: int, source: Callable[[int, int], int]) -> None:
     values, by = words(), words(0, 8)
     found = run(f"shfl.sync.{mode}.b32 r, a, b, {clamp}, -1;", ["u32", "u32"], "u32", [values, by])
@@ -109,7 +109,7 @@ ret; }}"""
 
 
 @pytest.mark.parametrize("space", ["global", "shared"])
-@pytest.mark.parametrize("name,function", ATOMICS, ids=lambda one: str(one))
+@pytest.mark.parametrize("name,function", ATOMICS, ids=[row[0] for row in ATOMICS])
 def test_atomics(name: str, function: Callable[[int, int], int], space: str) -> None:
     values, slots, start = words(0, 40), words(0, 8), words(0, 40)[:8]
     seen, left = atomics(name, values, slots, start, space)
