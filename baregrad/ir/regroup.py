@@ -12,9 +12,21 @@ from baregrad.ir.index import Dim
 Run = tuple[int, int]
 Groups = tuple[tuple[Run, Run], ...]
 _PLAIN = frozenset((int,))
-_KNOWN = 1 << 12  # pairs of shapes that are remembered; the layers of a network share theirs
-_groups: dict[tuple[Any, Any], Groups] = {}
-_axes: dict[tuple[Any, Any], Mapping[int, int]] = {}
+_MOST = 1 << 12  # pairs of shapes that are remembered
+
+
+class _Known:
+    """Answers about pairs of shapes without symbolic extents: the layers of a network share theirs.
+
+    No node is kept alive by them.
+    """
+
+    def __init__(self) -> None:
+        self.groups: dict[tuple[Any, Any], Groups] = {}
+        self.axes: dict[tuple[Any, Any], Mapping[int, int]] = {}
+
+
+_known = _Known()
 
 
 def reshape_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
@@ -22,19 +34,19 @@ def reshape_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
 
     A run may be empty, where the other shape has axes of extent 1.
     """
-    found = _groups.get((old, new))
+    found = _known.groups.get((old, new))
     if found is None:
         found = _find_groups(old, new)
-        _remember(_groups, old, new, found)
+        _remember(_known.groups, old, new, found)
     return found
 
 
 def same_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
     """For each axis of `new` that is an unchanged axis of `old`: which; extents of 1 left out."""
-    found = _axes.get((old, new))
+    found = _known.axes.get((old, new))
     if found is None:
         found = _find_axes(old, new)
-        _remember(_axes, old, new, found)
+        _remember(_known.axes, old, new, found)
     return found
 
 
@@ -43,7 +55,7 @@ def _remember(
 ) -> None:
     """Keep an answer about shapes without symbolic extents: no node is to be kept alive."""
     if _PLAIN.issuperset(map(type, old)) and _PLAIN.issuperset(map(type, new)):
-        if len(known) >= _KNOWN:
+        if len(known) >= _MOST:
             known.clear()
         known[old, new] = found
 

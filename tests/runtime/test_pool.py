@@ -305,6 +305,8 @@ def test_a_program_ends_cleanly(how: str) -> None:
 @linux
 def test_an_interrupt_reaches_the_program_and_the_device_goes_on() -> None:
     run = start(
+        # Whoever started the tests may have had interrupts ignored.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "print('ready', flush=True)\n"
         "try:\n"
         "    while True:\n"
