@@ -321,7 +321,10 @@ def test_an_interrupt_reaches_the_program_and_the_device_goes_on() -> None:
     assert run.stdout.readline() == "ready\n"
     time.sleep(0.2)
     run.send_signal(signal.SIGINT)
-    output, errors = run.communicate(timeout=60)
+    try:
+        output, errors = run.communicate(timeout=60)
+    finally:
+        run.kill()
     assert (output, errors, run.returncode) == ("fine\n", "", 0)
 
 
