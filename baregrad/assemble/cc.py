@@ -11,7 +11,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.cache import DiskCache
+from baregrad.assemble.cached import CachedAssembler
 from baregrad.assemble.llvm import host_fingerprint
 from baregrad.base.errors import CompileError, MissingDependency
 
@@ -27,15 +28,16 @@ DEFAULT_FLAGS = (
     "-fPIC",
 )
 COMPILERS = ("cc", "gcc", "clang")
-_FORMAT = "c-object-1"
 _TIMEOUT_S = 120.0
 
 
-class CAssembler:
+class CAssembler(CachedAssembler):
     """Turns C text into objects with the compiler `command`, or the first one found on PATH.
 
     `cache` may be None. Raises MissingDependency, when first used, if there is no compiler.
     """
+
+    form = "c-object-1"
 
     def __init__(
         self,
@@ -43,17 +45,11 @@ class CAssembler:
         command: str = "",
         flags: tuple[str, ...] = DEFAULT_FLAGS,
     ) -> None:
-        self.cache = cache
+        super().__init__(cache)
         self.flags = flags
         self._command = command
         self._found: tuple[str, str] | None = None
         self._identity: str | None = None
-
-    def assemble(self, text: str) -> bytes:
-        """Return the object of a C text; raise CompileError with the source if it is refused."""
-        if self.cache is None:
-            return self._build(text)
-        return self.cache.get_or_build(self.key(text), lambda: self._build(text))
 
     @property
     def version(self) -> str:
@@ -62,10 +58,6 @@ class CAssembler:
             path, told = self._compiler()
             self._identity = "\n".join((path, told, *self.flags, host_fingerprint()))
         return self._identity
-
-    def key(self, text: str) -> str:
-        """Return the cache key of a text."""
-        return key_of(_FORMAT, self.version, text)
 
     def disassemble(self, text: str) -> str:
         """Return the machine code of a C text as assembly."""

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.cache import DiskCache
+from baregrad.assemble.cached import CachedAssembler
 from baregrad.assemble.cuda_toolkit import find_library
 from baregrad.base.errors import CompileError, MissingDependency
 
 DEFAULT_FLAGS = ("--fmad=false", "--std=c++17")
 PACKAGE = "nvidia-cuda-nvrtc"
-_FORMAT = "cuda-cubin-1"
 _FUNCTIONS = (
     "nvrtcVersion", "nvrtcGetErrorString", "nvrtcCreateProgram", "nvrtcDestroyProgram",
     "nvrtcCompileProgram", "nvrtcGetProgramLogSize", "nvrtcGetProgramLog", "nvrtcGetCUBINSize",
@@ -25,12 +25,14 @@ _FUNCTIONS = (
 )  # fmt: skip
 
 
-class CudaAssembler:
+class CudaAssembler(CachedAssembler):
     """Turns CUDA C text into cubins for one architecture, such as "sm_90a".
 
     `cache` may be None; `library` is an NVRTC to use instead of the first one found. Kernels keep
     their names with `extern "C"`. Raises MissingDependency, when first used, where there is none.
     """
+
+    form = "cuda-cubin-1"
 
     def __init__(
         self,
@@ -40,16 +42,10 @@ class CudaAssembler:
         flags: tuple[str, ...] = DEFAULT_FLAGS,
     ) -> None:
         self.architecture = architecture
-        self.cache = cache
+        super().__init__(cache)
         self.flags = flags
         self._path = library
         self._loaded: ctypes.CDLL | None = None
-
-    def assemble(self, text: str) -> bytes:
-        """Return the cubin of a text; raise CompileError with the source if it is refused."""
-        if self.cache is None:
-            return self._build(text)
-        return self.cache.get_or_build(self.key(text), lambda: self._build(text))
 
     @property
     def version(self) -> str:
@@ -63,10 +59,6 @@ class CudaAssembler:
         size = Path(self._path).stat().st_size
         release = f"nvrtc {major.value}.{minor.value} of {size} bytes"
         return "\n".join((release, self.architecture, *self.flags))
-
-    def key(self, text: str) -> str:
-        """Return the cache key of a text."""
-        return key_of(_FORMAT, self.version, text)
 
     def to_ptx(self, text: str) -> str:
         """Return the PTX of a text, for the virtual architecture of the same number."""

@@ -10,23 +10,25 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.cache import DiskCache
+from baregrad.assemble.cached import CachedAssembler
 from baregrad.assemble.cuda_toolkit import find_program
 from baregrad.base.errors import CompileError
 
 # Contraction would fuse a*b+c behind our back and change bits: texts say `fma` where they mean it.
 DEFAULT_FLAGS = ("-O3", "-fmad=false")
 PACKAGE = "nvidia-cuda-nvcc"
-_FORMAT = "ptx-cubin-1"
 _TIMEOUT_S = 600.0
 
 
-class PtxAssembler:
+class PtxAssembler(CachedAssembler):
     """Turns PTX text into cubins for one architecture, such as "sm_90a".
 
     `cache` may be None; `command` is a ptxas to use instead of the first one found. Raises
     MissingDependency, when first used, where there is none.
     """
+
+    form = "ptx-cubin-1"
 
     def __init__(
         self,
@@ -36,16 +38,10 @@ class PtxAssembler:
         flags: tuple[str, ...] = DEFAULT_FLAGS,
     ) -> None:
         self.architecture = architecture
-        self.cache = cache
+        super().__init__(cache)
         self.flags = flags
         self._command = command
         self._found: tuple[Path, str] | None = None
-
-    def assemble(self, text: str) -> bytes:
-        """Return the cubin of a PTX text; raise CompileError with the source if it is refused."""
-        if self.cache is None:
-            return self._build(text)
-        return self.cache.get_or_build(self.key(text), lambda: self._build(text))
 
     @property
     def version(self) -> str:
@@ -55,10 +51,6 @@ class PtxAssembler:
         """
         _, told = self._program()
         return "\n".join((told, self.architecture, *self.flags))
-
-    def key(self, text: str) -> str:
-        """Return the cache key of a text."""
-        return key_of(_FORMAT, self.version, text)
 
     def disassemble(self, text: str) -> str:
         """Return the machine code of a PTX text, through nvdisasm."""

@@ -16,11 +16,11 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
 from baregrad.ir.node import Node, rebuild, toposort
-from baregrad.ir.op import MOVEMENT, Ops
+from baregrad.ir.op import MOVEMENT, Ops, mask_of
 
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
 # is no reason to read memory, and what was computed before must not change a graph's kernels.
-_SPELLED = sum(op.bit for op in (Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
+_SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
 
 
 @dataclass(frozen=True, slots=True)

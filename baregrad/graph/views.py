@@ -18,13 +18,13 @@ from baregrad.ir.algebra import simplify
 from baregrad.ir.attrs import Pad, Slice
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node
-from baregrad.ir.op import ALU, MOVEMENT, Op, Ops
+from baregrad.ir.op import ALU, MOVEMENT, Op, Ops, mask_of
 from baregrad.ir.regroup import same_axes
 from baregrad.ir.shape import cut_extent, padded_extent
 
-_MOVES = sum(op.bit for op in MOVEMENT)
+_MOVES = mask_of(MOVEMENT)
 # None of these is below a repeated constant, whose extents may be symbolic.
-DATA = sum(op.bit for op in (Ops.PARAM, Ops.BUFFER, Ops.REDUCE, Ops.IOTA))
+DATA = mask_of((Ops.PARAM, Ops.BUFFER, Ops.REDUCE, Ops.IOTA))
 _NO_PAD = Pad()
 _POINTWISE = ALU | frozenset((Ops.CAST,))
 _CAST_PASSES = frozenset((Ops.RESHAPE, Ops.PERMUTE, Ops.WINDOW, Ops.PAD, Ops.FLIP))
@@ -289,7 +289,7 @@ _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
 # --- views against arithmetic ---------------------------------------------------------------------
 
 
-_ASKED = sum(op.bit for op in _POINTWISE | _RULES.keys() | {Ops.WINDOW})
+_ASKED = mask_of(_POINTWISE | _RULES.keys() | {Ops.WINDOW})
 
 
 def _visit(node: Node) -> Node | None:

@@ -13,13 +13,12 @@ import math
 import weakref
 from _weakref import _remove_dead_weakref as _remove_dead  # type: ignore[attr-defined]
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, reduce
-from operator import or_
+from functools import lru_cache
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Range
-from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops
+from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, mask_of
 from baregrad.ir.shape import SHAPELESS, infer_shape
 
 Key = tuple[Op, DType, tuple["Node", ...], Any]
@@ -60,17 +59,14 @@ _create = object.__new__
 _CONST = Ops.CONST
 _RANGE = Ops.RANGE
 # Ops whose shape is that of their sources, ops without one, and ops that close ranges.
-_PLAIN = reduce(or_, (op.bit for op in ELEMENTWISE))
-_SHAPELESS = reduce(or_, (op.bit for op in SHAPELESS))
-_COMPARE = reduce(or_, (op.bit for op in COMPARE))
+_PLAIN = mask_of(ELEMENTWISE)
+_SHAPELESS = mask_of(SHAPELESS)
+_COMPARE = mask_of(COMPARE)
 _BOOL = dtypes.bool
 _INDEX = dtypes.index
 # Kernels number their axes alike, so that the same few attributes are asked for again and again.
 _range = lru_cache(1 << 10)(Range)
-_CLOSING = reduce(
-    or_,
-    (op.bit for op in (Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS)),
-)
+_CLOSING = mask_of((Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS))
 
 
 class Node:

@@ -8,6 +8,7 @@ is a table keyed by row, and tests name every missing cell.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -310,6 +311,14 @@ class Ops:
 def all_ops() -> tuple[Op, ...]:
     """Every row, in table order."""
     return tuple(row for row in vars(Ops).values() if isinstance(row, Op))
+
+
+def mask_of(ops: Iterable[Op]) -> int:
+    """The bits of some ops, as `Node.mask` has them; an op named twice counts once."""
+    mask = 0
+    for op in ops:
+        mask |= op.bit
+    return mask
 
 
 def _row_by_name(name: str) -> Op:

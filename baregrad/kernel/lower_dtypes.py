@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes, round_scalar
@@ -19,7 +17,7 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort
-from baregrad.ir.op import ALU, Op, Ops
+from baregrad.ir.op import ALU, Op, Ops, mask_of
 from baregrad.kernel.narrow_floats import (
     decode_float,
     encode_float,
@@ -43,40 +41,32 @@ _EXACT = frozenset(
     )
 )
 # Arithmetic on positions is made of these; of all other nodes, these may have to change.
-_POSITIONS = reduce(
-    or_,
+_POSITIONS = mask_of(
     (
-        op.bit
-        for op in (
-            Ops.CONST,
-            Ops.VAR,
-            Ops.RANGE,
-            Ops.ADD,
-            Ops.SUB,
-            Ops.MUL,
-            Ops.NEG,
-            Ops.FLOORDIV,
-            Ops.MOD,
-            Ops.MIN,
-            Ops.MAX,
-        )
-    ),
+        Ops.CONST,
+        Ops.VAR,
+        Ops.RANGE,
+        Ops.ADD,
+        Ops.SUB,
+        Ops.MUL,
+        Ops.NEG,
+        Ops.FLOORDIV,
+        Ops.MOD,
+        Ops.MIN,
+        Ops.MAX,
+    )
 )
-_CHECKED = reduce(
-    or_,
+_CHECKED = mask_of(
     (
-        op.bit
-        for op in (
-            Ops.CAST,
-            Ops.BITCAST,
-            Ops.PARAM,
-            Ops.ALLOC,
-            Ops.LOAD,
-            Ops.GUARD,
-            Ops.REDUCE,
-            Ops.STORE,
-        )
-    ),
+        Ops.CAST,
+        Ops.BITCAST,
+        Ops.PARAM,
+        Ops.ALLOC,
+        Ops.LOAD,
+        Ops.GUARD,
+        Ops.REDUCE,
+        Ops.STORE,
+    )
 )
 
 

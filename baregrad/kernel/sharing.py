@@ -11,12 +11,12 @@ from baregrad.base.bits import round_up
 from baregrad.ir import index
 from baregrad.ir.attrs import Stage
 from baregrad.ir.node import Node, extent_of, range_node, rebuild, substitute, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.op import Ops, mask_of
 from baregrad.kernel.analysis import EXPENSIVE, by_id
 from baregrad.kernel.guards import push_guards
 
 _MEMO = "kernel.prepared"
-_EXPENSIVE_MASK = sum(op.bit for op in EXPENSIVE)
+_EXPENSIVE_MASK = mask_of(EXPENSIVE)
 # Rows that fit the first or second cache, and are worth a loop of their own.
 LEAST_EXTENT = 16
 MOST_EXTENT = 1 << 15

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, cast, const, make_node, rebuild, toposort
-from baregrad.ir.op import STATEMENTS, Op, Ops
+from baregrad.ir.op import STATEMENTS, Op, Ops, mask_of
 from baregrad.kernel import transcendental_erf, transcendental_exp, transcendental_trig
 
 U32, U64 = dtypes.uint32, dtypes.uint64
@@ -98,9 +96,9 @@ FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
         Ops.THREEFRY: threefry,
     }
 )
-_MASK = reduce(or_, (op.bit for op in FUNCTIONS))
+_MASK = mask_of(FUNCTIONS)
 _REDUCE = Ops.REDUCE.bit
-_STATEMENT = reduce(or_, (op.bit for op in STATEMENTS)) | _REDUCE
+_STATEMENT = mask_of(STATEMENTS) | _REDUCE
 
 
 def lower_functions(kernel: Node) -> Node:

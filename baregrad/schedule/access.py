@@ -16,7 +16,7 @@ from baregrad.ir import index
 from baregrad.ir.bounds import bounds
 from baregrad.ir.index import Dim, as_node
 from baregrad.ir.node import Node, const, rebuild, toposort
-from baregrad.ir.op import Op, Ops
+from baregrad.ir.op import Op, Ops, mask_of
 from baregrad.ir.regroup import reshape_groups
 
 Idx = tuple[Node, ...]
@@ -130,7 +130,7 @@ VIEW_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.DETACH: lambda view, idx: idx,
     }
 )
-VIEWS = sum(op.bit for op in VIEW_RULES)
+VIEWS = mask_of(VIEW_RULES)
 
 
 def through_pad(view: Node, idx: Idx) -> tuple[Node, Idx]:

@@ -6,14 +6,11 @@ Two kernels may add in different orders. That is well within what a float sum pr
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-
 from baregrad.ir.node import Node
-from baregrad.ir.op import COMPARE, Ops
+from baregrad.ir.op import COMPARE, Ops, mask_of
 from baregrad.schedule.survey import Survey
 
-_COMPARE = reduce(or_, (op.bit for op in COMPARE))
+_COMPARE = mask_of(COMPARE)
 _ADDS = Ops.ADD.bit | Ops.MUL.bit
 _SUMS = Ops.REDUCE.bit | Ops.FOLD.bit
 
