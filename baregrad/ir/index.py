@@ -518,10 +518,19 @@ def flat_terms(indices: Sequence[Dim], shape: Sequence[Dim]) -> tuple[Terms, int
 def unflatten(offset: Dim, shape: tuple[Any, ...]) -> tuple[Dim, ...]:
     """The row-major indices of element `offset` of an array of `shape`."""
     indices: list[Dim] = []
-    for position, extent in enumerate(reversed(shape)):
-        if position == len(shape) - 1:
-            indices.append(offset)
-        else:
-            indices.append(mod(offset, extent))
-            offset = floordiv(offset, extent)
+    for extent in shape[:0:-1]:
+        if extent.__class__ is int and isinstance(offset, Node):
+            # What bounds say at once needs no arithmetic.
+            if extent == 1:
+                indices.append(0)
+                continue
+            least, most = bounds(offset)
+            if least >= 0 and most < extent:
+                indices.append(offset)
+                offset = 0
+                continue
+        indices.append(mod(offset, extent))
+        offset = floordiv(offset, extent)
+    if shape:
+        indices.append(offset)
     return tuple(reversed(indices))

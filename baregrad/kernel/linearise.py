@@ -156,7 +156,7 @@ def _write(
         _set(values, node, address, result)
         values.scopes.forget_since(mark)
         return
-    regular = not address.lanes and lanes == max(address.width, 1)
+    regular = address.is_regular(lanes)
     adjacent = regular and address.stride == (1 if lanes > 1 else 0)
     if adjacent or (regular and address.stride and mask is None):
         _store_at(values, node, values.offset(address), address.stride, result, mask)
@@ -205,8 +205,7 @@ def _scatter(
 ) -> None:
     """Lanes written one after the other, in order, so that the last one wins or all add up."""
     emit = values.scopes.emit
-    strided = not address.lanes and lanes == max(address.width, 1)
-    if strided:
+    if address.is_regular(lanes):
         scalar, at = values.offset(address)
         places = [(scalar, at + address.stride * lane) for lane in range(lanes)]
     else:

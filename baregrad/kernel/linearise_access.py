@@ -76,6 +76,10 @@ class Address:
         # Only tile ranges move it, each affinely: it can name registers.
         self.is_constant = not (fixed or points or lanes)
 
+    def is_regular(self, lanes: int) -> bool:
+        """Whether `lanes` lanes lie a constant number of elements apart."""
+        return not self.lanes and lanes == max(self.width, 1)
+
     def at(self, point: Mapping[Node, int]) -> int:
         """The constant part of the offset at a point of the unrolled ranges."""
         total = self.constant

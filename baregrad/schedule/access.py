@@ -13,7 +13,6 @@ from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.bounds import bounds
 from baregrad.ir.index import Dim, as_node
 from baregrad.ir.node import Node, const, rebuild, toposort
 from baregrad.ir.op import Op, Ops, mask_of
@@ -81,7 +80,7 @@ def _reshape(view: Node, idx: Idx) -> Idx:
             found.append(idx[new[0]])
         elif rank:
             offset = _offset(idx[new[0] : new[1]], view.shape[new[0] : new[1]])
-            found.extend(_digits(offset, source[old[0] : old[1]]))
+            found.extend(as_node(i) for i in index.unflatten(offset, source[old[0] : old[1]]))
     return tuple(found)
 
 
@@ -96,26 +95,6 @@ def _offset(places: Idx, shape: tuple[Any, ...]) -> Dim:
     if len(counted) < 2:
         return counted[0] if counted else 0
     return index.from_linear(*index.flat_terms(counted, extents))
-
-
-def _digits(offset: Dim, shape: tuple[Any, ...]) -> list[Node]:
-    """The row-major indices of an element: `index.unflatten`, but for what bounds say at once."""
-    found: list[Node] = []
-    for extent in shape[:0:-1]:
-        if extent.__class__ is int and isinstance(offset, Node):
-            if extent == 1:
-                found.append(ZERO)
-                continue
-            least, most = bounds(offset)
-            if least >= 0 and most < extent:
-                found.append(offset)
-                offset = 0
-                continue
-        found.append(as_node(index.mod(offset, extent)))
-        offset = index.floordiv(offset, extent)
-    found.append(as_node(offset))
-    found.reverse()
-    return found
 
 
 Rule = Callable[[Node, Idx], Idx]
