@@ -12,6 +12,10 @@ The signature of a CPU kernel (kind "cpu-object") is, in C:
 
 It does the chunks [chunk_begin, chunk_end) of its parallel axis. How many chunks there are never
 depends on the number of threads, so the result has the same bits for any number of them.
+
+The parameters of a GPU kernel (kind "cubin") are the addresses of its buffers, 64 bits each, and
+then its variables, int64, in the order of `params` and `variables`. Its `launch` says how many
+blocks of how many threads run it.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, TypeAlias
 
 from baregrad.base.errors import DeviceError, FileFormatError
@@ -28,11 +32,12 @@ from baregrad.base.errors import DeviceError, FileFormatError
 LaunchExpr: TypeAlias = int | tuple[Any, ...]
 
 CPU_OBJECT = "cpu-object"
+CUBIN = "cubin"
 BINARY_OPS = ("add", "mul", "floordiv", "mod", "max", "min")
 ACCESSES = ("r", "w", "rw")
 MAX_DEPTH = 64
 
-_MAGIC = b"BGPROG\x00\x01"
+_MAGIC = b"BGPROG\x00\x02"
 _PREFIX = struct.Struct("<8sQQQ")
 
 
@@ -80,13 +85,37 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuLaunch:
+    """How many threads of a GPU run a program.
+
+    `grid` blocks of `block` threads, (x, y, z) each; `cluster` neighbouring blocks along x run
+    together; `shared_nbytes` is the dynamic shared memory of a block.
+    """
+
+    grid: tuple[LaunchExpr, LaunchExpr, LaunchExpr]
+    block: tuple[int, int, int]
+    cluster: int = 1
+    shared_nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.grid) != 3 or len(self.block) != 3:
+            raise ValueError(f"a grid and a block have three sizes: {self.grid}, {self.block}")
+        for value in self.grid:
+            check(value)
+        sizes = (*self.block, self.cluster, self.shared_nbytes + 1)
+        if not all(type(size) is int and size >= 1 for size in sizes):
+            raise ValueError(f"a launch has sizes that are none: {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """An executable and how to launch it.
 
     `code` is what the device loads (for "cpu-object" a relocatable ELF object) and `entry` the
     symbol in it. `params` are the buffers and `variables` the names of the symbolic integers
     (int64), both in the order of the call. `chunks` is the length of the parallel axis, 1 for a
-    serial program. `source` is the text that `code` was made from.
+    serial program; a GPU's program has a `launch` instead. `source` is the text that `code` was
+    made from.
     """
 
     name: str
@@ -98,6 +127,7 @@ class Program:
     chunks: LaunchExpr = 1
     source: str = ""
     meta: Resources = field(default_factory=Resources)
+    launch: GpuLaunch | None = None
 
     def __post_init__(self) -> None:
         check(self.chunks)
@@ -112,7 +142,8 @@ class Program:
     def launch_exprs(self) -> tuple[LaunchExpr, ...]:
         """Return every launch expression of the program."""
         sizes = tuple(param.nbytes for param in self.params if param.nbytes is not None)
-        return (self.chunks, self.meta.scratch_nbytes, *self.meta.work(), *sizes)
+        grid = self.launch.grid if self.launch is not None else ()
+        return (self.chunks, self.meta.scratch_nbytes, *self.meta.work(), *sizes, *grid)
 
     def to_bytes(self) -> bytes:
         """Return the saved form: a prefix, a JSON header, the code and the source, raw."""
@@ -124,6 +155,7 @@ class Program:
             "variables": self.variables,
             "chunks": self.chunks,
             "meta": [self.meta.scratch_nbytes, *self.meta.work()],
+            "launch": self.launch and astuple(self.launch),
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         source = self.source.encode()
@@ -249,7 +281,15 @@ def _parse(data: bytes) -> Program:
         chunks=_tuples(header["chunks"]),
         source=str(data[code_at + code_size :], "utf-8"),
         meta=Resources(*(_tuples(value) for value in header["meta"])),
+        launch=_launch(header["launch"]),
     )
+
+
+def _launch(value: Any) -> GpuLaunch | None:
+    if value is None:
+        return None
+    grid, block, cluster, shared_nbytes = value
+    return GpuLaunch(tuple(map(_tuples, grid)), tuple(block), cluster, shared_nbytes)  # type: ignore[arg-type]
 
 
 def _tuples(value: Any) -> LaunchExpr:

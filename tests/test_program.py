@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from baregrad.base.errors import DeviceError, FileFormatError
 from baregrad.program import (
     CPU_OBJECT,
+    CUBIN,
     MAX_DEPTH,
+    GpuLaunch,
     LaunchExpr,
     ParamSpec,
     Program,
@@ -114,6 +116,25 @@ def test_the_saved_form_is_the_program() -> None:
     assert Program.from_bytes(program.to_bytes()).to_bytes() == program.to_bytes()
 
 
+def test_the_saved_form_of_a_gpu_s_program_is_the_program() -> None:
+    launch = GpuLaunch((("floordiv", ("var", "n"), 128), 2, 1), (128, 1, 1), 2, 4096)
+    program = sample(kind=CUBIN, launch=launch)
+    assert Program.from_bytes(program.to_bytes()) == program
+
+
+def test_a_grid_of_undeclared_variables_is_refused() -> None:
+    with pytest.raises(ValueError, match="undeclared"):
+        sample(launch=GpuLaunch((("var", "q"), 1, 1), (32, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    "sizes", [((1, 1), (1, 1, 1)), ((1, 1, 1), (0, 1, 1)), ((1, 1, 1), (32, 1, 1), 0)]
+)
+def test_a_launch_of_no_size_is_refused(sizes: Any) -> None:
+    with pytest.raises(ValueError, match="size"):
+        GpuLaunch(*sizes)
+
+
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 100, -1])
 def test_a_truncated_program_is_refused(size: int) -> None:
     with pytest.raises(FileFormatError):
@@ -140,6 +161,9 @@ HOSTILE: dict[str, Any] = {
     "a missing field": lambda h: h.pop("entry") and None,
     "no object": lambda h: [1, 2],
     "an undeclared variable": lambda h: h.update(variables=[]),
+    "a launch of one number": lambda h: h.update(launch=[1]),
+    "a block of floats": lambda h: h.update(launch=[[1, 1, 1], [1.5, 1, 1], 1, 0]),
+    "a grid that is no expression": lambda h: h.update(launch=[[["x"], 1, 1], [1, 1, 1], 1, 0]),
     "too much meta": lambda h: h["meta"].append(1),
 }
 
@@ -159,7 +183,7 @@ def test_a_hostile_header_is_refused(what: str) -> None:
 
 def test_json_that_nests_without_end_is_refused() -> None:
     text = b"[" * 100_000
-    data = struct.pack("<8sQQQ", b"BGPROG\x00\x01", len(text), 0, 0) + text
+    data = struct.pack("<8sQQQ", b"BGPROG\x00\x02", len(text), 0, 0) + text
     with pytest.raises(FileFormatError):
         Program.from_bytes(data)
 
