@@ -8,6 +8,8 @@ one, and read by the others. `rules.py` decides which.
 
 from __future__ import annotations
 
+from typing import Any
+
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, cast, toposort
@@ -38,6 +40,7 @@ class Fusion:
         self.drafts: list[Draft] = []
         self.wanted: dict[Node, list[Request]] = {}
         self.tokens: dict[Node, Node] = {}
+        self.reshaped: dict[tuple[Any, Any, Idx], Idx] = {}
         self.homes: dict[Node, Draft] = {}
         self.aliases: dict[Node, Node] = {}
         self.before: dict[Node, Draft] = {}
@@ -162,7 +165,7 @@ class Fusion:
         """Element `idx` of a value: views become index arithmetic, the rest a request."""
         op = node.op
         while op.bit & VIEWS:
-            idx = VIEW_RULES[op](node, idx)
+            idx = self._below(node, idx)
             node = node.src[0]
             evals = None
             op = node.op
@@ -187,6 +190,16 @@ class Fusion:
             found.placeholder = Node(Ops.INDEX, found.node.dtype, (made, *found.idx))
             draft.placeholders[found.placeholder] = found
         return to_index(found.placeholder)
+
+    def _below(self, view: Node, idx: Idx) -> Idx:
+        """Where element `idx` of a view lies in its source; layers reshape alike at equal places."""
+        if view.op is not Ops.RESHAPE:
+            return VIEW_RULES[view.op](view, idx)
+        key = (view.src[0].shape, view.shape, idx)
+        found = self.reshaped.get(key)
+        if found is None:
+            found = self.reshaped[key] = VIEW_RULES[Ops.RESHAPE](view, idx)
+        return found
 
     def request(
         self,
@@ -219,7 +232,7 @@ class Fusion:
     def is_wanted(self, node: Node, idx: Idx, draft: Draft) -> bool:
         """Whether a kernel wants a value at an index already, for something else."""
         while node.op.bit & VIEWS:
-            idx = VIEW_RULES[node.op](node, idx)
+            idx = self._below(node, idx)
             node = node.src[0]
         return (node, idx) in draft.requests
 
