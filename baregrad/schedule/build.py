@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param, Reduce, Scan
 from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, alu, const, substitute, toposort
+from baregrad.ir.node import Node, alu, const, make_node, substitute, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.schedule.access import Idx, replace_inside, to_index
 from baregrad.schedule.draft import Draft, Part, Request, Written
@@ -73,41 +73,39 @@ class _Assembly:
     def complete(self, roots: list[Part]) -> None:
         """Give every request below `roots` its expression."""
         exprs = self.exprs
-        # None stands on a request whose needs come before it.
-        stack: list[Request | None] = []
-        for root in reversed(roots):
-            stack.extend(reversed(self.requests_in((root,))))
-        while stack:
-            request = stack.pop()
-            if request is None:
-                request = stack.pop()
-                assert request is not None
-            elif request in exprs:
+        # The requests above the one being looked at, each with its needs still to come.
+        path: list[tuple[Request, Iterator[Part]]] = []
+        for root in self.requests_in(roots):
+            if root in exprs:
                 continue
-            elif not request.read or self.draft.placeholders:
-                missing = [one for one in self.needs(request) if one not in exprs]
-                if missing:
-                    stack.append(request)
-                    stack.append(None)
-                    missing.reverse()
-                    stack.extend(missing)
-                    continue
-            made = exprs[request] = self.assemble(request)
-            if request.placeholder is not None:
-                self.places[request.placeholder] = made
+            request, parts = root, iter(self.needs(root))
+            while True:
+                for part in parts:
+                    if isinstance(part, Request) and part not in exprs:
+                        path.append((request, parts))
+                        request, parts = part, iter(self.needs(part))
+                        break
+                else:
+                    exprs[request] = made = self.assemble(request)
+                    if request.placeholder is not None:
+                        self.places[request.placeholder] = made
+                    if not path:
+                        break
+                    request, parts = path.pop()
 
-    def needs(self, request: Request) -> list[Request]:
-        """The requests that a request's expression is made of."""
+    def needs(self, request: Request) -> Sequence[Part]:
+        """The requests that a request's expression is made of, perhaps among other parts."""
         if not self.draft.placeholders:
-            return [one for one in request.parts if one.__class__ is Request]
+            return () if request.read else request.parts
         if request.read:
             return self.requests_in(request.idx)
         extra = request.extra
         if request.node.op is Ops.FOLD:
             extra = extra[1]
-        return self.requests_in((*request.parts, extra) if isinstance(extra, Node) else request.parts)
+        own = (extra,) if isinstance(extra, Node) else ()
+        return self.requests_in((*request.parts, *own))
 
-    def requests_in(self, parts: tuple[Part, ...]) -> list[Request]:
+    def requests_in(self, parts: Iterable[Part]) -> list[Request]:
         """The outermost requests in some parts."""
         found: list[Request] = []
         known = self.draft.placeholders
@@ -123,8 +121,10 @@ class _Assembly:
         """The expression of one request whose sources have theirs."""
         node = request.node
         if request.read:
-            idx = [self.finish(at) if at.mask & _INDEX else at for at in request.idx]
-            return Node(Ops.INDEX, node.dtype, (self.param(node), *idx))
+            idx: Iterable[Node] = request.idx
+            if self.draft.placeholders:
+                idx = [self.finish(at) for at in idx]
+            return make_node(Ops.INDEX, node.dtype, (self.param(node), *idx))
         exprs = self.exprs
         parts = tuple(
             [exprs[one] if isinstance(one, Request) else self.finish(one) for one in request.parts]
@@ -207,7 +207,7 @@ def _pointwise(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -
         return _compared(node.op, *parts)
     if node.op is Ops.WHERE and parts[0].op is Ops.CONST:
         return parts[1] if parts[0].arg else parts[2]
-    return Node(node.op, node.dtype, parts, node.arg)
+    return make_node(node.op, node.dtype, parts, node.arg)
 
 
 def _compared(op: Op, left: Node, right: Node) -> Node:
