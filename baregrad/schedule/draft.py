@@ -8,6 +8,7 @@ value: of such nodes the index is made until the kernel is put together.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
@@ -95,8 +96,11 @@ class Draft:
         """A fresh range; a constant 0 for an axis of extent 1."""
         if extent.__class__ is int and extent == 1:
             return ZERO
-        made = range_node(extent, self.next_range)
+        number = self.next_range
         self.next_range += 1
+        if extent.__class__ is not int:
+            return range_node(extent, number)
+        made = _range(extent, number)
         return made
 
     def reduction_axes(self, key: Any, extents: tuple[Any, ...]) -> Idx:
@@ -125,6 +129,10 @@ def make_draft(number: int, shape: tuple[Any, ...]) -> Draft:
     draft.outer = tuple(draft.axis(extent) for extent in shape)
     draft.loops = tuple(axis for axis in draft.outer if axis.op is Ops.RANGE)
     return draft
+
+
+# Kernels number their axes alike: the same few are asked for again and again.
+_range = lru_cache(1 << 12)(range_node)
 
 
 class Token(NamedTuple):
