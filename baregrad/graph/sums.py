@@ -98,7 +98,10 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
 
 def _is_repeated(factor: Node, axes: tuple[int, ...]) -> bool:
     """Whether `factor` repeats along every one of `axes`."""
-    return all(is_repeated(factor, axis) for axis in axes)
+    for axis in axes:
+        if not is_repeated(factor, axis):
+            return False
+    return True
 
 
 def _once(factor: Node, axes: tuple[int, ...]) -> Node:
@@ -215,7 +218,7 @@ def pull_factors(order: list[Node], changed: dict[Node, Node]) -> Node:
     uses: dict[Node, int] = {}
     for node in order:
         made = again(node, changed) if changed else node
-        if node.op is Ops.REDUCE and _is_sum(node):
+        if node.op is Ops.REDUCE and made.src[0].op in _TAKEN_APART and _is_sum(node):
             own = frozenset([changed.get(one, one) for one in _owned(node.src[0], users)])
             found = _rewrite(_Sum(made, own, uses))
             made = made if found is None else found
