@@ -98,10 +98,7 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
 
 def _is_repeated(factor: Node, axes: tuple[int, ...]) -> bool:
     """Whether `factor` repeats along every one of `axes`."""
-    for axis in axes:
-        if not is_repeated(factor, axis):
-            return False
-    return True
+    return all(is_repeated(factor, axis) for axis in axes)
 
 
 def _once(factor: Node, axes: tuple[int, ...]) -> Node:

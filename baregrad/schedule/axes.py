@@ -64,7 +64,7 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
         if all(axis.arg.id == number for number, axis in enumerate(axes)):
             return Settled(outs, params, data, reduced)
     made, digits = _renumber(outs, nodes, axes, sizes, shared)
-    scattered = any([out.arg.monoid is not None for out in outs])
+    scattered = any(out.arg.monoid is not None for out in outs)
     if scattered and len(data) + len(reduced) > len(axes):
         whole = _whole_scatters(outs, made, digits)
         if whole != made:
@@ -123,7 +123,8 @@ def _renumber(
 ) -> tuple[tuple[Node, ...], dict[Node, tuple[Node, ...]]]:
     """The OUTs with each axis replaced by its digits, numbered; and these digits.
 
-    nodes: all that the OUTs are made of, sources first. shared: other axes that become what one of `axes` does; none of them has several digits.
+    nodes: all that the OUTs are made of, sources first. shared: other axes that become what one of
+    `axes` does; none of them has several digits.
     """
     digits: dict[Node, tuple[Node, ...]] = {}
     mapping: dict[Node, Node] = {}
@@ -257,7 +258,8 @@ def _flatten_views(
         before = sum(_divisions(read.src[1:]) for read in reads)
         if not before:
             continue
-        offsets = [index.as_node(index.flatten(read.src[1:], param.shape)) for read in reads]
+        terms = [index.flat_terms(read.src[1:], param.shape) for read in reads]
+        offsets = [index.from_linear(*found) for found in terms]
         if sum(_divisions((offset,)) for offset in offsets) >= before:
             continue
         shape = (index.product(param.shape),)
