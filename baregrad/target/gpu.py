@@ -90,7 +90,8 @@ class GpuTarget:
 
     def resident_blocks(self, warps: int, registers: int, shared_bytes: int) -> int:
         """Return how many blocks of `warps` warps a multiprocessor holds at once, 0 for too big."""
-        by_shared = self.shared_bytes_per_unit // (shared_bytes + self.shared_bytes_reserved)
+        shared = max(shared_bytes + self.shared_bytes_reserved, 1)
+        by_shared = self.shared_bytes_per_unit // shared
         if shared_bytes > self.shared_bytes_per_block or registers > self.registers_per_thread:
             return 0
         by_registers = self.warps_by_registers(registers) // warps
