@@ -22,7 +22,7 @@ from baregrad.target.gpu import GpuTarget
 
 Names = tuple[str, ...]
 _BLOCKS = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
-_STEPS = mask_of(ELEMENTWISE)
+_STEPS = mask_of(ELEMENTWISE) | Ops.VLOAD.bit
 
 
 @dataclass(slots=True)
