@@ -15,7 +15,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import COMPARE, Op, Ops
 from baregrad.render.ptx_convert import CONVERSIONS, narrow
-from baregrad.render.ptx_text import PtxText, lanes_of
+from baregrad.render.ptx_text import PtxText
 from baregrad.render.ptx_types import literal, ptx_type
 
 # (text, node, register of the result, operands of one lane)
@@ -27,7 +27,7 @@ def elementwise(f: PtxText, node: Node) -> None:
     rule = LANE_RULES.get(node.op)
     if rule is None or node.dtype.kind in ("index", "token"):
         raise CompilerBug("PTX has no such instruction; it was to be lowered", found=node)
-    count = lanes_of(node)
+    count = f.width(node)
     operands = [f.lanes(child, count) for child in node.src]
     for lane, result in enumerate(f.define(node)):
         rule(f, node, result, *[names[lane] for names in operands])
