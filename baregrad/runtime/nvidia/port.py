@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,7 @@ _STORE_CODE = MappingProxyType({
     "x86_64": bytes.fromhex("0faef0 8937 c3"),
     "aarch64": bytes.fromhex("9f3f03d5 010000b9 c0035fd6"),
 })  # fmt: skip
+_PAUSE_S = 50e-6
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -61,6 +63,10 @@ class Port(Protocol):
 
     def store(self, address: int, value: int) -> None:
         """Order all earlier writes, then store 32 bits."""
+        ...
+
+    def pause(self) -> None:
+        """Pass a moment, for who waits for a GPU; a virtual one works meanwhile."""
         ...
 
 
@@ -142,6 +148,10 @@ class KernelPort:
     def store(self, address: int, value: int) -> None:
         """Drain combined stores, then store 32 bits."""
         self._store(address, value)
+
+    def pause(self) -> None:
+        """Sleep for 50 us."""
+        time.sleep(_PAUSE_S)
 
 
 def _os_error(call: str) -> OSError:
