@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import importlib
 import mmap
 import os
 import platform
@@ -14,7 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from baregrad.base.errors import DriverError, OutOfMemory
+from baregrad.base.errors import ArgumentError, DriverError, OutOfMemory
+from baregrad.base.options import options
 from baregrad.runtime.nvidia.abi.layout import Record
 
 # mfence; mov [rdi], esi; ret, and for AArch64 dsb sy; str w1, [x0]; ret.
@@ -152,6 +154,27 @@ class KernelPort:
     def pause(self) -> None:
         """Sleep for 50 us."""
         time.sleep(_PAUSE_S)
+
+
+# What `BAREGRAD_NV_PORT` names: modules are imported when they are asked for, since the virtual one
+# lies in a room that knows this one and not the other way round.
+PORTS = MappingProxyType({
+    "kernel": ("baregrad.runtime.nvidia.port", "KernelPort"),
+    "virtual": ("baregrad.testing.virtual_gpu.virtual_port", "default_port"),
+})
+
+
+def open_port(name: str | None = None) -> Port:
+    """Return the port of a name, by default the one that the option `nv_port` names.
+
+    Raises ArgumentError for a name that is not in `PORTS`.
+    """
+    name = options.nv_port if name is None else name
+    if name not in PORTS:
+        raise ArgumentError("there is no such port", found=name, wanted=", ".join(PORTS))
+    module, factory = PORTS[name]
+    port: Port = getattr(importlib.import_module(module), factory)()
+    return port
 
 
 def _os_error(call: str) -> OSError:

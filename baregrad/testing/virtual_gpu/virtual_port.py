@@ -41,6 +41,11 @@ _AT_DOORBELL = (0, 0, 1, 3, 20)
 _AT_PAUSE = (1, 8, None, None)
 
 
+def default_port() -> VirtualPort:
+    """Return the port of `BAREGRAD_NV_PORT=virtual`: two GPUs like Hopper's."""
+    return VirtualPort(models=(GpuModel(), GpuModel()))
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """What the call number `at` (from 1; open, ioctl and the two maps count) is answered with.
