@@ -7,6 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import ArgumentError, DriverError
@@ -43,9 +44,11 @@ class Timeline:
     16 bytes of pinned memory: the value, and the GPU's time in nanoseconds when it was written.
     """
 
-    def __init__(self, gpu: Gpu, *, owner: Teardown | None = None) -> None:
+    def __init__(self, gpu: Gpu, *, owner: Teardown | None = None, begin_at: int = 0) -> None:
+        self._pause = gpu.client.port.pause
         self._memory = gpu.memory.pinned(16, owner=owner)
         self._words = self._memory.view[:16].cast("Q")
+        self._words[0] = begin_at
         keeper = gpu.allocations if owner is None else owner
         keeper.push("the timeline's view", self._words.release)
         self.gpu_va = self._memory.gpu_va
@@ -91,7 +94,7 @@ class Timeline:
                         wanted=value,
                     )
             if now > spin_until:
-                time.sleep(50e-6)
+                self._pause()
 
     def close(self) -> None:
         """Free the memory; no channel may use it any more."""
@@ -150,16 +153,22 @@ class ChannelGroup:
         self.gpu.channels.run(self._token)
 
 
+class Named(Protocol):
+    """What launches kernels of some names."""
+
+    names: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     """What a submission holds until the timeline has its value: the words before `end`.
 
-    `names` are the kernels that it launches.
+    `names` are the kernels that it launches, or what has them.
     """
 
     value: int
     end: int
-    names: list[str]
+    names: list[str] | Named
 
 
 class Channel:
@@ -179,6 +188,7 @@ class Channel:
         copies: bool = False,
         entries: int = _RING_ENTRIES,
         push_nbytes: int = HUGE_PAGE_NBYTES - _PUSH_OFFSET,
+        begin_at: int = 0,
     ) -> None:
         if not is_power_of_two(entries) or not 2 <= entries <= _USERD_OFFSET // m.GP_ENTRY_NBYTES:
             raise ArgumentError("a ring has a power of two of entries", found=entries)
@@ -196,7 +206,8 @@ class Channel:
         self.entries = entries
         self._push_nbytes = push_nbytes
         self._in_flight: deque[_InFlight] = deque()
-        self._put = self._head = self._tail = self._last = 0
+        self._put = self._head = self._tail = 0
+        self._last = begin_at
         self.teardown = Teardown()
         with self.teardown:
             self._open()
@@ -209,9 +220,11 @@ class Channel:
         if self.launches is not None:
             teardown.push("memory of launches", self.launches.teardown.close)
         memory = gpu.memory.visible(HUGE_PAGE_NBYTES, owner=teardown)
-        self.timeline = Timeline(gpu, owner=teardown)
+        self.timeline = Timeline(gpu, owner=teardown, begin_at=self._last)
         page = gpu.memory.driver_page(owner=teardown)
         self._notifier = page.view
+        # Not zero once the driver has reported an error.
+        self.alarm = page.view[14:16].cast("H")
         release = PushBuffer()
         release.release(self.timeline.gpu_va, 0)
         self._release = release.words
@@ -245,11 +258,13 @@ class Channel:
         token = client.struct("work_submit_token").record()
         client.control(self.handle, nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN, token)
         self._doorbell = token["workSubmitToken"]
+        self._store = client.port.store
+        self._doorbell_address = gpu.doorbell_address
         self._register()
         teardown.push("idleness", self._drain)
 
     def _release_views(self) -> None:
-        for view in (self._ring, self._userd, self._push, self._notifier):
+        for view in (self._ring, self._userd, self._push, self._notifier, self.alarm):
             view.release()
 
     def _register(self) -> None:
@@ -315,6 +330,32 @@ class Channel:
         self.gpu.ring(self._doorbell)
         return value
 
+    @property
+    def next_value(self) -> int:
+        """What the timeline has when the next submission is done."""
+        return self._last + 1
+
+    @property
+    def last_value(self) -> int:
+        """What the timeline has when all submissions so far are done."""
+        return self._last
+
+    def enter(self, entry: int, names: list[str] | Named) -> None:
+        """Submit words that lie in memory already and end with the release of `next_value`.
+
+        `entry` is that of the ring; `names` are the kernels that the words launch.
+        """
+        in_flight = self._in_flight
+        while len(in_flight) >= self.entries - 1:
+            self._retire()
+        put = self._put
+        self._ring[put] = entry
+        self._put = put = (put + 1) & (self.entries - 1)
+        self._last = value = self._last + 1
+        in_flight.append(_InFlight(value, self._head, names))
+        self._store(self._put_address, put)
+        self._store(self._doorbell_address, self._doorbell)
+
     def _reserve(self, nbytes: int) -> int:
         """Return where in the buffer of words `nbytes` bytes in one piece are free."""
         if nbytes > self._push_nbytes:
@@ -366,9 +407,12 @@ class Channel:
         """Say which kernels the first submission launched that is not done."""
         done = self.timeline.value
         running = next((one for one in self._in_flight if one.value > done), None)
-        if running is None or not running.names:
+        if running is None:
             return ""
-        names = [repr(name) for name in dict.fromkeys(running.names)]
+        found = running.names if isinstance(running.names, list) else running.names.names
+        names = [repr(name) for name in dict.fromkeys(found)]
+        if not names:
+            return ""
         if len(names) == 1:
             return f" while it ran the kernel {names[0]}"
         more = ", ..." if len(names) > 4 else ""
