@@ -136,16 +136,19 @@ class BoundList:
             images = self._images[kind] = []
         launches = compute.launches
         assert launches is not None
-        done = compute.timeline.value
+        done, copied = compute.timeline.value, copies.timeline.value
+        thread_nbytes = launches.thread_nbytes
         for image in images:
-            if image.value <= done and image.local_nbytes == launches.thread_nbytes:
+            idle = image.value <= done and image.copy_value <= copied
+            if idle and image.local_nbytes == thread_nbytes:
                 return image
-        for image in [one for one in images if one.local_nbytes != launches.thread_nbytes]:
+        for image in [one for one in images if one.local_nbytes != thread_nbytes]:
             images.remove(image)
             self._retire(image)
         if len(images) >= _IMAGES:
             oldest = min(images, key=lambda one: one.value)
             wait(compute, oldest.value)
+            wait(copies, oldest.copy_value)
             return oldest
         image = ListImage(self.commands, kind, self._style, compute, copies)
         images.append(image)

@@ -91,7 +91,7 @@ class _Launch:
 
 
 class ListImage:
-    """One image, which `value` of the computing channel's timeline says to be in flight or not."""
+    """One image, in flight until the timelines have `value` and `copy_value`."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ListImage:
         copies: Channel,
     ) -> None:
         self.kind = kind
-        self.value = 0
+        self.value = self.copy_value = 0
         self.addresses: tuple[int, ...] | None = None
         self.values: tuple[int, ...] | None = None
         self._commands = commands
@@ -359,7 +359,7 @@ class ListImage:
         if self.copy_entry:
             word = self._copy_value
             word[0], word[1] = copy_value & _MASK, copy_value >> 32
-        self.value = value
+        self.value, self.copy_value = value, copy_value
 
     def stamps(self) -> list[int]:
         """Return the stamps' times in nanoseconds of the GPU's clock."""
