@@ -200,7 +200,11 @@ class Out(NamedTuple):
 
 
 class KernelInfo(NamedTuple):
-    """A kernel's name and launch facts; the schedule's text is kept to be shown."""
+    """A kernel's name and launch facts; the schedule's text is kept to be shown.
+
+    `block` has the threads of a block along each of its dimensions, once one thread's code is told
+    apart from its block's.
+    """
 
     name: str = "kernel"
     device: str = "CPU"
@@ -209,6 +213,7 @@ class KernelInfo(NamedTuple):
     cluster: int = 1
     warps: int = 1
     shared_nbytes: int = 0
+    block: tuple[int, ...] = ()
 
 
 class Alloc(NamedTuple):
