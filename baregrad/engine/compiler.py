@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,9 @@ _COMPILER_ROOMS = (
     "engine/compiler.py",
 )
 
+# So many kernels' texts are held before they are assembled.
+_TOGETHER = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -47,6 +50,20 @@ class Stage:
     name: str
     why: str
     result: Node | str
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What the passes made of a kernel: its loop and linear levels, and the text to assemble.
+
+    stages: every step, where they are to be shown.
+    """
+
+    kernel: Node
+    loop: Node
+    linear: Node
+    text: str
+    stages: list[Stage]
 
 
 class Compiler:
@@ -66,33 +83,48 @@ class Compiler:
         self.compiled = 0
         self.loaded = 0
 
-    def program(self, kernel: Node) -> Program:
-        """The program of a canonical KERNEL, from memory, from disk, or compiled now."""
-        found = self._programs.get(kernel)
-        if found is None:
-            found = self._find_or_compile(kernel)
-            self._programs[kernel] = found
+    def load(
+        self, kernels: Iterable[Node], device: Device, progress: Callable[[], None]
+    ) -> dict[Node, Kernel]:
+        """Canonical KERNELs, compiled and loaded on their device; `progress` is called for each."""
+        wanted = list(dict.fromkeys(kernels))
+        found = {kernel: loaded for kernel in wanted if (loaded := self._kernels.get(kernel))}
+        self._find_or_compile([kernel for kernel in wanted if kernel not in found], progress)
+        for kernel in wanted:
+            if kernel in found:
+                progress()
+            else:
+                loaded = device.load(self._programs[kernel])
+                found[kernel] = self._kernels[kernel] = loaded
         return found
 
-    def load(self, kernel: Node, device: Device) -> Kernel:
-        """The kernel, compiled and loaded on its device."""
-        found = self._kernels.get(kernel)
-        if found is None:
-            found = device.load(self.program(kernel))
-            self._kernels[kernel] = found
-        return found
-
-    def _find_or_compile(self, kernel: Node) -> Program:
-        if self.cache is None:
-            return self.compile(kernel)
-        key = key_of("program-1", self.environment, digest(kernel))
-        saved = self.cache.get(key)
-        if saved is not None:
+    def _find_or_compile(self, kernels: Sequence[Node], progress: Callable[[], None]) -> None:
+        """Have the programs of kernels: from memory, from disk, or compiled now."""
+        missing: dict[Node, str] = {}
+        for kernel in kernels:
+            if kernel in self._programs:
+                progress()
+                continue
+            if self.cache is None:
+                missing[kernel] = ""
+                continue
+            key = key_of("program-1", self.environment, digest(kernel))
+            saved = self.cache.get(key)
+            if saved is None:
+                missing[kernel] = key
+                continue
             self.loaded += 1
-            return Program.from_bytes(saved)
-        program = self.compile(kernel)
-        self.cache.put(key, program.to_bytes())
-        return program
+            self._programs[kernel] = Program.from_bytes(saved)
+            progress()
+        for group in _groups(list(missing)):
+            # Our own passes run faster when the assembler has not just filled the processor's
+            # caches with code and data of its own.
+            drafts = [self._draft(kernel) for kernel in group]
+            for kernel, draft in zip(group, drafts, strict=True):
+                program = self._programs[kernel] = self._assemble(draft)
+                if self.cache is not None:
+                    self.cache.put(missing[kernel], program.to_bytes())
+                progress()
 
     @cached_property
     def environment(self) -> str:
@@ -105,24 +137,25 @@ class Compiler:
 
         Raises CompilerBug, with the kernel's text saved, when a pass of ours fails.
         """
+        return self._assemble(self._draft(kernel))
+
+    def _draft(self, kernel: Node) -> _Draft:
+        """Everything about a program but its machine code."""
         self.compiled += 1
-        loop: Node | None = None
-        text = ""
-        linear = kernel
         stages = list(self.stages(kernel))
-        for stage in stages:
-            if isinstance(stage.result, str):
-                text = stage.result
-            else:
-                linear = stage.result
-                if loop is None and stage.name == "lower":
-                    loop = stage.result
-        assert loop is not None
+        graphs = {stage.name: stage.result for stage in stages if isinstance(stage.result, Node)}
+        text = stages[-1].result
+        assert isinstance(text, str)
+        shown = stages if options.debug >= 3 else []
+        return _Draft(kernel, graphs["lower"], next(reversed(graphs.values())), text, shown)
+
+    def _assemble(self, draft: _Draft) -> Program:
+        """The program of a draft."""
         with span("assemble"):
-            code = self.assembler.assemble(text)
-        program = _program(kernel, loop, linear, text, code)
-        if options.debug >= 3:
-            print_compilation(stages, program, self.assembler.disassemble)
+            code = self.assembler.assemble(draft.text)
+        program = _program(draft.kernel, draft.loop, draft.linear, draft.text, code)
+        if draft.stages:
+            print_compilation(draft.stages, program, self.assembler.disassemble)
         return program
 
     @cached_property
@@ -154,6 +187,11 @@ class Compiler:
         with _replayable(kernel, "render"):
             text = self.renderer.render(node, self.target, variables_of(kernel))
         yield Stage("render", "the text that is assembled", text)
+
+
+def _groups(kernels: list[Node]) -> Iterator[list[Node]]:
+    for begin in range(0, len(kernels), _TOGETHER):
+        yield kernels[begin : begin + _TOGETHER]
 
 
 def variables_of(kernel: Node) -> tuple[str, ...]:
