@@ -112,11 +112,11 @@ def copies_of_others(
     That is what no run made, and what lies where state is kept (ids of handles).
     """
     own = made_by(capture.runs).difference(kept)
-    return {
-        id(ref.handle): ref.handle.device.duplicate(ref.handle)
-        for ref in refs
-        if id(ref.handle) not in own
-    }
+    return {id(ref.handle): _twin(ref.handle) for ref in refs if id(ref.handle) not in own}
+
+
+def _twin(source: Buffer) -> Buffer:
+    return source.device.duplicate(source)
 
 
 class Replay:
@@ -228,7 +228,7 @@ class Replay:
         self, inputs: Sequence[Buffer], variables: Mapping[str, int]
     ) -> list[tuple[Buffer, tuple[int, ...]]]:
         """Run over other arguments: each result's fresh memory and its concrete shape."""
-        copied = {id(handle): _copy(self._now(handle, inputs)) for handle in self._unmade}
+        copied = {id(handle): _twin(self._now(handle, inputs)) for handle in self._unmade}
         if self._list is None:
             return self._reexecute(inputs, variables, copied)
         table = list(inputs)
@@ -285,8 +285,7 @@ class Replay:
                 else:
                     table[id(ref.handle)] = buffer
         for handle in self._late:
-            made = table.get(id(handle), handle)
-            copied[id(handle)] = made.device.duplicate(made)
+            copied[id(handle)] = _twin(table.get(id(handle), handle))
         copies = [
             (table.get(id(changed), changed).contents(), table.get(id(kept), kept))
             for changed, kept in self.updates
