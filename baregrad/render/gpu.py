@@ -1,8 +1,8 @@
 """What the renderers of GPU programs agree on: who runs a program, and where its memory lies.
 
-A PROGRAM is the code of one thread, or of a warp if it asks for its number. Grid and block are one-dimensional: the hidden variable
-`.block` is the block's number and `.thread` the thread's number in its block, whose bound plus one
-is the block's size.
+A PROGRAM is the code of one thread, or of a warp if it asks for its number. Grid and block are
+one-dimensional: the hidden variable `.block` is the block's number and `.thread` the thread's
+number in its block, whose bound plus one is the block's size.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ TILE_ALIGNMENT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What a bulk copy moves of an argument array: `rows` x `columns`, swizzled within
-    16 << `swizzle` bytes of shared memory.
+    """What a bulk copy moves of an argument array: `rows` x `columns`.
+
+    In shared memory its chunks are exchanged within 16 << `swizzle` bytes.
     """
 
     param: Node
@@ -45,10 +46,10 @@ class GpuSignature:
 
     call: entry, parameters and symbolic integers. A kernel takes an address of 64 bits for each
     parameter, then 64 bits for each integer, then a tensor map of 128 bytes, aligned to 64, for
-    each of `boxes`. threads: of a block. warps: whether the PROGRAM is the code of a whole warp. shared: the byte offset of each
-    shared ALLOC, which take `shared_nbytes` together; they are dynamic, to be asked for at the
-    launch, where that is more than what blocks have by default. private: ALLOCs of each thread.
-    written: the parameters that the program writes.
+    each of `boxes`. threads: of a block. warps: whether the PROGRAM is the code of a whole warp.
+    shared: the byte offset of each shared ALLOC, which take `shared_nbytes` together; they are
+    dynamic, to be asked for at the launch, where that is more than what blocks have by default.
+    private: ALLOCs of each thread. written: the parameters that the program writes.
     """
 
     call: Signature
