@@ -78,6 +78,16 @@ class GpuTarget:
     latency_l2: int
     latency_memory: int
 
+    @property
+    def fma(self) -> bool:
+        """Whether a multiply-add with one rounding is an instruction, as on every generation."""
+        return True
+
+    @property
+    def converts_float16(self) -> bool:
+        """Whether float16 is converted from and to float32 by instructions, as on all of them."""
+        return True
+
     def warps_by_registers(self, registers: int) -> int:
         """Return how many warps a multiprocessor holds at `registers` a thread.
 
