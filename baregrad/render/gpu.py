@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from baregrad.base.bits import round_up
+from baregrad.base.bits import prod, round_up
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
@@ -107,7 +107,9 @@ def box_of(copy: Node) -> Box:
 
 
 def _threads(program: Node) -> int:
-    """The threads of a block: one more than the bound of `.thread`."""
+    """The threads of a block: those that it was told apart into, or the bound of `.thread`."""
+    if program.arg is not None and program.arg.block:
+        return prod(program.arg.block)
     for node in program.src:
         for child in node.src:
             if child.op is Ops.VAR and child.arg.name == THREAD:

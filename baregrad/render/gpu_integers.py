@@ -63,7 +63,7 @@ class _Narrowing:
     def fits(self, node: Node) -> bool:
         """Whether a node's value is at hand in 32 bits."""
         if node.op is Ops.CONST:
-            return _FITS[0] <= node.arg <= _FITS[1]
+            return _inside((node.arg, node.arg))
         return node in self.narrow
 
     def short(self, node: Node) -> Node:
@@ -178,6 +178,7 @@ class _Narrowing:
     def _machine(self, node: Node) -> None:
         """A machine instruction: addresses, coordinates and barriers have 32 bits anyway."""
         name = node.arg.name
+        src: tuple[Node, ...]
         if name == "atom.add" and self.fits(node.src[1]):
             buffer, offset, value = node.src
             src = (buffer, self.short(offset), self.full(value))

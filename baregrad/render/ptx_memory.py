@@ -105,7 +105,7 @@ class Place(NamedTuple):
     def text(self, more: int = 0) -> str:
         """The operand of a load or store, some bytes further on."""
         at = self.at + more
-        return f"[{self.base}{at:+d}]" if at else f"[{self.base}]"
+        return f"[{self.base}+{at}]" if at else f"[{self.base}]"
 
 
 def _space(buffer: Node) -> str:

@@ -101,7 +101,7 @@ def _arithmetic(f: PtxText, node: Node, result: str, *operands: str) -> None:
 def _is_widened(node: Node) -> bool:
     """Whether an int64 is a scalar int32 made wider."""
     if node.op is Ops.CONST:
-        return -(1 << 31) <= node.arg < 1 << 31
+        return bool(-(1 << 31) <= node.arg < 1 << 31)
     plain = node.op is Ops.CAST and not node.shape and node.src[0].op is not Ops.REG
     return plain and node.src[0].dtype is dtypes.int32
 
