@@ -156,7 +156,18 @@ class ChannelGroup:
 class Named(Protocol):
     """What launches kernels of some names."""
 
-    names: list[str]
+    @property
+    def names(self) -> list[str]:
+        """The kernels."""
+        ...
+
+
+class MmuFault(NamedTuple):
+    """A bad address, what is bad about it, and where the code begins that used it, 0 if unknown."""
+
+    address: int
+    kind: str
+    program: int
 
 
 class _InFlight(NamedTuple):
@@ -383,11 +394,36 @@ class Channel:
                 self.group.dead = str(error)
             raise
 
+    @property
+    def error_code(self) -> int:
+        """The code of the error that the driver has reported, 0 for none."""
+        if int.from_bytes(self._notifier[14:16], "little") != 0xFFFF:
+            return 0
+        return int.from_bytes(self._notifier[8:12], "little")
+
+    def unfinished(self) -> list[str] | Named:
+        """Return what the first submission launches that is not done."""
+        done = self.timeline.value
+        return next((one.names for one in self._in_flight if one.value > done), [])
+
+    def mmu_fault(self) -> MmuFault | None:
+        """Return what the driver tells of a bad address, once for each fault; None for nothing."""
+        client = self.gpu.client
+        record = client.struct("mmu_fault").record()
+        try:
+            client.control(self.handle, nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO, record)
+        except DriverError:
+            return None
+        kind = record.data("faultString").split(b"\0")[0].decode("ascii", "replace")
+        address = record["addrHi"] << 32 | record["addrLo"]
+        if not address and not kind:
+            return None
+        return MmuFault(address, kind, record["shaderProgramVA[6]"])
+
     def check(self) -> None:
         """Raise DriverError if the driver has reported an error of this channel."""
-        status = int.from_bytes(self._notifier[14:16], "little")
-        if status == 0xFFFF:
-            code = int.from_bytes(self._notifier[8:12], "little")
+        code = self.error_code
+        if code:
             self.group.dead = f"{fault_name(code)}{self._blame()}"
             raise DriverError(
                 f"the GPU stopped the channel{self._blame()}",
