@@ -402,9 +402,9 @@ class Channel:
         return int.from_bytes(self._notifier[8:12], "little")
 
     def unfinished(self) -> list[str] | Named:
-        """Return what the first submission launches that is not done."""
+        """Return what the first submission launches that is not done and launches anything."""
         done = self.timeline.value
-        return next((one.names for one in self._in_flight if one.value > done), [])
+        return next((one.names for one in self._in_flight if one.value > done and one.names), [])
 
     def mmu_fault(self) -> MmuFault | None:
         """Return what the driver tells of a bad address, once for each fault; None for nothing."""

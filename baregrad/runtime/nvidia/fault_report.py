@@ -26,7 +26,10 @@ def report(device: NvDevice, error: DriverError) -> DriverError:
     fault = dead.mmu_fault() if code else None
     suspects = _suspects(dead, fault)
     parts = [f"{device.name}: {_who(suspects, dead)}"]
-    parts.append(f"was stopped by {fault_name(code)}" if code else f"did not end: {error.message}")
+    if code:
+        parts.append(f"was stopped by {fault_name(code)}")
+    else:
+        parts.append(f"did not end in {device.timeout_s:g} s")
     if fault is not None:
         parts.append(f"at {fault.address:#x} ({fault.kind}), {nearest(device, fault.address)}")
     places = [_PLACE.search(label) for _, label in suspects]
