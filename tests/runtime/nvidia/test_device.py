@@ -266,7 +266,7 @@ def faulty(machine: Machine, bad: str, *, label: str = "") -> str:
     buffer = machine.buffer(ramp(32))
     commands = device.command_list()
     commands.exec(link, [buffer], {"number": 1})
-    values = {name: 1 for name in other.program.variables}
+    values = dict.fromkeys(other.program.variables, 1)
     commands.exec(other, [buffer], values, label=label)
     commands.exec(link, [buffer], {"number": 2})
     device.submit(commands)
