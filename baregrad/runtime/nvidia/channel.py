@@ -44,6 +44,7 @@ class Timeline:
     """
 
     def __init__(self, gpu: Gpu, *, owner: Teardown | None = None, begin_at: int = 0) -> None:
+        self._pause = gpu.client.port.pause
         self._memory = gpu.memory.pinned(16, owner=owner)
         self._words = self._memory.view[:16].cast("Q")
         self._words[0] = begin_at
@@ -94,7 +95,7 @@ class Timeline:
                         wanted=value,
                     )
             if now > spin_until:
-                time.sleep(50e-6)
+                self._pause()
 
     def close(self) -> None:
         """Free the memory; no channel may use it any more."""

@@ -29,6 +29,7 @@ from baregrad.runtime.nvidia.list_image import ListImage
 from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, ListStyle
 from baregrad.runtime.nvidia.memory import Allocation
 from baregrad.runtime.nvidia.objects import Gpu
+from baregrad.runtime.nvidia.port import open_port
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
@@ -494,11 +495,7 @@ def architecture_name(version: int) -> str:
 
 
 def _client(port: Port | None) -> Client:
-    if port is None:
-        from baregrad.runtime.nvidia.port import KernelPort
-
-        port = KernelPort()
-    return Client(port)
+    return Client(open_port() if port is None else port)
 
 
 def _register(device: NvDevice) -> None:

@@ -143,6 +143,9 @@ class FakePort:
             while not self.stalled and any(self._run(c) for c in self.channels.values()):
                 pass
 
+    def pause(self) -> None:
+        time.sleep(50e-6)
+
     def ioctl(self, fd: int, request: int, argument: Record, inner: Record | None = None) -> None:
         name = argument.struct.name
         if inner is not None:
