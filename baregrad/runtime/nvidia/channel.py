@@ -6,8 +6,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import ArgumentError, DriverError
@@ -49,6 +48,8 @@ class Timeline:
         self._memory = gpu.memory.pinned(16, owner=owner)
         self._words = self._memory.view[:16].cast("Q")
         self._words[0] = begin_at
+        # For whoever polls: the value, and the time when it was written.
+        self.words = self._words
         keeper = gpu.allocations if owner is None else owner
         keeper.push("the timeline's view", self._words.release)
         self.gpu_va = self._memory.gpu_va
@@ -159,8 +160,7 @@ class Named(Protocol):
     names: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(NamedTuple):
     """What a submission holds until the timeline has its value: the words before `end`.
 
     `names` are the kernels that it launches, or what has them.
@@ -207,7 +207,9 @@ class Channel:
         self._push_nbytes = push_nbytes
         self._in_flight: deque[_InFlight] = deque()
         self._put = self._head = self._tail = 0
-        self._last = begin_at
+        self._most = entries - 1
+        # What the timeline has when all submissions so far are done.
+        self.last_value = begin_at
         self.teardown = Teardown()
         with self.teardown:
             self._open()
@@ -220,7 +222,7 @@ class Channel:
         if self.launches is not None:
             teardown.push("memory of launches", self.launches.teardown.close)
         memory = gpu.memory.visible(HUGE_PAGE_NBYTES, owner=teardown)
-        self.timeline = Timeline(gpu, owner=teardown, begin_at=self._last)
+        self.timeline = Timeline(gpu, owner=teardown, begin_at=self.last_value)
         page = gpu.memory.driver_page(owner=teardown)
         self._notifier = page.view
         # Not zero once the driver has reported an error.
@@ -311,7 +313,7 @@ class Channel:
         """
         if self.group.dead is not None:
             raise DriverError("the channel is dead", found=self.group.dead)
-        value = self._last + 1
+        value = self.last_value + 1
         words = push.words + self._release
         words[-3:-1] = value & 0xFFFFFFFF, value >> 32
         place = self._reserve(4 * len(words))
@@ -322,7 +324,7 @@ class Channel:
             self._push_va + place | m.GP_ENTRY_SUBROUTINE | len(words) << m.GP_ENTRY_LENGTH_SHIFT
         )
         self._put = (self._put + 1) % self.entries
-        self._last = value
+        self.last_value = value
         self._in_flight.append(_InFlight(value, self._head, push.names))
         # Stores to the GPU's memory are combined on their way: the pointer must not overtake the
         # entry, nor the doorbell the pointer.
@@ -330,31 +332,22 @@ class Channel:
         self.gpu.ring(self._doorbell)
         return value
 
-    @property
-    def next_value(self) -> int:
-        """What the timeline has when the next submission is done."""
-        return self._last + 1
-
-    @property
-    def last_value(self) -> int:
-        """What the timeline has when all submissions so far are done."""
-        return self._last
-
     def enter(self, entry: int, names: list[str] | Named) -> None:
-        """Submit words that lie in memory already and end with the release of `next_value`.
+        """Submit words that lie in memory already and end with the release of the next value.
 
         `entry` is that of the ring; `names` are the kernels that the words launch.
         """
         in_flight = self._in_flight
-        while len(in_flight) >= self.entries - 1:
+        while len(in_flight) >= self._most:
             self._retire()
         put = self._put
         self._ring[put] = entry
-        self._put = put = (put + 1) & (self.entries - 1)
-        self._last = value = self._last + 1
+        self._put = put = put + 1 & self._most
+        self.last_value = value = self.last_value + 1
         in_flight.append(_InFlight(value, self._head, names))
-        self._store(self._put_address, put)
-        self._store(self._doorbell_address, self._doorbell)
+        store = self._store
+        store(self._put_address, put)
+        store(self._doorbell_address, self._doorbell)
 
     def _reserve(self, nbytes: int) -> int:
         """Return where in the buffer of words `nbytes` bytes in one piece are free."""
@@ -384,7 +377,7 @@ class Channel:
     def wait(self, value: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait for a submission, the last one by default; raise DriverError if it never comes."""
         try:
-            self.timeline.wait(self._last if value is None else value, timeout_s, self.check)
+            self.timeline.wait(self.last_value if value is None else value, timeout_s, self.check)
         except DriverError as error:
             if self.group.dead is None:
                 error.message += self._blame()

@@ -46,7 +46,6 @@ class BoundList:
         self.labels = tuple(command.label for command in recorded)
         self.names = [one.kernel.program.name for one in recorded if isinstance(one, Exec)]
         self.copies = len(self.names) < len(recorded)
-        self.epoch = -1
         self._style = style
         self._retire = retire
         self._images: dict[ImageKind, list[ListImage]] = {}
@@ -78,40 +77,38 @@ class BoundList:
         }
         self._kind = ImageKind(skipped=self._skipped)
 
-    def check(
-        self, commands: CommandList, buffers: Sequence[Buffer], variables: Mapping[str, int]
-    ) -> list[Block]:
-        """Return the blocks of the buffers; raise DeviceError if they do not fit the slots."""
-        if commands.variables or self._stale:
-            self._set_variables(commands, variables)
-        needed = self._needed
-        if len(buffers) != len(needed):
-            commands.check_slots(buffers)
-        device, writes = self.device, self._writes
-        blocks = []
-        for index, buffer in enumerate(buffers):
-            if (
-                buffer.nbytes < needed[index]
-                or buffer.device is not device
-                or buffer.closed
-                or (buffer.readonly and writes[index])
-            ):
-                check_buffer(buffer, device, needed[index], writes[index], f"slot {index}")
-            blocks.append(buffer.memory.block)  # type: ignore[attr-defined]
-        return blocks
-
     def ready(
         self,
+        commands: CommandList,
         buffers: Sequence[Buffer],
-        blocks: Sequence[Block],
         variables: Mapping[str, int],
         channels: tuple[Channel, Channel],
         wait: Callable[[Channel, int], None],
         *,
         timed: bool,
-    ) -> ListImage:
-        """Return an image for a submission, by `wait` for one if all are in flight."""
-        addresses = tuple([buffer.address for buffer in buffers])
+    ) -> tuple[ListImage, list[Block]]:
+        """Return an image for a submission, and the blocks of the buffers.
+
+        If all images are in flight, one is awaited by `wait`. Raises DeviceError for buffers and
+        variables that do not fit.
+        """
+        if self._stale or commands.variables:
+            self._set_variables(commands, variables)
+        needed = self._needed
+        if len(buffers) != len(needed):
+            commands.check_slots(buffers)
+        device, writes = self.device, self._writes
+        blocks: list[Block] = []
+        addresses: list[int] = []
+        for index, buffer in enumerate(buffers):
+            if (
+                buffer.nbytes < needed[index]
+                or buffer.device is not device
+                or (buffer.readonly and writes[index])
+            ):
+                check_buffer(buffer, device, needed[index], writes[index], f"slot {index}")
+            blocks.append(buffer.memory.block)  # type: ignore[attr-defined]
+            addresses.append(buffer.address)
         kind = self._kind
         if timed or (self._relaxed and self._shared(buffers, blocks)):
             kind = ImageKind(not timed, timed, False, self._skipped)
@@ -122,7 +119,7 @@ class BoundList:
             image.set_addresses(addresses)
         if image.values != self._values:
             image.set_variables(self._values, variables)
-        return image
+        return image, blocks
 
     def _free_image(
         self,
@@ -130,22 +127,18 @@ class BoundList:
         channels: tuple[Channel, Channel],
         wait: Callable[[Channel, int], None],
     ) -> ListImage:
-        compute, copies = channels
         images = self._images.get(kind)
         if images is None:
             images = self._images[kind] = []
-        launches = compute.launches
-        assert launches is not None
-        done = compute.timeline.value
+        compute, copies = channels
+        done, copied = compute.timeline.words[0], copies.timeline.words[0]
         for image in images:
-            if image.value <= done and image.local_nbytes == launches.thread_nbytes:
+            if image.value <= done and image.copy_value <= copied:
                 return image
-        for image in [one for one in images if one.local_nbytes != launches.thread_nbytes]:
-            images.remove(image)
-            self._retire(image)
         if len(images) >= _IMAGES:
             oldest = min(images, key=lambda one: one.value)
             wait(compute, oldest.value)
+            wait(copies, oldest.copy_value)
             return oldest
         image = ListImage(self.commands, kind, self._style, compute, copies)
         images.append(image)

@@ -40,6 +40,7 @@ DEFAULT_TIMEOUT_S = 30.0
 _ENGINES = (2, 3, 4, 5, 6, 7, 8, 9, 1, 0)
 _WRITE_NBYTES = 4096
 _READ_NBYTES = 64
+_NO_NAMES: list[str] = []
 
 
 @dataclass(eq=False, slots=True)
@@ -80,8 +81,11 @@ class NvDevice(Device):
         self._returned: deque[ListImage | Module | Allocation] = deque()
         self._retired: list[tuple[int, int, ListImage | Module | Allocation]] = []
         self._copy_engine = copy_engine
-        self._code_is_new = False
-        self._epoch = 0
+        # New code was loaded; the last submission did not wait for its end; either of the two.
+        self._code_is_new = self._unheld = self._unsettled = False
+        # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
+        self._attention = False
+        self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
         self.client = _client(port)
         try:
             self.gpu = Gpu(self.client, index)
@@ -237,7 +241,7 @@ class NvDevice(Device):
             except BaseException:
                 module.close()
                 raise
-            self._code_is_new = True
+            self._code_is_new = self._unsettled = True
         handle = LoadedKernel(module, kernel, local_nbytes)
         made = Kernel(self, program, kernel.address, handle)
         weakref.finalize(made, self._returned.append, module).atexit = False
@@ -256,29 +260,35 @@ class NvDevice(Device):
         """Start a command list; with `timed`, wait for it too."""
         if commands.device is not self:
             raise DeviceError("the command list is for another device", found=commands.device.name)
-        variables = variables or {}
         with self._lock:
-            self._begin()
+            if self._attention or self._returned or self._alarms[0][0] or self._alarms[1][0]:
+                self._begin()
             bound = commands.bound
             if not isinstance(bound, BoundList):
-                bound = commands.bound = self._bind(commands)
-            blocks = bound.check(commands, buffers, variables)
-            if not bound.commands:
-                return Timeline((), (), ()) if timed else None
-            if bound.epoch != self._epoch:
-                bound.forget()
-                bound.epoch = self._epoch
-            self._prepare(bound)
+                bound = self._bind(commands)
+            compute, copies = channels = self._channels
             try:
-                image = bound.ready(
-                    buffers, blocks, variables, self._channels, self._wait_for, timed=timed
+                image, blocks = bound.ready(
+                    commands, buffers, variables or {}, channels, self._wait_for, timed=timed
                 )
-                self._enter(bound, image, blocks)
+                if self._unsettled or copies.last_value > copies.timeline.words[0]:
+                    self._settle(bound)
+                value = compute.last_value + 1
+                if image.copy_entry:
+                    image.set_values(value, copies.last_value + 1)
+                    copies.enter(image.copy_entry, _NO_NAMES)
+                else:
+                    image.set_values(value, 0)
+                compute.enter(image.take_entry(), bound)
             except DriverError as error:
                 raise self._failed(error) from None
+            for block in blocks:
+                block.compute_value = value
+            if image.released:
+                self._unsettled = self._unheld = True
             if not timed:
                 return None
-            self._wait_for(self._compute, image.value)
+            self._wait_for(compute, value)
             times = image.stamps()
             return Timeline(bound.labels, tuple(times[::2]), tuple(times[1::2]))
 
@@ -286,56 +296,47 @@ class NvDevice(Device):
         bound = BoundList(commands, self.style, self._returned.append)
         for block in bound.fixed:
             block.fixed = True
+        self._grow_stacks(bound.local_nbytes)
+        self._bound.add(bound)
+        commands.bound = bound
         return bound
 
-    def _prepare(self, bound: BoundList) -> None:
-        """Have the channel drop old code, wait for copies, and have stacks for all threads."""
-        compute, copies = self._channels
-        launches = compute.launches
+    def _grow_stacks(self, nbytes: int) -> None:
+        """Have at least so much local memory for each thread: all lists are written anew."""
+        launches = self._compute.launches
         assert launches is not None
-        if bound.local_nbytes > launches.thread_nbytes:
-            self._guarded(lambda: launches.grow(bound.local_nbytes))
-        behind = copies.last_value > copies.timeline.value and not bound.copies
-        unheld = self._unheld and compute.last_value > compute.timeline.value
-        if not (self._code_is_new or behind or unheld):
-            return
+        if nbytes > launches.thread_nbytes:
+            self._guarded(lambda: launches.grow(nbytes))
+            self._forget_images()
+
+    def _forget_images(self) -> None:
+        for bound in self._bound:
+            bound.forget()
+
+    def _settle(self, bound: BoundList) -> None:
+        """Have the channel drop old code, and wait for copies and for kernels that it left."""
+        compute, copies = self._channels
         push = PushBuffer()
-        if unheld:
+        if self._unheld and compute.last_value > compute.timeline.value:
             push.acquire(compute.timeline.gpu_va, compute.last_value)
-        if behind:
+        # Copies of the list itself come after those before.
+        if copies.last_value > copies.timeline.value and not bound.copies:
             push.acquire(copies.timeline.gpu_va, copies.last_value)
         if self._code_is_new:
             push.invalidate_caches()
-            self._code_is_new = False
-        self._unheld = False
-        self._guarded(lambda: compute.submit(push))
-
-    def _enter(self, bound: BoundList, image: ListImage, blocks: Sequence[Block]) -> None:
-        """Hand an image to the GPU."""
-        compute, copies = self._channels
-        value = compute.next_value
-        if image.copy_entry:
-            image.set_values(value, copies.next_value)
-            copies.enter(image.copy_entry, [])
-        else:
-            image.set_values(value, 0)
-        if image.fresh:
-            image.fresh = False
-            compute.enter(image.first_entry, bound)
-        else:
-            compute.enter(image.entry, bound)
-        self._unheld = image.released
-        for block in blocks:
-            block.compute_value = value
-
-    _unheld = False
+        self._unsettled = self._unheld = self._code_is_new = False
+        if push.words:
+            compute.submit(push)
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise DriverError for what went wrong in it."""
         with self._lock:
-            self._check_open()
-            self._wait_for(self._compute, self._compute.last_value)
-            self._wait_for(self._copies, self._copies.last_value)
+            if self._attention:
+                self._check_open()
+            for channel in self._channels:
+                value = channel.last_value
+                if channel.timeline.words[0] < value:
+                    self._wait_for(channel, value)
 
     def _wait_for(self, channel: Channel, value: int) -> None:
         if channel.timeline.value >= value:
@@ -362,12 +363,10 @@ class NvDevice(Device):
 
     def _begin(self) -> None:
         """Check that the device works, and free what nobody needs."""
-        if self._closed or self._lost or os.getpid() != self._process:
-            self._check_open()
+        self._check_open()
         if self._alarms[0][0] or self._alarms[1][0]:
             self._raise_alarm()
-        if self._returned or self._retired:
-            self._free_retired()
+        self._free_retired()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -398,6 +397,7 @@ class NvDevice(Device):
             self._recover()
         except BaregradError as second:
             self._lost = f"{found.message}; and then no new channels: {second}"
+            self._attention = True
             found.add_note(f"the device {self.name} is lost: {second}")
         return found
 
@@ -410,9 +410,14 @@ class NvDevice(Device):
         # A dead group is not waited for.
         for group in {id(channel.group): channel.group for channel in self._channels}.values():
             group.close()
-        self._epoch += 1
+        stacks = 0 if compute.launches is None else compute.launches.thread_nbytes
+        self._forget_images()
         self._unheld = False
+        self._code_is_new = self._unsettled = True
         self._open_channels(*values)
+        launches = self._compute.launches
+        assert launches is not None
+        launches.grow(stacks)
 
     @property
     def channels(self) -> tuple[Channel, Channel]:
@@ -436,13 +441,14 @@ class NvDevice(Device):
             else:
                 kept.append(item)
         self._retired = kept
+        self._attention = bool(kept) or self._lost is not None
 
     def close(self) -> None:
         """Wait for the GPU and free all that is held; buffers are gone then."""
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = self._attention = True
             if os.getpid() != self._process:
                 return
             try:
@@ -452,6 +458,7 @@ class NvDevice(Device):
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
+        self._attention = True
         self.allocator.after_fork()
         self.staging.after_fork()
 

@@ -13,7 +13,7 @@ import dataclasses
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -50,8 +50,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _MASK = 0xFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class ImageKind:
+class ImageKind(NamedTuple):
     """What makes images of one list differ.
 
     `serial`: nothing overlaps. `timed`: with stamps. `bytewise`: fills of slots take any address.
@@ -91,7 +90,7 @@ class _Launch:
 
 
 class ListImage:
-    """One image, which `value` of the computing channel's timeline says to be in flight or not."""
+    """One image, in flight until the timelines have `value` and `copy_value`."""
 
     def __init__(
         self,
@@ -102,8 +101,8 @@ class ListImage:
         copies: Channel,
     ) -> None:
         self.kind = kind
-        self.value = 0
-        self.addresses: tuple[int, ...] | None = None
+        self.value = self.copy_value = 0
+        self.addresses: list[int] | None = None
         self.values: tuple[int, ...] | None = None
         self._commands = commands
         self._compute, self._copies = compute, copies
@@ -111,7 +110,7 @@ class ListImage:
         plan = plan_list(commands, serial=kind.serial, timed=kind.timed, skipped=kind.skipped)
         launches = compute.launches
         assert launches is not None
-        self.local_nbytes = launches.thread_nbytes
+        self._local_nbytes = launches.thread_nbytes
         self._layout_launches(commands)
         pieces = compute.gpu.pieces
         self._data_piece = pieces.take(self._nbytes, ALIGNMENT)
@@ -184,7 +183,7 @@ class ListImage:
         command = self._commands[launch.number]
         assert isinstance(command, Exec)
         form, kernel = launch.form, command.kernel.handle.kernel  # type: ignore[attr-defined]
-        data, begin = form.image(self.local_nbytes), launch.offset
+        data, begin = form.image(self._local_nbytes), launch.offset
         bank_at = form.bank_offset
         form.bank_slot.fill(data, self._base + begin + bank_at)
         bank = memoryview(data)[bank_at:]
@@ -280,8 +279,8 @@ class ListImage:
         self._words_piece.write(0, np.array(compute + copies, np.uint32).tobytes())
         self._data_piece.write(0, self._data)
         begin = self._words_piece.gpu_va
-        self.entry = gp_entry(begin + 4 * self._skip, len(compute) - self._skip)
-        self.first_entry = gp_entry(begin, len(compute))
+        self._entry = gp_entry(begin + 4 * self._skip, len(compute) - self._skip)
+        self._first_entry = gp_entry(begin, len(compute))
         self.copy_entry = gp_entry(begin + copy_at, len(copies)) if copies else 0
         view = self._words_piece.view
         self._words: np.ndarray[Any, np.dtype[np.uint32]] = np.frombuffer(view, np.uint32)
@@ -312,7 +311,7 @@ class ListImage:
         # Nobody has seen these descriptors yet; the memory may have held others.
         self.fresh = True
 
-    def set_addresses(self, addresses: tuple[int, ...]) -> None:
+    def set_addresses(self, addresses: list[int]) -> None:
         """Patch the slots' addresses."""
         table = np.array(addresses, np.int64)
         if len(self._places):
@@ -355,11 +354,19 @@ class ListImage:
         if self._gated:
             self._semaphores[:] = bytes(48)
         word = self._value
-        word[0], word[1] = value & _MASK, value >> 32
+        word[0] = value & _MASK
+        word[1] = value >> 32
         if self.copy_entry:
             word = self._copy_value
             word[0], word[1] = copy_value & _MASK, copy_value >> 32
-        self.value = value
+        self.value, self.copy_value = value, copy_value
+
+    def take_entry(self) -> int:
+        """Return the ring's entry for the next submission."""
+        if self.fresh:
+            self.fresh = False
+            return self._first_entry
+        return self._entry
 
     def stamps(self) -> list[int]:
         """Return the stamps' times in nanoseconds of the GPU's clock."""

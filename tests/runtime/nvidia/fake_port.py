@@ -314,7 +314,7 @@ class FakePort:
 
     def _run(self, channel: FakeChannel) -> bool:
         """Run a channel until it has no work, or waits, or faults; return whether it did any."""
-        before = channel.get
+        before = channel.get, channel.word
         put = ctypes.c_uint32.from_address(channel.userd + 0x8C).value
         while channel.get != put:
             where = self.host_address(channel.ring_va) + 8 * channel.get
@@ -334,7 +334,7 @@ class FakePort:
                 break
             channel.get = (channel.get + 1) % channel.entries
             ctypes.c_uint32.from_address(channel.userd + 0x88).value = channel.get
-        return channel.get != before
+        return (channel.get, channel.word) != before
 
     def _execute(self, channel: FakeChannel, words: tuple[int, ...]) -> None:
         while channel.word < len(words):

@@ -17,6 +17,7 @@ from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import STYLES
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
+from tests.runtime.nvidia import hardware_device
 from tests.runtime.nvidia.device_tools import Words, program
 from tests.runtime.nvidia.fake_port import FakeLaunch, FakePort
 
@@ -264,6 +265,14 @@ def test_memory_is_used_again_and_counted(one: Machine) -> None:
     after = device.memory_stats()
     assert after.in_use_nbytes == before.in_use_nbytes
     assert after.reserved_nbytes <= 2 * (5 << 20) + (32 << 20) + (2 << 20)
+
+
+@pytest.mark.parametrize("style", ["thorough", "chain-released", "idle"])
+def test_random_lists_give_what_numpy_gives(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Machine(style)
+    monkeypatch.setattr(hardware_device, "load", lambda _, name: made.load(name))
+    assert hardware_device.random_lists(made.device, 100, 11) > 100
+    made.device.close()
 
 
 def test_use_after_close_and_foreign_buffers_are_refused(one: Machine) -> None:
