@@ -476,8 +476,10 @@ class NvDevice(Device):
             self._closed = self._attention = True
             if os.getpid() != self._process:
                 return
-            self.staging.close()
-            self.client.close()
+            try:
+                self.staging.close()
+            finally:
+                self.client.close()
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
