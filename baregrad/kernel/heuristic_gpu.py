@@ -56,6 +56,8 @@ class _Maker:
         self.steps: list[Step] = []
         self.write = next(access for access in facts.accesses if access.write)
         self.count = 0
+        # Reduced axes that lie along threads already.
+        self.taken: set[Node] = set()
 
     def schedule(self) -> Schedule:
         """The schedule of the steps so far."""
@@ -275,10 +277,9 @@ def _across(
 ) -> None:
     """Threads along a reduction's contiguous axis, if its results do not run along threads."""
     own = [axis for axis in reduction.own if extent_of(axis) != 1]
-    if not own or reduction.free & columns:
+    if not own or reduction.free & columns or not maker.taken.isdisjoint(own):
         return
-    if any(f"{maker.name(axis)}_o" in _made(maker) for axis in own):
-        return
+    maker.taken.update(own)
     reads = [a for a in maker.facts.accesses if not a.write and not a.axes.isdisjoint(own)]
     ordered = maker.by_stride(own, reads[0]) if reads else own
     best = ordered[-1]
@@ -318,9 +319,3 @@ def _columns(
         maker.parts(name, units)
         return
     maker.parts(maker.name(best), units)
-
-
-def _made(maker: _Maker) -> set[str]:
-    return {
-        name for step in maker.steps if isinstance(step, Split) for name, _ in step.parts
-    }
