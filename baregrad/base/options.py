@@ -172,6 +172,10 @@ class Options:
         str, "", "The CUDA toolkit whose ptxas and NVRTC to use; empty means the first one found.",
         aliases=("CUDA_HOME",),
     )
+    nv_port = Option(
+        str, "kernel", "What the device NV drives: a GPU by its kernel driver, or one in software.",
+        allowed=("kernel", "virtual"),
+    )
     ref_level = Option(
         str, "tensor", "The level that the REF device evaluates.",
         allowed=("tensor", "kernel", "loop", "linear"),

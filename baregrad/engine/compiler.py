@@ -21,13 +21,16 @@ from baregrad.base.options import options
 from baregrad.base.tracing import span
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_compilation
+from baregrad.ir import index
 from baregrad.ir.digest import digest, stable_repr
+from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Ops
 from baregrad.ir.passes import Pass
 from baregrad.ir.verify import verify
-from baregrad.program import CPU_OBJECT, ParamSpec, Program, Resources
+from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, ParamSpec, Program, Resources
 from baregrad.runtime.interface import Device, Kernel
+from baregrad.target import GpuTarget
 
 _COMPILER_ROOMS = (
     "ir",
@@ -153,7 +156,7 @@ class Compiler:
         """The program of a draft."""
         with span("assemble"):
             code = self.assembler.assemble(draft.text)
-        program = _program(draft.kernel, draft.loop, draft.linear, draft.text, code)
+        program = _program(draft, code, self.target)
         if draft.stages:
             print_compilation(draft.stages, program, self.assembler.disassemble)
         return program
@@ -225,10 +228,12 @@ class _replayable:  # noqa: N801 - reads as a statement
         ) from error
 
 
-def _program(kernel: Node, loop: Node, linear: Node, text: str, code: bytes) -> Program:
+def _program(draft: _Draft, code: bytes, target: Any) -> Program:
     from baregrad.kernel import cost_of
     from baregrad.render import entry_name, scratch_nbytes
 
+    kernel, linear = draft.kernel, draft.linear
+    gpu = isinstance(target, GpuTarget)
     written = {out.src[0].arg.slot for out in kernel.src}
     accumulated = {out.src[0].arg.slot for out in kernel.src if out.arg.monoid is not None}
     params = {node.arg.slot: node for node in toposort(kernel) if node.op is Ops.PARAM}
@@ -240,28 +245,44 @@ def _program(kernel: Node, loop: Node, linear: Node, text: str, code: bytes) -> 
         if slot in written and (slot in reads or slot in accumulated):
             access = "rw"
         specs.append(ParamSpec(node.arg.name or f"p{slot}", node.dtype.name, None, access))
-    pools = [
-        node for node in toposort(loop) if node.op is Ops.LOOP and node.src[0].arg.bind == "pool"
-    ]
-    chunks = extent_of(pools[0].src[0]) if pools else 1
     cost = cost_of(kernel)
     meta = Resources(
-        scratch_nbytes=scratch_nbytes(linear),
+        scratch_nbytes=0 if gpu else scratch_nbytes(linear),
         flops=launch_expr(cost.flops),
         bytes_read=launch_expr(cost.bytes_read),
         bytes_written=launch_expr(cost.bytes_written),
     )
     return Program(
         name=kernel.arg.name,
-        kind=CPU_OBJECT,
+        kind=CUBIN if gpu else CPU_OBJECT,
         code=code,
         entry=entry_name(linear),
         params=tuple(specs),
         variables=_variables(kernel),
-        chunks=launch_expr(chunks),
-        source=text,
+        chunks=1 if gpu else launch_expr(_chunks(draft.loop)),
+        source=draft.text,
         meta=meta,
+        launch=_launch(draft, target) if gpu else None,
     )
+
+
+def _chunks(loop: Node) -> Dim:
+    """The length of the parallel axis of a CPU's kernel."""
+    for node in toposort(loop):
+        if node.op is Ops.LOOP and node.src[0].arg.bind == "pool":
+            return extent_of(node.src[0])
+    return 1
+
+
+def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
+    """How many threads run a GPU's program: one block at least."""
+    from baregrad.kernel import grid_size
+    from baregrad.render.gpu import gpu_signature
+
+    signature = gpu_signature(draft.linear)
+    blocks = launch_expr(index.maximum(grid_size(draft.loop), 1))
+    nbytes = signature.dynamic_nbytes(target)
+    return GpuLaunch((blocks, 1, 1), (signature.threads, 1, 1), shared_nbytes=nbytes)
 
 
 def _variables(kernel: Node) -> tuple[str, ...]:

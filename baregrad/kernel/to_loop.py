@@ -21,6 +21,7 @@ from baregrad.ir.node import Node, alu, cast, const, make_node, substitute, topo
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE, filled
+from baregrad.kernel.shared_copies import copied_by_threads, thread_axes
 
 NOTHING = -1
 _BELOW = "kernel.scoped"
@@ -68,13 +69,14 @@ def to_loop(
     """The loop level of a kernel whose schedule was applied; `schedule` is its text, to be shown.
 
     With `fma`, products that are summed use one rounding. Writes to the slots `ordered` may meet,
-    so their loops are not shared.
+    so their loops are not shared. Loops over axes bound to the grid are around everything else.
     """
     pools = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "pool"}
     if len(pools) > 1:
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = next(iter(pools), None)
-    builder = _Builder(fma, pool)
+    grid = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "grid"}
+    builder = _Builder(fma, pool, by_id(grid), thread_axes(kernel) if grid else ())
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
@@ -98,9 +100,17 @@ def statement(block: Block) -> Node:
 class _Builder:
     """Builds the statement tree of one kernel."""
 
-    def __init__(self, fma: bool, pool: Node | None) -> None:
+    def __init__(
+        self,
+        fma: bool,
+        pool: Node | None,
+        grid: tuple[Node, ...] = (),
+        threads: tuple[Node, ...] = (),
+    ) -> None:
         self.fma = fma
         self.pool = pool
+        self.grid = grid
+        self.threads = threads
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
         self.converted: dict[Node, Node] = {}
@@ -147,6 +157,8 @@ class _Builder:
         path = [self.root]
         share = out.arg.monoid is None and not crowded
         pool = self.pool
+        if self.grid:
+            loops = self.blocks(loops, path)
         if pool is not None and pool in loops:
             loops.remove(pool)
             loops.insert(0, pool)
@@ -169,6 +181,18 @@ class _Builder:
             path.append(self.nest(path[-1], condition, NOTHING, share=False))
         store = Node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
         path[-1].items.append(Item(store))
+
+    def blocks(self, loops: list[Node], path: list[Block]) -> list[Node]:
+        """Open the loops over blocks, which all outputs share; the loops that are left."""
+        alone = []
+        for axis in self.grid:
+            path.append(self.nest(path[-1], axis, NOTHING))
+            if axis not in loops:
+                # What does not run along the axis is done once, by the first block along it.
+                alone.append(alu(Ops.CMPEQ, axis, const(0, dtypes.index)))
+        if alone:
+            path.append(self.nest(path[-1], index.both(*alone), NOTHING, share=False))
+        return [axis for axis in loops if axis not in self.grid]
 
     def reductions(self, below: tuple[Node, ...], path: list[Block]) -> None:
         """Place every reduction of `below` that is possible in the loops open so far."""
@@ -371,6 +395,9 @@ class _Builder:
         """A value kept over its axes: a private array, filled by a loop nest."""
         block = path[-1]
         value, *axes = node.src
+        if node.arg.space == "shared":
+            self.shared(node, block)
+            return
         if value.op is Ops.REDUCE and value.arg.monoid.primitive is not None:
             own = [child for child in value.src if child.op is Ops.RANGE]
             if all(k.arg.id < axis.arg.id for k in own for axis in axes):
@@ -391,6 +418,21 @@ class _Builder:
         loops = looped(by_id(set(axes)))
         self.open(inner, loops, [], below, self.needs(below, block), [])
         inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
+        self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
+
+    def shared(self, node: Node, block: Block) -> None:
+        """A value kept for all threads of a block, which make it together."""
+        if scoped_below((node.src[0],)):
+            raise CompilerBug("a reduction is staged for a block's threads", found=node)
+        buffer, copy = copied_by_threads(node, self.threads, self.count + 1)
+        self.count += 1
+        keys = [copy.loop] if copy.loop is not None else []
+        if copy.condition is not None:
+            keys.append(copy.condition)
+        place = block
+        for key in keys:
+            place = self.nest(place, key, len(place.items) - 1, share=False)
+        place.items.append(Item(store(buffer, self.convert((copy.value,))[0], copy.places)))
         self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
 
     def carried(self, node: Node, reduce: Node, own: list[Node], path: list[Block]) -> None:
