@@ -106,6 +106,7 @@ class Place(NamedTuple):
     def text(self, more: int = 0) -> str:
         """The operand of a load or store, some bytes further on."""
         at = self.at + more
+        # ptxas takes a sum alone, also of a negative offset.
         return f"[{self.base}+{at}]" if at else f"[{self.base}]"
 
 
