@@ -29,6 +29,7 @@ from baregrad.runtime.commands import CommandList, Slot
 from baregrad.runtime.interface import Buffer, Kernel
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import STYLES
+from baregrad.runtime.nvidia.peers import PeerAccess, copy_between, peer_access
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia.device_tools import Words, program
 from tests.runtime.nvidia.hardware_tools import MIB, expect
@@ -537,6 +538,53 @@ def step_fork() -> None:
     expect(status == 0, "the child used the device")
     check_everything(device)
     device.close()
+
+
+def step_peers() -> None:
+    """Copies from GPU to GPU, by engine, and by way of the host; where there are two."""
+    first = make_device("NV:0", index=0)
+    if len(first.client.cards()) < 2:
+        print("  there is one GPU")
+        first.close()
+        return
+    second = make_device("NV:1", index=1)
+    for one, other in ((first, second), (second, first)):
+        found = peer_access(one, other)
+        print(f"  {one.name} uses the memory of {other.name}: {found.direct}, {found.why}")
+    words = ramp(70 * MIB // 4)
+    source = buffer_of(first, words)
+    same(words_of(second, second.duplicate(source)), words, "a copy to a peer")
+    link = load(first, "link64")
+    state = ramp(32)
+    mine = buffer_of(first, state)
+    for number in range(100):
+        first.run(link, [mine], {"number": number})
+        tools.link64(state, number)
+    same(words_of(second, second.duplicate(mine)), state, "a copy of what was just computed")
+    second.close()
+    for engine in (None, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, -1):
+        try:
+            device = make_device("NV:0", index=0, copy_engine=engine)
+        except BaregradError as error:
+            print(f"  engine {engine}: {error}")
+            continue
+        second = make_device("NV:1", index=1)
+        come, to = device.allocate(1 << 30), second.allocate(1 << 30)
+        best = 1e9
+        for _ in range(5):
+            begin = time.perf_counter()
+            copy_between(to, come)
+            best = min(best, time.perf_counter() - begin)
+        print(f"  engine {engine}: 1 GiB at {(1 << 30) / best / 1e9:.0f} GB/s", flush=True)
+        if engine is None:
+            device.peers[second.gpu.uuid] = PeerAccess(False, "told so")
+            begin = time.perf_counter()
+            copy_between(to, come)
+            seconds = time.perf_counter() - begin
+            print(f"  by the host: {(1 << 30) / seconds / 1e9:.1f} GB/s")
+        device.close()
+        second.close()
+    first.close()
 
 
 HIDDEN = ("busy",)
