@@ -519,16 +519,18 @@ class NvDevice(Device):
             self._closed = self._attention = True
             if os.getpid() != self._process:
                 return
-            self.staging.close()
             self._give_back(None)
 
     def _give_back(self, error: BaseException | None) -> None:
-        """Close the GPU and let go of the client, whatever happens at either."""
+        """Free all that is held, whatever happens at each part."""
         teardown = Teardown()
         teardown.push("the client", lambda: give_client(self.client))
         gpu: Gpu | None = self.__dict__.get("gpu")
         if gpu is not None:
             teardown.push("the GPU", gpu.close)
+        staging: Staging | None = self.__dict__.get("staging")
+        if staging is not None:
+            teardown.push("pinned memory", staging.close)
         try:
             teardown.close()
         except BaregradError as second:
