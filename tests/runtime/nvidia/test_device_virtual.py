@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from baregrad.base.errors import BaregradError
+from baregrad.program import Program
+from baregrad.runtime.commands import Slot
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.peers import copy_between, peer_access
 from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
+from tests.runtime.nvidia import device_tools
+from tests.testing.virtual_gpu.virtual_tools import data_cubin
 
 
 @pytest.fixture
@@ -65,18 +70,60 @@ def test_gpus_of_different_connections_copy_by_the_host() -> None:
     second.close()
 
 
-def test_every_call_of_opening_may_fail(port: VirtualPort) -> None:
-    device = NvDevice(port=port)
-    device.close()
+def work(port: VirtualPort) -> None:
+    """Open a device, do some of everything, compare, close."""
+    device = NvDevice(port=port, timeout_s=2)
+    try:
+        kernel = device.load(link_program())
+        state = words(32)
+        buffer, large = device.allocate(128), device.allocate(5 << 20)
+        device.copy_in(buffer, state)
+        commands = device.command_list()
+        for number in range(3):
+            commands.exec(kernel, [Slot(0)], {"number": number})
+            device_tools.link64(state, number)
+        commands.copy(Slot(1), Slot(0), 128)
+        device.submit(commands, [buffer, large])
+        pinned = device.pinned(5 << 20)
+        device.copy_out(large, pinned)
+        assert np.array_equal(pinned[:128].view(np.uint32), state)
+        assert np.array_equal(buffer.contents().view(np.uint32), state)
+    finally:
+        device.close()
+
+
+def link_program() -> Program:
+    return dataclasses.replace(device_tools.program("link64"), code=data_cubin("device"))
+
+
+def check_failure(port: VirtualPort, failure: Failure) -> None:
+    port.calls, port.failure = 0, failure
+    try:
+        work(port)
+    except BaregradError as error:
+        assert str(error), failure
+    port.failure = None
+    # Buffers of the failed attempt may be kept by its traceback.
+    assert not port.held(), failure
+    port.calls = 0
+
+
+@pytest.mark.parametrize("status", [0, 0x56])
+def test_every_call_may_fail(port: VirtualPort, status: int) -> None:
+    """A clear error or none, nothing left, and the next attempt works: a part of all calls."""
+    work(port)
     total = port.calls
-    assert total > 50 and not port.held()
+    assert total > 100 and not port.held()
+    for at in range(1 + (status != 0), total + 1, 4):
+        check_failure(port, Failure(at, status=status))
+    work(port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 0x51, 0x56])
+def test_every_call_may_fail_in_every_way(port: VirtualPort, status: int) -> None:
+    work(port)
+    total = port.calls
     for at in range(1, total + 1):
-        port.calls, port.failure = 0, Failure(at, status=0x56)
-        try:
-            NvDevice(port=port).close()
-        except BaregradError as error:
-            assert str(error)
-        # What is given back at the end may fail too; nothing else may stay.
-        port.failure = None
-        left = port.held()
-        assert len(left) <= 1, (at, left)
+        check_failure(port, Failure(at, status=status))
+        work(port)
