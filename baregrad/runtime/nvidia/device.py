@@ -28,7 +28,7 @@ from baregrad.runtime.nvidia.list_image import ListImage
 from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, ListStyle
 from baregrad.runtime.nvidia.memory import Allocation
 from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.process_client import give_client, take_client
+from baregrad.runtime.nvidia.process_client import CONNECTIONS
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from baregrad.runtime.nvidia.teardown import Teardown
 
@@ -42,7 +42,6 @@ DEFAULT_TIMEOUT_S = 30.0
 _ENGINES = (2, 3, 4, 5, 6, 7, 8, 9, 1, 0)
 _WRITE_NBYTES = 4096
 _READ_NBYTES = 64
-_NO_NAMES: list[str] = []
 
 
 @dataclass(eq=False, slots=True)
@@ -88,7 +87,7 @@ class NvDevice(Device):
         # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
         self._attention = False
         self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
-        self.client = take_client(port)
+        self.client = CONNECTIONS.take(port)
         self.peers: dict[bytes, PeerAccess] = {}
         try:
             self.gpu = Gpu(self.client, index)
@@ -218,8 +217,8 @@ class NvDevice(Device):
         if source.device is self:
             push = PushBuffer()
             push.copy(fresh.address, source.address, source.nbytes)
-            mine: Block = fresh.memory.block  # type: ignore[attr-defined]
-            self.copy_after(push, source.memory.block, mine, wait=False)  # type: ignore[attr-defined]
+            blocks = [one.memory.block for one in (source, fresh)]  # type: ignore[attr-defined]
+            self.copy_after(push, *blocks, wait=False)
         elif isinstance(source.device, NvDevice):
             from baregrad.runtime.nvidia.peers import copy_between
 
@@ -320,7 +319,7 @@ class NvDevice(Device):
                 value = compute.last_value + 1
                 if image.copy_entry:
                     image.set_values(value, copies.last_value + 1)
-                    copies.enter(image.copy_entry, _NO_NAMES)
+                    copies.enter(image.copy_entry, ())
                 else:
                     image.set_values(value, 0)
                 compute.enter(image.take_entry(), image)
@@ -524,7 +523,7 @@ class NvDevice(Device):
     def _give_back(self, error: BaseException | None) -> None:
         """Free all that is held, whatever happens at each part."""
         teardown = Teardown()
-        teardown.push("the client", lambda: give_client(self.client))
+        teardown.push("the client", lambda: CONNECTIONS.give(self.client))
         gpu: Gpu | None = self.__dict__.get("gpu")
         if gpu is not None:
             teardown.push("the GPU", gpu.close)
