@@ -103,9 +103,9 @@ class ComputeWriter:
         address = self._image.launch_va(number) >> 8
         push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_PCAS_A"], address)
         if self._image.by_action:
-            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SENDSIGNALING_PCAS2_B"], _BY_ACTION)
+            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS2_B"], _BY_ACTION)
         else:
-            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SENDSIGNALING_PCAS_B"], _BY_FLAGS)
+            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS_B"], _BY_FLAGS)
         self._running = True
 
     def _end_chain(self) -> None:
