@@ -76,7 +76,7 @@ def to_loop(
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = next(iter(pools), None)
     grid = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "grid"}
-    builder = _Builder(fma, pool, by_id(grid), thread_axes(kernel) if grid else ())
+    builder = _Builder(fma, pool, by_id(grid), kernel)
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
@@ -104,13 +104,13 @@ class _Builder:
         self,
         fma: bool,
         pool: Node | None,
-        grid: tuple[Node, ...] = (),
-        threads: tuple[Node, ...] = (),
+        grid: tuple[Node, ...],
+        kernel: Node,
     ) -> None:
         self.fma = fma
         self.pool = pool
         self.grid = grid
-        self.threads = threads
+        self.kernel = kernel
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
         self.converted: dict[Node, Node] = {}
@@ -424,7 +424,8 @@ class _Builder:
         """A value kept for all threads of a block, which make it together."""
         if scoped_below((node.src[0],)):
             raise CompilerBug("a reduction is staged for a block's threads", found=node)
-        buffer, copy = copied_by_threads(node, self.threads, self.count + 1)
+        threads = thread_axes(self.kernel)
+        buffer, copy = copied_by_threads(node, threads, self.count + 1)
         self.count += 1
         keys = [copy.loop] if copy.loop is not None else []
         if copy.condition is not None:
