@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from baregrad.base.errors import CompilerBug, ScheduleError
-from baregrad.ir.node import Node
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import Alloc, KernelInfo, Reduce
+from baregrad.ir.monoid import primitive
+from baregrad.ir.node import Node, alu, const, range_node
 from baregrad.ir.op import Ops
 from baregrad.ir.protocol import ProtocolError
 from baregrad.kernel import Schedule, apply_schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel.threads import to_threads
 from baregrad.target import GpuTarget
 from tests.kernel import kernels as k
 from tests.kernel.gpu import HOPPER, check_gpu, lowered, run_threads
@@ -106,8 +110,9 @@ def test_chosen_schedules(make: Callable[..., Node], args: tuple[Any, ...]) -> N
 
 
 PANELS = (
-    "split('i0', outer='a', y=4, mr=2, masked=True), split('i1', outer='b', x=8, nv=4, masked=True),"
-    "split('r2', outer='ko', ki=4, masked=True), bind('a', 'grid'), bind('b', 'grid'),"
+    "split('i0', outer='a', y=4, mr=2, masked=True),"
+    "split('i1', outer='b', x=8, nv=4, masked=True), split('r2', outer='ko', ki=4, masked=True),"
+    "bind('a', 'grid'), bind('b', 'grid'),"
     "bind('y', 'thread_y'), bind('x', 'thread'), bind('mr', 'unroll'), bind('nv', 'vector'),"
     "stage_input(1, 'ki', 'y', 'mr'), stage_input(2, 'ki', 'x', 'nv')"
 )
@@ -175,13 +180,6 @@ def test_panels_that_do_not_fit_are_refused() -> None:
 
 
 def test_threads_that_do_not_come_to_a_fold_are_a_bug() -> None:
-    # Only a schedule of another machine's row could ask for this; the pass says so itself.
-    from baregrad.ir.attrs import Alloc, KernelInfo, Reduce
-    from baregrad.dtypes import dtypes
-    from baregrad.ir.monoid import primitive
-    from baregrad.ir.node import alu, const, range_node
-    from baregrad.kernel.threads import to_threads
-
     thread = range_node(32, 0, "t", "thread")
     own = Node(Ops.ALLOC, dtypes.float32, (), Alloc(1, "register", (32,)))
     total = Node(Ops.ALLOC, dtypes.float32, (), Alloc(2, "register", ()))
@@ -189,7 +187,8 @@ def test_threads_that_do_not_come_to_a_fold_are_a_bug() -> None:
     fold = Node(Ops.REDUCE, dtypes.float32, (load, thread), Reduce(primitive(Ops.ADD, load.dtype)))
     store = Node(Ops.STORE, dtypes.token, (total, fold))
     few = alu(Ops.CMPLT, thread, const(5, dtypes.index))
-    kernel = Node(Ops.KERNEL, dtypes.token, (Node(Ops.IF, dtypes.token, (few, store)),), KernelInfo())
+    body = Node(Ops.IF, dtypes.token, (few, store))
+    kernel = Node(Ops.KERNEL, dtypes.token, (body,), KernelInfo())
     with pytest.raises(CompilerBug, match="do not come"):
         to_threads(kernel)
 
