@@ -14,6 +14,8 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.render.gpu_integers import narrow_integers
+from baregrad.render.ptx_hopper import registers_at_launch
 from baregrad.render.ptx_machine import machine
 from baregrad.render.ptx_memory import MEMORY_RULES
 from baregrad.render.ptx_ops import elementwise
@@ -32,7 +34,7 @@ class PtxRenderer:
         self, program: Node, target: GpuTarget, variables: Sequence[str] | None = None
     ) -> str:
         """The PTX module of one PROGRAM, for one generation of GPUs."""
-        return _module(PtxText(program, target, variables))
+        return _module(PtxText(narrow_integers(program), target, variables))
 
 
 def _module(f: PtxText) -> str:
@@ -58,7 +60,7 @@ def _module(f: PtxText) -> str:
             ".address_size 64",
             *outside,
             f".visible .entry {call.entry}({_parameters(f)})",
-            f".reqntid {f.signature.threads}, 1, 1",
+            *_launch_bounds(f),
             "{",
             *declared,
             *inside,
@@ -68,6 +70,18 @@ def _module(f: PtxText) -> str:
             "",
         )
     )
+
+
+def _launch_bounds(f: PtxText) -> list[str]:
+    """What every launch has, so that registers are allotted for it."""
+    info = f.program.arg
+    lines = [f".reqntid {f.signature.threads}, 1, 1"]
+    if f.signature.warps:
+        if info.cluster > 1:
+            lines.append(f".reqnctapercluster {info.cluster}, 1, 1")
+        if any(node.op is Ops.MACHINE and node.arg.name == "setmaxnreg" for node in f.program.src):
+            lines.append(f".maxnreg {registers_at_launch(f)}")
+    return lines
 
 
 def _parameters(f: PtxText) -> str:
@@ -81,6 +95,9 @@ def _parameters(f: PtxText) -> str:
         rows.append((f".param .u64 p{param.arg.slot}", f"{param.dtype}[{shape}], {use}"))
     for place, name in enumerate(call.variables):
         rows.append((f".param .s64 v{place}", name))
+    for place, box in enumerate(f.signature.boxes):
+        what = f"tensor map of p{box.param.arg.slot}, boxes of {box.rows} x {box.columns}"
+        rows.append((f".param .align 64 .b8 m{place}[128]", what))
     lines = [
         f"  {text}{',' if place < len(rows) - 1 else ''}  // {what}"
         for place, (text, what) in enumerate(rows)

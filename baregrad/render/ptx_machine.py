@@ -3,11 +3,14 @@
 The names, with their immediates in brackets and their sources:
 
     bar.sync (barrier)                     all threads of the block meet
+    bar.sync (warps) barrier               so many warps meet
     shfl.sync.bfly (mask) value            the value of lane `this ^ mask`
     shfl.sync.down (delta) value           that of lane `this + delta`, its own beyond the warp
     shfl.sync.up (delta) value             that of lane `this - delta`, its own before lane 0
     shfl.sync.idx (lane) value             that of one lane
     atom.add buffer, offset, value         adds to an element; its value is the old one
+
+Those of Hopper's engines are in `ptx_hopper.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
+from baregrad.render.gpu import WARP_LANES
+from baregrad.render.ptx_hopper import HOPPER_RULES
 from baregrad.render.ptx_memory import place_of
-from baregrad.render.ptx_text import PtxText, Rule, lanes_of
+from baregrad.render.ptx_text import PtxText, Rule
 from baregrad.render.ptx_types import ptx_type
 
 _ALL_LANES = "0xFFFFFFFF"
@@ -38,8 +43,11 @@ def machine(f: PtxText, node: Node) -> None:
 
 
 def _bar_sync(f: PtxText, node: Node) -> None:
-    number = node.arg.immediates[0] if node.arg.immediates else 0
-    f.emit("bar.sync", str(number))
+    if not node.src:
+        f.emit("bar.sync", str(node.arg.immediates[0]))
+        return
+    number = f.word(node.src[0])
+    f.emit("bar.sync", number, str(WARP_LANES * node.arg.immediates[0]))
 
 
 def _shuffle(f: PtxText, node: Node) -> None:
@@ -48,7 +56,7 @@ def _shuffle(f: PtxText, node: Node) -> None:
     (value,) = node.src
     # Lanes beyond the clamp keep their own value.
     clamp = "0" if mode == "up" else "31"
-    names = f.lanes(value, lanes_of(node))
+    names = f.lanes(value, f.width(node))
     for result, name in zip(f.define(node), names, strict=True):
         _shuffle_one(f, f"shfl.sync.{mode}.b32", node.dtype, result, name, (distance, clamp))
 
@@ -116,5 +124,6 @@ RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "bar.sync": _bar_sync,
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in ("bfly", "down", "up", "idx")], _shuffle),
         "atom.add": _atomic_add,
+        **HOPPER_RULES,
     }
 )

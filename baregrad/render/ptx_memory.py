@@ -13,7 +13,7 @@ from typing import NamedTuple
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
-from baregrad.render.ptx_text import Names, PtxText, Rule, lanes_of
+from baregrad.render.ptx_text import Names, PtxText, Rule
 from baregrad.render.ptx_types import ptx_type
 
 # --- lanes and registers -------------------------------------------------------------------------
@@ -39,24 +39,29 @@ def _splat(f: PtxText, node: Node) -> None:
     if x.op is Ops.REG:
         register = f.register(node.dtype)
         f.emit(f"mov.{ptx_type(node.dtype).bits}", register, f.one(x))
-        f.names[node] = (register,) * lanes_of(node)
+        f.names[node] = (register,) * f.width(node)
     else:
-        f.names[node] = (f.one(x),) * lanes_of(node)
+        f.names[node] = (f.one(x),) * f.width(node)
 
 
 def _line(f: PtxText, node: Node) -> None:
+    if f.signature.warps:
+        (result,) = f.define(node)
+        bits = ptx_type(node.dtype).bits
+        f.emit("mov.u32" if bits == "b32" else "cvt.u64.u32", result, "%laneid")
+        return
     f.names[node] = tuple([str(lane) for lane in range(node.arg)])
 
 
 def _part(f: PtxText, node: Node) -> None:
     first, count = node.arg
     (x,) = node.src
-    alias(f, node, x, f.lanes(x, lanes_of(x))[first : first + count])
+    alias(f, node, x, f.lanes(x, f.width(x))[first : first + count])
 
 
 def _extract(f: PtxText, node: Node) -> None:
     (x,) = node.src
-    alias(f, node, x, (f.lanes(x, lanes_of(x))[node.arg],))
+    alias(f, node, x, (f.lanes(x, f.width(x))[node.arg],))
 
 
 def _any(f: PtxText, node: Node) -> None:
@@ -74,7 +79,7 @@ def _any(f: PtxText, node: Node) -> None:
 
 
 def _read(f: PtxText, node: Node) -> None:
-    copy(f, node, f.lanes(node.src[0], lanes_of(node)))
+    copy(f, node, f.lanes(node.src[0], f.width(node)))
 
 
 def _set(f: PtxText, node: Node) -> None:
@@ -100,7 +105,8 @@ class Place(NamedTuple):
     def text(self, more: int = 0) -> str:
         """The operand of a load or store, some bytes further on."""
         at = self.at + more
-        return f"[{self.base}{at:+d}]" if at else f"[{self.base}]"
+        # ptxas takes a sum alone, also of a negative offset.
+        return f"[{self.base}+{at}]" if at else f"[{self.base}]"
 
 
 def _space(buffer: Node) -> str:

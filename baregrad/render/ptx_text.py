@@ -22,7 +22,7 @@ from baregrad.target.gpu import GpuTarget
 
 Names = tuple[str, ...]
 _BLOCKS = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
-_STEPS = mask_of(ELEMENTWISE)
+_STEPS = mask_of(ELEMENTWISE) | Ops.VLOAD.bit
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class PtxText:
             names = self.use(register)
         else:
             prefix = ptx_type(node.dtype).prefix
-            names = tuple([self.fresh(prefix) for _ in range(lanes_of(node))])
+            names = tuple([self.fresh(prefix) for _ in range(self.width(node))])
         self.names[node] = names
         return names
 
@@ -93,7 +93,7 @@ class PtxText:
             return (self.constant(node),)
         if op is Ops.REG:
             names = self.names[node] = tuple(
-                [self.register(node.dtype) for _ in range(lanes_of(node))]
+                [self.register(node.dtype) for _ in range(self.width(node))]
             )
             return names
         raise CompilerBug("a value is used before it was made", found=node)
@@ -128,16 +128,33 @@ class PtxText:
         self.emit(f"mov.{ptx_type(dtype).bits}", register, operand)
         return register
 
+    def word(self, node: Node) -> str:
+        """An integer as 32 bits."""
+        name = self.one(node)
+        if node.dtype.bits != 64 or not name.startswith("%"):
+            return name
+        found = self.fresh("%r")
+        self.emit("cvt.u32.u64", found, name)
+        return found
+
     def zero(self, dtype: DType) -> str:
         """The literal 0 of a dtype; of a bool, as `mov` takes it."""
         return "0" if dtype is dtypes.bool else literal(0, dtype)
+
+    def width(self, node: Node) -> int:
+        """The lanes that a thread holds of a value, 1 for a scalar.
+
+        In a PROGRAM of whole warps a vector has one element in each of the warp's threads.
+        """
+        return node.shape[0] if node.shape and not self.signature.warps else 1
 
     # --- lines ----------------------------------------------------------------------------------
 
     def emit(self, opcode: str, *operands: str, guard: str = "") -> None:
         """Add an instruction; `guard` is a predicate, or one with `!` before it."""
         prefix = f"@{guard} " if guard else ""
-        self.lines.append(f"{'  ' * len(self.open)}  {prefix}{opcode} {', '.join(operands)};")
+        text = f"{opcode} {', '.join(operands)}" if operands else opcode
+        self.lines.append(f"{'  ' * len(self.open)}  {prefix}{text};")
 
     def label(self, name: str) -> None:
         """Add a label."""
@@ -228,11 +245,6 @@ class PtxText:
 
 
 Rule = Callable[[PtxText, Node], None]
-
-
-def lanes_of(node: Node) -> int:
-    """The lanes of a linear value, 1 for a scalar."""
-    return node.shape[0] if node.shape else 1
 
 
 def _constant_allocs(program: Node) -> frozenset[Node]:

@@ -11,7 +11,7 @@ from baregrad.base.options import DEVICE_NAMES
 if TYPE_CHECKING:
     from baregrad.runtime.interface import Device
 
-OPEN_NAMES = ("CPU", "REF", "NULL")
+OPEN_NAMES = ("CPU", "REF", "NULL", "NV")
 
 
 def open_device(name: str, *, assemble: Callable[[str], bytes] | None = None) -> Device:
@@ -33,8 +33,20 @@ def open_device(name: str, *, assemble: Callable[[str], bytes] | None = None) ->
         from baregrad.runtime.null import NullDevice
 
         return NullDevice()
+    if name == "NV" or name.startswith("NV:"):
+        from baregrad.runtime.nvidia.device import NvDevice
+
+        return NvDevice(name, index=_ordinal(name))
     if name in DEVICE_NAMES:
         raise UnsupportedDevice(
             f"the device {name} is not driven by this version", wanted=" | ".join(OPEN_NAMES)
         )
     raise DeviceError(f"there is no device {name!r}", wanted=" | ".join(OPEN_NAMES))
+
+
+def _ordinal(name: str) -> int:
+    """Return the number of a device called `NAME` or `NAME:number`."""
+    _, _, number = name.partition(":")
+    if number and not (number.isascii() and number.isdigit()):
+        raise DeviceError("a device's number is a number", found=name, wanted="NV:0, NV:1, ...")
+    return int(number or 0)

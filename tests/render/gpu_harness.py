@@ -10,10 +10,11 @@ import numpy as np
 
 from baregrad import render
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Var
-from baregrad.ir.node import Node, rebuild
+from baregrad.ir.attrs import Access, Alloc, KernelInfo, Machine, Reg, Var
+from baregrad.ir.node import Node, const, rebuild
 from baregrad.ir.op import Ops
-from baregrad.kernel import codegen_passes
+from baregrad.kernel import codegen_passes, grid_size
+from baregrad.kernel.lower import lower as to_loop
 from baregrad.render.gpu import gpu_signature
 from baregrad.target.cpu import CPU_ROWS
 from baregrad.target.gpu import GpuTarget, gpu_row
@@ -41,6 +42,15 @@ def lower(node: Node) -> Node:
     for item in codegen_passes(_converting_row()):
         node = item.run(node)
     return node
+
+
+def scheduled(kernel: Node, target: GpuTarget = HOPPER) -> tuple[Node, int]:
+    """The PROGRAM of a kernel-level KERNEL as it is made for a GPU, and how many blocks run it."""
+    node = loop = to_loop(kernel, target)
+    for item in codegen_passes(target):
+        node = item.run(node)
+    blocks = grid_size(loop)
+    return node, max(blocks if isinstance(blocks, int) else int(blocks.arg), 1)
 
 
 def spread(program: Node, threads: int | None = None) -> Node:
@@ -85,3 +95,85 @@ def run_ptx(
     for param, place in zip(sig.call.params, places, strict=True):
         array = arrays[param.arg.slot]
         array[...] = memory.get(place, array.dtype, array.shape)
+
+
+class Writer:
+    """A PROGRAM being written by hand: each method appends an instruction and gives its value."""
+
+    def __init__(self, name: str = "k") -> None:
+        self.name = name
+        self.code: list[Node] = []
+        self.loops = 0
+        self.registers = 0
+
+    def put(self, op: Any, dtype: Any, *src: Any, arg: Any = None) -> Node:
+        node = Node(op, dtype, tuple(map(whole, src)), arg)
+        self.code.append(node)
+        return node
+
+    def cast(self, value: Node, dtype: Any) -> Node:
+        return self.put(Ops.CAST, dtype, value)
+
+    def do(self, op: Any, a: Any, b: Any) -> Node:
+        return self.put(op, whole(a).dtype, a, b)
+
+    def test(self, op: Any, a: Any, b: Any) -> Node:
+        return self.put(op, dtypes.bool, a, b)
+
+    def load(self, buffer: Node, offset: Any, *mask: Any, **access: Any) -> Node:
+        return self.put(Ops.VLOAD, buffer.dtype, buffer, offset, *mask, arg=of(buffer, access))
+
+    def store(self, buffer: Node, offset: Any, value: Any, *mask: Any, **access: Any) -> Node:
+        return self.put(Ops.VSTORE, TOKEN, buffer, offset, value, *mask, arg=of(buffer, access))
+
+    def machine(self, name: str, *src: Any, imm: tuple[Any, ...] = (), dtype: Any = TOKEN) -> Node:
+        return self.put(Ops.MACHINE, dtype, *src, arg=Machine(name, imm))
+
+    def begin(self, start: Any, stop: Any) -> Node:
+        self.loops += 1
+        return self.put(Ops.BEGIN, I64, start, stop, arg=self.loops)
+
+    def branch(self, condition: Node) -> None:
+        self.put(Ops.TEST, TOKEN, condition)
+
+    def end(self) -> None:
+        self.put(Ops.END, TOKEN)
+
+    def register(self, dtype: Any, width: int = 1) -> Node:
+        self.registers += 1
+        return Node(Ops.REG, dtype, (), Reg(self.registers, width))
+
+    def set(self, register: Node, value: Any) -> None:
+        self.put(Ops.SET, TOKEN, register, value)
+
+    def thread(self, count: int) -> Node:
+        """This thread's number in its block of `count`, as an offset."""
+        return self.cast(thread(count), I64)
+
+    def program(self) -> Node:
+        return Node(Ops.PROGRAM, TOKEN, tuple(self.code), KernelInfo(self.name, "GPU"))
+
+
+def whole(value: Any) -> Node:
+    """An operand: a node, or an integer as an offset."""
+    return value if isinstance(value, Node) else const(value, I64)
+
+
+def of(buffer: Node, access: dict[str, Any]) -> Access:
+    access.setdefault("align", buffer.dtype.itemsize)
+    return Access(**access)
+
+
+def alloc(id: int, count: int, dtype: Any, space: str) -> Node:
+    return Node(Ops.ALLOC, dtype, (), Alloc(id, space, (count,)))
+
+
+def serial(program: Node) -> Node:
+    """A CPU's PROGRAM whose chunks are the steps of an ordinary loop."""
+
+    def visit(node: Node) -> Node | None:
+        if node.op is Ops.BEGIN and len(node.src) == 3:
+            return Node(Ops.BEGIN, node.dtype, (const(0, I64), node.src[2]), node.arg)
+        return None
+
+    return rebuild(program, visit)
