@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import THREAD_BINDS, Param, Range, Stage
+from baregrad.ir.attrs import Param, Range, Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, const, extent_of, range_node, rebuild, substitute, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
 from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, fresh_table
+from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
 from baregrad.target import AnyTarget, GpuTarget
@@ -28,13 +29,11 @@ from baregrad.target import AnyTarget, GpuTarget
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
 CHUNK_ID = 1 << 20
-TRUE = const(True, dtypes.bool)
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
 # What is rewritten other than by its sources, in some cases at least.
 _OWN_WAY = _SCOPED | Ops.INDEX.bit | Ops.GUARD.bit | Ops.PROJ.bit
-_CLOSING = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.OUT.bit
 # What may be simpler for other sources, beside arithmetic on positions.
 _CONDITIONS = Ops.CMPLT.bit | Ops.AND.bit | Ops.GUARD.bit
 
@@ -515,67 +514,6 @@ class _Rewriter:
 def is_read(node: Node) -> bool:
     """Whether a node reads an element of an argument array."""
     return node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
-
-
-def within(monoid: Monoid, values: tuple[Node, ...], own: Node) -> tuple[Node, ...]:
-    """What is reduced, so that nothing changes where the condition `own` fails: past the end."""
-    if own is TRUE or (monoid.primitive is Ops.ADD and is_staged_product(values[0], own.ranges)):
-        return values
-    if monoid.primitive in (Ops.ADD, Ops.OR, Ops.XOR):
-        return tuple([guarded(own, value) for value in values])
-    if any(lift.op is not Ops.SLOT for lift in monoid.lift):
-        raise ScheduleError(
-            f"an axis that {monoid!r} reduces cannot be masked: it has no neutral element",
-            wanted="tail='name'",
-        )
-    pairs = zip(values, monoid.identity, strict=True)
-    return tuple([alu(Ops.WHERE, own, value, identity) for value, identity in pairs])
-
-
-def is_staged_product(value: Node, axes: frozenset[Node]) -> bool:
-    """Whether a value is 0 where any of `axes` lies past its end: a product of copies alone.
-
-    Copies hold 0 there. Each factor has to run along all the axes, as infinity times 0 is no 0.
-    """
-    stack = [value]
-    while stack:
-        node = stack.pop()
-        if node.op is Ops.MUL:
-            stack.extend(node.src)
-        elif node.op is Ops.CAST:
-            stack.append(node.src[0])
-        elif node.op is not Ops.INDEX or node.src[0].op is not Ops.STAGE:
-            return False
-        elif node.src[0].arg.space != "shared" or not axes <= node.ranges:
-            return False
-    return True
-
-
-def guarded(condition: Node, value: Node) -> Node:
-    """`value` where the condition holds, else 0."""
-    if condition is TRUE:
-        return value
-    return Node(Ops.GUARD, value.dtype, (condition, value))
-
-
-def check_threads(kernel: Node) -> None:
-    """No expression runs along two axes that both lie across one dimension of a block's threads.
-
-    Raises ScheduleError.
-    """
-    for node in toposort(kernel, enter=lambda node: bool(node.mask & _CLOSING)):
-        if not node.op.bit & _CLOSING:
-            continue
-        axes = node.ranges.union(*[child.ranges for child in node.src])
-        taken: dict[str, Node] = {}
-        for axis in axes:
-            if axis.arg.is_thread and taken.setdefault(axis.arg.bind, axis) is not axis:
-                other = taken[axis.arg.bind]
-                raise ScheduleError(
-                    "two axes of one expression lie across the same threads",
-                    found=f"{other.arg.axis} and {axis.arg.axis}, both bound to {axis.arg.bind}",
-                    wanted=f"another of {', '.join(THREAD_BINDS)} for one of them",
-                )
 
 
 def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
