@@ -172,6 +172,14 @@ class Options:
         str, "", "The CUDA toolkit whose ptxas and NVRTC to use; empty means the first one found.",
         aliases=("CUDA_HOME",),
     )
+    cuda_blocking = Option(
+        bool, False, "Wait after each kernel of the device CUDA, so that a fault names its kernel.",
+        aliases=("CUDA_LAUNCH_BLOCKING",),
+    )
+    gpu_timeout = Option(
+        int, 60, "Seconds that a GPU may work without getting on; 0 waits for ever.",
+        allowed=range(86401),
+    )
     ref_level = Option(
         str, "tensor", "The level that the REF device evaluates.",
         allowed=("tensor", "kernel", "loop", "linear"),

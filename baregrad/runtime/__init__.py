@@ -11,7 +11,9 @@ from baregrad.base.options import DEVICE_NAMES
 if TYPE_CHECKING:
     from baregrad.runtime.interface import Device
 
-OPEN_NAMES = ("CPU", "REF", "NULL")
+OPEN_NAMES = ("CPU", "REF", "NULL", "CUDA")
+# Devices that there may be several of: CUDA:1 is the second.
+_NUMBERED = ("CUDA",)
 
 
 def open_device(name: str, *, assemble: Callable[[str], bytes] | None = None) -> Device:
@@ -33,8 +35,24 @@ def open_device(name: str, *, assemble: Callable[[str], bytes] | None = None) ->
         from baregrad.runtime.null import NullDevice
 
         return NullDevice()
+    kind, ordinal = split_name(name)
+    if kind == "CUDA":
+        from baregrad.runtime.cuda.device import CudaDevice
+
+        return CudaDevice(name, ordinal)
     if name in DEVICE_NAMES:
         raise UnsupportedDevice(
             f"the device {name} is not driven by this version", wanted=" | ".join(OPEN_NAMES)
         )
     raise DeviceError(f"there is no device {name!r}", wanted=" | ".join(OPEN_NAMES))
+
+
+def split_name(name: str) -> tuple[str, int]:
+    """Return the kind and the number of a device: ("CUDA", 1) for CUDA:1, number 0 by default.
+
+    A name that is not of such a form is its own kind.
+    """
+    kind, colon, number = name.partition(":")
+    if kind in _NUMBERED and (not colon or (number.isascii() and number.isdecimal())):
+        return kind, int(number or 0)
+    return name, 0
