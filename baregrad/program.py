@@ -289,7 +289,8 @@ def _launch(value: Any) -> GpuLaunch | None:
     if value is None:
         return None
     grid, block, cluster, shared_nbytes = value
-    return GpuLaunch(tuple(map(_tuples, grid)), tuple(block), cluster, shared_nbytes)  # type: ignore[arg-type]
+    sizes: Any = tuple(map(_tuples, grid))
+    return GpuLaunch(sizes, tuple(block), cluster, shared_nbytes)
 
 
 def _tuples(value: Any) -> LaunchExpr:

@@ -180,6 +180,10 @@ class Options:
         int, 60, "Seconds that a GPU may work without getting on; 0 waits for ever.",
         allowed=range(86401),
     )
+    nv_port = Option(
+        str, "kernel", "What the device NV drives: a GPU by its kernel driver, or one in software.",
+        allowed=("kernel", "virtual"),
+    )
     ref_level = Option(
         str, "tensor", "The level that the REF device evaluates.",
         allowed=("tensor", "kernel", "loop", "linear"),

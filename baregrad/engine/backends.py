@@ -1,6 +1,6 @@
 """Backends: a device together with what turns a canonical program into its work.
 
-`CPU` compiles kernels and runs them; `NULL` compiles and runs nothing; `REF` evaluates the graph
+`CPU`, `NV` and `CUDA` compile kernels and run them; `NULL` compiles and runs nothing; `REF` evaluates the graph
 with the reference evaluator, at the level that `BAREGRAD_REF_LEVEL` names, and is the oracle for
 all others.
 """
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from baregrad.engine.session import Session
     from baregrad.schedule import Plan
     from baregrad.target.cpu import CpuTarget
+
+
+GPU_NAMES = ("NV", "CUDA")
 
 
 class Backend(Protocol):
@@ -174,6 +177,8 @@ def open_backend(name: str) -> Backend:
 
     if name == "REF":
         return ReferenceBackend(name, open_device(name))
+    if name.partition(":")[0] in GPU_NAMES:
+        return gpu_backend(name, open_device(name))
     from baregrad.render import get
 
     renderer = get(options.cpu_renderer)
@@ -187,3 +192,19 @@ def open_backend(name: str) -> Backend:
         assembler = CAssembler(None)
     device = open_device(name, assemble=llvm.assemble)
     return CompiledBackend(name, device, Compiler(_host_target(), renderer, assembler, cache))
+
+
+def gpu_backend(name: str, device: Any) -> CompiledBackend:
+    """An opened GPU, whose `architecture` names its row, and what compiles for it."""
+    from baregrad.assemble import default_cache
+    from baregrad.assemble.ptxas import PtxAssembler
+    from baregrad.render import get
+    from baregrad.target import gpu_row
+
+    target = gpu_row(device.architecture)
+    assembler: Any = PtxAssembler(target.name)
+    if name.startswith("NV") and options.nv_port == "virtual":
+        from baregrad.assemble.virtual_cubin import VirtualAssembler
+
+        assembler = VirtualAssembler()
+    return CompiledBackend(name, device, Compiler(target, get("ptx"), assembler, default_cache()))

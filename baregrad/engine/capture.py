@@ -112,14 +112,11 @@ def copies_of_others(
     That is what no run made, and what lies where state is kept (ids of handles).
     """
     own = made_by(capture.runs).difference(kept)
-    return {id(ref.handle): _copy(ref.handle) for ref in refs if id(ref.handle) not in own}
+    return {id(ref.handle): _twin(ref.handle) for ref in refs if id(ref.handle) not in own}
 
 
-def _copy(source: Buffer) -> Buffer:
-    fresh = source.device.allocate(source.nbytes)
-    if source.nbytes:
-        source.device.copy_in(fresh, bytes(source.as_memoryview()))
-    return fresh
+def _twin(source: Buffer) -> Buffer:
+    return source.device.duplicate(source)
 
 
 class Replay:
@@ -231,7 +228,7 @@ class Replay:
         self, inputs: Sequence[Buffer], variables: Mapping[str, int]
     ) -> list[tuple[Buffer, tuple[int, ...]]]:
         """Run over other arguments: each result's fresh memory and its concrete shape."""
-        copied = {id(handle): _copy(self._now(handle, inputs)) for handle in self._unmade}
+        copied = {id(handle): _twin(self._now(handle, inputs)) for handle in self._unmade}
         if self._list is None:
             return self._reexecute(inputs, variables, copied)
         table = list(inputs)
@@ -284,13 +281,13 @@ class Replay:
                 fixed = id(ref.handle) not in self._result and id(ref.handle) not in self._position
                 if fixed and buffer.nbytes == ref.handle.nbytes:
                     # Others may hold this array (a gradient, say): it keeps its place.
-                    ref.handle.device.copy_in(ref.handle, buffer.as_memoryview())
+                    ref.handle.device.copy_in(ref.handle, buffer.contents())
                 else:
                     table[id(ref.handle)] = buffer
         for handle in self._late:
-            copied[id(handle)] = _copy(table.get(id(handle), handle))
+            copied[id(handle)] = _twin(table.get(id(handle), handle))
         copies = [
-            (bytes(table.get(id(changed), changed).as_memoryview()), table.get(id(kept), kept))
+            (table.get(id(changed), changed).contents(), table.get(id(kept), kept))
             for changed, kept in self.updates
         ]
         for data, kept in copies:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,13 +21,16 @@ from baregrad.base.options import options
 from baregrad.base.tracing import span
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_compilation
+from baregrad.ir import index
 from baregrad.ir.digest import digest, stable_repr
+from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Ops
 from baregrad.ir.passes import Pass
 from baregrad.ir.verify import verify
-from baregrad.program import CPU_OBJECT, ParamSpec, Program, Resources
+from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, ParamSpec, Program, Resources
 from baregrad.runtime.interface import Device, Kernel
+from baregrad.target import GpuTarget
 
 _COMPILER_ROOMS = (
     "ir",
@@ -39,6 +42,9 @@ _COMPILER_ROOMS = (
     "engine/compiler.py",
 )
 
+# So many kernels' texts are held before they are assembled.
+_TOGETHER = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -47,6 +53,20 @@ class Stage:
     name: str
     why: str
     result: Node | str
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What the passes made of a kernel: its loop and linear levels, and the text to assemble.
+
+    stages: every step, where they are to be shown.
+    """
+
+    kernel: Node
+    loop: Node
+    linear: Node
+    text: str
+    stages: list[Stage]
 
 
 class Compiler:
@@ -66,33 +86,48 @@ class Compiler:
         self.compiled = 0
         self.loaded = 0
 
-    def program(self, kernel: Node) -> Program:
-        """The program of a canonical KERNEL, from memory, from disk, or compiled now."""
-        found = self._programs.get(kernel)
-        if found is None:
-            found = self._find_or_compile(kernel)
-            self._programs[kernel] = found
+    def load(
+        self, kernels: Iterable[Node], device: Device, progress: Callable[[], None]
+    ) -> dict[Node, Kernel]:
+        """Canonical KERNELs, compiled and loaded on their device; `progress` is called for each."""
+        wanted = list(dict.fromkeys(kernels))
+        found = {kernel: loaded for kernel in wanted if (loaded := self._kernels.get(kernel))}
+        self._find_or_compile([kernel for kernel in wanted if kernel not in found], progress)
+        for kernel in wanted:
+            if kernel in found:
+                progress()
+            else:
+                loaded = device.load(self._programs[kernel])
+                found[kernel] = self._kernels[kernel] = loaded
         return found
 
-    def load(self, kernel: Node, device: Device) -> Kernel:
-        """The kernel, compiled and loaded on its device."""
-        found = self._kernels.get(kernel)
-        if found is None:
-            found = device.load(self.program(kernel))
-            self._kernels[kernel] = found
-        return found
-
-    def _find_or_compile(self, kernel: Node) -> Program:
-        if self.cache is None:
-            return self.compile(kernel)
-        key = key_of("program-1", self.environment, digest(kernel))
-        saved = self.cache.get(key)
-        if saved is not None:
+    def _find_or_compile(self, kernels: Sequence[Node], progress: Callable[[], None]) -> None:
+        """Have the programs of kernels: from memory, from disk, or compiled now."""
+        missing: dict[Node, str] = {}
+        for kernel in kernels:
+            if kernel in self._programs:
+                progress()
+                continue
+            if self.cache is None:
+                missing[kernel] = ""
+                continue
+            key = key_of("program-1", self.environment, digest(kernel))
+            saved = self.cache.get(key)
+            if saved is None:
+                missing[kernel] = key
+                continue
             self.loaded += 1
-            return Program.from_bytes(saved)
-        program = self.compile(kernel)
-        self.cache.put(key, program.to_bytes())
-        return program
+            self._programs[kernel] = Program.from_bytes(saved)
+            progress()
+        for group in _groups(list(missing)):
+            # Our own passes run faster when the assembler has not just filled the processor's
+            # caches with code and data of its own.
+            drafts = [self._draft(kernel) for kernel in group]
+            for kernel, draft in zip(group, drafts, strict=True):
+                program = self._programs[kernel] = self._assemble(draft)
+                if self.cache is not None:
+                    self.cache.put(missing[kernel], program.to_bytes())
+                progress()
 
     @cached_property
     def environment(self) -> str:
@@ -105,24 +140,25 @@ class Compiler:
 
         Raises CompilerBug, with the kernel's text saved, when a pass of ours fails.
         """
+        return self._assemble(self._draft(kernel))
+
+    def _draft(self, kernel: Node) -> _Draft:
+        """Everything about a program but its machine code."""
         self.compiled += 1
-        loop: Node | None = None
-        text = ""
-        linear = kernel
         stages = list(self.stages(kernel))
-        for stage in stages:
-            if isinstance(stage.result, str):
-                text = stage.result
-            else:
-                linear = stage.result
-                if loop is None and stage.name == "lower":
-                    loop = stage.result
-        assert loop is not None
+        graphs = {stage.name: stage.result for stage in stages if isinstance(stage.result, Node)}
+        text = stages[-1].result
+        assert isinstance(text, str)
+        shown = stages if options.debug >= 3 else []
+        return _Draft(kernel, graphs["lower"], next(reversed(graphs.values())), text, shown)
+
+    def _assemble(self, draft: _Draft) -> Program:
+        """The program of a draft."""
         with span("assemble"):
-            code = self.assembler.assemble(text)
-        program = _program(kernel, loop, linear, text, code)
-        if options.debug >= 3:
-            print_compilation(stages, program, self.assembler.disassemble)
+            code = self.assembler.assemble(draft.text)
+        program = _program(draft, code, self.target)
+        if draft.stages:
+            print_compilation(draft.stages, program, self.assembler.disassemble)
         return program
 
     @cached_property
@@ -156,6 +192,11 @@ class Compiler:
         yield Stage("render", "the text that is assembled", text)
 
 
+def _groups(kernels: list[Node]) -> Iterator[list[Node]]:
+    for begin in range(0, len(kernels), _TOGETHER):
+        yield kernels[begin : begin + _TOGETHER]
+
+
 def variables_of(kernel: Node) -> tuple[str, ...]:
     """The names of a kernel's symbolic integers, sorted: the order of its program's call."""
     if not kernel.has(Ops.VAR):
@@ -187,10 +228,12 @@ class _replayable:  # noqa: N801 - reads as a statement
         ) from error
 
 
-def _program(kernel: Node, loop: Node, linear: Node, text: str, code: bytes) -> Program:
+def _program(draft: _Draft, code: bytes, target: Any) -> Program:
     from baregrad.kernel import cost_of
     from baregrad.render import entry_name, scratch_nbytes
 
+    kernel, linear = draft.kernel, draft.linear
+    gpu = isinstance(target, GpuTarget)
     written = {out.src[0].arg.slot for out in kernel.src}
     accumulated = {out.src[0].arg.slot for out in kernel.src if out.arg.monoid is not None}
     params = {node.arg.slot: node for node in toposort(kernel) if node.op is Ops.PARAM}
@@ -202,28 +245,44 @@ def _program(kernel: Node, loop: Node, linear: Node, text: str, code: bytes) -> 
         if slot in written and (slot in reads or slot in accumulated):
             access = "rw"
         specs.append(ParamSpec(node.arg.name or f"p{slot}", node.dtype.name, None, access))
-    pools = [
-        node for node in toposort(loop) if node.op is Ops.LOOP and node.src[0].arg.bind == "pool"
-    ]
-    chunks = extent_of(pools[0].src[0]) if pools else 1
     cost = cost_of(kernel)
     meta = Resources(
-        scratch_nbytes=scratch_nbytes(linear),
+        scratch_nbytes=0 if gpu else scratch_nbytes(linear),
         flops=launch_expr(cost.flops),
         bytes_read=launch_expr(cost.bytes_read),
         bytes_written=launch_expr(cost.bytes_written),
     )
     return Program(
         name=kernel.arg.name,
-        kind=CPU_OBJECT,
+        kind=CUBIN if gpu else CPU_OBJECT,
         code=code,
         entry=entry_name(linear),
         params=tuple(specs),
         variables=_variables(kernel),
-        chunks=launch_expr(chunks),
-        source=text,
+        chunks=1 if gpu else launch_expr(_chunks(draft.loop)),
+        source=draft.text,
         meta=meta,
+        launch=_launch(draft, target) if gpu else None,
     )
+
+
+def _chunks(loop: Node) -> Dim:
+    """The length of the parallel axis of a CPU's kernel."""
+    for node in toposort(loop):
+        if node.op is Ops.LOOP and node.src[0].arg.bind == "pool":
+            return extent_of(node.src[0])
+    return 1
+
+
+def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
+    """How many threads run a GPU's program: one block at least."""
+    from baregrad.kernel import grid_size
+    from baregrad.render.gpu import gpu_signature
+
+    signature = gpu_signature(draft.linear)
+    blocks = launch_expr(index.maximum(grid_size(draft.loop), 1))
+    nbytes = signature.dynamic_nbytes(target)
+    return GpuLaunch((blocks, 1, 1), (signature.threads, 1, 1), shared_nbytes=nbytes)
 
 
 def _variables(kernel: Node) -> tuple[str, ...]:

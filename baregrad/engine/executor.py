@@ -47,18 +47,11 @@ class Executable:
 
     def _load(self, compiler: Compiler) -> tuple[Loaded, ...]:
         wanted = [step for step in self.plan.steps if isinstance(step, Launch)]
-        loaded: dict[Node, Kernel] = {}
-        result = []
-        distinct = len({step.kernel for step in wanted})
-        with ProgressBar(distinct if distinct >= PROGRESS_FROM else 0, "compile") as bar:
-            for step in wanted:
-                kernel = loaded.get(step.kernel)
-                if kernel is None:
-                    kernel = compiler.load(step.kernel, self.device)
-                    loaded[step.kernel] = kernel
-                    bar.advance()
-                result.append(Loaded(kernel, step.buffers, step.origins))
-        return tuple(result)
+        distinct = dict.fromkeys(step.kernel for step in wanted)
+        count = len(distinct) if len(distinct) >= PROGRESS_FROM else 0
+        with ProgressBar(count, "compile") as bar:
+            loaded = compiler.load(distinct, self.device, bar.advance)
+        return tuple(Loaded(loaded[step.kernel], step.buffers, step.origins) for step in wanted)
 
     def _assign_slots(self) -> dict[int, Operand]:
         """Where each buffer of the plan is found in the table that `submit` is given."""

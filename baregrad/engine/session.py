@@ -16,18 +16,17 @@ import numpy as np
 
 from baregrad.base.bits import prod
 from baregrad.base.errors import BaregradError, CompilerBug, UnsupportedDevice, user_frame
-from baregrad.base.options import options
+from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.base.tracing import span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
 from baregrad.ir.attrs import BufferRef
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
 from baregrad.runtime.interface import Buffer
 
 PLANS_KEPT = 512
-DEVICE_NAMES = ("CPU", "REF", "NULL")
 
 
 class Session:
@@ -58,7 +57,9 @@ class Session:
 
     def known_device(self, name: str) -> str:
         """The name itself. Raises UnsupportedDevice where there is no such device."""
-        if name not in DEVICE_NAMES:
+        kind, colon, number = name.partition(":")
+        numbered = number.isdecimal() and number.isascii() and kind in backends.GPU_NAMES
+        if kind not in DEVICE_NAMES or (colon and not numbered):
             raise UnsupportedDevice(
                 f"there is no device {name!r}",
                 wanted=f"one of {', '.join(DEVICE_NAMES)}",
@@ -73,6 +74,10 @@ class Session:
             found = backends.open_backend(self.known_device(name))
             self._backends[name] = found
         return found
+
+    def adopt(self, backend: backends.Backend) -> None:
+        """Use a backend that was opened elsewhere as the device of its name."""
+        self._backends[backend.name] = backend
 
     def close(self) -> None:
         """Close every device, last opened first."""
@@ -172,6 +177,8 @@ class Session:
     def _realize(
         self, nodes: list[Node], device: str, donate: Mapping[int, Any]
     ) -> list[BufferRef]:
+        if any(node.mask & Ops.COPY.bit for node in nodes):
+            self._bring(nodes, device)
         with span("canonicalise"):
             # A graph without leaves may have been realised on another device.
             program = canonicalise(nodes, lambda node: self._realised_on(node, device))
@@ -195,6 +202,43 @@ class Session:
         for observer in self.observers:
             observer(run)
         return refs
+
+    def _bring(self, nodes: list[Node], device: str) -> None:
+        """Have what comes from other devices on this one: computed there, copied, remembered."""
+
+        def enter(node: Node) -> bool:
+            return bool(node.mask & Ops.COPY.bit) and self._realised_on(node, device) is None
+
+        foreign: dict[str, list[Node]] = {}
+        for node in toposort(*nodes, enter=lambda node: enter(node) and node.op is not Ops.COPY):
+            if node.op is Ops.COPY and enter(node):
+                home = self._home(node.src[0])
+                if home is not None and home != device:
+                    foreign.setdefault(home, []).append(node)
+        for home, copies in foreign.items():
+            refs = self._realize([copy.src[0] for copy in copies], home, {})
+            for copy, ref in zip(copies, refs, strict=True):
+                data = self.download(ref, copy.dtype)
+                shape = cast(tuple[int, ...], ref.shape)
+                self._realised[copy] = self.upload(data, copy.dtype, shape, device)
+
+    def _home(self, root: Node) -> str | None:
+        """The device on which a graph's leaves lie; None for one without leaves."""
+
+        def enter(node: Node) -> bool:
+            return node.op is not Ops.COPY and self._realised.get(node) is None
+
+        for node in toposort(root, enter=enter):
+            ref = self._realised.get(node)
+            if ref is not None:
+                return ref.device
+            if node.op is Ops.BUFFER:
+                found: str = node.arg.device
+                return found
+            if node.op is Ops.COPY:
+                there: str = node.arg
+                return there
+        return None
 
     def _executable(
         self, backend: backends.Backend, program: Canonical, donated: dict[int, int]

@@ -75,8 +75,9 @@ class Range(NamedTuple):
 
     `id` is canonical within a kernel; `axis` names its class for schedules, as in "M" or "K".
     `bind` says how the axis runs: `loop` (serial), `pool` (chunks over the CPU's threads),
-    `unroll`, `vector`, and on GPUs `grid`, `cluster`, `warpgroup`, `warp`, `lane`, and `tile`:
-    spread over lanes, warps and registers as the layout of the buffer says.
+    `unroll`, `vector`, and on GPUs `grid` (blocks), `thread`, `thread_y`, `thread_z` (the threads
+    of a block, which are one tile), `cluster`, `warpgroup`, `warp`, `lane`, and `tile`: spread over
+    lanes, warps and registers as the layout of the buffer says.
     """
 
     id: int
@@ -88,8 +89,15 @@ class Range(NamedTuple):
         """True when the axis is never looped over but spread over registers, lanes or warps."""
         return self.bind in TILE_BINDS
 
+    @property
+    def is_thread(self) -> bool:
+        """True when the axis lies across the threads of a GPU's block."""
+        return self.bind in THREAD_BINDS
 
-TILE_BINDS = frozenset(("unroll", "vector", "lane", "warp", "reg", "tile"))
+
+# The dimensions of a block's threads, the one in which neighbours are adjacent first.
+THREAD_BINDS = ("thread", "thread_y", "thread_z")
+TILE_BINDS = frozenset(("unroll", "vector", "lane", "warp", "reg", "tile", *THREAD_BINDS))
 PARALLEL_BINDS = frozenset(("pool", "grid", "cluster", "warpgroup"))
 BINDS = (
     "loop",
@@ -99,6 +107,7 @@ BINDS = (
     "warpgroup",
     "warp",
     "lane",
+    *THREAD_BINDS,
     "vector",
     "unroll",
     "reg",
@@ -191,7 +200,11 @@ class Out(NamedTuple):
 
 
 class KernelInfo(NamedTuple):
-    """A kernel's name and launch facts; the schedule's text is kept to be shown."""
+    """A kernel's name and launch facts; the schedule's text is kept to be shown.
+
+    `block` has the threads of a block along each of its dimensions, once one thread's code is told
+    apart from its block's.
+    """
 
     name: str = "kernel"
     device: str = "CPU"
@@ -200,6 +213,7 @@ class KernelInfo(NamedTuple):
     cluster: int = 1
     warps: int = 1
     shared_nbytes: int = 0
+    block: tuple[int, ...] = ()
 
 
 class Alloc(NamedTuple):

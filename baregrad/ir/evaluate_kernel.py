@@ -303,14 +303,32 @@ def _write(out: Node, target: Array, machine: _Machine) -> None:
     value, *indices = (machine.values[operand] for operand in out.src[1:])
     axes = _union([value, *indices])
     shape = tuple(machine.extent(axis) for axis in axes)
+    kept = _kept(out, axes, machine)
     for operand in (value, *indices):
         if 0 not in shape:
+            if kept is not None and operand.marked is not None:
+                marked = _aligned(operand.marked, operand.axes, axes) & kept
+                operand = Value(axes, operand.parts, marked)  # noqa: PLW2901
             _need_unmarked(operand, out)
     if len(indices) != target.ndim:
         raise CompilerBug(f"{len(indices)} indices for {target.ndim} axes", found=repr(out))
     places = [_whole(index.parts[0], index.axes, axes, machine) for index in indices]
     whole = _whole(value.parts[0], value.axes, axes, machine)
+    if kept is not None:
+        here = np.broadcast_to(kept, shape)
+        places, whole = [place[here] for place in places], whole[here]
     scatter(out.arg.monoid if out.arg is not None else None, target, places, whole)
+
+
+def _kept(out: Node, axes: Axes, machine: _Machine) -> Array | None:
+    """The points at which an OUT writes; None for all. Elsewhere its place is -1."""
+    found: Array | None = None
+    for place in out.src[2:]:
+        if place.op is Ops.WHERE and place.src[2].op is Ops.CONST and place.src[2].arg == -1:
+            condition = machine.values[place.src[0]]
+            holds = _aligned(condition.parts[0], condition.axes, axes)
+            found = holds if found is None else found & holds
+    return found
 
 
 _NOTHING = Value((), ())

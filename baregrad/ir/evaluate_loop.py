@@ -5,7 +5,8 @@ NumPy arrays, so a statement executes for all its points at once, as the level's
 Memory that nobody has written holds NaN or a garbage pattern, so reading it shows in the result.
 
 Order of a horizontal REDUCE over tile ranges, which the linear level follows bit for bit: unrolled
-ranges first, then vector ranges, each in source order; a range of n points is folded by halves,
+ranges first, then vector ranges, each in source order, then the threads of a block along their
+first dimension, their second and their third; a range of n points is folded by halves,
 point i with point i + ceil(n / 2), until one is left (neighbours i and i + 1 where the monoid does
 not commute). Its values are states already: `lift` is not applied again.
 """
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from baregrad.base.errors import CompilerBug, IndexOutOfRange
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.evaluate_alu import (
     apply_scalar_op,
     bitfield,
@@ -347,7 +349,7 @@ class Expression:
     def _reduce(self, node: Node, values: list[Array]) -> Any:
         monoid: Monoid = node.arg.monoid
         ranges = [child for child in node.src if child.op is Ops.RANGE]
-        ranges.sort(key=lambda axis: axis.arg.bind == "vector")
+        ranges.sort(key=fold_rank)
         shape = list(np.broadcast_shapes(*(value.shape for value in values)))
         for axis in ranges:
             shape[self.tile.axes[axis]] = self.tile.extents[self.tile.axes[axis]]
@@ -355,6 +357,13 @@ class Expression:
         for axis in ranges:
             parts = fold_axis(monoid, parts, self.tile.axes[axis])
         return parts if monoid.arity > 1 else parts[0]
+
+
+def fold_rank(axis: Node) -> int:
+    """When a tile range is folded: 0 for unrolled ones, 1 for vectors, then the threads."""
+    if axis.arg.is_thread:
+        return 2 + THREAD_BINDS.index(axis.arg.bind)
+    return int(axis.arg.bind == "vector")
 
 
 def tile_of(statement: Node, conditions: Sequence[Node]) -> Tile:

@@ -132,7 +132,8 @@ def _extents(node: Node) -> str | None:
 
 def _var(node: Node, level: str) -> str | None:
     # The machine's own variables, such as the bounds of a chunk, are machine integers.
-    if node.dtype is not dtypes.index and (level != "linear" or node.dtype is not dtypes.int64):
+    machine = level == "linear" and node.dtype in (dtypes.int32, dtypes.int64)
+    if node.dtype is not dtypes.index and not machine:
         return f"a variable of dtype {node.dtype}, wanted index"
     return None if node.arg.lo <= node.arg.hi else f"empty bounds of the variable {node.arg.name}"
 

@@ -6,6 +6,7 @@ from baregrad.kernel.codegen import codegen_passes
 from baregrad.kernel.heuristic import choose_schedule
 from baregrad.kernel.lower import lower
 from baregrad.kernel.schedule_value import Schedule, parse_schedule
+from baregrad.kernel.threads import grid_size
 
 __all__ = [
     "Cost",
@@ -16,6 +17,7 @@ __all__ = [
     "codegen_passes",
     "cost_of",
     "facts_of",
+    "grid_size",
     "lower",
     "parse_schedule",
 ]

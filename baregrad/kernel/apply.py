@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import Param, Range, Stage
+from baregrad.ir.attrs import THREAD_BINDS, Param, Range, Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, const, extent_of, range_node, rebuild, substitute, toposort
@@ -23,34 +23,43 @@ from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_
 from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, fresh_table
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
+from baregrad.target import AnyTarget, GpuTarget
 
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
 CHUNK_ID = 1 << 20
+TRUE = const(True, dtypes.bool)
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
 # What is rewritten other than by its sources, in some cases at least.
 _OWN_WAY = _SCOPED | Ops.INDEX.bit | Ops.GUARD.bit | Ops.PROJ.bit
+_CLOSING = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.OUT.bit
 # What may be simpler for other sources, beside arithmetic on positions.
 _CONDITIONS = Ops.CMPLT.bit | Ops.AND.bit | Ops.GUARD.bit
 
 
-def apply_schedule(kernel: Node, schedule: Schedule) -> Node:
+def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = None) -> Node:
     """`kernel` with the steps of `schedule` applied, in order; the parallel axis stays one.
 
-    Raises ScheduleError for the first step that is not legal.
+    target: the machine's row, whose units the schedule may name; a CPU's by default. Raises
+    ScheduleError for the first step that is not legal.
     """
-    return apply_steps(prepare(kernel), schedule, chunked=False)
+    return apply_steps(prepare(kernel, target), schedule, chunked=False, target=target)
 
 
-def apply_steps(kernel: Node, schedule: Schedule, chunked: bool) -> Node:
+def apply_steps(
+    kernel: Node, schedule: Schedule, chunked: bool, target: AnyTarget | None = None
+) -> Node:
     """`kernel` scheduled; with `chunked`, the parallel axis is a loop of chunks and one inside."""
-    table = fresh_table(facts_of(kernel))
+    gpu = target if isinstance(target, GpuTarget) else None
+    table = fresh_table(facts_of(kernel), gpu)
     for step in schedule.steps:
         table.apply(step)
     rewriter = _Rewriter(table, chunked)
     result = rewriter.kernel(kernel)
+    if gpu is not None:
+        check_threads(result)
     staging: list[StageInput | StageReduce] = [*table.staged_inputs, *table.staged_reductions]
     for request in staging:
         copied = isinstance(request, StageInput)
@@ -108,6 +117,7 @@ class _Rewriter:
         # Held, since what is known is found by the identity of the ranges that it is over.
         self.copied_ranges: list[Mapping[str, Node]] = []
         self.staged_params = frozenset(step.param for step in table.staged_inputs)
+        self.masked = any(p.limits for pieces in table.pieces.values() for p in pieces)
 
     def chunks(self, axis: Axis, position: int) -> Node:
         """The iterations of one chunk of the parallel axis; the last chunk may have fewer."""
@@ -142,10 +152,23 @@ class _Rewriter:
         places = zip(out.src[2:], out.src[0].shape, strict=True)
         conditions = [index.inside(p, extent) for p, extent in places if p.mask & Ops.INDEX.bit]
         condition = index.both(*conditions)
+        if condition.op is not Ops.CONST or not condition.arg:
+            (condition,) = self.values((condition,), scope)
+        if self.masked:
+            condition = index.both(condition, self.limits(out_axes(out), scope))
         if condition.op is Ops.CONST and condition.arg:
             return offset
-        (condition,) = self.values((condition,), scope)
         return Node(Ops.WHERE, offset.dtype, (condition, offset, NOWHERE))
+
+    def limits(self, axes: Iterable[Node], scope: Scope) -> Node:
+        """Whether no axis lies past its extent, where the last tile of one is partial."""
+        found = []
+        for axis in axes:
+            for limit in scope.pieces[axis].limits:
+                terms = {scope.ranges[n]: scale for n, scale in limit.terms if n not in self.dead}
+                place = index.add(index.from_linear(terms, 0), limit.start)
+                found.append(index.less(place, limit.extent))
+        return index.both(*found) if found else TRUE
 
     def scope(self, pieces: Pieces, ranges: Mapping[str, Node]) -> Scope:
         """The scope of these pieces: one for each choice where an axis has several.
@@ -394,6 +417,8 @@ class _Rewriter:
         axes = [child for child in node.src[1:] if child.op is Ops.RANGE]
         pieces = {**scope.pieces, **{axis: self.pieces(axis)[0] for axis in axes}}
         (value,) = self.values((node.src[0],), Scope(pieces, scope.ranges))
+        if self.masked:
+            value = guarded(self.limits(by_id(node.ranges), scope), value)
         if node.op is Ops.SCAN:
             final = [self.ranges[self.table.names[axis]] for axis in axes]
         else:
@@ -430,12 +455,39 @@ class _Rewriter:
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
         for choice in self.combinations(own):
-            new = self.values(values, self.scope({**outside, **choice}, scope.ranges))
+            inside = self.scope({**outside, **choice}, scope.ranges)
+            new = self.values(values, inside)
+            if self.masked:
+                new = self.within(monoid, new, self.limits(free, scope), self.limits(own, inside))
             one = Node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
             each = _parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
         return total
+
+    @staticmethod
+    def within(
+        monoid: Monoid, values: tuple[Node, ...], outside: Node, own: Node
+    ) -> tuple[Node, ...]:
+        """What is reduced, where partial tiles end: nothing is read there, nothing changes.
+
+        outside: the condition on the axes of the result, which nobody reads where it fails. own:
+        that on the reduced axes.
+        """
+        both = index.both(outside, own)
+        if monoid.primitive in (Ops.ADD, Ops.OR, Ops.XOR) or own is TRUE:
+            return tuple([guarded(both, value) for value in values])
+        if any(lift.op is not Ops.SLOT for lift in monoid.lift):
+            raise ScheduleError(
+                f"an axis that {monoid!r} reduces cannot be masked: it has no neutral element",
+                wanted="tail='name'",
+            )
+        return tuple(
+            [
+                alu(Ops.WHERE, own, guarded(both, value), identity)
+                for value, identity in zip(values, monoid.identity, strict=True)
+            ]
+        )
 
     def carried(self, node: Node) -> Node:
         """A REDUCE whose accumulators are kept in scratch memory, if a step says so.
@@ -478,6 +530,33 @@ class _Rewriter:
 def is_read(node: Node) -> bool:
     """Whether a node reads an element of an argument array."""
     return node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
+
+
+def guarded(condition: Node, value: Node) -> Node:
+    """`value` where the condition holds; constants need no guard."""
+    if condition is TRUE or value.op is Ops.CONST:
+        return value
+    return Node(Ops.GUARD, value.dtype, (condition, value))
+
+
+def check_threads(kernel: Node) -> None:
+    """No expression runs along two axes that both lie across one dimension of a block's threads.
+
+    Raises ScheduleError.
+    """
+    for node in toposort(kernel, enter=lambda node: bool(node.mask & _CLOSING)):
+        if not node.op.bit & _CLOSING:
+            continue
+        axes = node.ranges.union(*[child.ranges for child in node.src])
+        taken: dict[str, Node] = {}
+        for axis in axes:
+            if axis.arg.is_thread and taken.setdefault(axis.arg.bind, axis) is not axis:
+                other = taken[axis.arg.bind]
+                raise ScheduleError(
+                    "two axes of one expression lie across the same threads",
+                    found=f"{other.arg.axis} and {axis.arg.axis}, both bound to {axis.arg.bind}",
+                    wanted=f"another of {', '.join(THREAD_BINDS)} for one of them",
+                )
 
 
 def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:

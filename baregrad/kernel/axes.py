@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir import index
+from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, by_id, distinct_axes, out_axes
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
+    GPU_UNITS,
     Bind,
     Collapse,
     Reorder,
@@ -26,6 +28,7 @@ from baregrad.kernel.schedule_value import (
     StageReduce,
     Step,
 )
+from baregrad.target.gpu import GpuTarget
 
 SCANNED = "a scan runs along the axis"
 
@@ -47,11 +50,26 @@ class Axis:
     exact: str = ""
 
 
-class Piece(NamedTuple):
-    """A part of an original axis: start + sum of scale*axis; nothing where `axes` are never run."""
+Terms = tuple[tuple[str, int], ...]
+
+
+class Limit(NamedTuple):
+    """A condition of a partial tile: start + sum of scale*axis < extent."""
 
     start: Dim
-    terms: tuple[tuple[str, int], ...]
+    terms: Terms
+    extent: Dim
+
+
+class Piece(NamedTuple):
+    """A part of an original axis: start + sum of scale*axis; nothing where `axes` are never run.
+
+    Where one of the `limits` does not hold it does nothing.
+    """
+
+    start: Dim
+    terms: Terms
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(slots=True)
@@ -73,6 +91,7 @@ class AxisTable:
     staged_inputs: list[StageInput] = field(default_factory=list)
     staged_reductions: list[StageReduce] = field(default_factory=list)
     grain: int = 1
+    gpu: GpuTarget | None = None
 
     def apply(self, step: Step) -> None:
         """Apply one step. Raises ScheduleError where it is not legal."""
@@ -124,13 +143,17 @@ class AxisTable:
                 hint="split first, then bind the parts",
             )
         tile = step.tile
-        count = index.floordiv(axis.extent, tile)
         rest = index.mod(axis.extent, tile)
-        if rest != 0 and (axis.exact or not step.tail):
+        if rest != 0 and (axis.exact or not (step.tail or step.masked)):
             raise ScheduleError(
                 f"{step} is not legal: {axis.exact or 'the sizes do not divide the extent'}",
-                found=f"extent {axis.extent}, tile {tile}", wanted="a divisor, or tail='name'",
+                found=f"extent {axis.extent}, tile {tile}",
+                wanted="a divisor, tail='name', or masked=True",
             )
+        if step.masked and step.tail:
+            raise ScheduleError(f"{step} is not legal", wanted="a tail or a mask, not both")
+        partial = step.masked and rest != 0
+        count = index.floordiv(index.add(axis.extent, tile - 1 if partial else 0), tile)
         terms = []
         scale = tile
         for position, (name, size) in enumerate(step.parts):
@@ -149,15 +172,19 @@ class AxisTable:
         for pieces in self.pieces.values():
             for piece in pieces:
                 if any(name == axis.name for name, _ in piece.terms):
-                    pieces[:] = _split_pieces(pieces, axis.name, terms, step.tail, covered)
+                    limit = _limit(axis.extent, terms) if partial else None
+                    pieces[:] = _split_pieces(
+                        pieces, axis.name, terms, step.tail, covered, limit
+                    )
                     break
 
     def _bind(self, step: Bind) -> None:
         axis = self.axis(step.axis, step)
-        if step.unit not in CPU_UNITS:
+        units = CPU_UNITS if self.gpu is None else GPU_UNITS
+        if step.unit not in units:
             raise ScheduleError(
-                f"{step} names a unit that a CPU has not", found=step.unit,
-                wanted=", ".join(CPU_UNITS),
+                f"{step} names a unit that a {'CPU' if self.gpu is None else 'GPU'} has not",
+                found=step.unit, wanted=", ".join(units),
             )
         if step.unit == "loop":
             return
@@ -173,13 +200,45 @@ class AxisTable:
             if taken:
                 raise ScheduleError(f"{step} is not legal: one axis is the pool's", found=taken[0])
             self.grain = step.grain
+        elif step.unit == "grid":
+            if axis.reduced:
+                raise ScheduleError(
+                    f"{step} is not legal: blocks do not meet, so none can reduce along an axis",
+                    found=axis.name, wanted="an axis of the output",
+                )
         elif not isinstance(axis.extent, int):
             raise ScheduleError(
                 f"{step} is not legal: a tile needs a constant extent", found=axis.extent
             )
+        if axis.whole and (axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS):
+            raise ScheduleError(f"{step} is not legal: {axis.whole}", found=step.unit)
         # An empty axis runs on nothing; a tile of no elements would be no tile.
         if axis.extent != 0:
             axis.unit = step.unit
+            if step.unit in THREAD_BINDS:
+                self._check_threads(step, axis)
+
+    def _check_threads(self, step: Bind, axis: Axis) -> None:
+        """Axes of one dimension of the block are as long as each other; a block has its limit."""
+        sizes: dict[str, Dim] = {}
+        for other in self.axes.values():
+            if other.unit not in THREAD_BINDS:
+                continue
+            known = sizes.setdefault(other.unit, other.extent)
+            if known != other.extent:
+                raise ScheduleError(
+                    f"{step} is not legal: a block has one size along {step.unit}",
+                    found=f"{known} and {other.extent}", wanted="axes of one extent",
+                )
+        threads = 1
+        for size in sizes.values():
+            threads *= int(size) if isinstance(size, int) else 1
+        assert self.gpu is not None
+        if threads > self.gpu.threads_per_block:
+            raise ScheduleError(
+                f"{step} is not legal: {self.gpu.name} has no block of so many threads",
+                found=threads, wanted=f"at most {self.gpu.threads_per_block}",
+            )
 
     def _reorder(self, step: Reorder) -> None:
         if len(set(step.axes)) != len(step.axes):
@@ -239,26 +298,59 @@ class AxisTable:
 
 
 def _split_pieces(
-    pieces: list[Piece], axis: str, parts: list[tuple[str, int]], tail: str, covered: Dim
+    pieces: list[Piece],
+    axis: str,
+    parts: list[tuple[str, int]],
+    tail: str,
+    covered: Dim,
+    limit: Limit | None,
 ) -> list[Piece]:
     found: list[Piece] = []
     for piece in pieces:
-        scale = dict(piece.terms).get(axis)
-        if scale is None:
+        if all(name != axis for name, _ in piece.terms):
             found.append(piece)
             continue
-        others = tuple(term for term in piece.terms if term[0] != axis)
-        inner = tuple((name, scale * size) for name, size in parts)
-        found.append(Piece(piece.start, (*others, *inner)))
+        terms = _replaced(piece.terms, axis, parts)
+        old = tuple([each._replace(terms=_replaced(each.terms, axis, parts))
+                     for each in piece.limits])
+        found.append(Piece(piece.start, terms, old if limit is None else (*old, limit)))
         if tail:
+            last = [(tail, 1)]
+            shifted = []
+            for each in piece.limits:
+                scale = dict(each.terms).get(axis, 0)
+                start = index.add(each.start, index.mul(covered, scale))
+                shifted.append(Limit(start, _replaced(each.terms, axis, last), each.extent))
+            scale = dict(piece.terms)[axis]
             start = index.add(piece.start, index.mul(covered, scale))
-            found.append(Piece(start, (*others, (tail, scale))))
+            found.append(Piece(start, _replaced(piece.terms, axis, last), tuple(shifted)))
     return found
 
 
-def fresh_table(facts: Facts) -> AxisTable:
-    """The axes of a kernel before any step."""
-    table = AxisTable(facts)
+def _replaced(terms: Terms, axis: str, parts: list[tuple[str, int]]) -> Terms:
+    """A sum in which an axis is a sum of others."""
+    found = [term for term in terms if term[0] != axis]
+    for name, scale in terms:
+        if name == axis:
+            found.extend((part, scale * size) for part, size in parts)
+    return tuple(found)
+
+
+def _limit(extent: Dim, parts: list[tuple[str, int]]) -> Limit:
+    """That a sum of parts, outermost first, lies below the extent of what they are parts of.
+
+    Inner parts that fill the extent evenly have no say: a vector lies inside or outside whole.
+    """
+    for place, (_, size) in enumerate(parts):
+        if index.mod(extent, size) == 0:
+            scaled = tuple((name, each // size) for name, each in parts[: place + 1])
+            return Limit(0, scaled, index.floordiv(extent, size))
+    return Limit(0, tuple(parts), extent)
+
+
+def fresh_table(facts: Facts, gpu: GpuTarget | None = None) -> AxisTable:
+    """The axes of a kernel before any step, on a CPU or, given its row, on a GPU."""
+    table = AxisTable(facts, gpu=gpu)
     labels: dict[str, int] = {}
     axes = facts.data + facts.reduced
     for node in axes:

@@ -6,12 +6,25 @@ from baregrad.ir.passes import Pass
 from baregrad.kernel.linearise import linearise
 from baregrad.kernel.lower_dtypes import lower_dtypes
 from baregrad.kernel.lower_integers import lower_integers
+from baregrad.kernel.threads import to_threads
 from baregrad.kernel.transcendental import lower_functions
-from baregrad.target.cpu import CpuTarget
+from baregrad.target import AnyTarget, GpuTarget
+
+_gpu_passes = (
+    Pass(
+        "threads",
+        "each thread of a block runs its own part of what the block does",
+        "loop",
+        "loop",
+        to_threads,
+        ("lower-functions", "lower-integers"),
+    ),
+)
 
 
-def codegen_passes(target: CpuTarget) -> tuple[Pass, ...]:
+def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
     """The passes from a loop-level KERNEL to the PROGRAM that `render` takes."""
+    gpu = isinstance(target, GpuTarget)
     native_float16 = target.converts_float16
     return (
         Pass(
@@ -37,6 +50,7 @@ def codegen_passes(target: CpuTarget) -> tuple[Pass, ...]:
             lower_integers,
             ("lower-dtypes",),
         ),
+        *(_gpu_passes if gpu else ()),
         Pass(
             "linearise",
             "the machine runs one instruction after the other",

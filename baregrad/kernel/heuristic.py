@@ -5,17 +5,20 @@ from __future__ import annotations
 from baregrad.ir.node import Node
 from baregrad.kernel.analysis import Facts, facts_of
 from baregrad.kernel.heuristic_elementwise import plan_elementwise
+from baregrad.kernel.heuristic_gpu import choose_gpu_schedule
 from baregrad.kernel.heuristic_ordered import plan_ordered
 from baregrad.kernel.heuristic_reduce import plan_reductions
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.sharing import prepare
 from baregrad.kernel.tiling import fresh_plan
-from baregrad.target.cpu import CpuTarget
+from baregrad.target import AnyTarget, GpuTarget
 
 
-def choose_schedule(kernel: Node, target: CpuTarget) -> Schedule:
+def choose_schedule(kernel: Node, target: AnyTarget) -> Schedule:
     """A good schedule for `kernel` on `target`."""
-    facts = facts_of(prepare(kernel))
+    facts = facts_of(prepare(kernel, target))
+    if isinstance(target, GpuTarget):
+        return choose_gpu_schedule(facts, target)
     if is_tiny(facts):
         return Schedule()
     plan = fresh_plan(facts)

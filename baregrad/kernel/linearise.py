@@ -19,7 +19,8 @@ from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import Op, Ops
 from baregrad.kernel.linearise_access import Address, Memory, access_of
 from baregrad.kernel.linearise_scopes import END, ZERO
-from baregrad.kernel.linearise_values import Values
+from baregrad.kernel.linearise_threads import BARRIER
+from baregrad.kernel.linearise_values import INT32, Values
 
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.
 CHUNK_BEGIN = Node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
@@ -28,8 +29,12 @@ Step = Callable[["Values", list[Any]], None]
 
 
 def linearise(kernel: Node) -> Node:
-    """The PROGRAM of a loop-level KERNEL whose GUARDs hold LOADs and whose ops the target has."""
-    values = Values(Memory(kernel))
+    """The PROGRAM of a loop-level KERNEL whose GUARDs hold LOADs and whose ops the target has.
+
+    On a GPU the kernel is the code of one thread (`threads.py`).
+    """
+    block: tuple[int, ...] = kernel.arg.block
+    values = Values(Memory(kernel, bool(block)), block)
     stack: list[Any] = list(reversed(kernel.src))
     while stack:
         item = stack.pop()
@@ -61,7 +66,9 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     # A call that does no chunk is never made.
     speculative = not pool and bounds(axis.src[0])[0] < 1
     span = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
-    counter = Node(Ops.BEGIN, dtypes.int64, span, axis.arg.id)
+    if values.gpu and bounds(axis.src[0])[1] <= INT32[1]:
+        span = tuple([values.cast(end, dtypes.int32) for end in span])
+    counter = Node(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
     values.counters[axis] = counter
     values.scopes.open(counter, speculative)
     stack.append(_close)
@@ -89,6 +96,11 @@ def _if(values: Values, node: Node, stack: list[Any]) -> None:
     values.scopes.open(test, True)
     stack.append(_close)
     stack.append(body)
+
+
+def _barrier(values: Values, node: Node, stack: list[Any]) -> None:
+    values.scopes.forget_since()
+    values.scopes.append(BARRIER)
 
 
 def _store(values: Values, node: Node, stack: list[Any]) -> None:
@@ -181,7 +193,9 @@ def _store_at(
     monoid: Monoid | None = node.arg
     offset, at = place
     lanes = values.memory.addresses[node].width if stride else 1
-    access = access_of(lanes, stride or 1, at, buffer.dtype.itemsize)
+    address = values.memory.addresses[node]
+    align = values.alignment(address, lanes, stride, at, buffer.dtype)
+    access = access_of(lanes, stride or 1, at, align)
     test = mask is not None and lanes == 1
     if test:
         assert mask is not None
@@ -222,5 +236,5 @@ def _scatter(
 
 
 _STATEMENTS: MappingProxyType[Op, Callable[[Values, Node, list[Any]], None]] = MappingProxyType(
-    {Ops.SEQ: _seq, Ops.LOOP: _loop, Ops.IF: _if, Ops.STORE: _store}
+    {Ops.SEQ: _seq, Ops.LOOP: _loop, Ops.IF: _if, Ops.STORE: _store, Ops.BARRIER: _barrier}
 )

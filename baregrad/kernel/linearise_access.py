@@ -9,10 +9,12 @@ from typing import Any
 from baregrad.base.errors import CompilerBug
 from baregrad.ir import index
 from baregrad.ir.attrs import Access, Reg
+from baregrad.ir.bounds import bounds
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Ops
 
 Terms = tuple[tuple[Node, int], ...]
+MOST_NARROW = 1 << 31
 # Kernels have the same few attributes over and over: finding one costs less than making it.
 access_of = lru_cache(1 << 12)(Access)
 register_of = lru_cache(1 << 10)(Reg)
@@ -32,6 +34,7 @@ class Address:
         "fixed",
         "group",
         "is_constant",
+        "is_narrow",
         "lanes",
         "points",
         "stride",
@@ -75,10 +78,24 @@ class Address:
         self.width = width
         # Only tile ranges move it, each affinely: it can name registers.
         self.is_constant = not (fixed or points or lanes)
+        self.is_narrow = False
 
     def is_regular(self, lanes: int) -> bool:
         """Whether `lanes` lanes lie a constant number of elements apart."""
         return not self.lanes and lanes == max(self.width, 1)
+
+    def is_even(self, lanes: int) -> bool:
+        """Whether the offset is a multiple of `lanes`, but for its constant and its lanes."""
+        parts = (*self.fixed, *self.points, *self.unrolled)
+        return all(scale % lanes == 0 for _, scale in parts)
+
+    def measure(self) -> None:
+        """Find out whether the offset and all its parts fit 32 bits."""
+        far = abs(self.constant) + abs(self.stride) * self.width
+        for atom, scale in (*self.fixed, *self.points, *self.unrolled, *self.lanes):
+            low, high = bounds(atom)
+            far += abs(scale) * max(abs(low), abs(high))
+        self.is_narrow = far < MOST_NARROW
 
     def at(self, point: Mapping[Node, int]) -> int:
         """The constant part of the offset at a point of the unrolled ranges."""
@@ -137,7 +154,7 @@ class Memory:
     argument that is read, element by element, so a load must not pass the write of another.
     """
 
-    def __init__(self, kernel: Node) -> None:
+    def __init__(self, kernel: Node, gpu: bool = False) -> None:
         self.addresses: dict[Node, Address] = {}
         self.written: set[Node] = set()
         self.registers: dict[Node, int] = {}
@@ -161,6 +178,8 @@ class Memory:
             if address is None:
                 address = known[key] = analyse(buffer, indices)
                 address.group = groups.setdefault(address.fixed, len(groups))
+                if gpu:
+                    address.measure()
             self.addresses[node] = address
             if buffer.op is Ops.ALLOC and buffer.arg.space == "register" and buffer not in refused:
                 width = address.width

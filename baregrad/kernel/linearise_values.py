@@ -24,6 +24,7 @@ from baregrad.kernel.linearise_access import (
 )
 from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, lazy
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes
+from baregrad.kernel.linearise_threads import fold_threads
 
 _NEAREST_LAST = itemgetter(0, 1)
 _CONST = Ops.CONST
@@ -57,8 +58,11 @@ class Values:
     the conditions on tile ranges under which the current statement runs.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, block: tuple[int, ...] = ()) -> None:
         self.memory = memory
+        # Of a GPU: the threads of a block. Its integers of 32 bits are cheaper than those of 64.
+        self.block = block
+        self.gpu = bool(block)
         self.scopes = Scopes()
         self.point: dict[Node, int] = {}
         self.counters: dict[Node, Node] = {}
@@ -305,23 +309,29 @@ class Values:
     def offset(self, address: Address) -> tuple[Node, int]:
         """The offset of an access without its lanes: a scalar, and a constant to be added."""
         total = ZERO
+        width = self.width_of(address)
         if address.fixed:
             # Other keys are nodes and pairs: a number is a key of its own kind.
-            known = self.scopes.memo.get(address.group)
+            key = address.group if width is dtypes.int64 else ~address.group
+            known = self.scopes.memo.get(key)
             if known is None:
-                known = self._sum(address.fixed)
-                self.scopes.remember(address.group, known)
+                known = self._sum(address.fixed, width)
+                self.scopes.remember(key, known)
             total = known
         constant = address.at(self.point)
         for atom, scale in address.points:
-            term = self.scaled(self.value(atom), scale)
+            term = self.scaled(self.value(atom), scale, width)
             if term.op is Ops.CONST:
                 constant += int(term.arg)
             else:
-                total = term if total is ZERO else self.apply(Ops.ADD, dtypes.int64, total, term)
+                total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
         return total, constant
 
-    def _sum(self, terms: Sequence[tuple[Node, int]]) -> Node:
+    def width_of(self, address: Address) -> DType:
+        """The integers in which an offset is summed up: on GPUs of 32 bits, if all parts fit."""
+        return dtypes.int32 if self.gpu and address.is_narrow else dtypes.int64
+
+    def _sum(self, terms: Sequence[tuple[Node, int]], width: DType) -> Node:
         """The sum of scaled atoms, outer loops' first, so that each part is found once."""
         depth = self.scopes.depth
         values = []
@@ -331,27 +341,34 @@ class Values:
         total = ZERO
         values.sort(key=_NEAREST_LAST)
         for _, _, value, scale in values:
-            term = self.scaled(value, scale)
-            total = term if total is ZERO else self.apply(Ops.ADD, dtypes.int64, total, term)
+            term = self.scaled(value, scale, width)
+            total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
         return total
 
-    def scaled(self, value: Node, scale: int) -> Node:
+    def scaled(self, value: Node, scale: int, width: DType = dtypes.int64) -> Node:
         """An offset times a constant."""
+        if self.gpu:
+            value = self.cast(value, width)
+            if scale == 1:
+                return value
+            return self.compute(Ops.MUL, width, (value, const(scale, width)))
         if scale == 1:
             return value
         return self.compute(Ops.MUL, dtypes.int64, (value, self.number(scale)))
 
     def lane_offsets(self, address: Address) -> Node:
         """The offset of each lane of a gather or scatter, its constant included."""
+        width = self.width_of(address)
         scalar, constant = self.offset(address)
-        total = self.apply(Ops.ADD, dtypes.int64, scalar, self.number(constant))
+        scalar = self.cast(scalar, width)
+        total = self.apply(Ops.ADD, width, scalar, self.cast(self.number(constant), width))
         parts = list(address.lanes)
         if address.vector is not None and address.stride:
             parts.append((address.vector, address.stride))
         for atom, scale in parts:
-            lanes = self.cast(self.value(atom), dtypes.int64)
-            term = self.scaled(lanes, scale)
-            total = term if total is ZERO else self.apply(Ops.ADD, dtypes.int64, total, term)
+            lanes = self.cast(self.value(atom), width)
+            term = self.scaled(lanes, scale, width)
+            total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
         return self.vector(total, address.width)
 
     def mask(self, conditions: Sequence[Node]) -> Node | None:
@@ -394,11 +411,20 @@ class Values:
             scalar, at, stride = self.vector(self.lane_offsets(address), lanes), 0, 1
         else:
             scalar, at = self.offset(address)
-        access = access_of(lanes, stride, at, dtype.itemsize, constant)
+        align = self.alignment(address, lanes, stride, at, dtype)
+        access = access_of(lanes, stride, at, align, constant)
         src: Parts = (buffer, scalar)
         if mask is not None:
             src += (self.vector(mask, lanes),)
         return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor)
+
+    def alignment(
+        self, address: Address, lanes: int, stride: int, at: int, dtype: DType
+    ) -> int:
+        """Bytes that an access's addresses are multiples of, arrays being aligned to vectors."""
+        if self.gpu and lanes > 1 and stride == 1 and not at % lanes and address.is_even(lanes):
+            return lanes * dtype.itemsize
+        return dtype.itemsize
 
     # --- reductions -----------------------------------------------------------------------------
 
@@ -462,7 +488,8 @@ def _const(values: Values, node: Node, operands: Operands) -> Node:
 
 
 def _var(values: Values, node: Node, operands: Operands) -> Node:
-    return Node(Ops.VAR, dtypes.int64, (), node.arg)
+    hidden = values.gpu and node.arg.name.startswith(".")
+    return Node(Ops.VAR, dtypes.int32 if hidden else dtypes.int64, (), node.arg)
 
 
 def _range(values: Values, node: Node, operands: Operands) -> Node:
@@ -503,7 +530,9 @@ def _elementwise(values: Values, node: Node, operands: Operands) -> Node:
 def _cast(values: Values, node: Node, operands: Operands) -> Node:
     (operand,) = operands
     if node.dtype is dtypes.index:
-        return values.cast(operand, dtypes.int64)
+        low, high = bounds(node)
+        narrow = values.gpu and low >= INT32[0] and high <= INT32[1]
+        return values.cast(operand, dtypes.int32 if narrow else dtypes.int64)
     if node.src[0].dtype is dtypes.index and operand.op is Ops.CONST:
         value = operand.arg
         return const(bool(value) if node.dtype.kind == "bool" else value, node.dtype)
@@ -514,9 +543,9 @@ def _cast(values: Values, node: Node, operands: Operands) -> Node:
 
 
 def _index(values: Values, node: Node, operands: Operands) -> Node:
-    """Arithmetic on indices: 64 bits, or 32 where it is a vector that surely fits."""
+    """Arithmetic on indices: 64 bits, or 32 where it surely fits, on GPUs or in vectors."""
     width = dtypes.int64
-    if any(operand.shape for operand in operands):
+    if values.gpu or any(operand.shape for operand in operands):
         held = [*node.src] if node.dtype.kind == "bool" else [node, *node.src]
         spans = [bounds(child) for child in held if child.dtype is dtypes.index]
         if all(INT32[0] <= low and high <= INT32[1] for low, high in spans):
@@ -539,6 +568,8 @@ def _reduce(values: Values, node: Node, operands: Operands) -> Any:
     monoid: Monoid = node.arg.monoid
     inner = [child for child in node.src if child.op is Ops.RANGE]
     parts = node.src[: len(node.src) - len(inner)]
+    threads = [axis for axis in inner if axis.arg.is_thread]
+    inner = [axis for axis in inner if not axis.arg.is_thread]
     unrolled = [axis for axis in inner if axis.arg.bind != "vector"]
     vectors = [axis for axis in inner if axis.arg.bind == "vector" and lanes_of(axis) > 1]
     if len(vectors) > 1:
@@ -559,6 +590,8 @@ def _reduce(values: Values, node: Node, operands: Operands) -> Any:
         lanes = lanes_of(vectors[0])
         result = tuple(values.vector(part, lanes) for part in result)
         result = values.fold_lanes(monoid, result, lanes)
+    if threads:
+        result = fold_threads(values, monoid, result, threads)
     return result if monoid.arity > 1 else result[0]
 
 

@@ -9,17 +9,17 @@ from baregrad.kernel.heuristic import choose_schedule
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.sharing import prepare
 from baregrad.kernel.to_loop import to_loop
-from baregrad.target.cpu import CpuTarget
+from baregrad.target import AnyTarget
 
 
-def lower(kernel: Node, target: CpuTarget, schedule: Schedule | None = None) -> Node:
+def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> Node:
     """The loop level of a canonical kernel-level KERNEL, under `schedule` or the heuristic's.
 
     Raises ScheduleError where a step of the schedule is not legal.
     """
-    kernel = prepare(kernel)
+    kernel = prepare(kernel, target)
     if schedule is None:
         schedule = choose_schedule(kernel, target)
-    applied = apply_steps(kernel, schedule, chunked=True)
+    applied = apply_steps(kernel, schedule, chunked=True, target=target)
     ordered = frozenset(out.src[0].arg.slot for out in facts_of(kernel).ordered)
     return to_loop(applied, target.fma, str(schedule), ordered)

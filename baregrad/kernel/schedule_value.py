@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import ScheduleError
+from baregrad.ir.attrs import THREAD_BINDS
 
 CPU_UNITS = ("loop", "pool", "vector", "unroll")
-TAILS = ("peel", "exact")
+GPU_UNITS = ("loop", "grid", *THREAD_BINDS, "vector", "unroll")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,14 @@ class Split:
     """One axis becomes nested parts, outermost first; the first part takes what is left.
 
     `parts` holds (name, size), the first with size 0. What does not fill a whole inner tile is the
-    axis `tail`, run after the rest; with no `tail` the sizes must divide the extent.
+    axis `tail`, run after the rest; or, `masked`, one more tile in which what lies past the extent
+    does nothing. Without either the sizes must divide the extent.
     """
 
     axis: str
     parts: tuple[tuple[str, int], ...]
     tail: str = ""
+    masked: bool = False
 
     @property
     def tile(self) -> int:
@@ -53,7 +56,8 @@ class Split:
     def __str__(self) -> str:
         inner = "".join(f", {name}={size}" for name, size in self.parts[1:])
         tail = f", tail={self.tail!r}" if self.tail else ""
-        return f"split({self.axis!r}, outer={self.parts[0][0]!r}{inner}{tail})"
+        masked = ", masked=True" if self.masked else ""
+        return f"split({self.axis!r}, outer={self.parts[0][0]!r}{inner}{tail}{masked})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,11 @@ class Reorder:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """An axis runs on a unit: `loop`, `pool`, `vector` or `unroll`.
+    """An axis runs on a unit: `loop`, `vector` or `unroll`; on CPUs also `pool`; on GPUs also
+    `grid`, `thread`, `thread_y` or `thread_z`.
 
-    On the pool a chunk is `grain` iterations, the last one perhaps fewer.
+    On the pool a chunk is `grain` iterations, the last one perhaps fewer. On the grid each
+    iteration is a block; those of the axes bound to threads are the threads of each block.
     """
 
     axis: str
@@ -135,9 +141,9 @@ class Schedule:
 # --- the words of the language ------------------------------------------------------------------
 
 
-def split(axis: str, *, outer: str, tail: str = "", **inner: int) -> Split:
+def split(axis: str, *, outer: str, tail: str = "", masked: bool = False, **inner: int) -> Split:
     """`axis` becomes `outer` and the inner axes given as name=size, outermost first."""
-    return Split(axis, ((outer, 0), *inner.items()), tail)
+    return Split(axis, ((outer, 0), *inner.items()), tail, masked)
 
 
 def collapse(*axes: str, name: str) -> Collapse:
@@ -230,6 +236,7 @@ def _check_types(step: Step, found: str) -> None:
         sizes = [size for _, size in step.parts]
         texts: tuple[Any, ...] = (step.axis, step.tail, *(name for name, _ in step.parts))
         good = all(type(size) is int for size in sizes) and min(sizes[1:], default=1) >= 1
+        good = good and type(step.masked) is bool
     elif isinstance(step, Bind):
         texts, good = (step.axis, step.unit), type(step.grain) is int and step.grain >= 1
     elif isinstance(step, Collapse):

@@ -14,6 +14,7 @@ from baregrad.ir.node import Node, extent_of, range_node, rebuild, substitute, t
 from baregrad.ir.op import Ops, mask_of
 from baregrad.kernel.analysis import EXPENSIVE, by_id
 from baregrad.kernel.guards import push_guards
+from baregrad.target import AnyTarget, GpuTarget
 
 _MEMO = "kernel.prepared"
 _EXPENSIVE_MASK = mask_of(EXPENSIVE)
@@ -24,8 +25,13 @@ MOST_EXTENT = 1 << 15
 LANES = 8
 
 
-def prepare(kernel: Node) -> Node:
-    """`kernel` as schedules see it: guards pushed into reductions, expensive values shared."""
+def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
+    """`kernel` as schedules see it: guards pushed into reductions, expensive values shared.
+
+    A GPU's threads compute such values again sooner than they keep them.
+    """
+    if isinstance(target, GpuTarget):
+        return push_guards(kernel)
     memo = kernel.memo
     if _MEMO not in memo:
         found = share_values(push_guards(kernel))

@@ -68,13 +68,14 @@ def to_loop(
     """The loop level of a kernel whose schedule was applied; `schedule` is its text, to be shown.
 
     With `fma`, products that are summed use one rounding. Writes to the slots `ordered` may meet,
-    so their loops are not shared.
+    so their loops are not shared. Loops over axes bound to the grid are around everything else.
     """
     pools = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "pool"}
     if len(pools) > 1:
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = next(iter(pools), None)
-    builder = _Builder(fma, pool)
+    grid = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "grid"}
+    builder = _Builder(fma, pool, by_id(grid))
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
@@ -98,9 +99,10 @@ def statement(block: Block) -> Node:
 class _Builder:
     """Builds the statement tree of one kernel."""
 
-    def __init__(self, fma: bool, pool: Node | None) -> None:
+    def __init__(self, fma: bool, pool: Node | None, grid: tuple[Node, ...] = ()) -> None:
         self.fma = fma
         self.pool = pool
+        self.grid = grid
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
         self.converted: dict[Node, Node] = {}
@@ -147,6 +149,8 @@ class _Builder:
         path = [self.root]
         share = out.arg.monoid is None and not crowded
         pool = self.pool
+        if self.grid:
+            loops = self.blocks(loops, path)
         if pool is not None and pool in loops:
             loops.remove(pool)
             loops.insert(0, pool)
@@ -169,6 +173,18 @@ class _Builder:
             path.append(self.nest(path[-1], condition, NOTHING, share=False))
         store = Node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
         path[-1].items.append(Item(store))
+
+    def blocks(self, loops: list[Node], path: list[Block]) -> list[Node]:
+        """Open the loops over blocks, which all outputs share; the loops that are left."""
+        alone = []
+        for axis in self.grid:
+            path.append(self.nest(path[-1], axis, NOTHING))
+            if axis not in loops:
+                # What does not run along the axis is done once, by the first block along it.
+                alone.append(alu(Ops.CMPEQ, axis, const(0, dtypes.index)))
+        if alone:
+            path.append(self.nest(path[-1], index.both(*alone), NOTHING, share=False))
+        return [axis for axis in loops if axis not in self.grid]
 
     def reductions(self, below: tuple[Node, ...], path: list[Block]) -> None:
         """Place every reduction of `below` that is possible in the loops open so far."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, overload
+
 from baregrad.render.interface import (
     Renderer,
     Signature,
@@ -9,12 +11,24 @@ from baregrad.render.interface import (
     scratch_nbytes,
     signature,
 )
+from baregrad.target.gpu import GpuTarget
 
 __all__ = ["Renderer", "Signature", "entry_name", "get", "scratch_nbytes", "signature"]
 
 
-def get(name: str) -> Renderer:
-    """The renderer called `name`: "llvm" or "c". Raises OptionError for another name."""
+@overload
+def get(name: Literal["ptx"]) -> Renderer[GpuTarget]: ...
+
+
+@overload
+def get(name: str) -> Renderer[Any]: ...
+
+
+def get(name: str) -> Renderer[Any]:
+    """The renderer called `name`: "llvm" or "c" for CPUs, "ptx" for GPUs.
+
+    Raises OptionError for another name.
+    """
     if name == "llvm":
         from baregrad.render.llvm import LlvmRenderer
 
@@ -23,6 +37,10 @@ def get(name: str) -> Renderer:
         from baregrad.render.c import CRenderer
 
         return CRenderer()
+    if name == "ptx":
+        from baregrad.render.ptx import PtxRenderer
+
+        return PtxRenderer()
     from baregrad.base.errors import OptionError
 
-    raise OptionError("unknown renderer", found=name, wanted="llvm or c")
+    raise OptionError("unknown renderer", found=name, wanted="llvm, c or ptx")

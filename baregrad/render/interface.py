@@ -8,21 +8,25 @@ import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from baregrad.base.bits import prod, round_up
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.target.cpu import CpuTarget
+from baregrad.target.gpu import GpuTarget
 
 SCRATCH_ALIGNMENT = 64
 
 
-class Renderer(Protocol):
+Target = TypeVar("Target", CpuTarget, GpuTarget, contravariant=True)
+
+
+class Renderer(Protocol[Target]):
     """Linear level to source text.
 
     `name` is what options call it; `assembler` is the kind of assembler that takes its text
-    ("llvm" or "c").
+    ("llvm", "c" or "ptxas").
     """
 
     @property
@@ -34,7 +38,7 @@ class Renderer(Protocol):
         """The kind of assembler that takes its text."""
 
     def render(
-        self, program: Node, target: CpuTarget, variables: Sequence[str] | None = None
+        self, program: Node, target: Target, variables: Sequence[str] | None = None
     ) -> str:
         """The source text of a PROGRAM; equal arguments give equal texts.
 

@@ -160,6 +160,10 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f"<{lanes} x i32> <{order}>"
         )
         return
+    function = _function(f, node)
+    if function:
+        f.lines.append(f"  {f.define(node)} = call {kinds} {function}(ptr {where})")
+        return
     addresses = [where, *[f.fresh() for _ in range(1, lanes)]]
     for lane in range(1, lanes):
         f.lines.append(
@@ -217,6 +221,10 @@ def _spread(f: FunctionText, node: Node, where: str, operand: str) -> None:
     """One store per lane, a constant number of elements apart."""
     access, dtype = node.arg, node.src[0].dtype
     element, kinds = type_text(dtype), type_text(dtype, access.width)
+    function = _function(f, node)
+    if function:
+        f.lines.append(f"  call void {function}(ptr {where}, {kinds} {operand})")
+        return
     names: list[str] = []
     for _ in range(access.width):
         one, address = f.fresh(), f.fresh()
@@ -236,6 +244,67 @@ def _spread_form(element: str, kinds: str, lanes: int, stride: int, align: int) 
             for lane in range(lanes)
         ]
     )
+
+
+# --- strided accesses that repeat ----------------------------------------------------------------
+
+# From how many accesses of one form on a function is shorter, to compile and to run.
+_MANY = 4
+
+
+def _function(f: FunctionText, node: Node) -> str:
+    """The function that a strided access calls, or "" for one that is written out.
+
+    A program may have dozens of them that differ in their place alone, as at the end of a tile of
+    accumulators: most of its text and machine code, and of LLVM's time, for few of its steps.
+    """
+    if len(node.src) > (2 if node.op is Ops.VLOAD else 3):
+        return ""
+    counts = f.strided
+    if not counts:
+        for one in f.program.src:
+            if (one.op is Ops.VLOAD or one.op is Ops.VSTORE) and one.arg.stride != 1:
+                form = _form(one)
+                counts[form] = counts.get(form, 0) + 1
+    form = _form(node)
+    if counts[form] < _MANY:
+        return ""
+    name, text = _function_text(*form)
+    f.declarations[text] = None
+    return name
+
+
+def _form(node: Node) -> tuple[bool, DType, int, int, int]:
+    """What strided accesses share that call the same function."""
+    access = node.arg
+    loads = node.op is Ops.VLOAD
+    return (loads, node.src[0].dtype, access.width, access.stride, access.align)
+
+
+@lru_cache(1 << 8)
+def _function_text(
+    loads: bool, dtype: DType, lanes: int, stride: int, align: int
+) -> tuple[str, str]:
+    """The name and text of a function that reads or writes lanes `stride` elements apart."""
+    element, kinds = type_text(dtype), type_text(dtype, lanes)
+    verb = "load" if loads else "store"
+    name = f"@{verb}.{element}.{lanes}.{stride}.{align}"
+    head = f"{kinds} {name}(ptr %p)" if loads else f"void {name}(ptr %p, {kinds} %x)"
+    lines = [f"define internal {head} #0 {{"]
+    for lane in range(lanes):
+        lines.append(f"  %a{lane} = getelementptr {element}, ptr %p, i64 {stride * lane}")
+        place = f"ptr %a{lane}, align {align}"
+        if loads:
+            before = f"%v{lane - 1}" if lane else "poison"
+            lines.append(f"  %x{lane} = load {element}, {place}")
+            lines.append(
+                f"  %v{lane} = insertelement {kinds} {before}, {element} %x{lane}, i64 {lane}"
+            )
+        else:
+            lines.append(f"  %x{lane} = extractelement {kinds} %x, i64 {lane}")
+            lines.append(f"  store {element} %x{lane}, {place}")
+    lines.append(f"  ret {kinds} %v{lanes - 1}\n}}" if loads else "  ret void\n}")
+    return name, "\n".join(lines)
 
 
 MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(

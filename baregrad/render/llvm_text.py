@@ -51,7 +51,10 @@ class FunctionText:
         self.labels = 0
         self.blocks: list[Block] = []
         self.pointers: dict[tuple[str, str], str] = {}
+        # Functions that are called: intrinsics are declared, our own are written out.
         self.declarations: dict[str, None] = {}
+        # How often strided accesses of each form occur, once one of them was met.
+        self.strided: dict[tuple[object, ...], int] = {}
         self.registers = block_registers(program)
         self.place = 0
 

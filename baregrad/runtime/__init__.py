@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from baregrad.base.errors import DeviceError, UnsupportedDevice
-from baregrad.base.options import DEVICE_NAMES
+from baregrad.base.errors import DeviceError
 
 if TYPE_CHECKING:
     from baregrad.runtime.interface import Device
 
-OPEN_NAMES = ("CPU", "REF", "NULL", "CUDA")
-# Devices that there may be several of: CUDA:1 is the second.
-_NUMBERED = ("CUDA",)
+OPEN_NAMES = ("CPU", "REF", "NULL", "NV", "CUDA")
 
 
 def open_device(name: str, *, assemble: Callable[[str], bytes] | None = None) -> Device:
@@ -21,7 +18,8 @@ def open_device(name: str, *, assemble: Callable[[str], bytes] | None = None) ->
 
     `assemble` turns LLVM IR text into an object; the CPU device needs it for its native executor
     and its threads, and does without it on one thread. Raises DeviceError for a name that does
-    not exist, UnsupportedDevice for one that this version does not drive.
+    not exist, UnsupportedDevice for a GPU that is not there, DriverError where its driver is
+    missing. `NV:1` and `CUDA:1` are the second GPU of this machine.
     """
     if name == "CPU":
         from baregrad.runtime.cpu.device import CpuDevice
@@ -35,24 +33,20 @@ def open_device(name: str, *, assemble: Callable[[str], bytes] | None = None) ->
         from baregrad.runtime.null import NullDevice
 
         return NullDevice()
-    kind, ordinal = split_name(name)
-    if kind == "CUDA":
+    if name == "NV" or name.startswith("NV:"):
+        from baregrad.runtime.nvidia.device import NvDevice
+
+        return NvDevice(name, index=_ordinal(name))
+    if name == "CUDA" or name.startswith("CUDA:"):
         from baregrad.runtime.cuda.device import CudaDevice
 
-        return CudaDevice(name, ordinal)
-    if name in DEVICE_NAMES:
-        raise UnsupportedDevice(
-            f"the device {name} is not driven by this version", wanted=" | ".join(OPEN_NAMES)
-        )
+        return CudaDevice(name, _ordinal(name))
     raise DeviceError(f"there is no device {name!r}", wanted=" | ".join(OPEN_NAMES))
 
 
-def split_name(name: str) -> tuple[str, int]:
-    """Return the kind and the number of a device: ("CUDA", 1) for CUDA:1, number 0 by default.
-
-    A name that is not of such a form is its own kind.
-    """
-    kind, colon, number = name.partition(":")
-    if kind in _NUMBERED and (not colon or (number.isascii() and number.isdecimal())):
-        return kind, int(number or 0)
-    return name, 0
+def _ordinal(name: str) -> int:
+    """Return the number of a device called `NAME` or `NAME:number`."""
+    _, _, number = name.partition(":")
+    if number and not (number.isascii() and number.isdigit()):
+        raise DeviceError("a device's number is a number", found=name, wanted="NV:0, CUDA:1, ...")
+    return int(number or 0)

@@ -136,6 +136,13 @@ class Buffer:
             )
         return host_array(memory, self.address, self.nbytes).data
 
+    def contents(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return a copy of the bytes in host memory, as all submitted work leaves them."""
+        data = np.empty(self.nbytes, np.uint8)
+        if self.nbytes:
+            self.device.copy_out(self, data)
+        return data
+
     def close(self) -> None:
         """Let go of the memory; views and memoryviews of it stay good."""
         self._memory = None
@@ -261,6 +268,17 @@ class Device(ABC):
         self._check_transfer(buffer, target.nbytes)
         self.synchronize()
         target[:] = np.frombuffer(buffer.as_memoryview(), np.uint8)
+
+    def duplicate(self, source: Buffer) -> Buffer:
+        """Return a buffer with the same bytes in memory of its own on this device."""
+        fresh = self.allocate(source.nbytes)
+        if source.nbytes and source.device is self and not self.host_visible:
+            commands = self.command_list()
+            commands.copy(fresh, source, source.nbytes)
+            self.submit(commands)
+        elif source.nbytes:
+            self.copy_in(fresh, source.contents())
+        return fresh
 
     def _check_transfer(self, buffer: Buffer, nbytes: int) -> None:
         if buffer.device is not self:

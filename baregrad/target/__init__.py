@@ -7,4 +7,6 @@ from baregrad.target.cpu import cpu_row as cpu_row
 from baregrad.target.gpu import GpuTarget as GpuTarget
 from baregrad.target.gpu import gpu_row as gpu_row
 
-__all__ = ["CpuTarget", "GpuTarget", "cpu_row", "gpu_row"]
+AnyTarget = CpuTarget | GpuTarget
+
+__all__ = ["AnyTarget", "CpuTarget", "GpuTarget", "cpu_row", "gpu_row"]

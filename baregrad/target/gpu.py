@@ -1,12 +1,16 @@
 """GPU generations: one row each. Sizes are in bytes and times in clock cycles unless said.
 
-Source of the row below: measurements on one H200 and listings of NVIDIA's assembler for sm_90a;
-where the two say nothing, the CUDA C++ Programming Guide's table of compute capabilities.
+Source of the row of sm_90a: measurements on one H200 and listings of NVIDIA's assembler; where the
+two say nothing, the CUDA C++ Programming Guide's table of compute capabilities. The limits of the
+other rows are that table's (release 13.0); `ptx_isa` and what an architecture accepts are from the
+PTX ISA manual's release notes, and were tried with ptxas 13.0. Nothing of the other rows was
+measured: latencies and bytes in flight are sm_90a's, and `reread_bytes` is a third of the level 2
+cache of the smallest common board (T4, A100, A10, L4, B200, RTX 5090).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import UnsupportedDevice
@@ -38,10 +42,14 @@ class GpuTarget:
 
     Limits named `..._per_block` hold for one thread block and `..._per_unit` for a multiprocessor,
     which may run several. `bytes_in_flight_per_unit` is what must be under way to reach the full
-    bandwidth of memory.
+    bandwidth of memory. `name` is what the assembler calls the architecture, `capability` the
+    compute capability (major, minor), and `ptx_isa` the version of PTX that texts are written in:
+    the first with all that renderers use of the architecture. `load_bytes` is the widest access.
     """
 
     name: str
+    capability: tuple[int, int]
+    ptx_isa: tuple[int, int]
     warp_lanes: int
     warps_per_unit: int
     blocks_per_unit: int
@@ -70,6 +78,16 @@ class GpuTarget:
     latency_l2: int
     latency_memory: int
 
+    @property
+    def fma(self) -> bool:
+        """Whether a multiply-add with one rounding is an instruction, as on every generation."""
+        return True
+
+    @property
+    def converts_float16(self) -> bool:
+        """Whether float16 is converted from and to float32 by instructions, as on all of them."""
+        return True
+
     def warps_by_registers(self, registers: int) -> int:
         """Return how many warps a multiprocessor holds at `registers` a thread.
 
@@ -82,7 +100,8 @@ class GpuTarget:
 
     def resident_blocks(self, warps: int, registers: int, shared_bytes: int) -> int:
         """Return how many blocks of `warps` warps a multiprocessor holds at once, 0 for too big."""
-        by_shared = self.shared_bytes_per_unit // (shared_bytes + self.shared_bytes_reserved)
+        shared = max(shared_bytes + self.shared_bytes_reserved, 1)
+        by_shared = self.shared_bytes_per_unit // shared
         if shared_bytes > self.shared_bytes_per_block or registers > self.registers_per_thread:
             return 0
         by_registers = self.warps_by_registers(registers) // warps
@@ -102,37 +121,117 @@ _WARPGROUP_SHAPES = (
     MatrixShape(("int8", "uint8"), ("int32",), 64, 32, range(16, 257, 16), True, 4096),
 )
 
+_HOPPER = GpuTarget(
+    name="sm_90a",
+    capability=(9, 0),
+    ptx_isa=(8, 0),
+    warp_lanes=32,
+    warps_per_unit=64,
+    blocks_per_unit=32,
+    threads_per_block=1024,
+    registers_per_unit=65536,
+    registers_per_thread=255,
+    register_granule=8,
+    register_partitions=4,
+    shared_bytes_per_unit=228 * KIB,
+    shared_bytes_per_block=227 * KIB,
+    shared_bytes_default=48 * KIB,
+    shared_bytes_reserved=1 * KIB,
+    shared_banks=32,
+    cluster_sizes=(1, 2, 4, 8),
+    cluster_sizes_unportable=(16,),
+    named_barriers=16,
+    barrier_transfer_bytes=(1 << 20) - 1,
+    register_shift=range(24, 257, 8),
+    warpgroup_warps=4,
+    matrix_shapes=_WARPGROUP_SHAPES,
+    load_bytes=16,
+    reread_bytes=20_000_000,
+    bytes_in_flight_per_unit=32 * KIB,
+    latency_l1=32,
+    latency_shared=22,
+    latency_l2=280,
+    latency_memory=650,
+)
+_TURING = replace(
+    _HOPPER,
+    name="sm_75",
+    capability=(7, 5),
+    ptx_isa=(6, 3),
+    warps_per_unit=32,
+    blocks_per_unit=16,
+    shared_bytes_per_unit=64 * KIB,
+    shared_bytes_per_block=64 * KIB,
+    shared_bytes_reserved=0,
+    cluster_sizes=(1,),
+    cluster_sizes_unportable=(),
+    barrier_transfer_bytes=0,
+    register_shift=range(0),
+    warpgroup_warps=0,
+    matrix_shapes=(),
+    reread_bytes=1_300_000,
+)
+_AMPERE = replace(
+    _TURING,
+    name="sm_80",
+    capability=(8, 0),
+    ptx_isa=(7, 0),
+    warps_per_unit=64,
+    blocks_per_unit=32,
+    shared_bytes_per_unit=164 * KIB,
+    shared_bytes_per_block=163 * KIB,
+    shared_bytes_reserved=1 * KIB,
+    reread_bytes=13_000_000,
+)
+_AMPERE_GRAPHICS = replace(
+    _AMPERE,
+    name="sm_86",
+    capability=(8, 6),
+    ptx_isa=(7, 1),
+    warps_per_unit=48,
+    blocks_per_unit=16,
+    shared_bytes_per_unit=100 * KIB,
+    shared_bytes_per_block=99 * KIB,
+    reread_bytes=2_000_000,
+)
+_ADA = replace(
+    _AMPERE_GRAPHICS,
+    name="sm_89",
+    capability=(8, 9),
+    ptx_isa=(7, 8),
+    blocks_per_unit=24,
+    reread_bytes=16_000_000,
+)
+# Its matrix units work on tensor memory; no renderer writes those instructions yet.
+_BLACKWELL = replace(
+    _HOPPER,
+    name="sm_100a",
+    capability=(10, 0),
+    ptx_isa=(8, 8),
+    warpgroup_warps=0,
+    matrix_shapes=(),
+    load_bytes=32,
+    reread_bytes=42_000_000,
+)
+_BLACKWELL_GRAPHICS = replace(
+    _ADA,
+    name="sm_120",
+    capability=(12, 0),
+    ptx_isa=(8, 8),
+    cluster_sizes=(1, 2, 4, 8),
+    barrier_transfer_bytes=(1 << 20) - 1,
+    load_bytes=32,
+    reread_bytes=32_000_000,
+)
+
 GPU_ROWS = (
-    GpuTarget(
-        name="sm_90a",
-        warp_lanes=32,
-        warps_per_unit=64,
-        blocks_per_unit=32,
-        threads_per_block=1024,
-        registers_per_unit=65536,
-        registers_per_thread=255,
-        register_granule=8,
-        register_partitions=4,
-        shared_bytes_per_unit=228 * KIB,
-        shared_bytes_per_block=227 * KIB,
-        shared_bytes_default=48 * KIB,
-        shared_bytes_reserved=1 * KIB,
-        shared_banks=32,
-        cluster_sizes=(1, 2, 4, 8),
-        cluster_sizes_unportable=(16,),
-        named_barriers=16,
-        barrier_transfer_bytes=(1 << 20) - 1,
-        register_shift=range(24, 257, 8),
-        warpgroup_warps=4,
-        matrix_shapes=_WARPGROUP_SHAPES,
-        load_bytes=16,
-        reread_bytes=20_000_000,
-        bytes_in_flight_per_unit=32 * KIB,
-        latency_l1=32,
-        latency_shared=22,
-        latency_l2=280,
-        latency_memory=650,
-    ),
+    _TURING,
+    _AMPERE,
+    _AMPERE_GRAPHICS,
+    _ADA,
+    _HOPPER,
+    _BLACKWELL,
+    _BLACKWELL_GRAPHICS,
 )
 
 

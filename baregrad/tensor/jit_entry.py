@@ -307,7 +307,7 @@ class Entry:
 
         That is the memory it had, unless another tensor still reads that: then memory of its own.
         """
-        copies = {id(kept): bytes(made.as_memoryview()) for made, kept in updates}
+        copies = {id(kept): made.contents() for made, kept in updates}
         others = [s.node for s in every_storage().values() if s not in written]
         read = handles_below(others) if copies else set()
         for storage in written:

@@ -106,8 +106,8 @@ def test_variables_come_in_the_order_that_is_asked_for() -> None:
 
 
 def test_unknown_renderers_and_ops_are_errors() -> None:
-    with pytest.raises(OptionError, match="wanted llvm or c"):
-        render.get("cuda")
+    with pytest.raises(OptionError, match="wanted llvm, c or ptx"):
+        render.get("metal")
     stray = Node(Ops.PROGRAM, dtypes.token, (Node(Ops.BARRIER, dtypes.token),), KernelInfo())
     for name in ("llvm", "c"):
         with pytest.raises(CompilerBug, match="no rule"):

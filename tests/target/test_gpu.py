@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from baregrad.base.errors import UnsupportedDevice
-from baregrad.target.gpu import gpu_row
+from baregrad.target.gpu import GPU_ROWS, GpuTarget, gpu_row
 
 HOPPER = gpu_row("sm_90a")
 
@@ -41,3 +41,29 @@ def test_matrix_shapes_take_32_bytes_of_k() -> None:
 def test_an_unknown_generation_is_refused() -> None:
     with pytest.raises(UnsupportedDevice, match="sm_90a"):
         gpu_row("sm_12")
+
+
+@pytest.mark.parametrize("name,warps,blocks,shared_kib,block_kib", [
+    ("sm_75", 32, 16, 64, 64),
+    ("sm_80", 64, 32, 164, 163),
+    ("sm_86", 48, 16, 100, 99),
+    ("sm_89", 48, 24, 100, 99),
+    ("sm_90a", 64, 32, 228, 227),
+    ("sm_100a", 64, 32, 228, 227),
+    ("sm_120", 48, 24, 100, 99),
+])
+def test_limits_are_the_programming_guides(
+    name: str, warps: int, blocks: int, shared_kib: int, block_kib: int
+) -> None:
+    row = gpu_row(name)
+    assert (row.warps_per_unit, row.blocks_per_unit) == (warps, blocks)
+    assert row.shared_bytes_per_unit == shared_kib * 1024
+    assert row.shared_bytes_per_block == block_kib * 1024
+
+
+@pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
+def test_names_follow_the_compute_capability(row: GpuTarget) -> None:
+    major, minor = row.capability
+    assert row.name.rstrip("a") == f"sm_{major}{minor}"
+    assert row.warps_per_unit % row.register_partitions == 0
+    assert row.resident_blocks(1, 16, 0) == min(row.blocks_per_unit, row.warps_per_unit)

@@ -43,6 +43,8 @@ GRAPH_US = 8.0
 GRAPH_NODE_US = 0.3
 # A graph is made once launching by hand cost about as much as making it does.
 GRAPH_AFTER = 4
+# Modules that nobody needs are worth a wait when there are so many.
+MANY_MODULES = 64
 
 
 class LoadedModule:
@@ -114,7 +116,7 @@ class CudaDevice(Device):
     def _give_segment(self, address: int) -> None:
         self.context.release("cuMemFree_v2", address)
 
-    def pinned_array(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return host memory of shape (nbytes,) that copies go to and from at the bus's speed.
 
         Any content. It is good as long as the device is open.
@@ -264,10 +266,11 @@ class CudaDevice(Device):
             if handles in self._graphs:
                 self._graphs.discard(handles)
                 self._destroy_graph(handles)
-        if not self._dead_modules:
-            return
         # Work that was enqueued may still be running their code.
-        self.context.synchronize()
+        if not self.context.progress.idle() and len(self._dead_modules) < MANY_MODULES:
+            return
+        if self._dead_modules:
+            self.context.synchronize()
         while self._dead_modules:
             module = self._dead_modules.popleft()
             if module in self._modules:
@@ -320,7 +323,7 @@ class CudaDevice(Device):
             else:
                 self._run(bound)
             bound.submits += 1
-            if self._dead_graphs or len(self._dead_modules) > 64:
+            if self._dead_graphs or len(self._dead_modules) >= MANY_MODULES:
                 self._bury()
             return None
 

@@ -55,7 +55,7 @@ class LaunchForm:
         self.bank_offset = layout.nbytes_apart
         self.nbytes = self.bank_offset + len(bank)
         self._bank = bank
-        self._launch = launch
+        self.launch = launch
         self._images: dict[int, bytes] = {}
         self.bank_slot = layout.slot("bank_address")
         self.next_slot = layout.slot("next_address")
@@ -65,7 +65,7 @@ class LaunchForm:
         """Return the image where every thread of the channel has so much local memory."""
         found = self._images.get(local_nbytes)
         if found is None:
-            data = encode(self._launch.with_local(local_nbytes), self.layout)
+            data = encode(self.launch.with_local(local_nbytes), self.layout)
             data.extend(bytes(self.bank_offset - len(data)))
             found = self._images[local_nbytes] = bytes(data + self._bank)
         return bytearray(found)

@@ -6,7 +6,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import ArgumentError, DriverError
@@ -43,9 +43,13 @@ class Timeline:
     16 bytes of pinned memory: the value, and the GPU's time in nanoseconds when it was written.
     """
 
-    def __init__(self, gpu: Gpu, *, owner: Teardown | None = None) -> None:
+    def __init__(self, gpu: Gpu, *, owner: Teardown | None = None, begin_at: int = 0) -> None:
+        self._pause = gpu.client.port.pause
         self._memory = gpu.memory.pinned(16, owner=owner)
         self._words = self._memory.view[:16].cast("Q")
+        self._words[0] = begin_at
+        # For whoever polls: the value, and the time when it was written.
+        self.words = self._words
         keeper = gpu.allocations if owner is None else owner
         keeper.push("the timeline's view", self._words.release)
         self.gpu_va = self._memory.gpu_va
@@ -91,7 +95,7 @@ class Timeline:
                         wanted=value,
                     )
             if now > spin_until:
-                time.sleep(50e-6)
+                self._pause()
 
     def close(self) -> None:
         """Free the memory; no channel may use it any more."""
@@ -150,16 +154,21 @@ class ChannelGroup:
         self.gpu.channels.run(self._token)
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class Named(Protocol):
+    """What launches kernels of some names."""
+
+    names: list[str]
+
+
+class _InFlight(NamedTuple):
     """What a submission holds until the timeline has its value: the words before `end`.
 
-    `names` are the kernels that it launches.
+    `names` are the kernels that it launches, or what has them.
     """
 
     value: int
     end: int
-    names: list[str]
+    names: list[str] | Named
 
 
 class Channel:
@@ -179,6 +188,7 @@ class Channel:
         copies: bool = False,
         entries: int = _RING_ENTRIES,
         push_nbytes: int = HUGE_PAGE_NBYTES - _PUSH_OFFSET,
+        begin_at: int = 0,
     ) -> None:
         if not is_power_of_two(entries) or not 2 <= entries <= _USERD_OFFSET // m.GP_ENTRY_NBYTES:
             raise ArgumentError("a ring has a power of two of entries", found=entries)
@@ -196,7 +206,10 @@ class Channel:
         self.entries = entries
         self._push_nbytes = push_nbytes
         self._in_flight: deque[_InFlight] = deque()
-        self._put = self._head = self._tail = self._last = 0
+        self._put = self._head = self._tail = 0
+        self._most = entries - 1
+        # What the timeline has when all submissions so far are done.
+        self.last_value = begin_at
         self.teardown = Teardown()
         with self.teardown:
             self._open()
@@ -209,9 +222,11 @@ class Channel:
         if self.launches is not None:
             teardown.push("memory of launches", self.launches.teardown.close)
         memory = gpu.memory.visible(HUGE_PAGE_NBYTES, owner=teardown)
-        self.timeline = Timeline(gpu, owner=teardown)
+        self.timeline = Timeline(gpu, owner=teardown, begin_at=self.last_value)
         page = gpu.memory.driver_page(owner=teardown)
         self._notifier = page.view
+        # Not zero once the driver has reported an error.
+        self.alarm = page.view[14:16].cast("H")
         release = PushBuffer()
         release.release(self.timeline.gpu_va, 0)
         self._release = release.words
@@ -245,11 +260,13 @@ class Channel:
         token = client.struct("work_submit_token").record()
         client.control(self.handle, nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN, token)
         self._doorbell = token["workSubmitToken"]
+        self._store = client.port.store
+        self._doorbell_address = gpu.doorbell_address
         self._register()
         teardown.push("idleness", self._drain)
 
     def _release_views(self) -> None:
-        for view in (self._ring, self._userd, self._push, self._notifier):
+        for view in (self._ring, self._userd, self._push, self._notifier, self.alarm):
             view.release()
 
     def _register(self) -> None:
@@ -296,7 +313,7 @@ class Channel:
         """
         if self.group.dead is not None:
             raise DriverError("the channel is dead", found=self.group.dead)
-        value = self._last + 1
+        value = self.last_value + 1
         words = push.words + self._release
         words[-3:-1] = value & 0xFFFFFFFF, value >> 32
         place = self._reserve(4 * len(words))
@@ -307,13 +324,30 @@ class Channel:
             self._push_va + place | m.GP_ENTRY_SUBROUTINE | len(words) << m.GP_ENTRY_LENGTH_SHIFT
         )
         self._put = (self._put + 1) % self.entries
-        self._last = value
+        self.last_value = value
         self._in_flight.append(_InFlight(value, self._head, push.names))
         # Stores to the GPU's memory are combined on their way: the pointer must not overtake the
         # entry, nor the doorbell the pointer.
         self.gpu.client.port.store(self._put_address, self._put)
         self.gpu.ring(self._doorbell)
         return value
+
+    def enter(self, entry: int, names: list[str] | Named) -> None:
+        """Submit words that lie in memory already and end with the release of the next value.
+
+        `entry` is that of the ring; `names` are the kernels that the words launch.
+        """
+        in_flight = self._in_flight
+        while len(in_flight) >= self._most:
+            self._retire()
+        put = self._put
+        self._ring[put] = entry
+        self._put = put = put + 1 & self._most
+        self.last_value = value = self.last_value + 1
+        in_flight.append(_InFlight(value, self._head, names))
+        store = self._store
+        store(self._put_address, put)
+        store(self._doorbell_address, self._doorbell)
 
     def _reserve(self, nbytes: int) -> int:
         """Return where in the buffer of words `nbytes` bytes in one piece are free."""
@@ -343,7 +377,7 @@ class Channel:
     def wait(self, value: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait for a submission, the last one by default; raise DriverError if it never comes."""
         try:
-            self.timeline.wait(self._last if value is None else value, timeout_s, self.check)
+            self.timeline.wait(self.last_value if value is None else value, timeout_s, self.check)
         except DriverError as error:
             if self.group.dead is None:
                 error.message += self._blame()
@@ -366,9 +400,12 @@ class Channel:
         """Say which kernels the first submission launched that is not done."""
         done = self.timeline.value
         running = next((one for one in self._in_flight if one.value > done), None)
-        if running is None or not running.names:
+        if running is None:
             return ""
-        names = [repr(name) for name in dict.fromkeys(running.names)]
+        found = running.names if isinstance(running.names, list) else running.names.names
+        names = [repr(name) for name in dict.fromkeys(found)]
+        if not names:
+            return ""
         if len(names) == 1:
             return f" while it ran the kernel {names[0]}"
         more = ", ..." if len(names) > 4 else ""

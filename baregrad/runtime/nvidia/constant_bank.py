@@ -145,6 +145,20 @@ def write_place(data: bytearray | memoryview, layout: BankLayout, address: int) 
         struct.pack_into("<Q", data, offset, address + layout.parameter_base)
 
 
+def write_grid(
+    data: bytearray | memoryview,
+    layout: BankLayout,
+    grid: tuple[int, int, int],
+    cluster: tuple[int, int, int],
+) -> None:
+    """Tell a bank another grid; all else stays."""
+    counts = tuple(a // b for a, b in zip(grid, cluster, strict=True))
+    for name, value in (("grid", grid), ("cluster_count", counts)):
+        offset = layout.offsets.get(name)
+        if offset is not None:
+            struct.pack_into("<3I", data, offset, *value)
+
+
 def _form(name: str) -> str:
     if name == "cluster_reciprocal":
         return "<3f"

@@ -16,6 +16,7 @@ from baregrad.runtime.nvidia.constant_bank import (
     BANK_HOPPER,
     BANK_TURING,
     BankFacts,
+    BankLayout,
     fill,
     write_parameters,
     write_place,
@@ -25,8 +26,10 @@ from baregrad.runtime.nvidia.cubin_image import ALIGNMENT, image_nbytes, link
 from baregrad.runtime.nvidia.descriptor_fields import descriptor_layout
 from baregrad.runtime.nvidia.launch_descriptor import (
     MAX_THREADS,
+    THOROUGH,
     Bank,
     Launch,
+    Manners,
     choose_shared_config,
 )
 from baregrad.runtime.nvidia.memory import Allocation
@@ -103,6 +106,8 @@ class _Shape:
     block: Triple
     shared_nbytes: int
     cluster: Triple
+    manners: Manners
+    prefetch: bool
 
 
 class Kernel:
@@ -116,7 +121,7 @@ class Kernel:
         self._layout = descriptor_layout(self._row.launch_descriptor[0])
         self._bank = _BANKS[self._row.launch_descriptor[0]]
         self._local_nbytes = facts.local_nbytes if facts.stack_nbytes else 0
-        self._forms: dict[tuple[Triple, Triple, int, Triple], LaunchForm] = {}
+        self._forms: dict[_Shape, LaunchForm] = {}
 
     def launch(
         self,
@@ -138,16 +143,45 @@ class Kernel:
         the kernel was compiled for. Raises ArgumentError for what does not fit the kernel.
         """
         batch = Batch(target) if isinstance(target, Channel) else target
-        shape = (grid, block, shared_nbytes, cluster)
-        form = self._forms.get(shape)
-        if form is None:
-            form = self._forms[shape] = self._make_form(_Shape(*shape))
+        form = self.form(grid, block, shared_nbytes=shared_nbytes, cluster=cluster)
         item = batch.item(form)
         bank = memoryview(item.data)[form.bank_offset :]
         write_place(bank, self._bank, item.bank_va)
         write_parameters(bank, self.facts, [_value(one) for one in arguments])
         batch.launch(item)
         return batch.submit() if batch is not target else 0
+
+    def form(
+        self,
+        grid: Triple,
+        block: Triple,
+        *,
+        shared_nbytes: int = 0,
+        cluster: Triple = _ONE,
+        manners: Manners = THOROUGH,
+        prefetch: bool = True,
+    ) -> LaunchForm:
+        """Return the form of launches of a shape; raise ArgumentError if it does not fit."""
+        shape = _Shape(grid, block, shared_nbytes, cluster, manners, prefetch)
+        found = self._forms.get(shape)
+        if found is None:
+            found = self._forms[shape] = self._make_form(shape)
+        return found
+
+    @property
+    def local_nbytes(self) -> int:
+        """Bytes of local memory that a thread needs, 0 for none."""
+        return self._local_nbytes
+
+    @property
+    def address(self) -> int:
+        """Where its code begins in the GPU's memory."""
+        return self.module.image.entry(self.facts)
+
+    @property
+    def bank_layout(self) -> BankLayout:
+        """Where the GPU's generation has the fields of constant bank 0."""
+        return self._bank
 
     def _make_form(self, shape: _Shape) -> LaunchForm:
         """Return the form of launches of a shape, which is checked here, once."""
@@ -184,7 +218,8 @@ class Kernel:
             banks=(Bank(0, 0, len(bank)), *self._banks()),
             barrier_count=facts.barrier_count,
             cluster=cluster,
-            program_nbytes=code.nbytes,
+            program_nbytes=code.nbytes if shape.prefetch else 0,
+            manners=shape.manners,
         )
         return LaunchForm(self.name, launch, self._layout, bytes(bank), self._local_nbytes)
 

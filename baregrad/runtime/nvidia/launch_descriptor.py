@@ -24,25 +24,40 @@ Values = dict[tuple[str, int], int]
 
 _KIND_BLOCKS, _KIND_CLUSTERS = 2, 3
 _GROUP_NONE = 0x3F
-_SYSTEM_BARRIER = 1
+# What a grid waits for before it counts as done: nothing, its writes seen by all of the machine, or
+# by all of the GPU (QMD CWD_MEMBAR_TYPE, clcbc0qmd.h).
+BARRIER_NONE, BARRIER_SYSTEM, BARRIER_GPU = 0, 1, 3
 _ACTION_SCHEDULE = 1
 _FOUR_WORDS, _TWO_WORDS = 0, 2
 _MAX_PREFETCH = 0x1FF << 8
 _AXES = ("width", "height", "depth")
-# Set in every launch, where the version has them: kernels take textures and samplers by header,
-# and what earlier kernels left in the caches of data is dropped. Code and constants are dropped
-# by the channel, or by a bank's own flag.
+# Set in every launch, where the version has them.
 _ALWAYS = (
     ("group", _GROUP_NONE),
     ("global_caching", 1),
     ("no_call_limit", 1),
     ("sampler_by_header", 1),
-    ("invalidate_texture_header", 1),
-    ("invalidate_sampler", 1),
-    ("invalidate_texture_data", 1),
-    ("invalidate_shader_data", 1),
-    ("completion_barrier", _SYSTEM_BARRIER),
 )
+_TEXTURES = ("invalidate_texture_header", "invalidate_sampler", "invalidate_texture_data")
+_DATA = "invalidate_shader_data"
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What a grid does beside running: which caches it drops first, and its barrier at the end.
+
+    `data` is what earlier kernels left in the caches of the multiprocessors; a kernel that reads
+    what others wrote since needs it dropped. `banks` are constants, whose memory may have held
+    others that are still in the cache. Code is dropped by the channel.
+    """
+
+    textures: bool = True
+    data: bool = True
+    banks: bool = True
+    barrier: int = BARRIER_SYSTEM
+
+
+THOROUGH = Manners()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +115,7 @@ class Launch:
     program_nbytes: int = 0
     releases: tuple[Release, ...] = ()
     next_address: int = 0
+    manners: Manners = THOROUGH
 
     def __post_init__(self) -> None:
         blocks, threads = self.grid, self.block
@@ -154,7 +170,7 @@ def encode(launch: Launch, layout: DescriptorLayout) -> bytearray:
     """
     values: Values = {("major_version", 0): layout.version[0]}
     values["minor_version", 0] = layout.version[1]
-    for name, value in _ALWAYS:
+    for name, value in (*_ALWAYS, *_manners(launch.manners)):
         if name in layout.fields:
             values[name, 0] = value
     for triple, name in ((grid_units(launch, layout), "grid"), (launch.block, "block")):
@@ -165,7 +181,21 @@ def encode(launch: Launch, layout: DescriptorLayout) -> bytearray:
     return layout.encode(values | _next(launch.next_address, layout))
 
 
-def write_release(data: bytearray, release: Release, layout: DescriptorLayout) -> None:
+def write_grid_units(
+    data: bytearray | memoryview, launch: Launch, layout: DescriptorLayout
+) -> None:
+    """Change the grid to that of `launch`."""
+    for axis, extent in zip(_AXES, grid_units(launch, layout), strict=True):
+        layout.write(data, f"grid_{axis}", extent)
+
+
+def release_payload_offset(layout: DescriptorLayout) -> int:
+    """Return the byte at which the value of the first release begins."""
+    ((low, _),) = layout.fields["release_payload"].pieces(0)
+    return low // 8
+
+
+def write_release(data: bytearray | memoryview, release: Release, layout: DescriptorLayout) -> None:
     """Have a launch that releases nothing yet release something."""
     for (name, index), value in _releases((release,), layout).items():
         layout.write(data, name, value, index)
@@ -192,6 +222,12 @@ def grid_units(launch: Launch, layout: DescriptorLayout) -> tuple[int, int, int]
         return launch.grid
     x, y, z = (a // b for a, b in zip(launch.grid, launch.cluster, strict=True))
     return x, y, z
+
+
+def _manners(manners: Manners) -> tuple[tuple[str, int], ...]:
+    textures = tuple((name, int(manners.textures)) for name in _TEXTURES)
+    barrier = ("completion_barrier", manners.barrier)
+    return (*textures, (_DATA, int(manners.data)), barrier)
 
 
 def _program(launch: Launch) -> Values:
@@ -247,8 +283,7 @@ def _banks(launch: Launch, layout: DescriptorLayout) -> Values:
                 wanted=f"a multiple of {layout.bank_alignment}",
             )
         values["bank_valid", bank.number] = 1
-        # Its memory may have held another bank that is still in the cache.
-        values["bank_invalidate", bank.number] = 1
+        values["bank_invalidate", bank.number] = int(launch.manners.banks)
         values["bank_address", bank.number] = bank.address
         values["bank_nbytes", bank.number] = round_up(bank.nbytes, 16)
     return values
@@ -333,6 +368,16 @@ def decode(data: bytes | bytearray | memoryview, layout: DescriptorLayout) -> La
                 if value("release_enable", index)
             ),
             next_address=value("next_address") if value("next_enable") else 0,
+            manners=Manners(
+                textures=bool(value(_TEXTURES[0])),
+                data=bool(value(_DATA)),
+                banks=all(
+                    value("bank_invalidate", number)
+                    for number in range(layout.fields["bank_valid"].count)
+                    if value("bank_valid", number)
+                ),
+                barrier=value("completion_barrier"),
+            ),
         )
     except ArgumentError as error:
         raise FileFormatError(f"a launch descriptor launches nothing ({error})") from error

@@ -174,6 +174,11 @@ class Gpu:
 
     # The user mode page.
 
+    @property
+    def doorbell_address(self) -> int:
+        """Where a channel's token is stored to tell the GPU of new work."""
+        return self._registers + nv.NVC361_NOTIFY_CHANNEL_PENDING
+
     def ring(self, token: int) -> None:
         """Tell the GPU that a channel has new work; all earlier writes are seen before."""
         self.client.port.store(self._registers + nv.NVC361_NOTIFY_CHANNEL_PENDING, token)

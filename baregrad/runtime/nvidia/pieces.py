@@ -20,6 +20,12 @@ class Piece:
     _addresses: AddressRange
     _held: bool = True
 
+    @property
+    def view(self) -> memoryview:
+        """The bytes; what is made of it must not be used once the GPU is closed."""
+        begin = self.gpu_va - self._block.gpu_va
+        return self._block.view[begin : begin + self.nbytes]
+
     def write(self, offset: int, data: bytes | bytearray) -> None:
         """Put bytes there."""
         begin = self.gpu_va - self._block.gpu_va + offset
@@ -38,6 +44,11 @@ class Pieces:
     def __init__(self, memory: MemoryManager) -> None:
         self._memory = memory
         self._blocks: list[tuple[Allocation, AddressRange]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return sum(block.nbytes for block, _ in self._blocks)
 
     def take(self, nbytes: int, alignment: int) -> Piece:
         """Return a piece of its own, whatever was in there before."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import importlib
 import mmap
 import os
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from baregrad.base.errors import DriverError, OutOfMemory
+from baregrad.base.errors import ArgumentError, DriverError, OutOfMemory
+from baregrad.base.options import options
 from baregrad.runtime.nvidia.abi.layout import Record
 
 # mfence; mov [rdi], esi; ret, and for AArch64 dsb sy; str w1, [x0]; ret.
@@ -21,6 +24,7 @@ _STORE_CODE = MappingProxyType({
     "x86_64": bytes.fromhex("0faef0 8937 c3"),
     "aarch64": bytes.fromhex("9f3f03d5 010000b9 c0035fd6"),
 })  # fmt: skip
+_PAUSE_S = 50e-6
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -61,6 +65,10 @@ class Port(Protocol):
 
     def store(self, address: int, value: int) -> None:
         """Order all earlier writes, then store 32 bits."""
+        ...
+
+    def pause(self) -> None:
+        """Pass a moment, for who waits for a GPU; a virtual one works meanwhile."""
         ...
 
 
@@ -142,6 +150,31 @@ class KernelPort:
     def store(self, address: int, value: int) -> None:
         """Drain combined stores, then store 32 bits."""
         self._store(address, value)
+
+    def pause(self) -> None:
+        """Sleep for 50 us."""
+        time.sleep(_PAUSE_S)
+
+
+# What `BAREGRAD_NV_PORT` names: modules are imported when they are asked for, since the virtual one
+# lies in a room that knows this one and not the other way round.
+PORTS = MappingProxyType({
+    "kernel": ("baregrad.runtime.nvidia.port", "KernelPort"),
+    "virtual": ("baregrad.testing.virtual_gpu.virtual_port", "default_port"),
+})
+
+
+def open_port(name: str | None = None) -> Port:
+    """Return the port of a name, by default the one that the option `nv_port` names.
+
+    Raises ArgumentError for a name that is not in `PORTS`.
+    """
+    name = options.nv_port if name is None else name
+    if name not in PORTS:
+        raise ArgumentError("there is no such port", found=name, wanted=", ".join(PORTS))
+    module, factory = PORTS[name]
+    port: Port = getattr(importlib.import_module(module), factory)()
+    return port
 
 
 def _os_error(call: str) -> OSError:

@@ -21,6 +21,7 @@ _RELEASE_IDLE = _RELEASE | m.HOST["SEM_EXECUTE"].word(RELEASE_WFI=1)
 _ACQUIRE = m.HOST["SEM_EXECUTE"].word(
     OPERATION=m.SEM_EXECUTE_ACQ_CIRC_GEQ, ACQUIRE_SWITCH_TSG=1, PAYLOAD_SIZE=1
 )
+_CONSTANTS = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"].word(CONSTANT=1)
 _ALL_CACHES = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"].word(
     INSTRUCTION=1, GLOBAL_DATA=1, CONSTANT=1
 )
@@ -91,29 +92,33 @@ class PushBuffer:
 
     def fill(self, target: int, pattern: int, words: int) -> None:
         """Write a 32-bit pattern to `words` words at a GPU address."""
+        self.fill_pattern(pattern)
+        step = COPY_CHUNK_NBYTES // 4
+        for start in range(0, words, step):
+            self.fill_piece(target + 4 * start, min(step, words - start))
+
+    def fill_pattern(self, pattern: int, *, wide: bool = True) -> None:
+        """Say what the fills to come write: 32 bits at a time, or a byte."""
         components = m.COPY["SET_REMAP_COMPONENTS"].word(
             DST_X=m.REMAP_CONST_A,
-            COMPONENT_SIZE=3,
+            COMPONENT_SIZE=m.COMPONENT_FOUR_BYTES if wide else m.COMPONENT_ONE_BYTE,
             NUM_SRC_COMPONENTS=0,
             NUM_DST_COMPONENTS=0,
         )
+        self.methods(COPY_SUBCHANNEL, m.COPY["SET_REMAP_CONST_A"], pattern)
+        self.methods(COPY_SUBCHANNEL, m.COPY["SET_REMAP_COMPONENTS"], components)
+
+    def fill_piece(self, target: int, count: int) -> None:
+        """Write the pattern `count` times, at most 2**31 bytes."""
         launch = m.COPY["LAUNCH_DMA"].word(
             DATA_TRANSFER_TYPE=m.TRANSFER_NON_PIPELINED,
             SRC_MEMORY_LAYOUT=m.LAYOUT_PITCH,
             DST_MEMORY_LAYOUT=m.LAYOUT_PITCH,
             REMAP_ENABLE=1,
         )
-        self.methods(COPY_SUBCHANNEL, m.COPY["SET_REMAP_CONST_A"], pattern)
-        self.methods(COPY_SUBCHANNEL, m.COPY["SET_REMAP_COMPONENTS"], components)
-        step = COPY_CHUNK_NBYTES // 4
-        for start in range(0, words, step):
-            self.methods(
-                COPY_SUBCHANNEL, m.COPY["OFFSET_OUT_UPPER"], *split(target + 4 * start)
-            )
-            self.methods(
-                COPY_SUBCHANNEL, m.COPY["LINE_LENGTH_IN"], min(step, words - start), 1
-            )
-            self.methods(COPY_SUBCHANNEL, m.COPY["LAUNCH_DMA"], launch)
+        self.methods(COPY_SUBCHANNEL, m.COPY["OFFSET_OUT_UPPER"], *split(target))
+        self.methods(COPY_SUBCHANNEL, m.COPY["LINE_LENGTH_IN"], count, 1)
+        self.methods(COPY_SUBCHANNEL, m.COPY["LAUNCH_DMA"], launch)
 
     def copy_release(self, gpu_va: int, value: int, *, payload_bits: int) -> None:
         """Have the copy engine itself write `value` and the time, after its copies are flushed.
@@ -149,6 +154,11 @@ class PushBuffer:
         self.methods(COMPUTE_SUBCHANNEL, first, *split(gpu_va))
         first = m.COMPUTE["SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A"]
         self.methods(COMPUTE_SUBCHANNEL, first, *split(tpc_nbytes), m.MAX_SM_COUNT)
+
+    def drop_constants(self) -> None:
+        """Forget cached constants."""
+        method = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"]
+        self.methods(COMPUTE_SUBCHANNEL, method, _CONSTANTS)
 
     def invalidate_caches(self) -> None:
         """Forget cached instructions, data and constants, so that new ones are read."""

@@ -20,6 +20,7 @@ from baregrad.testing.virtual_gpu.ptx_errors import (
     OutOfBoundsAccess,
     SharedMemoryRace,
     UninitialisedRead,
+    WindowOverrun,
 )
 from baregrad.testing.virtual_gpu.ptx_memory import (
     CONST_WINDOW,
@@ -309,7 +310,7 @@ class Block:
         if len(chosen) and (int(chosen.min()) < 0 or int(chosen.max()) + nbytes > size):
             at = int(np.argmax(which & ((offsets < 0) | (offsets + nbytes > size))))
             self.fault(
-                OutOfBoundsAccess,
+                WindowOverrun,
                 f"an access of {nbytes} bytes outside the {size} bytes of {space} memory",
                 int(self.ids(index)[at]),
                 int(offsets[at]),

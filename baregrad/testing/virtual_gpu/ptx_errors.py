@@ -2,6 +2,7 @@
 
 KernelFault                      a kernel did what it must not
 ├── OutOfBoundsAccess        no allocation holds the address
+│   └── WindowOverrun        past the end of shared, local, constant or parameter memory
 ├── MisalignedAccess         an address is no multiple of the access's size
 ├── UninitialisedRead        memory, or a register, that nobody wrote
 ├── SharedMemoryRace         two threads meet in shared memory with no barrier between
@@ -53,6 +54,10 @@ class KernelFault(BaregradError):
 
 class OutOfBoundsAccess(KernelFault):
     """An access that no allocation holds."""
+
+
+class WindowOverrun(OutOfBoundsAccess):
+    """An access past the end of a space with a size of its own; `address` counts from its begin."""
 
 
 class MisalignedAccess(KernelFault):

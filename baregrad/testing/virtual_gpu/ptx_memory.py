@@ -105,13 +105,13 @@ class Memory:
 
     def map(self, base: int, data: npt.NDArray[np.uint8], label: str = "allocation") -> None:
         """Make an array of bytes an allocation at `base`, all of it written."""
-        self._insert(Region(base, data, None, label))
+        self.insert(Region(base, data, None, label))
 
     def allocate(self, nbytes: int) -> int:
         """Make an allocation that nobody has written yet and return its address."""
         base = self._next
         data = np.full(nbytes, 0xA5, np.uint8)
-        self._insert(Region(base, data, np.zeros(nbytes, np.uint8)))
+        self.insert(Region(base, data, np.zeros(nbytes, np.uint8)))
         # The gap catches accesses just past the end.
         self._next += (nbytes + 4095) // 4096 * 4096 + 4096
         return base
@@ -179,7 +179,8 @@ class Memory:
             found.append((region, which))
         return found, -1
 
-    def _insert(self, region: Region) -> None:
+    def insert(self, region: Region) -> None:
+        """Make a region an allocation; raise ArgumentError where it overlaps another."""
         end = region.base + region.nbytes
         for other in self._sorted:
             if region.base < other.base + other.nbytes and other.base < end:

@@ -19,7 +19,7 @@ from baregrad.base.errors import (
 )
 from baregrad.base.options import options
 from baregrad.program import Program
-from baregrad.runtime import open_device, split_name
+from baregrad.runtime import open_device
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.device import GRAPH_AFTER, CudaDevice
@@ -186,13 +186,13 @@ def test_many_small_copies_without_a_wait() -> None:
         assert get(device, buffer) == [i * i for i in range(1000)]
 
 
-def test_pinned_arrays_are_copied_from_where_they_are() -> None:
+def test_pinneds_are_copied_from_where_they_are() -> None:
     with cuda() as device:
-        data = device.pinned_array(100_000)
+        data = device.pinned(100_000)
         data[:] = np.arange(100_000) % 251
         buffer = device.allocate(100_000)
         device.copy_in(buffer, data)
-        back = device.pinned_array(100_000)
+        back = device.pinned(100_000)
         device.copy_out(buffer, back)
         assert np.array_equal(back, data)
         wide = data.view(np.int64)[10:20]
@@ -200,7 +200,7 @@ def test_pinned_arrays_are_copied_from_where_they_are() -> None:
         assert np.array_equal(back.view(np.int64)[10:20], wide)
         count = device.fake.calls.count("cuMemHostAlloc")
         del back, wide
-        assert device.pinned_array(99_000).nbytes == 99_000
+        assert device.pinned(99_000).nbytes == 99_000
         assert device.fake.calls.count("cuMemHostAlloc") == count
 
 
@@ -297,7 +297,7 @@ def test_closed_is_closed() -> None:
     device = CudaDevice(functions=fake.functions)
     buffer = put(device, [1])
     kernel = device.load(one_thread("step", STEP))
-    pinned = device.pinned_array(64)
+    pinned = device.pinned(64)
     device.run(kernel, [buffer])
     device.close()
     device.close()
@@ -360,13 +360,19 @@ def test_a_forked_child_is_told() -> None:
         assert get(device, buffer) == [1]
 
 
-def test_names() -> None:
-    assert split_name("CUDA") == ("CUDA", 0)
-    assert split_name("CUDA:12") == ("CUDA", 12)
-    assert split_name("CUDA:x") == ("CUDA:x", 0)
-    assert split_name("CPU:1") == ("CPU:1", 0)
-    for name in ("CUDA:x", "CUDA:", "CUDA:-1", "CUDA:²"):
-        with pytest.raises(DeviceError, match="there is no device"):
+def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    from baregrad.runtime.cuda import driver
+
+    fake = FakeCuda(gpus=2)
+    monkeypatch.setattr(driver, "load_functions", lambda: fake.functions)
+    for name, ordinal in (("CUDA", 0), ("CUDA:0", 0), ("CUDA:1", 1)):
+        device = open_device(name)
+        assert device.name == name
+        assert fake.gpus[ordinal].context is not None
+        assert fake.gpus[1 - ordinal].context is None
+        device.close()
+    for name in ("CUDA:x", "CUDA:-1", "CUDA:²"):
+        with pytest.raises(DeviceError, match="number"):
             open_device(name)
 
 

@@ -193,7 +193,7 @@ class Scenario:
 
     def pinned(self) -> None:
         assert self.device is not None
-        array = self.device.pinned_array(8 * COUNT)
+        array = self.device.pinned(8 * COUNT)
         array[:] = self.data.view(np.uint8)
         self.device.copy_in(self.source, array)
         self.device.copy_out(self.source, array)

@@ -11,6 +11,7 @@ import errno
 import mmap
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baregrad.runtime.nvidia.abi import numbers as nv
@@ -58,6 +59,7 @@ class FakeChannel:
     userd: int
     notifier: int
     get: int = 0
+    word: int = 0
     semaphore: dict[int, int] = field(default_factory=dict)
     engine: dict[int, int] = field(default_factory=dict)
 
@@ -74,6 +76,7 @@ class FakePort:
         self.stalled = False
         self.launches: list[FakeLaunch] = []
         self.launch_fault = 0
+        self.on_launch: Callable[[FakeLaunch], None] | None = None
         self.facts = dict(FACTS)
         self.compute: list[tuple[int, int]] = []
         self.fds: dict[int, str] = {}
@@ -138,6 +141,9 @@ class FakePort:
             assert value in self.channels
             while not self.stalled and any(self._run(c) for c in self.channels.values()):
                 pass
+
+    def pause(self) -> None:
+        time.sleep(50e-6)
 
     def ioctl(self, fd: int, request: int, argument: Record, inner: Record | None = None) -> None:
         name = argument.struct.name
@@ -308,7 +314,7 @@ class FakePort:
 
     def _run(self, channel: FakeChannel) -> bool:
         """Run a channel until it has no work, or waits, or faults; return whether it did any."""
-        before = channel.get
+        before = channel.get, channel.word
         put = ctypes.c_uint32.from_address(channel.userd + 0x8C).value
         while channel.get != put:
             where = self.host_address(channel.ring_va) + 8 * channel.get
@@ -317,6 +323,7 @@ class FakePort:
             data = ctypes.string_at(self.host_address(entry & 0xFFFFFFFFFC), 4 * count)
             try:
                 self._execute(channel, struct.unpack(f"<{count}I", data))
+                channel.word = 0
             except BlockingIOError:
                 break
             except FaultError:
@@ -327,11 +334,11 @@ class FakePort:
                 break
             channel.get = (channel.get + 1) % channel.entries
             ctypes.c_uint32.from_address(channel.userd + 0x88).value = channel.get
-        return channel.get != before
+        return (channel.get, channel.word) != before
 
     def _execute(self, channel: FakeChannel, words: tuple[int, ...]) -> None:
-        place = 0
-        while place < len(words):
+        while channel.word < len(words):
+            place = channel.word
             header = words[place]
             assert header >> 29 == 1
             count, subchannel = header >> 16 & 0x1FFF, header >> 13 & 7
@@ -339,7 +346,8 @@ class FakePort:
                 self._method(
                     channel, subchannel, (header & 0xFFF) * 4 + 4 * i, words[place + 1 + i]
                 )
-            place += 1 + count
+            # A channel that waits goes on with the words that had it wait.
+            channel.word = place + 1 + count
 
     def _method(self, channel: FakeChannel, subchannel: int, method: int, data: int) -> None:
         if subchannel == 0:
@@ -348,7 +356,6 @@ class FakePort:
             if method == 0x6C and data & 7 == 3:
                 where = self.host_address(state[0x60] << 32 | state[0x5C])
                 if ctypes.c_uint64.from_address(where).value < state[0x68] << 32 | state[0x64]:
-                    # An entry that waits begins with its wait, so it can be run again.
                     raise BlockingIOError
             elif method == 0x6C and data & 7 == 1:
                 where = self.host_address(state[0x60] << 32 | state[0x5C])
@@ -380,6 +387,8 @@ class FakePort:
             self.launches.append(FakeLaunch(launch, data, address, first))
             if self.launch_fault:
                 raise FaultError
+            if self.on_launch is not None:
+                self.on_launch(self.launches[-1])
             for release in launch.releases:
                 where = self.view(self.host_address(release.address), 16)
                 struct.pack_into("<QQ", where, 0, release.value, time.perf_counter_ns())
@@ -388,7 +397,8 @@ class FakePort:
     def _launch(self, state: dict[int, int], launch: int) -> None:
         target = state.get(0x408, 0) << 32 | state.get(0x40C, 0)
         if launch & 3 and launch >> 10 & 1:
-            pattern = struct.pack("<I", state[0x700]) * state[0x418]
+            nbytes = (state[0x708] >> 16 & 3) + 1
+            pattern = struct.pack("<I", state[0x700])[:nbytes] * state[0x418]
             ctypes.memmove(self.host_address(target), pattern, len(pattern))
         elif launch & 3:
             source = self.host_address(state[0x400] << 32 | state[0x404])

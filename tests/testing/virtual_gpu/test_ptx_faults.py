@@ -15,6 +15,7 @@ from baregrad.testing.virtual_gpu.ptx_errors import (
     OutOfBoundsAccess,
     SharedMemoryRace,
     UninitialisedRead,
+    WindowOverrun,
 )
 from baregrad.testing.virtual_gpu.ptx_memory import Memory
 from baregrad.testing.virtual_gpu.ptx_program import Module
@@ -56,7 +57,7 @@ def test_outside_all_allocations() -> None:
 
 
 def test_outside_shared_memory() -> None:
-    fault = caught(OutOfBoundsAccess, "ld.shared.u32 v, [at+900];")
+    fault = caught(WindowOverrun, "ld.shared.u32 v, [at+900];")
     assert fault.thread == (31, 0, 0)
     assert fault.address == 1024
 

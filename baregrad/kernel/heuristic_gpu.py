@@ -1,0 +1,326 @@
+"""The first schedule of a kernel on a GPU: chosen from its facts at once, without measuring.
+
+Axes of the output fall in two. Those that every reduction's result runs along are *rows*: blocks or
+warps of their own, which never meet. Along the others, and along reduced axes, the threads of a
+block lie, so that one reads what its neighbours in memory read beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baregrad.base.bits import prod
+from baregrad.ir import index
+from baregrad.ir.node import Node, extent_of
+from baregrad.kernel.analysis import Access, Facts, Reduction, by_id, itemsize, iterations, op_flops
+from baregrad.kernel.axes import fresh_table
+from baregrad.kernel.schedule_value import Bind, Collapse, Schedule, Split, Step
+from baregrad.target.gpu import GpuTarget
+
+# Threads of a block where nothing asks for another number.
+BLOCK = 256
+SMALL_BLOCK = 128
+WARP = 32
+# Warps that share a row, or rows that share a block.
+WARPS = 8
+# A row of more elements has a block, of fewer a warp; a shorter one still a thread.
+BLOCK_ROW = 2048
+WARP_ROW = 24
+# Threads that keep a GPU busy, roughly: some thousand for each of its hundred multiprocessors.
+BUSY = 1 << 17
+# More operations than this are not written out several times for the lanes of a vector.
+MOST_VECTOR_OPS = 48
+MOST_LANES = 8
+
+
+def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> Schedule:
+    """A good schedule for a kernel with these facts."""
+    maker = _Maker(facts, target)
+    free = [axis for axis in facts.data if not maker.is_serial(axis)]
+    if facts.ordered or facts.scanned:
+        maker.spread(free, SMALL_BLOCK)
+    elif not facts.reductions:
+        maker.spread(free, BLOCK, maker.vector(free, facts.accesses))
+    else:
+        _reductions(maker)
+    return maker.schedule()
+
+
+class _Maker:
+    """A schedule in the making, and what it knows of the kernel."""
+
+    def __init__(self, facts: Facts, target: GpuTarget) -> None:
+        self.facts = facts
+        self.target = target
+        self.table = fresh_table(facts, target)
+        self.steps: list[Step] = []
+        self.write = next(access for access in facts.accesses if access.write)
+        self.count = 0
+
+    def schedule(self) -> Schedule:
+        """The schedule of the steps so far."""
+        return Schedule(tuple(self.steps))
+
+    def name(self, axis: Node) -> str:
+        """What the schedule calls an axis of the kernel."""
+        return self.table.names[axis]
+
+    def is_serial(self, axis: Node) -> bool:
+        """Whether an axis must run in order."""
+        known = self.table.axes[self.name(axis)]
+        return bool(known.serial or known.whole)
+
+    def by_stride(self, axes: Sequence[Node], access: Access) -> list[Node]:
+        """Axes with those that an access strides furthest along first."""
+
+        def key(axis: Node) -> tuple[int, int]:
+            stride = access.stride(axis)
+            return (-abs(stride) if stride else (0 if stride is None else 1), axis.arg.id)
+
+        moving = [axis for axis in axes if access.stride(axis) != 0]
+        still = [axis for axis in axes if access.stride(axis) == 0]
+        return still + sorted(moving, key=key)
+
+    def joined(self, axes: Sequence[Node]) -> tuple[str, int | Node]:
+        """Axes, outermost first, as one; its name and extent."""
+        names = [self.name(axis) for axis in axes]
+        extent = index.product(extent_of(axis) for axis in axes)
+        if len(names) == 1:
+            return names[0], extent
+        name = f"f{self.count}"
+        self.count += 1
+        self.steps.append(Collapse(tuple(names), name))
+        return name, extent
+
+    def grid(self, axes: Sequence[Node]) -> None:
+        """A block for each point of some axes."""
+        self.steps.extend(Bind(self.name(axis), "grid") for axis in axes if extent_of(axis) != 1)
+
+    def parts(
+        self, name: str, units: Sequence[tuple[str, int]], outer: str = "loop"
+    ) -> None:
+        """An axis in parts: the rest on `outer`, then each (unit, size), outermost first."""
+        spelled = [(f"{name}_{unit[0]}{place}", size) for place, (unit, size) in enumerate(units)]
+        self.steps.append(Split(name, ((f"{name}_o", 0), *spelled), masked=True))
+        if outer != "loop":
+            self.steps.append(Bind(f"{name}_o", outer))
+        for (part, size), (unit, _) in zip(spelled, units, strict=True):
+            if size > 1:
+                self.steps.append(Bind(part, unit))
+
+    def spread(self, axes: Sequence[Node], block: int, lanes: int = 1) -> None:
+        """Every point of some axes has a thread, or every `lanes` points in a row."""
+        axes = [axis for axis in axes if extent_of(axis) != 1]
+        if not axes:
+            return
+        ordered = self.by_stride(axes, self.write)
+        fixed: list[Node] = []
+        while ordered and isinstance(extent_of(ordered[-1]), int):
+            fixed.insert(0, ordered.pop())
+        if not fixed:
+            fixed = [ordered.pop()]
+        self.grid(ordered)
+        name, extent = self.joined(fixed)
+        size = index.upper(extent)
+        if not size:
+            return
+        threads = min(block, -(-size // lanes))
+        if threads > WARP:
+            threads = -(-threads // WARP) * WARP
+        units = [("thread", threads)]
+        if lanes > 1:
+            units.append(("vector", lanes))
+        self.parts(name, units, "grid")
+
+    def spread_rows(self, rows: Sequence[Node]) -> None:
+        """A warp for each row, several in a block."""
+        axes = [axis for axis in rows if extent_of(axis) != 1]
+        if not axes:
+            return
+        longest = max(axes, key=lambda axis: index.upper(extent_of(axis)))
+        self.grid([axis for axis in axes if axis is not longest])
+        self.parts(self.name(longest), [("thread_y", WARPS)], "grid")
+
+    def vector(self, axes: Sequence[Node], accesses: Sequence[Access]) -> int:
+        """Adjacent elements that one thread moves at once along the innermost of some axes."""
+        axes = [axis for axis in axes if extent_of(axis) != 1]
+        if not axes:
+            return 1
+        inner = self.by_stride(axes, self.write)[-1]
+        lanes = self.lanes(inner, accesses)
+        return lanes if prod_upper(axes) >= lanes * BUSY else 1
+
+    def lanes(self, inner: Node, accesses: Sequence[Access]) -> int:
+        """Lanes of an access of the widest kind along an axis; 1 where that does not fit."""
+        extent = extent_of(inner)
+        strides = {access.stride(inner) for access in accesses}
+        if not isinstance(extent, int) or not strides <= {0, 1} or inner in self.facts.exposed:
+            return 1
+        if sum(op_flops(node) for node in self.facts.order) > MOST_VECTOR_OPS:
+            return 1
+        widest = max(itemsize(a.array.dtype) for a in accesses if a.stride(inner) == 1)
+        lanes = min(self.target.load_bytes // widest, MOST_LANES)
+        while extent % lanes:
+            lanes //= 2
+        for access in accesses:
+            others = (access.offset.constant, *access.offset.strides.values())
+            if any(other % lanes for other in others if other != 1):
+                return 1
+        return lanes
+
+
+def prod_upper(axes: Sequence[Node]) -> int:
+    """The number of points of some axes, at most."""
+    return prod([index.upper(extent_of(axis)) for axis in axes])
+
+
+# --- reductions ---------------------------------------------------------------------------------
+
+
+def _reductions(maker: _Maker) -> None:
+    facts = maker.facts
+    data = frozenset(facts.data)
+    rows = data.intersection(*[reduction.free for reduction in facts.reductions])
+    columns = data - rows
+    main = max(facts.reductions, key=lambda r: iterations(r.free.union(r.own)))
+    reads = [a for a in facts.accesses if not a.write and not a.axes.isdisjoint(main.own)]
+    points = prod_upper([*rows])
+    length = max(iterations(reduction.own) for reduction in facts.reductions)
+    if not columns and _in_threads(maker, rows, main, reads, points, length):
+        return
+    nested = [r for r in facts.reductions if r.free - data]
+    if nested:
+        _nested(maker, by_id(rows), by_id(columns), nested)
+        return
+    longest = max([length, *([prod_upper([*columns])] if columns else [])])
+    short = longest <= BLOCK_ROW and points * WARP * 4 >= BUSY
+    if longest <= 4 * WARP:
+        short = True
+    units = [("thread", WARP)] if short else [("thread_y", WARPS), ("thread", WARP)]
+    if short and rows:
+        maker.spread_rows(by_id(rows))
+    else:
+        maker.grid(by_id(rows))
+    for reduction in facts.reductions:
+        _across(maker, reduction, columns, units)
+    _columns(maker, by_id(columns), units)
+
+
+def _in_threads(
+    maker: _Maker,
+    rows: frozenset[Node],
+    main: Reduction,
+    reads: Sequence[Access],
+    points: int,
+    length: int,
+) -> bool:
+    """Give each result a thread of its own, where that keeps the machine busy and reads well."""
+    if not rows:
+        return False
+    inner = maker.by_stride(by_id(rows), maker.write)[-1]
+    own = [axis for axis in main.own if extent_of(axis) != 1]
+    along = sum(any(read.stride(axis) == 1 for axis in own) for read in reads)
+    across = sum(read.stride(inner) == 1 for read in reads)
+    if length <= WARP_ROW or (across >= along and points >= BUSY // 8):
+        maker.spread(by_id(rows), SMALL_BLOCK)
+        return True
+    if across > along or (across == along and across and points >= WARP):
+        return _split_columns(maker, rows, inner, main)
+    return False
+
+
+def _split_columns(
+    maker: _Maker, rows: frozenset[Node], inner: Node, main: Reduction
+) -> bool:
+    """Few results with adjacent reads: a warp lies along the results, warps share the reduction."""
+    own = [axis for axis in main.own if extent_of(axis) != 1]
+    longest = max(own, key=lambda axis: index.upper(extent_of(axis)))
+    if len(maker.facts.reductions) > 1 or not isinstance(extent_of(inner), int):
+        maker.spread(by_id(rows), SMALL_BLOCK)
+        return True
+    maker.grid([axis for axis in by_id(rows) if axis is not inner])
+    maker.parts(maker.name(inner), [("thread", WARP)], "grid")
+    maker.parts(maker.name(longest), [("thread_y", WARPS)])
+    return True
+
+
+def _nested(
+    maker: _Maker, rows: Sequence[Node], columns: Sequence[Node], nested: Sequence[Reduction]
+) -> None:
+    """Reductions of reductions: the inner ones along a warp's lanes, the outer ones along warps."""
+    maker.grid(rows)
+    data = frozenset(maker.facts.data)
+    inner = {axis for reduction in nested for axis in reduction.own}
+    taken = {axis for reduction in nested for axis in reduction.free - data}
+    done: set[Node] = set()
+    for reduction in maker.facts.reductions:
+        for axes, unit, size in (
+            (inner - taken, "thread", WARP), (taken - inner, "thread_y", WARPS)
+        ):
+            mine = [a for a in reduction.own if a in axes and extent_of(a) != 1]
+            if not mine or not done.isdisjoint(reduction.own):
+                continue
+            best = max(mine, key=lambda axis: index.upper(extent_of(axis)))
+            done.update(reduction.own)
+            maker.parts(maker.name(best), [(unit, size)])
+    if not any(reduction.free & frozenset(columns) for reduction in maker.facts.reductions):
+        _columns(maker, columns, [("thread_y", WARPS), ("thread", WARP)])
+
+
+def _across(
+    maker: _Maker,
+    reduction: Reduction,
+    columns: frozenset[Node],
+    units: list[tuple[str, int]],
+) -> None:
+    """Threads along a reduction's contiguous axis, if its results do not run along threads."""
+    own = [axis for axis in reduction.own if extent_of(axis) != 1]
+    if not own or reduction.free & columns:
+        return
+    if any(f"{maker.name(axis)}_o" in _made(maker) for axis in own):
+        return
+    reads = [a for a in maker.facts.accesses if not a.write and not a.axes.isdisjoint(own)]
+    ordered = maker.by_stride(own, reads[0]) if reads else own
+    best = ordered[-1]
+    threads = prod([size for _, size in units])
+    size = index.upper(extent_of(best))
+    if len(own) > 1 and size < 2 * threads and _together(maker, own):
+        name, _ = maker.joined(ordered)
+        maker.parts(name, units)
+        return
+    if len(own) > 1 and size < threads:
+        best = max(own, key=lambda axis: index.upper(extent_of(axis)))
+    maker.parts(maker.name(best), units)
+
+
+def _together(maker: _Maker, own: Sequence[Node]) -> bool:
+    """Whether axes can be one: every reduction takes all of them or none, and none is long."""
+    if not all(isinstance(extent_of(axis), int) for axis in own):
+        return False
+    return all(
+        len(frozenset(own).intersection(other.own)) in (0, len(own))
+        for other in maker.facts.reductions
+    )
+
+
+def _columns(
+    maker: _Maker, columns: Sequence[Node], units: list[tuple[str, int]]
+) -> None:
+    """Threads along the axes of the output that no reduction's result runs along."""
+    axes = [axis for axis in columns if extent_of(axis) != 1]
+    if not axes:
+        return
+    ordered = maker.by_stride(axes, maker.write)
+    best = ordered[-1]
+    several = len(ordered) > 1 and all(isinstance(extent_of(axis), int) for axis in ordered)
+    if several and len(maker.facts.outs) == 1:
+        name, _ = maker.joined(ordered)
+        maker.parts(name, units)
+        return
+    maker.parts(maker.name(best), units)
+
+
+def _made(maker: _Maker) -> set[str]:
+    return {
+        name for step in maker.steps if isinstance(step, Split) for name, _ in step.parts
+    }

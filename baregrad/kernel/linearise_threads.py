@@ -1,0 +1,128 @@
+"""Folds over the threads of a block, in an order that never changes.
+
+Along an axis whose threads lie in one warp, lanes exchange values: point i meets point i + n/2,
+then i + n/4, and so on, and every lane ends with the same bits because what is combined commutes.
+Any other axis goes through shared memory: all write, meet, and each reads and folds all points in
+the order of the evaluator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from baregrad.base.bits import is_power_of_two
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir import index
+from baregrad.ir.attrs import THREAD_BINDS, Alloc, Machine, Var
+from baregrad.ir.monoid import Monoid
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.kernel.linearise_access import access_of, lanes_of
+from baregrad.kernel.linearise_lazy import SPARE_ID
+
+if TYPE_CHECKING:
+    from baregrad.kernel.linearise_values import Values
+
+WARP = 32
+BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
+Parts = tuple[Node, ...]
+
+
+def fold_threads(values: Values, monoid: Monoid, parts: Parts, axes: list[Node]) -> Parts:
+    """States of each thread folded along some axes of the block; every thread gets the result."""
+    for axis in sorted(axes, key=lambda axis: THREAD_BINDS.index(axis.arg.bind)):
+        count = lanes_of(axis)
+        stride = 1
+        for size in values.block[: THREAD_BINDS.index(axis.arg.bind)]:
+            stride *= size
+        if _in_warp(values, monoid, parts, count, stride):
+            parts = _through_lanes(values, monoid, parts, count, stride)
+        else:
+            parts = _through_memory(values, monoid, parts, count, stride)
+    return parts
+
+
+def _threads(values: Values) -> int:
+    total = 1
+    for size in values.block:
+        total *= size
+    return total
+
+
+def _in_warp(values: Values, monoid: Monoid, parts: Parts, count: int, stride: int) -> bool:
+    """Whether lanes of one warp can fold an axis among themselves."""
+    if _threads(values) % WARP or any(part.shape for part in parts):
+        return False
+    # Both partners of an exchange must compute the same bits.
+    if monoid.primitive is None and not monoid.idempotent:
+        return False
+    span = count * stride
+    return is_power_of_two(count) and is_power_of_two(stride) and span <= WARP
+
+
+def _through_lanes(
+    values: Values, monoid: Monoid, parts: Parts, count: int, stride: int
+) -> Parts:
+    half = count // 2
+    while half:
+        others = tuple([_exchanged(values, part, stride * half) for part in parts])
+        parts = values.combine(monoid, parts, others)
+        half //= 2
+    return parts
+
+
+def _exchanged(values: Values, part: Node, mask: int) -> Node:
+    """The value of the lane whose number differs in the bits of `mask`."""
+    carrier = _carrier(part.dtype)
+    one = part if carrier is part.dtype else values.apply(Ops.CAST, carrier, part)
+    swap = Machine("shfl.sync.bfly", (mask,))
+    found = values.scopes.emit(Ops.MACHINE, carrier, (one,), swap)
+    return found if carrier is part.dtype else values.apply(Ops.CAST, part.dtype, found)
+
+
+def _carrier(dtype: DType) -> DType:
+    """The dtype as which lanes exchange values: 32 or 64 bits wide."""
+    if dtype.bits >= WARP:
+        return dtype
+    return dtypes.float32 if dtype.kind == "float" else dtypes.int32
+
+
+def _through_memory(
+    values: Values, monoid: Monoid, parts: Parts, count: int, stride: int
+) -> Parts:
+    scopes = values.scopes
+    total = _threads(values)
+    thread = Node(Ops.VAR, dtypes.int32, (), Var(".thread", 0, total - 1))
+    if any(scope.opening is not None and scope.opening.op is Ops.BEGIN for scope in scopes.stack):
+        # What the last round wrote was read by all.
+        scopes.append(BARRIER)
+    arrays = []
+    for part in parts:
+        width = part.shape[0] if part.shape else 1
+        where = Alloc(SPARE_ID + values.spare(), "shared", (total * width,))
+        array = Node(Ops.ALLOC, part.dtype, (), where)
+        place = values.scaled(thread, width)
+        access = access_of(width, 1, 0, width * part.dtype.itemsize)
+        scopes.append(Node(Ops.VSTORE, dtypes.token, (array, place, part), access))
+        arrays.append((array, width))
+    scopes.append(BARRIER)
+    first = values.value(_first(thread.arg, stride, count))
+    items: list[Parts] = []
+    for point in range(count):
+        item = []
+        for array, width in arrays:
+            access = access_of(
+                width, 1, point * stride * width, width * array.dtype.itemsize
+            )
+            load = Node(Ops.VLOAD, array.dtype, (array, values.scaled(first, width)), access)
+            scopes.append_momentary(load)
+            item.append(load)
+        items.append(tuple(item))
+    return values.fold(monoid, items)
+
+
+def _first(thread: Var, stride: int, count: int) -> Node:
+    """The number of the first thread along an axis, among those that differ along it alone."""
+    number = Node(Ops.VAR, dtypes.index, (), thread)
+    place = index.mod(index.floordiv(number, stride), count)
+    return index.as_node(index.sub(number, index.mul(place, stride)))

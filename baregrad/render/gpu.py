@@ -1,0 +1,124 @@
+"""What the renderers of GPU programs agree on: who runs a program, and where its memory lies.
+
+A PROGRAM is the code of one thread, or of a warp if it asks for its number. Grid and block are one-dimensional: the hidden variable
+`.block` is the block's number and `.thread` the thread's number in its block, whose bound plus one
+is the block's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from baregrad.base.bits import round_up
+from baregrad.base.errors import CompilerBug
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.render.interface import Signature, alloc_nbytes, signature
+from baregrad.target.gpu import GpuTarget
+
+WARP_LANES = 32
+BLOCK = ".block"
+THREAD = ".thread"
+HIDDEN: MappingProxyType[str, str] = MappingProxyType({BLOCK: "ctaid", THREAD: "tid"})
+# Wide enough for vector accesses; what an engine copies to needs more.
+SHARED_ALIGNMENT = 16
+TILE_ALIGNMENT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What a bulk copy moves of an argument array: `rows` x `columns`, swizzled within
+    16 << `swizzle` bytes of shared memory.
+    """
+
+    param: Node
+    rows: int
+    columns: int
+    swizzle: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSignature:
+    """How a GPU's PROGRAM is called, and what its threads have.
+
+    call: entry, parameters and symbolic integers. A kernel takes an address of 64 bits for each
+    parameter, then 64 bits for each integer, then a tensor map of 128 bytes, aligned to 64, for
+    each of `boxes`. threads: of a block. warps: whether the PROGRAM is the code of a whole warp. shared: the byte offset of each
+    shared ALLOC, which take `shared_nbytes` together; they are dynamic, to be asked for at the
+    launch, where that is more than what blocks have by default. private: ALLOCs of each thread.
+    written: the parameters that the program writes.
+    """
+
+    call: Signature
+    threads: int
+    warps: bool
+    boxes: tuple[Box, ...]
+    shared: dict[Node, int]
+    shared_nbytes: int
+    private: tuple[Node, ...]
+    written: frozenset[Node]
+
+    def dynamic_nbytes(self, target: GpuTarget) -> int:
+        """The dynamic shared memory that a launch must ask for, in bytes."""
+        return self.shared_nbytes if self.shared_nbytes > target.shared_bytes_default else 0
+
+
+def gpu_signature(program: Node, variables: Sequence[str] | None = None) -> GpuSignature:
+    """The signature of a GPU's PROGRAM; `variables` as a renderer takes them.
+
+    Raises CompilerBug for an ALLOC in a space that threads do not have.
+    """
+    call = signature(program, variables)
+    shared: dict[Node, int] = {}
+    private = list(call.stack)
+    nbytes = program.arg.shared_nbytes if program.arg else 0
+    for alloc in call.scratch:
+        if alloc.arg.space == "scratch":
+            private.append(alloc)
+        elif alloc.arg.space == "shared":
+            shared[alloc] = nbytes
+            nbytes = round_up(nbytes + alloc_nbytes(alloc), SHARED_ALIGNMENT)
+        else:
+            raise CompilerBug(
+                "a GPU's thread has no such memory",
+                found=alloc,
+                wanted="register, scratch or shared",
+            )
+    written = frozenset(_written(program))
+    machine = [node for node in program.src if node.op is Ops.MACHINE]
+    warps = any(node.arg.name == "warp" for node in machine)
+    boxes = dict.fromkeys([box_of(node) for node in machine if node.arg.name in _COPIES])
+    threads = program.arg.warps * WARP_LANES if warps else _threads(program)
+    return GpuSignature(
+        call, threads, warps, tuple(boxes), shared, nbytes, tuple(private), written
+    )
+
+
+_COPIES = frozenset(("tma.load", "tma.store"))
+
+
+def box_of(copy: Node) -> Box:
+    """The box that a bulk copy moves."""
+    rows, columns, swizzle = copy.arg.immediates[:3]
+    return Box(copy.src[0], rows, columns, swizzle)
+
+
+def _threads(program: Node) -> int:
+    """The threads of a block: one more than the bound of `.thread`."""
+    for node in program.src:
+        for child in node.src:
+            if child.op is Ops.VAR and child.arg.name == THREAD:
+                bound: int = child.arg.hi
+                return bound + 1
+    return 1
+
+
+def _written(program: Node) -> list[Node]:
+    """The parameters that are stored to, or handed to an instruction that may write them."""
+    return [
+        node.src[0]
+        for node in program.src
+        if node.op in (Ops.VSTORE, Ops.MACHINE) and node.src and node.src[0].op is Ops.PARAM
+    ]

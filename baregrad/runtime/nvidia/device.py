@@ -1,0 +1,491 @@
+"""An NVIDIA GPU as a device, by the kernel driver alone."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from baregrad.base.errors import BaregradError, CompileError, DeviceError, DriverError
+from baregrad.program import CUBIN, Program
+from baregrad.runtime.commands import CommandList, Timeline
+from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
+from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.client import Client
+from baregrad.runtime.nvidia.command_list import BoundList, check_parameters
+from baregrad.runtime.nvidia.copies import Staging
+from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
+from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
+from baregrad.runtime.nvidia.launch import Module
+from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, ListStyle
+from baregrad.runtime.nvidia.memory import Allocation
+from baregrad.runtime.nvidia.objects import Gpu
+from baregrad.runtime.nvidia.port import open_port
+from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+
+if TYPE_CHECKING:
+    from baregrad.runtime.interface import Contiguous
+    from baregrad.runtime.nvidia.list_image import ListImage
+    from baregrad.runtime.nvidia.port import Port
+
+DEFAULT_TIMEOUT_S = 30.0
+# A copy engine by itself, beside the one that the graphics engine shares.
+_ENGINES = (2, 3, 4, 5, 6, 7, 8, 9, 1, 0)
+_WRITE_NBYTES = 4096
+_READ_NBYTES = 64
+_NO_NAMES: list[str] = []
+
+
+@dataclass(eq=False, slots=True)
+class LoadedKernel:
+    """What a kernel of the device refers to: its module, and the kernel in it."""
+
+    module: Module
+    kernel: GpuKernel
+    local_nbytes: int
+
+
+class NvDevice(Device):
+    """Runs programs of kind "cubin" on one GPU of this machine.
+
+    `index` counts the GPUs that this process may open. Work is submitted without waiting for it;
+    `timeout_s` is how long the GPU may take for one kernel. `copy_engine` is the copy engine to
+    use: a number, None for the first one found that works by itself, -1 for the graphics engine's.
+    """
+
+    def __init__(
+        self,
+        name: str = "NV",
+        *,
+        index: int = 0,
+        port: Port | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        style: ListStyle | None = None,
+        copy_engine: int | None = None,
+    ) -> None:
+        self.name = name
+        self.host_visible = False
+        self.timeout_s = timeout_s
+        self.style = style or STYLES[DEFAULT_STYLE]
+        self._lock = threading.RLock()
+        self._closed = False
+        self._lost: str | None = None
+        self._process = os.getpid()
+        self._returned: deque[ListImage | Module | Allocation] = deque()
+        self._retired: list[tuple[int, int, ListImage | Module | Allocation]] = []
+        self._copy_engine = copy_engine
+        # New code was loaded; the last submission did not wait for its end; either of the two.
+        self._code_is_new = self._unheld = self._unsettled = False
+        # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
+        self._attention = False
+        self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
+        self.client = _client(port)
+        try:
+            self.gpu = Gpu(self.client, index)
+            version = self.gpu.sm_version
+            self.architecture = architecture_name(version)
+            self._open_channels(0, 0)
+            self.allocator = DeviceAllocator(
+                self.gpu.memory, name, self._wait_quietly, self._other_nbytes
+            )
+            self.staging = Staging(self.gpu.memory, lambda: self._copies, self._wait_for)
+        except BaseException:
+            self.client.close()
+            raise
+        _register(self)
+
+    def _open_channels(self, value: int, copy_value: int) -> None:
+        """Make the channels, whose timelines begin at values."""
+        group = ChannelGroup(self.gpu)
+        self._compute = Channel(group, begin_at=value)
+        alone = self._copy_group()
+        self._copies = Channel(alone or group, copies=alone is None, begin_at=copy_value)
+        group.schedule()
+        if alone is not None:
+            alone.schedule()
+        self._channels = (self._compute, self._copies)
+        self._alarms = tuple(channel.alarm for channel in self._channels)
+
+    def _copy_group(self) -> ChannelGroup | None:
+        """Return a group on a copy engine of its own, None if that is not wanted or to be had."""
+        engine = self._copy_engine
+        if engine is not None:
+            return ChannelGroup(self.gpu, copy_engine=engine) if engine >= 0 else None
+        for candidate in _ENGINES:
+            try:
+                group = ChannelGroup(self.gpu, copy_engine=candidate)
+            except DriverError:
+                continue
+            try:
+                Channel(group).close()
+            except DriverError:
+                group.close()
+                continue
+            group.close()
+            self._copy_engine = candidate
+            return ChannelGroup(self.gpu, copy_engine=candidate)
+        self._copy_engine = -1
+        return None
+
+    # Memory.
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Return a buffer of `nbytes` bytes, aligned to 256, with any content."""
+        if nbytes < 0:
+            raise DeviceError("a buffer cannot have a negative size", found=nbytes)
+        self._check_open()
+        return Buffer(self, self.allocator.allocate(nbytes), 0, nbytes)
+
+    def memory_stats(self) -> MemoryStats:
+        """Return how much memory is in use; code and command lists are not counted."""
+        return self.allocator.stats()
+
+    def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return host memory that the GPU copies from and to at its full rate, as bytes.
+
+        It is freed when no array refers to it any more.
+        """
+        with self._lock:
+            self._check_open()
+            allocation = self.gpu.memory.pinned(nbytes)
+            array = self.staging.pin(allocation)
+        weakref.finalize(array, self._returned.append, allocation).atexit = False
+        return array[:nbytes]
+
+    def copy_in(self, buffer: Buffer, data: Contiguous) -> None:
+        """Copy host bytes, as many as the buffer has, into it; they may change afterwards."""
+        if buffer.readonly:
+            raise DeviceError(
+                "the buffer is read-only", hint="copy it to a buffer of the device first"
+            )
+        source = flat_bytes(data)
+        self._check_transfer(buffer, source.nbytes)
+        if not source.nbytes:
+            return
+        block: Block = buffer.memory.block  # type: ignore[attr-defined]
+        with self._lock:
+            self._begin()
+            used = self._used(block)
+            if source.nbytes <= _WRITE_NBYTES and block.host is not None and self._done(block):
+                place = buffer.address - block.address
+                block.host[place : place + source.nbytes] = source.data
+                return
+            after = (self._compute.timeline.gpu_va, used)
+            behind = used > self._compute.timeline.value
+            block.copy_value = self._guarded(
+                lambda: self.staging.copy_in(buffer.address, source, after if behind else None)
+            )
+
+    def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
+        """Copy the buffer's bytes to host memory of the same size, after all that writes them."""
+        target = flat_bytes(data)
+        if not target.flags.writeable:
+            raise DeviceError("copy_out needs memory that can be written", found="read-only memory")
+        self._check_transfer(buffer, target.nbytes)
+        if not target.nbytes:
+            return
+        block: Block = buffer.memory.block  # type: ignore[attr-defined]
+        with self._lock:
+            self._begin()
+            used = self._used(block)
+            if target.nbytes <= _READ_NBYTES and block.host is not None:
+                self._wait_for(self._compute, used)
+                self._wait_for(self._copies, block.copy_value)
+                place = buffer.address - block.address
+                target[:] = np.frombuffer(block.host[place : place + target.nbytes], np.uint8)
+                return
+            after = (self._compute.timeline.gpu_va, used)
+            behind = used > self._compute.timeline.value
+            self._guarded(
+                lambda: self.staging.copy_out(target, buffer.address, after if behind else None)
+            )
+
+    def _used(self, block: Block) -> int:
+        """Return the value of the computing timeline when work with the block is done."""
+        return self._compute.last_value if block.fixed else block.compute_value
+
+    def _done(self, block: Block) -> bool:
+        return (
+            self._used(block) <= self._compute.timeline.value
+            and block.copy_value <= self._copies.timeline.value
+        )
+
+    def _other_nbytes(self) -> dict[str, int]:
+        return {"code and command lists": self.gpu.pieces.nbytes}
+
+    # Programs.
+
+    def load(self, program: Program) -> Kernel:
+        """Return the program in the GPU's memory; raise CompileError if its code is broken."""
+        if program.kind != CUBIN or program.launch is None:
+            raise CompileError(
+                f"the program {program.name!r} is not for {self.name}",
+                found=program.kind,
+                wanted=f"{CUBIN} with a launch",
+                source=program.source,
+            )
+        with self._lock:
+            self._begin()
+            module = Module(self.gpu, program.code)
+            try:
+                kernel = module.kernel(program.entry)
+                check_parameters(program, kernel.facts)
+                local_nbytes = kernel.local_nbytes
+            except BaseException:
+                module.close()
+                raise
+            self._code_is_new = self._unsettled = True
+        handle = LoadedKernel(module, kernel, local_nbytes)
+        made = Kernel(self, program, kernel.address, handle)
+        weakref.finalize(made, self._returned.append, module).atexit = False
+        return made
+
+    # Work.
+
+    def submit(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+        *,
+        timed: bool = False,
+    ) -> Timeline | None:
+        """Start a command list; with `timed`, wait for it too."""
+        if commands.device is not self:
+            raise DeviceError("the command list is for another device", found=commands.device.name)
+        with self._lock:
+            if self._attention or self._returned or self._alarms[0][0] or self._alarms[1][0]:
+                self._begin()
+            bound = commands.bound
+            if not isinstance(bound, BoundList):
+                bound = self._bind(commands)
+            compute, copies = channels = self._channels
+            try:
+                image, blocks = bound.ready(
+                    commands, buffers, variables or {}, channels, self._wait_for, timed=timed
+                )
+                if self._unsettled or copies.last_value > copies.timeline.words[0]:
+                    self._settle(bound)
+                value = compute.last_value + 1
+                if image.copy_entry:
+                    image.set_values(value, copies.last_value + 1)
+                    copies.enter(image.copy_entry, _NO_NAMES)
+                else:
+                    image.set_values(value, 0)
+                compute.enter(image.take_entry(), bound)
+            except DriverError as error:
+                raise self._failed(error) from None
+            for block in blocks:
+                block.compute_value = value
+            if image.released:
+                self._unsettled = self._unheld = True
+            if not timed:
+                return None
+            self._wait_for(compute, value)
+            times = image.stamps()
+            return Timeline(bound.labels, tuple(times[::2]), tuple(times[1::2]))
+
+    def _bind(self, commands: CommandList) -> BoundList:
+        bound = BoundList(commands, self.style, self._returned.append)
+        for block in bound.fixed:
+            block.fixed = True
+        self._grow_stacks(bound.local_nbytes)
+        self._bound.add(bound)
+        commands.bound = bound
+        return bound
+
+    def _grow_stacks(self, nbytes: int) -> None:
+        """Have at least so much local memory for each thread: all lists are written anew."""
+        launches = self._compute.launches
+        assert launches is not None
+        if nbytes > launches.thread_nbytes:
+            self._guarded(lambda: launches.grow(nbytes))
+            self._forget_images()
+
+    def _forget_images(self) -> None:
+        for bound in self._bound:
+            bound.forget()
+
+    def _settle(self, bound: BoundList) -> None:
+        """Have the channel drop old code, and wait for copies and for kernels that it left."""
+        compute, copies = self._channels
+        push = PushBuffer()
+        if self._unheld and compute.last_value > compute.timeline.value:
+            push.acquire(compute.timeline.gpu_va, compute.last_value)
+        # Copies of the list itself come after those before.
+        if copies.last_value > copies.timeline.value and not bound.copies:
+            push.acquire(copies.timeline.gpu_va, copies.last_value)
+        if self._code_is_new:
+            push.invalidate_caches()
+        self._unsettled = self._unheld = self._code_is_new = False
+        if push.words:
+            compute.submit(push)
+
+    def synchronize(self) -> None:
+        """Wait until all submitted work is done; raise DriverError for what went wrong in it."""
+        with self._lock:
+            if self._attention:
+                self._check_open()
+            for channel in self._channels:
+                value = channel.last_value
+                if channel.timeline.words[0] < value:
+                    self._wait_for(channel, value)
+
+    def _wait_for(self, channel: Channel, value: int) -> None:
+        if channel.timeline.value >= value:
+            return
+        try:
+            channel.wait(value, self.timeout_s)
+        except DriverError as error:
+            raise self._failed(error) from None
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        """Do what may meet a dead channel."""
+        try:
+            return action()
+        except DriverError as error:
+            raise self._failed(error) from None
+
+    def _wait_quietly(self) -> None:
+        """Wait until nothing runs; what went wrong is told to whoever asks next."""
+        for channel in self._channels:
+            if channel.group.dead is None:
+                channel.wait(channel.last_value, self.timeout_s)
+
+    # Faults.
+
+    def _begin(self) -> None:
+        """Check that the device works, and free what nobody needs."""
+        self._check_open()
+        if self._alarms[0][0] or self._alarms[1][0]:
+            self._raise_alarm()
+        self._free_retired()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError(f"the device {self.name} is closed")
+        if os.getpid() != self._process:
+            raise DeviceError(
+                f"the device {self.name} belongs to the process that this one was forked from",
+                hint="open devices after forking, or start processes with spawn",
+            )
+        if self._lost is not None:
+            raise DeviceError(f"the device {self.name} is lost", found=self._lost)
+
+    def _raise_alarm(self) -> None:
+        for channel in self._channels:
+            try:
+                channel.check()
+            except DriverError as error:
+                raise self._failed(error) from None
+
+    def _failed(self, error: DriverError) -> DriverError:
+        """Return what to raise for a fault, and go on with new channels if that can be."""
+        if all(channel.group.dead is None for channel in self._channels):
+            return error
+        from baregrad.runtime.nvidia.fault_report import report
+
+        found = report(self, error)
+        try:
+            self._recover()
+        except BaregradError as second:
+            self._lost = f"{found.message}; and then no new channels: {second}"
+            self._attention = True
+            found.add_note(f"the device {self.name} is lost: {second}")
+        return found
+
+    def _recover(self) -> None:
+        """Replace the channels; memory and code stay."""
+        compute, copies = self._channels
+        values = compute.last_value, copies.last_value
+        for channel in self._channels:
+            channel.group.dead = channel.group.dead or "another channel of the device failed"
+        # A dead group is not waited for.
+        for group in {id(channel.group): channel.group for channel in self._channels}.values():
+            group.close()
+        stacks = 0 if compute.launches is None else compute.launches.thread_nbytes
+        self._forget_images()
+        self._unheld = False
+        self._code_is_new = self._unsettled = True
+        self._open_channels(*values)
+        launches = self._compute.launches
+        assert launches is not None
+        launches.grow(stacks)
+
+    @property
+    def channels(self) -> tuple[Channel, Channel]:
+        """The channel that computes and the one that copies."""
+        return self._channels
+
+    # The end of things.
+
+    def _free_retired(self) -> None:
+        compute, copies = self._channels
+        while self._returned:
+            one = self._returned.popleft()
+            self._retired.append((compute.last_value, copies.last_value, one))
+        done, copied = compute.timeline.value, copies.timeline.value
+        kept = []
+        for item in self._retired:
+            if item[0] <= done and item[1] <= copied:
+                if isinstance(item[2], Allocation):
+                    self.staging.unpin(item[2])
+                item[2].close()
+            else:
+                kept.append(item)
+        self._retired = kept
+        self._attention = bool(kept) or self._lost is not None
+
+    def close(self) -> None:
+        """Wait for the GPU and free all that is held; buffers are gone then."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = self._attention = True
+            if os.getpid() != self._process:
+                return
+            self.staging.close()
+            self.client.close()
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
+        self._attention = True
+        self.allocator.after_fork()
+        self.staging.after_fork()
+
+
+def architecture_name(version: int) -> str:
+    """Return what compilers call an architecture: "sm_86", from 9.0 on with its own features."""
+    major, minor = version >> 8, version & 0xFF
+    if version == 0xA04:
+        major, minor = 12, 0
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+def _client(port: Port | None) -> Client:
+    return Client(open_port() if port is None else port)
+
+
+def _register(device: NvDevice) -> None:
+    """Have the device closed at exit, and unlocked after a fork, without keeping it alive."""
+    reference = weakref.ref(device)
+
+    def mend() -> None:
+        found = reference()
+        if found is not None:
+            found._after_fork()
+
+    def leave() -> None:
+        found = reference()
+        if found is not None:
+            found.close()
+
+    os.register_at_fork(after_in_child=mend)
+    atexit.register(leave)

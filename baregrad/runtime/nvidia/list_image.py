@@ -1,0 +1,579 @@
+"""A command list as a GPU reads it: launch descriptors with their constants, and words.
+
+An image lies in the GPU's memory, where the host patches it between two submissions: addresses of
+slots, values of variables, grids, and the timeline's value. What is patched is never in flight.
+
+Memory of an image, in one piece: three semaphores (the signals of either channel, a gate at which
+the channel waits for chained kernels), time stamps, and the launches; the words are another piece.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from baregrad.base.bits import round_up
+from baregrad.base.errors import DeviceError
+from baregrad.program import LaunchExpr, evaluate
+from baregrad.runtime.commands import Command, Copy, Exec, Fill, Operand, Slot
+from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.runtime.nvidia.constant_bank import write_grid, write_place
+from baregrad.runtime.nvidia.launch_descriptor import (
+    ALIGNMENT,
+    Release,
+    next_flags,
+    release_payload_offset,
+    write_grid_units,
+    write_release,
+)
+from baregrad.runtime.nvidia.list_plan import ListPlan, Step, plan_list
+from baregrad.runtime.nvidia.list_style import ListStyle
+from baregrad.runtime.nvidia.pushbuffer import COMPUTE_SUBCHANNEL, PushBuffer
+
+if TYPE_CHECKING:
+    from baregrad.runtime.nvidia.batch import LaunchForm
+    from baregrad.runtime.nvidia.channel import Channel
+    from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
+
+Triple = tuple[int, int, int]
+_SIGNAL, _ANSWER, _GATE = 0, 16, 32
+_STAMPS = 64
+_STAMP_NBYTES = 16
+_BY_ACTION = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=m.PCAS_INVALIDATE_COPY_SCHEDULE)
+_BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
+_INT64 = range(-(1 << 63), 1 << 63)
+_MASK = 0xFFFFFFFF
+
+
+class ImageKind(NamedTuple):
+    """What makes images of one list differ.
+
+    `serial`: nothing overlaps. `timed`: with stamps. `bytewise`: fills of slots take any address.
+    `skipped`: launches that have nothing to do.
+    """
+
+    serial: bool = False
+    timed: bool = False
+    bytewise: bool = False
+    skipped: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class _Patches:
+    """Places of 64-bit words by slot and by variable, in the piece of launches."""
+
+    places: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    variables: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, place: int, slot: Slot) -> None:
+        self.places.append(place)
+        self.slots.append(slot.index)
+        self.offsets.append(slot.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A launch of the image: its command, its form, where it lies, its grid if that changes."""
+
+    number: int
+    form: LaunchForm
+    offset: int
+    grid: tuple[LaunchExpr, LaunchExpr, LaunchExpr] | None
+    fixed: Mapping[str, int]
+
+
+class ListImage:
+    """One image, in flight until the timelines have `value` and `copy_value`."""
+
+    def __init__(
+        self,
+        commands: Sequence[Command],
+        kind: ImageKind,
+        style: ListStyle,
+        compute: Channel,
+        copies: Channel,
+    ) -> None:
+        self.kind = kind
+        self.value = self.copy_value = 0
+        self.addresses: list[int] | None = None
+        self.values: tuple[int, ...] | None = None
+        self._commands = commands
+        self._compute, self._copies = compute, copies
+        self._style = style
+        plan = plan_list(commands, serial=kind.serial, timed=kind.timed, skipped=kind.skipped)
+        launches = compute.launches
+        assert launches is not None
+        self._local_nbytes = launches.thread_nbytes
+        self._layout_launches(commands)
+        pieces = compute.gpu.pieces
+        self._data_piece = pieces.take(self._nbytes, ALIGNMENT)
+        self._words_piece = None
+        try:
+            self._base = self._data_piece.gpu_va
+            self._write(plan)
+            self._words_piece = pieces.take(4 * (len(self._compute_words)
+                                                 + len(self._copy_words)), ALIGNMENT)
+            self._place_words()
+        except BaseException:
+            self.close()
+            raise
+
+    # Layout.
+
+    def _layout_launches(self, commands: Sequence[Command]) -> None:
+        place = _STAMPS
+        if self.kind.timed:
+            place += 2 * _STAMP_NBYTES * len(commands)
+        place = round_up(place, ALIGNMENT)
+        self._launches: dict[int, _Launch] = {}
+        for number, command in enumerate(commands):
+            if not isinstance(command, Exec) or number in self.kind.skipped:
+                continue
+            launch = command.kernel.program.launch
+            assert launch is not None
+            grid = launch.grid
+            known = all(isinstance(size, int) for size in grid)
+            fixed = command.variables
+            sizes = grid if known else tuple(_grid_size(size, fixed) for size in grid)
+            changes = None
+            if any(size is None for size in sizes):
+                changes, sizes = grid, (launch.cluster, 1, 1)
+            form = self._form(command, sizes)  # type: ignore[arg-type]
+            self._launches[number] = _Launch(number, form, place, changes, fixed)
+            place += round_up(form.nbytes, ALIGNMENT)
+        self._nbytes = place
+
+    def _form(self, command: Exec, grid: Triple) -> LaunchForm:
+        launch = command.kernel.program.launch
+        assert launch is not None
+        kernel: GpuKernel = command.kernel.handle.kernel  # type: ignore[attr-defined]
+        return kernel.form(
+            grid, launch.block,
+            shared_nbytes=launch.shared_nbytes,
+            cluster=(launch.cluster, 1, 1),
+            manners=self._style.between,
+            prefetch=self._style.prefetch,
+        )  # fmt: skip
+
+    # Contents.
+
+    def _write(self, plan: ListPlan) -> None:
+        self._patches = _Patches()
+        self._data = bytearray(self._nbytes)
+        for launch in self._launches.values():
+            self._write_launch(launch)
+        writer = _ComputeWriter(self, plan.compute)
+        self._compute_words = writer.words
+        self._skip = writer.skip
+        self._value_place = writer.value_place
+        self.released = writer.released
+        self._gated = writer.gated or bool(plan.copies)
+        copier = _CopyWriter(self, plan.copies)
+        self._copy_words = copier.words
+        self._copy_patches = copier.patches
+
+    def _write_launch(self, launch: _Launch) -> None:
+        command = self._commands[launch.number]
+        assert isinstance(command, Exec)
+        form, kernel = launch.form, command.kernel.handle.kernel  # type: ignore[attr-defined]
+        data, begin = form.image(self._local_nbytes), launch.offset
+        bank_at = form.bank_offset
+        form.bank_slot.fill(data, self._base + begin + bank_at)
+        bank = memoryview(data)[bank_at:]
+        write_place(bank, kernel.bank_layout, self._base + begin + bank_at)
+        first = kernel.facts.parameter_base
+        count = len(command.buffers)
+        for operand, parameter in zip(command.buffers, kernel.facts.parameters, strict=False):
+            place = first + parameter.offset
+            if isinstance(operand, Slot):
+                self._patches.add((begin + bank_at + place) // 8, operand)
+            else:
+                struct.pack_into("<Q", bank, place, operand.address)
+        names = command.kernel.program.variables
+        for name, parameter in zip(names, kernel.facts.parameters[count:], strict=True):
+            place = first + parameter.offset
+            if name in command.variables:
+                struct.pack_into("<q", bank, place, checked(command.variables[name]))
+            else:
+                word = (begin + bank_at + place) // 8
+                self._patches.variables.setdefault(name, []).append(word)
+        self._data[begin : begin + len(data)] = data
+
+    def launch_va(self, number: int) -> int:
+        """Return where the descriptor of a command's launch lies."""
+        return self._base + self._launches[number].offset
+
+    def follow(self, number: int, after: int) -> None:
+        """Have the launch of command `after` followed by that of `number`."""
+        launch = self._launches[after]
+        view = memoryview(self._data)[launch.offset :]
+        layout = launch.form.layout
+        layout.write(view, "next_address", self.launch_va(number))
+        for offset, bits in next_flags(layout):
+            view[offset] |= bits
+        if not self._style.chain_prefetch and "next_prefetch" in layout.fields:
+            layout.write(view, "next_prefetch", 0)
+
+    def finish(self, number: int, release: Release | None = None) -> int:
+        """Make a launch the last of a run; return where its release has its value, if any."""
+        launch = self._launches[number]
+        layout = launch.form.layout
+        view = memoryview(self._data)[launch.offset :]
+        layout.write(view, "completion_barrier", self._style.last.barrier)
+        if release is None:
+            return 0
+        write_release(view, release, layout)
+        return launch.offset + release_payload_offset(layout)
+
+    @property
+    def by_action(self) -> bool:
+        """Whether launches are sent by an action."""
+        return self._compute.gpu.generation.launch_by_action
+
+    @property
+    def style(self) -> ListStyle:
+        """How kernels follow each other."""
+        return self._style
+
+    @property
+    def timeline_va(self) -> int:
+        """Where the computing channel's timeline lies."""
+        return self._compute.timeline.gpu_va
+
+    @property
+    def copy_timeline_va(self) -> int:
+        """Where the copying channel's timeline lies."""
+        return self._copies.timeline.gpu_va
+
+    @property
+    def can_release(self) -> bool:
+        """Whether a launch can tell a timeline."""
+        return "release_wide" in self._launches[next(iter(self._launches))].form.layout.fields
+
+    def semaphore(self, which: int) -> int:
+        """Return where a semaphore of the image lies."""
+        return self._base + which
+
+    def stamp_va(self, place: int) -> int:
+        """Return where a time stamp is written."""
+        return self._base + _STAMPS + _STAMP_NBYTES * place
+
+    def command(self, number: int) -> Command:
+        """Return a command of the list."""
+        return self._commands[number]
+
+    # In the GPU's memory.
+
+    def _place_words(self) -> None:
+        """Write all to the GPU's memory, and remember what is patched there."""
+        assert self._words_piece is not None
+        compute, copies = self._compute_words, self._copy_words
+        copy_at = 4 * len(compute)
+        self._words_piece.write(0, np.array(compute + copies, np.uint32).tobytes())
+        self._data_piece.write(0, self._data)
+        begin = self._words_piece.gpu_va
+        self._entry = gp_entry(begin + 4 * self._skip, len(compute) - self._skip)
+        self._first_entry = gp_entry(begin, len(compute))
+        self.copy_entry = gp_entry(begin + copy_at, len(copies)) if copies else 0
+        view = self._words_piece.view
+        self._words: np.ndarray[Any, np.dtype[np.uint32]] = np.frombuffer(view, np.uint32)
+        data = self._data_piece.view
+        self._longs: np.ndarray[Any, np.dtype[np.int64]] = np.frombuffer(
+            data[: self._nbytes // 8 * 8], np.int64
+        )
+        self._semaphores = data[:48]
+        if self._value_place < 0:
+            place = 4 * (-self._value_place)
+            self._value = view[place : place + 8].cast("I")
+        else:
+            self._value = data[self._value_place : self._value_place + 8].cast("I")
+        self._copy_value = view[:0].cast("I")
+        if copies:
+            place = copy_at + 4 * (len(copies) - 3)
+            self._copy_value = view[place : place + 8].cast("I")
+        self._places = np.array(self._patches.places, np.int64)
+        self._place_slots = np.array(self._patches.slots, np.int64)
+        self._place_offsets = np.array(self._patches.offsets, np.int64)
+        self._copy_places = np.array(
+            [(place + len(compute), *rest) for place, *rest in self._copy_patches], np.int64
+        ).reshape(-1, 3)
+        self._variables = [
+            (name, np.array(places, np.int64)) for name, places in self._patches.variables.items()
+        ]
+        self._changing = [one for one in self._launches.values() if one.grid is not None]
+        # Nobody has seen these descriptors yet; the memory may have held others.
+        self.fresh = True
+
+    def set_addresses(self, addresses: list[int]) -> None:
+        """Patch the slots' addresses."""
+        table = np.array(addresses, np.int64)
+        if len(self._places):
+            self._longs[self._places] = table[self._place_slots] + self._place_offsets
+        if len(self._copy_places):
+            places = self._copy_places
+            found = table[places[:, 1]] + places[:, 2]
+            self._words[places[:, 0]] = found >> 32
+            self._words[places[:, 0] + 1] = found & _MASK
+        self.addresses = addresses
+
+    def set_variables(self, values: tuple[int, ...], variables: Mapping[str, int]) -> None:
+        """Patch the values of variables, and the grids that they decide."""
+        self.values = None
+        for name, places in self._variables:
+            self._longs[places] = checked(variables[name])
+        for launch in self._changing:
+            assert launch.grid is not None
+            known = {**variables, **launch.fixed}
+            x, y, z = (evaluate(size, known) for size in launch.grid)
+            self._set_grid(launch, (x, y, z))
+        self.values = values
+
+    def _set_grid(self, launch: _Launch, grid: Triple) -> None:
+        command = self._commands[launch.number]
+        assert isinstance(command, Exec)
+        form, kernel = launch.form, command.kernel.handle.kernel  # type: ignore[attr-defined]
+        end = launch.offset + form.nbytes
+        view = memoryview(self._data)[launch.offset : end]
+        changed = dataclasses.replace(form.launch, grid=grid)
+        write_grid_units(view, changed, form.layout)
+        write_grid(view[form.bank_offset :], kernel.bank_layout, grid, form.launch.cluster)
+        # Parameters may have been patched since: they stay.
+        head = form.bank_offset + kernel.bank_layout.parameter_base
+        self._data_piece.write(launch.offset, self._data[launch.offset : launch.offset + head])
+        self.fresh = True
+
+    def set_values(self, value: int, copy_value: int) -> None:
+        """Say what the timelines have when the list is done; its semaphores begin at zero."""
+        if self._gated:
+            self._semaphores[:] = bytes(48)
+        word = self._value
+        word[0] = value & _MASK
+        word[1] = value >> 32
+        if self.copy_entry:
+            word = self._copy_value
+            word[0], word[1] = copy_value & _MASK, copy_value >> 32
+        self.value, self.copy_value = value, copy_value
+
+    def take_entry(self) -> int:
+        """Return the ring's entry for the next submission."""
+        if self.fresh:
+            self.fresh = False
+            return self._first_entry
+        return self._entry
+
+    def stamps(self) -> list[int]:
+        """Return the stamps' times in nanoseconds of the GPU's clock."""
+        words = self._longs[_STAMPS // 8 : _STAMPS // 8 + 4 * len(self._commands)]
+        times: list[int] = words[1::2].tolist()
+        return times
+
+    def close(self) -> None:
+        """Give the memory back; nothing of it is in flight."""
+        for piece in (self._data_piece, self._words_piece):
+            if piece is not None:
+                piece.close()
+
+
+class _ComputeWriter:
+    """Writes the computing channel's words and links launches to chains."""
+
+    def __init__(self, image: ListImage, steps: Sequence[Step]) -> None:
+        self._image = image
+        self._push = PushBuffer()
+        self._style = image.style
+        self._chain: list[int] = []
+        self._wave: list[int] = []
+        self._running = False
+        # Whether anything was launched before the open chain; whether the last launch tells the
+        # timeline.
+        self._before = self.released = False
+        self._gates = 0
+        self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
+        self.skip = len(self._push.words)
+        self._push.drop_constants()
+        for step in steps:
+            self._step(step)
+        self.value_place = self._end()
+        self.words = self._push.words
+
+    @property
+    def gated(self) -> bool:
+        """Whether the channel waits at a semaphore of the image."""
+        return self._gates > 0
+
+    def _step(self, step: Step) -> None:
+        image, push = self._image, self._push
+        if step.kind == "run":
+            self._wave.append(step.value)
+            return
+        self._end_wave()
+        if step.kind == "idle":
+            return
+        self._end_chain()
+        if step.kind == "signal":
+            push.release(image.semaphore(_SIGNAL), step.value)
+            self._running = False
+        elif step.kind == "wait":
+            push.acquire(image.semaphore(_ANSWER), step.value)
+        else:
+            push.release(image.stamp_va(step.value), 0)
+            self._running = False
+
+    def _end_wave(self) -> None:
+        """Launch kernels of which none waits for another."""
+        wave, self._wave = self._wave, []
+        if len(wave) == 1 and self._style.chained:
+            self._link(wave[0])
+            return
+        if wave:
+            self._end_chain()
+            self._idle()
+        for number in wave:
+            self._image.finish(number)
+            self._send(number)
+
+    def _link(self, number: int) -> None:
+        if self._chain:
+            self._image.follow(number, self._chain[-1])
+        else:
+            self._before = self._running
+            self._idle()
+            self._send(number)
+        self._chain.append(number)
+
+    def _idle(self) -> None:
+        if self._running:
+            self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["WAIT_FOR_IDLE"], 0)
+            self._running = False
+
+    def _send(self, number: int) -> None:
+        push = self._push
+        address = self._image.launch_va(number) >> 8
+        push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_PCAS_A"], address)
+        if self._image.by_action:
+            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS2_B"], _BY_ACTION)
+        else:
+            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS_B"], _BY_FLAGS)
+        self._running = True
+
+    def _end_chain(self) -> None:
+        """Hold the channel until the open chain is done, if it is one of several."""
+        chain, self._chain = self._chain, []
+        if not chain:
+            return
+        if len(chain) == 1:
+            self._image.finish(chain[0])
+            return
+        self._gates += 1
+        gate = self._image.semaphore(_GATE)
+        self._image.finish(chain[-1], Release(gate, self._gates, timestamp=True))
+        self._push.acquire(gate, self._gates)
+        self._running = False
+
+    def _end(self) -> int:
+        """Tell the timeline; return the place of its value, negative for one among the words."""
+        self._end_wave()
+        image, chain = self._image, self._chain
+        alone = len(chain) > 1 or not self._before
+        if self._style.released and chain and alone and image.can_release:
+            self.released = True
+            return image.finish(chain[-1], Release(image.timeline_va, 0))
+        self._end_chain()
+        self._push.release(image.timeline_va, 0)
+        # Lower and upper half of the value are the third and second word from the end.
+        return -(len(self._push.words) - 3)
+
+
+class _CopyWriter:
+    """Writes the copying channel's words; `patches` are (word, slot, offset) of slots' addresses.
+
+    The upper half of an address is the word, the lower half the one behind it.
+    """
+
+    def __init__(self, image: ListImage, steps: Sequence[Step]) -> None:
+        self._image = image
+        self._push = PushBuffer()
+        self.patches: list[tuple[int, int, int]] = []
+        self.words = self._push.words
+        if not steps:
+            return
+        for step in steps:
+            self._step(step)
+        self._push.release(image.copy_timeline_va, 0)
+
+    def _step(self, step: Step) -> None:
+        image, push = self._image, self._push
+        if step.kind == "run":
+            command = image.command(step.value)
+            if isinstance(command, Copy):
+                self._copy(command)
+            else:
+                assert isinstance(command, Fill)
+                self._fill(command)
+        elif step.kind == "signal":
+            push.release(image.semaphore(_ANSWER), step.value)
+        elif step.kind == "wait":
+            push.acquire(image.semaphore(_SIGNAL), step.value)
+        else:
+            push.release(image.stamp_va(step.value), 0)
+
+    def _copy(self, command: Copy) -> None:
+        target, source = command.target, command.source
+        for begin, nbytes in pieces_of(command.nbytes):
+            place = len(self._push.words) + 1
+            self._push.copy(
+                self._address(target, begin, place + 2),
+                self._address(source, begin, place),
+                nbytes,
+            )
+
+    def _fill(self, command: Fill) -> None:
+        target = command.target
+        offset = target.offset if isinstance(target, Slot) else target.address
+        wide = offset % 4 == 0 and command.nbytes % 4 == 0
+        if isinstance(target, Slot) and self._image.kind.bytewise:
+            wide = False
+        self._push.fill_pattern(command.byte * (0x01010101 if wide else 1), wide=wide)
+        for begin, nbytes in pieces_of(command.nbytes):
+            place = len(self._push.words) + 1
+            self._push.fill_piece(
+                self._address(target, begin, place), nbytes // 4 if wide else nbytes
+            )
+
+    def _address(self, operand: Operand, begin: int, place: int) -> int:
+        if isinstance(operand, Slot):
+            self.patches.append((place, operand.index, operand.offset + begin))
+            return 0
+        return operand.address + begin
+
+
+def pieces_of(nbytes: int) -> list[tuple[int, int]]:
+    """Return (begin, bytes) of the pieces in which so many bytes are copied."""
+    step = 1 << 31
+    return [(begin, min(step, nbytes - begin)) for begin in range(0, nbytes, step)]
+
+
+def gp_entry(address: int, words: int) -> int:
+    """Return the ring's entry for words at an address."""
+    return address | m.GP_ENTRY_SUBROUTINE | words << m.GP_ENTRY_LENGTH_SHIFT
+
+
+def checked(value: int) -> int:
+    """Return a value of a variable; raise DeviceError if it is no 64-bit integer."""
+    if value not in _INT64:
+        raise DeviceError("a variable does not fit in 64 bits", found=value)
+    return int(value)
+
+
+def _grid_size(size: LaunchExpr, fixed: Mapping[str, int]) -> int | None:
+    from baregrad.program import substitute
+
+    found = substitute(size, fixed)
+    return found if isinstance(found, int) else None

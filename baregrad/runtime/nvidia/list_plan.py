@@ -1,0 +1,167 @@
+"""What of a command list may overlap, and what has to wait for what.
+
+Kernels go to the computing channel, copies and fills to the copying one, each in the list's order.
+Two commands conflict where one writes bytes that the other reads or writes. Slots are taken for
+different memory: whoever submits looks whether they are (`serial` plans assume nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baregrad.program import substitute
+from baregrad.runtime.commands import Command, Exec, Fill, Operand, Slot
+
+_EVERYWHERE = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that a channel does.
+
+    `run`: command number `value`. `idle`: wait for the kernels so far. `signal`: let the other
+    channel past `value`, once all so far is done. `wait`: until the other has signalled `value`.
+    `stamp`: write the time, once all so far is done, to place `value`.
+    """
+
+    kind: Literal["run", "idle", "signal", "wait", "stamp"]
+    value: int = 0
+
+
+# Whose bytes (a slot's index, or -1 for those at an address), from, to, and whether they change.
+_Access = tuple[int, int, int, bool]
+
+
+class _Window:
+    """What commands touched that others may have to wait for."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, list[tuple[int, int, bool]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def add(self, accesses: Sequence[_Access]) -> None:
+        for key, begin, end, writes in accesses:
+            self._ranges.setdefault(key, []).append((begin, end, writes))
+        # A command that touches nothing is there all the same.
+        self._ranges.setdefault(-2, [])
+
+    def conflicts(self, accesses: Sequence[_Access], serial: bool) -> bool:
+        if serial:
+            return bool(self._ranges)
+        for key, begin, end, writes in accesses:
+            for first, last, written in self._ranges.get(key, ()):
+                if (writes or written) and begin < last and first < end:
+                    return True
+        return False
+
+    def clear(self) -> None:
+        self._ranges.clear()
+
+
+@dataclass(slots=True)
+class ListPlan:
+    """The steps of both channels."""
+
+    compute: list[Step] = field(default_factory=list)
+    copies: list[Step] = field(default_factory=list)
+
+
+def plan_list(
+    commands: Sequence[Command],
+    *,
+    serial: bool = False,
+    timed: bool = False,
+    skipped: frozenset[int] = frozenset(),
+) -> ListPlan:
+    """Return the steps of a list.
+
+    With `timed` it is serial too, and every command is between two stamps: 2*i and 2*i + 1.
+    """
+    return _Planner(commands, serial or timed, timed).plan(skipped)
+
+
+class _Planner:
+    def __init__(self, commands: Sequence[Command], serial: bool, timed: bool) -> None:
+        self._commands = commands
+        self._serial = serial
+        self._timed = timed
+        self._steps = ListPlan()
+        self._running = _Window()
+        self._unseen_kernels = _Window()
+        self._unseen_copies = _Window()
+        self._signals = self._answers = 0
+
+    def plan(self, skipped: frozenset[int]) -> ListPlan:
+        if any(not isinstance(command, Exec) for command in self._commands):
+            # Copies come after all that was submitted before.
+            self._call_copies()
+        for number, command in enumerate(self._commands):
+            if number in skipped:
+                continue
+            if isinstance(command, Exec):
+                self._kernel(number, _accesses(command))
+            else:
+                self._copy(number, _accesses(command))
+        if self._unseen_copies:
+            self._await_copies()
+        return self._steps
+
+    def _kernel(self, number: int, accesses: Sequence[_Access]) -> None:
+        if self._unseen_copies.conflicts(accesses, self._serial):
+            self._await_copies()
+        if self._running.conflicts(accesses, self._serial):
+            self._steps.compute.append(Step("idle"))
+            self._running.clear()
+        self._run(self._steps.compute, number)
+        self._running.add(accesses)
+        self._unseen_kernels.add(accesses)
+
+    def _copy(self, number: int, accesses: Sequence[_Access]) -> None:
+        if self._unseen_kernels.conflicts(accesses, self._serial):
+            self._call_copies()
+        self._run(self._steps.copies, number)
+        self._unseen_copies.add(accesses)
+
+    def _run(self, steps: list[Step], number: int) -> None:
+        if self._timed:
+            steps += Step("stamp", 2 * number), Step("run", number), Step("stamp", 2 * number + 1)
+            return
+        steps.append(Step("run", number))
+
+    def _call_copies(self) -> None:
+        self._signals += 1
+        self._steps.compute.append(Step("signal", self._signals))
+        self._steps.copies.append(Step("wait", self._signals))
+        self._unseen_kernels.clear()
+        self._running.clear()
+
+    def _await_copies(self) -> None:
+        self._answers += 1
+        self._steps.copies.append(Step("signal", self._answers))
+        self._steps.compute.append(Step("wait", self._answers))
+        self._unseen_copies.clear()
+
+
+def _accesses(command: Command) -> list[_Access]:
+    if isinstance(command, Exec):
+        found = []
+        for operand, param in zip(command.buffers, command.kernel.program.params, strict=True):
+            size = None if param.nbytes is None else substitute(param.nbytes, command.variables)
+            found.append(_access(operand, size if isinstance(size, int) else None, param.writes))
+        return found
+    target = _access(command.target, command.nbytes, True)
+    if isinstance(command, Fill):
+        return [target]
+    return [target, _access(command.source, command.nbytes, False)]
+
+
+def _access(operand: Operand, nbytes: int | None, writes: bool) -> _Access:
+    if isinstance(operand, Slot):
+        end = _EVERYWHERE if nbytes is None else operand.offset + nbytes
+        return operand.index, operand.offset, end, writes
+    size = operand.nbytes if nbytes is None else nbytes
+    return -1, operand.address, operand.address + size, writes

@@ -1,0 +1,76 @@
+"""How a command list's kernels are handed to the GPU: choices that differ in time only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from baregrad.runtime.nvidia.launch_descriptor import (
+    BARRIER_GPU,
+    BARRIER_NONE,
+    BARRIER_SYSTEM,
+    THOROUGH,
+    Manners,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ListStyle:
+    """How kernels follow each other.
+
+    With `chained`, a kernel that has to wait for the one before is named by its descriptor, and the
+    GPU goes on by itself; else the channel waits for idleness between them. `between` are the
+    manners of kernels that others of the list follow, `last` of those that end it or a run of it.
+    `prefetch`: code is fetched with the descriptor. `released`: the last kernel tells the timeline
+    itself, where it is the only one that runs. `chain_prefetch`: a descriptor fetches the next one
+    early.
+    """
+
+    chained: bool = True
+    between: Manners = THOROUGH
+    last: Manners = THOROUGH
+    prefetch: bool = True
+    released: bool = False
+    chain_prefetch: bool = True
+
+
+_THOROUGH = ListStyle()
+_LEAN = Manners(textures=False, banks=False, barrier=BARRIER_GPU)
+_LEAN_LAST = dataclasses.replace(_LEAN, barrier=BARRIER_SYSTEM)
+_chain = dataclasses.replace(_THOROUGH, between=_LEAN, last=_LEAN_LAST)
+_idle = dataclasses.replace(_chain, chained=False)
+_bare = dataclasses.replace(_LEAN, barrier=BARRIER_NONE)
+
+# What the hardware check times side by side. `thorough` drops every cache and waits for the whole
+# machine after each kernel.
+STYLES: Mapping[str, ListStyle] = MappingProxyType({
+    "thorough": _THOROUGH,
+    "thorough-idle": dataclasses.replace(_THOROUGH, chained=False),
+    "chain": _chain,
+    "chain-released": dataclasses.replace(_chain, released=True),
+    "chain-no-prefetch": dataclasses.replace(_chain, prefetch=False),
+    "chain-late": dataclasses.replace(_chain, chain_prefetch=False),
+    "chain-system": dataclasses.replace(_chain, between=_LEAN_LAST),
+    "chain-no-barrier": dataclasses.replace(_chain, between=_bare),
+    "chain-keeps-data": dataclasses.replace(
+        _chain, between=dataclasses.replace(_LEAN, data=False)
+    ),
+    "chain-banks": dataclasses.replace(
+        _chain,
+        between=dataclasses.replace(_LEAN, banks=True),
+        last=dataclasses.replace(_LEAN_LAST, banks=True),
+    ),
+    "idle": _idle,
+    "idle-released": dataclasses.replace(_idle, released=True),
+    "idle-no-prefetch": dataclasses.replace(_idle, prefetch=False),
+    "idle-system": dataclasses.replace(_idle, between=_LEAN_LAST),
+    "idle-no-barrier": dataclasses.replace(_idle, between=_bare, last=_LEAN_LAST),
+    "idle-keeps-data": dataclasses.replace(
+        _idle, between=dataclasses.replace(_LEAN, data=False)
+    ),
+})  # fmt: skip
+
+# Seen to be right on hardware; the others are to be measured.
+DEFAULT_STYLE = "thorough"

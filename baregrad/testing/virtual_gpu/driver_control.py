@@ -1,0 +1,129 @@
+"""RM_CONTROL of the virtual driver: what objects are asked and told."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from types import MappingProxyType
+
+from baregrad.runtime.nvidia.abi import Release
+from baregrad.runtime.nvidia.abi import numbers as nv
+from baregrad.testing.virtual_gpu.driver_calls import Arguments, Refusal
+from baregrad.testing.virtual_gpu.driver_objects import (
+    ChannelObject,
+    ClientObject,
+    DeviceObject,
+    DriverObject,
+    GroupObject,
+    expect,
+)
+from baregrad.testing.virtual_gpu.gpu_machine import Machine
+from baregrad.testing.virtual_gpu.user_memory import UserMemory
+
+_MAX_LISTED = 512
+
+
+class Controls:
+    """Answers controls of one driver release; raises Refusal."""
+
+    def __init__(
+        self, machine: Machine, release: Release, version: str, user: UserMemory
+    ) -> None:
+        self._machine = machine
+        self._release = release
+        self._version = version
+        self._user = user
+
+    def struct_of(self, command: int) -> str:
+        """Return our name of a command's struct; refuse a command that nobody has."""
+        row = _COMMANDS.get(command)
+        if row is None:
+            raise Refusal("NOT_SUPPORTED", f"no command {command:#x}")
+        return row[0]
+
+    def answer(self, target: DriverObject, command: int, params: Arguments) -> None:
+        """Fill in what is asked."""
+        _COMMANDS[command][1](self, target, params)
+
+    def version(self, target: DriverObject, params: Arguments) -> None:
+        """The driver's release."""
+        expect(target, ClientObject)
+        params["driverVersionBuffer"] = self._version.encode()
+
+    def id_info(self, target: DriverObject, params: Arguments) -> None:
+        """The device instance of a GPU id."""
+        expect(target, ClientObject)
+        for gpu in self._machine.gpus:
+            if gpu.gpu_id == params["gpuId"]:
+                params["deviceInstance"], params["subDeviceInstance"] = gpu.index, 0
+                params["gpuInstance"] = gpu.index
+                return
+        raise Refusal("INVALID_ARGUMENT", f"no GPU has the id {params['gpuId']:#x}")
+
+    def class_list(self, target: DriverObject, params: Arguments) -> None:
+        """The classes of a GPU: their count, or as many as are asked for."""
+        classes = expect(target, DeviceObject).gpu.model.classes
+        if params["classList"]:
+            if params["numClasses"] < len(classes):
+                raise Refusal("INVALID_PARAM_STRUCT", "too little room for the classes")
+            self._user.write(params["classList"], struct.pack(f"<{len(classes)}I", *classes))
+        params["numClasses"] = len(classes)
+
+    def uuid(self, target: DriverObject, params: Arguments) -> None:
+        """The GPU's own number."""
+        if params["flags"] & 3 != nv.GID_FORMAT_BINARY:
+            raise Refusal("NOT_SUPPORTED", "the uuid is given in bytes only")
+        params["data"] = expect(target, DeviceObject).gpu.uuid
+        params["length"] = 16
+
+    def facts(self, target: DriverObject, params: Arguments) -> None:
+        """Numbers of the graphics engine."""
+        facts = expect(target, DeviceObject).gpu.model.facts()
+        count, place = params["grInfoListSize"], params["grInfoList"]
+        if not 0 < count <= _MAX_LISTED:
+            raise Refusal("INVALID_ARGUMENT", f"a list of {count}")
+        asked = struct.unpack(f"<{2 * count}I", self._user.read(place, 8 * count))[::2]
+        told = b""
+        for index in asked:
+            if index not in facts:
+                raise Refusal("INVALID_ARGUMENT", f"no fact {index:#x} is known here")
+            told += struct.pack("<II", index, facts[index])
+        self._user.write(place, told)
+
+    def boost(self, target: DriverObject, params: Arguments) -> None:
+        """Clocks, of which there are none."""
+        expect(target, DeviceObject)
+
+    def token(self, target: DriverObject, params: Arguments) -> None:
+        """What to write to the doorbell."""
+        params["workSubmitToken"] = expect(target, ChannelObject).token
+
+    def schedule(self, target: DriverObject, params: Arguments) -> None:
+        """Let a group run, or hold it.
+
+        A channel of the graphics engine whose context UVM has not bound is refused
+        (`kernel_channel.c:2086`).
+        """
+        group = expect(target, GroupObject)
+        if group.hardware.dead:
+            raise Refusal("INVALID_STATE", "the group was stopped")
+        channels = [one for one in group.children.values() if isinstance(one, ChannelObject)]
+        if group.engine == nv.NV2080_ENGINE_TYPE_GRAPHICS and not all(
+            one.hardware.registered for one in channels
+        ):
+            raise Refusal("INVALID_STATE", "a channel is not registered with UVM")
+        group.hardware.scheduled = bool(params["bEnable"])
+
+
+_COMMANDS: MappingProxyType[
+    int, tuple[str, Callable[[Controls, DriverObject, Arguments], None]]
+] = MappingProxyType({
+    nv.NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION_V2: ("build_version", Controls.version),
+    nv.NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2: ("id_info", Controls.id_info),
+    nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST: ("class_list", Controls.class_list),
+    nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO: ("gid_info", Controls.uuid),
+    nv.NV2080_CTRL_CMD_GR_GET_INFO: ("gr_info_list", Controls.facts),
+    nv.NV2080_CTRL_CMD_PERF_BOOST: ("perf_boost", Controls.boost),
+    nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: ("work_submit_token", Controls.token),
+    nv.NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: ("schedule", Controls.schedule),
+})

@@ -1,0 +1,42 @@
+"""What stops a channel of the virtual GPU, with the codes of real error notifiers.
+
+Source of the codes: the driver's SDK `nverror.h`; see `runtime/nvidia/abi/faults.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baregrad.base.errors import BaregradError
+
+ENGINE_EXCEPTION = 13
+MMU_FAULT = 31
+BAD_ENTRY = 32
+BAD_CLASS = 69
+TIMED_OUT = 109
+
+
+class GpuFault(BaregradError):
+    """Work that stops its channel group; `code` is what the notifier and the kernel log tell.
+
+    `kernel` names the one that ran, "" for none; `address` is the one accessed, None for none. The
+    cause, where there is one, is the interpreter's KernelFault.
+    """
+
+    def __init__(
+        self, code: int, message: str, *, kernel: str = "", address: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.kernel = kernel
+        self.address = address
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReport:
+    """One stop of a channel group: on which GPU and channel, why, and how the log told it."""
+
+    gpu: int
+    channel: int
+    fault: GpuFault
+    line: str

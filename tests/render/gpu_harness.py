@@ -1,0 +1,169 @@
+"""Programs for one CPU thread made programs for many GPU threads, and runs of their PTX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from baregrad import render
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import Access, Alloc, KernelInfo, Machine, Reg, Var
+from baregrad.ir.node import Node, const, rebuild
+from baregrad.ir.op import Ops
+from baregrad.kernel import codegen_passes
+from baregrad.render.gpu import gpu_signature
+from baregrad.target.cpu import CPU_ROWS
+from baregrad.target.gpu import GpuTarget, gpu_row
+from baregrad.testing.virtual_gpu.ptx_memory import Memory
+from baregrad.testing.virtual_gpu.ptx_program import Module
+
+HOPPER = gpu_row("sm_90a")
+I32, I64 = dtypes.int32, dtypes.int64
+TOKEN = dtypes.token
+BLOCK = Node(Ops.VAR, I32, (), Var(".block", 0, 2**31 - 1))
+
+
+def thread(count: int) -> Node:
+    """The number of a thread in a block of `count`."""
+    return Node(Ops.VAR, I32, (), Var(".thread", 0, count - 1))
+
+
+@functools.cache
+def _converting_row() -> Any:
+    return next(row for row in CPU_ROWS if row.converts_float16)
+
+
+def lower(node: Node) -> Node:
+    """A loop-level KERNEL at the linear level; float16 is converted by the machine."""
+    for item in codegen_passes(_converting_row()):
+        node = item.run(node)
+    return node
+
+
+def spread(program: Node, threads: int | None = None) -> Node:
+    """The PROGRAM whose outermost loop, the last of its instructions, is run by threads.
+
+    threads: of a block; by default as many as the loop has steps, which must be a multiple.
+    """
+    code = list(program.src)
+    place = next(k for k, node in enumerate(code) if node.op is Ops.BEGIN)
+    counter = code[place]
+    assert code[-1].op is Ops.END and len(counter.src) == 2
+    steps = counter.src[1].arg
+    count = steps if threads is None else threads
+    assert steps % count == 0
+    number = Node(Ops.CAST, I64, (thread(count),))
+    head = [number]
+    if count < steps:
+        block = Node(Ops.CAST, I64, (BLOCK,))
+        size = Node(Ops.CONST, I64, (), count)
+        first = Node(Ops.MUL, I64, (block, size))
+        number = Node(Ops.ADD, I64, (first, number))
+        head += [block, first, number]
+    body = Node(Ops.PROGRAM, TOKEN, (*code[:place], *head, *code[place + 1 : -1]), program.arg)
+    return rebuild(body, lambda node: number if node is counter else None)
+
+
+def run_ptx(
+    program: Node,
+    arrays: Sequence[Any],
+    variables: dict[str, int] | None = None,
+    target: GpuTarget = HOPPER,
+    grid: int = 1,
+) -> None:
+    """Run a PROGRAM's PTX on the interpreter, in place on its argument arrays."""
+    text = render.get("ptx").render(program, target)
+    sig = gpu_signature(program)
+    kernel = Module.parse(text).kernel(sig.call.entry)
+    memory = Memory()
+    places = [memory.put(np.ascontiguousarray(arrays[p.arg.slot])) for p in sig.call.params]
+    names = [(variables or {})[name] for name in sig.call.variables]
+    kernel.launch(memory, (grid,), (sig.threads,), [*places, *names], sig.dynamic_nbytes(target))
+    for param, place in zip(sig.call.params, places, strict=True):
+        array = arrays[param.arg.slot]
+        array[...] = memory.get(place, array.dtype, array.shape)
+
+
+class Writer:
+    """A PROGRAM being written by hand: each method appends an instruction and gives its value."""
+
+    def __init__(self, name: str = "k") -> None:
+        self.name = name
+        self.code: list[Node] = []
+        self.loops = 0
+        self.registers = 0
+
+    def put(self, op: Any, dtype: Any, *src: Any, arg: Any = None) -> Node:
+        node = Node(op, dtype, tuple(map(whole, src)), arg)
+        self.code.append(node)
+        return node
+
+    def cast(self, value: Node, dtype: Any) -> Node:
+        return self.put(Ops.CAST, dtype, value)
+
+    def do(self, op: Any, a: Any, b: Any) -> Node:
+        return self.put(op, whole(a).dtype, a, b)
+
+    def test(self, op: Any, a: Any, b: Any) -> Node:
+        return self.put(op, dtypes.bool, a, b)
+
+    def load(self, buffer: Node, offset: Any, *mask: Any, **access: Any) -> Node:
+        return self.put(Ops.VLOAD, buffer.dtype, buffer, offset, *mask, arg=of(buffer, access))
+
+    def store(self, buffer: Node, offset: Any, value: Any, *mask: Any, **access: Any) -> Node:
+        return self.put(Ops.VSTORE, TOKEN, buffer, offset, value, *mask, arg=of(buffer, access))
+
+    def machine(self, name: str, *src: Any, imm: tuple[Any, ...] = (), dtype: Any = TOKEN) -> Node:
+        return self.put(Ops.MACHINE, dtype, *src, arg=Machine(name, imm))
+
+    def begin(self, start: Any, stop: Any) -> Node:
+        self.loops += 1
+        return self.put(Ops.BEGIN, I64, start, stop, arg=self.loops)
+
+    def branch(self, condition: Node) -> None:
+        self.put(Ops.TEST, TOKEN, condition)
+
+    def end(self) -> None:
+        self.put(Ops.END, TOKEN)
+
+    def register(self, dtype: Any, width: int = 1) -> Node:
+        self.registers += 1
+        return Node(Ops.REG, dtype, (), Reg(self.registers, width))
+
+    def set(self, register: Node, value: Any) -> None:
+        self.put(Ops.SET, TOKEN, register, value)
+
+    def thread(self, count: int) -> Node:
+        """This thread's number in its block of `count`, as an offset."""
+        return self.cast(thread(count), I64)
+
+    def program(self) -> Node:
+        return Node(Ops.PROGRAM, TOKEN, tuple(self.code), KernelInfo(self.name, "GPU"))
+
+
+def whole(value: Any) -> Node:
+    """An operand: a node, or an integer as an offset."""
+    return value if isinstance(value, Node) else const(value, I64)
+
+
+def of(buffer: Node, access: dict[str, Any]) -> Access:
+    access.setdefault("align", buffer.dtype.itemsize)
+    return Access(**access)
+
+
+def alloc(id: int, count: int, dtype: Any, space: str) -> Node:
+    return Node(Ops.ALLOC, dtype, (), Alloc(id, space, (count,)))
+
+
+def serial(program: Node) -> Node:
+    """A CPU's PROGRAM whose chunks are the steps of an ordinary loop."""
+
+    def visit(node: Node) -> Node | None:
+        if node.op is Ops.BEGIN and len(node.src) == 3:
+            return Node(Ops.BEGIN, node.dtype, (const(0, I64), node.src[2]), node.arg)
+        return None
+
+    return rebuild(program, visit)

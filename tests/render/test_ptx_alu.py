@@ -1,0 +1,111 @@
+"""Every arithmetic op on every dtype with special values: the loop level and the PTX agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import COMPUTED, DType, dtypes
+from baregrad.ir.evaluate_loop import evaluate_loop
+from baregrad.ir.node import Node, alu, cast
+from baregrad.ir.op import Ops
+from baregrad.target.gpu import GpuTarget, gpu_row
+from tests.render.gpu_harness import HOPPER, lower, run_ptx, spread
+from tests.render.harness import elementwise, same_bits
+from tests.render.test_alu import (
+    STORED,
+    Function,
+    binary,
+    blank,
+    functions_of,
+    pairs,
+    stores,
+    unary,
+)
+
+pytestmark = pytest.mark.differential
+TURING = gpu_row("sm_75")
+# Turing lacks some instructions that all later generations have.
+TARGETS = pytest.mark.parametrize("target", (TURING, HOPPER), ids=lambda row: row.name)
+
+
+def agree(
+    functions: list[Function],
+    inputs: tuple[DType, ...],
+    arrays: list[Any],
+    target: GpuTarget = HOPPER,
+    lanes: int = 2,
+) -> None:
+    """Assert that a kernel gives what the loop level gives; a thread takes so many elements."""
+    count = len(arrays[0])
+    whole = elementwise(functions, count, inputs, count)
+    expected = blank(whole, count)
+    evaluate_loop(whole, [*expected, *arrays])
+    found = blank(whole, count)
+    program = spread(lower(elementwise(functions, count, inputs, lanes)))
+    run_ptx(program, [*found, *arrays], target=target)
+    for k, store in enumerate(stores(whole)):
+        assert same_bits(expected[k], found[k], store.src[0].dtype), store.src[1]
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
+def test_ops_agree(dtype: DType, target: GpuTarget) -> None:
+    agree(functions_of(dtype), (dtype, dtype), list(pairs(dtype)), target)
+
+
+@pytest.mark.parametrize("lanes", (1, 4, 8))
+@pytest.mark.parametrize("dtype", (dtypes.float16, dtypes.int8, dtypes.bool), ids=str)
+def test_widths_agree(dtype: DType, lanes: int) -> None:
+    agree(functions_of(dtype), (dtype, dtype), list(pairs(dtype)), lanes=lanes)
+
+
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
+def test_where_agrees(dtype: DType) -> None:
+    x, y = pairs(dtype)
+    choice = np.random.default_rng(1).integers(0, 2, len(x)).astype(bool)
+    functions: list[Function] = [lambda c, a, b: alu(Ops.WHERE, c, a, b)]
+    agree(functions, (dtypes.bool, dtype, dtype), [choice, x, y])
+
+
+@TARGETS
+@pytest.mark.parametrize("source", COMPUTED, ids=str)
+def test_casts_agree(source: DType, target: GpuTarget) -> None:
+    x, y = pairs(source)
+    functions: list[Function] = [lambda a, b, t=to: cast(b, t) for to in STORED]
+    functions.append(lambda a, b: cast(a, dtypes.float32))
+    agree(functions, (source, source), [x, y], target)
+
+
+@pytest.mark.parametrize("bits", (8, 16, 32, 64))
+def test_bitcasts_agree(bits: int) -> None:
+    same = [dtype for dtype in COMPUTED if dtype.bits == bits and dtype.kind != "bool"]
+    for source in same:
+        x, y = pairs(source)
+        functions: list[Function] = [
+            lambda a, b, t=target: Node(Ops.BITCAST, t, (a,)) for target in same
+        ]
+        functions.append(lambda a, b: b)
+        if source.is_float:
+            # What a NaN's bits are is nobody's business.
+            keep = np.isfinite(x.astype(np.float64)) if source.numpy else (x & 0x7F80) != 0x7F80
+            x = np.where(keep, x, x.dtype.type(0))
+        agree(functions, (source, source), [x, y])
+
+
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64), ids=str)
+def test_functions_agree(dtype: DType) -> None:
+    """Written out as arithmetic, they are the same bits on every machine."""
+    from baregrad.ir.evaluate_linear import evaluate_linear
+
+    x, y = (np.ascontiguousarray(array[::17][:32]) for array in pairs(dtype))
+    ops = (Ops.EXP, Ops.LOG, Ops.SIN, Ops.TANH, Ops.ERF, Ops.ATAN)
+    functions = [*unary(*ops), *binary(Ops.POW)]
+    node = elementwise(functions, 32, (dtype, dtype), 32)
+    expected, found = blank(node, 32), blank(node, 32)
+    evaluate_linear(lower(node), [*expected, x, y])
+    run_ptx(spread(lower(elementwise(functions, 32, (dtype, dtype), 1))), [*found, x, y])
+    for k, op in enumerate((*ops, Ops.POW)):
+        assert same_bits(expected[k], found[k]), op

@@ -1,0 +1,121 @@
+"""The Hopper matmul of machine instructions as PTX: run with one block a cluster, assembled."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad import render
+from baregrad.assemble.cuda_toolkit import find_program
+from baregrad.assemble.ptxas import DEFAULT_FLAGS, PACKAGE
+from baregrad.base.errors import MissingDependency
+from baregrad.ir.node import Node
+from baregrad.render.gpu import gpu_signature
+from baregrad.runtime.nvidia.tensor_map import TensorMap
+from baregrad.testing.examples.matmul_hopper import Sizes
+from baregrad.testing.examples.matmul_hopper_linear import linear_level
+from baregrad.testing.virtual_gpu.ptx_errors import KernelFault
+from baregrad.testing.virtual_gpu.ptx_memory import Memory
+from baregrad.testing.virtual_gpu.ptx_program import Module
+from tests.examples.runs import bf16, from_bf16
+from tests.render.gpu_harness import HOPPER
+
+pytestmark = pytest.mark.differential
+# A cluster of one block: the interpreter has no larger ones.
+ALONE = Sizes(rows=256, columns=64, depth=192, clusters=2, cluster=1)
+
+
+def text_of(program: Node) -> str:
+    return render.get("ptx").render(program, HOPPER)
+
+
+def run(sizes: Sizes, text: str) -> float:
+    """The largest error of the result, relative to the largest element."""
+    program = linear_level(sizes)
+    sig = gpu_signature(program)
+    generator = np.random.default_rng(7)
+    a = bf16(generator.standard_normal((sizes.rows, sizes.depth)))
+    b = bf16(generator.standard_normal((sizes.columns, sizes.depth)))
+    c = bf16(np.full((sizes.rows, sizes.columns), np.nan))
+    arrays: list[Any] = [c, a, b]
+    memory = Memory()
+    places = [memory.put(array) for array in arrays]
+    maps = []
+    for box in sig.boxes:
+        slot = box.param.arg.slot
+        height, width = arrays[slot].shape
+        maps.append(
+            TensorMap(
+                element="bfloat16",
+                address=places[slot],
+                shape=(width, height),
+                strides=(2 * width,),
+                box=(box.columns, box.rows),
+                swizzle=16 << box.swizzle,
+            ).encode()
+        )
+    kernel = Module.parse(text).kernel(sig.call.entry)
+    dynamic = sig.dynamic_nbytes(HOPPER)
+    kernel.launch(memory, (sizes.clusters,), (sig.threads,), [*places, *maps], dynamic)
+    found = memory.get(places[0], c.dtype, c.shape)
+    wanted = from_bf16(a) @ from_bf16(b).T
+    return float(np.abs(from_bf16(found) - wanted).max() / np.abs(wanted).max())
+
+
+def test_the_ring_multiplies() -> None:
+    assert run(ALONE, text_of(linear_level(ALONE))) < 2**-7
+
+
+def broken(old: str, new: str) -> str:
+    text = text_of(linear_level(ALONE))
+    assert text.count(old)
+    return text.replace(old, new)
+
+
+@pytest.mark.parametrize("old,new", [
+    ("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
+    ("fence.proxy.async.shared::cta;", ""),
+    ("mbarrier.arrive.shared.b64 _,", "mbarrier.arrive.shared.b64 _, [shared_memory]; //"),
+])
+def test_what_leaves_a_step_out_is_caught(old: str, new: str) -> None:
+    """The result above is right because of these instructions."""
+    with pytest.raises(KernelFault):
+        run(ALONE, broken(old, new))
+
+
+def ptxas() -> Path | None:
+    try:
+        return find_program("ptxas", PACKAGE)
+    except MissingDependency:
+        return None
+
+
+LARGE = Sizes(rows=4096, columns=4096, depth=4096, n=256, k=64, stages=4, clusters=66, part=16)
+
+
+@pytest.mark.skipif(ptxas() is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("sizes", (Sizes(), ALONE, LARGE), ids=("small", "alone", "large"))
+def test_the_assembler_keeps_the_matrix_unit_busy(sizes: Sizes, tmp_path: Path) -> None:
+    """C7509 to C7519 are its complaints that it made the products wait for each other."""
+    path = tmp_path / "k.ptx"
+    path.write_text(text_of(linear_level(sizes)))
+    command = [str(ptxas()), "-arch=sm_90a", "-v", *DEFAULT_FLAGS, str(path), "-o", f"{path}.cubin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "C75" not in done.stderr
+    assert not re.search(r"[1-9]\d* bytes spill", done.stderr)
+
+
+def test_the_launch_is_told() -> None:
+    program = linear_level(Sizes())
+    sig, text = gpu_signature(program), text_of(program)
+    assert sig.warps and sig.threads == 32 * program.arg.warps
+    assert f".reqntid {sig.threads}, 1, 1" in text and ".reqnctapercluster 2, 1, 1" in text
+    assert [box.param.arg.slot for box in sig.boxes] == [1, 2, 0]
+    assert text.count(".param .align 64") == 3
+    assert ".multicast::cluster" in text and "mapa.shared::cluster" in text
