@@ -28,9 +28,8 @@ _MAX_CODE_NBYTES = 1 << 28
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _TARGET = re.compile(r"^\s*\.target\s+sm_(\d+)[af]?\b", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([A-Za-z_$%][\w$]*)")
-_VARIABLE = re.compile(
-    r"\.(shared|local)\s+((?:\.\w+(?:\s+\d+)?\s+)*)([A-Za-z_$%][\w$]*)\s*((?:\[[^\]]*\]\s*)*)[;,=]"
-)
+# A declaration of one or more variables: the space, attributes and type, names with dimensions.
+_VARIABLES = re.compile(r"\.(shared|local)\s+((?:\.\w+(?:\s+\d+)?\s+)*)([^;{}=]+);")
 _PARAMETER = re.compile(r"\.param\s+((?:\.\w+(?:\s+\d+)?\s+)*)([\w$%]+)\s*(\[\s*\d+\s*\])?")
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
 _DIRECTIVE = re.compile(r"\.(maxntid|reqntid|reqnctapercluster|noreturn|minnctapersm)\b([\s\d,]*)")
@@ -176,14 +175,15 @@ def _space_nbytes(space: str, texts: Iterable[str]) -> int:
     """Return the bytes of all sized variables of a space, one behind the other."""
     offset = 0
     for text in texts:
-        for match in _VARIABLE.finditer(text):
+        for match in _VARIABLES.finditer(text):
             if match[1] != space:
                 continue
             nbytes, align = _element(match[2])
-            counts = re.findall(r"\[\s*(\w*)\s*\]", match[4])
-            if "" in counts:
-                continue
-            offset = round_up(offset, align) + nbytes * prod(int(n.rstrip("U"), 0) for n in counts)
+            for name in match[3].split(","):
+                counts = re.findall(r"\[\s*(\w*)\s*\]", name)
+                if "" not in counts:
+                    sizes = (int(count.rstrip("U"), 0) for count in counts)
+                    offset = round_up(offset, align) + nbytes * prod(sizes)
     return offset
 
 

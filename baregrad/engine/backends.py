@@ -1,8 +1,8 @@
 """Backends: a device together with what turns a canonical program into its work.
 
-`CPU`, `NV` and `CUDA` compile kernels and run them; `NULL` compiles and runs nothing; `REF` evaluates the graph
-with the reference evaluator, at the level that `BAREGRAD_REF_LEVEL` names, and is the oracle for
-all others.
+`CPU`, `NV` and `CUDA` compile kernels and run them; `NULL` compiles and runs nothing; `REF`
+evaluates the graph with the reference evaluator, at the level that `BAREGRAD_REF_LEVEL` names, and
+is the oracle for all others.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baregrad.ir.node import Node, toposort
+from baregrad.ir.node import Node, make_node, toposort
 from baregrad.ir.passes import Pass
 
 # Every node of a graph, sources first, the sink last; and what receives the nodes that changed.
@@ -44,7 +44,7 @@ def again(node: Node, changed: dict[Node, Node]) -> Node:
     for child in node.src:
         if child in changed:
             src = tuple([changed.get(one, one) for one in node.src])
-            return Node(node.op, node.dtype, src, node.arg)
+            return make_node(node.op, node.dtype, src, node.arg)
     return node
 
 

@@ -308,7 +308,7 @@ def _write(out: Node, target: Array, machine: _Machine) -> None:
         if 0 not in shape:
             if kept is not None and operand.marked is not None:
                 marked = _aligned(operand.marked, operand.axes, axes) & kept
-                operand = Value(axes, operand.parts, marked)  # noqa: PLW2901
+                operand = Value(axes, operand.parts, marked)
             _need_unmarked(operand, out)
     if len(indices) != target.ndim:
         raise CompilerBug(f"{len(indices)} indices for {target.ndim} axes", found=repr(out))

@@ -1,7 +1,6 @@
-"""Reference evaluator of the linear level of ordinary GPU kernels: the code of one thread, run by
-all threads of a block in step, block after block.
+"""Reference evaluator of the linear level of ordinary GPU kernels.
 
-A value has one element (or vector) for each thread of the block, unless it is the same for all.
+The code of one thread is run by all threads of a block in step, block after block. A value has one element (or vector) for each thread of the block, unless it is the same for all.
 Threads that a condition leaves out keep what they had. Between two barriers no element of shared
 memory may be touched by two threads of which one writes: that would be a race on a real machine.
 """
@@ -233,7 +232,7 @@ def _part(machine: ThreadsMachine, node: Node) -> None:
 
 
 def _any(machine: ThreadsMachine, node: Node) -> None:
-    machine.values[node] = np.asarray(machine.use(node.src[0])).any(axis=-1)
+    machine.values[node] = np.asarray(np.any(machine.use(node.src[0]), axis=-1))
 
 
 def _machine(machine: ThreadsMachine, node: Node) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.index import resimplify
-from baregrad.ir.node import Node, toposort
+from baregrad.ir.node import Node, make_node, toposort
 from baregrad.ir.op import ALU, COMPARE, Op, Ops
 
 Captures = dict[str, Node]
@@ -323,7 +323,7 @@ class RuleSet:
 
     def _rebuilt(self, node: Node, moved: Mapping[Node, Node]) -> Node:
         src = tuple([moved.get(child, child) for child in node.src])
-        current = Node(node.op, node.dtype, src, node.arg)
+        current = make_node(node.op, node.dtype, src, node.arg)
         if node.dtype is dtypes.index or node.dtype is dtypes.bool or node.op is Ops.GUARD:
             simpler = resimplify(current)
             return current if simpler is None else _shaped(simpler, current)

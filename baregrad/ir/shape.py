@@ -97,16 +97,19 @@ def _reshape(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
 
 
 def _permute(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
-    if sorted(arg) != list(range(len(src[0].shape))):
-        raise ShapeError(
-            f"cannot permute {len(src[0].shape)} axes by {list(arg)}: not a permutation"
-        )
-    return tuple(src[0].shape[axis] for axis in arg)
+    old = src[0].shape
+    if sorted(arg) != list(range(len(old))):
+        raise ShapeError(f"cannot permute {len(old)} axes by {list(arg)}: not a permutation")
+    return tuple([old[axis] for axis in arg])
 
 
 def _expand(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
     old = src[0].shape
-    if len(old) != len(arg) or any(a != b and a != 1 for a, b in zip(old, arg, strict=True)):
+    fits = len(old) == len(arg)
+    for before, after in zip(old, arg, strict=False):
+        if before != after and before != 1:
+            fits = False
+    if not fits:
         raise ShapeError(f"cannot expand {list(old)} to {list(arg)}: only axes of extent 1 expand")
     return tuple(arg)
 
@@ -184,9 +187,10 @@ def _fold(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
 
 
 def _reduce(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
-    if not arg.axes:
+    closed = arg.axes
+    if not closed:
         return ()
-    return tuple(extent for axis, extent in enumerate(src[0].shape) if axis not in arg.axes)
+    return tuple([extent for axis, extent in enumerate(src[0].shape) if axis not in closed])
 
 
 def _scan(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:

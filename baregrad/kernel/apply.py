@@ -389,9 +389,13 @@ class _Rewriter:
             copies = self.copies_of(where, names, scope)
             ranges = {**self.ranges, **copies}
             self.copied_ranges.append(ranges)
-            value = self.read(node, Scope(scope.pieces, ranges))
+            inside = Scope(scope.pieces, ranges)
+            value = self.read(node, inside)
+            if self.masked:
+                value = guarded(self.limits(by_id(node.ranges), inside), value)
             src = (value, *copies.values())
-            stage = self.copies[key] = Node(Ops.STAGE, node.dtype, src, Stage("scratch"))
+            space = "scratch" if self.table.gpu is None else "shared"
+            stage = self.copies[key] = Node(Ops.STAGE, node.dtype, src, Stage(space))
         self.applied.add(step)
         places = tuple(self.ranges[name] for name in names)
         return Node(Ops.INDEX, node.dtype, (stage, *places))
@@ -408,7 +412,9 @@ class _Rewriter:
         found = {}
         for name in names:
             axis = self.ranges[name]
-            place = Range(first + far.index(name), f"{name}_copy", axis.arg.bind)
+            # The threads of a block share the copying out among themselves.
+            bind = axis.arg.bind if self.table.gpu is None else "loop"
+            place = Range(first + far.index(name), f"{name}_copy", bind)
             found[name] = Node(Ops.RANGE, axis.dtype, axis.src, place)
         return found
 
@@ -475,6 +481,8 @@ class _Rewriter:
         that on the reduced axes.
         """
         both = index.both(outside, own)
+        if monoid.primitive is Ops.ADD and is_staged_product(values[0], own.ranges):
+            return values
         if monoid.primitive in (Ops.ADD, Ops.OR, Ops.XOR) or own is TRUE:
             return tuple([guarded(both, value) for value in values])
         if any(lift.op is not Ops.SLOT for lift in monoid.lift):
@@ -530,6 +538,25 @@ class _Rewriter:
 def is_read(node: Node) -> bool:
     """Whether a node reads an element of an argument array."""
     return node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
+
+
+def is_staged_product(value: Node, axes: frozenset[Node]) -> bool:
+    """Whether a value is 0 where any of `axes` lies past its end: a product of copies alone.
+
+    Copies hold 0 there. Each factor has to run along all the axes, as infinity times 0 is no 0.
+    """
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.MUL:
+            stack.extend(node.src)
+        elif node.op is Ops.CAST:
+            stack.append(node.src[0])
+        elif node.op is not Ops.INDEX or node.src[0].op is not Ops.STAGE:
+            return False
+        elif node.src[0].arg.space != "shared" or not axes <= node.ranges:
+            return False
+    return True
 
 
 def guarded(condition: Node, value: Node) -> Node:

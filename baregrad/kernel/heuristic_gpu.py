@@ -14,6 +14,7 @@ from baregrad.ir import index
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Access, Facts, Reduction, by_id, itemsize, iterations, op_flops
 from baregrad.kernel.axes import fresh_table
+from baregrad.kernel.heuristic_gpu_contract import plan_tiles
 from baregrad.kernel.schedule_value import Bind, Collapse, Schedule, Split, Step
 from baregrad.target.gpu import GpuTarget
 
@@ -35,18 +36,18 @@ MOST_LANES = 8
 
 def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> Schedule:
     """A good schedule for a kernel with these facts."""
-    maker = _Maker(facts, target)
-    free = [axis for axis in facts.data if not maker.is_serial(axis)]
+    plan = GpuPlan(facts, target)
+    free = [axis for axis in facts.data if not plan.is_serial(axis)]
     if facts.ordered or facts.scanned:
-        maker.spread(free, SMALL_BLOCK)
+        plan.spread(free, SMALL_BLOCK)
     elif not facts.reductions:
-        maker.spread(free, BLOCK, maker.vector(free, facts.accesses))
-    else:
-        _reductions(maker)
-    return maker.schedule()
+        plan.spread(free, BLOCK, plan.vector(free, facts.accesses))
+    elif not plan_tiles(plan):
+        _reductions(plan)
+    return plan.schedule()
 
 
-class _Maker:
+class GpuPlan:
     """A schedule in the making, and what it knows of the kernel."""
 
     def __init__(self, facts: Facts, target: GpuTarget) -> None:
@@ -56,6 +57,8 @@ class _Maker:
         self.steps: list[Step] = []
         self.write = next(access for access in facts.accesses if access.write)
         self.count = 0
+        # Reduced axes that lie along threads already.
+        self.taken: set[Node] = set()
 
     def schedule(self) -> Schedule:
         """The schedule of the steps so far."""
@@ -177,8 +180,8 @@ def prod_upper(axes: Sequence[Node]) -> int:
 # --- reductions ---------------------------------------------------------------------------------
 
 
-def _reductions(maker: _Maker) -> None:
-    facts = maker.facts
+def _reductions(plan: GpuPlan) -> None:
+    facts = plan.facts
     data = frozenset(facts.data)
     rows = data.intersection(*[reduction.free for reduction in facts.reductions])
     columns = data - rows
@@ -186,11 +189,11 @@ def _reductions(maker: _Maker) -> None:
     reads = [a for a in facts.accesses if not a.write and not a.axes.isdisjoint(main.own)]
     points = prod_upper([*rows])
     length = max(iterations(reduction.own) for reduction in facts.reductions)
-    if not columns and _in_threads(maker, rows, main, reads, points, length):
+    if not columns and _in_threads(plan, rows, main, reads, points, length):
         return
     nested = [r for r in facts.reductions if r.free - data]
     if nested:
-        _nested(maker, by_id(rows), by_id(columns), nested)
+        _nested(plan, by_id(rows), by_id(columns), nested)
         return
     longest = max([length, *([prod_upper([*columns])] if columns else [])])
     short = longest <= BLOCK_ROW and points * WARP * 4 >= BUSY
@@ -198,16 +201,16 @@ def _reductions(maker: _Maker) -> None:
         short = True
     units = [("thread", WARP)] if short else [("thread_y", WARPS), ("thread", WARP)]
     if short and rows:
-        maker.spread_rows(by_id(rows))
+        plan.spread_rows(by_id(rows))
     else:
-        maker.grid(by_id(rows))
+        plan.grid(by_id(rows))
     for reduction in facts.reductions:
-        _across(maker, reduction, columns, units)
-    _columns(maker, by_id(columns), units)
+        _across(plan, reduction, columns, units)
+    _columns(plan, by_id(columns), units)
 
 
 def _in_threads(
-    maker: _Maker,
+    plan: GpuPlan,
     rows: frozenset[Node],
     main: Reduction,
     reads: Sequence[Access],
@@ -217,43 +220,43 @@ def _in_threads(
     """Give each result a thread of its own, where that keeps the machine busy and reads well."""
     if not rows:
         return False
-    inner = maker.by_stride(by_id(rows), maker.write)[-1]
+    inner = plan.by_stride(by_id(rows), plan.write)[-1]
     own = [axis for axis in main.own if extent_of(axis) != 1]
     along = sum(any(read.stride(axis) == 1 for axis in own) for read in reads)
     across = sum(read.stride(inner) == 1 for read in reads)
     if length <= WARP_ROW or (across >= along and points >= BUSY // 8):
-        maker.spread(by_id(rows), SMALL_BLOCK)
+        plan.spread(by_id(rows), SMALL_BLOCK)
         return True
     if across > along or (across == along and across and points >= WARP):
-        return _split_columns(maker, rows, inner, main)
+        return _split_columns(plan, rows, inner, main)
     return False
 
 
 def _split_columns(
-    maker: _Maker, rows: frozenset[Node], inner: Node, main: Reduction
+    plan: GpuPlan, rows: frozenset[Node], inner: Node, main: Reduction
 ) -> bool:
     """Few results with adjacent reads: a warp lies along the results, warps share the reduction."""
     own = [axis for axis in main.own if extent_of(axis) != 1]
     longest = max(own, key=lambda axis: index.upper(extent_of(axis)))
-    if len(maker.facts.reductions) > 1 or not isinstance(extent_of(inner), int):
-        maker.spread(by_id(rows), SMALL_BLOCK)
+    if len(plan.facts.reductions) > 1 or not isinstance(extent_of(inner), int):
+        plan.spread(by_id(rows), SMALL_BLOCK)
         return True
-    maker.grid([axis for axis in by_id(rows) if axis is not inner])
-    maker.parts(maker.name(inner), [("thread", WARP)], "grid")
-    maker.parts(maker.name(longest), [("thread_y", WARPS)])
+    plan.grid([axis for axis in by_id(rows) if axis is not inner])
+    plan.parts(plan.name(inner), [("thread", WARP)], "grid")
+    plan.parts(plan.name(longest), [("thread_y", WARPS)])
     return True
 
 
 def _nested(
-    maker: _Maker, rows: Sequence[Node], columns: Sequence[Node], nested: Sequence[Reduction]
+    plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node], nested: Sequence[Reduction]
 ) -> None:
     """Reductions of reductions: the inner ones along a warp's lanes, the outer ones along warps."""
-    maker.grid(rows)
-    data = frozenset(maker.facts.data)
+    plan.grid(rows)
+    data = frozenset(plan.facts.data)
     inner = {axis for reduction in nested for axis in reduction.own}
     taken = {axis for reduction in nested for axis in reduction.free - data}
     done: set[Node] = set()
-    for reduction in maker.facts.reductions:
+    for reduction in plan.facts.reductions:
         for axes, unit, size in (
             (inner - taken, "thread", WARP), (taken - inner, "thread_y", WARPS)
         ):
@@ -262,65 +265,58 @@ def _nested(
                 continue
             best = max(mine, key=lambda axis: index.upper(extent_of(axis)))
             done.update(reduction.own)
-            maker.parts(maker.name(best), [(unit, size)])
-    if not any(reduction.free & frozenset(columns) for reduction in maker.facts.reductions):
-        _columns(maker, columns, [("thread_y", WARPS), ("thread", WARP)])
+            plan.parts(plan.name(best), [(unit, size)])
+    if not any(reduction.free & frozenset(columns) for reduction in plan.facts.reductions):
+        _columns(plan, columns, [("thread_y", WARPS), ("thread", WARP)])
 
 
 def _across(
-    maker: _Maker,
+    plan: GpuPlan,
     reduction: Reduction,
     columns: frozenset[Node],
     units: list[tuple[str, int]],
 ) -> None:
     """Threads along a reduction's contiguous axis, if its results do not run along threads."""
     own = [axis for axis in reduction.own if extent_of(axis) != 1]
-    if not own or reduction.free & columns:
+    if not own or reduction.free & columns or not plan.taken.isdisjoint(own):
         return
-    if any(f"{maker.name(axis)}_o" in _made(maker) for axis in own):
-        return
-    reads = [a for a in maker.facts.accesses if not a.write and not a.axes.isdisjoint(own)]
-    ordered = maker.by_stride(own, reads[0]) if reads else own
+    plan.taken.update(own)
+    reads = [a for a in plan.facts.accesses if not a.write and not a.axes.isdisjoint(own)]
+    ordered = plan.by_stride(own, reads[0]) if reads else own
     best = ordered[-1]
     threads = prod([size for _, size in units])
     size = index.upper(extent_of(best))
-    if len(own) > 1 and size < 2 * threads and _together(maker, own):
-        name, _ = maker.joined(ordered)
-        maker.parts(name, units)
+    if len(own) > 1 and size < 2 * threads and _together(plan, own):
+        name, _ = plan.joined(ordered)
+        plan.parts(name, units)
         return
     if len(own) > 1 and size < threads:
         best = max(own, key=lambda axis: index.upper(extent_of(axis)))
-    maker.parts(maker.name(best), units)
+    plan.parts(plan.name(best), units)
 
 
-def _together(maker: _Maker, own: Sequence[Node]) -> bool:
+def _together(plan: GpuPlan, own: Sequence[Node]) -> bool:
     """Whether axes can be one: every reduction takes all of them or none, and none is long."""
     if not all(isinstance(extent_of(axis), int) for axis in own):
         return False
     return all(
         len(frozenset(own).intersection(other.own)) in (0, len(own))
-        for other in maker.facts.reductions
+        for other in plan.facts.reductions
     )
 
 
 def _columns(
-    maker: _Maker, columns: Sequence[Node], units: list[tuple[str, int]]
+    plan: GpuPlan, columns: Sequence[Node], units: list[tuple[str, int]]
 ) -> None:
     """Threads along the axes of the output that no reduction's result runs along."""
     axes = [axis for axis in columns if extent_of(axis) != 1]
     if not axes:
         return
-    ordered = maker.by_stride(axes, maker.write)
+    ordered = plan.by_stride(axes, plan.write)
     best = ordered[-1]
     several = len(ordered) > 1 and all(isinstance(extent_of(axis), int) for axis in ordered)
-    if several and len(maker.facts.outs) == 1:
-        name, _ = maker.joined(ordered)
-        maker.parts(name, units)
+    if several and len(plan.facts.outs) == 1:
+        name, _ = plan.joined(ordered)
+        plan.parts(name, units)
         return
-    maker.parts(maker.name(best), units)
-
-
-def _made(maker: _Maker) -> set[str]:
-    return {
-        name for step in maker.steps if isinstance(step, Split) for name, _ in step.parts
-    }
+    plan.parts(plan.name(best), units)

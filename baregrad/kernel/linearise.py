@@ -65,7 +65,7 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
         return
     # A call that does no chunk is never made.
     speculative = not pool and bounds(axis.src[0])[0] < 1
-    span = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
+    span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
     if values.gpu and bounds(axis.src[0])[1] <= INT32[1]:
         span = tuple([values.cast(end, dtypes.int32) for end in span])
     counter = Node(Ops.BEGIN, span[0].dtype, span, axis.arg.id)

@@ -7,9 +7,10 @@ from baregrad.kernel.analysis import facts_of
 from baregrad.kernel.apply import apply_steps
 from baregrad.kernel.heuristic import choose_schedule
 from baregrad.kernel.schedule_value import Schedule
+from baregrad.kernel.shared_copies import check_shared
 from baregrad.kernel.sharing import prepare
 from baregrad.kernel.to_loop import to_loop
-from baregrad.target import AnyTarget
+from baregrad.target import AnyTarget, GpuTarget
 
 
 def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> Node:
@@ -22,4 +23,7 @@ def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> 
         schedule = choose_schedule(kernel, target)
     applied = apply_steps(kernel, schedule, chunked=True, target=target)
     ordered = frozenset(out.src[0].arg.slot for out in facts_of(kernel).ordered)
-    return to_loop(applied, target.fma, str(schedule), ordered)
+    loop = to_loop(applied, target.fma, str(schedule), ordered)
+    if isinstance(target, GpuTarget):
+        check_shared(loop, target)
+    return loop

@@ -21,6 +21,7 @@ from baregrad.ir.node import Node, alu, cast, const, make_node, substitute, topo
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE, filled
+from baregrad.kernel.shared_copies import copied_by_threads, thread_axes
 
 NOTHING = -1
 _BELOW = "kernel.scoped"
@@ -75,7 +76,7 @@ def to_loop(
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = next(iter(pools), None)
     grid = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "grid"}
-    builder = _Builder(fma, pool, by_id(grid))
+    builder = _Builder(fma, pool, by_id(grid), thread_axes(kernel) if grid else ())
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
@@ -99,10 +100,17 @@ def statement(block: Block) -> Node:
 class _Builder:
     """Builds the statement tree of one kernel."""
 
-    def __init__(self, fma: bool, pool: Node | None, grid: tuple[Node, ...] = ()) -> None:
+    def __init__(
+        self,
+        fma: bool,
+        pool: Node | None,
+        grid: tuple[Node, ...] = (),
+        threads: tuple[Node, ...] = (),
+    ) -> None:
         self.fma = fma
         self.pool = pool
         self.grid = grid
+        self.threads = threads
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
         self.converted: dict[Node, Node] = {}
@@ -387,6 +395,9 @@ class _Builder:
         """A value kept over its axes: a private array, filled by a loop nest."""
         block = path[-1]
         value, *axes = node.src
+        if node.arg.space == "shared":
+            self.shared(node, block)
+            return
         if value.op is Ops.REDUCE and value.arg.monoid.primitive is not None:
             own = [child for child in value.src if child.op is Ops.RANGE]
             if all(k.arg.id < axis.arg.id for k in own for axis in axes):
@@ -407,6 +418,21 @@ class _Builder:
         loops = looped(by_id(set(axes)))
         self.open(inner, loops, [], below, self.needs(below, block), [])
         inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
+        self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
+
+    def shared(self, node: Node, block: Block) -> None:
+        """A value kept for all threads of a block, which make it together."""
+        if scoped_below((node.src[0],)):
+            raise CompilerBug("a reduction is staged for a block's threads", found=node)
+        buffer, copy = copied_by_threads(node, self.threads, self.count + 1)
+        self.count += 1
+        keys = [copy.loop] if copy.loop is not None else []
+        if copy.condition is not None:
+            keys.append(copy.condition)
+        place = block
+        for key in keys:
+            place = self.nest(place, key, len(place.items) - 1, share=False)
+        place.items.append(Item(store(buffer, self.convert((copy.value,))[0], copy.places)))
         self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
 
     def carried(self, node: Node, reduce: Node, own: list[Node], path: list[Block]) -> None:

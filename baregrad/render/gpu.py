@@ -1,8 +1,8 @@
 """What the renderers of GPU programs agree on: who runs a program, and where its memory lies.
 
-A PROGRAM is the code of one thread, or of a warp if it asks for its number. Grid and block are one-dimensional: the hidden variable
-`.block` is the block's number and `.thread` the thread's number in its block, whose bound plus one
-is the block's size.
+A PROGRAM is the code of one thread, or of a warp if it asks for its number. Grid and block are
+one-dimensional: the hidden variable `.block` is the block's number and `.thread` the thread's
+number in its block, whose bound plus one is the block's size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from baregrad.base.bits import round_up
+from baregrad.base.bits import prod, round_up
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
@@ -29,8 +29,9 @@ TILE_ALIGNMENT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What a bulk copy moves of an argument array: `rows` x `columns`, swizzled within
-    16 << `swizzle` bytes of shared memory.
+    """What a bulk copy moves of an argument array: `rows` x `columns`.
+
+    In shared memory its chunks are exchanged within 16 << `swizzle` bytes.
     """
 
     param: Node
@@ -45,10 +46,10 @@ class GpuSignature:
 
     call: entry, parameters and symbolic integers. A kernel takes an address of 64 bits for each
     parameter, then 64 bits for each integer, then a tensor map of 128 bytes, aligned to 64, for
-    each of `boxes`. threads: of a block. warps: whether the PROGRAM is the code of a whole warp. shared: the byte offset of each
-    shared ALLOC, which take `shared_nbytes` together; they are dynamic, to be asked for at the
-    launch, where that is more than what blocks have by default. private: ALLOCs of each thread.
-    written: the parameters that the program writes.
+    each of `boxes`. threads: of a block. warps: whether the PROGRAM is the code of a whole warp.
+    shared: the byte offset of each shared ALLOC, which take `shared_nbytes` together; they are
+    dynamic, to be asked for at the launch, where that is more than what blocks have by default.
+    private: ALLOCs of each thread. written: the parameters that the program writes.
     """
 
     call: Signature
@@ -106,7 +107,9 @@ def box_of(copy: Node) -> Box:
 
 
 def _threads(program: Node) -> int:
-    """The threads of a block: one more than the bound of `.thread`."""
+    """The threads of a block: those that it was told apart into, or the bound of `.thread`."""
+    if program.arg is not None and program.arg.block:
+        return prod(program.arg.block)
     for node in program.src:
         for child in node.src:
             if child.op is Ops.VAR and child.arg.name == THREAD:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.ptx_hopper import registers_at_launch
 from baregrad.render.ptx_machine import machine
 from baregrad.render.ptx_memory import MEMORY_RULES
@@ -33,7 +34,7 @@ class PtxRenderer:
         self, program: Node, target: GpuTarget, variables: Sequence[str] | None = None
     ) -> str:
         """The PTX module of one PROGRAM, for one generation of GPUs."""
-        return _module(PtxText(program, target, variables))
+        return _module(PtxText(narrow_integers(program), target, variables))
 
 
 def _module(f: PtxText) -> str:

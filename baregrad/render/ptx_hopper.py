@@ -33,7 +33,7 @@ def _shared(f: PtxText, node: Node) -> str:
     key = (f.program, (name,))
     found = f.addresses.get(key)
     if found is None:
-        found = _word(f, node)
+        found = f.word(node)
         start, total = f.fresh("%r"), f.fresh("%r")
         f.emit("mov.u32", start, "shared_memory")
         f.emit("add.u32", total, start, found)
@@ -53,16 +53,6 @@ def _in_register(f: PtxText, place: str) -> str:
     if displacement:
         f.emit("add.u32", start, start, displacement)
     return start
-
-
-def _word(f: PtxText, node: Node) -> str:
-    """An integer as 32 bits."""
-    name = f.one(node)
-    if node.dtype.bits != 64 or not name.startswith("%"):
-        return name
-    word = f.fresh("%r")
-    f.emit("cvt.u32.u64", word, name)
-    return word
 
 
 # --- who runs ------------------------------------------------------------------------------------
@@ -126,7 +116,7 @@ def _expect(f: PtxText, node: Node) -> None:
 
 
 def _wait(f: PtxText, node: Node) -> None:
-    place, parity = _shared(f, node.src[0]), _word(f, node.src[1])
+    place, parity = _shared(f, node.src[0]), f.word(node.src[1])
     over, label = f.fresh("%p"), f.fresh_label()
     f.label(f"W{label}")
     f.emit("mbarrier.try_wait.parity.shared.b64", over, f"[{place}]", parity)
@@ -140,7 +130,7 @@ def _arrive_remote(f: PtxText, node: Node) -> None:
         return
     place = _in_register(f, place)
     remote = f.fresh("%r")
-    f.emit("mapa.shared::cluster.u32", remote, place, _word(f, node.src[1]))
+    f.emit("mapa.shared::cluster.u32", remote, place, f.word(node.src[1]))
     f.emit("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]")
 
 
@@ -155,7 +145,7 @@ def _tensor(f: PtxText, node: Node) -> str:
     address = f.fresh("%rd")
     f.emit("mov.b64", address, f"m{place}")
     f.emit("cvta.param.u64", address, address)
-    column, row = (_word(f, child) for child in node.src[2:4])
+    column, row = (f.word(child) for child in node.src[2:4])
     return f"[{address}, {{{column}, {row}}}]"
 
 

@@ -46,11 +46,7 @@ def _bar_sync(f: PtxText, node: Node) -> None:
     if not node.src:
         f.emit("bar.sync", str(node.arg.immediates[0]))
         return
-    number = f.one(node.src[0])
-    if number.startswith("%"):
-        word = f.fresh("%r")
-        f.emit("cvt.u32.u64", word, number)
-        number = word
+    number = f.word(node.src[0])
     f.emit("bar.sync", number, str(WARP_LANES * node.arg.immediates[0]))
 
 

@@ -105,7 +105,8 @@ class Place(NamedTuple):
     def text(self, more: int = 0) -> str:
         """The operand of a load or store, some bytes further on."""
         at = self.at + more
-        return f"[{self.base}{at:+d}]" if at else f"[{self.base}]"
+        # ptxas takes a sum alone, also of a negative offset.
+        return f"[{self.base}+{at}]" if at else f"[{self.base}]"
 
 
 def _space(buffer: Node) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
+from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
@@ -82,6 +83,11 @@ def _arithmetic(f: PtxText, node: Node, result: str, *operands: str) -> None:
         f.emit(_BOOL_OPCODES[node.op], result, *operands)
         return
     _refuse_narrow(node)
+    if node.op is Ops.MUL and dtype is dtypes.int64 and all(map(_is_widened, node.src)):
+        short = [f.one(x.src[0]) if x.op is Ops.CAST else name
+                 for x, name in zip(node.src, operands, strict=True)]  # fmt: skip
+        f.emit("mul.wide.s32", result, *short)
+        return
     opcode = _ARITHMETIC[node.op][0 if dtype.is_float else 1]
     if not opcode:
         raise CompilerBug("PTX has no such instruction; it was to be lowered", found=node)
@@ -90,6 +96,14 @@ def _arithmetic(f: PtxText, node: Node, result: str, *operands: str) -> None:
         f.emit(opcode, result, *operands)
     else:
         _whole(f, dtype, opcode, result, *operands)
+
+
+def _is_widened(node: Node) -> bool:
+    """Whether an int64 is a scalar int32 made wider."""
+    if node.op is Ops.CONST:
+        return bool(-(1 << 31) <= node.arg < 1 << 31)
+    plain = node.op is Ops.CAST and not node.shape and node.src[0].op is not Ops.REG
+    return plain and node.src[0].dtype is dtypes.int32
 
 
 def _bitwise(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
@@ -245,6 +259,13 @@ def _floor_divide(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
     dtype = node.dtype
     compute, bits = ptx_type(dtype).compute, ptx_type(dtype).bits
     quotient = node.op is Ops.FLOORDIV
+    divisor = node.src[1]
+    if divisor.op is Ops.CONST and is_power_of_two(divisor.arg):
+        if quotient:
+            f.emit(f"shr.{compute}", result, x, str(divisor.arg.bit_length() - 1))
+        else:
+            f.emit(f"and.{bits}", result, x, str(divisor.arg - 1))
+        return
     if dtype.kind == "uint":
         f.emit(f"{'div' if quotient else 'rem'}.{compute}", result, x, y)
         return

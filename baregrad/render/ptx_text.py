@@ -128,6 +128,15 @@ class PtxText:
         self.emit(f"mov.{ptx_type(dtype).bits}", register, operand)
         return register
 
+    def word(self, node: Node) -> str:
+        """An integer as 32 bits."""
+        name = self.one(node)
+        if node.dtype.bits != 64 or not name.startswith("%"):
+            return name
+        found = self.fresh("%r")
+        self.emit("cvt.u32.u64", found, name)
+        return found
+
     def zero(self, dtype: DType) -> str:
         """The literal 0 of a dtype; of a bool, as `mov` takes it."""
         return "0" if dtype is dtypes.bool else literal(0, dtype)

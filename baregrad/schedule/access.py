@@ -21,7 +21,6 @@ from baregrad.ir.regroup import reshape_groups
 Idx = tuple[Node, ...]
 ZERO = const(0, dtypes.index)
 TRUE = const(True, dtypes.bool)
-_GROUPS = "schedule.reshape_groups"
 _AFFINE_LIMIT = 64  # nodes of an integer expression that is tried as index arithmetic
 
 
@@ -68,13 +67,9 @@ def _window(view: Node, idx: Idx) -> Idx:
 
 
 def _reshape(view: Node, idx: Idx) -> Idx:
-    groups = view.memo.get(_GROUPS)
-    if groups is None:
-        groups = reshape_groups(view.src[0].shape, view.shape)
-        view.memo[_GROUPS] = groups
     source = view.src[0].shape
     found: list[Node] = []
-    for old, new in groups:
+    for old, new in reshape_groups(source, view.shape):
         rank = old[1] - old[0]
         if rank == 1 and new[1] - new[0] == 1:
             found.append(idx[new[0]])

@@ -1,8 +1,8 @@
-"""Drafts put together: placeholders replaced by expressions, views and requests gone, OUTs made."""
+"""Drafts put together: requests and placeholders replaced by expressions, OUTs made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -11,14 +11,15 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param, Reduce, Scan
 from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, alu, const, substitute, toposort
+from baregrad.ir.node import Node, alu, const, make_node, substitute, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.schedule.access import Idx, replace_inside, to_index
-from baregrad.schedule.draft import Draft, Request, Written
+from baregrad.schedule.draft import Draft, Part, Request, Written
 
 _SAME = frozenset((Ops.CONTIGUOUS, Ops.COPY))
 _ORDERED = frozenset((Ops.CMPLT, Ops.CMPLE))
-_DATA = Ops.INDEX.bit | Ops.REDUCE.bit | Ops.SCAN.bit
+_INDEX = Ops.INDEX.bit
+_DATA = _INDEX | Ops.REDUCE.bit | Ops.SCAN.bit
 
 
 # The PARAMs of one plan by slot, dtype and shape: many kernels have the same.
@@ -46,11 +47,12 @@ class Built:
 
 @dataclass(slots=True, eq=False)
 class _Assembly:
-    """One draft being put together."""
+    """One draft being put together. exprs: of its requests. places: of those with a placeholder."""
 
     draft: Draft
     arrays: Arrays
-    exprs: dict[Node, Node] = field(default_factory=dict)
+    exprs: dict[Request, Node] = field(default_factory=dict)
+    places: dict[Node, Node] = field(default_factory=dict)
     params: dict[Node, Node] = field(default_factory=dict)
     first_slot: int = 0
 
@@ -62,75 +64,71 @@ class _Assembly:
             found = self.params[node] = array(self.arrays, slot, node)
         return found
 
-    def finish(self, expression: Node) -> Node:
-        """`expression` with its placeholders replaced."""
-        found = self.exprs.get(expression)
-        if found is not None:
-            return found
-        if expression.mask & Ops.INDEX.bit:
-            return replace_inside(expression, self.exprs)
-        return expression
+    def finish(self, part: Part) -> Node:
+        """The expression of a part whose requests have theirs."""
+        if isinstance(part, Request):
+            return self.exprs[part]
+        return replace_inside(part, self.places) if part.mask & _INDEX else part
 
-    def complete(self, roots: list[Node]) -> None:
-        """Give every placeholder below `roots` its expression."""
-        exprs, requests = self.exprs, self.draft.requests
-        # None stands on a placeholder whose needs come before it.
-        stack: list[Node | None] = []
-        for root in reversed(roots):
-            stack.extend(reversed(self.places(root)))
-        while stack:
-            place = stack.pop()
-            if place is None:
-                place = stack.pop()
-                assert place is not None
-            elif place in exprs:
+    def complete(self, roots: list[Part]) -> None:
+        """Give every request below `roots` its expression."""
+        exprs = self.exprs
+        # The requests above the one being looked at, each with its needs still to come.
+        path: list[tuple[Request, Iterator[Part]]] = []
+        for root in self.requests_in(roots):
+            if root in exprs:
                 continue
-            else:
-                missing = [one for one in self.needs(requests[place]) if one not in exprs]
-                if missing:
-                    stack.append(place)
-                    stack.append(None)
-                    stack.extend(reversed(missing))
-                    continue
-            exprs[place] = self.assemble(requests[place])
+            request, parts = root, iter(self.needs(root))
+            while True:
+                for part in parts:
+                    if isinstance(part, Request) and part not in exprs:
+                        path.append((request, parts))
+                        request, parts = part, iter(self.needs(part))
+                        break
+                else:
+                    exprs[request] = made = self.assemble(request)
+                    if request.placeholder is not None:
+                        self.places[request.placeholder] = made
+                    if not path:
+                        break
+                    request, parts = path.pop()
 
-    def needs(self, request: Request) -> list[Node]:
-        """The placeholders that a request's expression is made of."""
-        found: list[Node] = []
-        requests = self.draft.requests
-        for part in request.idx if request.read else request.parts:
-            if part in requests:
-                found.append(part)
-            elif part.mask & Ops.INDEX.bit:
-                found.extend(self.places(part))
+    def needs(self, request: Request) -> Sequence[Part]:
+        """The requests that a request's expression is made of, perhaps among other parts."""
+        if not self.draft.placeholders:
+            return () if request.read else request.parts
         if request.read:
-            return found
+            return self.requests_in(request.idx)
         extra = request.extra
-        if extra.__class__ is Node and extra.mask & Ops.INDEX.bit:
-            found.extend(self.places(extra))
-        elif request.node.op is Ops.FOLD:
-            found.extend(self.places(extra[1]))
-        return found
+        if request.node.op is Ops.FOLD:
+            extra = extra[1]
+        own = (extra,) if isinstance(extra, Node) else ()
+        return self.requests_in((*request.parts, *own))
 
-    def places(self, expression: Node) -> list[Node]:
-        """The outermost placeholders in an expression."""
-        requests = self.draft.requests
-        if expression in requests:
-            return [expression]
-        if not expression.mask & Ops.INDEX.bit:
-            return []
-        nodes = toposort(expression, enter=lambda node: node not in requests)
-        return [node for node in nodes if node in requests]
+    def requests_in(self, parts: Iterable[Part]) -> list[Request]:
+        """The outermost requests in some parts."""
+        found: list[Request] = []
+        known = self.draft.placeholders
+        for part in parts:
+            if isinstance(part, Request):
+                found.append(part)
+            elif part.mask & _INDEX:
+                nodes = toposort(part, enter=lambda node: node not in known)
+                found.extend([known[node] for node in nodes if node in known])
+        return found
 
     def assemble(self, request: Request) -> Node:
         """The expression of one request whose sources have theirs."""
         node = request.node
         if request.read:
-            data = Ops.INDEX.bit
-            idx = [self.finish(at) if at.mask & data else at for at in request.idx]
-            return Node(Ops.INDEX, node.dtype, (self.param(node), *idx))
+            idx: Iterable[Node] = request.idx
+            if self.draft.placeholders:
+                idx = [self.finish(at) for at in idx]
+            return make_node(Ops.INDEX, node.dtype, (self.param(node), *idx))
         exprs = self.exprs
-        parts = tuple([exprs[one] if one in exprs else self.finish(one) for one in request.parts])
+        parts = tuple(
+            [exprs[one] if isinstance(one, Request) else self.finish(one) for one in request.parts]
+        )
         return ASSEMBLERS[node.op](self, request, parts)
 
 
@@ -142,7 +140,7 @@ def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
         if written.target not in slots:
             slots[written.target] = array(arrays, len(slots), written.target)
     assembly.first_slot = len(slots)
-    roots = [expr for written in outs for expr in (written.value, *written.idx)]
+    roots: list[Part] = [expr for written in outs for expr in (written.value, *written.idx)]
     assembly.complete(roots)
     made = []
     for written in outs:
@@ -209,7 +207,7 @@ def _pointwise(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -
         return _compared(node.op, *parts)
     if node.op is Ops.WHERE and parts[0].op is Ops.CONST:
         return parts[1] if parts[0].arg else parts[2]
-    return Node(node.op, node.dtype, parts, node.arg)
+    return make_node(node.op, node.dtype, parts, node.arg)
 
 
 def _compared(op: Op, left: Node, right: Node) -> Node:
@@ -233,19 +231,19 @@ def _guarded(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> 
 
 
 def _reduce(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Node:
-    return reduction(request.node.arg.monoid, parts, request.extra, _merges(assembly, request))
+    return reduction(request.node.arg.monoid, parts, request.extra, _merges(request))
 
 
 def _fold(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Node:
     axes, condition = request.extra
     monoid = primitive(Ops.ADD, request.node.dtype)
     value = guard(assembly.finish(condition), parts[0])
-    return reduction(monoid, (value,), axes, _merges(assembly, request))
+    return reduction(monoid, (value,), axes, _merges(request))
 
 
-def _merges(assembly: _Assembly, request: Request) -> bool:
-    inner = assembly.draft.requests.get(request.parts[0])
-    return inner is not None and inner.merges and not inner.read
+def _merges(request: Request) -> bool:
+    inner = request.parts[0]
+    return isinstance(inner, Request) and inner.merges and not inner.read
 
 
 def _project(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Node:

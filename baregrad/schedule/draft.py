@@ -1,14 +1,14 @@
 """Kernels in the making: the requests that consumers make of tensor values, and who makes them.
 
-A *request* is one value at one index, wanted inside one kernel. Its placeholder is the node
-INDEX(token, *idx), where the token is a PARAM that stands for the whole value; placeholders are
-what indices that depend on data are made of, and what is read when the value turns out to be
-stored.
+A *request* is one value at one index, wanted inside one kernel. Where an index depends on it, it has
+a placeholder, the node INDEX(token, *idx), where the token is a PARAM that stands for the whole
+value: of such nodes the index is made until the kernel is put together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
@@ -28,6 +28,7 @@ class Request:
     hoisted as far out as its ranges allow. merges: it is an addend of a sum over more ranges, into
     which its own sum can be merged. fresh: wanted at one place only. read: it is read from memory.
     parts: what its sources became. extra: what its op needs to be put together (ranges, condition).
+    placeholder: the node that stands for it in indices; None where no index depends on it.
     """
 
     node: Node
@@ -36,20 +37,24 @@ class Request:
     scope: Idx
     share: float
     evals: float
-    placeholder: Node
     merges: bool = False
     fresh: bool = True
     read: bool = False
-    parts: tuple[Node, ...] = ()
+    parts: tuple[Part, ...] = ()
     extra: Any = None
+    placeholder: Node | None = None
+
+
+# What a source became: a request, or an expression of ranges and constants alone.
+Part = Request | Node
 
 
 @dataclass(slots=True, eq=False)
 class Written:
-    """One OUT in the making: the stored value, its expression (a placeholder), where it goes."""
+    """One OUT in the making: the stored value, what is put there, where it goes."""
 
     target: Node
-    value: Node
+    value: Part
     idx: Idx
     how: Out = field(default_factory=Out)
 
@@ -58,10 +63,11 @@ class Written:
 class Draft:
     """A kernel in the making.
 
-    outer: an index for each axis of its outputs. loops: the ranges among them. dependents: bit set
-    of the drafts that need this one's outputs, directly or not. after: drafts that must run before
-    although nothing is read from them. sealed: nothing may be added. near: values close below its
-    first output, to find siblings. scanned: the one axis along which its running folds run.
+    outer: an index for each axis of its outputs. loops: the ranges among them. requests: by value
+    and index. placeholders: those that indices depend on. dependents: bit set of the drafts that
+    need this one's outputs, directly or not. after: drafts that must run before although nothing is
+    read from them. sealed: nothing may be added. near: values close below its first output, to find
+    siblings. scanned: the one axis along which its running folds run.
     """
 
     number: int
@@ -69,7 +75,8 @@ class Draft:
     extents: tuple[Any, ...]
     loops: Idx = ()
     outs: list[Written] = field(default_factory=list)
-    requests: dict[Node, Request] = field(default_factory=dict)
+    requests: dict[tuple[Node, Idx], Request] = field(default_factory=dict)
+    placeholders: dict[Node, Request] = field(default_factory=dict)
     axes: dict[Any, Idx] = field(default_factory=dict)
     dependents: int = 0
     after: list[Draft] = field(default_factory=list)
@@ -89,8 +96,11 @@ class Draft:
         """A fresh range; a constant 0 for an axis of extent 1."""
         if extent.__class__ is int and extent == 1:
             return ZERO
-        made = range_node(extent, self.next_range)
+        number = self.next_range
         self.next_range += 1
+        if extent.__class__ is not int:
+            return range_node(extent, number)
+        made = _range(extent, number)
         return made
 
     def reduction_axes(self, key: Any, extents: tuple[Any, ...]) -> Idx:
@@ -119,6 +129,10 @@ def make_draft(number: int, shape: tuple[Any, ...]) -> Draft:
     draft.outer = tuple(draft.axis(extent) for extent in shape)
     draft.loops = tuple(axis for axis in draft.outer if axis.op is Ops.RANGE)
     return draft
+
+
+# Kernels number their axes alike: the same few are asked for again and again.
+_range = lru_cache(1 << 12)(range_node)
 
 
 class Token(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from baregrad.ir import index
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
-from baregrad.schedule.access import Idx, through_fold, through_pad, to_index
+from baregrad.schedule.access import Idx, through_fold, through_pad
 from baregrad.schedule.draft import Request, hoisted, ranges_of
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def _expand_reduce(fusion: Fusion, request: Request) -> None:
         fusion.resolve(value, idx, draft, scope, request.share) for value in node.src
     )
     _note_reduction(fusion, request)
-    inner = draft.requests.get(request.parts[0])
-    if inner is not None and inner.node.op is Ops.REDUCE and not inner.read:
+    inner = request.parts[0]
+    if isinstance(inner, Request) and inner.node.op is Ops.REDUCE and not inner.read:
         # A sum of sums is one sum, unless the inner one deserves a contraction's tiles.
         if inner.node not in fusion.survey.contractions:
             inner.merges = inner.fresh and inner.node.arg.monoid is node.arg.monoid
@@ -92,8 +92,8 @@ def _note_reduction(fusion: Fusion, request: Request) -> None:
 
 def _mark_merge(request: Request) -> None:
     """Tell a sum inside a FOLD's sum that it may become part of it."""
-    inner = request.draft.requests.get(request.parts[0])
-    if inner is None or inner.read or not inner.fresh:
+    inner = request.parts[0]
+    if not isinstance(inner, Request) or inner.read or not inner.fresh:
         return
     if inner.node.op in (Ops.REDUCE, Ops.FOLD):
         arg = inner.node.arg
@@ -103,7 +103,7 @@ def _mark_merge(request: Request) -> None:
 def _expand_gather(fusion: Fusion, request: Request) -> None:
     array, *places = request.node.src
     draft, scope, share = request.draft, request.scope, request.share
-    found = [to_index(fusion.resolve(place, request.idx, draft, scope, share)) for place in places]
+    found = [fusion.place(place, request.idx, draft, scope, share) for place in places]
     conditions = []
     for place, extent in zip(found, array.shape, strict=True):
         conditions.append(index.at_least(place, 0))

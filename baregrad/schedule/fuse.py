@@ -8,15 +8,18 @@ one, and read by the others. `rules.py` decides which.
 
 from __future__ import annotations
 
+from typing import Any
+
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, cast, toposort
 from baregrad.ir.op import Ops
 from baregrad.schedule import rules, stores
-from baregrad.schedule.access import VIEW_RULES, VIEWS, Idx
+from baregrad.schedule.access import VIEW_RULES, VIEWS, Idx, to_index
 from baregrad.schedule.compared import compared_sums
 from baregrad.schedule.draft import (
     Draft,
+    Part,
     Request,
     Written,
     make_draft,
@@ -37,6 +40,7 @@ class Fusion:
         self.drafts: list[Draft] = []
         self.wanted: dict[Node, list[Request]] = {}
         self.tokens: dict[Node, Node] = {}
+        self.reshaped: dict[tuple[Any, Any, Idx], Idx] = {}
         self.homes: dict[Node, Draft] = {}
         self.aliases: dict[Node, Node] = {}
         self.before: dict[Node, Draft] = {}
@@ -100,7 +104,7 @@ class Fusion:
         others = [request for request in requests if request is not home]
         if home.read:
             raise CompilerBug("a kernel reads what it is to compute", found=repr(node))
-        home.draft.outs.append(Written(node, home.placeholder, home.idx))
+        home.draft.outs.append(Written(node, home, home.idx))
         self.store(node, home.draft, others)
         self.wanted.pop(node, None)
         self.expand(home)
@@ -157,11 +161,11 @@ class Fusion:
         scope: Idx,
         share: float = 1.0,
         evals: float | None = None,
-    ) -> Node:
-        """Element `idx` of a value: views become index arithmetic, the rest a placeholder."""
+    ) -> Part:
+        """Element `idx` of a value: views become index arithmetic, the rest a request."""
         op = node.op
         while op.bit & VIEWS:
-            idx = VIEW_RULES[op](node, idx)
+            idx = self._below(node, idx)
             node = node.src[0]
             evals = None
             op = node.op
@@ -172,7 +176,30 @@ class Fusion:
         if not node.shape:
             idx = ()
             evals = None
-        return self.request(node, idx, draft, scope, share, evals).placeholder
+        return self.request(node, idx, draft, scope, share, evals)
+
+    def place(self, node: Node, idx: Idx, draft: Draft, scope: Idx, share: float = 1.0) -> Node:
+        """Element `idx` of an array of indices, as an index."""
+        found = self.resolve(node, idx, draft, scope, share)
+        if isinstance(found, Node):
+            return to_index(found)
+        if found.placeholder is None:
+            made = self.tokens.get(found.node)
+            if made is None:
+                made = self.tokens[found.node] = token(found.node, len(self.tokens))
+            found.placeholder = Node(Ops.INDEX, found.node.dtype, (made, *found.idx))
+            draft.placeholders[found.placeholder] = found
+        return to_index(found.placeholder)
+
+    def _below(self, view: Node, idx: Idx) -> Idx:
+        """Where element `idx` of a view lies in its source; layers reshape alike at equal places."""
+        if view.op is not Ops.RESHAPE:
+            return VIEW_RULES[view.op](view, idx)
+        key = (view.src[0].shape, view.shape, idx)
+        found = self.reshaped.get(key)
+        if found is None:
+            found = self.reshaped[key] = VIEW_RULES[Ops.RESHAPE](view, idx)
+        return found
 
     def request(
         self,
@@ -184,21 +211,16 @@ class Fusion:
         evals: float | None = None,
     ) -> Request:
         """Want one element of a value, which is no view, inside a kernel."""
-        made = self.tokens.get(node)
-        if made is None:
-            made = self.tokens[node] = token(node, len(self.tokens))
-        placeholder = Node(Ops.INDEX, node.dtype, (made, *idx))
         if evals is None:
             # What is in memory is never evaluated.
             evals = share * scope_points(scope, idx) if node.op is not Ops.PARAM else 0.0
-        found = draft.requests.get(placeholder)
+        found = draft.requests.get((node, idx))
         if found is not None:
             if evals > found.evals:
                 found.scope, found.share, found.evals = scope, share, evals
             found.merges = found.fresh = False
             return found
-        found = Request(node, draft, idx, scope, share, evals, placeholder)
-        draft.requests[placeholder] = found
+        found = draft.requests[node, idx] = Request(node, draft, idx, scope, share, evals)
         if node.op is Ops.PARAM:
             found.read = True
             draft.loads += 1
@@ -210,12 +232,9 @@ class Fusion:
     def is_wanted(self, node: Node, idx: Idx, draft: Draft) -> bool:
         """Whether a kernel wants a value at an index already, for something else."""
         while node.op.bit & VIEWS:
-            idx = VIEW_RULES[node.op](node, idx)
+            idx = self._below(node, idx)
             node = node.src[0]
-        made = self.tokens.get(node)
-        if made is None:
-            return False
-        return Node(Ops.INDEX, node.dtype, (made, *idx)) in draft.requests
+        return (node, idx) in draft.requests
 
     def expand(self, request: Request) -> None:
         """Compute a value where it is wanted: hand its index on to its sources."""

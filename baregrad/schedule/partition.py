@@ -16,6 +16,11 @@ from baregrad.schedule.draft import Draft, Written
 from baregrad.schedule.fuse import Fusion
 
 
+# The kernels of one plan by their OUT nodes as they were built: layers repeat. With each, which of
+# the slots that were built for reading it reads.
+Kernels = dict[tuple[Node, ...], tuple[Node, list[int]]]
+
+
 @dataclass(slots=True, eq=False)
 class Step:
     """One kernel (or transfer) over stored values: those it writes, then those it reads."""
@@ -29,52 +34,54 @@ class Step:
 def partition(fusion: Fusion) -> list[Step]:
     """The steps of a fused graph, in the order in which they run."""
     arrays: Arrays = {}
-    steps = {draft: _make_step(draft, arrays) for draft in fusion.drafts if draft.outs}
+    known: Kernels = {}
+    steps = {draft: _make_step(draft, arrays, known) for draft in fusion.drafts if draft.outs}
     return [steps[draft] for draft in _run_order(fusion, steps)]
 
 
-def _make_step(draft: Draft, arrays: Arrays) -> Step:
+def _make_step(draft: Draft, arrays: Arrays, known: Kernels) -> Step:
     if draft.transfer is not None:
         written = tuple(dict.fromkeys(out.target for out in draft.outs))
         return Step(draft, None, written, (draft.transfer.src[0],))
-    return _built_step(draft, draft.outs, arrays)
+    return _built_step(draft, draft.outs, arrays, known)
 
 
 def remake(step: Step, order: tuple[Node, ...]) -> Step:
     """The same step with its outputs written in another order."""
     outs = sorted(step.draft.outs, key=lambda out: order.index(out.target))
-    return _built_step(step.draft, outs, {})
+    return _built_step(step.draft, outs, {}, {})
 
 
-def _built_step(draft: Draft, outs_wanted: list[Written], arrays: Arrays) -> Step:
+def _built_step(
+    draft: Draft, outs_wanted: list[Written], arrays: Arrays, known: Kernels
+) -> Step:
     built = build(draft, outs_wanted, arrays)
-    settled = settle_axes(built.outs)
-    outs, read = _without_unread(settled, built.written, built.read)
-    info = KernelInfo(kernel_name(settled))
-    kernel = Node(Ops.KERNEL, dtypes.token, outs, info)
+    first = len(built.written)
+    found = known.get(built.outs)
+    if found is None:
+        found = known[built.outs] = _kernel(built.outs, first)
+    kernel, slots = found
+    read = built.read
+    if len(slots) < len(read):
+        read = tuple([read[slot - first] for slot in slots])
     return Step(draft, kernel, built.written, read)
 
 
-def _without_unread(
-    settled: Settled, written: tuple[Node, ...], read: tuple[Node, ...]
-) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """The outputs and what they read, without PARAMs that simplification has left without use."""
-    outs, params = settled.outs, settled.params
-    first = len(written)
-    kept = [slot for slot in range(first, first + len(read)) if slot in params]
-    if len(kept) == len(read):
-        return outs, read
-    moved = {
-        params[slot]: Node(
-            Ops.PARAM, params[slot].dtype, (), params[slot].arg._replace(slot=first + position)
-        )
-        for position, slot in enumerate(kept)
-        if slot != first + position
-    }
-    return (
-        tuple(substitute(out, moved) for out in outs),
-        tuple(read[slot - first] for slot in kept),
-    )
+def _kernel(outs: tuple[Node, ...], first: int) -> tuple[Node, list[int]]:
+    """The KERNEL of some OUT nodes, and which slots, from `first` on, it reads.
+
+    PARAMs that simplification has left without use are gone; those behind them have moved up.
+    """
+    settled = settle_axes(outs)
+    slots = sorted(slot for slot in settled.params if slot >= first)
+    moved: dict[Node, Node] = {}
+    for position, slot in enumerate(slots, first):
+        if slot != position:
+            param = settled.params[slot]
+            arg = param.arg._replace(slot=position)
+            moved[param] = Node(Ops.PARAM, param.dtype, (), arg)
+    kept = tuple([substitute(out, moved) for out in settled.outs]) if moved else settled.outs
+    return Node(Ops.KERNEL, dtypes.token, kept, KernelInfo(kernel_name(settled))), slots
 
 
 def kernel_name(settled: Settled) -> str:

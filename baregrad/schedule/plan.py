@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baregrad.dtypes import DType
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedBuffer:
+class PlannedBuffer(NamedTuple):
     """One array of a plan, contiguous and row-major.
 
     kind: "param" (an argument, `slot` says which), "temp" (`offset` bytes into the arena), "output"
@@ -27,8 +27,7 @@ class PlannedBuffer:
     device: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """One run of a KERNEL over buffers of the plan, in the order of its PARAM slots.
 
     writes: positions in `buffers` that the kernel writes. aliases: pairs (written slot, read slot)
@@ -42,8 +41,7 @@ class Launch:
     origins: tuple[Node, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """A copy of a whole buffer to one on another device."""
 
     dst: int
@@ -52,8 +50,7 @@ class Transfer:
     origins: tuple[Node, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Why a tensor value was kept inside kernels or stored in memory."""
 
     value: Node

@@ -8,8 +8,7 @@ that are close do not matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Ops
@@ -41,8 +40,7 @@ _READS = Ops.PARAM.bit | Ops.BUFFER.bit
 _FOLDS = frozenset((Ops.REDUCE, Ops.FOLD))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The decision about one value; `home` is the request whose kernel computes and writes it."""
 
     stored: bool
@@ -55,13 +53,14 @@ _FUSED = Verdict(False)
 
 def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     """Whether to store `node`, given all the requests for it."""
-    if is_tuple(node):
+    if node.op is Ops.REDUCE and is_tuple(node):
         return _FUSED
     reason = fusion.must.get(node, "")
-    reads = _arrays_read(node)
-    obstacles = [obstacle(fusion, node, request, reads) for request in requests]
-    if not reason:
-        reason = next(filter(None, obstacles), "")
+    obstacles = []
+    for request in requests:
+        found = obstacle(fusion, node, request)
+        obstacles.append(found)
+        reason = reason or found
     if not reason and len(requests) > 1 and node in fusion.compared:
         reason = "compared with what is made of it elsewhere"
     if not reason:
@@ -91,28 +90,29 @@ def _arrays_read(node: Node) -> int:
     return count
 
 
-def obstacle(fusion: Fusion, node: Node, request: Request, reads: int) -> str:
-    """What forbids computing `node` at this request; empty if nothing does.
-
-    reads: how many of its sources read memory.
-    """
+def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
+    """What forbids computing `node` at this request; empty if nothing does."""
+    op = node.op
     draft = request.draft
     if draft.transfer is not None:
         return "moved to another device"
-    if node.op is Ops.CONTIGUOUS:
+    if op is Ops.CONTIGUOUS:
         return "contiguous asked for"
     if draft.count >= MAX_OPS:
         return f"the kernel computes {MAX_OPS} values already"
-    if reads > 1 and draft.loads + draft.pending - 1 + reads > MAX_LOADS:
-        return f"the kernel reads {MAX_LOADS} arrays already"
-    if node.op is Ops.SCAN:
+    others = draft.loads + draft.pending - 1
+    if len(node.src) > 1 and others + len(node.src) > MAX_LOADS:
+        reads = _arrays_read(node)
+        if reads > 1 and others + reads > MAX_LOADS:
+            return f"the kernel reads {MAX_LOADS} arrays already"
+    if op is Ops.SCAN:
         if draft.sealed or not is_identity(request.idx, node.shape, draft.outer):
             return "a running fold is read in another order"
         if _crosses(node, request.idx, draft):
             return "a running fold beside one along another axis"
-    if node.op in _FOLDS and not request.merges:
+    if op in _FOLDS and not request.merges:
         return _reduction_obstacle(fusion, node, request)
-    if node.op is Ops.PROJ and request.share < 1.0 and fusion.survey.size[node] > SMALL_WORK:
+    if op is Ops.PROJ and request.share < 1.0 and fusion.survey.size[node] > SMALL_WORK:
         return "a reduction inside a guard"
     return ""
 

@@ -10,7 +10,7 @@ from baregrad.ir.index import as_node
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import ELEMENTWISE, Ops
 from baregrad.schedule import rules
-from baregrad.schedule.access import VIEW_RULES, Idx, to_index
+from baregrad.schedule.access import VIEW_RULES, Idx
 from baregrad.schedule.draft import Request, Written
 from baregrad.schedule.plan import Decision
 
@@ -37,7 +37,7 @@ def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
     draft.sealed = True
     here, loops = draft.outer, draft.loops
     value = fusion.resolve(values, here, draft, loops)
-    idx = tuple(to_index(fusion.resolve(place, here, draft, loops)) for place in places)
+    idx = tuple([fusion.place(place, here, draft, loops) for place in places])
     draft.outs.append(Written(node, value, idx, Out(node.arg.monoid)))
     fusion.store(node, draft, requests)
     later = fusion.before.get(node)
@@ -64,7 +64,7 @@ def store_copy(fusion: Fusion, node: Node, requests: list[Request]) -> None:
     draft.sealed = True
     draft.transfer = node
     request = fusion.request(source, draft.outer, draft, draft.loops)
-    draft.outs.append(Written(node, request.placeholder, draft.outer))
+    draft.outs.append(Written(node, request, draft.outer))
     if not request.read:
         fusion.must[source] = "moved to another device"
     fusion.store(node, draft, requests)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes, promote
 from baregrad.ir import index
@@ -162,6 +164,14 @@ def pad(
             "pad wants (before, after) for some of the last axes",
             found=f"{list(pad)} for {x.ndim} axes",
         )
+    for amount in pad:
+        if not isinstance(amount, int | np.integer | Node) or isinstance(amount, bool):
+            raise ArgumentError(
+                "pad wants a flat list of amounts, of the last axis first",
+                found=f"{amount!r} in {list(pad)!r}",
+                wanted="integers, as in pad((left, right, top, bottom))",
+            )
+    pad = [int(amount) if isinstance(amount, np.integer) else amount for amount in pad]
     pairs = [(axis, pad[2 * i], pad[2 * i + 1]) for i, axis in enumerate(_last_axes(x, len(pad)))]
     if mode == "constant":
         return _pad_constant(x, pairs, 0 if value is None else value)

@@ -37,6 +37,7 @@ SHAPES = (
         "channels of input and weight differ", "wanted 2 channels"),
     one("Tensor.zeros(1, 3, 2, 2).conv2d(Tensor.zeros(4, 3, 3, 3))", ShapeError,
         "larger than the padded input", "use more padding"),
+    one("x.pad(((1, 1), (0, 0)))", ArgumentError, "a flat list of amounts", "pad((left, right"),
     one("Tensor.zeros(1, 3, 8, 8).conv2d(Tensor.zeros(4, 3, 3, 3), stride=0)", ShapeError,
         "stride", "positive", "stride 0", "1 or more"),
     one("x.layer_norm((4,))", ShapeError, "found a tensor of [2, 3]", "ends in [4]"),

@@ -13,7 +13,8 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Access, Alloc, KernelInfo, Machine, Reg, Var
 from baregrad.ir.node import Node, const, rebuild
 from baregrad.ir.op import Ops
-from baregrad.kernel import codegen_passes
+from baregrad.kernel import codegen_passes, grid_size
+from baregrad.kernel.lower import lower as to_loop
 from baregrad.render.gpu import gpu_signature
 from baregrad.target.cpu import CPU_ROWS
 from baregrad.target.gpu import GpuTarget, gpu_row
@@ -41,6 +42,15 @@ def lower(node: Node) -> Node:
     for item in codegen_passes(_converting_row()):
         node = item.run(node)
     return node
+
+
+def scheduled(kernel: Node, target: GpuTarget = HOPPER) -> tuple[Node, int]:
+    """The PROGRAM of a kernel-level KERNEL as it is made for a GPU, and how many blocks run it."""
+    node = loop = to_loop(kernel, target)
+    for item in codegen_passes(target):
+        node = item.run(node)
+    blocks = grid_size(loop)
+    return node, max(blocks if isinstance(blocks, int) else int(blocks.arg), 1)
 
 
 def spread(program: Node, threads: int | None = None) -> Node:

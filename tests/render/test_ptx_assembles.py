@@ -12,9 +12,10 @@ from baregrad.dtypes import COMPUTED, DType, dtypes
 from baregrad.ir.node import Node, alu, cast, const
 from baregrad.ir.op import Ops
 from baregrad.target.gpu import GPU_ROWS, GpuTarget
-from tests.render.gpu_harness import I64, Writer, alloc, lower, spread
+from tests.render.gpu_harness import I64, Writer, alloc, lower, scheduled, spread
 from tests.render.harness import elementwise
 from tests.render.test_alu import STORED, Function, functions_of
+from tests.render.test_ptx_kernels import FAMILIES, LARGER
 from tests.render.test_ptx_memory import copy_program, param
 
 
@@ -63,6 +64,29 @@ def test_memory_and_machine_instructions_assemble(row: GpuTarget) -> None:
         for dtype in (dtypes.bool, dtypes.int8, dtypes.uint16, dtypes.float16, dtypes.float64)
         for width, align in ((1, dtype.itemsize), (8, 8), (16, 32))
     ]
+    assert assemble(programs, row)[:4] == b"\x7fELF"
+
+
+@ROWS
+def test_lanes_apart_and_masks_assemble(row: GpuTarget) -> None:
+    programs = []
+    for dtype in (dtypes.bool, dtypes.int8, dtypes.float16, dtypes.float32):
+        for stride in (-1, 3):
+            w = Writer()
+            x = param(1, 64, dtype)
+            some = w.load(x, w.do(Ops.ADD, w.thread(8), const(32, I64)), width=4, stride=stride)
+            lanes = w.do(Ops.MUL, w.put(Ops.LANES, I64, arg=4), const(7, I64))
+            mask = w.test(Ops.CMPLT, lanes, w.put(Ops.SPLAT, I64, w.thread(8), arg=4))
+            gathered = w.load(x, lanes, mask, width=4)
+            w.store(param(0, 64, dtype), 0, some, mask, width=4)
+            w.store(param(0, 64, dtype), 8, gathered, width=4)
+            programs.append(w.program())
+    assert assemble(programs, row)[:4] == b"\x7fELF"
+
+
+@ROWS
+def test_kernels_scheduled_for_a_gpu_assemble(row: GpuTarget) -> None:
+    programs = [scheduled(make(*sizes), row)[0] for make, sizes in [*FAMILIES, *LARGER]]
     assert assemble(programs, row)[:4] == b"\x7fELF"
 
 

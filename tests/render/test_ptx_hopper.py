@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,7 @@ def test_the_assembler_keeps_the_matrix_unit_busy(sizes: Sizes, tmp_path: Path) 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "C75" not in done.stderr
-    assert not re.search(r"[1-9]\d* bytes spill", done.stderr)
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in done.stderr
 
 
 def test_the_launch_is_told() -> None:

@@ -10,14 +10,18 @@ import pytest
 
 from baregrad import render
 from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import dtypes
+from baregrad.ir.evaluate_kernel import evaluate_kernel
 from baregrad.ir.evaluate_linear import evaluate_linear
 from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
 from baregrad.kernel.lower import lower as to_loop
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.target.cpu import CPU_ROWS
+from baregrad.target.gpu import GpuTarget, gpu_row
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel, any_schedule
-from tests.render.gpu_harness import HOPPER, lower, run_ptx, serial
+from tests.render.gpu_harness import HOPPER, lower, run_ptx, scheduled, serial
 from tests.render.harness import same_bits
 
 pytestmark = pytest.mark.differential
@@ -67,6 +71,42 @@ FAMILIES: list[tuple[Any, tuple[Any, ...]]] = [
 @pytest.mark.parametrize("make,sizes", FAMILIES, ids=lambda one: getattr(one, "__name__", None))
 def test_families_run_as_they_stand(make: Any, sizes: tuple[Any, ...]) -> None:
     check(make(*sizes), Schedule())
+
+
+LARGER: list[tuple[Any, tuple[Any, ...]]] = [
+    (k.elementwise, (64, 130)),
+    (k.transpose, (40, 48)),
+    (k.row_reduce, (3, 2100)),
+    (k.row_reduce, (5, 300, Ops.ADD, dtypes.float16)),
+    (k.column_reduce, (300, 40)),
+    (k.whole_reduce, (64, 50)),
+    (k.softmax, (7, 300)),
+    (k.layer_norm, (6, 128)),
+    (k.arg_max, (5, 100)),
+    (k.matmul, (32, 48, 40)),
+    (k.conv, (1, 4, 8, 12, 12, 3, 1, 1)),
+    (k.cumsum, (6, 50)),
+    (k.gather, (5, 30, 40)),
+    (k.scatter_add, (3, 20, 30)),
+]
+
+
+@pytest.mark.parametrize("row", (HOPPER, gpu_row("sm_75")), ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "make,sizes", [*FAMILIES, *LARGER], ids=lambda one: getattr(one, "__name__", None)
+)
+def test_families_run_as_gpus_run_them(
+    make: Any, sizes: tuple[Any, ...], row: GpuTarget
+) -> None:
+    """With blocks, threads, shuffles and shared memory; sums are in another order."""
+    kernel = make(*sizes)
+    program, blocks = scheduled(kernel, row)
+    arrays = k.arguments(kernel)
+    expected = {slot: np.array(array) for slot, array in arrays.items()}
+    evaluate_kernel(kernel, expected)
+    found = [np.array(arrays[slot]) for slot in range(len(arrays))]
+    run_ptx(program, found, target=row, grid=blocks)
+    k.assert_equal(expected, dict(enumerate(found)), 10)
 
 
 @pytest.mark.parametrize("seed", range(24))

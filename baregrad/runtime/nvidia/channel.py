@@ -34,7 +34,7 @@ _RING_ENTRIES = 1024
 _USERD_OFFSET = 64 << 10
 _PUSH_OFFSET = 128 << 10
 _SPIN_S = 200e-6
-_CHECK_S = 0.1
+_CHECK_S = 0.005
 
 
 class Timeline:
@@ -72,7 +72,7 @@ class Timeline:
     ) -> None:
         """Wait until the value is reached; the time begins anew whenever the value moves.
 
-        `check` is called ten times a second and may raise what it finds. Raises DriverError.
+        `check` is called every 5 ms and may raise what it finds. Raises DriverError.
         """
         words = self._words
         if words[0] >= value:
@@ -157,7 +157,18 @@ class ChannelGroup:
 class Named(Protocol):
     """What launches kernels of some names."""
 
-    names: list[str]
+    @property
+    def names(self) -> list[str]:
+        """The kernels."""
+        ...
+
+
+class MmuFault(NamedTuple):
+    """A bad address, what is bad about it, and where the code begins that used it, 0 if unknown."""
+
+    address: int
+    kind: str
+    program: int
 
 
 class _InFlight(NamedTuple):
@@ -340,14 +351,14 @@ class Channel:
         in_flight = self._in_flight
         while len(in_flight) >= self._most:
             self._retire()
-        put = self._put
+        put, store = self._put, self._store
         self._ring[put] = entry
         self._put = put = put + 1 & self._most
-        self.last_value = value = self.last_value + 1
-        in_flight.append(_InFlight(value, self._head, names))
-        store = self._store
         store(self._put_address, put)
         store(self._doorbell_address, self._doorbell)
+        # The GPU is at work while we write down what it does.
+        self.last_value = value = self.last_value + 1
+        in_flight.append(_InFlight(value, self._head, names))
 
     def _reserve(self, nbytes: int) -> int:
         """Return where in the buffer of words `nbytes` bytes in one piece are free."""
@@ -384,11 +395,36 @@ class Channel:
                 self.group.dead = str(error)
             raise
 
+    @property
+    def error_code(self) -> int:
+        """The code of the error that the driver has reported, 0 for none."""
+        if int.from_bytes(self._notifier[14:16], "little") != 0xFFFF:
+            return 0
+        return int.from_bytes(self._notifier[8:12], "little")
+
+    def unfinished(self) -> list[str] | Named:
+        """Return what the first submission launches that is not done and launches anything."""
+        done = self.timeline.value
+        return next((one.names for one in self._in_flight if one.value > done and one.names), [])
+
+    def mmu_fault(self) -> MmuFault | None:
+        """Return what the driver tells of a bad address, once for each fault; None for nothing."""
+        client = self.gpu.client
+        record = client.struct("mmu_fault").record()
+        try:
+            client.control(self.handle, nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO, record)
+        except DriverError:
+            return None
+        kind = record.data("faultString").split(b"\0")[0].decode("ascii", "replace")
+        address = record["addrHi"] << 32 | record["addrLo"]
+        if not address and not kind:
+            return None
+        return MmuFault(address, kind, record["shaderProgramVA[6]"])
+
     def check(self) -> None:
         """Raise DriverError if the driver has reported an error of this channel."""
-        status = int.from_bytes(self._notifier[14:16], "little")
-        if status == 0xFFFF:
-            code = int.from_bytes(self._notifier[8:12], "little")
+        code = self.error_code
+        if code:
             self.group.dead = f"{fault_name(code)}{self._blame()}"
             raise DriverError(
                 f"the GPU stopped the channel{self._blame()}",

@@ -23,6 +23,8 @@ _ERRNO_HINTS = MappingProxyType({
     errno.EPERM: "may this user open the device nodes?",
     errno.EINVAL: "the driver's release may not have the structs that were taken for it",
 })  # fmt: skip
+# What a control with a struct of another size is answered with.
+_WRONG_SIZE = (nv_status.INVALID_PARAM_STRUCT, nv_status.INVALID_ARGUMENT)
 
 
 class Client:
@@ -55,8 +57,8 @@ class Client:
             record = struct.record()
             try:
                 self.control(self.root, nv.NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION_V2, record)
-            except DriverError:
-                if struct is BUILD_VERSION_776:
+            except DriverError as error:
+                if struct is BUILD_VERSION_776 or error.code not in _WRONG_SIZE:
                     raise
                 continue
             return record.data("driverVersionBuffer").split(b"\0")[0].decode("ascii", "replace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from baregrad.runtime.nvidia.copies import Staging
 from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
 from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
 from baregrad.runtime.nvidia.launch import Module
+from baregrad.runtime.nvidia.list_image import ListImage
 from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, ListStyle
 from baregrad.runtime.nvidia.memory import Allocation
 from baregrad.runtime.nvidia.objects import Gpu
@@ -32,7 +34,6 @@ from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
     from baregrad.runtime.interface import Contiguous
-    from baregrad.runtime.nvidia.list_image import ListImage
     from baregrad.runtime.nvidia.port import Port
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -95,7 +96,7 @@ class NvDevice(Device):
             self.allocator = DeviceAllocator(
                 self.gpu.memory, name, self._wait_quietly, self._other_nbytes
             )
-            self.staging = Staging(self.gpu.memory, lambda: self._copies, self._wait_for)
+            self.staging = Staging(self.gpu.memory, lambda: self._copies, self._await)
         except BaseException:
             self.client.close()
             raise
@@ -279,7 +280,7 @@ class NvDevice(Device):
                     copies.enter(image.copy_entry, _NO_NAMES)
                 else:
                     image.set_values(value, 0)
-                compute.enter(image.take_entry(), bound)
+                compute.enter(image.take_entry(), image)
             except DriverError as error:
                 raise self._failed(error) from None
             for block in blocks:
@@ -339,12 +340,43 @@ class NvDevice(Device):
                     self._wait_for(channel, value)
 
     def _wait_for(self, channel: Channel, value: int) -> None:
-        if channel.timeline.value >= value:
-            return
-        try:
-            channel.wait(value, self.timeout_s)
-        except DriverError as error:
-            raise self._failed(error) from None
+        """Wait for a timeline; raise what there is to tell if it never gets there."""
+        self._guarded(lambda: self._await(channel, value))
+
+    def _await(self, channel: Channel, value: int) -> None:
+        """Wait for a timeline, or raise DriverError and leave the channel for dead.
+
+        The time begins anew whenever a kernel of a list is done.
+        """
+        progress, moved = -1, time.perf_counter()
+
+        def look() -> None:
+            nonlocal progress, moved
+            self._look()
+            work = self._compute.unfinished()
+            now = work.progress if isinstance(work, ListImage) else 0
+            if now != progress:
+                progress, moved = now, time.perf_counter()
+
+        timeout_s = self.timeout_s
+        while channel.timeline.words[0] < value:
+            try:
+                channel.timeline.wait(value, timeout_s, look)
+            except DriverError as error:
+                timeout_s = moved + self.timeout_s - time.perf_counter()
+                if timeout_s > 0 and not self._dead():
+                    continue
+                if not self._dead():
+                    channel.group.dead = str(error)
+                raise
+
+    def _look(self) -> None:
+        """Raise DriverError if the driver has reported an error of either channel."""
+        for channel in self._channels:
+            channel.check()
+
+    def _dead(self) -> bool:
+        return any(channel.group.dead is not None for channel in self._channels)
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
         """Do what may meet a dead channel."""
@@ -365,7 +397,7 @@ class NvDevice(Device):
         """Check that the device works, and free what nobody needs."""
         self._check_open()
         if self._alarms[0][0] or self._alarms[1][0]:
-            self._raise_alarm()
+            self._guarded(self._look)
         self._free_retired()
 
     def _check_open(self) -> None:
@@ -379,16 +411,9 @@ class NvDevice(Device):
         if self._lost is not None:
             raise DeviceError(f"the device {self.name} is lost", found=self._lost)
 
-    def _raise_alarm(self) -> None:
-        for channel in self._channels:
-            try:
-                channel.check()
-            except DriverError as error:
-                raise self._failed(error) from None
-
     def _failed(self, error: DriverError) -> DriverError:
         """Return what to raise for a fault, and go on with new channels if that can be."""
-        if all(channel.group.dead is None for channel in self._channels):
+        if not self._dead():
             return error
         from baregrad.runtime.nvidia.fault_report import report
 
@@ -451,8 +476,10 @@ class NvDevice(Device):
             self._closed = self._attention = True
             if os.getpid() != self._process:
                 return
-            self.staging.close()
-            self.client.close()
+            try:
+                self.staging.close()
+            finally:
+                self.client.close()
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

@@ -3,23 +3,65 @@
 from __future__ import annotations
 
 import bisect
+import re
 from typing import TYPE_CHECKING
 
 from baregrad.base.bits import human_bytes
 from baregrad.base.errors import DriverError
+from baregrad.runtime.nvidia.abi.faults import fault_name
+from baregrad.runtime.nvidia.list_image import ListImage
 
 if TYPE_CHECKING:
+    from baregrad.runtime.nvidia.channel import Channel, MmuFault
     from baregrad.runtime.nvidia.device import NvDevice
+
+_SHOWN = 4
+_PLACE = re.compile(r"\S+:\d+")
 
 
 def report(device: NvDevice, error: DriverError) -> DriverError:
-    """Return the one exception that tells of a fault of a device, whose channel is dead."""
+    """Return the one exception that tells of a fault, of a device one of whose channels is dead."""
     dead = next(channel for channel in device.channels if channel.group.dead is not None)
+    code = dead.error_code
+    fault = dead.mmu_fault() if code else None
+    suspects = _suspects(dead, fault)
+    parts = [f"{device.name}: {_who(suspects, dead)}"]
+    if code:
+        parts.append(f"was stopped by {fault_name(code)}")
+    else:
+        parts.append(f"did not end in {device.timeout_s:g} s")
+    if fault is not None:
+        parts.append(f"at {fault.address:#x} ({fault.kind}), {nearest(device, fault.address)}")
+    places = [_PLACE.search(label) for _, label in suspects]
+    at = places[0].group() if len(suspects) == 1 and places[0] else None
     return DriverError(
-        f"{device.name}: {error.message}",
-        found=error.found or dead.group.dead,
+        " ".join(parts),
         hint="results of work that was submitted and not waited for may be missing",
+        at=at,
     )
+
+
+def _suspects(dead: Channel, fault: MmuFault | None) -> list[tuple[str, str]]:
+    """Return name and label of the kernels that may be meant, most likely only one."""
+    work = dead.unfinished()
+    if isinstance(work, ListImage):
+        found = work.suspects(fault.program if fault is not None else 0)
+    else:
+        found = [(name, name) for name in (work if isinstance(work, list) else work.names)]
+    return list(dict.fromkeys(found))
+
+
+def _who(suspects: list[tuple[str, str]], dead: Channel) -> str:
+    what = "copy" if dead.copies else "kernel"
+    names = [
+        repr(name) if label in (name, "") else f"{name!r} ({label})" for name, label in suspects
+    ]
+    if not names:
+        return f"a {what}"
+    if len(names) == 1:
+        return f"the {what} {names[0]}"
+    more = ", ..." if len(names) > _SHOWN else ""
+    return f"one of the kernels {', '.join(names[:_SHOWN])}{more}"
 
 
 def nearest(device: NvDevice, address: int) -> str:
@@ -32,10 +74,10 @@ def nearest(device: NvDevice, address: int) -> str:
         distance = max(block.address - address, address - end + 1, 0)
         found.append((distance, block))
     if not found:
-        return "no buffer is live"
+        return "while no buffer is live"
     distance, block = min(found, key=lambda pair: pair[0])
     what = f"the buffer of {human_bytes(block.nbytes)} at {block.address:#x}"
     if not distance:
         return f"{address - block.address} bytes into {what}"
     side = "behind" if address > block.address else "before"
-    return f"{distance} bytes {side} {what}"
+    return f"{distance} bytes {side} the nearest buffer, {what.removeprefix('the buffer ')}"

@@ -201,6 +201,24 @@ def write_release(data: bytearray | memoryview, release: Release, layout: Descri
         layout.write(data, name, value, index)
 
 
+def write_progress(
+    data: bytearray | memoryview, address: int, value: int, layout: DescriptorLayout
+) -> None:
+    """Have a launch write 64 bits when it is done, beside its release; nothing waits for them.
+
+    Raises UnsupportedError where the version has no such release.
+    """
+    values = {
+        "release_enable": 1,
+        "release_address": address,
+        "release_payload": value,
+        "release_wide": 1,
+        "release_words": _TWO_WORDS,
+    }
+    for name, one in values.items():
+        layout.write(data, name, one, 1)
+
+
 def write_local(data: bytearray, nbytes: int, layout: DescriptorLayout) -> None:
     """Change the local memory of each thread."""
     layout.write(data, "local_high_nbytes", round_up(nbytes, 16))

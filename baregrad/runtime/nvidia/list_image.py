@@ -29,6 +29,7 @@ from baregrad.runtime.nvidia.launch_descriptor import (
     next_flags,
     release_payload_offset,
     write_grid_units,
+    write_progress,
     write_release,
 )
 from baregrad.runtime.nvidia.list_plan import ListPlan, Step, plan_list
@@ -41,9 +42,10 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
 
 Triple = tuple[int, int, int]
-_SIGNAL, _ANSWER, _GATE = 0, 16, 32
+_SIGNAL, _ANSWER, _GATE, _PROGRESS = 0, 16, 32, 48
 _STAMPS = 64
 _STAMP_NBYTES = 16
+_NOTHING = bytes(_STAMPS)
 _BY_ACTION = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=m.PCAS_INVALIDATE_COPY_SCHEDULE)
 _BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -169,12 +171,14 @@ class ListImage:
         self._data = bytearray(self._nbytes)
         for launch in self._launches.values():
             self._write_launch(launch)
+        self._overlaps = not self.kind.serial and plan.overlaps
         writer = _ComputeWriter(self, plan.compute)
         self._compute_words = writer.words
         self._skip = writer.skip
         self._value_place = writer.value_place
         self.released = writer.released
-        self._gated = writer.gated or bool(plan.copies)
+        self._order = writer.order
+        self._gated = writer.gated or bool(plan.copies) or self.tells_progress
         copier = _CopyWriter(self, plan.copies)
         self._copy_words = copier.words
         self._copy_patches = copier.patches
@@ -233,6 +237,46 @@ class ListImage:
         return launch.offset + release_payload_offset(layout)
 
     @property
+    def tells_progress(self) -> bool:
+        """Whether launches write their numbers when they are done."""
+        return self._style.progress and bool(self._launches) and self.can_release
+
+    def tell_progress(self, number: int, value: int) -> None:
+        """Have the launch of a command write a value when it is done."""
+        launch = self._launches[number]
+        view = memoryview(self._data)[launch.offset :]
+        write_progress(view, self._base + _PROGRESS, value, launch.form.layout)
+
+    @property
+    def progress(self) -> int:
+        """How many launches are done, 0 where they do not tell."""
+        return int.from_bytes(self._semaphores[_PROGRESS : _PROGRESS + 8], "little")
+
+    @property
+    def names(self) -> list[str]:
+        """The kernels that are launched."""
+        return [name for name, _ in self._told(self._order)]
+
+    def suspects(self, program: int) -> list[tuple[str, str]]:
+        """Return name and label of the kernels that may have failed.
+
+        `program` is where the code of the failing one begins, 0 if that is not known.
+        """
+        order = self._order[self.progress :] or self._order
+        meant = [one for one in order if self._launches[one].form.launch.program_address == program]
+        if meant:
+            return self._told(meant[:1])
+        return self._told(order[:1] if self.tells_progress and not self._overlaps else order)
+
+    def _told(self, numbers: Sequence[int]) -> list[tuple[str, str]]:
+        found = []
+        for number in numbers:
+            command = self._commands[number]
+            assert isinstance(command, Exec)
+            found.append((command.kernel.program.name, command.label))
+        return found
+
+    @property
     def by_action(self) -> bool:
         """Whether launches are sent by an action."""
         return self._compute.gpu.generation.launch_by_action
@@ -288,7 +332,7 @@ class ListImage:
         self._longs: np.ndarray[Any, np.dtype[np.int64]] = np.frombuffer(
             data[: self._nbytes // 8 * 8], np.int64
         )
-        self._semaphores = data[:48]
+        self._semaphores = data[:_STAMPS]
         if self._value_place < 0:
             place = 4 * (-self._value_place)
             self._value = view[place : place + 8].cast("I")
@@ -352,7 +396,7 @@ class ListImage:
     def set_values(self, value: int, copy_value: int) -> None:
         """Say what the timelines have when the list is done; its semaphores begin at zero."""
         if self._gated:
-            self._semaphores[:] = bytes(48)
+            self._semaphores[:] = _NOTHING
         word = self._value
         word[0] = value & _MASK
         word[1] = value >> 32
@@ -395,6 +439,8 @@ class _ComputeWriter:
         # timeline.
         self._before = self.released = False
         self._gates = 0
+        # Commands in the order in which they are launched.
+        self.order: list[int] = []
         self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
         self.skip = len(self._push.words)
         self._push.drop_constants()
@@ -412,6 +458,9 @@ class _ComputeWriter:
         image, push = self._image, self._push
         if step.kind == "run":
             self._wave.append(step.value)
+            self.order.append(step.value)
+            if image.tells_progress:
+                image.tell_progress(step.value, len(self.order))
             return
         self._end_wave()
         if step.kind == "idle":

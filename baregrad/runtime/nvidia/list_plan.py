@@ -7,6 +7,7 @@ different memory: whoever submits looks whether they are (`serial` plans assume 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -68,6 +69,11 @@ class ListPlan:
 
     compute: list[Step] = field(default_factory=list)
     copies: list[Step] = field(default_factory=list)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether two kernels may run at once."""
+        return any(a.kind == b.kind == "run" for a, b in itertools.pairwise(self.compute))
 
 
 def plan_list(

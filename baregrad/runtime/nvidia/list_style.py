@@ -25,7 +25,7 @@ class ListStyle:
     manners of kernels that others of the list follow, `last` of those that end it or a run of it.
     `prefetch`: code is fetched with the descriptor. `released`: the last kernel tells the timeline
     itself, where it is the only one that runs. `chain_prefetch`: a descriptor fetches the next one
-    early.
+    early. With `progress`, every kernel writes its number when it is done, for reports of faults.
     """
 
     chained: bool = True
@@ -34,12 +34,13 @@ class ListStyle:
     prefetch: bool = True
     released: bool = False
     chain_prefetch: bool = True
+    progress: bool = True
 
 
 _THOROUGH = ListStyle()
 _LEAN = Manners(textures=False, banks=False, barrier=BARRIER_GPU)
 _LEAN_LAST = dataclasses.replace(_LEAN, barrier=BARRIER_SYSTEM)
-_chain = dataclasses.replace(_THOROUGH, between=_LEAN, last=_LEAN_LAST)
+_chain = dataclasses.replace(_THOROUGH, between=_LEAN, last=_LEAN_LAST, progress=False)
 _idle = dataclasses.replace(_chain, chained=False)
 _bare = dataclasses.replace(_LEAN, barrier=BARRIER_NONE)
 
@@ -48,7 +49,9 @@ _bare = dataclasses.replace(_LEAN, barrier=BARRIER_NONE)
 STYLES: Mapping[str, ListStyle] = MappingProxyType({
     "thorough": _THOROUGH,
     "thorough-idle": dataclasses.replace(_THOROUGH, chained=False),
+    "thorough-no-progress": dataclasses.replace(_THOROUGH, progress=False),
     "chain": _chain,
+    "chain-progress": dataclasses.replace(_chain, progress=True),
     "chain-released": dataclasses.replace(_chain, released=True),
     "chain-no-prefetch": dataclasses.replace(_chain, prefetch=False),
     "chain-late": dataclasses.replace(_chain, chain_prefetch=False),
@@ -63,6 +66,7 @@ STYLES: Mapping[str, ListStyle] = MappingProxyType({
         last=dataclasses.replace(_LEAN_LAST, banks=True),
     ),
     "idle": _idle,
+    "idle-progress": dataclasses.replace(_idle, progress=True),
     "idle-released": dataclasses.replace(_idle, released=True),
     "idle-no-prefetch": dataclasses.replace(_idle, prefetch=False),
     "idle-system": dataclasses.replace(_idle, between=_LEAN_LAST),

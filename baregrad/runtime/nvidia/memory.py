@@ -6,6 +6,7 @@ address of the other.
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -139,7 +140,13 @@ class MemoryManager:
 
     def _host_pages(self, nbytes: int, teardown: Teardown) -> tuple[int, int]:
         port = self._client.port
-        address = port.map_memory(nbytes)
+        try:
+            address = port.map_memory(nbytes)
+        except OSError as error:
+            kind = OutOfMemory if error.errno == errno.ENOMEM else DriverError
+            raise kind(
+                f"the kernel maps no {nbytes} bytes of host memory", found=error.strerror
+            ) from error
         teardown.push("host pages", lambda: port.unmap(address, nbytes))
         return self._pin(address, nbytes, teardown), address
 

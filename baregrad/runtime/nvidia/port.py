@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import importlib
 import mmap
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from baregrad.base.errors import ArgumentError, DriverError, OutOfMemory
+from baregrad.base.errors import ArgumentError, DriverError
 from baregrad.base.options import options
 from baregrad.runtime.nvidia.abi.layout import Record
 
@@ -133,8 +132,6 @@ class KernelPort:
         access = mmap.PROT_READ | mmap.PROT_WRITE
         address: int | None = self._mmap(None, nbytes, access, flags, fd, 0)
         if address is None or address == _MAP_FAILED:
-            if ctypes.get_errno() == errno.ENOMEM:
-                raise OutOfMemory("the host has no memory left to map", found=f"{nbytes} bytes")
             raise _os_error("mmap")
         return address
 

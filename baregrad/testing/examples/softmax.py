@@ -33,7 +33,7 @@ def softmax_schedule() -> Schedule:
     for axis in ("r2", "r3", "i1"):
         parts = {f"{axis}u": 2, f"{axis}v": 16}
         steps += [
-            split(axis, outer=f"{axis}o", tail=f"{axis}t", **parts),  # type: ignore[list-item]
+            split(axis, outer=f"{axis}o", tail=f"{axis}t", **parts),  # type: ignore[arg-type, list-item]
             unroll(f"{axis}u"),
             vectorise(f"{axis}v"),
         ]

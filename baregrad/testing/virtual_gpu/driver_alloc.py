@@ -83,7 +83,7 @@ class Allocator:
 
     def _by_generation(self, kind: int) -> Callable[[Allocator, Request], DriverObject]:
         action = _FAMILIES.get(kind & 0xFF)
-        known = any(kind in gpu.model.classes for gpu in self._machine.gpus)
+        known = any(kind in gpu.classes for gpu in self._machine.gpus)
         if action is None or not known:
             raise Refusal("INVALID_CLASS", f"no GPU here has the class {kind:#x}")
         return action
@@ -126,7 +126,7 @@ class Allocator:
         )
 
     def _listed(self, request: Request, device: DeviceObject) -> None:
-        if request.kind not in device.gpu.model.classes:
+        if request.kind not in device.gpu.classes:
             raise Refusal("INVALID_CLASS", f"this GPU has no class {request.kind:#x}")
 
     # Memory.
@@ -264,7 +264,7 @@ class Allocator:
     def copies(self, request: Request) -> DriverObject:
         """The copy classes, below a channel."""
         channel = expect(request.parent, ChannelObject, "INVALID_OBJECT_PARENT")
-        if request.kind not in channel.gpu.model.classes:
+        if request.kind not in channel.gpu.classes:
             raise Refusal("INVALID_CLASS", f"this GPU has no class {request.kind:#x}")
         if channel.group.engine != nv.NV2080_ENGINE_TYPE_GRAPHICS:
             params = request.params

@@ -62,7 +62,7 @@ class Controls:
 
     def class_list(self, target: DriverObject, params: Arguments) -> None:
         """The classes of a GPU: their count, or as many as are asked for."""
-        classes = expect(target, DeviceObject).gpu.model.classes
+        classes = expect(target, DeviceObject).gpu.classes
         if params["classList"]:
             if params["numClasses"] < len(classes):
                 raise Refusal("INVALID_PARAM_STRUCT", "too little room for the classes")
@@ -78,7 +78,7 @@ class Controls:
 
     def facts(self, target: DriverObject, params: Arguments) -> None:
         """Numbers of the graphics engine."""
-        facts = expect(target, DeviceObject).gpu.model.facts()
+        facts = expect(target, DeviceObject).gpu.facts
         count, place = params["grInfoListSize"], params["grInfoList"]
         if not 0 < count <= _MAX_LISTED:
             raise Refusal("INVALID_ARGUMENT", f"a list of {count}")

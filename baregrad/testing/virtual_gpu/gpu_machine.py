@@ -60,10 +60,12 @@ class GpuModel:
     def classes(self) -> tuple[int, ...]:
         """The classes of objects that the driver lists for it: older ones beside its own."""
         row = self.generation
-        older = [each for each in NVIDIA_ROWS if NVIDIA_ROWS.index(each) <= NVIDIA_ROWS.index(row)]
-        copies = [each.copy_class for each in older if each.sm_versions[0] >> 8 == 7]
-        own = (row.usermode_class, row.channel_class, row.compute_class, row.copy_class)
-        return tuple(dict.fromkeys((NVIDIA_ROWS[0].usermode_class, *own, *copies)))
+        oldest = NVIDIA_ROWS[0]
+        listed = (
+            oldest.usermode_class, row.usermode_class, oldest.channel_class, row.channel_class,
+            row.compute_class, oldest.copy_class, row.copy_class,
+        )  # fmt: skip
+        return tuple(dict.fromkeys(listed))
 
     def facts(self) -> dict[int, int]:
         """What it says of itself, by NV2080_CTRL_GR_INFO_INDEX."""
@@ -84,6 +86,8 @@ class HardwareGpu:
         self.index = index
         self.model = model
         self.row = model.generation
+        self.classes = model.classes
+        self.facts = model.facts()
         self.minor = index
         self.gpu_id = 0x700 + 0x100 * index
         self.uuid = bytes([0xBA, 0x5E, index]) + b"virtual-gpu-x"
@@ -159,7 +163,8 @@ class Machine:
 
     def pending(self) -> bool:
         """Return whether any channel has work, be it ready or waiting."""
-        return any(one.busy() for gpu in self.gpus for one in gpu.channels.values())
+        # Asked from beside the thread that makes and frees channels, so of a copy.
+        return any(one.busy() for gpu in self.gpus for one in tuple(gpu.channels.values()))
 
     def _guard(self, channel: HardwareChannel, step: Callable[[], None]) -> None:
         try:

@@ -364,6 +364,7 @@ class _Parser:
         offset = 0
         coordinates: tuple[Operand, ...] = ()
         sign = 1
+        plus = False
         while not self._take("]"):
             token = self._next()
             if token.kind == "word":
@@ -372,11 +373,15 @@ class _Parser:
                 offset += sign * int(token.text.rstrip("U"), 0)
                 sign = 1
             elif token.text == "-":
+                if base is not None and not plus:
+                    # As the vendor's assembler does.
+                    self._refuse("a difference in an address: write [base+-4]", token.line)
                 sign = -sign
             elif token.text == "{":
                 coordinates = self._list("}")
             elif token.text not in ("+", ","):
                 self._refuse(f"{token.text!r} in an address", token.line)
+            plus = token.text == "+"
         return Address(base, offset, coordinates)
 
 

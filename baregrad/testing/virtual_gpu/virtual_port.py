@@ -35,6 +35,7 @@ from baregrad.testing.virtual_gpu.virtual_driver import VirtualDriver, os_error
 DEFAULT_RELEASE = "580.159.04"
 _FIRST_FD = 1 << 20
 _LATER_S = 0.002
+_LAST_LOOKS = 100
 _STATUS_FIELDS = ("status", "params.status", "rmStatus")
 # How many steps are done at a doorbell, and while the host waits; None is all there are.
 _AT_DOORBELL = (0, 0, 1, 3, 20)
@@ -105,7 +106,6 @@ class VirtualPort:
         self._fds = itertools.count(_FIRST_FD)
         self._mappings: dict[int, list[_Mapping]] = {}
         self._doorbells: dict[int, HardwareGpu] = {}
-        self._wake = threading.Event()
         self._worker: threading.Thread | None = None
 
     # What tests ask.
@@ -251,22 +251,23 @@ class VirtualPort:
 
     def _later(self) -> None:
         """See to it that what is left is done even if nobody waits for it."""
-        if not self.machine.pending():
+        if self._worker is not None and self._worker.is_alive():
             return
-        self._wake.set()
-        if self._worker is None or not self._worker.is_alive():
+        if self.machine.pending():
             self._worker = threading.Thread(
                 target=self._work_later, name="virtual GPU", daemon=True
             )
             self._worker.start()
 
     def _work_later(self) -> None:
-        while self._wake.wait(timeout=1.0):
+        idle = 0
+        while idle < _LAST_LOOKS:
             time.sleep(_LATER_S)
-            with self._lock:
-                self.machine.run()
-                if not self.machine.pending():
-                    self._wake.clear()
+            idle += 1
+            if self.machine.pending():
+                idle = 0
+                with self._lock:
+                    self.machine.run()
 
     # The trace.
 

@@ -76,6 +76,7 @@ class FakePort:
         self.stalled = False
         self.launches: list[FakeLaunch] = []
         self.launch_fault = 0
+        self.mmu_fault = (0, "", 0)
         self.on_launch: Callable[[FakeLaunch], None] | None = None
         self.facts = dict(FACTS)
         self.compute: list[tuple[int, int]] = []
@@ -246,6 +247,10 @@ class FakePort:
             params["workSubmitToken"] = call["hObject"] & 0xFFFF
         elif command == nv.NV2080_CTRL_CMD_PERF_BOOST and params.nbytes != 8:
             call["status"] = 0x3A
+        elif command == nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO:
+            address, kind, params["shaderProgramVA[6]"] = self.mmu_fault
+            params["addrHi"], params["addrLo"] = address >> 32, address & 0xFFFFFFFF
+            params["faultString"] = kind.encode().ljust(32, b"\0")
         elif command == nv.NVA06C_CTRL_CMD_GPFIFO_SCHEDULE:
             assert params["bEnable"] == 1
 
@@ -326,8 +331,9 @@ class FakePort:
                 channel.word = 0
             except BlockingIOError:
                 break
-            except FaultError:
-                self._report(channel, self.launch_fault)
+            except FaultError as error:
+                self._report(channel, self.launch_fault or error.args[0])
+                channel.get = put
                 break
             except LookupError:
                 self._report(channel, 31)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,7 +20,7 @@ from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia import hardware_device
 from tests.runtime.nvidia.device_tools import Words, program
-from tests.runtime.nvidia.fake_port import FakeLaunch, FakePort
+from tests.runtime.nvidia.fake_port import FakeLaunch, FakePort, FaultError
 
 
 class Machine:
@@ -69,6 +70,10 @@ class Machine:
             assert struct.unpack_from("<I", launch.bank, 0xC)[0] == launch.launch.grid[0]
             arrays = [self._words_at(value, count) for value in values[:buffers]]
             getattr(tools, name)(*arrays, *values[buffers:])
+        elif name == "trapped64":
+            raise FaultError(13)
+        elif name == "store64":
+            raise FaultError(31)
         elif name == "stacked":
             self._words_at(values[0], 264 * 256)[:] = tools.stacked(values[1])
 
@@ -252,6 +257,72 @@ def test_a_fault_names_the_kernel_and_the_device_goes_on(one: Machine) -> None:
     for _ in range(2):
         tools.link64(state, 5)
     assert np.array_equal(one.words(buffer), state)
+
+
+def faulty(machine: Machine, bad: str, *, label: str = "") -> str:
+    """Return what is told when the second of three kernels fails."""
+    device = machine.device
+    link, other = machine.load("link64"), machine.load(bad)
+    buffer = machine.buffer(ramp(32))
+    commands = device.command_list()
+    commands.exec(link, [buffer], {"number": 1})
+    values = dict.fromkeys(other.program.variables, 1)
+    commands.exec(other, [buffer], values, label=label)
+    commands.exec(link, [buffer], {"number": 2})
+    device.submit(commands)
+    with pytest.raises(DriverError) as caught:
+        device.synchronize()
+    state = machine.words(buffer)
+    device.run(link, [buffer], {"number": 7})
+    tools.link64(state, 7)
+    assert np.array_equal(machine.words(buffer), state)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("style", ["thorough", "thorough-idle", "chain-progress"])
+def test_the_kernel_that_failed_is_told_from_its_neighbours(style: str) -> None:
+    machine = Machine(style)
+    text = faulty(machine, "trapped64", label="trapped64 train.py:17")
+    assert text.startswith("NV: the kernel 'trapped64' (trapped64 train.py:17) was stopped by ")
+    assert "Xid 13" in text and text.endswith("(asked for at train.py:17)")
+    assert "link64" not in text
+    machine.device.close()
+
+
+def test_a_bad_address_is_told_with_the_nearest_buffer(one: Machine) -> None:
+    big = one.device.allocate(3 << 20)
+    one.port.mmu_fault = (big.address + big.nbytes + 100, "FAULT_PDE", 0)
+    text = faulty(one, "store64")
+    # The buffer's block is what its size is rounded up to.
+    assert "the kernel 'store64' was stopped by MMU fault" in text
+    assert f"at {big.address + big.nbytes + 100:#x} (FAULT_PDE), " in text
+    assert "bytes" in text and f"at {big.address:#x}" in text
+
+
+def test_code_that_failed_is_found_by_its_address() -> None:
+    machine = Machine("chain")
+    kernel = machine.load("store64")
+    machine.port.mmu_fault = (16, "FAULT_PTE", kernel.address)
+    machine.load = {"store64": kernel, "link64": machine.load("link64")}.__getitem__  # type: ignore[method-assign]
+    assert "the kernel 'store64' was" in faulty(machine, "store64")
+    machine.device.close()
+
+
+def test_a_kernel_without_an_end_is_told_at_the_deadline(one: Machine) -> None:
+    device, port = one.device, one.port
+    device.timeout_s = 0.3
+    kernel = one.load("link64")
+    buffer = one.buffer(ramp(32))
+    device.synchronize()
+    port.stalled = True
+    begin = time.perf_counter()
+    device.run(kernel, [buffer], {"number": 1})
+    with pytest.raises(DriverError, match=r"the kernel 'link64' did not end"):
+        device.synchronize()
+    assert time.perf_counter() - begin < 1
+    port.stalled = False
+    device.run(kernel, [buffer], {"number": 1})
+    device.synchronize()
 
 
 def test_memory_is_used_again_and_counted(one: Machine) -> None:

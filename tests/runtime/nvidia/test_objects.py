@@ -9,7 +9,6 @@ from baregrad.base.errors import DriverError, OutOfMemory, UnsupportedDevice
 from baregrad.runtime.nvidia.channel import Channel, ChannelGroup, Timeline
 from baregrad.runtime.nvidia.client import Client
 from baregrad.runtime.nvidia.objects import Gpu
-from tests.runtime.nvidia import hardware_smoke
 from tests.runtime.nvidia.fake_port import FakePort
 
 
@@ -151,19 +150,3 @@ def test_addresses_are_low_where_they_must_be() -> None:
         assert all(memory.gpu_va + memory.nbytes < 1 << 40 for memory in low)
         assert gpu.memory.device(1).gpu_va >= 1 << 40
         assert gpu.memory.device(3 << 20).gpu_va % (2 << 20) == 0
-
-
-# The steps that a real GPU is checked with run on the pretended one as well, where they launch
-# no kernels.
-STEPS = [
-    name for name, step in hardware_smoke.STEPS.items()
-    if name not in ("wild_method", "left_open", "memory", "after", "after_faults")
-    and step.__module__ == hardware_smoke.__name__
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_steps_of_the_hardware_check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware_smoke, "make_port", FakePort)
-    monkeypatch.setattr(hardware_smoke, "BIG_NBYTES", 2 << 20)
-    hardware_smoke.STEPS[name]()

@@ -39,6 +39,7 @@ _HEADERS = (
     "class/clb0b5sw.h", "class/clc361.h",
     "ctrl/ctrl0000/ctrl0000system.h", "ctrl/ctrl0000/ctrl0000gpu.h",
     "ctrl/ctrl0080/ctrl0080gpu.h", "ctrl/ctrl2080/ctrl2080gpu.h", "ctrl/ctrl2080/ctrl2080gr.h",
+    "ctrl/ctrl2080/ctrl2080fb.h", "ctrl/ctrl906f.h",
     "ctrl/ctrl2080/ctrl2080perf.h", "ctrl/ctrlc36f.h", "ctrl/ctrla06f/ctrla06fgpfifo.h",
     "ctrl/ctrla06c.h",
 )  # fmt: skip

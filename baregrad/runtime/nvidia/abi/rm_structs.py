@@ -256,6 +256,25 @@ PERF_BOOST = struct("NV2080_CTRL_PERF_BOOST_PARAMS", "ctrl/ctrl2080/ctrl2080perf
     4  u32 duration
 """)
 
+FB_INFO_LIST = struct("NV2080_CTRL_FB_GET_INFO_PARAMS", "ctrl/ctrl2080/ctrl2080fb.h:454", 16, """
+    0  u32 fbInfoListSize
+    8  u64 fbInfoList
+""")
+
+FB_INFO = struct("NV2080_CTRL_FB_INFO", "ctrl/ctrlxxxx.h:71", 8, """
+    0  u32 index
+    4  u32 data
+""")
+
+# Of the seven kinds of programs, the last is that of grids.
+MMU_FAULT = struct("NV906F_CTRL_GET_MMU_FAULT_INFO_PARAMS", "ctrl/ctrl906f.h:214", 104, """
+    0  u32 addrHi
+    4  u32 addrLo
+    8  u32 faultType
+    12 bytes[32] faultString
+    96 u64 shaderProgramVA[6]
+""")
+
 WORK_SUBMIT_TOKEN = struct("NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN_PARAMS",
                            "ctrl/ctrlc36f.h:83", 4, "0 u32 workSubmitToken")
 

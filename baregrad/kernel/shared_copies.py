@@ -1,0 +1,124 @@
+"""Copies in shared memory: all threads of a block make them, each a part.
+
+The elements are numbered in the order in which the input lies, and dealt out so that neighbouring
+threads read neighbours, several at a time where they lie together. The copy itself may lie in
+another order: then its rows are a little apart, so that writes do not meet in a bank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baregrad.base.bits import prod
+from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import dtypes
+from baregrad.ir import index
+from baregrad.ir.attrs import THREAD_BINDS, Alloc
+from baregrad.ir.index import Dim
+from baregrad.ir.node import Node, extent_of, range_node, substitute, toposort
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import by_id
+from baregrad.target.gpu import GpuTarget
+
+# Beyond the ids of a kernel's own axes and of its copies' axes.
+FIRST_ID = 1 << 21
+# Elements between the ends of rows that are written across.
+APART = 4
+VECTOR_BYTES = 16
+# Rounds of copying that are written out one by one, so that their loads are under way together.
+MOST_ROUNDS = 8
+
+
+@dataclass(slots=True)
+class Copy:
+    """A statement of a copy: in `loop` and under `condition`, if any, `value` goes to `places`."""
+
+    loop: Node | None
+    condition: Node | None
+    value: Node
+    places: tuple[Node, ...]
+
+
+def thread_axes(kernel: Node) -> tuple[Node, ...]:
+    """An axis for each dimension in which a kernel's blocks have threads."""
+    found: dict[str, Node] = {}
+    for node in toposort(kernel):
+        if node.op is Ops.RANGE and node.arg.is_thread:
+            found.setdefault(node.arg.bind, node)
+    return tuple([found[bind] for bind in THREAD_BINDS if bind in found])
+
+
+def copied_by_threads(stage: Node, threads: tuple[Node, ...], number: int) -> tuple[Node, Copy]:
+    """The shared array of a STAGE, and what fills it; `number` tells arrays apart."""
+    value, *axes = stage.src
+    order = by_id(set(axes))
+    sizes = tuple([_constant(axis) for axis in order])
+    elements = prod(sizes)
+    crossed = order[-1] is not axes[-1]
+    shape = [_constant(axis) for axis in axes]
+    if crossed:
+        shape[-1] += APART
+    where = Alloc(number, "shared", tuple(shape), name=f"s{number}")
+    buffer = Node(Ops.ALLOC, value.dtype, (), where)
+    lanes = 1 if crossed else _lanes(value, order[-1])
+    base = FIRST_ID + 8 * number
+    place: Dim = 0
+    stride = 1
+    if lanes > 1:
+        place = range_node(lanes, base, "", "vector")
+        stride = lanes
+    for step, axis in enumerate(threads):
+        own = range_node(_constant(axis), base + 1 + step, "", axis.arg.bind)
+        place = index.add(place, index.mul(own, stride))
+        stride *= _constant(axis)
+    rounds = -(-elements // stride)
+    loop: Node | None = None
+    if rounds > 1:
+        unit = "unroll" if rounds <= MOST_ROUNDS else "loop"
+        each = range_node(rounds, base + 5, "", unit)
+        place = index.add(place, index.mul(each, stride))
+        loop = each if unit == "loop" else None
+    condition = None
+    if elements % stride:
+        whole = index.floordiv(place, lanes)
+        condition = index.less(whole, elements // lanes)
+    digits = tuple([index.as_node(digit) for digit in index.unflatten(place, sizes)])
+    mapping = dict(zip(order, digits, strict=True))
+    places = tuple([mapping[axis] for axis in axes])
+    return buffer, Copy(loop, condition, substitute(value, mapping), places)
+
+
+def check_shared(kernel: Node, target: GpuTarget) -> None:
+    """Raise ScheduleError if a loop-level KERNEL keeps more for a block than it can hold."""
+    arrays = {n for n in toposort(kernel) if n.op is Ops.ALLOC and n.arg.space == "shared"}
+    nbytes = sum(prod(array.shape) * max(array.dtype.itemsize, 1) for array in arrays)
+    if nbytes > target.shared_bytes_per_block:
+        raise ScheduleError(
+            f"copies do not fit the shared memory of {target.name}'s blocks",
+            found=f"{nbytes} bytes", wanted=f"at most {target.shared_bytes_per_block}",
+        )
+
+
+def _constant(axis: Node) -> int:
+    extent = extent_of(axis)
+    assert isinstance(extent, int)
+    return extent
+
+
+def _lanes(value: Node, inner: Node) -> int:
+    """Elements that lie together along an axis and are read at once; 1 if they do not."""
+    condition = None
+    if value.op is Ops.GUARD:
+        condition, value = value.src
+    if value.op is not Ops.INDEX or (condition is not None and inner in condition.ranges):
+        return 1
+    lanes = VECTOR_BYTES // max(value.dtype.itemsize, 1)
+    terms, constant = index.linear(value.src[1])
+    if terms.get(inner) != 1 or _constant(inner) % lanes or value.dtype is dtypes.bool:
+        return 1
+    others = [scale for atom, scale in terms.items() if atom is not inner]
+    if constant % lanes or any(scale % lanes for scale in others):
+        return 1
+    if any(inner in atom.ranges for atom in terms if atom is not inner):
+        return 1
+    return min(lanes, 8)
