@@ -315,7 +315,7 @@ class NvDevice(Device):
                     commands, buffers, variables or {}, channels, self._wait_for, timed=timed
                 )
                 if self._unsettled or copies.last_value > copies.timeline.words[0]:
-                    self._settle(bound)
+                    self._settle()
                 value = compute.last_value + 1
                 if image.copy_entry:
                     image.set_values(value, copies.last_value + 1)
@@ -356,14 +356,14 @@ class NvDevice(Device):
         for bound in self._bound:
             bound.forget()
 
-    def _settle(self, bound: BoundList) -> None:
+    def _settle(self) -> None:
         """Have the channel drop old code, and wait for copies and for kernels that it left."""
         compute, copies = self._channels
         push = PushBuffer()
         if self._unheld and compute.last_value > compute.timeline.value:
             push.acquire(compute.timeline.gpu_va, compute.last_value)
-        # Copies of the list itself come after those before.
-        if copies.last_value > copies.timeline.value and not bound.copies:
+        # Of a list that copies too: its kernels may come before its first copy.
+        if copies.last_value > copies.timeline.value:
             push.acquire(copies.timeline.gpu_va, copies.last_value)
         if self._code_is_new:
             push.invalidate_caches()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baregrad.runtime.nvidia.abi import Release
@@ -78,8 +78,12 @@ class Controls:
 
     def facts(self, target: DriverObject, params: Arguments) -> None:
         """Numbers of the graphics engine."""
-        facts = expect(target, DeviceObject).gpu.facts
-        count, place = params["grInfoListSize"], params["grInfoList"]
+        self._list(
+            params["grInfoListSize"], params["grInfoList"], expect(target, DeviceObject).gpu.facts
+        )
+
+    def _list(self, count: int, place: int, facts: Mapping[int, int]) -> None:
+        """Fill in a list of pairs, of an index that is asked for and what it is."""
         if not 0 < count <= _MAX_LISTED:
             raise Refusal("INVALID_ARGUMENT", f"a list of {count}")
         asked = struct.unpack(f"<{2 * count}I", self._user.read(place, 8 * count))[::2]
@@ -89,6 +93,25 @@ class Controls:
                 raise Refusal("INVALID_ARGUMENT", f"no fact {index:#x} is known here")
             told += struct.pack("<II", index, facts[index])
         self._user.write(place, told)
+
+    def heap(self, target: DriverObject, params: Arguments) -> None:
+        """The GPU's memory in KiB: all of it, and what is free."""
+        gpu = expect(target, DeviceObject).gpu
+        told = {
+            nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE: gpu.model.memory_nbytes >> 10,
+            nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE: gpu.model.memory_nbytes - gpu.used_nbytes >> 10,
+        }
+        self._list(params["fbInfoListSize"], params["fbInfoList"], told)
+
+    def fault_info(self, target: DriverObject, params: Arguments) -> None:
+        """The last bad address of a channel, once."""
+        channel = expect(target, ChannelObject).hardware
+        fault, channel.fault = channel.fault, None
+        if fault is None or fault.address is None:
+            return
+        params["addrHi"], params["addrLo"] = fault.address >> 32, fault.address & 0xFFFFFFFF
+        params["faultString"] = fault.kind.encode()
+        params["shaderProgramVA[6]"] = fault.program
 
     def boost(self, target: DriverObject, params: Arguments) -> None:
         """Clocks, of which there are none."""
@@ -123,6 +146,8 @@ _COMMANDS: MappingProxyType[
     nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST: ("class_list", Controls.class_list),
     nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO: ("gid_info", Controls.uuid),
     nv.NV2080_CTRL_CMD_GR_GET_INFO: ("gr_info_list", Controls.facts),
+    nv.NV2080_CTRL_CMD_FB_GET_INFO: ("fb_info_list", Controls.heap),
+    nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO: ("mmu_fault", Controls.fault_info),
     nv.NV2080_CTRL_CMD_PERF_BOOST: ("perf_boost", Controls.boost),
     nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: ("work_submit_token", Controls.token),
     nv.NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: ("schedule", Controls.schedule),

@@ -132,6 +132,7 @@ class AddressSpace:
             f"MMU Fault: {what} faulted @ {address >> 32:#x}_{address & 0xFFFFFFFF:08x}. "
             f"Fault is of type {kind} {access}{where}",
             address=address,
+            kind=kind,
         )
 
     def read(self, address: int, nbytes: int, what: str) -> bytes:
