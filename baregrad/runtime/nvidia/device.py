@@ -545,11 +545,11 @@ class NvDevice(Device):
 
 
 def architecture_name(version: int) -> str:
-    """Return what compilers call an architecture: "sm_86", from 9.0 on with its own features."""
+    """Return what compilers call an architecture: "sm_86", 9.0 and 10.x with its own features."""
     major, minor = version >> 8, version & 0xFF
     if version == 0xA04:
         major, minor = 12, 0
-    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    return f"sm_{major}{minor}" + ("a" if major in (9, 10) else "")
 
 
 def _register(device: NvDevice) -> None:
