@@ -53,7 +53,7 @@ _FUSED = Verdict(False)
 
 def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     """Whether to store `node`, given all the requests for it."""
-    if node.op is Ops.REDUCE and is_tuple(node):
+    if _is_plain(fusion, node, requests) or is_tuple(node):
         return _FUSED
     reason = fusion.must.get(node, "")
     obstacles = []
@@ -69,6 +69,17 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
         why = _why_fused(node, requests)
         return Verdict(False, why) if why else _FUSED
     return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
+
+
+def _is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+    """Whether it is the usual case: arithmetic that one kernel computes once, with room for it."""
+    if len(requests) != 1 or node.op not in ELEMENTWISE or node in fusion.must:
+        return False
+    request = requests[0]
+    draft = request.draft
+    if draft.count >= MAX_OPS or draft.loads + draft.pending + len(node.src) > MAX_LOADS:
+        return False
+    return draft.transfer is None and request.evals <= fusion.survey.size[node] * 1.001
 
 
 def _why_fused(node: Node, requests: list[Request]) -> str:
