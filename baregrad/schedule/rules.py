@@ -8,6 +8,7 @@ that are close do not matter.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baregrad.ir.node import Node
@@ -245,10 +246,12 @@ def _find_home(
     return None
 
 
-def _makes_cycle(draft: Draft, readers: list[Draft]) -> bool:
+def _makes_cycle(draft: Draft, readers: Iterable[Draft]) -> bool:
     """Whether `draft` would depend on itself if it wrote what `readers` read."""
-    bit = 1 << draft.number
-    return any(reader.dependents & bit for reader in readers)
+    below = 0
+    for reader in readers:
+        below |= reader.dependents
+    return bool(below >> draft.number & 1)
 
 
 def find_sibling(
@@ -258,7 +261,7 @@ def find_sibling(
     candidates = fusion.by_shape.get(loop_extents(shape))
     if not candidates or node in fusion.survey.contractions:
         return None
-    readers = [request.draft for request in requests]
+    readers = {request.draft for request in requests}
     near: frozenset[Node] | None = None
     for draft in reversed(candidates[-SIBLINGS:]):
         if draft.sealed or draft.contraction is not None or draft in readers:
@@ -298,4 +301,4 @@ def neighbours(fusion: Fusion, node: Node) -> frozenset[Node]:
                 if child not in found and child.mask & _READS:
                     found[child] = None
                     queue.append(child)
-    return frozenset(one for one in found if size[one] >= least)
+    return frozenset([one for one in found if size[one] >= least])
