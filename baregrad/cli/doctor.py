@@ -7,38 +7,18 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from baregrad.base.bits import human_bytes
 from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
+from baregrad.cli.doctor_nvidia import examine_nvidia
+from baregrad.cli.finding import Finding
 from baregrad.cli.info import package_version
 from baregrad.runtime.cpu.host import HostProcessor, detect_host
 from baregrad.target.cpu import cpu_row
-
-Verdict = Literal["ready", "missing", "optional", "not offered"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found for one device or helper: a verdict, facts, and what to do if anything."""
-
-    subject: str
-    verdict: Verdict
-    needs: str
-    facts: tuple[str, ...]
-    advice: str = ""
-
-    def __str__(self) -> str:
-        lines = [f"{self.subject:<12} {self.verdict}", f"{'':<12}   needs: {self.needs}"]
-        lines += [f"{'':<12}   found: {fact}" for fact in self.facts]
-        if self.advice:
-            lines.append(f"{'':<12}   to do: {self.advice}")
-        return "\n".join(lines)
 
 
 def examine() -> tuple[Finding, ...]:
@@ -51,7 +31,7 @@ def examine() -> tuple[Finding, ...]:
         Finding("REF", "ready", "NumPy alone", (f"NumPy {np.__version__}",)),
         Finding("NULL", "ready", "nothing: it runs nothing", ("always there",)),
         _absent("CUDA"),
-        _absent("NV"),
+        examine_nvidia(),
         _cache(options.cache_dir),
     )
 

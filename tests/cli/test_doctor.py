@@ -19,10 +19,23 @@ def test_every_device_is_examined() -> None:
 
 
 @pytest.mark.parametrize("name,verdict", [
-    ("REF", "ready"), ("NULL", "ready"), ("CUDA", "not offered"), ("NV", "not offered"),
+    ("REF", "ready"), ("NULL", "ready"), ("CUDA", "not offered"),
 ])
 def test_what_is_true_everywhere(name: str, verdict: str) -> None:
     assert finding(name).verdict == verdict
+
+
+def test_nv_is_examined() -> None:
+    nodes = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    one = finding("NV")
+    assert ("no GPU node" in str(one)) == (not nodes)
+    assert nodes or one.verdict == "missing"
+    with options.override(nv_port="virtual"):
+        one = finding("NV")
+    assert one.verdict == "ready", one
+    assert "driver 580.159.04 (virtual), known" in str(one)
+    assert "NV:0: Hopper, sm_90a" in str(one)
+    assert "NV:1 to NV:0: straight; they are peers over NVLink" in str(one)
 
 
 def test_the_cpu_is_ready_with_llvmlite() -> None:

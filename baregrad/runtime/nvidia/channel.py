@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from baregrad.base.bits import is_power_of_two
@@ -179,7 +179,7 @@ class _InFlight(NamedTuple):
 
     value: int
     end: int
-    names: list[str] | Named
+    names: Sequence[str] | Named
 
 
 class Channel:
@@ -343,7 +343,7 @@ class Channel:
         self.gpu.ring(self._doorbell)
         return value
 
-    def enter(self, entry: int, names: list[str] | Named) -> None:
+    def enter(self, entry: int, names: Sequence[str] | Named) -> None:
         """Submit words that lie in memory already and end with the release of the next value.
 
         `entry` is that of the ring; `names` are the kernels that the words launch.
@@ -402,7 +402,7 @@ class Channel:
             return 0
         return int.from_bytes(self._notifier[8:12], "little")
 
-    def unfinished(self) -> list[str] | Named:
+    def unfinished(self) -> Sequence[str] | Named:
         """Return what the first submission launches that is not done and launches anything."""
         done = self.timeline.value
         return next((one.names for one in self._in_flight if one.value > done and one.names), [])
@@ -438,7 +438,7 @@ class Channel:
         running = next((one for one in self._in_flight if one.value > done), None)
         if running is None:
             return ""
-        found = running.names if isinstance(running.names, list) else running.names.names
+        found = running.names if isinstance(running.names, Sequence) else running.names.names
         names = [repr(name) for name in dict.fromkeys(found)]
         if not names:
             return ""

@@ -19,7 +19,6 @@ from baregrad.program import CUBIN, Program
 from baregrad.runtime.commands import CommandList, Timeline
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
 from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
-from baregrad.runtime.nvidia.client import Client
 from baregrad.runtime.nvidia.command_list import BoundList, check_parameters
 from baregrad.runtime.nvidia.copies import Staging
 from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
@@ -29,11 +28,13 @@ from baregrad.runtime.nvidia.list_image import ListImage
 from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, ListStyle
 from baregrad.runtime.nvidia.memory import Allocation
 from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.port import open_port
+from baregrad.runtime.nvidia.process_client import CONNECTIONS
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from baregrad.runtime.nvidia.teardown import Teardown
 
 if TYPE_CHECKING:
     from baregrad.runtime.interface import Contiguous
+    from baregrad.runtime.nvidia.peers import PeerAccess
     from baregrad.runtime.nvidia.port import Port
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -41,7 +42,6 @@ DEFAULT_TIMEOUT_S = 30.0
 _ENGINES = (2, 3, 4, 5, 6, 7, 8, 9, 1, 0)
 _WRITE_NBYTES = 4096
 _READ_NBYTES = 64
-_NO_NAMES: list[str] = []
 
 
 @dataclass(eq=False, slots=True)
@@ -87,7 +87,8 @@ class NvDevice(Device):
         # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
         self._attention = False
         self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
-        self.client = _client(port)
+        self.client = CONNECTIONS.take(port)
+        self.peers: dict[bytes, PeerAccess] = {}
         try:
             self.gpu = Gpu(self.client, index)
             version = self.gpu.sm_version
@@ -97,8 +98,8 @@ class NvDevice(Device):
                 self.gpu.memory, name, self._wait_quietly, self._other_nbytes
             )
             self.staging = Staging(self.gpu.memory, lambda: self._copies, self._await)
-        except BaseException:
-            self.client.close()
+        except BaseException as error:
+            self._give_back(error)
             raise
         _register(self)
 
@@ -208,6 +209,47 @@ class NvDevice(Device):
                 lambda: self.staging.copy_out(target, buffer.address, after if behind else None)
             )
 
+    def duplicate(self, source: Buffer) -> Buffer:
+        """Return a buffer with the same bytes in memory of its own, also from another GPU."""
+        fresh = self.allocate(source.nbytes)
+        if not source.nbytes:
+            return fresh
+        if source.device is self:
+            push = PushBuffer()
+            push.copy(fresh.address, source.address, source.nbytes)
+            blocks = [one.memory.block for one in (source, fresh)]  # type: ignore[attr-defined]
+            self.copy_after(push, *blocks, wait=False)
+        elif isinstance(source.device, NvDevice):
+            from baregrad.runtime.nvidia.peers import copy_between
+
+            copy_between(fresh, source)
+        else:
+            self.copy_in(fresh, source.contents())
+        return fresh
+
+    def wait_for_block(self, block: Block) -> None:
+        """Wait until no work uses a block."""
+        with self._lock:
+            self._begin()
+            self._wait_for(self._compute, self._used(block))
+            self._wait_for(self._copies, block.copy_value)
+
+    def copy_after(self, work: PushBuffer, *blocks: Block, wait: bool = True) -> None:
+        """Have the copying channel do work after all that uses these blocks."""
+        with self._lock:
+            self._begin()
+            compute, copies = self._channels
+            used = max(self._used(block) for block in blocks)
+            push = PushBuffer()
+            if used > compute.timeline.value:
+                push.acquire(compute.timeline.gpu_va, used)
+            push.words += work.words
+            value = self._guarded(lambda: copies.submit(push))
+            for block in blocks:
+                block.copy_value = value
+            if wait:
+                self._wait_for(copies, value)
+
     def _used(self, block: Block) -> int:
         """Return the value of the computing timeline when work with the block is done."""
         return self._compute.last_value if block.fixed else block.compute_value
@@ -277,7 +319,7 @@ class NvDevice(Device):
                 value = compute.last_value + 1
                 if image.copy_entry:
                     image.set_values(value, copies.last_value + 1)
-                    copies.enter(image.copy_entry, _NO_NAMES)
+                    copies.enter(image.copy_entry, ())
                 else:
                     image.set_values(value, 0)
                 compute.enter(image.take_entry(), image)
@@ -476,10 +518,24 @@ class NvDevice(Device):
             self._closed = self._attention = True
             if os.getpid() != self._process:
                 return
-            try:
-                self.staging.close()
-            finally:
-                self.client.close()
+            self._give_back(None)
+
+    def _give_back(self, error: BaseException | None) -> None:
+        """Free all that is held, whatever happens at each part."""
+        teardown = Teardown()
+        teardown.push("the client", lambda: CONNECTIONS.give(self.client))
+        gpu: Gpu | None = self.__dict__.get("gpu")
+        if gpu is not None:
+            teardown.push("the GPU", gpu.close)
+        staging: Staging | None = self.__dict__.get("staging")
+        if staging is not None:
+            teardown.push("pinned memory", staging.close)
+        try:
+            teardown.close()
+        except BaregradError as second:
+            if error is None:
+                raise
+            error.add_note(f"and then, while closing: {second}")
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
@@ -494,10 +550,6 @@ def architecture_name(version: int) -> str:
     if version == 0xA04:
         major, minor = 12, 0
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
-
-
-def _client(port: Port | None) -> Client:
-    return Client(open_port() if port is None else port)
 
 
 def _register(device: NvDevice) -> None:

@@ -41,20 +41,25 @@ class Block:
     """
 
     __slots__ = (
-        "address", "compute_value", "copy_value", "fixed", "host", "live", "nbytes", "whole",
+        "address", "allocation", "compute_value", "copy_value", "fixed", "host", "live", "nbytes",
     )  # fmt: skip
 
     def __init__(
-        self, address: int, nbytes: int, host: memoryview | None, whole: Allocation | None
+        self, address: int, nbytes: int, host: memoryview | None, allocation: Allocation
     ) -> None:
         self.address = address
         self.nbytes = nbytes
         self.host = host
-        self.whole = whole
+        self.allocation = allocation
         self.compute_value = 0
         self.copy_value = 0
         self.fixed = False
         self.live = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether the allocation is this block's alone."""
+        return self.nbytes > _MIDDLE_NBYTES
 
 
 class GpuMemory(Memory):
@@ -82,7 +87,7 @@ class _Slab:
         self.used += nbytes
         host = self.memory.host
         part = None if host is None else host[begin : begin + nbytes]
-        return Block(self.memory.gpu_va + begin, nbytes, part, None)
+        return Block(self.memory.gpu_va + begin, nbytes, part, self.memory)
 
 
 class DeviceAllocator:
@@ -218,9 +223,8 @@ class DeviceAllocator:
         for block in found:
             self._spare[block.nbytes].remove(block)
             del self._blocks[block.address]
-            assert block.whole is not None
-            self._reserved_nbytes -= block.whole.nbytes
-            block.whole.close()
+            self._reserved_nbytes -= block.allocation.nbytes
+            block.allocation.close()
         return True
 
     def _exhausted(self, nbytes: int) -> OutOfMemory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from baregrad.base.bits import human_bytes
@@ -47,7 +48,7 @@ def _suspects(dead: Channel, fault: MmuFault | None) -> list[tuple[str, str]]:
     if isinstance(work, ListImage):
         found = work.suspects(fault.program if fault is not None else 0)
     else:
-        found = [(name, name) for name in (work if isinstance(work, list) else work.names)]
+        found = [(name, name) for name in (work if isinstance(work, Sequence) else work.names)]
     return list(dict.fromkeys(found))
 
 

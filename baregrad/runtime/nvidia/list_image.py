@@ -20,7 +20,7 @@ import numpy as np
 from baregrad.base.bits import round_up
 from baregrad.base.errors import DeviceError
 from baregrad.program import LaunchExpr, evaluate
-from baregrad.runtime.commands import Command, Copy, Exec, Fill, Operand, Slot
+from baregrad.runtime.commands import Command, Exec, Slot
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.constant_bank import write_grid, write_place
 from baregrad.runtime.nvidia.launch_descriptor import (
@@ -32,9 +32,9 @@ from baregrad.runtime.nvidia.launch_descriptor import (
     write_progress,
     write_release,
 )
-from baregrad.runtime.nvidia.list_plan import ListPlan, Step, plan_list
+from baregrad.runtime.nvidia.list_plan import ListPlan, plan_list
 from baregrad.runtime.nvidia.list_style import ListStyle
-from baregrad.runtime.nvidia.pushbuffer import COMPUTE_SUBCHANNEL, PushBuffer
+from baregrad.runtime.nvidia.list_words import PROGRESS, ComputeWriter, CopyWriter
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.batch import LaunchForm
@@ -42,12 +42,9 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
 
 Triple = tuple[int, int, int]
-_SIGNAL, _ANSWER, _GATE, _PROGRESS = 0, 16, 32, 48
 _STAMPS = 64
 _STAMP_NBYTES = 16
 _NOTHING = bytes(_STAMPS)
-_BY_ACTION = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=m.PCAS_INVALIDATE_COPY_SCHEDULE)
-_BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
 _INT64 = range(-(1 << 63), 1 << 63)
 _MASK = 0xFFFFFFFF
 
@@ -172,14 +169,14 @@ class ListImage:
         for launch in self._launches.values():
             self._write_launch(launch)
         self._overlaps = not self.kind.serial and plan.overlaps
-        writer = _ComputeWriter(self, plan.compute)
+        writer = ComputeWriter(self, plan.compute)
         self._compute_words = writer.words
         self._skip = writer.skip
         self._value_place = writer.value_place
         self.released = writer.released
         self._order = writer.order
         self._gated = writer.gated or bool(plan.copies) or self.tells_progress
-        copier = _CopyWriter(self, plan.copies)
+        copier = CopyWriter(self, plan.copies)
         self._copy_words = copier.words
         self._copy_patches = copier.patches
 
@@ -245,12 +242,12 @@ class ListImage:
         """Have the launch of a command write a value when it is done."""
         launch = self._launches[number]
         view = memoryview(self._data)[launch.offset :]
-        write_progress(view, self._base + _PROGRESS, value, launch.form.layout)
+        write_progress(view, self._base + PROGRESS, value, launch.form.layout)
 
     @property
     def progress(self) -> int:
         """How many launches are done, 0 where they do not tell."""
-        return int.from_bytes(self._semaphores[_PROGRESS : _PROGRESS + 8], "little")
+        return int.from_bytes(self._semaphores[PROGRESS : PROGRESS + 8], "little")
 
     @property
     def names(self) -> list[str]:
@@ -423,190 +420,6 @@ class ListImage:
         for piece in (self._data_piece, self._words_piece):
             if piece is not None:
                 piece.close()
-
-
-class _ComputeWriter:
-    """Writes the computing channel's words and links launches to chains."""
-
-    def __init__(self, image: ListImage, steps: Sequence[Step]) -> None:
-        self._image = image
-        self._push = PushBuffer()
-        self._style = image.style
-        self._chain: list[int] = []
-        self._wave: list[int] = []
-        self._running = False
-        # Whether anything was launched before the open chain; whether the last launch tells the
-        # timeline.
-        self._before = self.released = False
-        self._gates = 0
-        # Commands in the order in which they are launched.
-        self.order: list[int] = []
-        self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
-        self.skip = len(self._push.words)
-        self._push.drop_constants()
-        for step in steps:
-            self._step(step)
-        self.value_place = self._end()
-        self.words = self._push.words
-
-    @property
-    def gated(self) -> bool:
-        """Whether the channel waits at a semaphore of the image."""
-        return self._gates > 0
-
-    def _step(self, step: Step) -> None:
-        image, push = self._image, self._push
-        if step.kind == "run":
-            self._wave.append(step.value)
-            self.order.append(step.value)
-            if image.tells_progress:
-                image.tell_progress(step.value, len(self.order))
-            return
-        self._end_wave()
-        if step.kind == "idle":
-            return
-        self._end_chain()
-        if step.kind == "signal":
-            push.release(image.semaphore(_SIGNAL), step.value)
-            self._running = False
-        elif step.kind == "wait":
-            push.acquire(image.semaphore(_ANSWER), step.value)
-        else:
-            push.release(image.stamp_va(step.value), 0)
-            self._running = False
-
-    def _end_wave(self) -> None:
-        """Launch kernels of which none waits for another."""
-        wave, self._wave = self._wave, []
-        if len(wave) == 1 and self._style.chained:
-            self._link(wave[0])
-            return
-        if wave:
-            self._end_chain()
-            self._idle()
-        for number in wave:
-            self._image.finish(number)
-            self._send(number)
-
-    def _link(self, number: int) -> None:
-        if self._chain:
-            self._image.follow(number, self._chain[-1])
-        else:
-            self._before = self._running
-            self._idle()
-            self._send(number)
-        self._chain.append(number)
-
-    def _idle(self) -> None:
-        if self._running:
-            self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["WAIT_FOR_IDLE"], 0)
-            self._running = False
-
-    def _send(self, number: int) -> None:
-        push = self._push
-        address = self._image.launch_va(number) >> 8
-        push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_PCAS_A"], address)
-        if self._image.by_action:
-            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS2_B"], _BY_ACTION)
-        else:
-            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS_B"], _BY_FLAGS)
-        self._running = True
-
-    def _end_chain(self) -> None:
-        """Hold the channel until the open chain is done, if it is one of several."""
-        chain, self._chain = self._chain, []
-        if not chain:
-            return
-        if len(chain) == 1:
-            self._image.finish(chain[0])
-            return
-        self._gates += 1
-        gate = self._image.semaphore(_GATE)
-        self._image.finish(chain[-1], Release(gate, self._gates, timestamp=True))
-        self._push.acquire(gate, self._gates)
-        self._running = False
-
-    def _end(self) -> int:
-        """Tell the timeline; return the place of its value, negative for one among the words."""
-        self._end_wave()
-        image, chain = self._image, self._chain
-        alone = len(chain) > 1 or not self._before
-        if self._style.released and chain and alone and image.can_release:
-            self.released = True
-            return image.finish(chain[-1], Release(image.timeline_va, 0))
-        self._end_chain()
-        self._push.release(image.timeline_va, 0)
-        # Lower and upper half of the value are the third and second word from the end.
-        return -(len(self._push.words) - 3)
-
-
-class _CopyWriter:
-    """Writes the copying channel's words; `patches` are (word, slot, offset) of slots' addresses.
-
-    The upper half of an address is the word, the lower half the one behind it.
-    """
-
-    def __init__(self, image: ListImage, steps: Sequence[Step]) -> None:
-        self._image = image
-        self._push = PushBuffer()
-        self.patches: list[tuple[int, int, int]] = []
-        self.words = self._push.words
-        if not steps:
-            return
-        for step in steps:
-            self._step(step)
-        self._push.release(image.copy_timeline_va, 0)
-
-    def _step(self, step: Step) -> None:
-        image, push = self._image, self._push
-        if step.kind == "run":
-            command = image.command(step.value)
-            if isinstance(command, Copy):
-                self._copy(command)
-            else:
-                assert isinstance(command, Fill)
-                self._fill(command)
-        elif step.kind == "signal":
-            push.release(image.semaphore(_ANSWER), step.value)
-        elif step.kind == "wait":
-            push.acquire(image.semaphore(_SIGNAL), step.value)
-        else:
-            push.release(image.stamp_va(step.value), 0)
-
-    def _copy(self, command: Copy) -> None:
-        target, source = command.target, command.source
-        for begin, nbytes in pieces_of(command.nbytes):
-            place = len(self._push.words) + 1
-            self._push.copy(
-                self._address(target, begin, place + 2),
-                self._address(source, begin, place),
-                nbytes,
-            )
-
-    def _fill(self, command: Fill) -> None:
-        target = command.target
-        offset = target.offset if isinstance(target, Slot) else target.address
-        wide = offset % 4 == 0 and command.nbytes % 4 == 0
-        if isinstance(target, Slot) and self._image.kind.bytewise:
-            wide = False
-        self._push.fill_pattern(command.byte * (0x01010101 if wide else 1), wide=wide)
-        for begin, nbytes in pieces_of(command.nbytes):
-            place = len(self._push.words) + 1
-            self._push.fill_piece(
-                self._address(target, begin, place), nbytes // 4 if wide else nbytes
-            )
-
-    def _address(self, operand: Operand, begin: int, place: int) -> int:
-        if isinstance(operand, Slot):
-            self.patches.append((place, operand.index, operand.offset + begin))
-            return 0
-        return operand.address + begin
-
-
-def pieces_of(nbytes: int) -> list[tuple[int, int]]:
-    """Return (begin, bytes) of the pieces in which so many bytes are copied."""
-    step = 1 << 31
-    return [(begin, min(step, nbytes - begin)) for begin in range(0, nbytes, step)]
 
 
 def gp_entry(address: int, words: int) -> int:

@@ -30,7 +30,8 @@ HUGE_PAGE_NBYTES = 2 << 20
 class Allocation:
     """Memory that a GPU reads and writes at `gpu_va`, and the host through `host`, if it can.
 
-    `handle` is the driver's object. Freed by `close`, or with the GPU that it belongs to.
+    `handle` is the driver's object, and `mapped_on` the peers that see it, by uuid. Freed by
+    `close`, or with the GPU that it belongs to.
     """
 
     gpu_va: int
@@ -38,6 +39,7 @@ class Allocation:
     handle: int
     host: memoryview | None
     host_address: int = 0
+    mapped_on: set[bytes] = field(default_factory=set, repr=False)
     _close: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @property
@@ -249,13 +251,12 @@ class MemoryManager:
             teardown.push("the view", host.release)
         parent = self._gpu.allocations if owner is None else owner
         token = parent.push(name, teardown.close)
-        return Allocation(
-            gpu_va, nbytes, handle, host, address, functools.partial(parent.run, token)
-        )
+        close = functools.partial(parent.run, token)
+        return Allocation(gpu_va, nbytes, handle, host, address, _close=close)
 
     def _map_for_gpu(self, teardown: Teardown, handle: int, nbytes: int, low: bool) -> int:
         """Map an object's memory into the GPU's address space and return where."""
-        client, gpu = self._client, self._gpu
+        client = self._client
         # Page tables use the largest page that divides address, size and allocation.
         huge = nbytes % HUGE_PAGE_NBYTES == 0
         addresses = client.low_addresses if low else client.high_addresses
@@ -264,6 +265,12 @@ class MemoryManager:
         record = client.struct("uvm_create_external_range").record(base=gpu_va, length=nbytes)
         client.uvm(nv.UVM_CREATE_EXTERNAL_RANGE, record, "a range of GPU addresses")
         teardown.push("the range", lambda: self._free_range(gpu_va, nbytes))
+        self.map_external(gpu_va, nbytes, handle)
+        return gpu_va
+
+    def map_external(self, gpu_va: int, nbytes: int, handle: int) -> None:
+        """Map an object's memory on this GPU, in a range of addresses that exists already."""
+        client = self._client
         record = client.struct("uvm_map_external").record(
             base=gpu_va,
             length=nbytes,
@@ -272,10 +279,9 @@ class MemoryManager:
             hClient=client.root,
             hMemory=handle,
         )
-        record["perGpuAttributes[0].gpuUuid"] = gpu.uuid
+        record["perGpuAttributes[0].gpuUuid"] = self._gpu.uuid
         record["perGpuAttributes[0].gpuMappingType"] = nv.MAPPING_READ_WRITE_ATOMIC
         client.uvm(nv.UVM_MAP_EXTERNAL_ALLOCATION, record, f"to map {nbytes} bytes on the GPU")
-        return gpu_va
 
     def _free_range(self, gpu_va: int, nbytes: int) -> None:
         client = self._client

@@ -66,7 +66,7 @@ class Gpu:
             self.channels = Teardown()
             self.teardown.push("channels", self.channels.close)
             self.pieces = Pieces(self.memory)
-        client.teardown.push(self.node, self.teardown.close)
+        self._token = client.teardown.push(self.node, self.teardown.close)
 
     def register_fd(self, fd: int) -> None:
         """Tell the driver which client a descriptor of the GPU's node belongs to."""
@@ -195,7 +195,7 @@ class Gpu:
 
     def close(self) -> None:
         """Free all that hangs on this GPU, last made first."""
-        self.teardown.close()
+        self.client.teardown.run(self._token)
 
     def __enter__(self) -> Gpu:
         return self

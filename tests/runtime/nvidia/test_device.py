@@ -18,9 +18,9 @@ from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import STYLES
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
-from tests.runtime.nvidia import hardware_device
 from tests.runtime.nvidia.device_tools import Words, program
 from tests.runtime.nvidia.fake_port import FakeLaunch, FakePort, FaultError
+from tests.runtime.nvidia.random_lists import ramp, random_lists
 
 
 class Machine:
@@ -91,10 +91,6 @@ def one() -> Iterator[Machine]:
     made = Machine()
     yield made
     made.device.close()
-
-
-def ramp(count: int, seed: int = 1) -> Words:
-    return np.random.default_rng(seed).integers(0, 1 << 32, count, np.uint32)
 
 
 def test_what_is_copied_in_comes_out_again(one: Machine) -> None:
@@ -303,7 +299,8 @@ def test_code_that_failed_is_found_by_its_address() -> None:
     machine = Machine("chain")
     kernel = machine.load("store64")
     machine.port.mmu_fault = (16, "FAULT_PTE", kernel.address)
-    machine.load = {"store64": kernel, "link64": machine.load("link64")}.__getitem__  # type: ignore[method-assign]
+    link = machine.load("link64")
+    machine.load = {"store64": kernel, "link64": link}.__getitem__  # type: ignore[method-assign]
     assert "the kernel 'store64' was" in faulty(machine, "store64")
     machine.device.close()
 
@@ -339,10 +336,9 @@ def test_memory_is_used_again_and_counted(one: Machine) -> None:
 
 
 @pytest.mark.parametrize("style", ["thorough", "chain-released", "idle"])
-def test_random_lists_give_what_numpy_gives(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_lists_give_what_numpy_gives(style: str) -> None:
     made = Machine(style)
-    monkeypatch.setattr(hardware_device, "load", lambda _, name: made.load(name))
-    assert hardware_device.random_lists(made.device, 100, 11) > 100
+    assert random_lists(made.device, 100, 11, lambda _, name: made.load(name)) > 100
     made.device.close()
 
 

@@ -1,0 +1,26 @@
+"""What `baregrad doctor` found of one device or helper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["ready", "missing", "optional", "not offered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found for one device or helper: a verdict, facts, and what to do if anything."""
+
+    subject: str
+    verdict: Verdict
+    needs: str
+    facts: tuple[str, ...]
+    advice: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"{self.subject:<12} {self.verdict}", f"{'':<12}   needs: {self.needs}"]
+        lines += [f"{'':<12}   found: {fact}" for fact in self.facts]
+        if self.advice:
+            lines.append(f"{'':<12}   to do: {self.advice}")
+        return "\n".join(lines)

@@ -1,0 +1,129 @@
+"""The device on the virtual GPU, which runs the driver's calls and kernels of PTX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from baregrad.base.errors import BaregradError
+from baregrad.program import Program
+from baregrad.runtime.commands import Slot
+from baregrad.runtime.nvidia.device import NvDevice
+from baregrad.runtime.nvidia.peers import copy_between, peer_access
+from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
+from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
+from tests.runtime.nvidia import device_tools
+from tests.testing.virtual_gpu.virtual_tools import data_cubin
+
+
+@pytest.fixture
+def port() -> VirtualPort:
+    return VirtualPort(models=(GpuModel(), GpuModel()))
+
+
+def words(count: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1 << 32, count, np.uint32)
+
+
+@pytest.fixture(params=[True, False], ids=["nvlink", "pcie"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[NvDevice, NvDevice]]:
+    port = VirtualPort(models=(GpuModel(), GpuModel()), nvlink=request.param)
+    devices = NvDevice("NV:0", port=port), NvDevice("NV:1", port=port, index=1)
+    yield devices
+    for device in devices:
+        device.close()
+    assert not port.held()
+
+
+def test_gpus_of_one_process_are_peers(pair: tuple[NvDevice, NvDevice]) -> None:
+    first, second = pair
+    assert peer_access(first, second).direct and peer_access(second, first).direct
+    assert "peers over" in peer_access(first, second).why
+    for count in (1, 5000, 3 << 20):
+        data = words(count, count)
+        source = first.allocate(data.nbytes)
+        first.copy_in(source, data)
+        there = second.duplicate(source)
+        assert there.device is second
+        assert np.array_equal(there.contents().view(np.uint32), data)
+        back = first.allocate(data.nbytes)
+        copy_between(back, there)
+        assert np.array_equal(back.contents().view(np.uint32), data)
+
+
+def test_gpus_of_different_connections_copy_by_the_host() -> None:
+    first, second = (NvDevice(port=VirtualPort(seed=seed)) for seed in range(2))
+    found = peer_access(first, second)
+    # Both ports' GPUs have one uuid, as if it were one.
+    if not found.direct:
+        assert "connections" in found.why
+    data = words(1 << 20)
+    source, target = first.allocate(data.nbytes), second.allocate(data.nbytes)
+    first.copy_in(source, data)
+    second.peers.clear()
+    copy_between(target, source) if not found.direct else second.copy_in(target, data)
+    assert np.array_equal(target.contents().view(np.uint32), data)
+    first.close()
+    second.close()
+
+
+def work(port: VirtualPort) -> None:
+    """Open a device, do some of everything, compare, close."""
+    device = NvDevice(port=port, timeout_s=2)
+    try:
+        kernel = device.load(link_program())
+        state = words(32)
+        buffer, large = device.allocate(128), device.allocate(5 << 20)
+        device.copy_in(buffer, state)
+        commands = device.command_list()
+        for number in range(3):
+            commands.exec(kernel, [Slot(0)], {"number": number})
+            device_tools.link64(state, number)
+        commands.copy(Slot(1), Slot(0), 128)
+        device.submit(commands, [buffer, large])
+        pinned = device.pinned(5 << 20)
+        device.copy_out(large, pinned)
+        assert np.array_equal(pinned[:128].view(np.uint32), state)
+        assert np.array_equal(buffer.contents().view(np.uint32), state)
+    finally:
+        device.close()
+
+
+def link_program() -> Program:
+    return dataclasses.replace(device_tools.program("link64"), code=data_cubin("device"))
+
+
+def check_failure(port: VirtualPort, failure: Failure) -> None:
+    port.calls, port.failure = 0, failure
+    try:
+        work(port)
+    except BaregradError as error:
+        assert str(error), failure
+    port.failure = None
+    # Buffers of the failed attempt may be kept by its traceback.
+    assert not port.held(), failure
+    port.calls = 0
+
+
+@pytest.mark.parametrize("status", [0, 0x56])
+def test_every_call_may_fail(port: VirtualPort, status: int) -> None:
+    """A clear error or none, nothing left, and the next attempt works: a part of all calls."""
+    work(port)
+    total = port.calls
+    assert total > 100 and not port.held()
+    for at in range(1 + (status != 0), total + 1, 4):
+        check_failure(port, Failure(at, status=status))
+    work(port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 0x51, 0x56])
+def test_every_call_may_fail_in_every_way(port: VirtualPort, status: int) -> None:
+    work(port)
+    total = port.calls
+    for at in range(1, total + 1):
+        check_failure(port, Failure(at, status=status))
+        work(port)
