@@ -167,10 +167,21 @@ class Options:
     cpu_renderer = Option(
         str, "llvm", "The language that CPU kernels are written in.", allowed=("llvm", "c"),
     )
+    gpu_renderer = Option(
+        str, "ptx", "The language that GPU kernels are written in.", allowed=("ptx", "cuda"),
+    )
     cc = Option(str, "", "The C compiler of CPU_RENDERER=c; empty means the first one found.")
     cuda_home = Option(
         str, "", "The CUDA toolkit whose ptxas and NVRTC to use; empty means the first one found.",
         aliases=("CUDA_HOME",),
+    )
+    cuda_blocking = Option(
+        bool, False, "Wait after each kernel of the device CUDA, so that a fault names its kernel.",
+        aliases=("CUDA_LAUNCH_BLOCKING",),
+    )
+    gpu_timeout = Option(
+        int, 60, "Seconds that a GPU may work without getting on; 0 waits for ever.",
+        allowed=range(86401),
     )
     nv_port = Option(
         str, "kernel", "What the device NV drives: a GPU by its kernel driver, or one in software.",

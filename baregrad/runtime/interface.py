@@ -78,6 +78,13 @@ class _HostWindow:
         }
 
 
+def host_array(
+    memory: Memory, address: int, nbytes: int
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return host memory as bytes of shape (nbytes,), which keep `memory` alive."""
+    return np.asarray(_HostWindow(memory, address, nbytes))
+
+
 class Buffer:
     """A range of bytes on a device: `nbytes` from `address` (a host or a GPU virtual address).
 
@@ -127,7 +134,7 @@ class Buffer:
             raise UnsupportedDevice(
                 f"the host cannot see the memory of {self.device.name}", hint="use copy_out"
             )
-        return np.asarray(_HostWindow(memory, self.address, self.nbytes)).data
+        return host_array(memory, self.address, self.nbytes).data
 
     def contents(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return a copy of the bytes in host memory, as all submitted work leaves them."""

@@ -1,0 +1,1 @@
+"""The device CUDA: NVIDIA GPUs through the CUDA driver API, libcuda.so.1 by ctypes."""

@@ -1,0 +1,494 @@
+"""An NVIDIA GPU as a device, through the CUDA driver API."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import itertools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from baregrad.base.errors import BaregradError, CompileError, DeviceError, UnsupportedDevice
+from baregrad.base.options import options
+from baregrad.program import CUBIN, Program
+from baregrad.runtime.commands import CommandList, Timeline, check_buffer
+from baregrad.runtime.cuda import abi
+from baregrad.runtime.cuda.allocator import CachingAllocator
+from baregrad.runtime.cuda.binding import BoundList, ListGraph
+from baregrad.runtime.cuda.context import Context, who
+from baregrad.runtime.cuda.driver import Functions
+from baregrad.runtime.cuda.pinned import PinnedMemory
+from baregrad.runtime.cuda.staging import Staging
+from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
+from baregrad.runtime.nvidia.teardown import Teardown
+
+if TYPE_CHECKING:
+    from baregrad.runtime.interface import Contiguous
+
+# Microseconds of the host: a launch by itself, and what it costs as a node of a graph whose
+# operands changed; then of a graph's launch, once and for each node. What matters is their order;
+# `benchmarks/gpu_launch.py --costs` measures them.
+LAUNCH_US = 3.0
+SET_NODE_US = 1.6
+GRAPH_US = 8.0
+GRAPH_NODE_US = 0.3
+# A graph is made once launching by hand cost about as much as making it does.
+GRAPH_AFTER = 4
+# Modules that nobody needs are worth a wait when there are so many.
+MANY_MODULES = 64
+
+
+class LoadedModule:
+    """A cubin on the device; unloaded, when nothing refers to it any more, by the device."""
+
+    __slots__ = ("_dead", "function", "module")
+
+    def __init__(self, module: int, function: int, dead: deque[int]) -> None:
+        self.module = module
+        self.function = function
+        self._dead = dead
+
+    def __del__(self) -> None:
+        # This may run inside a garbage collection, where no call may be made.
+        self._dead.append(self.module)
+
+
+class CudaDevice(Device):
+    """Runs programs of kind "cubin" on one GPU, by the CUDA driver API.
+
+    All work goes through one stream, in order. `functions` stand in for libcuda's in tests;
+    `threads` copy host memory (None: the option, or one for each core). Raises DriverError where
+    there is no driver or an old one, UnsupportedDevice where there is no such GPU.
+    """
+
+    def __init__(
+        self,
+        name: str = "CUDA",
+        ordinal: int = 0,
+        *,
+        functions: Functions | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.name = name
+        self.host_visible = False
+        self._closed = True
+        self.context = Context(name, ordinal, options.gpu_timeout, functions)
+        self.driver = self.context.driver
+        self.architecture = self.context.architecture
+        self._lock = threading.RLock()
+        self._graphs: set[tuple[int, int]] = set()
+        self._modules: set[int] = set()
+        self._dead_graphs: deque[tuple[int, int]] = deque()
+        self._dead_modules: deque[int] = deque()
+        self._peers: set[int] = set()
+        self.allocator = CachingAllocator(self._take_segment, self._give_segment)
+        teardown = self.context.teardown
+        teardown.push("device memory", self.allocator.close)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        self._staging = Staging(self.context, teardown, threads or options.threads or cores)
+        self._pinned = PinnedMemory(self.context)
+        teardown.push("kernels and graphs", self._drop_code)
+        teardown.push("copying threads", self._staging.close)
+        self._closed = False
+        _register(self)
+
+    # Memory.
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Return a buffer of `nbytes` bytes, 512-byte aligned, with any content."""
+        with self._lock:
+            self._check()
+            return Buffer(self, self.allocator.allocate(nbytes), 0, nbytes)
+
+    def _take_segment(self, nbytes: int) -> int:
+        with self._current():
+            return self.driver.address("cuMemAlloc_v2", nbytes)
+
+    def _give_segment(self, address: int) -> None:
+        self.context.release("cuMemFree_v2", address)
+
+    def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return host memory of shape (nbytes,) that copies go to and from at the bus's speed.
+
+        Any content. It is good as long as the device is open.
+        """
+        with self._current():
+            return self._pinned.array(nbytes)
+
+    def memory_stats(self) -> MemoryStats:
+        """Return how much of the GPU's memory is in use and held from the driver."""
+        return self.allocator.stats()
+
+    def copy_in(self, buffer: Buffer, data: Contiguous) -> None:
+        """Copy host bytes, as many as the buffer has, into it, after all submitted work.
+
+        The host's bytes may change as soon as it returns.
+        """
+        source = flat_bytes(data)
+        check_buffer(buffer, self, 0, True, "the target of a copy")
+        self._check_transfer(buffer, source.nbytes)
+        if not source.nbytes:
+            return
+        with self._current():
+            address = source.ctypes.data
+            if self._pinned.holds(address, source.nbytes):
+                call = (buffer.address, address, source.nbytes, self.context.stream)
+                self.driver.call("cuMemcpyHtoDAsync_v2", *call)
+                self.context.synchronize()
+            else:
+                self._staging.copy_in(buffer.address, address, source.nbytes)
+
+    def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
+        """Copy the buffer's bytes to host memory of the same size, after all submitted work."""
+        target = flat_bytes(data)
+        if not target.flags.writeable:
+            raise DeviceError("copy_out needs memory that can be written", found="read-only memory")
+        check_buffer(buffer, self, 0, False, "the source of a copy")
+        self._check_transfer(buffer, target.nbytes)
+        if not target.nbytes:
+            self.synchronize()
+            return
+        with self._current():
+            # A fault of earlier work is met here, and not by the threads that copy.
+            self.context.synchronize()
+            address = target.ctypes.data
+            if self._pinned.holds(address, target.nbytes):
+                call = (address, buffer.address, target.nbytes, self.context.stream)
+                self.driver.call("cuMemcpyDtoHAsync_v2", *call)
+                self.context.synchronize()
+            else:
+                self._staging.copy_out(address, buffer.address, target.nbytes)
+
+    def copy_peer(self, target: Buffer, source: Buffer) -> None:
+        """Copy all of `source`, on another GPU, to `target` here; both devices keep their order."""
+        other = source.device
+        if not isinstance(other, CudaDevice) or target.device is not self:
+            raise DeviceError(
+                "a copy between GPUs needs two devices of CUDA",
+                found=f"{source.device.name} to {target.device.name}", wanted=f"to {self.name}",
+            )  # fmt: skip
+        self._check_transfer(target, source.nbytes)
+        other._check()
+        if not source.nbytes:
+            return
+        check_buffer(source, other, 0, False, "the source of a copy")
+        check_buffer(target, self, 0, True, "the target of a copy")
+        first, second = sorted((self, other), key=id)
+        with first._lock, second._lock, self._current():
+            self._meet(other)
+            stream = self.context.stream
+            with other._event() as written:
+                self.driver.call("cuStreamWaitEvent", stream, written, 0)
+            self.driver.call(
+                "cuMemcpyPeerAsync", target.address, self.context.handle, source.address,
+                other.context.handle, source.nbytes, stream,
+            )  # fmt: skip
+            self.context.progress.mark(("a copy between GPUs",))
+            # The source may be written again only after it was read.
+            with self._event() as done:
+                other.driver.call("cuStreamWaitEvent", other.context.stream, done, 0)
+
+    def _meet(self, other: CudaDevice) -> None:
+        """Let the two GPUs reach each other's memory directly where they can."""
+        for one, two in ((self, other), (other, self)):
+            number = two.context.device
+            if number == one.context.device or number in one._peers:
+                continue
+            with one._current():
+                can = one.driver.integer("cuDeviceCanAccessPeer", one.context.device, number)
+                if can:
+                    name = "cuCtxEnablePeerAccess"
+                    code = one.driver.functions[name](two.context.handle, 0)
+                    if code not in (abi.SUCCESS, abi.PEER_ACCESS_ALREADY_ENABLED):
+                        raise one.driver.error(name, code)
+                one._peers.add(number)
+
+    @contextmanager
+    def _event(self) -> Iterator[int]:
+        """An event of what the stream has by now, for the block; whoever waits for it goes on."""
+        with self._current():
+            event = self.driver.handle("cuEventCreate", abi.EVENT_DISABLE_TIMING)
+            try:
+                self.driver.call("cuEventRecord", event, self.context.stream)
+                yield event
+            finally:
+                self.context.release("cuEventDestroy_v2", event)
+
+    # Programs.
+
+    def load(self, program: Program) -> Kernel:
+        """Return the program on the GPU; raise CompileError if its code is broken or not for it."""
+        if program.kind != CUBIN or program.launch is None:
+            raise CompileError(
+                f"the program {program.name!r} is not for {self.name}",
+                found=program.kind, wanted=f"{CUBIN} with a launch",
+            )  # fmt: skip
+        check_image(program)
+        launch = program.launch
+        if launch.cluster > 1 and not self.context.clusters:
+            raise UnsupportedDevice(f"{self.name} ({self.architecture}) has no clusters of blocks")
+        if launch.shared_nbytes > self.context.shared_nbytes:
+            raise CompileError(
+                f"the program {program.name!r} wants more shared memory than a block may have",
+                found=launch.shared_nbytes, wanted=f"at most {self.context.shared_nbytes}",
+            )  # fmt: skip
+        with self._current():
+            self._bury()
+            module = self.driver.handle("cuModuleLoadData", program.code)
+            try:
+                entry = program.entry.encode()
+                function = self.driver.handle("cuModuleGetFunction", module, entry)
+                if launch.shared_nbytes > abi.SHARED_DEFAULT_NBYTES:
+                    number = abi.MAX_DYNAMIC_SHARED
+                    self.driver.call("cuFuncSetAttribute", function, number, launch.shared_nbytes)
+                if launch.cluster > abi.PORTABLE_CLUSTER:
+                    number = abi.NON_PORTABLE_CLUSTER_ALLOWED
+                    self.driver.call("cuFuncSetAttribute", function, number, 1)
+            except BaseException:
+                self.context.release("cuModuleUnload", module)
+                raise
+            self._modules.add(module)
+        return Kernel(self, program, function, LoadedModule(module, function, self._dead_modules))
+
+    def _bury(self) -> None:
+        """Unload kernels and graphs that nothing refers to any more; the lock is held."""
+        while self._dead_graphs:
+            handles = self._dead_graphs.popleft()
+            if handles in self._graphs:
+                self._graphs.discard(handles)
+                self._destroy_graph(handles)
+        # Work that was enqueued may still be running their code.
+        if not self.context.progress.idle() and len(self._dead_modules) < MANY_MODULES:
+            return
+        if self._dead_modules:
+            self.context.synchronize()
+        while self._dead_modules:
+            module = self._dead_modules.popleft()
+            if module in self._modules:
+                self._modules.discard(module)
+                self.context.release("cuModuleUnload", module)
+
+    def _drop_code(self) -> None:
+        """Unload all kernels and graphs."""
+        rest = Teardown()
+        for module in self._modules:
+            rest.push("a kernel", functools.partial(self.context.release, "cuModuleUnload", module))
+        for handles in self._graphs:
+            rest.push("a graph", functools.partial(self._destroy_graph, handles))
+        self._modules.clear()
+        self._graphs.clear()
+        rest.close()
+
+    def _destroy_graph(self, handles: tuple[int, int]) -> None:
+        """Destroy a graph and its executable form; one that runs ends first by itself."""
+        graph, executable = handles
+        try:
+            self.context.release("cuGraphExecDestroy", executable)
+        finally:
+            self.context.release("cuGraphDestroy", graph)
+
+    # Command lists.
+
+    def submit(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+        *,
+        timed: bool = False,
+    ) -> Timeline | None:
+        """Enqueue a command list; does not wait for it unless `timed`."""
+        if commands.device is not self:
+            raise DeviceError("the command list is for another device", found=commands.device.name)
+        with self._current():
+            bound = commands.bound
+            if not isinstance(bound, BoundList):
+                bound = commands.bound = BoundList(commands, self._dead_graphs)
+            bound.prepare(buffers, variables or {})
+            if timed:
+                return self._run_timed(bound)
+            if not bound.steps:
+                return None
+            if self._prefers_graph(bound):
+                self._run_graph(bound)
+            else:
+                self._run(bound)
+            bound.submits += 1
+            if self._dead_graphs or len(self._dead_modules) >= MANY_MODULES:
+                self._bury()
+            return None
+
+    def _prefers_graph(self, bound: BoundList) -> bool:
+        """Whether a graph costs the host less than launching the steps one by one."""
+        if bound.submits < GRAPH_AFTER or options.cuda_blocking or bound.has_empty:
+            return False
+        count = len(bound.steps)
+        # A graph that is yet to be made has nothing to be set.
+        stale = 0 if bound.graph is None else len(bound.stale)
+        by_graph = GRAPH_US + GRAPH_NODE_US * count + SET_NODE_US * stale
+        return by_graph < LAUNCH_US * count
+
+    def _run_graph(self, bound: BoundList) -> None:
+        if bound.graph is None:
+            graph = ListGraph(self.driver, self.context.handle, bound.steps)
+            self._graphs.add((graph.graph, graph.executable))
+            bound.graph = graph
+            bound.stale.clear()
+        bound.graph.set_steps(bound.stale)
+        name = "cuGraphLaunch"
+        code = self.driver.functions[name](bound.graph.executable, self.context.stream)
+        if code:
+            raise self.driver.error(name, code, who(bound.names))
+        self.context.progress.mark(bound.names)
+
+    def _run(self, bound: BoundList) -> None:
+        """Enqueue the steps one by one; a new list marks each, to tell them apart in a fault."""
+        functions, stream = self.driver.functions, self.context.stream
+        progress, blocking = self.context.progress, options.cuda_blocking
+        closely = bound.submits < GRAPH_AFTER or blocking
+        for step in bound.steps:
+            if step.empty:
+                continue
+            code = step.enqueue(functions, stream)
+            if code:
+                raise self.driver.error(step.called, code, who((step.name,)))
+            if closely:
+                progress.mark((step.name,))
+            if blocking:
+                self.context.synchronize()
+        if not closely:
+            progress.mark(bound.names)
+
+    def _run_timed(self, bound: BoundList) -> Timeline:
+        """Run the steps with an event between each two; wait."""
+        events: list[int] = []
+        times = [0]
+        with Teardown() as made:
+            for step in (None, *bound.steps):
+                if step is not None and not step.empty:
+                    code = step.enqueue(self.driver.functions, self.context.stream)
+                    if code:
+                        raise self.driver.error(step.called, code, who((step.name,)))
+                    self.context.progress.mark((step.name,))
+                event = self.driver.handle("cuEventCreate", abi.EVENT_DEFAULT)
+                destroy = functools.partial(self.context.release, "cuEventDestroy_v2", event)
+                made.push("an event", destroy)
+                events.append(event)
+                self.driver.call("cuEventRecord", event, self.context.stream)
+            self.context.synchronize()
+            for before, after in itertools.pairwise(events):
+                passed = ctypes.c_float()
+                self.driver.call("cuEventElapsedTime", ctypes.byref(passed), before, after)
+                times.append(times[-1] + round(passed.value * 1e6))
+        made.close()
+        return Timeline(bound.labels, tuple(times[:-1]), tuple(times[1:]))
+
+    def synchronize(self) -> None:
+        """Wait until all submitted work is done; raise for its faults."""
+        with self._current():
+            self.context.synchronize()
+
+    # The end.
+
+    def close(self) -> None:
+        """Wait for the work, then free all; buffers that still live are gone with the device."""
+        if self._closed:
+            return
+        with self._lock:
+            self._closed = True
+            first: Exception | None = None
+            try:
+                if not self.context.lost:
+                    with self._entered():
+                        self.context.synchronize()
+            except Exception as error:  # noqa: BLE001  all must be freed all the same
+                first = error
+            try:
+                self.context.close()
+            except Exception as error:
+                if first is None:
+                    raise
+                first.add_note(f"and then, while closing: {error}")
+            if first is not None:
+                raise first
+
+    def __del__(self) -> None:
+        # A device that is merely forgotten must not keep the GPU's memory.
+        if not self.__dict__.get("_closed", True):
+            with contextlib.suppress(BaregradError):
+                self.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise DeviceError(f"the device {self.name} is closed")
+        self.context.check()
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Hold the device and have its context current; raise if it is closed or lost."""
+        with self._lock:
+            self._check()
+            with self._entered():
+                yield
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        self.context.entered()
+        try:
+            yield
+        finally:
+            self.context.left()
+
+    def _after_fork(self) -> None:
+        """In a forked child nothing of CUDA works: refuse to be used, and call nothing."""
+        self._lock = threading.RLock()
+        self.context.abandon()
+        self.allocator.abandon()
+        self._graphs.clear()
+        self._modules.clear()
+
+
+def check_image(program: Program) -> None:
+    """Raise CompileError unless a program's code is an ELF file as long as it says.
+
+    The driver is given an address alone, and would read on where the file is cut short.
+    """
+    code = program.code
+    good = len(code) >= 64 and code[:6] == b"\x7fELF\x02\x01"
+    if good:
+        sections = int.from_bytes(code[40:48], "little")
+        count, size = (int.from_bytes(code[at : at + 2], "little") for at in (60, 58))
+        good = sections + count * size <= len(code)
+        for index in range(count if good else 0):
+            row = code[sections + index * size :][:64]
+            kind = int.from_bytes(row[4:8], "little")
+            end = int.from_bytes(row[24:32], "little") + int.from_bytes(row[32:40], "little")
+            # 8 is a section that takes no room in the file (SHT_NOBITS).
+            good = good and (kind == 8 or end <= len(code))
+    if not good:
+        raise CompileError(
+            f"the code of {program.name!r} is no whole cubin", found=f"{len(code)} bytes",
+            wanted="an ELF file of 64 bits", source=program.source,
+        )  # fmt: skip
+
+
+def _register(device: CudaDevice) -> None:
+    """Have the device closed at exit and disowned after a fork, without keeping it alive."""
+    reference = weakref.ref(device)
+
+    def call(method: Callable[[CudaDevice], None]) -> None:
+        found = reference()
+        if found is not None:
+            method(found)
+
+    os.register_at_fork(after_in_child=functools.partial(call, CudaDevice._after_fork))
+    atexit.register(functools.partial(call, CudaDevice.close))

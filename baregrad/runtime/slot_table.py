@@ -1,0 +1,80 @@
+"""What a submit fills in: buffers into slots and values into variables, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from baregrad.base.errors import DeviceError
+from baregrad.program import LaunchExpr, evaluate, substitute
+from baregrad.runtime.commands import CommandList, Exec, Operand, Slot, check_buffer
+from baregrad.runtime.interface import Buffer
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class SlotTable:
+    """The checks of a command list's buffers and variables, made once and done at each submit."""
+
+    def __init__(self, commands: CommandList) -> None:
+        self._commands = commands
+        self._device = commands.device
+        self._writes = commands.slot_writes
+        self._static_needed = commands.slot_nbytes
+        self._needed = list(commands.slot_nbytes)
+        self._values: tuple[int, ...] | None = None
+        self._sizes: dict[tuple[Operand, LaunchExpr], str] = {}
+        for command in commands.commands:
+            if isinstance(command, Exec):
+                self._note(command)
+
+    def _note(self, command: Exec) -> None:
+        """Keep the sizes that depend on variables; the others were checked when recorded."""
+        program = command.kernel.program
+        for operand, param in zip(command.buffers, program.params, strict=True):
+            size = 0 if param.nbytes is None else substitute(param.nbytes, command.variables)
+            if not isinstance(size, int):
+                self._sizes.setdefault((operand, size), f"{param.name!r} of {program.name}")
+
+    def fill(
+        self, buffers: Sequence[Buffer], variables: Mapping[str, int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the slots' addresses and the variables' values, in the list's orders.
+
+        Raises DeviceError where a buffer or a value is missing, too small, closed, read-only where
+        it is written, or elsewhere.
+        """
+        values = self._commands.check_variables(variables)
+        if values != self._values:
+            # Not before all of it fits are the values those of the list.
+            self._values = None
+            self._set_sizes(values, variables)
+            self._values = values
+        needed = self._needed
+        if len(buffers) != len(needed):
+            self._commands.check_slots(buffers)
+        addresses = []
+        for index, buffer in enumerate(buffers):
+            if (
+                buffer.nbytes < needed[index]
+                or buffer.device is not self._device
+                or buffer.closed
+                or (buffer.readonly and self._writes[index])
+            ):
+                writes = self._writes[index]
+                check_buffer(buffer, self._device, needed[index], writes, f"slot {index}")
+            addresses.append(buffer.address)
+        return tuple(addresses), values
+
+    def _set_sizes(self, values: tuple[int, ...], variables: Mapping[str, int]) -> None:
+        for value in values:
+            if value not in _INT64:
+                raise DeviceError("a variable does not fit in 64 bits", found=value)
+        needed = list(self._static_needed)
+        for (operand, expr), what in self._sizes.items():
+            nbytes = evaluate(expr, variables)
+            if isinstance(operand, Slot):
+                needed[operand.index] = max(needed[operand.index], operand.offset + nbytes)
+            else:
+                # Writing was checked when the command was recorded.
+                check_buffer(operand, self._device, nbytes, False, f"the buffer {what}")
+        self._needed = needed
