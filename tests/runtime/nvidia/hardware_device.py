@@ -153,6 +153,7 @@ def step_styles() -> None:
     for name, style in STYLES.items():
         device = make_device(style=style)
         kernel, turn = load(device, "link64"), load(device, "turn")
+        fetched = load(device, "turn_fetched")
         commands = chain_of(device, kernel, 1000)
         state = ramp(32)
         buffer = buffer_of(device, state)
@@ -175,7 +176,8 @@ def step_styles() -> None:
         buffers = [buffer_of(device, array) for array in arrays]
         commands = device.command_list()
         for i in range(200):
-            commands.exec(turn, [Slot(1 - i % 2), Slot(i % 2)], {"count": count, "by": 257 * i + 1})
+            values = {"count": count, "by": 257 * i + 1}
+            commands.exec(fetched if i % 3 else turn, [Slot(1 - i % 2), Slot(i % 2)], values)
         wide = []
         for _ in range(5):
             begin = time.perf_counter_ns()
