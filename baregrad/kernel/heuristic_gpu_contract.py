@@ -71,9 +71,9 @@ def plan_tiles(plan: GpuPlan) -> bool:
         return False
     tile = _tile(m, n, outside)
     plan.grid(factors.shared)
-    rows, _ = plan.joined(plan.by_stride(factors.rows, plan.write))
-    columns, _ = plan.joined(plan.by_stride(factors.columns, plan.write))
-    depth, _ = plan.joined(factors.depth)
+    rows = plan.joined(plan.by_stride(factors.rows, plan.write))
+    columns = plan.joined(plan.by_stride(factors.columns, plan.write))
+    depth = plan.joined(factors.depth)
     depth_tile = min(DEPTH, 1 << (k.bit_length() - 1))
     steps = plan.steps
     column_parts = [("n_o", 0), ("n_t", tile.threads_n), ("n_v", LANES)]
