@@ -168,6 +168,14 @@ class CudaDevice(Device):
             else:
                 self._staging.copy_out(address, buffer.address, target.nbytes)
 
+    def duplicate(self, source: Buffer) -> Buffer:
+        """Return a buffer with the same bytes in memory of its own, also from another GPU."""
+        if source.device is self or not isinstance(source.device, CudaDevice):
+            return super().duplicate(source)
+        fresh = self.allocate(source.nbytes)
+        self.copy_peer(fresh, source)
+        return fresh
+
     def copy_peer(self, target: Buffer, source: Buffer) -> None:
         """Copy all of `source`, on another GPU, to `target` here; both devices keep their order."""
         other = source.device

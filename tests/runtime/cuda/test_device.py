@@ -277,6 +277,7 @@ def test_two_gpus_and_copies_between_them() -> None:
         # Later work of the source's device must wait for the copy.
         first.copy_in(source, np.array([5], np.int64))
         assert get(second, target) == [6]
+    assert get(second, second.duplicate(source)) == get(first, first.duplicate(source)) == [5]
     with pytest.raises(DeviceError, match="as many bytes"):
         second.copy_peer(target, first.allocate(16))
     with pytest.raises(DeviceError, match="two devices of CUDA"):
