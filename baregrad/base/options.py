@@ -167,6 +167,9 @@ class Options:
     cpu_renderer = Option(
         str, "llvm", "The language that CPU kernels are written in.", allowed=("llvm", "c"),
     )
+    gpu_renderer = Option(
+        str, "ptx", "The language that GPU kernels are written in.", allowed=("ptx", "cuda"),
+    )
     cc = Option(str, "", "The C compiler of CPU_RENDERER=c; empty means the first one found.")
     cuda_home = Option(
         str, "", "The CUDA toolkit whose ptxas and NVRTC to use; empty means the first one found.",

@@ -197,14 +197,19 @@ def open_backend(name: str) -> Backend:
 def gpu_backend(name: str, device: Any) -> CompiledBackend:
     """An opened GPU, whose `architecture` names its row, and what compiles for it."""
     from baregrad.assemble import default_cache
+    from baregrad.assemble.nvrtc import CudaAssembler
     from baregrad.assemble.ptxas import PtxAssembler
     from baregrad.render import get
     from baregrad.target import gpu_row
 
     target = gpu_row(device.architecture)
+    renderer = get(options.gpu_renderer)
     assembler: Any = PtxAssembler(target.name)
     if name.startswith("NV") and options.nv_port == "virtual":
         from baregrad.assemble.virtual_cubin import VirtualAssembler
 
-        assembler = VirtualAssembler()
-    return CompiledBackend(name, device, Compiler(target, get("ptx"), assembler, default_cache()))
+        # It is PTX that a GPU in software runs.
+        renderer, assembler = get("ptx"), VirtualAssembler()
+    elif renderer.assembler == "nvrtc":
+        assembler = CudaAssembler(target.name)
+    return CompiledBackend(name, device, Compiler(target, renderer, assembler, default_cache()))

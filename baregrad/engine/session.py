@@ -212,12 +212,14 @@ class Session:
         foreign: dict[str, list[Node]] = {}
         for node in toposort(*nodes, enter=lambda node: enter(node) and node.op is not Ops.COPY):
             if node.op is Ops.COPY and enter(node):
-                home = self._home(node.src[0])
-                if home is not None and home != device:
-                    foreign.setdefault(home, []).append(node)
+                # What is made of constants alone is made where it is wanted.
+                foreign.setdefault(self._home(node.src[0]) or device, []).append(node)
         for home, copies in foreign.items():
             refs = self._realize([copy.src[0] for copy in copies], home, {})
             for copy, ref in zip(copies, refs, strict=True):
+                if home == device:
+                    self._realised[copy] = ref
+                    continue
                 data = self.download(ref, copy.dtype)
                 shape = cast(tuple[int, ...], ref.shape)
                 self._realised[copy] = self.upload(data, copy.dtype, shape, device)

@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import DATA, constant_of, full
-from baregrad.ir.algebra import simplify
-from baregrad.ir.node import Node, const
+from baregrad.ir.algebra import ALGEBRA, simplify
+from baregrad.ir.node import Node, const, toposort
 from baregrad.ir.op import ELEMENTWISE, MOVEMENT, Op, Ops
 
 _ANY = -1  # every op: arrays without elements may be made in any way
@@ -98,7 +98,8 @@ def fold_constants(order: list[Node], changed: dict[Node, Node]) -> Node:
     """The sink with constant arrays as scalars in arithmetic, and with the scalar rules applied."""
     first: dict[Node, Node] = {}
     later: dict[Node, Node] = {}
-    result = simplify(rewrite(order, _visit, _ANY, first), None, later)
+    sink = rewrite(order, _visit, _ANY, first)
+    result = ALGEBRA.walk(toposort(sink) if first else order, later)
     if first or later:
         for old in order:
             new = first.get(old, old)

@@ -17,7 +17,7 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Pad, Reduce, Window
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import Ops
 
 
@@ -82,9 +82,9 @@ def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
             factors.append(_stretch(factor, position, crop.length))
         else:
             return None
-    made = Node(Ops.MUL, product.dtype, tuple(factors))
+    made = make_node(Ops.MUL, product.dtype, tuple(factors))
     closed = tuple(sorted((*inner.arg.axes, tap)))
-    summed = Node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
+    summed = make_node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
     return _replay(found, summed, taps, crop.length)
 
 
@@ -179,9 +179,9 @@ def _slide(factor: Node, position: int, tap: int, window: Window, crop: _Crop) -
     else:
         padded = pad(line, place, Pad(reach, index.as_dim(index.sub(stop, positions))))
     view = Window(place, window.taps, 1, window.dilation, padded.shape[place])
-    slid = Node(Ops.WINDOW, factor.dtype, (padded,), view)
+    slid = make_node(Ops.WINDOW, factor.dtype, (padded,), view)
     last = len(slid.shape) - 1
-    slid = Node(Ops.FLIP, factor.dtype, (slid,), (last,))
+    slid = make_node(Ops.FLIP, factor.dtype, (slid,), (last,))
     axes = list(range(last))
     axes.insert(tap, last)
     return permute(slid, tuple(axes))
@@ -215,7 +215,7 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
     start = crop.start // stride + (before > 0)
     extent = max(quotients + start, turned.shape[window.axis] + groups - 1)
     whole = Window(window.axis, groups, 1, 1, extent)
-    made = Node(Ops.FOLD, node.dtype, (turned,), whole)
+    made = make_node(Ops.FOLD, node.dtype, (turned,), whole)
     inner = _fold(made, _Crop(start, quotients))
     if inner is None:
         return None
@@ -250,9 +250,9 @@ def _split_taps(
             factors.append(expand(reshape(padded, thin), wide))
         else:
             return None
-    made = Node(Ops.MUL, product.dtype, tuple(factors))
+    made = make_node(Ops.MUL, product.dtype, tuple(factors))
     closed = tuple(axis + (axis > tap) for axis in inner.arg.axes)
-    summed = Node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
+    summed = make_node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
     # The axes of the sum: those of the old one, with (group, residue) for its tap.
     open_axes = [axis for axis in range(len(shape)) if axis not in inner.arg.axes]
     place = open_axes.index(tap)
@@ -344,7 +344,7 @@ def _cut_fold(node: Node) -> Node | None:
     elif taps.op is Ops.FOLD:
         found = _fold(taps, _Crop(0, taps.arg.extent))
     taps = taps if found is None else found
-    return _fold(Node(Ops.FOLD, fold.dtype, (taps,), fold.arg), crop)
+    return _fold(make_node(Ops.FOLD, fold.dtype, (taps,), fold.arg), crop)
 
 
 FOLDS = Traced(

@@ -23,13 +23,11 @@ def _visit(node: Node) -> Node | None:
     if node.op is not Ops.REDUCE or node.arg.monoid.primitive is None:
         return None
     value = node.src[0]
-    if any(not isinstance(extent, int) for extent in value.shape):
+    elements = index.product(value.shape)
+    if not isinstance(elements, int) or elements < LONG:
         return None
     results = index.product(node.shape)
-    elements = index.product(value.shape)
-    assert isinstance(results, int)
-    assert isinstance(elements, int)
-    if results >= FEW or elements < LONG:
+    if not isinstance(results, int) or results >= FEW:
         return None
     # The outermost reduced axis is cut, so that each part is near each other in memory.
     axis = min(node.arg.axes)

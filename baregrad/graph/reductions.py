@@ -86,12 +86,13 @@ def cast_count(count: Dim) -> Node:
     return const(count, dtypes.float32)
 
 
-def _plain_extremes(sink: Node, changed: dict[Node, Node]) -> Node:
-    """`sink` with `max` for the value of an argmax whose place nobody wants.
+def _plain_extremes(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with `max` for the value of an argmax whose place nobody wants.
 
     A NaN wins both. Of zeros of both signs the first is an argmax's value, either may be a max's.
     """
-    parts = [node for node in toposort(sink) if node.op is Ops.PROJ]
+    sink = order[-1]
+    parts = [node for node in order if node.op is Ops.PROJ]
     placed = {node.src[0] for node in parts if node.arg != 0}
     plain: dict[Node, Node] = {}
     for node in parts:
@@ -124,7 +125,7 @@ def shrink_reductions(order: list[Node], changed: dict[Node, Node]) -> Node:
     """The sink with reductions over repeated elements, one element and none made smaller."""
     first: dict[Node, Node] = {}
     sink = order[-1]
-    plain = _plain_extremes(sink, first) if sink.mask & Ops.PROJ.bit else sink
+    plain = _plain_extremes(order, first) if sink.mask & Ops.PROJ.bit else sink
     if plain is not sink:
         order = toposort(plain)
     found = rewrite(order, _reduce, Ops.REDUCE.bit, changed)

@@ -215,7 +215,7 @@ def pull_factors(order: list[Node], changed: dict[Node, Node]) -> Node:
     uses: dict[Node, int] = {}
     for node in order:
         made = again(node, changed) if changed else node
-        if node.op is Ops.REDUCE and _is_sum(node):
+        if node.op is Ops.REDUCE and made.src[0].op in _TAKEN_APART and _is_sum(node):
             own = frozenset([changed.get(one, one) for one in _owned(node.src[0], users)])
             found = _rewrite(_Sum(made, own, uses))
             made = made if found is None else found

@@ -17,7 +17,7 @@ from baregrad.ir import index
 from baregrad.ir.algebra import simplify
 from baregrad.ir.attrs import Pad, Slice
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import ALU, MOVEMENT, Op, Ops, mask_of
 from baregrad.ir.regroup import same_axes
 from baregrad.ir.shape import cut_extent, padded_extent
@@ -44,14 +44,14 @@ def reshape(node: Node, shape: tuple[Any, ...]) -> Node:
     """`node` under another shape; nothing where it has it already."""
     while node.op is Ops.RESHAPE:
         node = node.src[0]
-    return node if node.shape == shape else Node(Ops.RESHAPE, node.dtype, (node,), shape)
+    return node if node.shape == shape else make_node(Ops.RESHAPE, node.dtype, (node,), shape)
 
 
 def expand(node: Node, shape: tuple[Any, ...]) -> Node:
     """`node` with axes of extent 1 repeated."""
     if node.op is Ops.EXPAND:
         node = node.src[0]
-    return node if node.shape == shape else Node(Ops.EXPAND, node.dtype, (node,), shape)
+    return node if node.shape == shape else make_node(Ops.EXPAND, node.dtype, (node,), shape)
 
 
 def full(value: Node, shape: tuple[Any, ...]) -> Node:
@@ -84,7 +84,7 @@ def _permute(node: Node) -> Node | None:
         return below
     if below.op is Ops.PERMUTE:
         axes = tuple(below.arg[axis] for axis in node.arg)
-        return _or_self(Node(Ops.PERMUTE, node.dtype, below.src, axes), _permute)
+        return _or_self(make_node(Ops.PERMUTE, node.dtype, below.src, axes), _permute)
     return None
 
 
@@ -115,11 +115,11 @@ def _padded(below: Node, pads: list[Pad | None]) -> Node:
             else Pad(index.add(new.lo, old.lo), index.add(new.hi, old.hi), old.interior)
             for new, old in zip(pads, below.arg, strict=True)
         )
-        return Node(Ops.PAD, below.dtype, below.src, merged)
+        return make_node(Ops.PAD, below.dtype, below.src, merged)
     found = _below(below, pads)
     if found is None:
         made = tuple([_NO_PAD if one is None else one for one in pads])
-        return Node(Ops.PAD, below.dtype, (below,), made)
+        return make_node(Ops.PAD, below.dtype, (below,), made)
     shape = [
         extent if one is None else padded_extent(extent, one)
         for one, extent in zip(pads, below.shape, strict=True)
@@ -160,7 +160,7 @@ def _over(view: Node, inner: Node, shape: tuple[Any, ...]) -> Node:
         return expand(inner, shape)
     if view.op is Ops.RESHAPE:
         return reshape(inner, shape)
-    return Node(view.op, inner.dtype, (inner,), _arg_over(view, inner))
+    return make_node(view.op, inner.dtype, (inner,), _arg_over(view, inner))
 
 
 def _arg_over(view: Node, inner: Node) -> Any:
@@ -198,7 +198,7 @@ def _shrunk(below: Node, cuts: list[Slice | None]) -> Node:
             twice = map(_cut_twice, below.arg, whole)
             return _shrunk(below.src[0], _needed(twice, below.src[0].shape))
         found = _shrunk_pad(below, whole)
-        return Node(Ops.SHRINK, below.dtype, (below,), whole) if found is None else found
+        return make_node(Ops.SHRINK, below.dtype, (below,), whole) if found is None else found
     if below.op is Ops.EXPAND:
         # A cut of repeated elements is fewer repetitions.
         pairs = zip(cuts, below.src[0].shape, strict=True)
@@ -207,7 +207,7 @@ def _shrunk(below: Node, cuts: list[Slice | None]) -> Node:
     else:
         inner = _below(below, cuts)
     if inner is None:
-        return Node(Ops.SHRINK, below.dtype, (below,), _whole(cuts, below.shape))
+        return make_node(Ops.SHRINK, below.dtype, (below,), _whole(cuts, below.shape))
     shape = [
         extent if one is None else cut_extent(one)
         for one, extent in zip(cuts, below.shape, strict=True)
@@ -266,7 +266,7 @@ def _flip(node: Node) -> Node | None:
         below = below.src[0]
     if not axes:
         return below
-    return None if axes == node.arg else Node(Ops.FLIP, node.dtype, (below,), axes)
+    return None if axes == node.arg else make_node(Ops.FLIP, node.dtype, (below,), axes)
 
 
 def _or_self(node: Node, rule: Callable[[Node], Node | None]) -> Node:
@@ -312,9 +312,9 @@ def _cast_below(node: Node) -> Node:
     while below.op in _CAST_PASSES:
         views.append(below)
         below = below.src[0]
-    value = _or_self(Node(Ops.CAST, node.dtype, (below,)), _visit)
+    value = _or_self(make_node(Ops.CAST, node.dtype, (below,)), _visit)
     for view in reversed(views):
-        value = Node(view.op, node.dtype, (value,), view.arg)
+        value = make_node(view.op, node.dtype, (value,), view.arg)
         value = _or_self(value, _RULES.get(view.op, _nothing))
     return value
 
@@ -335,8 +335,8 @@ def _under_window(node: Node) -> Node | None:
     if first is None:
         return None
     operands = tuple(child.src[0] if child.shape else child for child in node.src)
-    inner = Node(node.op, node.dtype, operands, node.arg)
-    return Node(Ops.WINDOW, node.dtype, (_or_self(inner, _visit),), first.arg)
+    inner = make_node(node.op, node.dtype, operands, node.arg)
+    return make_node(Ops.WINDOW, node.dtype, (_or_self(inner, _visit),), first.arg)
 
 
 def _constant_view(node: Node) -> Node | None:
@@ -372,8 +372,8 @@ def _under_expand(node: Node) -> Node | None:
         inner = source.shape
         operands.append(source)
     if inner is None:
-        return full(simplify(Node(node.op, node.dtype, tuple(operands), node.arg)), node.shape)
-    return expand(Node(node.op, node.dtype, tuple(operands), node.arg), node.shape)
+        return full(simplify(make_node(node.op, node.dtype, tuple(operands), node.arg)), node.shape)
+    return expand(make_node(node.op, node.dtype, tuple(operands), node.arg), node.shape)
 
 
 def _scalar(node: Node) -> Node:
@@ -415,4 +415,4 @@ def pad(node: Node, axis: int, amount: Pad) -> Node:
 
 def permute(node: Node, axes: tuple[int, ...]) -> Node:
     """`node` with its axes reordered."""
-    return _or_self(Node(Ops.PERMUTE, node.dtype, (node,), axes), _permute)
+    return _or_self(make_node(Ops.PERMUTE, node.dtype, (node,), axes), _permute)

@@ -1,8 +1,9 @@
 """Reference evaluator of the linear level of ordinary GPU kernels.
 
-The code of one thread is run by all threads of a block in step, block after block. A value has one element (or vector) for each thread of the block, unless it is the same for all.
-Threads that a condition leaves out keep what they had. Between two barriers no element of shared
-memory may be touched by two threads of which one writes: that would be a race on a real machine.
+The code of one thread is run by all threads of a block in step, block after block. A value has one
+element (or vector) for each thread of the block, unless it is the same for all. Threads that a
+condition leaves out keep what they had. Between two barriers no element of shared memory may be
+touched by two threads of which one writes: that would be a race on a real machine.
 """
 
 from __future__ import annotations

@@ -293,9 +293,20 @@ class RuleSet:
         trace: told of each rule that fires. changed: receives what each changed node became, and
         may be shared between roots.
         """
-        mask, known, apply = self.mask, self._found.get, self.apply
+        mask = self.mask
         moved: dict[Node, Node] = {} if changed is None else changed
-        for node in toposort(root, enter=lambda n: n.mask & mask != 0 and n not in moved):
+        order = toposort(root, enter=lambda n: n.mask & mask != 0 and n not in moved)
+        return self.walk(order, moved, trace)
+
+    def walk(
+        self, order: list[Node], moved: dict[Node, Node], trace: Trace | None = None
+    ) -> Node:
+        """What `rewrite` gives for the last of `order`, which lists sources before their users.
+
+        moved: receives what each changed node became.
+        """
+        mask, known, apply = self.mask, self._found.get, self.apply
+        for node in order:
             src = node.src
             if not src:
                 continue
@@ -319,7 +330,7 @@ class RuleSet:
                     current = apply(current, trace)
             if current is not node:
                 moved[node] = current
-        return moved.get(root, root)
+        return moved.get(order[-1], order[-1])
 
     def _rebuilt(self, node: Node, moved: Mapping[Node, Node]) -> Node:
         src = tuple([moved.get(child, child) for child in node.src])

@@ -7,11 +7,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import ShapeError
-from baregrad.ir.op import ALU, Op, Ops, all_ops
+from baregrad.ir.attrs import Pad, Window
+from baregrad.ir.op import ALU, Op, Ops, all_ops, mask_of
 
 if TYPE_CHECKING:
     from baregrad.dtypes import DType
-    from baregrad.ir.attrs import Pad, Slice
+    from baregrad.ir.attrs import Slice
     from baregrad.ir.node import Node
 
 Shape = tuple[Any, ...]
@@ -20,6 +21,8 @@ Rule = Callable[[Op, "tuple[Node, ...]", Any], Shape]
 
 def infer_shape(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any) -> Shape:
     """The shape of a node about to be made; raises ShapeError when the sources do not fit."""
+    if op.bit & _ASKED_AGAIN:
+        return _remembered(op, src, arg)
     rule = _RULES.get(op)
     if rule is not None:
         return rule(op, src, arg)
@@ -255,5 +258,43 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.PART: _part,
     }
 )
+# Ops whose shape is that of their source and their attribute alone, and is dear to find.
+_ASKED_AGAIN = mask_of((Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.WINDOW, Ops.REDUCE))
+_MOST = 1 << 12  # shapes that are remembered
+
+
+class _Known:
+    """Shapes found before: each pass makes the nodes above a change again, and layers are alike."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[Any, Shape] = {}
+
+
+_known = _Known()
+
+
+def _remembered(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    """What the rule of `op` says; it is asked once for shapes without symbolic extents."""
+    key = (op, src[0].shape, arg if op is not Ops.REDUCE else arg.axes)
+    found = _known.shapes.get(key)
+    if found is None:
+        found = _RULES[op](op, src, arg)
+        # No node is to be kept alive.
+        if _is_plain(key[1:]):
+            if len(_known.shapes) >= _MOST:
+                _known.shapes.clear()
+            _known.shapes[key] = found
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether extents and attributes are made of ints alone."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, Pad):
+        return _is_plain(value.lo) and _is_plain(value.hi)
+    return (value.extent if isinstance(value, Window) else value).__class__ is int
+
+
 # Ops whose value never has a shape, whatever it is made of.
 SHAPELESS = frozenset(op for op in all_ops() if op not in _RULES and op not in ALU)

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import THREAD_BINDS, Param, Range, Stage
+from baregrad.ir.attrs import Param, Range, Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, const, extent_of, range_node, rebuild, substitute, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
 from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, fresh_table
+from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
 from baregrad.target import AnyTarget, GpuTarget
@@ -28,13 +29,11 @@ from baregrad.target import AnyTarget, GpuTarget
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
 CHUNK_ID = 1 << 20
-TRUE = const(True, dtypes.bool)
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
 # What is rewritten other than by its sources, in some cases at least.
 _OWN_WAY = _SCOPED | Ops.INDEX.bit | Ops.GUARD.bit | Ops.PROJ.bit
-_CLOSING = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.OUT.bit
 # What may be simpler for other sources, beside arithmetic on positions.
 _CONDITIONS = Ops.CMPLT.bit | Ops.AND.bit | Ops.GUARD.bit
 
@@ -77,11 +76,13 @@ class Scope:
     """One choice of pieces for the original axes, and what was rewritten under it.
 
     ranges: the final axis of each name (in a copying loop, some stand for others). finals: the
-    final axes and scales that stand for an original one.
+    final axes and scales that stand for an original one. early: what is rewritten is computed ahead
+    of the condition that keeps an OUT within partial tiles, so that reads have guards of their own.
     """
 
     pieces: Pieces
     ranges: Mapping[str, Node]
+    early: bool = False
     done: dict[Node, Node] = field(default_factory=dict)
     parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class _Rewriter:
         self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
         self.choices: dict[Node, tuple[Piece, ...]] = {}
         self.scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
+        self.early_scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.applied: set[StageInput | StageReduce] = set()
         self.copies: dict[tuple[object, ...], Node] = {}
         # Held, since what is known is found by the identity of the ranges that it is over.
@@ -153,7 +155,8 @@ class _Rewriter:
         conditions = [index.inside(p, extent) for p, extent in places if p.mask & Ops.INDEX.bit]
         condition = index.both(*conditions)
         if condition.op is not Ops.CONST or not condition.arg:
-            (condition,) = self.values((condition,), scope)
+            ahead = self.scope(scope.pieces, self.ranges, self.masked)
+            (condition,) = self.values((condition,), ahead)
         if self.masked:
             condition = index.both(condition, self.limits(out_axes(out), scope))
         if condition.op is Ops.CONST and condition.arg:
@@ -170,17 +173,18 @@ class _Rewriter:
                 found.append(index.less(place, limit.extent))
         return index.both(*found) if found else TRUE
 
-    def scope(self, pieces: Pieces, ranges: Mapping[str, Node]) -> Scope:
+    def scope(self, pieces: Pieces, ranges: Mapping[str, Node], early: bool = False) -> Scope:
         """The scope of these pieces: one for each choice where an axis has several.
 
         What is read in several outputs or reductions is then rewritten once.
         """
         if ranges is not self.ranges:
-            return Scope(pieces, ranges)
+            return Scope(pieces, ranges, early)
         key = tuple([(axis, id(p)) for axis, p in pieces.items() if len(self.choices[axis]) > 1])
-        found = self.scopes.get(key)
+        scopes = self.early_scopes if early else self.scopes
+        found = scopes.get(key)
         if found is None:
-            found = self.scopes[key] = Scope(pieces, ranges)
+            found = scopes[key] = Scope(pieces, ranges, early)
         else:
             found.pieces.update(pieces)
         return found
@@ -364,12 +368,15 @@ class _Rewriter:
                     if found is not None:
                         return found
         value = Node(Ops.INDEX, node.dtype, (self.array(where.src[0]), self.offset(where, scope)))
+        inside = self.limits(by_id(node.ranges), scope) if scope.early else TRUE
         if where is node:
-            return value
+            return guarded(inside, value)
         (condition,) = self.values((node.src[0],), scope)
-        guarded = Node(Ops.GUARD, node.dtype, (condition, value))
-        simpler = index.resimplify(guarded)
-        return guarded if simpler is None else simpler
+        if inside is not TRUE:
+            condition = index.both(inside, condition)
+        covered = Node(Ops.GUARD, node.dtype, (condition, value))
+        simpler = index.resimplify(covered)
+        return covered if simpler is None else simpler
 
     def staged(self, step: StageInput, node: Node, where: Node, scope: Scope) -> Node | None:
         """A read through a copy in scratch memory; None if the step's copy does not hold it.
@@ -389,10 +396,7 @@ class _Rewriter:
             copies = self.copies_of(where, names, scope)
             ranges = {**self.ranges, **copies}
             self.copied_ranges.append(ranges)
-            inside = Scope(scope.pieces, ranges)
-            value = self.read(node, inside)
-            if self.masked:
-                value = guarded(self.limits(by_id(node.ranges), inside), value)
+            value = self.read(node, Scope(scope.pieces, ranges, scope.early))
             src = (value, *copies.values())
             space = "scratch" if self.table.gpu is None else "shared"
             stage = self.copies[key] = Node(Ops.STAGE, node.dtype, src, Stage(space))
@@ -422,9 +426,7 @@ class _Rewriter:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
         axes = [child for child in node.src[1:] if child.op is Ops.RANGE]
         pieces = {**scope.pieces, **{axis: self.pieces(axis)[0] for axis in axes}}
-        (value,) = self.values((node.src[0],), Scope(pieces, scope.ranges))
-        if self.masked:
-            value = guarded(self.limits(by_id(node.ranges), scope), value)
+        (value,) = self.values((node.src[0],), Scope(pieces, scope.ranges, self.masked))
         if node.op is Ops.SCAN:
             final = [self.ranges[self.table.names[axis]] for axis in axes]
         else:
@@ -451,7 +453,7 @@ class _Rewriter:
     def reduction(self, node: Node, scope: Scope) -> tuple[Node, ...]:
         """The parts of a REDUCE; several pieces are combined in order."""
         free = by_id(node.ranges)
-        key = (node, id(scope.ranges), *(id(scope.pieces[axis]) for axis in free))
+        key = (node, id(scope.ranges), scope.early, *(id(scope.pieces[axis]) for axis in free))
         found = self.reduced.get(key)
         if found is not None:
             return found
@@ -461,41 +463,15 @@ class _Rewriter:
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
         for choice in self.combinations(own):
-            inside = self.scope({**outside, **choice}, scope.ranges)
+            inside = self.scope({**outside, **choice}, scope.ranges, self.masked)
             new = self.values(values, inside)
             if self.masked:
-                new = self.within(monoid, new, self.limits(free, scope), self.limits(own, inside))
+                new = within(monoid, new, self.limits(own, inside))
             one = Node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
             each = _parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
         return total
-
-    @staticmethod
-    def within(
-        monoid: Monoid, values: tuple[Node, ...], outside: Node, own: Node
-    ) -> tuple[Node, ...]:
-        """What is reduced, where partial tiles end: nothing is read there, nothing changes.
-
-        outside: the condition on the axes of the result, which nobody reads where it fails. own:
-        that on the reduced axes.
-        """
-        both = index.both(outside, own)
-        if monoid.primitive is Ops.ADD and is_staged_product(values[0], own.ranges):
-            return values
-        if monoid.primitive in (Ops.ADD, Ops.OR, Ops.XOR) or own is TRUE:
-            return tuple([guarded(both, value) for value in values])
-        if any(lift.op is not Ops.SLOT for lift in monoid.lift):
-            raise ScheduleError(
-                f"an axis that {monoid!r} reduces cannot be masked: it has no neutral element",
-                wanted="tail='name'",
-            )
-        return tuple(
-            [
-                alu(Ops.WHERE, own, guarded(both, value), identity)
-                for value, identity in zip(values, monoid.identity, strict=True)
-            ]
-        )
 
     def carried(self, node: Node) -> Node:
         """A REDUCE whose accumulators are kept in scratch memory, if a step says so.
@@ -538,52 +514,6 @@ class _Rewriter:
 def is_read(node: Node) -> bool:
     """Whether a node reads an element of an argument array."""
     return node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
-
-
-def is_staged_product(value: Node, axes: frozenset[Node]) -> bool:
-    """Whether a value is 0 where any of `axes` lies past its end: a product of copies alone.
-
-    Copies hold 0 there. Each factor has to run along all the axes, as infinity times 0 is no 0.
-    """
-    stack = [value]
-    while stack:
-        node = stack.pop()
-        if node.op is Ops.MUL:
-            stack.extend(node.src)
-        elif node.op is Ops.CAST:
-            stack.append(node.src[0])
-        elif node.op is not Ops.INDEX or node.src[0].op is not Ops.STAGE:
-            return False
-        elif node.src[0].arg.space != "shared" or not axes <= node.ranges:
-            return False
-    return True
-
-
-def guarded(condition: Node, value: Node) -> Node:
-    """`value` where the condition holds; constants need no guard."""
-    if condition is TRUE or value.op is Ops.CONST:
-        return value
-    return Node(Ops.GUARD, value.dtype, (condition, value))
-
-
-def check_threads(kernel: Node) -> None:
-    """No expression runs along two axes that both lie across one dimension of a block's threads.
-
-    Raises ScheduleError.
-    """
-    for node in toposort(kernel, enter=lambda node: bool(node.mask & _CLOSING)):
-        if not node.op.bit & _CLOSING:
-            continue
-        axes = node.ranges.union(*[child.ranges for child in node.src])
-        taken: dict[str, Node] = {}
-        for axis in axes:
-            if axis.arg.is_thread and taken.setdefault(axis.arg.bind, axis) is not axis:
-                other = taken[axis.arg.bind]
-                raise ScheduleError(
-                    "two axes of one expression lie across the same threads",
-                    found=f"{other.arg.axis} and {axis.arg.axis}, both bound to {axis.arg.bind}",
-                    wanted=f"another of {', '.join(THREAD_BINDS)} for one of them",
-                )
 
 
 def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:

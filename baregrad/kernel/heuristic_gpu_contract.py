@@ -130,7 +130,9 @@ def _factors(plan: GpuPlan) -> Factors | None:
         return None
     if not frozenset(facts.data) <= reduction.free:
         return None
-    rows, columns, shared = [], [], []
+    rows: list[Node] = []
+    columns: list[Node] = []
+    shared: list[Node] = []
     for axis in facts.data:
         if extent_of(axis) == 1:
             continue

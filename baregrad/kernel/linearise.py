@@ -18,8 +18,8 @@ from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import Op, Ops
 from baregrad.kernel.linearise_access import Address, Memory, access_of
+from baregrad.kernel.linearise_folds import BARRIER
 from baregrad.kernel.linearise_scopes import END, ZERO
-from baregrad.kernel.linearise_threads import BARRIER
 from baregrad.kernel.linearise_values import INT32, Values
 
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.

@@ -22,9 +22,9 @@ from baregrad.kernel.linearise_access import (
     lanes_of,
     register_of,
 )
+from baregrad.kernel.linearise_folds import fold_items, fold_lanes, fold_threads
 from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, lazy
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes
-from baregrad.kernel.linearise_threads import fold_threads
 
 _NEAREST_LAST = itemgetter(0, 1)
 _CONST = Ops.CONST
@@ -443,35 +443,6 @@ class Values:
                 values[node] = self.apply(node.op, node.dtype, *operands)
         return tuple(values[part] for part in monoid.combine)
 
-    def fold(self, monoid: Monoid, items: list[Parts]) -> Parts:
-        """Items folded by halves, item i with item i + ceil(n / 2); neighbours if order counts."""
-        while len(items) > 1:
-            half = (len(items) + 1) // 2
-            if monoid.commutative:
-                pairs = zip(items, items[half:], strict=False)
-                rest = items[len(items) - half : half]
-            else:
-                pairs = zip(items[0::2], items[1::2], strict=False)
-                rest = items[len(items) & ~1 :]
-            items = [self.combine(monoid, left, right) for left, right in pairs] + rest
-        return items[0]
-
-    def fold_lanes(self, monoid: Monoid, parts: Parts, lanes: int) -> Parts:
-        """The lanes of vectors folded into scalars, in the order of `fold`."""
-        emit = self.scopes.emit
-        while monoid.commutative and lanes > 2 and lanes % 2 == 0:
-            lanes //= 2
-            low = tuple([emit(Ops.PART, part.dtype, (part,), (0, lanes)) for part in parts])
-            high = tuple([emit(Ops.PART, part.dtype, (part,), (lanes, lanes)) for part in parts])
-            parts = self.combine(monoid, low, high)
-        items = [
-            tuple([emit(Ops.EXTRACT, part.dtype, (part,), lane) for part in parts])
-            for lane in range(lanes)
-        ]
-        return self.fold(monoid, items)
-
-
-
 
 def _picker(places: list[int]) -> Callable[[list[Any]], Operands]:
     """What takes the items at some places; a slice, since itemgetter makes no sequence of one."""
@@ -584,12 +555,12 @@ def _reduce(values: Values, node: Node, operands: Operands) -> Any:
     for axis in unrolled:
         count = lanes_of(axis)
         stride = len(items) // count
-        items = [values.fold(monoid, items[place::stride]) for place in range(stride)]
+        items = [fold_items(values, monoid, items[place::stride]) for place in range(stride)]
     result = items[0]
     if vectors:
         lanes = lanes_of(vectors[0])
         result = tuple(values.vector(part, lanes) for part in result)
-        result = values.fold_lanes(monoid, result, lanes)
+        result = fold_lanes(values, monoid, result, lanes)
     if threads:
         result = fold_threads(values, monoid, result, threads)
     return result if monoid.arity > 1 else result[0]

@@ -72,11 +72,11 @@ class Reorder:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """An axis runs on a unit: `loop`, `vector` or `unroll`; on CPUs also `pool`; on GPUs also
-    `grid`, `thread`, `thread_y` or `thread_z`.
+    """An axis runs on a unit.
 
-    On the pool a chunk is `grain` iterations, the last one perhaps fewer. On the grid each
-    iteration is a block; those of the axes bound to threads are the threads of each block.
+    Units are `loop`, `vector` and `unroll`, on CPUs `pool`, on GPUs `grid`, `thread`, `thread_y`
+    and `thread_z`. On the pool a chunk is `grain` iterations, the last one perhaps fewer. On the
+    grid each iteration is a block; those of the axes bound to threads are the threads of each.
     """
 
     axis: str

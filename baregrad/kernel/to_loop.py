@@ -8,19 +8,28 @@ far as no reduction then reads what the loop is still computing.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Alloc, Reduce
-from baregrad.ir.monoid import Monoid, primitive
+from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, cast, const, make_node, substitute, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE, filled
+from baregrad.kernel.loop_pieces import (
+    conjuncts,
+    factor_where,
+    guarded,
+    load,
+    looped,
+    narrowed,
+    register_places,
+    store,
+    widened,
+)
 from baregrad.kernel.shared_copies import copied_by_threads, thread_axes
 
 NOTHING = -1
@@ -76,7 +85,7 @@ def to_loop(
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = next(iter(pools), None)
     grid = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "grid"}
-    builder = _Builder(fma, pool, by_id(grid), thread_axes(kernel) if grid else ())
+    builder = _Builder(fma, pool, by_id(grid), kernel)
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
@@ -104,13 +113,13 @@ class _Builder:
         self,
         fma: bool,
         pool: Node | None,
-        grid: tuple[Node, ...] = (),
-        threads: tuple[Node, ...] = (),
+        grid: tuple[Node, ...],
+        kernel: Node,
     ) -> None:
         self.fma = fma
         self.pool = pool
         self.grid = grid
-        self.threads = threads
+        self.kernel = kernel
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
         self.converted: dict[Node, Node] = {}
@@ -219,11 +228,11 @@ class _Builder:
         own = by_id({child for child in node.src if child.op is Ops.RANGE})
         values = tuple([child for child in node.src if child.op is not Ops.RANGE])
         monoid, values = widened(node.arg.monoid, values)
-        tiles = _places(by_id({axis for axis in node._ranges if axis.arg.is_tile}))
+        tiles = register_places(by_id({axis for axis in node._ranges if axis.arg.is_tile}))
         lanes = tuple([axis for axis in own if axis.arg.is_tile])
         loops = looped(own)
         self.reductions(scoped_below(values), path)
-        places = _places(lanes + tiles)
+        places = register_places(lanes + tiles)
         accumulators = self.accumulators(monoid, places)
         conditions, values = self.peeled_guards(monoid, values)
         below = scoped_below(values)
@@ -347,7 +356,7 @@ class _Builder:
             if inner.op is Ops.MUL:
                 a, b = inner.src
                 if condition is not None:
-                    a, b = _where(condition, a), _where(condition, b)
+                    a, b = factor_where(condition, a), factor_where(condition, b)
                 return Node(Ops.FMA, value.dtype, (a, b, state))
         return alu(monoid.primitive, state, value)
 
@@ -380,7 +389,7 @@ class _Builder:
         if inner:
             raise CompilerBug("a scan inside loops that it depends on", found=node)
         self.reductions(scoped_below((value,)), path)
-        tiles = _places(by_id({a for a in node.ranges if a.arg.is_tile}))
+        tiles = register_places(by_id({a for a in node.ranges if a.arg.is_tile}))
         buffers = self.accumulators(monoid, tiles)
         outer = path[depth - 1]
         item = next(item for item in outer.items if item.body is path[depth])
@@ -424,7 +433,8 @@ class _Builder:
         """A value kept for all threads of a block, which make it together."""
         if scoped_below((node.src[0],)):
             raise CompilerBug("a reduction is staged for a block's threads", found=node)
-        buffer, copy = copied_by_threads(node, self.threads, self.count + 1)
+        threads = thread_axes(self.kernel)
+        buffer, copy = copied_by_threads(node, threads, self.count + 1)
         self.count += 1
         keys = [copy.loop] if copy.loop is not None else []
         if copy.condition is not None:
@@ -514,56 +524,12 @@ class _Builder:
 # --- small pieces -------------------------------------------------------------------------------
 
 
-def widened(monoid: Monoid, values: tuple[Node, ...]) -> tuple[Monoid, tuple[Node, ...]]:
-    """Sums and products of narrow floats are accumulated in float32."""
-    op = monoid.primitive
-    if op not in (Ops.ADD, Ops.MUL) or monoid.states[0].kind != "float":
-        return monoid, values
-    if monoid.states[0].bits >= 32:
-        return monoid, values
-    return primitive(op, dtypes.float32), (cast(values[0], dtypes.float32),)
-
-
-def narrowed(parts: tuple[Node, ...], monoid: Monoid) -> tuple[Node, ...]:
-    """Finished states in the monoid's own dtypes."""
-    return tuple(cast(part, dtype) for part, dtype in zip(parts, monoid.states, strict=True))
-
-
 def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:
     """The item of `block` that holds the loops opened inside it; the last one without any."""
     if len(inner) == len(path):
         return len(block.items) - 1
     body = inner[len(path)]
     return next(n for n, item in enumerate(block.items) if item.body is body)
-
-
-def _places(tiles: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Tile axes as the axes of a register array: a vector lies in adjacent elements."""
-    if len(tiles) < 2:
-        return tiles
-    return tuple(sorted(tiles, key=lambda axis: bool(axis.arg.bind == "vector")))
-
-
-def looped(axes: Iterable[Node]) -> list[Node]:
-    """The axes that are no tile axes."""
-    return [axis for axis in axes if not axis.arg.is_tile]
-
-
-def load(buffer: Node, places: tuple[Node, ...]) -> Node:
-    """One element of a buffer."""
-    return Node(Ops.LOAD, buffer.dtype, (buffer, *places))
-
-
-def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
-    """Write one element of a buffer."""
-    return Node(Ops.STORE, dtypes.token, (buffer, value, *places))
-
-
-def _where(condition: Node, factor: Node) -> Node:
-    """A factor that is 0 where the condition is false; a finite constant needs no guard."""
-    if factor.op is Ops.CONST and math.isfinite(factor.arg):
-        return factor
-    return guarded(condition, factor)
 
 
 def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -582,23 +548,3 @@ def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
         if root.op.bit & SCOPED:
             found[root] = None
     return tuple(found)
-
-
-def guarded(condition: Node, value: Node) -> Node:
-    """`value` where the condition holds, else 0; constants need no guard."""
-    if condition.op is Ops.CONST:
-        return value if condition.arg else const(0, value.dtype)
-    return Node(Ops.GUARD, value.dtype, (condition, value))
-
-
-def conjuncts(condition: Node) -> list[Node]:
-    """The parts of a conjunction."""
-    parts: list[Node] = []
-    stack = [condition]
-    while stack:
-        node = stack.pop()
-        if node.op is Ops.AND:
-            stack.extend(node.src)
-        else:
-            parts.append(node)
-    return parts

@@ -17,7 +17,7 @@ __all__ = ["Renderer", "Signature", "entry_name", "get", "scratch_nbytes", "sign
 
 
 @overload
-def get(name: Literal["ptx"]) -> Renderer[GpuTarget]: ...
+def get(name: Literal["ptx", "cuda"]) -> Renderer[GpuTarget]: ...
 
 
 @overload
@@ -25,7 +25,7 @@ def get(name: str) -> Renderer[Any]: ...
 
 
 def get(name: str) -> Renderer[Any]:
-    """The renderer called `name`: "llvm" or "c" for CPUs, "ptx" for GPUs.
+    """The renderer called `name`: "llvm" or "c" for CPUs, "ptx" or "cuda" for GPUs.
 
     Raises OptionError for another name.
     """
@@ -41,6 +41,10 @@ def get(name: str) -> Renderer[Any]:
         from baregrad.render.ptx import PtxRenderer
 
         return PtxRenderer()
+    if name == "cuda":
+        from baregrad.render.cuda import CudaRenderer
+
+        return CudaRenderer()
     from baregrad.base.errors import OptionError
 
-    raise OptionError("unknown renderer", found=name, wanted="llvm, c or ptx")
+    raise OptionError("unknown renderer", found=name, wanted="llvm, c, ptx or cuda")

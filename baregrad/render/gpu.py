@@ -125,3 +125,20 @@ def _written(program: Node) -> list[Node]:
         for node in program.src
         if node.op in (Ops.VSTORE, Ops.MACHINE) and node.src and node.src[0].op is Ops.PARAM
     ]
+
+
+def pieces(size: int, width: int, align: int, most: int) -> list[tuple[int, int]]:
+    """How `width` adjacent elements of `size` bytes are accessed: (first, how many) of each access.
+
+    Each is as wide as the alignment of the first element allows, `most` bytes at most.
+    """
+    total = width * size
+    found: list[tuple[int, int]] = []
+    at = 0
+    while at < total:
+        nbytes = size
+        while nbytes * 2 <= min(most, total - at) and (at | align) % (nbytes * 2) == 0:
+            nbytes *= 2
+        found.append((at // size, nbytes // size))
+        at += nbytes
+    return found

@@ -26,7 +26,7 @@ class Renderer(Protocol[Target]):
     """Linear level to source text.
 
     `name` is what options call it; `assembler` is the kind of assembler that takes its text
-    ("llvm", "c" or "ptxas").
+    ("llvm", "c", "ptxas" or "nvrtc").
     """
 
     @property

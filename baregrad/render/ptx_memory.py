@@ -13,6 +13,7 @@ from typing import NamedTuple
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
+from baregrad.render.gpu import pieces
 from baregrad.render.ptx_text import Names, PtxText, Rule
 from baregrad.render.ptx_types import ptx_type
 
@@ -197,27 +198,17 @@ class Piece(NamedTuple):
     kind: str
 
 
-def pieces(dtype: DType, width: int, align: int, most: int) -> list[Piece]:
-    """The accesses that `width` adjacent elements take, each as wide as `align` allows."""
+def _pieces(dtype: DType, width: int, align: int, most: int) -> list[Piece]:
+    """The accesses that `width` adjacent elements take, and the types of their words."""
     size = dtype.itemsize
-    total = width * size
     found: list[Piece] = []
-    at = 0
-    while at < total:
-        nbytes = size
-        while nbytes * 2 <= min(most, total - at) and (at | align) % (nbytes * 2) == 0:
-            nbytes *= 2
-        count = nbytes // size
-        if size >= 4:
-            kind, words = ptx_type(dtype).memory, count
-        elif nbytes >= 4:
-            kind, words = "b32", nbytes // 4
-        elif count > 1:
-            kind, words = "u16", 1
+    for first, count in pieces(size, width, align, most):
+        if size < 4 <= count * size:
+            found.append(Piece(first, count, count * size // 4, "b32"))
+        elif size < 4 and count > 1:
+            found.append(Piece(first, count, 1, "u16"))
         else:
-            kind, words = ptx_type(dtype).memory, 1
-        found.append(Piece(at // size, count, words, kind))
-        at += nbytes
+            found.append(Piece(first, count, count, ptx_type(dtype).memory))
     return found
 
 
@@ -248,12 +239,12 @@ def _vload(f: PtxText, node: Node) -> None:
         where = place_of(f, buffer, offset, 0, access.at)
         names = f.define(node)
         guard = masks[0] if masks else ""
-        for piece in pieces(buffer.dtype, access.width, access.align, f.target.load_bytes):
+        for piece in _pieces(buffer.dtype, access.width, access.align, f.target.load_bytes):
             _load_piece(f, buffer.dtype, opcode, where, piece, names, guard)
         return
     spots = _spots(f, node)
     for lane, name in enumerate(f.define(node)):
-        (piece,) = pieces(buffer.dtype, 1, 1, 1)
+        (piece,) = _pieces(buffer.dtype, 1, 1, 1)
         guard = masks[lane] if masks else ""
         _load_piece(f, buffer.dtype, opcode, spots[lane], piece, (name,), guard)
 
@@ -357,11 +348,11 @@ def _vstore(f: PtxText, node: Node) -> None:
     if _is_adjacent(node) and len(set(masks)) <= 1:
         where = place_of(f, buffer, offset, 0, access.at)
         guard = masks[0] if masks else ""
-        for piece in pieces(buffer.dtype, access.width, access.align, f.target.load_bytes):
+        for piece in _pieces(buffer.dtype, access.width, access.align, f.target.load_bytes):
             _store_piece(f, buffer.dtype, opcode, where, piece, values, guard)
         return
     for lane, spot in enumerate(_spots(f, node)):
-        (piece,) = pieces(buffer.dtype, 1, 1, 1)
+        (piece,) = _pieces(buffer.dtype, 1, 1, 1)
         guard = masks[lane] if masks else ""
         _store_piece(f, buffer.dtype, opcode, spot, piece, (values[lane],), guard)
 

@@ -16,7 +16,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, extent_of, range_node, rebuild, toposort
+from baregrad.ir.node import Node, extent_of, make_node, range_node, rebuild, toposort
 from baregrad.ir.op import Ops
 from baregrad.schedule.build import repeated
 from baregrad.schedule.pairing import shared_axes
@@ -24,6 +24,8 @@ from baregrad.schedule.pairing import shared_axes
 _DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit
 # Where axes are put in place of others, these may come in another order or have other digits.
 _REORDERED = _DIVISIONS | Ops.AND.bit
+_PARAM = Ops.PARAM.bit
+_INDEX = Ops.INDEX.bit
 MOST_AXES = 12
 
 
@@ -39,19 +41,18 @@ class Settled:
 
 def settle_axes(outs: tuple[Node, ...]) -> Settled:
     """The OUT nodes with their axes split and numbered."""
-    root = Node(Ops.SINK, dtypes.token, outs)
-    nodes = toposort(root)
-    divided = bool(root.mask & _DIVISIONS)
+    nodes = toposort(*outs)
+    divided = bool(_mask(outs) & _DIVISIONS)
     if divided:
-        root, nodes = _flatten_views(root, nodes)
+        outs, nodes = _flatten_views(outs, nodes)
     reductions, params = _reductions_and_params(nodes)
     shared = shared_axes(nodes, reductions) if len(reductions) > 1 else {}
-    if shared and root.mask & _REORDERED:
-        root = _replace_axes(nodes, shared, {})
-        nodes = toposort(root)
+    if shared and _mask(outs) & _REORDERED:
+        outs = _replace_axes(outs, nodes, shared, {})
+        nodes = toposort(*outs)
         reductions, params = _reductions_and_params(nodes)
         shared = {}
-    axes, count = _ordered_axes(root.src, reductions, shared)
+    axes, count = _ordered_axes(outs, reductions, shared)
     cuts = _cuts(nodes) if divided else {}
     sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
     while cuts and sum(map(len, sizes)) > MOST_AXES:
@@ -61,16 +62,23 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
     reduced = [size for one in sizes[count:] for size in one]
     if len(data) + len(reduced) == len(axes) and not shared:
         if all(axis.arg.id == number for number, axis in enumerate(axes)):
-            return Settled(root.src, params, data, reduced)
-    old = root.src
-    root, digits = _renumber(nodes, axes, sizes, shared)
-    scattered = any(out.arg.monoid is not None for out in root.src)
+            return Settled(outs, params, data, reduced)
+    made, digits = _renumber(outs, nodes, axes, sizes, shared)
+    scattered = any(out.arg.monoid is not None for out in outs)
     if scattered and len(data) + len(reduced) > len(axes):
-        whole = _whole_scatters(old, root.src, digits)
-        if whole != root.src:
+        whole = _whole_scatters(outs, made, digits)
+        if whole != made:
             return settle_axes(whole)
-    reading = toposort(root, enter=lambda node: node.mask & Ops.PARAM.bit != 0)
-    return Settled(root.src, _reductions_and_params(reading)[1], data, reduced)
+    reading = toposort(*made, enter=lambda node: node.mask & _PARAM != 0)
+    return Settled(made, _reductions_and_params(reading)[1], data, reduced)
+
+
+def _mask(outs: tuple[Node, ...]) -> int:
+    """The bits of every op of a kernel."""
+    mask = 0
+    for out in outs:
+        mask |= out.mask
+    return mask
 
 
 def _whole_scatters(
@@ -107,11 +115,16 @@ def _reductions_and_params(nodes: list[Node]) -> tuple[list[Node], dict[int, Nod
 
 
 def _renumber(
-    nodes: list[Node], axes: list[Node], sizes: list[list[Dim]], shared: Mapping[Node, Node]
-) -> tuple[Node, dict[Node, tuple[Node, ...]]]:
-    """The last of `nodes` with each axis replaced by its digits, numbered; and these digits.
+    outs: tuple[Node, ...],
+    nodes: list[Node],
+    axes: list[Node],
+    sizes: list[list[Dim]],
+    shared: Mapping[Node, Node],
+) -> tuple[tuple[Node, ...], dict[Node, tuple[Node, ...]]]:
+    """The OUTs with each axis replaced by its digits, numbered; and these digits.
 
-    shared: other axes that become what one of `axes` does; none of them has several digits.
+    nodes: all that the OUTs are made of, sources first. shared: other axes that become what one of
+    `axes` does; none of them has several digits.
     """
     digits: dict[Node, tuple[Node, ...]] = {}
     mapping: dict[Node, Node] = {}
@@ -128,13 +141,16 @@ def _renumber(
         mapping[axis] = index.as_node(value)
     for axis, other in shared.items():
         mapping[axis] = mapping[other]
-    return _replace_axes(nodes, mapping, digits), digits
+    return _replace_axes(outs, nodes, mapping, digits), digits
 
 
 def _replace_axes(
-    nodes: list[Node], mapping: Mapping[Node, Node], digits: Mapping[Node, tuple[Node, ...]]
-) -> Node:
-    """The last of `nodes`, which lists what is below it first, over the new ranges.
+    outs: tuple[Node, ...],
+    nodes: list[Node],
+    mapping: Mapping[Node, Node],
+    digits: Mapping[Node, tuple[Node, ...]],
+) -> tuple[Node, ...]:
+    """The OUTs, of which `nodes` lists all that is below, sources first, over the new ranges.
 
     A reduction over an axis becomes one over its digits.
     """
@@ -148,7 +164,7 @@ def _replace_axes(
         for child in node.src:
             if child in made:
                 src = tuple([made.get(one, one) for one in node.src])
-                current = Node(node.op, node.dtype, src, node.arg)
+                current = make_node(node.op, node.dtype, src, node.arg)
                 break
         if node.op is Ops.REDUCE:
             current = _over_digits(current, by_value) if by_value else current
@@ -158,7 +174,7 @@ def _replace_axes(
                 current = simpler
         if current is not node:
             made[node] = current
-    return made.get(nodes[-1], nodes[-1])
+    return tuple([made.get(out, out) for out in outs])
 
 
 def _over_digits(node: Node, by_value: Mapping[Node, tuple[Node, ...]]) -> Node:
@@ -229,7 +245,9 @@ def _sizes(axis: Node, cuts: set[int] | None) -> list[Dim]:
 # --- flat views -----------------------------------------------------------------------------------
 
 
-def _flatten_views(root: Node, nodes: list[Node]) -> tuple[Node, list[Node]]:
+def _flatten_views(
+    outs: tuple[Node, ...], nodes: list[Node]
+) -> tuple[tuple[Node, ...], list[Node]]:
     """Read an array flat where its row-major offset is simpler than its indices."""
     accesses: dict[Node, list[Node]] = {}
     for node in nodes:
@@ -240,7 +258,8 @@ def _flatten_views(root: Node, nodes: list[Node]) -> tuple[Node, list[Node]]:
         before = sum(_divisions(read.src[1:]) for read in reads)
         if not before:
             continue
-        offsets = [index.as_node(index.flatten(read.src[1:], param.shape)) for read in reads]
+        terms = [index.flat_terms(read.src[1:], param.shape) for read in reads]
+        offsets = [index.from_linear(*found) for found in terms]
         if sum(_divisions((offset,)) for offset in offsets) >= before:
             continue
         shape = (index.product(param.shape),)
@@ -248,13 +267,16 @@ def _flatten_views(root: Node, nodes: list[Node]) -> tuple[Node, list[Node]]:
         for read, offset in zip(reads, offsets, strict=True):
             mapping[read] = Node(Ops.INDEX, read.dtype, (flat, offset))
     if not mapping:
-        return root, nodes
+        return outs, nodes
 
     def visit(node: Node) -> Node | None:
         return mapping.get(node)
 
-    changed = rebuild(root, visit, enter=lambda node: node.mask & Ops.INDEX.bit != 0)
-    return changed, toposort(changed)
+    memo: dict[Node, Node] = {}
+    changed = tuple(
+        [rebuild(out, visit, memo=memo, enter=lambda node: node.mask & _INDEX != 0) for out in outs]
+    )
+    return changed, toposort(*changed)
 
 
 def _divisions(idx: tuple[Node, ...]) -> int:

@@ -31,7 +31,7 @@ def array(known: Arrays, slot: int, value: Node) -> Node:
     key = (slot, value.dtype, value.shape)
     found = known.get(key)
     if found is None:
-        found = known[key] = Node(Ops.PARAM, value.dtype, (), Param(slot, value.shape))
+        found = known[key] = make_node(Ops.PARAM, value.dtype, (), Param(slot, value.shape))
     return found
 
 
@@ -149,7 +149,7 @@ def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
         if written.how.monoid is not None:
             value = repeated(written.how.monoid, value, idx, draft.outer)
         src = (slots[written.target], value, *idx)
-        made.append(Node(Ops.OUT, dtypes.token, src, written.how))
+        made.append(make_node(Ops.OUT, dtypes.token, src, written.how))
     return Built(draft, tuple(made), tuple(slots), tuple(assembly.params))
 
 
@@ -163,7 +163,7 @@ def repeated(monoid: Monoid, value: Node, idx: Idx, axes: Idx) -> Node:
     ranges = tuple(axis for axis in axes if axis.op is Ops.RANGE and axis not in mentioned)
     if not ranges:
         return value
-    return Node(Ops.REDUCE, value.dtype, (value, *ranges), Reduce(monoid))
+    return make_node(Ops.REDUCE, value.dtype, (value, *ranges), Reduce(monoid))
 
 
 # --- one op at a time
@@ -182,7 +182,7 @@ def guard(condition: Node, value: Node) -> Node:
         value = value.src[1]
     if value.op is Ops.CONST and value.arg == 0:
         return value
-    return Node(Ops.GUARD, value.dtype, (condition, value))
+    return make_node(Ops.GUARD, value.dtype, (condition, value))
 
 
 def reduction(monoid: Monoid, values: tuple[Node, ...], axes: Idx, merges: bool) -> Node:
@@ -195,10 +195,10 @@ def reduction(monoid: Monoid, values: tuple[Node, ...], axes: Idx, merges: bool)
             condition, inner = inner.src
         if inner.op is Ops.REDUCE and inner.arg.monoid is monoid:
             value = inner.src[0] if condition is None else guard(condition, inner.src[0])
-            return Node(Ops.REDUCE, inner.dtype, (value, *ranges, *inner.src[1:]), inner.arg)
+            return make_node(Ops.REDUCE, inner.dtype, (value, *ranges, *inner.src[1:]), inner.arg)
     if not ranges and monoid.primitive is not None:
         return values[0]
-    return Node(Ops.REDUCE, monoid.states[0], (*values, *ranges), Reduce(monoid))
+    return make_node(Ops.REDUCE, monoid.states[0], (*values, *ranges), Reduce(monoid))
 
 
 def _pointwise(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Node:
@@ -250,7 +250,7 @@ def _project(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> 
     whole = parts[0]
     monoid = whole.arg.monoid
     if len(whole.src) > monoid.arity:
-        return Node(Ops.PROJ, request.node.dtype, parts, request.node.arg)
+        return make_node(Ops.PROJ, request.node.dtype, parts, request.node.arg)
     # Every axis has extent 1: the state of the one element.
     lifted = monoid.lift[request.node.arg]
     slots = {node: whole.src[node.arg] for node in toposort(lifted) if node.op is Ops.SLOT}
@@ -262,7 +262,7 @@ def _scan(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Nod
     if axis.op is not Ops.RANGE:
         return parts[0]
     arg = Scan(request.node.arg.monoid, -1)
-    return Node(Ops.SCAN, request.node.dtype, (parts[0], axis), arg)
+    return make_node(Ops.SCAN, request.node.dtype, (parts[0], axis), arg)
 
 
 Assembler = Callable[[_Assembly, Request, tuple[Node, ...]], Node]

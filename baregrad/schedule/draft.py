@@ -1,7 +1,7 @@
 """Kernels in the making: the requests that consumers make of tensor values, and who makes them.
 
-A *request* is one value at one index, wanted inside one kernel. Where an index depends on it, it has
-a placeholder, the node INDEX(token, *idx), where the token is a PARAM that stands for the whole
+A *request* is one value at one index, wanted inside one kernel. Where an index depends on it, it
+has a placeholder, the node INDEX(token, *idx), where the token is a PARAM that stands for the whole
 value: of such nodes the index is made until the kernel is put together.
 """
 
@@ -100,8 +100,7 @@ class Draft:
         self.next_range += 1
         if extent.__class__ is not int:
             return range_node(extent, number)
-        made = _range(extent, number)
-        return made
+        return _range(extent, number)
 
     def reduction_axes(self, key: Any, extents: tuple[Any, ...]) -> Idx:
         """The ranges of a reduction; independent reductions with equal keys share theirs."""
@@ -162,6 +161,8 @@ def ranges_of(idx: Idx) -> frozenset[Node]:
 
 def hoisted(scope: Idx, idx: Idx) -> int:
     """How many ranges of the scope are around an element at `idx`, hoisted out of the others."""
+    if scope and scope[-1] in idx:
+        return len(scope)  # the usual case
     inner = [place.ranges for place in idx if place is not ZERO and place.op is not Ops.RANGE]
     for count in range(len(scope), 0, -1):
         axis = scope[count - 1]

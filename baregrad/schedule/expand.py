@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from baregrad.ir import index
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
-from baregrad.schedule.access import Idx, through_fold, through_pad
+from baregrad.schedule.access import Idx, through_fold
 from baregrad.schedule.draft import Request, hoisted, ranges_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _expand_pointwise(fusion: Fusion, request: Request) -> None:
 
 def _expand_pad(fusion: Fusion, request: Request) -> None:
     node = request.node
-    condition, idx = through_pad(node, request.idx)
+    condition, idx = fusion.through_pad(node, request.idx)
     survey = fusion.survey
     part = survey.size[node.src[0]] / max(survey.size[node], 1.0)
     request.extra = condition

@@ -13,9 +13,9 @@ from typing import Any
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, cast, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.op import Op, Ops
 from baregrad.schedule import rules, stores
-from baregrad.schedule.access import VIEW_RULES, VIEWS, Idx, to_index
+from baregrad.schedule.access import VIEW_RULES, VIEWS, Idx, through_pad, to_index
 from baregrad.schedule.compared import compared_sums
 from baregrad.schedule.draft import (
     Draft,
@@ -40,7 +40,8 @@ class Fusion:
         self.drafts: list[Draft] = []
         self.wanted: dict[Node, list[Request]] = {}
         self.tokens: dict[Node, Node] = {}
-        self.reshaped: dict[tuple[Any, Any, Idx], Idx] = {}
+        # What views do to indices: layers look alike, so that it is asked for again and again.
+        self.moved: dict[tuple[Op, Any, tuple[Any, ...], Idx], Any] = {}
         self.homes: dict[Node, Draft] = {}
         self.aliases: dict[Node, Node] = {}
         self.before: dict[Node, Draft] = {}
@@ -192,13 +193,22 @@ class Fusion:
         return to_index(found.placeholder)
 
     def _below(self, view: Node, idx: Idx) -> Idx:
-        """Where element `idx` of a view lies in its source; layers reshape alike at equal places."""
-        if view.op is not Ops.RESHAPE:
-            return VIEW_RULES[view.op](view, idx)
-        key = (view.src[0].shape, view.shape, idx)
-        found = self.reshaped.get(key)
+        """Where element `idx` of a view lies in its source."""
+        op = view.op
+        if op is Ops.PERMUTE or op is Ops.EXPAND:
+            return VIEW_RULES[op](view, idx)
+        key = (op, view.arg, view.src[0].shape, idx)
+        found: Idx | None = self.moved.get(key)
         if found is None:
-            found = self.reshaped[key] = VIEW_RULES[Ops.RESHAPE](view, idx)
+            found = self.moved[key] = VIEW_RULES[op](view, idx)
+        return found
+
+    def through_pad(self, view: Node, idx: Idx) -> tuple[Node, Idx]:
+        """(condition, source index) of element `idx` of a PAD."""
+        key = (view.op, view.arg, view.src[0].shape, idx)
+        found: tuple[Node, Idx] | None = self.moved.get(key)
+        if found is None:
+            found = self.moved[key] = through_pad(view, idx)
         return found
 
     def request(

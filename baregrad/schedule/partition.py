@@ -15,7 +15,6 @@ from baregrad.schedule.build import Arrays, build
 from baregrad.schedule.draft import Draft, Written
 from baregrad.schedule.fuse import Fusion
 
-
 # The kernels of one plan by their OUT nodes as they were built: layers repeat. With each, which of
 # the slots that were built for reading it reads.
 Kernels = dict[tuple[Node, ...], tuple[Node, list[int]]]

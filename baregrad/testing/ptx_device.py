@@ -1,8 +1,8 @@
 """A GPU that runs PTX text in this process: tensors to results through the GPU's compiler.
 
-Its memory is NumPy's, its programs' `source` is interpreted (`virtual_gpu/ptx_program.py`), so races,
-reads of what nobody wrote and accesses outside every buffer are reported with the line of the text.
-It is thousands of times slower than a GPU and starts at once, on any machine.
+Its memory is NumPy's, its programs' `source` is interpreted (`virtual_gpu/ptx_program.py`), so
+races and accesses outside every buffer are reported with the line of the text. It is thousands of
+times slower than a GPU and starts at once, on any machine.
 
     with ptx_session() as session:
         print((Tensor([1.0, 2.0]) * 2).numpy())

@@ -1,4 +1,4 @@
-"""Virtual cubins: what is packed is what the runtime reads, and what ptxas says of the same text."""
+"""Virtual cubins: what is packed is what the runtime reads, and what ptxas says of a text."""
 
 from __future__ import annotations
 

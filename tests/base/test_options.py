@@ -30,6 +30,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     ("BAREGRAD_CACHE", "0", "cache", False),
     ("BAREGRAD_CACHE_DIR", "/tmp/x", "cache_dir", Path("/tmp/x")),
     ("BAREGRAD_CPU_RENDERER", "c", "cpu_renderer", "c"),
+    ("BAREGRAD_GPU_RENDERER", "cuda", "gpu_renderer", "cuda"),
     ("BAREGRAD_REF_LEVEL", "loop", "ref_level", "loop"),
     ("BAREGRAD_THREADS", "2", "threads", 2),
     ("BAREGRAD_SEED", "18446744073709551615", "seed", 2**64 - 1),

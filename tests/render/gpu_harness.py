@@ -86,8 +86,20 @@ def run_ptx(
 ) -> None:
     """Run a PROGRAM's PTX on the interpreter, in place on its argument arrays."""
     text = render.get("ptx").render(program, target)
+    run_module(Module.parse(text), program, arrays, variables, target, grid)
+
+
+def run_module(
+    module: Module,
+    program: Node,
+    arrays: Sequence[Any],
+    variables: dict[str, int] | None = None,
+    target: GpuTarget = HOPPER,
+    grid: int = 1,
+) -> None:
+    """Run the PTX of a PROGRAM on the interpreter, in place on its argument arrays."""
     sig = gpu_signature(program)
-    kernel = Module.parse(text).kernel(sig.call.entry)
+    kernel = module.kernel(sig.call.entry)
     memory = Memory()
     places = [memory.put(np.ascontiguousarray(arrays[p.arg.slot])) for p in sig.call.params]
     names = [(variables or {})[name] for name in sig.call.variables]

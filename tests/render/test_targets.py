@@ -106,7 +106,7 @@ def test_variables_come_in_the_order_that_is_asked_for() -> None:
 
 
 def test_unknown_renderers_and_ops_are_errors() -> None:
-    with pytest.raises(OptionError, match="wanted llvm, c or ptx"):
+    with pytest.raises(OptionError, match="wanted llvm, c, ptx or cuda"):
         render.get("metal")
     stray = Node(Ops.PROGRAM, dtypes.token, (Node(Ops.BARRIER, dtypes.token),), KernelInfo())
     for name in ("llvm", "c"):

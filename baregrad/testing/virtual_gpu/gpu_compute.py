@@ -174,7 +174,7 @@ class Grid:
         checks.all(bank)
         machine.launched.append(kernel.name)
         if machine.note is not None:
-            machine.note(f"launch {kernel.name} grid {launch.grid} block {launch.block}")
+            machine.note(f"    launch of {kernel.name}: grid {launch.grid}, block {launch.block}")
         base = checks.layout.parameter_base
         try:
             kernel.launch(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.testing.virtual_gpu.driver_trace import told_method
 from baregrad.testing.virtual_gpu.gpu_compute import ComputeUnit
 from baregrad.testing.virtual_gpu.gpu_copy import CopyUnit
 from baregrad.testing.virtual_gpu.gpu_faults import BAD_CLASS, BAD_ENTRY, GpuFault
@@ -205,7 +206,7 @@ class HardwareChannel:
         note = self.gpu.machine.note
         words = struct.unpack(f"<{count}I", data)
         if note is not None:
-            note(f"fetch {count} words at {address:#x}")
+            note(f"fetch of {count} words at {address:#x}")
         return words
 
     def _execute(self, words: tuple[int, ...]) -> Steps:
@@ -230,7 +231,8 @@ class HardwareChannel:
     def _method(self, subchannel: int, method: int, data: int) -> Steps:
         note = self.gpu.machine.note
         if note is not None:
-            note(_told(self.bound.get(subchannel), subchannel, method, data))
+            is_compute = isinstance(self.bound.get(subchannel), ComputeUnit)
+            note(told_method(subchannel, method, data, is_compute))
         if method >= _HOST_METHODS_END:
             unit = self.bound.get(subchannel)
             if unit is None:
@@ -314,15 +316,3 @@ _COMPARE: MappingProxyType[int, Callable[[int, int, int], bool]] = MappingProxyT
     4: lambda now, value, sign: bool(operator.and_(now, value)),
 })
 _KNOWN_HOST = frozenset(one.address for one in m.HOST.values())
-
-
-def _told(unit: Unit | None, subchannel: int, method: int, data: int) -> str:
-    """Return a method as text: its name, its parts or its number."""
-    table = m.HOST
-    if method >= _HOST_METHODS_END:
-        table = m.COMPUTE if isinstance(unit, ComputeUnit) else m.COPY
-    for one in table.values():
-        if one.address == method:
-            parts = " ".join(f"{name}={one.read(data, name):#x}" for name in one.parts)
-            return f"[{subchannel}] {one.name} {parts or hex(data)}"
-    return f"[{subchannel}] method {method:#x} {data:#x}"

@@ -11,6 +11,7 @@ import functools
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from baregrad.testing.virtual_gpu.gpu_host import HardwareChannel
 _log = logging.getLogger(__name__)
 
 _FIRST_TOKEN = 0x0003_0001
+_LAUNCHES_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Machine:
         self.stall = stall
         self.check_unwritten = check_unwritten
         self.faults: list[FaultReport] = []
-        self.launched: list[str] = []
+        self.launched: deque[str] = deque(maxlen=_LAUNCHES_KEPT)
         self.note: Callable[[str], None] | None = None
         self._last_ns = 0
         self.gpus = tuple(HardwareGpu(self, index, model) for index, model in enumerate(models))

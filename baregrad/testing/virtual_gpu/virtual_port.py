@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.layout import Record
-from baregrad.testing.virtual_gpu.driver_calls import Arguments
 from baregrad.testing.virtual_gpu.driver_objects import MemoryObject
+from baregrad.testing.virtual_gpu.driver_trace import told_call
 from baregrad.testing.virtual_gpu.gpu_faults import FaultReport
 from baregrad.testing.virtual_gpu.gpu_machine import GpuModel, HardwareGpu, Machine
 from baregrad.testing.virtual_gpu.gpu_memory import address_of, fresh_pages
@@ -117,8 +117,8 @@ class VirtualPort:
 
     @property
     def launched(self) -> list[str]:
-        """The names of the kernels that ran, in order."""
-        return self.machine.launched
+        """The names of the last few thousand kernels that ran, in order."""
+        return list(self.machine.launched)
 
     def held(self) -> list[str]:
         """Say what is open, mapped or allocated: nothing, once the runtime has closed."""
@@ -136,7 +136,7 @@ class VirtualPort:
             self._count(f"open {path}")
             fd = next(self._fds)
             self.driver.open(fd, path)
-            self._tell(lambda: f"open({path}) = {fd}")
+            self._tell(lambda: f"open {path} = {fd}")
             return fd
 
     def exists(self, path: str) -> bool:
@@ -146,7 +146,7 @@ class VirtualPort:
     def close(self, fd: int) -> None:
         """Close a descriptor."""
         with self._lock:
-            self._tell(lambda: f"close({fd})")
+            self._tell(lambda: f"close {fd}")
             if fd not in self.driver.files:
                 raise os_error(errno.EBADF)
             self.driver.close(fd)
@@ -158,7 +158,7 @@ class VirtualPort:
             name = f"ioctl {argument.struct.name}"
             if not self._count(name, argument):
                 self.driver.ioctl(fd, request, memory)
-            self._tell(lambda: self._told(argument, inner))
+            self._tell(lambda: told_call(request, argument, inner, self.driver.why))
 
     def map_device(self, fd: int, nbytes: int) -> int:
         """Map what the driver attached to a descriptor."""
@@ -169,7 +169,7 @@ class VirtualPort:
             address = self._enter(pages, memory)
             if memory.is_registers:
                 self._doorbells[address] = memory.gpu
-            self._tell(lambda: f"mmap(fd {fd}, {nbytes}) = {address:#x}")
+            self._tell(lambda: f"mmap {nbytes} bytes of {fd} = {address:#x}")
             return address
 
     def map_memory(self, nbytes: int) -> int:
@@ -177,7 +177,7 @@ class VirtualPort:
         with self._lock:
             self._count("mmap of pages")
             address = self._enter(fresh_pages(nbytes), None)
-            self._tell(lambda: f"mmap(pages, {nbytes}) = {address:#x}")
+            self._tell(lambda: f"mmap {nbytes} bytes of pages = {address:#x}")
             return address
 
     def _enter(self, pages: npt.NDArray[np.uint8], memory: MemoryObject | None) -> int:
@@ -188,7 +188,7 @@ class VirtualPort:
     def unmap(self, address: int, nbytes: int) -> None:
         """Undo a map; memory that is pinned stays until it is let go."""
         with self._lock:
-            self._tell(lambda: f"munmap({address:#x}, {nbytes})")
+            self._tell(lambda: f"munmap {nbytes} bytes at {address:#x}")
             mappings = self._mappings.get(address, [])
             found = next((one for one in mappings if one.nbytes == nbytes), None)
             if found is None:
@@ -274,12 +274,3 @@ class VirtualPort:
     def _tell(self, line: Callable[[], str]) -> None:
         if self.trace is not None:
             self.trace(line())
-
-    def _told(self, argument: Record, inner: Record | None) -> str:
-        release, shown = self.driver.release, [repr(argument)]
-        if inner is not None:
-            shown.append(repr(inner))
-        fields = [name for name in _STATUS_FIELDS if name in argument.struct.fields]
-        why = f" ({self.driver.why})" if self.driver.why else ""
-        status = Arguments(argument.struct, argument.view())[fields[0]] if fields else 0
-        return f"ioctl {' '.join(shown)} = {status:#x}{why} [{release.version[0]}]"

@@ -205,7 +205,7 @@ def test_the_same_seed_makes_the_same_order() -> None:
         port = VirtualPort(seed=seed, trace=told.append)
         with opened(port) as gpu:
             twice(gpu, wait=True)
-        return [line for line in told if line.startswith("[")]
+        return [line for line in told if line.startswith("  ")]
 
     assert lines(3) == lines(3)
     assert len({tuple(lines(seed)) for seed in range(6)}) > 1

@@ -134,7 +134,7 @@ def test_faults_stop_the_group_and_are_told(name: str) -> None:
 
 
 def check_saxpy_again(gpu: Opened) -> None:
-    gpu.port.launched.clear()
+    gpu.port.machine.launched.clear()
     check_saxpy(gpu, "sm_90")
 
 

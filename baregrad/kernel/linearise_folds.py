@@ -1,4 +1,4 @@
-"""Folds over the threads of a block, in an order that never changes.
+"""Folds of items, of a vector's lanes and of a block's threads, in an order that never changes.
 
 Along an axis whose threads lie in one warp, lanes exchange values: point i meets point i + n/2,
 then i + n/4, and so on, and every lane ends with the same bits because what is combined commutes.
@@ -26,6 +26,35 @@ if TYPE_CHECKING:
 WARP = 32
 BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
 Parts = tuple[Node, ...]
+
+
+def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
+    """Items folded by halves, item i with item i + ceil(n / 2); neighbours if order counts."""
+    while len(items) > 1:
+        half = (len(items) + 1) // 2
+        if monoid.commutative:
+            pairs = zip(items, items[half:], strict=False)
+            rest = items[len(items) - half : half]
+        else:
+            pairs = zip(items[0::2], items[1::2], strict=False)
+            rest = items[len(items) & ~1 :]
+        items = [values.combine(monoid, left, right) for left, right in pairs] + rest
+    return items[0]
+
+
+def fold_lanes(values: Values, monoid: Monoid, parts: Parts, lanes: int) -> Parts:
+    """The lanes of vectors folded into scalars, in the order of `fold`."""
+    emit = values.scopes.emit
+    while monoid.commutative and lanes > 2 and lanes % 2 == 0:
+        lanes //= 2
+        low = tuple([emit(Ops.PART, part.dtype, (part,), (0, lanes)) for part in parts])
+        high = tuple([emit(Ops.PART, part.dtype, (part,), (lanes, lanes)) for part in parts])
+        parts = values.combine(monoid, low, high)
+    items = [
+        tuple([emit(Ops.EXTRACT, part.dtype, (part,), lane) for part in parts])
+        for lane in range(lanes)
+    ]
+    return fold_items(values, monoid, items)
 
 
 def fold_threads(values: Values, monoid: Monoid, parts: Parts, axes: list[Node]) -> Parts:
@@ -118,7 +147,7 @@ def _through_memory(
             scopes.append_momentary(load)
             item.append(load)
         items.append(tuple(item))
-    return values.fold(monoid, items)
+    return fold_items(values, monoid, items)
 
 
 def _first(thread: Var, stride: int, count: int) -> Node:

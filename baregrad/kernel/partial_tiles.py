@@ -1,0 +1,74 @@
+"""Where a tile is partial: what lies past its end reads nothing and changes nothing."""
+
+from __future__ import annotations
+
+from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import THREAD_BINDS
+from baregrad.ir.monoid import Monoid
+from baregrad.ir.node import Node, alu, const, toposort
+from baregrad.ir.op import Ops
+
+TRUE = const(True, dtypes.bool)
+_CLOSING = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.OUT.bit
+
+
+def within(monoid: Monoid, values: tuple[Node, ...], own: Node) -> tuple[Node, ...]:
+    """What is reduced, so that nothing changes where the condition `own` fails: past the end."""
+    if own is TRUE or (monoid.primitive is Ops.ADD and is_staged_product(values[0], own.ranges)):
+        return values
+    if monoid.primitive in (Ops.ADD, Ops.OR, Ops.XOR):
+        return tuple([guarded(own, value) for value in values])
+    if any(lift.op is not Ops.SLOT for lift in monoid.lift):
+        raise ScheduleError(
+            f"an axis that {monoid!r} reduces cannot be masked: it has no neutral element",
+            wanted="tail='name'",
+        )
+    pairs = zip(values, monoid.identity, strict=True)
+    return tuple([alu(Ops.WHERE, own, value, identity) for value, identity in pairs])
+
+
+def is_staged_product(value: Node, axes: frozenset[Node]) -> bool:
+    """Whether a value is 0 where any of `axes` lies past its end: a product of copies alone.
+
+    Copies hold 0 there. Each factor has to run along all the axes, as infinity times 0 is no 0.
+    """
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.MUL:
+            stack.extend(node.src)
+        elif node.op is Ops.CAST:
+            stack.append(node.src[0])
+        elif node.op is not Ops.INDEX or node.src[0].op is not Ops.STAGE:
+            return False
+        elif node.src[0].arg.space != "shared" or not axes <= node.ranges:
+            return False
+    return True
+
+
+def guarded(condition: Node, value: Node) -> Node:
+    """`value` where the condition holds, else 0."""
+    if condition is TRUE:
+        return value
+    return Node(Ops.GUARD, value.dtype, (condition, value))
+
+
+def check_threads(kernel: Node) -> None:
+    """No expression runs along two axes that both lie across one dimension of a block's threads.
+
+    Raises ScheduleError.
+    """
+    for node in toposort(kernel, enter=lambda node: bool(node.mask & _CLOSING)):
+        if not node.op.bit & _CLOSING:
+            continue
+        axes = node.ranges.union(*[child.ranges for child in node.src])
+        taken: dict[str, Node] = {}
+        for axis in axes:
+            if axis.arg.is_thread and taken.setdefault(axis.arg.bind, axis) is not axis:
+                other = taken[axis.arg.bind]
+                raise ScheduleError(
+                    "two axes of one expression lie across the same threads",
+                    found=f"{other.arg.axis} and {axis.arg.axis}, both bound to {axis.arg.bind}",
+                    wanted=f"another of {', '.join(THREAD_BINDS)} for one of them",
+                )

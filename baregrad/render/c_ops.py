@@ -1,0 +1,274 @@
+"""Instructions in C: one rule per op, the same for C and CUDA C but for what `Dialect` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.node import Node, const
+from baregrad.ir.op import COMPARE, Op, Ops
+from baregrad.render.c_text import CText, Rule
+
+# --- elementwise --------------------------------------------------------------------------------
+
+Expression = Callable[..., str]
+
+
+def _operator(symbol: str) -> Expression:
+    def rule(f: CText, node: Node, x: str, y: str) -> str:
+        dtype = node.dtype
+        if dtype.kind == "float":
+            return f"{x} {symbol} {y}"
+        if dtype.kind == "bool":
+            return f"{x} {_BOOL_SYMBOLS.get(symbol, symbol)} {y}"
+        wide = f.unsigned(dtype)
+        return f"({f.type(dtype)})(({wide}){x} {symbol} ({wide}){y})"
+
+    return rule
+
+
+_BOOL_SYMBOLS = MappingProxyType({"+": "|", "*": "&", "-": "^"})
+_COMPARISONS = MappingProxyType(
+    {Ops.CMPLT: "<", Ops.CMPLE: "<=", Ops.CMPEQ: "==", Ops.CMPNE: "!="}
+)
+
+
+def _compare(f: CText, node: Node, x: str, y: str) -> str:
+    return f"{x} {_COMPARISONS[node.op]} {y}"
+
+
+def _divide(f: CText, node: Node, x: str, y: str) -> str:
+    return f"({f.type(node.dtype)})({x} / {y})"
+
+
+def _shift(symbol: str) -> Expression:
+    def rule(f: CText, node: Node, x: str, y: str) -> str:
+        kind = f.type(node.dtype)
+        operand = f"({f.unsigned(node.dtype)}){x}" if symbol == "<<" else x
+        return f"({kind})({operand} {symbol} {y})"
+
+    return rule
+
+
+def _extreme(f: CText, node: Node, x: str, y: str) -> str:
+    kind, dtype = f.type(node.dtype), node.dtype
+    sign = ">" if node.op is Ops.MAX else "<"
+    if dtype.kind == "bool":
+        return f"{x} {'|' if node.op is Ops.MAX else '&'} {y}"
+    # A NaN in either operand gives NaN.
+    nan = " || x != x" if dtype.kind == "float" else ""
+    name = f.function(
+        f"{node.op.name.lower()}_{dtype.name}",
+        f"{kind} {node.op.name.lower()}_{dtype.name}({kind} x, {kind} y) "
+        f"{{ return x {sign} y{nan} ? x : y; }}",
+    )
+    return f"{name}({x}, {y})"
+
+
+def _builtin(name: str) -> Expression:
+    def rule(f: CText, node: Node, *operands: str) -> str:
+        if node.dtype.kind != "float":
+            if len(operands) == 1:
+                return operands[0]
+            wide = f.unsigned(node.dtype)
+            x, y, z = (f"({wide}){operand}" for operand in operands)
+            return f"({f.type(node.dtype)})({x} * {y} + {z})"
+        return f"{f.math(name, node.dtype)}({', '.join(operands)})"
+
+    return rule
+
+
+def _negate(f: CText, node: Node, x: str) -> str:
+    if node.dtype.kind == "float":
+        return f"-{x}"
+    return f"({f.type(node.dtype)})(0 - ({f.unsigned(node.dtype)}){x})"
+
+
+def _absolute(f: CText, node: Node, x: str) -> str:
+    if node.dtype.kind == "float":
+        return _builtin("fabs")(f, node, x)
+    if node.dtype.kind == "uint":
+        return x
+    return f"({f.type(node.dtype)})({x} < 0 ? 0 - ({f.unsigned(node.dtype)}){x} : {x})"
+
+
+def _invert(f: CText, node: Node, x: str) -> str:
+    return f"!{x}" if node.dtype.kind == "bool" else f"({f.type(node.dtype)})~{x}"
+
+
+def _reciprocal(f: CText, node: Node, x: str) -> str:
+    return f"{f.constant(const(1.0, node.dtype))} / {x}"
+
+
+def _where(f: CText, node: Node, cond: str, x: str, y: str) -> str:
+    return f"{cond} ? {x} : {y}"
+
+
+def _modulo(f: CText, node: Node, x: str, y: str) -> str:
+    kind = f.type(node.dtype)
+    name = f.function(
+        f"mod_{node.dtype.name}",
+        f"{kind} mod_{node.dtype.name}({kind} x, {kind} y) {{ {kind} r = "
+        f"{f.math('fmod', node.dtype)}(x, y); return r != 0 && (r < 0) != (y < 0) ? r + y : r; }}",
+    )
+    return f"{name}({x}, {y})"
+
+
+def _cast(f: CText, node: Node, x: str) -> str:
+    source, target = node.src[0].dtype, node.dtype
+    halves = f.dialect.halves
+    if source in halves and source is target:
+        return x
+    if source in halves:
+        x, source = f"{f.function(*halves[source][0])}({x})", dtypes.float32
+    if target in halves:
+        return f"{f.function(*halves[target][1])}({_converted(f, x, source, dtypes.float32)})"
+    return _converted(f, x, source, target)
+
+
+def _converted(f: CText, x: str, source: DType, target: DType) -> str:
+    kind = f.type(target)
+    if target.kind == "bool":
+        return f"{x} != 0"
+    if source.kind != "float" or target.kind == "float":
+        return f"({kind}){x}"
+    least, most = int(target.min), int(target.max)
+    old = f.type(source)
+    low = f.constant(const(float(least), source))
+    high = f.constant(const(float(most + 1), source))
+    name = f.function(
+        f"{source.name}_to_{target.name}",
+        f"{kind} {source.name}_to_{target.name}({old} x) {{ return x != x ? 0 : "
+        f"x < {low} ? {f.constant(const(least, target))} : "
+        f"x >= {high} ? {f.constant(const(most, target))} : ({kind})x; }}",
+    )
+    return f"{name}({x})"
+
+
+def _bitcast(f: CText, node: Node, x: str) -> str:
+    source, target = node.src[0].dtype, node.dtype
+    old, kind = f.type(source), f.type(target)
+    if source.kind != "float" and target.kind != "float":
+        return f"({kind}){x}"
+    name = f.function(
+        f"{source.name}_as_{target.name}",
+        f"{kind} {source.name}_as_{target.name}({old} x) {{ {kind} y; "
+        f"{f.dialect.functions['memcpy']}(&y, &x, sizeof y); return y; }}",
+    )
+    return f"{name}({x})"
+
+
+_EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
+    {
+        Ops.ADD: _operator("+"),
+        Ops.SUB: _operator("-"),
+        Ops.MUL: _operator("*"),
+        Ops.AND: _operator("&"),
+        Ops.OR: _operator("|"),
+        Ops.XOR: _operator("^"),
+        Ops.DIV: _divide,
+        Ops.TRUNCDIV: _divide,
+        Ops.MOD: _modulo,
+        Ops.SHL: _shift("<<"),
+        Ops.SHR: _shift(">>"),
+        **dict.fromkeys(COMPARE, _compare),
+        **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
+        Ops.SQRT: _builtin("sqrt"),
+        Ops.FLOOR: _builtin("floor"),
+        Ops.CEIL: _builtin("ceil"),
+        Ops.TRUNC: _builtin("trunc"),
+        Ops.RINT: _builtin("roundeven"),
+        Ops.FMA: _builtin("fma"),
+        Ops.NEG: _negate,
+        Ops.ABS: _absolute,
+        Ops.NOT: _invert,
+        Ops.RECIPROCAL: _reciprocal,
+        Ops.WHERE: _where,
+        Ops.CAST: _cast,
+        Ops.BITCAST: _bitcast,
+    }
+)
+
+
+# --- lanes, registers, control ------------------------------------------------------------------
+
+
+def _splat(f: CText, node: Node) -> None:
+    f.define(node, f.use(node.src[0]))
+
+
+def _line(f: CText, node: Node) -> None:
+    f.define(node, "l")
+
+
+def _part(f: CText, node: Node) -> None:
+    f.define(node, f"{f.use(node.src[0])[:-3]}[l + {node.arg[0]}]")
+
+
+def _extract(f: CText, node: Node) -> None:
+    f.define(node, f"{f.use(node.src[0])[:-3]}[{node.arg}]")
+
+
+def _any(f: CText, node: Node) -> None:
+    vector = f.use(node.src[0])
+    f.define(node, "0")
+    lanes = node.src[0].shape[0]
+    f.each(lanes, f"{f.names[node]} |= {vector};")
+
+
+def _set(f: CText, node: Node) -> None:
+    register, value = node.src
+    target, source = f.use(register), f.use(value)
+    if register.shape:
+        f.each(register.shape[0], f"{target} = {source};")
+    else:
+        f.line(f"{target} = {source};")
+
+
+def _begin(f: CText, node: Node) -> None:
+    start, stop = (f.use(child) for child in node.src[:2])
+    f.count += 1
+    name = f.names[node] = f"v{f.count}"
+    f.line(f"for ({f.type(node.dtype)} {name} = {start}; {name} < {stop}; {name}++) {{")
+    f.depth += 1
+
+
+def _test(f: CText, node: Node) -> None:
+    f.line(f"if ({f.use(node.src[0])}) {{")
+    f.depth += 1
+
+
+def _end(f: CText, node: Node) -> None:
+    f.depth -= 1
+    f.line("}")
+
+
+CONTROL_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        Ops.SPLAT: _splat,
+        Ops.READ: _splat,
+        Ops.LANES: _line,
+        Ops.PART: _part,
+        Ops.EXTRACT: _extract,
+        Ops.ANY: _any,
+        Ops.SET: _set,
+        Ops.BEGIN: _begin,
+        Ops.TEST: _test,
+        Ops.END: _end,
+    }
+)
+
+
+def instruction(f: CText, node: Node, rules: MappingProxyType[Op, Rule]) -> None:
+    """Write an instruction: by a rule of the renderer's own, or as all of them do."""
+    rule = rules.get(node.op) or CONTROL_RULES.get(node.op)
+    if rule is not None:
+        rule(f, node)
+        return
+    expression = _EXPRESSIONS.get(node.op)
+    if expression is None:
+        raise CompilerBug(f"{f.dialect.name} has no rule for an op", found=node)
+    operands = [f.use(child) for child in node.src]
+    f.define(node, expression(f, node, *operands))

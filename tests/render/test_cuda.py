@@ -1,0 +1,321 @@
+"""CUDA C: what it looks like, and, where a compiler of it is found, that its PTX is right.
+
+The vendor's compiler makes PTX of one text with every kernel below, and the interpreter runs it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baregrad import render
+from baregrad.assemble.cuda_toolkit import find_program
+from baregrad.assemble.nvrtc import CudaAssembler
+from baregrad.base.errors import CompilerBug, MissingDependency
+from baregrad.base.options import options
+from baregrad.dtypes import COMPUTED, DType, dtypes
+from baregrad.engine.backends import gpu_backend
+from baregrad.ir.evaluate_kernel import evaluate_kernel
+from baregrad.ir.evaluate_loop import evaluate_loop
+from baregrad.ir.node import Node, alu, cast, const
+from baregrad.ir.op import Ops
+from baregrad.render.gpu import gpu_signature
+from baregrad.testing.ptx_device import PtxDevice
+from baregrad.testing.virtual_gpu.ptx_program import Module
+from tests.kernel import kernels as k
+from tests.render.gpu_harness import (
+    HOPPER,
+    I64,
+    TOKEN,
+    Writer,
+    alloc,
+    lower,
+    run_module,
+    scheduled,
+    spread,
+)
+from tests.render.harness import ENTRY, elementwise, same_bits, tools
+from tests.render.test_alu import Function, blank, functions_of, pairs, stores
+from tests.render.test_ptx_kernels import FAMILIES, LARGER
+from tests.render.test_ptx_memory import SHUFFLED, copy_program, param, stored
+
+pytestmark = pytest.mark.differential
+# Virtual: the interpreter knows no later instructions than these.
+ARCHITECTURE = "sm_90"
+
+
+@functools.cache
+def nvcc() -> Path | None:
+    try:
+        return find_program("nvcc", "nvidia-cuda-nvcc")
+    except MissingDependency:
+        return None
+
+
+@functools.cache
+def nvrtc() -> CudaAssembler | None:
+    assembler = CudaAssembler(ARCHITECTURE)
+    try:
+        assert assembler.version
+    except MissingDependency:
+        return None
+    return assembler
+
+
+COMPILED = pytest.mark.skipif(
+    nvcc() is None and nvrtc() is None, reason="neither NVRTC nor nvcc is installed"
+)
+
+
+def text_of(program: Node) -> str:
+    return render.get("cuda").render(program, HOPPER)
+
+
+def to_ptx(text: str) -> str:
+    """PTX of CUDA C, by NVRTC or else by nvcc."""
+    library = nvrtc()
+    if library is not None:
+        return library.to_ptx(text)
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "k.cu", Path(folder) / "k.ptx"
+        source.write_text(text)
+        flags = ["-ptx", "-fmad=false", "-std=c++17", "-arch=compute_90"]
+        command = [str(nvcc()), *flags, str(source), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return target.read_text()
+
+
+def together(programs: list[Node]) -> str:
+    """One text of several kernels: what stands before them once."""
+    heads: dict[str, None] = {}
+    bodies = []
+    for program in programs:
+        head, mark, body = text_of(program).partition('extern "C"')
+        heads.update(dict.fromkeys(head.splitlines()))
+        bodies.append(mark + body)
+    return "\n".join([*heads, *bodies])
+
+
+def every_op(dtype: DType) -> list[Function]:
+    functions = functions_of(dtype)
+    functions.append(lambda x, y: alu(Ops.WHERE, alu(Ops.CMPLE, x, y), x, y))
+    functions += [lambda x, y, t=to: cast(y, t) for to in COMPUTED]
+    same = [to for to in COMPUTED if to.bits == dtype.bits and "bool" not in (to.kind, dtype.kind)]
+    return functions + [lambda x, y, t=to: Node(Ops.BITCAST, t, (x,)) for to in same]
+
+
+def named(program: Node, name: str) -> Node:
+    return program.replace(arg=program.arg._replace(name=name))
+
+
+def op_program(dtype: DType) -> Node:
+    count = len(pairs(dtype)[0])
+    program = spread(lower(elementwise(every_op(dtype), count, (dtype, dtype), 2)))
+    return named(program, f"ops_{dtype}")
+
+
+def shuffle_program(dtype: DType) -> Node:
+    w = Writer(f"shuffle_{dtype}")
+    me = w.thread(64)
+    value = w.load(param(1, 64, dtype), me)
+    for mode in ("bfly", "down", "up", "idx"):
+        value = w.machine(f"shfl.sync.{mode}", value, imm=(3,), dtype=dtype)
+    w.store(param(0, 64, dtype), me, value)
+    return w.program()
+
+
+COPIES = [
+    (dtype, width, align)
+    for dtype in (dtypes.bool, dtypes.int8, dtypes.float16, dtypes.float32, dtypes.float64)
+    for width, align in ((1, dtype.itemsize), (3, dtype.itemsize), (8, 16), (16, 16))
+]
+
+
+def copy_named(dtype: DType, width: int, align: int) -> Node:
+    return named(copy_program(dtype, width, align), f"copy_{dtype}_{width}")
+
+
+@functools.cache
+def compiled() -> Module:
+    """PTX of every kernel that the tests below run."""
+    programs = [op_program(dtype) for dtype in COMPUTED]
+    programs += [shuffle_program(dtype) for dtype in SHUFFLED]
+    programs += [copy_named(*row) for row in COPIES]
+    for place, (make, sizes) in enumerate([*FAMILIES, *LARGER]):
+        programs.append(named(scheduled(make(*sizes))[0], f"family{place}"))
+    return Module.parse(to_ptx(together(programs)))
+
+
+@COMPILED
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
+def test_ops_agree(dtype: DType) -> None:
+    arrays = list(pairs(dtype))
+    if dtype.is_float:
+        # What a NaN's bits are is nobody's business, and BITCAST would show them.
+        x = arrays[0]
+        keep = np.isfinite(x.astype(np.float64)) if dtype.numpy else (x & 0x7F80) != 0x7F80
+        arrays[0] = np.where(keep, x, x.dtype.type(0))
+    count = len(arrays[0])
+    whole = elementwise(every_op(dtype), count, (dtype, dtype), count)
+    expected, found = blank(whole, count), blank(whole, count)
+    evaluate_loop(whole, [*expected, *arrays])
+    run_module(compiled(), op_program(dtype), [*found, *arrays])
+    for place, store in enumerate(stores(whole)):
+        assert same_bits(expected[place], found[place], store.src[0].dtype), store.src[1]
+
+
+@COMPILED
+@pytest.mark.parametrize("place", range(len(FAMILIES) + len(LARGER)))
+def test_families_run_as_gpus_run_them(place: int) -> None:
+    make, sizes = [*FAMILIES, *LARGER][place]
+    kernel = make(*sizes)
+    program, blocks = scheduled(kernel)
+    arrays = k.arguments(kernel)
+    expected = {slot: np.array(array) for slot, array in arrays.items()}
+    evaluate_kernel(kernel, expected)
+    found = [np.array(arrays[slot]) for slot in range(len(arrays))]
+    run_module(compiled(), named(program, f"family{place}"), found, grid=blocks)
+    k.assert_equal(expected, dict(enumerate(found)), 10)
+
+
+@COMPILED
+@pytest.mark.parametrize("dtype", SHUFFLED, ids=str)
+def test_shuffles(dtype: DType) -> None:
+    data = stored(dtype, 64)
+    found = np.zeros_like(data)
+    run_module(compiled(), shuffle_program(dtype), [found, data])
+    expected = data.reshape(2, 32)
+    lane = np.arange(32)
+    down, up = np.where(lane + 3 < 32, lane + 3, lane), np.where(lane >= 3, lane - 3, lane)
+    for source in (lane ^ 3, down, up, 0 * lane + 3):
+        expected = expected[:, source]
+    np.testing.assert_array_equal(found, expected.reshape(-1))
+
+
+@COMPILED
+@pytest.mark.parametrize("dtype,width,align", COPIES)
+def test_copies(dtype: DType, width: int, align: int) -> None:
+    data = stored(dtype, 4 * width)
+    found = np.zeros_like(data)
+    run_module(compiled(), copy_named(dtype, width, align), [found, data])
+    np.testing.assert_array_equal(found, data)
+
+
+# --- what needs no compiler ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("renderer,name,port,wanted", [
+    ("ptx", "NV", "kernel", ("ptx", "ptx-cubin-1")),
+    ("cuda", "NV", "kernel", ("cuda", "cuda-cubin-1")),
+    ("cuda", "CUDA", "virtual", ("cuda", "cuda-cubin-1")),
+])
+def test_the_option_chooses_text_and_assembler(
+    renderer: str, name: str, port: str, wanted: tuple[str, str]
+) -> None:
+    with options.override(gpu_renderer=renderer, nv_port=port):
+        compiler = gpu_backend(name, PtxDevice()).compiler
+    assert (compiler.renderer.name, compiler.assembler.form) == wanted
+
+
+def test_a_gpu_in_software_takes_ptx() -> None:
+    with options.override(gpu_renderer="cuda", nv_port="virtual"):
+        assert gpu_backend("NV", PtxDevice()).compiler.renderer.name == "ptx"
+
+
+def test_the_text_says_what_runs_it() -> None:
+    w = Writer("turn")
+    shared = alloc(1, 64, dtypes.float32, "shared")
+    me = w.thread(64)
+    w.store(shared, me, w.load(param(1, 64), me))
+    w.machine("bar.sync", imm=(0,))
+    w.store(param(0, 64), me, w.load(shared, w.do(Ops.SUB, const(63, I64), me)))
+    text = text_of(w.program())
+    assert '__launch_bounds__(64)\nturn(float *b0, const float *b1) {' in text
+    assert "__shared__ __align__(16) u8 shared_memory[256];" in text
+    assert "__syncthreads();" in text and "(i32)threadIdx.x" in text
+    assert text == text_of(w.program())
+
+
+def test_wide_accesses_are_vectors() -> None:
+    text = text_of(copy_program(dtypes.float32, 8, 16))
+    assert "struct __align__(16) floatx4 { float x[4]; };" in text
+    assert text.count("*(const floatx4 *)&b1[") == 2 and text.count("*(floatx4 *)&b0[") == 2
+
+
+def test_what_has_no_text_is_named() -> None:
+    programs = []
+    for words, name in (("no rule for a machine", "wgmma.fence"), ("one barrier", "bar.sync")):
+        w = Writer()
+        w.machine(name, imm=(4,))
+        programs.append((words, w.program()))
+    w = Writer()
+    w.put(Ops.BEGIN, I64, const(0, I64), const(1, I64), const(2, I64), arg=1)
+    w.end()
+    programs.append(("a CPU's chunks", w.program()))
+    w = Writer()
+    w.put(Ops.BARRIER, TOKEN)
+    programs.append(("no rule", w.program()))
+    w = Writer()
+    w.put(Ops.EXP, dtypes.float32, w.load(param(1, 4), 0))
+    programs.append(("no rule", w.program()))
+    for words, program in programs:
+        with pytest.raises(CompilerBug, match=words):
+            text_of(program)
+
+
+# What a host's compiler needs to take the text as C.
+_SHIMS = """
+#define memcpy __builtin_memcpy
+#define rint __builtin_roundeven
+#define rintf __builtin_roundevenf
+typedef struct { int x; } place;
+static inline double __longlong_as_double(i64 x) { double y; memcpy(&y, &x, 8); return y; }
+static inline float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
+static inline u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
+#define APART static __attribute__((noinline))
+APART float f16_to_f32(u16 x) { _Float16 y; memcpy(&y, &x, 2); return y; }
+APART u16 f32_to_f16(float x) { _Float16 h = x; u16 y; memcpy(&y, &h, 2); return y; }
+"""
+
+
+def host_text(program: Node) -> str:
+    """The kernel as C for this machine: its threads one after the other, as a CPU kernel."""
+    sig = gpu_signature(program)
+    text = re.sub(r"static __device__ \S+ \S+ (f16_to|f32_to_f16).*\n", "", text_of(program))
+    text = text.replace("static __device__ __forceinline__", "static inline")
+    head = "static inline void kernel(place threadIdx, "
+    text = re.sub(r'extern "C" __global__ .*\n\w+\(', head, text)
+    for name in ("sqrt", "floor", "ceil", "trunc", "fma", "fabs", "fmod"):
+        text = re.sub(rf"\b{name}(f?)\(", rf"__builtin_{name}\1(", text)
+    prelude, mark, rest = text.partition("typedef unsigned long long u64;")
+    arrays = ", ".join(f"buffers[{place}]" for place in range(len(sig.call.params)))
+    return f"""{prelude}{mark}{_SHIMS}{rest}
+void entry(void **buffers, i64 *variables, i64 begin, i64 end, void *scratch) {{
+  for (place thread = {{0}}; thread.x < {sig.threads}; thread.x++) kernel(thread, {arrays});
+}}"""
+
+
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
+def test_ops_agree_on_this_machine(dtype: DType) -> None:
+    """Expressions mean the same to the host's compiler, which is always there."""
+    arrays = list(pairs(dtype))
+    count = len(arrays[0])
+    whole = elementwise(functions_of(dtype), count, (dtype, dtype), count)
+    expected, found = blank(whole, count), blank(whole, count)
+    evaluate_loop(whole, [*expected, *arrays])
+    program = spread(lower(elementwise(functions_of(dtype), count, (dtype, dtype), 2)))
+    loader, _, cc = tools()
+    loaded = loader.load(cc.assemble(host_text(program)))
+    every = [*found, *arrays]
+    addresses = (ctypes.c_void_p * len(every))(*(array.ctypes.data for array in every))
+    ENTRY(loaded.address("entry"))(ctypes.addressof(addresses), None, 0, 1, None)
+    for place, store in enumerate(stores(whole)):
+        assert same_bits(expected[place], found[place], store.src[0].dtype), store.src[1]
