@@ -181,6 +181,9 @@ class Grid:
                 bank[base : base + kernel.parameter_nbytes], checks.dynamic_shared(bank),
                 step_limit=machine.step_limit,
             )  # fmt: skip
+        except GpuFault as fault:
+            fault.kernel, fault.program = kernel.name, launch.program_address
+            raise
         except KernelFault as fault:
             if isinstance(fault, KernelHang) and machine.stall:
                 self.stuck = True

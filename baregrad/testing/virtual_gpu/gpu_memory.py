@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from baregrad.testing.virtual_gpu.gpu_faults import MMU_FAULT, GpuFault
 from baregrad.testing.virtual_gpu.ptx_memory import Memory, Region
+from baregrad.testing.virtual_gpu.ptx_types import Array
 
 POISON = 0xA5
 Bytes = npt.NDArray[np.uint8]
@@ -78,6 +79,16 @@ class MappedRegion(Region):
         self.backing = backing
         self.offset = offset
         self.read_only = read_only
+
+    def store(self, offsets: Array, values: Array, width: int) -> None:
+        """Write integers as a kernel does; a mapping to be read only faults."""
+        if self.read_only:
+            address = self.base + int(offsets.min())
+            raise GpuFault(
+                MMU_FAULT, f"a kernel writes to {address:#x}, which is mapped to be read",
+                address=address, kind="FAULT_RO_VIOLATION",
+            )  # fmt: skip
+        super().store(offsets, values, width)
 
 
 class AddressSpace:
