@@ -13,7 +13,7 @@ from baregrad.dtypes import DType, decode, dtypes, encode
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
 from baregrad.target.gpu import GPU_ROWS, GpuTarget, gpu_row
-from tests.render.gpu_harness import HOPPER, I64, Writer, alloc, run_ptx
+from tests.render.gpu_harness import HOPPER, I64, INTERPRETED, Writer, alloc, run_ptx
 from tests.render.test_ptx_assembles import assemble
 from tests.render.test_ptx_assembles import pytestmark as needs_ptxas
 from tests.render.test_ptx_memory import param
@@ -129,6 +129,7 @@ def test_a_tile_through_shared_memory(masked: bool) -> None:
     assert decode(codes, dtypes.bfloat16).shape == a.shape
 
 
+@INTERPRETED
 def test_a_missing_wait_is_seen() -> None:
     program = tile_program(False)
     kept = [
