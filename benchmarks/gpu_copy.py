@@ -56,6 +56,7 @@ def ours(name: str) -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
     """A device of ours, and its neighbour for copies between two."""
     from baregrad.base.errors import BaregradError
     from baregrad.runtime import open_device
+    from baregrad.runtime.nvidia import peers
 
     device: Any = open_device(name)
     other: Any = None
@@ -64,6 +65,12 @@ def ours(name: str) -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
         if what.startswith("pinned"):
             return device.pinned(nbytes)
         return np.empty(nbytes, np.uint8)
+
+    def copy_between(target: Any, source: Any) -> None:
+        if name.startswith("CUDA"):
+            target.device.copy_peer(target, source)
+        else:
+            peers.copy_between(target, source)
 
     def answer(question: Answer) -> Answer:
         what, nbytes, times = question["what"], question["nbytes"], question["times"]
@@ -93,8 +100,6 @@ def ours(name: str) -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
 
     def peer(nbytes: int, times: int) -> Answer:
         nonlocal other
-        if not hasattr(device, "copy_peer"):
-            return {"skip": f"{name} has no copies between GPUs"}
         if other is None:
             try:
                 other = open_device(f"{name.partition(':')[0]}:1")
@@ -105,7 +110,7 @@ def ours(name: str) -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
         device.copy_in(source, data)
 
         def once() -> None:
-            other.copy_peer(target, source)
+            copy_between(target, source)
             other.synchronize()
 
         for _ in range(WARM_UP):

@@ -14,6 +14,7 @@ import numpy as np
 from baregrad.base.bits import human_bytes
 from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
+from baregrad.cli.doctor_cuda import examine_cuda
 from baregrad.cli.doctor_nvidia import examine_nvidia
 from baregrad.cli.finding import Finding
 from baregrad.cli.info import package_version
@@ -30,8 +31,9 @@ def examine() -> tuple[Finding, ...]:
         _c_compiler(),
         Finding("REF", "ready", "NumPy alone", (f"NumPy {np.__version__}",)),
         Finding("NULL", "ready", "nothing: it runs nothing", ("always there",)),
-        _absent("CUDA"),
+        # NV first: where it is open, no library of the vendor's should be loaded.
         examine_nvidia(),
+        examine_cuda(),
         _cache(options.cache_dir),
     )
 
@@ -117,14 +119,6 @@ def _c_compiler() -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         told = str(error)
     return Finding("C compiler", "ready", needs, (f"{path}: {told}",))
-
-
-def _absent(name: str) -> Finding:
-    needs = "an NVIDIA GPU, and a later version of baregrad"
-    nodes = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
-    fact = f"GPU nodes {', '.join(nodes)}" if nodes else "no GPU node in /dev"
-    facts = ("this version has no back end for it", fact)
-    return Finding(name, "not offered", needs, facts, "use BAREGRAD_DEVICE=CPU")
 
 
 def _cache(folder: Path) -> Finding:

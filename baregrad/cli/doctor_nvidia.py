@@ -8,7 +8,7 @@ from pathlib import Path
 
 from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
-from baregrad.cli.finding import Finding
+from baregrad.cli.finding import Finding, find_ptxas
 
 _NEEDS = "an NVIDIA GPU of Turing or later and its kernel driver (535 or later), and ptxas"
 _NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -79,10 +79,4 @@ def _driver() -> tuple[list[str], str]:
 def _assembler() -> tuple[str, str]:
     if options.nv_port == "virtual":
         return "the virtual GPU needs no ptxas", ""
-    from baregrad.assemble.ptxas import PtxAssembler
-
-    try:
-        told = PtxAssembler("sm_90a").version.splitlines()
-    except BaregradError as error:
-        return str(error), 'pip install "baregrad[nvidia]"'
-    return next((line for line in told if "release" in line), told[0]), ""
+    return find_ptxas()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baregrad.base.errors import BaregradError
+
 Verdict = Literal["ready", "missing", "optional", "not offered"]
 
 
@@ -24,3 +26,14 @@ class Finding:
         if self.advice:
             lines.append(f"{'':<12}   to do: {self.advice}")
         return "\n".join(lines)
+
+
+def find_ptxas() -> tuple[str, str]:
+    """Return which assembler for GPUs was found, and what to do if none was."""
+    from baregrad.assemble.ptxas import PtxAssembler
+
+    try:
+        told = PtxAssembler("sm_90a").version.splitlines()
+    except BaregradError as error:
+        return str(error), 'pip install "baregrad[nvidia]"'
+    return next((line for line in told if "release" in line), told[0]), ""

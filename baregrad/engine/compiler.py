@@ -190,7 +190,9 @@ class Compiler:
                     verify(node, item.level_out)
             yield Stage(item.name, item.why, node)
         with _replayable(kernel, "render"):
-            text = self.renderer.render(node, self.target, variables_of(kernel))
+            # A GPU's kernel is passed each array, whether it uses it or not.
+            arrays = arrays_of(kernel) if isinstance(self.target, GpuTarget) else 0
+            text = self.renderer.render(node, self.target, variables_of(kernel), arrays)
         yield Stage("render", "the text that is assembled", text)
 
 
@@ -204,6 +206,11 @@ def variables_of(kernel: Node) -> tuple[str, ...]:
     if not kernel.has(Ops.VAR):
         return ()
     return tuple(sorted({n.arg.name for n in toposort(kernel) if n.op is Ops.VAR}))
+
+
+def arrays_of(kernel: Node) -> int:
+    """How many arrays the program of a kernel is called with."""
+    return len({node.arg.slot for node in toposort(kernel) if node.op is Ops.PARAM})
 
 
 class _replayable:  # noqa: N801 - reads as a statement

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 
 from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.cli import doctor
+from baregrad.runtime.cuda import driver
+from tests.runtime.cuda.fake_driver import FakeCuda
 
 
 def finding(subject: str) -> doctor.Finding:
@@ -19,7 +22,7 @@ def test_every_device_is_examined() -> None:
 
 
 @pytest.mark.parametrize("name,verdict", [
-    ("REF", "ready"), ("NULL", "ready"), ("CUDA", "not offered"),
+    ("REF", "ready"), ("NULL", "ready"),
 ])
 def test_what_is_true_everywhere(name: str, verdict: str) -> None:
     assert finding(name).verdict == verdict
@@ -36,6 +39,34 @@ def test_nv_is_examined() -> None:
     assert "driver 580.159.04 (virtual), known" in str(one)
     assert "NV:0: Hopper, sm_90a" in str(one)
     assert "NV:1 to NV:0: straight; they are peers over NVLink" in str(one)
+
+
+def test_cuda_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda(gpus=2)
+    monkeypatch.setattr(driver, "load_functions", lambda: fake.functions)
+    told = str(finding("CUDA"))
+    assert "found: libcuda.so.1 of CUDA 13.0" in told
+    assert "CUDA:0: Pretended GPU 0, sm_90a, 132 multiprocessors, 256" in told
+    assert "CUDA:1 to CUDA:0: straight" in told
+    assert not fake.alive()
+    for gpus, version, capability, verdict, told in (
+        (0, 13000, (9, 0), "missing", "to do: see nvidia-smi"),
+        (1, 11040, (9, 0), "missing", "to do: update NVIDIA's driver to release 525 or newer"),
+        (1, 13000, (6, 1), "missing", "sm_61, for which no kernels are made"),
+        (1, 13000, (6, 1), "missing", "to do: kernels are made for sm_75, sm_80"),
+    ):
+        fake = FakeCuda(gpus, version, capability)
+        assert finding("CUDA").verdict == verdict
+        assert told in str(finding("CUDA"))
+
+
+def test_without_libcuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = functools.partial(driver.load_functions, "libnothing.so.1")
+    monkeypatch.setattr(driver, "load_functions", missing)
+    one = finding("CUDA")
+    assert one.verdict == "missing"
+    assert "the CUDA driver was not found" in str(one)
+    assert "install NVIDIA's driver" in one.advice
 
 
 def test_the_cpu_is_ready_with_llvmlite() -> None:

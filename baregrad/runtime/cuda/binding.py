@@ -61,6 +61,8 @@ class BoundList:
             for index, step in enumerate(self.steps)
             if isinstance(step, KernelStep) and not step.fixed
         )
+        # Whether a step does nothing this time, which a node of a graph cannot.
+        self.has_empty = any(step.empty for step in self.steps)
         self._addresses: tuple[int, ...] = ()
         self._variables = commands.variables
         self._values: tuple[int, ...] | None = None
@@ -125,12 +127,9 @@ class BoundList:
         for index, kernel in self._grids:
             if kernel.set_grid(variables):
                 self.stale.add(index)
+        if self._grids:
+            self.has_empty = any(step.empty for step in self.steps)
         self._values = values
-
-    @property
-    def has_empty(self) -> bool:
-        """Whether a step does nothing this time, which a node of a graph cannot."""
-        return any(step.empty for step in self.steps)
 
     def __del__(self) -> None:
         graph = self.__dict__.get("graph")

@@ -146,6 +146,7 @@ class CudaDevice(Device):
                 self.context.synchronize()
             else:
                 self._staging.copy_in(buffer.address, address, source.nbytes)
+                self.context.progress.mark(("a copy from the host",))
 
     def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
         """Copy the buffer's bytes to host memory of the same size, after all submitted work."""
@@ -167,6 +168,14 @@ class CudaDevice(Device):
                 self.context.synchronize()
             else:
                 self._staging.copy_out(address, buffer.address, target.nbytes)
+
+    def duplicate(self, source: Buffer) -> Buffer:
+        """Return a buffer with the same bytes in memory of its own, also from another GPU."""
+        if source.device is self or not isinstance(source.device, CudaDevice):
+            return super().duplicate(source)
+        fresh = self.allocate(source.nbytes)
+        self.copy_peer(fresh, source)
+        return fresh
 
     def copy_peer(self, target: Buffer, source: Buffer) -> None:
         """Copy all of `source`, on another GPU, to `target` here; both devices keep their order."""
@@ -309,29 +318,40 @@ class CudaDevice(Device):
         """Enqueue a command list; does not wait for it unless `timed`."""
         if commands.device is not self:
             raise DeviceError("the command list is for another device", found=commands.device.name)
-        with self._current():
+        with self._lock:
+            self._check()
             bound = commands.bound
             if not isinstance(bound, BoundList):
                 bound = commands.bound = BoundList(commands, self._dead_graphs)
             bound.prepare(buffers, variables or {})
-            if timed:
-                return self._run_timed(bound)
-            if not bound.steps:
-                return None
-            if self._prefers_graph(bound):
-                self._run_graph(bound)
-            else:
-                self._run(bound)
-            bound.submits += 1
-            if self._dead_graphs or len(self._dead_modules) >= MANY_MODULES:
-                self._bury()
-            return None
+            # What `_current` does, without its cost.
+            self.context.entered()
+            try:
+                if timed:
+                    return self._run_timed(bound)
+                if bound.steps:
+                    self._start(bound)
+            finally:
+                self.context.left()
+        return None
+
+    def _start(self, bound: BoundList) -> None:
+        """Enqueue a list in the way that costs less."""
+        if self._prefers_graph(bound):
+            self._run_graph(bound)
+        else:
+            self._run(bound)
+        bound.submits += 1
+        if self._dead_graphs or len(self._dead_modules) >= MANY_MODULES:
+            self._bury()
 
     def _prefers_graph(self, bound: BoundList) -> bool:
         """Whether a graph costs the host less than launching the steps one by one."""
-        if bound.submits < GRAPH_AFTER or options.cuda_blocking or bound.has_empty:
-            return False
         count = len(bound.steps)
+        if bound.submits < GRAPH_AFTER or count * LAUNCH_US < GRAPH_US or bound.has_empty:
+            return False
+        if options.cuda_blocking:
+            return False
         # A graph that is yet to be made has nothing to be set.
         stale = 0 if bound.graph is None else len(bound.stale)
         by_graph = GRAPH_US + GRAPH_NODE_US * count + SET_NODE_US * stale
@@ -394,8 +414,12 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise for its faults."""
-        with self._current():
-            self.context.synchronize()
+        with self._lock:
+            self._check()
+            if self.context.soon_idle():
+                return
+            with self._entered():
+                self.context.synchronize()
 
     # The end.
 

@@ -58,14 +58,28 @@ class KernelStep:
         self._function = function
         self._pointers: ctypes.Array[ctypes.c_void_p] = (ctypes.c_void_p * 0)()
         self._sizes = (0, 0, 0)
+        # The arguments of a launch, and the two structs that hold them where a cluster or a graph
+        # wants that: made once, since they cost more than the calls that take them.
+        self._stream = 0
+        self._call: tuple[Any, ...] = ()
+        block = (ctypes.c_uint * 3)(*self.block)
         self._attribute = abi.LaunchAttribute(
             id=abi.CLUSTER_DIMENSION, cluster=(ctypes.c_uint * 3)(self.cluster, 1, 1)
         )
+        self._config = abi.LaunchConfig(
+            block=block, shared_nbytes=self.shared_nbytes,
+            attributes=ctypes.pointer(self._attribute), attribute_count=1,
+        )  # fmt: skip
+        self._node = abi.KernelNode(
+            function=function, block=block, shared_nbytes=self.shared_nbytes
+        )
+        self.node_reference = ctypes.byref(self._node)
 
     def bind(self, address: int, count: int) -> None:
         """Say where the parameters lie."""
         places = (address + 8 * index for index in range(count))
         self._pointers = (ctypes.c_void_p * max(count, 1))(*places)
+        self._node.params = ctypes.addressof(self._pointers)
         if self.fixed:
             self.set_grid({})
 
@@ -82,46 +96,34 @@ class KernelStep:
                 f"the blocks of {self.name} do not fill its clusters",
                 found=f"{sizes[0]} blocks", wanted=f"a multiple of {self.cluster}",
             )  # fmt: skip
-        changed = sizes != self._sizes
+        if sizes == self._sizes:
+            return False
         self._sizes = (sizes[0], sizes[1], sizes[2])
+        self._node.grid[:] = self._config.grid[:] = self._sizes
+        self._stream = 0
         self.empty = 0 in sizes
-        return changed
+        return True
 
     def enqueue(self, functions: Functions, stream: int) -> int:
         """Launch the kernel."""
-        pointers = ctypes.addressof(self._pointers)
-        if self.cluster == 1:
-            return functions["cuLaunchKernel"](
-                self._function, *self._sizes, *self.block, self.shared_nbytes, stream,
-                pointers, None,
-            )  # fmt: skip
-        config = abi.LaunchConfig(
-            grid=(ctypes.c_uint * 3)(*self._sizes),
-            block=(ctypes.c_uint * 3)(*self.block),
-            shared_nbytes=self.shared_nbytes,
-            stream=stream,
-            attributes=ctypes.pointer(self._attribute),
-            attribute_count=1,
-        )
-        return functions["cuLaunchKernelEx"](
-            ctypes.byref(config), self._function, pointers, None
-        )
+        if stream != self._stream:
+            self._call = self._arguments(stream)
+            self._stream = stream
+        return functions[self.called](*self._call)
 
-    def _node(self) -> abi.KernelNode:
-        return abi.KernelNode(
-            function=self._function,
-            grid=(ctypes.c_uint * 3)(*self._sizes),
-            block=(ctypes.c_uint * 3)(*self.block),
-            shared_nbytes=self.shared_nbytes,
-            params=ctypes.addressof(self._pointers),
-        )
+    def _arguments(self, stream: int) -> tuple[Any, ...]:
+        pointers = ctypes.addressof(self._pointers)
+        if self.cluster > 1:
+            self._config.stream = stream
+            return (ctypes.byref(self._config), self._function, pointers, None)
+        shape = (*self._sizes, *self.block, self.shared_nbytes)
+        return (self._function, *shape, stream, pointers, None)
 
     def add_node(self, driver: Driver, graph: int, before: list[int], context: int) -> int:
         """Make the launch a node of a graph."""
         node = driver.handle(
-            "cuGraphAddKernelNode_v2", graph, _handles(before), len(before),
-            ctypes.byref(self._node()),
-        )  # fmt: skip
+            "cuGraphAddKernelNode_v2", graph, _handles(before), len(before), self.node_reference
+        )
         if self.cluster > 1:
             value = ctypes.addressof(self._attribute) + abi.LaunchAttribute.cluster.offset
             driver.call("cuGraphKernelNodeSetAttribute", node, abi.CLUSTER_DIMENSION, value)
@@ -130,7 +132,9 @@ class KernelStep:
     def set_node(self, driver: Driver, executable: int, node: int, context: int) -> None:
         """Change the node's parameters and grid."""
         name = "cuGraphExecKernelNodeSetParams_v2"
-        driver.call(name, executable, node, ctypes.byref(self._node()))
+        code = driver.functions[name](executable, node, self.node_reference)
+        if code:
+            raise driver.error(name, code, f"the kernel {self.name!r}")
 
 
 class CopyStep:

@@ -339,10 +339,10 @@ def read_trace(path: str | Path) -> tuple[Event, list[Event]]:
 class ReplayPort:
     """The driver of a trace: answers what that one answered, as long as it is asked the same.
 
-    Raises FileFormatError for another call than the recorded one, naming both. What comes after that
-    is no use and only lets go of what there is: such calls are taken without a word, and `finish`
-    raises the first error again, in case somebody made do with it. It also raises if not all calls
-    were made.
+    Raises FileFormatError for another call than the recorded one, naming both. What comes after
+    that is no use and only lets go of what there is: such calls are taken without a word, and
+    `finish` raises the first error again, in case somebody made do with it. It also raises if not
+    all calls were made.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -456,11 +456,12 @@ class ReplayPort:
             )
             raise self._broken
         event = self._events[self._at]
-        keys = ("call", *asked, "inner", "inner_in", "lists_in")
-        if asked["call"] != event["call"]:
-            keys = ("call",)
+        alike = asked["call"] == event["call"]
+        keys = {"call": None, **asked, "inner": None, "inner_in": None, "lists_in": None}
         different = {
-            key: (asked.get(key), event.get(key)) for key in keys if asked.get(key) != event.get(key)
+            key: (asked.get(key), event.get(key))
+            for key in (keys if alike else ("call",))
+            if asked.get(key) != event.get(key)
         }
         if different:
             self._broken = FileFormatError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import os
@@ -22,9 +23,14 @@ from baregrad.program import Program
 from baregrad.runtime import open_device
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.cuda import abi
+from baregrad.runtime.cuda import device as cuda_device
 from baregrad.runtime.cuda.device import GRAPH_AFTER, CudaDevice
+from baregrad.runtime.interface import Kernel
 from tests.runtime.cuda.fake_driver import FakeCuda
 from tests.runtime.cuda.kernels import STEP, cuda, get, one_thread, put, scale
+from tests.runtime.nvidia import device_tools
+from tests.runtime.nvidia.random_lists import random_lists
+from tests.testing.virtual_gpu.virtual_tools import data_cubin
 
 
 def test_structs_have_the_sizes_of_the_header() -> None:
@@ -109,6 +115,26 @@ def test_a_submit_with_the_same_buffers_makes_four_calls() -> None:
             "cuCtxPushCurrent_v2", "cuGraphLaunch", "cuStreamWriteValue32_v2",
             "cuCtxPopCurrent_v2",
         ]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_random_lists_give_what_numpy_gives(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # From the second submission on every list is a graph, however short; or none ever is.
+    monkeypatch.setattr(cuda_device, "GRAPH_AFTER", 1 if graphs else 100)
+    if graphs:
+        monkeypatch.setattr(cuda_device, "GRAPH_US", 0.0)
+        monkeypatch.setattr(cuda_device, "SET_NODE_US", 0.0)
+    code = data_cubin("device")
+    with cuda() as device:
+        def load(_: object, name: str) -> Kernel:
+            return device.load(dataclasses.replace(device_tools.program(name), code=code))
+
+        assert random_lists(device, 40, 5, load) > 40  # type: ignore[arg-type]
+        assert ("cuGraphLaunch" in device.fake.calls) is graphs
+        assert ("cuGraphExecMemcpyNodeSetParams" in device.fake.calls) is graphs
+        assert ("cuGraphExecMemsetNodeSetParams" in device.fake.calls) is graphs
 
 
 def test_a_launch_under_way_keeps_its_operands() -> None:
@@ -277,6 +303,7 @@ def test_two_gpus_and_copies_between_them() -> None:
         # Later work of the source's device must wait for the copy.
         first.copy_in(source, np.array([5], np.int64))
         assert get(second, target) == [6]
+    assert get(second, second.duplicate(source)) == get(first, first.duplicate(source)) == [5]
     with pytest.raises(DeviceError, match="as many bytes"):
         second.copy_peer(target, first.allocate(16))
     with pytest.raises(DeviceError, match="two devices of CUDA"):
@@ -389,8 +416,6 @@ def test_code_that_is_cut_short_is_not_given_to_the_driver(code: bytes) -> None:
 
 
 def replaced(program: Program, **changes: object) -> Program:
-    import dataclasses
-
     return dataclasses.replace(program, **changes)  # type: ignore[arg-type]
 
 

@@ -97,7 +97,8 @@ def test_another_call_is_told_with_what_differs(trace: Path, tmp_path: Path) -> 
     places = []
 
     def channel_of_another_class(events: list[Any]) -> None:
-        place = next(i for i, one in enumerate(events) if "gpFifoEntries" in one.get("inner_in", {}))
+        channels = ["gpFifoEntries" in one.get("inner_in", {}) for one in events]
+        place = channels.index(True)
         events[place]["in"]["hClass"] = 0xC46F
         events[place]["inner_in"]["gpFifoEntries"] = 17
         places.append(place)
@@ -120,7 +121,7 @@ def test_a_call_of_another_kind(trace: Path, tmp_path: Path) -> None:
         del events[first(events, call="open", path="/dev/nvidia-uvm")]
 
     port = changed(trace, tmp_path / "b.gz", no_second_open)
-    with pytest.raises(FileFormatError, match="call is open, was ioctl.*found open path /dev/nvidia-u"):
+    with pytest.raises(FileFormatError, match="call is open, was ioctl.*found open path"):
         trace_work.work(port, "virtual")
 
 
