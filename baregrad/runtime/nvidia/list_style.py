@@ -88,5 +88,5 @@ STYLES: Mapping[str, ListStyle] = MappingProxyType({
 # For kernels that wait by themselves.
 EARLY_STYLE = dataclasses.replace(_chain, early=True)
 
-# Seen to be right on hardware; the others are to be measured.
+# The careful one, until the others are measured.
 DEFAULT_STYLE = "thorough"
