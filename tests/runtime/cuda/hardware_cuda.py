@@ -163,7 +163,7 @@ def step_times() -> None:
     """A launch and a wait; a chain of 1,000; a timeline by events."""
     device = CudaDevice()
     kernel = load_data(device, "link64")
-    buffer = device.allocate(128)
+    buffer, other = put(device, [0] * 16), put(device, [0] * 16)
     one, many = device.command_list(), device.command_list()
     one.exec(kernel, [Slot(0)], {"number": 1})
     for number in range(1000):
@@ -181,7 +181,6 @@ def step_times() -> None:
     assert timeline is not None
     durations = sorted(timeline.durations_ns())
     print(f"  by events: median {durations[500]} ns a kernel, {timeline.end_ns[-1]} ns in all")
-    other = device.allocate(128)
     turn = [0]
 
     def changed() -> None:
