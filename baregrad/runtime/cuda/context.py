@@ -33,7 +33,7 @@ _NAMES_SHOWN = 8
 # Waiting spins first, since most work is short, and then sleeps a little longer each time.
 _SPIN_NS = 200_000
 _SPINS_A_QUERY = 32
-_MOST_SLEEP_S = 1e-3
+_LEAST_SLEEP_S, _MOST_SLEEP_S = 20e-6, 1e-3
 _GONE = "what lay on the device is gone: start the program again"
 
 
@@ -165,12 +165,15 @@ class Context:
         self.wait_for(lambda: query(self.stream), "cuStreamQuery")
         self.progress.clear()
 
-    def wait_for(self, ready: Callable[[], int], called: str) -> None:
-        """Wait until a query of the driver says that something is done."""
+    def wait_for(self, ready: Callable[[], int], called: str, *, nap: bool = False) -> None:
+        """Wait until a query of the driver says that something is done.
+
+        With `nap`, sleeps from the start and never long, for one of several threads that wait.
+        """
         begin = time.perf_counter_ns()
         deadline_ns = begin + int(self.timeout_s * 1e9)
         arrived = self.progress.arrived
-        sleep_s = 20e-6
+        sleep_s = _LEAST_SLEEP_S
         while True:
             code = ready()
             if code == abi.SUCCESS:
@@ -178,7 +181,7 @@ class Context:
             if code != abi.NOT_READY:
                 raise self.driver.error(called, code)
             now = time.perf_counter_ns()
-            if now - begin < _SPIN_NS:
+            if not nap and now - begin < _SPIN_NS:
                 continue
             if self.progress.arrived != arrived:
                 arrived = self.progress.arrived
@@ -186,7 +189,8 @@ class Context:
             if self.timeout_s and now > deadline_ns:
                 raise self._give_up()
             time.sleep(sleep_s)
-            sleep_s = min(sleep_s * 1.5, _MOST_SLEEP_S)
+            if not nap:
+                sleep_s = min(sleep_s * 1.5, _MOST_SLEEP_S)
 
     def _give_up(self) -> DriverError:
         self._hung = True

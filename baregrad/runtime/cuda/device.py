@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ class CudaDevice(Device):
         teardown.push("kernels and graphs", self._drop_code)
         teardown.push("copying threads", self._staging.close)
         self._closed = False
-        _register(self)
+        _DEVICES.add(self)
 
     # Memory.
 
@@ -505,14 +505,22 @@ def check_image(program: Program) -> None:
         )  # fmt: skip
 
 
-def _register(device: CudaDevice) -> None:
-    """Have the device closed at exit and disowned after a fork, without keeping it alive."""
-    reference = weakref.ref(device)
+# Every open device, for the two moments at which all of them are told.
+_DEVICES: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 
-    def call(method: Callable[[CudaDevice], None]) -> None:
-        found = reference()
-        if found is not None:
-            method(found)
 
-    os.register_at_fork(after_in_child=functools.partial(call, CudaDevice._after_fork))
-    atexit.register(functools.partial(call, CudaDevice.close))
+def _close_all() -> None:
+    rest = Teardown()
+    for device in list(_DEVICES):
+        rest.push(device.name, device.close)
+    rest.close()
+
+
+def _disown_all() -> None:
+    for device in list(_DEVICES):
+        device._after_fork()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)
