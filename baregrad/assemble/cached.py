@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import ClassVar
 
 from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.interface import Assembler
 
 
-class CachedAssembler(ABC):
+class CachedAssembler(Assembler):
     """An assembler whose results are kept by the text and by all else that decides what comes out.
 
     `cache` may be None; `form` names what comes out and how it is kept.
@@ -28,11 +29,6 @@ class CachedAssembler(ABC):
     def key(self, text: str) -> str:
         """Return the cache key of a text."""
         return key_of(self.form, self.version, text)
-
-    @property
-    @abstractmethod
-    def version(self) -> str:
-        """Everything but the text that decides what comes out, for cache keys."""
 
     @abstractmethod
     def _build(self, text: str) -> bytes:

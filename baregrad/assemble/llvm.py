@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.interface import Assembler
 from baregrad.base.errors import CompileError, MissingDependency
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class LlvmOptions:
     codegen_level: int = 2
 
 
-class LlvmAssembler:
+class LlvmAssembler(Assembler):
     """Turns LLVM IR text into objects; owns the target machines that it needs for it.
 
     `cache` may be None. Safe to use from several threads (llvmlite lets one compile at a time).

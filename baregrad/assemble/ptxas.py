@@ -29,6 +29,7 @@ class PtxAssembler(CachedAssembler):
     """
 
     form = "ptx-cubin-1"
+    several_at_once = True
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class CompiledBackend:
         with _uncollected():
             with span("schedule"):
                 origins: dict[Node, Node] = {}
-                sink = canonicalise(program.sink, origins)
+                sink = canonicalise(program.sink, origins, self.compiler.target)
                 plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
             with span("compile"):
                 return Executable(plan, self.device, self.compiler)
@@ -158,7 +158,7 @@ def plan_of(program: Canonical, donated: Mapping[int, int], target: Any) -> Plan
     from baregrad.schedule import make_plan
 
     origins: dict[Node, Node] = {}
-    sink = canonicalise(program.sink, origins)
+    sink = canonicalise(program.sink, origins, target)
     return make_plan(sink, donate=donated, target=target, origins=origins)
 
 

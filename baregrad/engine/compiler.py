@@ -123,8 +123,9 @@ class Compiler:
             # Our own passes run faster when the assembler has not just filled the processor's
             # caches with code and data of its own.
             drafts = [self._draft(kernel) for kernel in group]
+            codes = self.assembler.assemble_all([draft.text for draft in drafts])
             for kernel, draft in zip(group, drafts, strict=True):
-                program = self._programs[kernel] = self._assemble(draft)
+                program = self._programs[kernel] = self._finish(draft, codes)
                 if self.cache is not None:
                     self.cache.put(missing[kernel], program.to_bytes())
                 progress()
@@ -140,7 +141,8 @@ class Compiler:
 
         Raises CompilerBug, with the kernel's text saved, when a pass of ours fails.
         """
-        return self._assemble(self._draft(kernel))
+        draft = self._draft(kernel)
+        return self._finish(draft, self.assembler.assemble_all([draft.text]))
 
     def _draft(self, kernel: Node) -> _Draft:
         """Everything about a program but its machine code."""
@@ -152,10 +154,10 @@ class Compiler:
         shown = stages if options.debug >= 3 else []
         return _Draft(kernel, graphs["lower"], next(reversed(graphs.values())), text, shown)
 
-    def _assemble(self, draft: _Draft) -> Program:
-        """The program of a draft."""
+    def _finish(self, draft: _Draft, codes: Iterator[bytes]) -> Program:
+        """The program of a draft, whose machine code comes next."""
         with span("assemble"):
-            code = self.assembler.assemble(draft.text)
+            code = next(codes)
         program = _program(draft, code, self.target)
         if draft.stages:
             print_compilation(draft.stages, program, self.assembler.disassemble)
@@ -188,7 +190,9 @@ class Compiler:
                     verify(node, item.level_out)
             yield Stage(item.name, item.why, node)
         with _replayable(kernel, "render"):
-            text = self.renderer.render(node, self.target, variables_of(kernel))
+            # A GPU's kernel is passed each array, whether it uses it or not.
+            arrays = arrays_of(kernel) if isinstance(self.target, GpuTarget) else 0
+            text = self.renderer.render(node, self.target, variables_of(kernel), arrays)
         yield Stage("render", "the text that is assembled", text)
 
 
@@ -202,6 +206,11 @@ def variables_of(kernel: Node) -> tuple[str, ...]:
     if not kernel.has(Ops.VAR):
         return ()
     return tuple(sorted({n.arg.name for n in toposort(kernel) if n.op is Ops.VAR}))
+
+
+def arrays_of(kernel: Node) -> int:
+    """How many arrays the program of a kernel is called with."""
+    return len({node.arg.slot for node in toposort(kernel) if node.op is Ops.PARAM})
 
 
 class _replayable:  # noqa: N801 - reads as a statement

@@ -136,19 +136,20 @@ def _replay(contraction: _Found, summed: Node, taps: Node, length: Dim) -> Node:
     shape = list(below.shape)
     shape[open_axes.index(position)] = length
     shape[open_axes.index(tap)] = 1
-    node = reshape(summed, tuple(shape))
+    node = summed
     places = [open_axes.index(position), open_axes.index(tap)]
     for view in reversed(chain):
+        # Of reshapes one after the other, the last alone is made.
         if view.op is Ops.PERMUTE:
             places = [view.arg.index(place) for place in places]
-            node = permute(node, view.arg)
+            node = permute(reshape(node, tuple(shape)), view.arg)
+            shape = list(node.shape)
             continue
         places = [_axis_after_reshape(view, place) for place in places]
-        changed = list(view.shape)
-        changed[places[0]] = length
-        changed[places[1]] = 1
-        node = reshape(node, tuple(changed))
-    return reshape(node, node.shape[:-1])
+        shape = list(view.shape)
+        shape[places[0]] = length
+        shape[places[1]] = 1
+    return reshape(node, tuple(shape[:-1]))
 
 
 def _axis_after_reshape(view: Node, place: int) -> int:

@@ -19,21 +19,47 @@ LONG = 1 << 18  # elements that are worth two kernels
 PARTS = 64
 
 
-def _visit(node: Node) -> Node | None:
+# On a GPU: blocks that keep it busy, and what is worth one. A block adds up the elements of a
+# result, or of a tile of products' results.
+BLOCKS = 512
+LEAST_ELEMENTS = 1 << 13
+LEAST_PRODUCTS = 1 << 11
+TILE = 1 << 10
+
+
+def _parts_on_gpu(value: Node, results: int, elements: int) -> int:
+    """Parts of a reduction, so that its blocks and parts together keep a GPU busy."""
+    product = value.op is Ops.MUL and results > 1
+    blocks = -(-results // TILE) if product else results
+    least = LEAST_PRODUCTS if product else LEAST_ELEMENTS
+    return min(BLOCKS // max(blocks, 1), elements // max(results, 1) // least)
+
+
+def _visit_gpu(node: Node) -> Node | None:
+    return _visit(node, gpu=True)
+
+
+def _visit(node: Node, gpu: bool = False) -> Node | None:
     if node.op is not Ops.REDUCE or node.arg.monoid.primitive is None:
         return None
     value = node.src[0]
     elements = index.product(value.shape)
-    if not isinstance(elements, int) or elements < LONG:
+    if not isinstance(elements, int) or elements < (LEAST_PRODUCTS if gpu else LONG):
         return None
     results = index.product(node.shape)
-    if not isinstance(results, int) or results >= FEW:
+    if not isinstance(results, int):
+        return None
+    if gpu:
+        most = _parts_on_gpu(value, results, elements)
+    else:
+        most = PARTS if results < FEW else 0
+    if most < 2:
         return None
     # The outermost reduced axis is cut, so that each part is near each other in memory.
     axis = min(node.arg.axes)
     extent = value.shape[axis]
-    parts = extent if extent <= PARTS else greatest_divisor(extent, PARTS)
-    if parts * max(results, 1) < FEW // 2:
+    parts = extent if extent <= most else greatest_divisor(extent, most)
+    if parts < 2 or (not gpu and parts * max(results, 1) < FEW // 2):
         return None
     return _in_parts(node, value, axis, parts)
 
@@ -62,9 +88,20 @@ def reduce_in_parts(order: list[Node], changed: dict[Node, Node]) -> Node:
     return rewrite(order, _visit, Ops.REDUCE.bit, changed)
 
 
+def reduce_on_gpu(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with reductions that would keep few of a GPU's units busy in two steps."""
+    return rewrite(order, _visit_gpu, Ops.REDUCE.bit, changed)
+
+
 PARTIALS = Traced(
     "partials",
     "a long reduction to few values is made of stored partial results, for threads to share",
     reduce_in_parts,
+    ("sums",),
+)
+PARTIALS_ON_GPU = Traced(
+    "partials",
+    "a reduction to few values is made of stored partial results, for a GPU's blocks to share",
+    reduce_on_gpu,
     ("sums",),
 )

@@ -8,7 +8,7 @@ from baregrad.graph.cleanup import CLEANUP
 from baregrad.graph.constants import CONSTANTS
 from baregrad.graph.folds import FOLDS
 from baregrad.graph.onehot import ONE_HOT
-from baregrad.graph.partials import PARTIALS
+from baregrad.graph.partials import PARTIALS, PARTIALS_ON_GPU
 from baregrad.graph.reductions import REDUCTIONS
 from baregrad.graph.scatters import SCATTERS
 from baregrad.graph.sums import SUMS
@@ -16,6 +16,7 @@ from baregrad.graph.traced import Traced
 from baregrad.graph.views import VIEWS
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.passes import Pass
+from baregrad.target import AnyTarget, GpuTarget
 
 _STEPS: tuple[Traced, ...] = (
     CLEANUP,
@@ -28,17 +29,20 @@ _STEPS: tuple[Traced, ...] = (
     ONE_HOT,
     PARTIALS,
 )
+_GPU_STEPS = tuple(PARTIALS_ON_GPU if step is PARTIALS else step for step in _STEPS)
 passes: tuple[Pass, ...] = tuple(step.as_pass() for step in _STEPS)
 
 
-def canonicalise(sink: Node, origins: dict[Node, Node] | None = None) -> Node:
+def canonicalise(
+    sink: Node, origins: dict[Node, Node] | None = None, target: AnyTarget | None = None
+) -> Node:
     """`sink` after every pass of this room; values and shapes stay the same.
 
     origins: receives, for each node that was rewritten on the way, the node of `sink` it stands
-    for.
+    for. target: the machine's row, a CPU's by default.
     """
     order = toposort(sink)
-    for step in _STEPS:
+    for step in _GPU_STEPS if isinstance(target, GpuTarget) else _STEPS:
         changed: dict[Node, Node] = {}
         sink = step.walk(order, changed)
         if sink is not order[-1]:

@@ -208,25 +208,28 @@ def pull_factors(order: list[Node], changed: dict[Node, Node]) -> Node:
     sink = order[-1]
     if not sink.mask & Ops.REDUCE.bit:
         return sink
-    users: dict[Node, list[Node]] = {node: [] for node in order}
+    readers: dict[Node, int] = dict.fromkeys(order, 0)
     for node in order:
         for child in node.src if len(node.src) == 1 else dict.fromkeys(node.src):
-            users[child].append(node)
+            readers[child] += 1
     uses: dict[Node, int] = {}
     for node in order:
         made = again(node, changed) if changed else node
         if node.op is Ops.REDUCE and made.src[0].op in _TAKEN_APART and _is_sum(node):
-            own = frozenset([changed.get(one, one) for one in _owned(node.src[0], users)])
+            own = frozenset([changed.get(one, one) for one in _owned(node.src[0], readers)])
             found = _rewrite(_Sum(made, own, uses))
             made = made if found is None else found
         if made is not node:
             changed[node] = made
-        uses[made] = uses.get(made, 0) + len(users[node])
+        uses[made] = uses.get(made, 0) + readers[node]
     return changed.get(sink, sink)
 
 
-def _owned(body: Node, users: Mapping[Node, list[Node]]) -> set[Node]:
-    """`body`, and the arithmetic below it that only nodes of this set read."""
+def _owned(body: Node, readers: Mapping[Node, int]) -> set[Node]:
+    """`body`, and the arithmetic below it that only nodes of this set read.
+
+    readers: how many nodes read each.
+    """
     owned = {body}
     while body.op is Ops.NEG:
         body = body.src[0]
@@ -237,7 +240,7 @@ def _owned(body: Node, users: Mapping[Node, list[Node]]) -> set[Node]:
         for node in tuple(owned):
             for child in node.src:
                 if child.op in _TAKEN_APART and child not in owned:
-                    if all(user in owned for user in users[child]):
+                    if sum(child in one.src for one in owned) == readers[child]:
                         owned.add(child)
                         grown = True
     return owned

@@ -415,4 +415,6 @@ def pad(node: Node, axis: int, amount: Pad) -> Node:
 
 def permute(node: Node, axes: tuple[int, ...]) -> Node:
     """`node` with its axes reordered."""
+    if axes == tuple(range(len(axes))):
+        return node
     return _or_self(make_node(Ops.PERMUTE, node.dtype, (node,), axes), _permute)

@@ -68,13 +68,15 @@ def _placed(node: Node, state: _State) -> list[Node]:
         return [node]
     if op is Ops.LOOP:
         axis, body = node.src
+        # Better once ahead of the loop than in each iteration.
+        lead = _meeting(state, touched)
         # What an iteration touches, the next one finds touched.
         before = state.copy()
         _placed(body, state)
         state.include(before)
         inside = _placed(body, state)
         state.include(before)
-        return [make_node(op, dtypes.token, (axis, _sequence(inside)))]
+        return [*lead, make_node(op, dtypes.token, (axis, _sequence(inside)))]
     if op is Ops.IF and not _varies(node.src[0]):
         condition, body = node.src
         first = _touches(condition)

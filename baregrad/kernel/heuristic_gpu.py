@@ -11,8 +11,18 @@ from collections.abc import Sequence
 
 from baregrad.base.bits import prod
 from baregrad.ir import index
+from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.node import Node, extent_of
-from baregrad.kernel.analysis import Access, Facts, Reduction, by_id, itemsize, iterations, op_flops
+from baregrad.kernel.analysis import (
+    Access,
+    Facts,
+    Reduction,
+    axes_together,
+    by_id,
+    itemsize,
+    iterations,
+    op_flops,
+)
 from baregrad.kernel.axes import fresh_table
 from baregrad.kernel.heuristic_gpu_contract import plan_tiles
 from baregrad.kernel.schedule_value import Bind, Collapse, Schedule, Split, Step
@@ -57,6 +67,8 @@ class GpuPlan:
         self.steps: list[Step] = []
         self.write = next(access for access in facts.accesses if access.write)
         self.count = 0
+        # The dimensions of the block that axes lie across.
+        self.lying: dict[Node, frozenset[str]] = {}
         # Reduced axes that lie along threads already.
         self.taken: set[Node] = set()
 
@@ -84,25 +96,32 @@ class GpuPlan:
         still = [axis for axis in axes if access.stride(axis) == 0]
         return still + sorted(moving, key=key)
 
-    def joined(self, axes: Sequence[Node]) -> tuple[str, int | Node]:
-        """Axes, outermost first, as one; its name and extent."""
+    def joined(self, axes: Sequence[Node]) -> str:
+        """The name of axes, outermost first, as one."""
         names = [self.name(axis) for axis in axes]
-        extent = index.product(extent_of(axis) for axis in axes)
         if len(names) == 1:
-            return names[0], extent
+            return names[0]
         name = f"f{self.count}"
         self.count += 1
         self.steps.append(Collapse(tuple(names), name))
-        return name, extent
+        return name
 
     def grid(self, axes: Sequence[Node]) -> None:
         """A block for each point of some axes."""
         self.steps.extend(Bind(self.name(axis), "grid") for axis in axes if extent_of(axis) != 1)
 
     def parts(
-        self, name: str, units: Sequence[tuple[str, int]], outer: str = "loop"
+        self, axes: Sequence[Node], units: Sequence[tuple[str, int]], outer: str = "loop"
     ) -> None:
-        """An axis in parts: the rest on `outer`, then each (unit, size), outermost first."""
+        """Axes as one, in parts: the rest on `outer`, then each (unit, size), outermost first.
+
+        Left as they are where other axes lie across the same threads already, in one expression.
+        """
+        dims = frozenset([unit for unit, size in units if unit in THREAD_BINDS and size > 1])
+        if self.meets(axes, dims):
+            return
+        name = self.joined(axes)
+        self.lying.update(dict.fromkeys(axes, dims))
         spelled = [(f"{name}_{unit[0]}{place}", size) for place, (unit, size) in enumerate(units)]
         self.steps.append(Split(name, ((f"{name}_o", 0), *spelled), masked=True))
         if outer != "loop":
@@ -110,6 +129,15 @@ class GpuPlan:
         for (part, size), (unit, _) in zip(spelled, units, strict=True):
             if size > 1:
                 self.steps.append(Bind(part, unit))
+
+    def meets(self, axes: Sequence[Node], dims: frozenset[str]) -> bool:
+        """Whether some expression runs along these axes and another one across the same threads."""
+        taken = {axis for axis, lies in self.lying.items() if not dims.isdisjoint(lies)}
+        taken.difference_update(axes)
+        return bool(taken) and any(
+            not together.isdisjoint(taken) and not together.isdisjoint(axes)
+            for together in axes_together(self.facts)
+        )
 
     def spread(self, axes: Sequence[Node], block: int, lanes: int = 1) -> None:
         """Every point of some axes has a thread, or every `lanes` points in a row."""
@@ -123,8 +151,7 @@ class GpuPlan:
         if not fixed:
             fixed = [ordered.pop()]
         self.grid(ordered)
-        name, extent = self.joined(fixed)
-        size = index.upper(extent)
+        size = prod_upper(fixed)
         if not size:
             return
         threads = min(block, -(-size // lanes))
@@ -133,7 +160,7 @@ class GpuPlan:
         units = [("thread", threads)]
         if lanes > 1:
             units.append(("vector", lanes))
-        self.parts(name, units, "grid")
+        self.parts(fixed, units, "grid")
 
     def spread_rows(self, rows: Sequence[Node]) -> None:
         """A warp for each row, several in a block."""
@@ -142,7 +169,7 @@ class GpuPlan:
             return
         longest = max(axes, key=lambda axis: index.upper(extent_of(axis)))
         self.grid([axis for axis in axes if axis is not longest])
-        self.parts(self.name(longest), [("thread_y", WARPS)], "grid")
+        self.parts([longest], [("thread_y", WARPS)], "grid")
 
     def vector(self, axes: Sequence[Node], accesses: Sequence[Access]) -> int:
         """Adjacent elements that one thread moves at once along the innermost of some axes."""
@@ -242,8 +269,8 @@ def _split_columns(
         plan.spread(by_id(rows), SMALL_BLOCK)
         return True
     plan.grid([axis for axis in by_id(rows) if axis is not inner])
-    plan.parts(plan.name(inner), [("thread", WARP)], "grid")
-    plan.parts(plan.name(longest), [("thread_y", WARPS)])
+    plan.parts([inner], [("thread", WARP)], "grid")
+    plan.parts([longest], [("thread_y", WARPS)])
     return True
 
 
@@ -265,7 +292,7 @@ def _nested(
                 continue
             best = max(mine, key=lambda axis: index.upper(extent_of(axis)))
             done.update(reduction.own)
-            plan.parts(plan.name(best), [(unit, size)])
+            plan.parts([best], [(unit, size)])
     if not any(reduction.free & frozenset(columns) for reduction in plan.facts.reductions):
         _columns(plan, columns, [("thread_y", WARPS), ("thread", WARP)])
 
@@ -287,12 +314,11 @@ def _across(
     threads = prod([size for _, size in units])
     size = index.upper(extent_of(best))
     if len(own) > 1 and size < 2 * threads and _together(plan, own):
-        name, _ = plan.joined(ordered)
-        plan.parts(name, units)
+        plan.parts(ordered, units)
         return
     if len(own) > 1 and size < threads:
         best = max(own, key=lambda axis: index.upper(extent_of(axis)))
-    plan.parts(plan.name(best), units)
+    plan.parts([best], units)
 
 
 def _together(plan: GpuPlan, own: Sequence[Node]) -> bool:
@@ -316,7 +342,6 @@ def _columns(
     best = ordered[-1]
     several = len(ordered) > 1 and all(isinstance(extent_of(axis), int) for axis in ordered)
     if several and len(plan.facts.outs) == 1:
-        name, _ = plan.joined(ordered)
-        plan.parts(name, units)
+        plan.parts(ordered, units)
         return
-    plan.parts(plan.name(best), units)
+    plan.parts([best], units)

@@ -43,6 +43,9 @@ DEPTH = 16
 TILES = (Tile(16, 8, 16, 2), Tile(16, 4, 16, 1), Tile(8, 4, 16, 1), Tile(8, 4, 8, 1))
 # Blocks that keep a GPU busy.
 BLOCKS = 128
+BUSY_THREADS = 1 << 17
+MOST_GROUPS = 8
+MOST_THREADS = 512
 # Fewer products than this are not worth a panel.
 LEAST_PRODUCTS = 1 << 15
 LEAST_SIDE = 16
@@ -71,9 +74,9 @@ def plan_tiles(plan: GpuPlan) -> bool:
         return False
     tile = _tile(m, n, outside)
     plan.grid(factors.shared)
-    rows, _ = plan.joined(plan.by_stride(factors.rows, plan.write))
-    columns, _ = plan.joined(plan.by_stride(factors.columns, plan.write))
-    depth, _ = plan.joined(factors.depth)
+    rows = plan.joined(plan.by_stride(factors.rows, plan.write))
+    columns = plan.joined(plan.by_stride(factors.columns, plan.write))
+    depth = plan.joined(factors.depth)
     depth_tile = min(DEPTH, 1 << (k.bit_length() - 1))
     steps = plan.steps
     column_parts = [("n_o", 0), ("n_t", tile.threads_n), ("n_v", LANES)]
@@ -81,7 +84,11 @@ def plan_tiles(plan: GpuPlan) -> bool:
         column_parts.insert(1, ("n_u", tile.vectors))
     steps.append(Split(rows, (("m_o", 0), ("m_t", tile.threads_m), ("m_u", tile.rows)), "", True))
     steps.append(Split(columns, tuple(column_parts), "", True))
-    steps.append(Split(depth, (("k_o", 0), ("k_i", depth_tile)), "", True))
+    groups = _groups(tile, m, n, outside, k, depth_tile)
+    inner = [("k_z", groups)] if groups > 1 else []
+    steps.append(Split(depth, (("k_o", 0), *inner, ("k_i", depth_tile)), "", True))
+    if groups > 1:
+        steps.append(Bind("k_z", "thread_z"))
     steps.append(Reorder(("m_o", "n_o", "m_t", "n_t", "m_u", *_units(tile), "n_v")))
     for name, unit in (
         ("m_o", "grid"), ("n_o", "grid"), ("m_t", "thread_y"), ("n_t", "thread"),
@@ -89,8 +96,9 @@ def plan_tiles(plan: GpuPlan) -> bool:
     ):  # fmt: skip
         steps.append(Bind(name, unit))
     left, right = factors.left.array.arg.slot, factors.right.array.arg.slot
-    steps.append(StageInput(left, ("k_i", "m_t", "m_u")))
-    steps.append(StageInput(right, ("k_i", *_units(tile), "n_t", "n_v")))
+    along = (*(name for name, _ in inner), "k_i")
+    steps.append(StageInput(left, (*along, "m_t", "m_u")))
+    steps.append(StageInput(right, (*along, *_units(tile), "n_t", "n_v")))
     return True
 
 
@@ -105,6 +113,21 @@ def _tile(m: int, n: int, outside: int) -> Tile:
         if blocks >= BLOCKS and 2 * m > tile.m and 2 * n > tile.n:
             return tile
     return TILES[-1]
+
+
+def _groups(tile: Tile, m: int, n: int, outside: int, k: int, depth: int) -> int:
+    """Groups of a block's threads that share the summed axis, where there are few blocks."""
+    blocks = outside * -(-m // tile.m) * -(-n // tile.n)
+    threads = tile.threads_m * tile.threads_n
+    groups = 1
+    while (
+        groups < MOST_GROUPS
+        and 2 * groups * threads <= MOST_THREADS
+        and blocks * threads * groups < BUSY_THREADS
+        and k >= 4 * groups * depth
+    ):
+        groups *= 2
+    return groups
 
 
 def _size(axes: Sequence[Node]) -> int:

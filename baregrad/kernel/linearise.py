@@ -99,6 +99,8 @@ def _if(values: Values, node: Node, stack: list[Any]) -> None:
 
 
 def _barrier(values: Values, node: Node, stack: list[Any]) -> None:
+    if not values.gpu:
+        raise CompilerBug("not a statement of the CPU's loop level", found=node)
     values.scopes.forget_since()
     values.scopes.append(BARRIER)
 

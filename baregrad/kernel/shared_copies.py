@@ -26,7 +26,7 @@ FIRST_ID = 1 << 21
 APART = 4
 VECTOR_BYTES = 16
 # Rounds of copying that are written out one by one, so that their loads are under way together.
-MOST_ROUNDS = 8
+MOST_ROUNDS = 4
 
 
 @dataclass(slots=True)

@@ -25,9 +25,16 @@ class CRenderer:
     assembler = "c"
 
     def render(
-        self, program: Node, target: CpuTarget, variables: Sequence[str] | None = None
+        self,
+        program: Node,
+        target: CpuTarget,
+        variables: Sequence[str] | None = None,
+        arrays: int = 0,
     ) -> str:
-        """The translation unit of one PROGRAM: one function of the CPU kernels' signature."""
+        """The translation unit of one PROGRAM: one function of the CPU kernels' signature.
+
+        It finds its arrays by slot, however many `arrays` there are.
+        """
         return _Function(program, variables).text()
 
 

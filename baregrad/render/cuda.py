@@ -16,7 +16,14 @@ from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
 from baregrad.render.c_ops import CONTROL_RULES, instruction
 from baregrad.render.c_text import CText, Dialect, Rule
-from baregrad.render.gpu import BLOCK, SHARED_ALIGNMENT, THREAD, gpu_signature, pieces
+from baregrad.render.gpu import (
+    BLOCK,
+    SHARED_ALIGNMENT,
+    THREAD,
+    GpuSignature,
+    gpu_signature,
+    pieces,
+)
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.interface import alloc_nbytes
 from baregrad.target.gpu import GpuTarget
@@ -29,10 +36,15 @@ class CudaRenderer:
     assembler = "nvrtc"
 
     def render(
-        self, program: Node, target: GpuTarget, variables: Sequence[str] | None = None
+        self,
+        program: Node,
+        target: GpuTarget,
+        variables: Sequence[str] | None = None,
+        arrays: int = 0,
     ) -> str:
         """The translation unit of one PROGRAM: one kernel of the GPU programs' signature."""
-        return _Kernel(narrow_integers(program), target, variables).text()
+        narrowed = narrow_integers(program)
+        return _Kernel(narrowed, target, gpu_signature(narrowed, variables, arrays)).text()
 
 
 _TYPES: MappingProxyType[DType, str] = MappingProxyType(
@@ -102,10 +114,10 @@ _HIDDEN: MappingProxyType[str, str] = MappingProxyType(
 class _Kernel(CText):
     """One kernel being written."""
 
-    def __init__(self, program: Node, target: GpuTarget, variables: Sequence[str] | None) -> None:
+    def __init__(self, program: Node, target: GpuTarget, signature: GpuSignature) -> None:
         super().__init__(program, _CUDA)
         self.target = target
-        self.signature = gpu_signature(program, variables)
+        self.signature = signature
         self.structs: dict[str, str] = {}
 
     def text(self) -> str:

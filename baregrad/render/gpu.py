@@ -66,12 +66,14 @@ class GpuSignature:
         return self.shared_nbytes if self.shared_nbytes > target.shared_bytes_default else 0
 
 
-def gpu_signature(program: Node, variables: Sequence[str] | None = None) -> GpuSignature:
-    """The signature of a GPU's PROGRAM; `variables` as a renderer takes them.
+def gpu_signature(
+    program: Node, variables: Sequence[str] | None = None, arrays: int = 0
+) -> GpuSignature:
+    """The signature of a GPU's PROGRAM; `variables` and `arrays` as a renderer takes them.
 
     Raises CompilerBug for an ALLOC in a space that threads do not have.
     """
-    call = signature(program, variables)
+    call = signature(program, variables, arrays)
     shared: dict[Node, int] = {}
     private = list(call.stack)
     nbytes = program.arg.shared_nbytes if program.arg else 0

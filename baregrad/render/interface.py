@@ -11,6 +11,8 @@ from itertools import chain
 from typing import Protocol, TypeVar
 
 from baregrad.base.bits import prod, round_up
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import Param
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.target.cpu import CpuTarget
@@ -38,12 +40,17 @@ class Renderer(Protocol[Target]):
         """The kind of assembler that takes its text."""
 
     def render(
-        self, program: Node, target: Target, variables: Sequence[str] | None = None
+        self,
+        program: Node,
+        target: Target,
+        variables: Sequence[str] | None = None,
+        arrays: int = 0,
     ) -> str:
         """The source text of a PROGRAM; equal arguments give equal texts.
 
         variables: the names of symbolic integers in the order of the call; by default those that
-        the program uses, sorted.
+        the program uses, sorted. arrays: how many arrays the call passes, where the program may use
+        fewer.
         """
 
 
@@ -64,8 +71,10 @@ class Signature:
     stack: tuple[Node, ...]
 
 
-def signature(program: Node, variables: Sequence[str] | None = None) -> Signature:
-    """The signature of a PROGRAM; `variables` as a renderer takes them."""
+def signature(
+    program: Node, variables: Sequence[str] | None = None, arrays: int = 0
+) -> Signature:
+    """The signature of a PROGRAM; `variables` and `arrays` as a renderer takes them."""
     params: dict[int, Node] = {}
     used: set[str] = set()
     scratch: dict[Node, int] = {}
@@ -84,6 +93,9 @@ def signature(program: Node, variables: Sequence[str] | None = None) -> Signatur
             else:
                 scratch[node] = nbytes
                 nbytes = round_up(nbytes + alloc_nbytes(node), SCRATCH_ALIGNMENT)
+    for slot in range(arrays):
+        if slot not in params:
+            params[slot] = Node(Ops.PARAM, dtypes.uint8, (), Param(slot, ()))
     ordered = tuple(params[slot] for slot in sorted(params))
     names = tuple(sorted(used) if variables is None else variables)
     return Signature(entry_name(program), ordered, names, scratch, nbytes, tuple(stack))

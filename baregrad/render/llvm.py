@@ -27,9 +27,16 @@ class LlvmRenderer:
     assembler = "llvm"
 
     def render(
-        self, program: Node, target: CpuTarget, variables: Sequence[str] | None = None
+        self,
+        program: Node,
+        target: CpuTarget,
+        variables: Sequence[str] | None = None,
+        arrays: int = 0,
     ) -> str:
-        """The module of one PROGRAM: one function of the CPU kernels' signature."""
+        """The module of one PROGRAM: one function of the CPU kernels' signature.
+
+        It finds its arrays by slot, however many `arrays` there are.
+        """
         return _module(FunctionText(program, target, variables))
 
 

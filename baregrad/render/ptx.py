@@ -14,6 +14,7 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.render.gpu import gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.ptx_hopper import registers_at_launch
 from baregrad.render.ptx_machine import machine
@@ -31,10 +32,15 @@ class PtxRenderer:
     assembler = "ptxas"
 
     def render(
-        self, program: Node, target: GpuTarget, variables: Sequence[str] | None = None
+        self,
+        program: Node,
+        target: GpuTarget,
+        variables: Sequence[str] | None = None,
+        arrays: int = 0,
     ) -> str:
         """The PTX module of one PROGRAM, for one generation of GPUs."""
-        return _module(PtxText(narrow_integers(program), target, variables))
+        narrowed = narrow_integers(program)
+        return _module(PtxText(narrowed, target, gpu_signature(narrowed, variables, arrays)))
 
 
 def _module(f: PtxText) -> str:

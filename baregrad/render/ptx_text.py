@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baregrad.base.errors import CompilerBug
@@ -14,7 +14,6 @@ from baregrad.render.gpu import (
     SHARED_ALIGNMENT,
     TILE_ALIGNMENT,
     GpuSignature,
-    gpu_signature,
 )
 from baregrad.render.interface import alloc_nbytes
 from baregrad.render.ptx_types import constant_text, literal, ptx_type
@@ -44,12 +43,10 @@ class PtxText:
     its instruction is written.
     """
 
-    def __init__(
-        self, program: Node, target: GpuTarget, variables: Sequence[str] | None
-    ) -> None:
+    def __init__(self, program: Node, target: GpuTarget, signature: GpuSignature) -> None:
         self.program = program
         self.target = target
-        self.signature: GpuSignature = gpu_signature(program, variables)
+        self.signature = signature
         self.lines: list[str] = []
         self.names: dict[Node, Names] = {}
         self.counts: dict[str, int] = {}
@@ -174,7 +171,10 @@ class PtxText:
     def prologue(self) -> None:
         """Load the arguments and the numbers of block and thread."""
         call = self.signature.call
+        used = {child for node in self.program.src for child in node.src if child.op is Ops.PARAM}
         for param in call.params:
+            if param not in used:
+                continue
             slot = param.arg.slot
             address = self.fresh("%rd")
             self.emit("ld.param.u64", address, f"[p{slot}]")

@@ -60,7 +60,7 @@ def _expand_reduce(fusion: Fusion, request: Request) -> None:
     scope = _inner_scope(request, axes)
     request.extra = axes
     request.parts = tuple(
-        fusion.resolve(value, idx, draft, scope, request.share) for value in node.src
+        [fusion.resolve(value, idx, draft, scope, request.share) for value in node.src]
     )
     _note_reduction(fusion, request)
     inner = request.parts[0]

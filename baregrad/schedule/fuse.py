@@ -224,19 +224,24 @@ class Fusion:
         if evals is None:
             # What is in memory is never evaluated.
             evals = share * scope_points(scope, idx) if node.op is not Ops.PARAM else 0.0
-        found = draft.requests.get((node, idx))
+        key = (node, idx)
+        found = draft.requests.get(key)
         if found is not None:
             if evals > found.evals:
                 found.scope, found.share, found.evals = scope, share, evals
             found.merges = found.fresh = False
             return found
-        found = draft.requests[node, idx] = Request(node, draft, idx, scope, share, evals)
+        found = draft.requests[key] = Request(node, draft, idx, scope, share, evals)
         if node.op is Ops.PARAM:
             found.read = True
             draft.loads += 1
         else:
             draft.pending += 1
-            self.wanted.setdefault(node, []).append(found)
+            readers = self.wanted.get(node)
+            if readers is None:
+                self.wanted[node] = [found]
+            else:
+                readers.append(found)
         return found
 
     def is_wanted(self, node: Node, idx: Idx, draft: Draft) -> bool:

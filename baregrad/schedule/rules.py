@@ -8,6 +8,7 @@ that are close do not matter.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baregrad.ir.node import Node
@@ -53,7 +54,7 @@ _FUSED = Verdict(False)
 
 def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     """Whether to store `node`, given all the requests for it."""
-    if node.op is Ops.REDUCE and is_tuple(node):
+    if _is_plain(fusion, node, requests) or is_tuple(node):
         return _FUSED
     reason = fusion.must.get(node, "")
     obstacles = []
@@ -69,6 +70,17 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
         why = _why_fused(node, requests)
         return Verdict(False, why) if why else _FUSED
     return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
+
+
+def _is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+    """Whether it is the usual case: arithmetic that one kernel computes once, with room for it."""
+    if len(requests) != 1 or node.op not in ELEMENTWISE or node in fusion.must:
+        return False
+    request = requests[0]
+    draft = request.draft
+    if draft.count >= MAX_OPS or draft.loads + draft.pending + len(node.src) > MAX_LOADS:
+        return False
+    return draft.transfer is None and request.evals <= fusion.survey.size[node] * 1.001
 
 
 def _why_fused(node: Node, requests: list[Request]) -> str:
@@ -234,10 +246,12 @@ def _find_home(
     return None
 
 
-def _makes_cycle(draft: Draft, readers: list[Draft]) -> bool:
+def _makes_cycle(draft: Draft, readers: Iterable[Draft]) -> bool:
     """Whether `draft` would depend on itself if it wrote what `readers` read."""
-    bit = 1 << draft.number
-    return any(reader.dependents & bit for reader in readers)
+    below = 0
+    for reader in readers:
+        below |= reader.dependents
+    return bool(below >> draft.number & 1)
 
 
 def find_sibling(
@@ -247,7 +261,7 @@ def find_sibling(
     candidates = fusion.by_shape.get(loop_extents(shape))
     if not candidates or node in fusion.survey.contractions:
         return None
-    readers = [request.draft for request in requests]
+    readers = {request.draft for request in requests}
     near: frozenset[Node] | None = None
     for draft in reversed(candidates[-SIBLINGS:]):
         if draft.sealed or draft.contraction is not None or draft in readers:
@@ -287,4 +301,4 @@ def neighbours(fusion: Fusion, node: Node) -> frozenset[Node]:
                 if child not in found and child.mask & _READS:
                     found[child] = None
                     queue.append(child)
-    return frozenset(one for one in found if size[one] >= least)
+    return frozenset([one for one in found if size[one] >= least])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from baregrad.base.errors import JitError
+from baregrad.ir.algebra import ALGEBRA
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
@@ -92,6 +93,10 @@ def pull_back(
 def _add(sums: dict[Node, Node], node: Node, gradient: Node, carrying: set[Node]) -> None:
     if node not in carrying:
         return
+    if not gradient.shape:
+        # A backward pass starts with 1: what is folded here changes nothing, what is folded later
+        # changes everything above it.
+        gradient = ALGEBRA.apply(gradient)
     if gradient.shape != node.shape:
         fits = len(gradient.shape) >= len(node.shape) and gradient.shape != ()
         gradient = (nodes.sum_to if fits else nodes.broadcast)(gradient, node.shape)

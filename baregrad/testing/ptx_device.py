@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from baregrad.assemble.interface import Assembler
 from baregrad.base.errors import CompileError, UnsupportedDevice
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend
@@ -144,11 +145,13 @@ class PtxDevice(Device):
         raise UnsupportedDevice("an address outside every buffer", found=hex(address))
 
 
-class TextAssembler:
+class TextAssembler(Assembler):
     """Stands in for ptxas: a program's code is its text."""
 
-    name = "text"
-    version = "1"
+    @property
+    def version(self) -> str:
+        """Nothing but the text decides."""
+        return "1"
 
     def assemble(self, text: str) -> bytes:
         """Return the text's bytes."""

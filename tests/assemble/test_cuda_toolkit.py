@@ -147,6 +147,18 @@ def test_the_release_is_part_of_the_key(bare: Path) -> None:
     assert PtxAssembler("sm_90a", command=str(two)).key(PTX + " ") != keys[1]
 
 
+def test_several_texts_are_assembled_beside_each_other(bare: Path) -> None:
+    assembler = PtxAssembler("sm_90a", command=str(write_ptxas(bare / "bin/ptxas", "release 13.0")))
+    texts = [PTX + f"// {number}" for number in range(9)]
+    found = list(assembler.assemble_all(texts))
+    assert len(set(found)) == 9
+    assert found == [assembler.assemble(text) for text in texts]
+    some = assembler.assemble_all([*texts[:3], "bad", *texts[3:]])
+    assert [next(some), next(some), next(some)] == found[:3]
+    with pytest.raises(CompileError, match="refused a kernel"):
+        next(some)
+
+
 def test_a_cubin_is_made_once(bare: Path, tmp_path: Path) -> None:
     path = write_ptxas(bare / "bin/ptxas", "release 13.0")
     cache = DiskCache(tmp_path / "cache")

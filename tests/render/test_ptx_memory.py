@@ -16,6 +16,7 @@ from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
 from baregrad.render.gpu import gpu_signature
 from baregrad.target.gpu import gpu_row
+from baregrad.testing.virtual_gpu.ptx_program import Module
 from tests.render.gpu_harness import BLOCK, HOPPER, I64, TOKEN, Writer, alloc, run_ptx, thread
 
 pytestmark = pytest.mark.differential
@@ -458,6 +459,23 @@ def test_what_has_no_ptx_is_named(words: str, program: Node) -> None:
 def test_generations_are_named() -> None:
     with pytest.raises(UnsupportedDevice, match="sm_90a"):
         gpu_row("sm_42")
+
+
+@pytest.mark.parametrize("name,places", [
+    ("ptx", ["p0", "p1", "p2", "p3", "v0", "v1"]), ("cuda", ["b0", "b1", "b2", "b3", "n0", "n1"]),
+])
+def test_arrays_that_nothing_uses_are_parameters_all_the_same(
+    name: str, places: list[str]
+) -> None:
+    """Where an argument lies must not depend on what became of the others."""
+    w = Writer()
+    w.store(param(0, 4), 0, w.load(param(2, 4), 0))
+    text = render.get(name).render(w.program(), HOPPER, ("m", "n"), 4)
+    head = text.partition("{")[0].rpartition("(")[2]
+    assert re.findall(r"\b([pvbn]\d)\b", head) == places
+    if name == "ptx":
+        kernel = Module.parse(text).kernel("k")
+        assert kernel.parameter_nbytes == 8 * len(places)
 
 
 def test_a_block_is_as_large_as_its_threads_say() -> None:

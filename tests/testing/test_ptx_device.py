@@ -91,7 +91,7 @@ def test_training_steps_replay(session: Session) -> None:
             rule = optim.SGD(params, lr=0.1, momentum=0.9)
 
             @jit
-            def step(x: Tensor, y: Tensor) -> Tensor:
+            def step(x: Tensor, y: Tensor, rule: optim.SGD = rule, params: list = params) -> Tensor:
                 rule.zero_grad()
                 loss = ((x @ params[0]).relu() @ params[1]).cross_entropy(y)
                 loss.backward()

@@ -16,6 +16,7 @@ from baregrad.runtime.nvidia.launch_descriptor import (
     Release,
     encode,
     next_flags,
+    progress_flags,
     write_local,
     write_release,
 )
@@ -60,6 +61,24 @@ class LaunchForm:
         self.bank_slot = layout.slot("bank_address")
         self.next_slot = layout.slot("next_address")
         self.next_flags = next_flags(layout)
+        self.can_tell = "release_wide" in layout.fields
+        if self.can_tell:
+            self._progress_flags = progress_flags(layout)
+            self._progress_address = layout.slot("release_address", 1)
+            self._progress_value = layout.slot("release_payload", 1)
+
+    def tell_progress(self, data: bytearray, begin: int, address: int, value: int) -> None:
+        """Have the launch at byte `begin` write a value when it is done, for whoever looks."""
+        for offset, bits in self._progress_flags:
+            data[begin + offset] |= bits
+        self._progress_address.fill(data, address, begin)
+        self._progress_value.fill(data, value, begin)
+
+    def follow(self, data: bytearray, begin: int, address: int) -> None:
+        """Name the launch that follows the one at byte `begin`."""
+        self.next_slot.fill(data, address, begin)
+        for offset, bits in self.next_flags:
+            data[begin + offset] |= bits
 
     def image(self, local_nbytes: int) -> bytearray:
         """Return the image where every thread of the channel has so much local memory."""
@@ -86,10 +105,7 @@ class Item:
 
     def follow(self, gpu_va: int) -> None:
         """Name the launch that follows this one."""
-        form = self.form
-        form.next_slot.fill(self.data, gpu_va)
-        for offset, bits in form.next_flags:
-            self.data[offset] |= bits
+        self.form.follow(self.data, 0, gpu_va)
 
     def write(self, local_nbytes: int) -> None:
         """Put the image where the GPU reads it."""

@@ -17,7 +17,7 @@ from baregrad.runtime.commands import (
 )
 from baregrad.runtime.interface import Buffer
 from baregrad.runtime.nvidia.list_image import ImageKind, ListImage
-from baregrad.runtime.nvidia.list_plan import plan_list
+from baregrad.runtime.nvidia.list_plan import ListPlan, plan_list
 from baregrad.runtime.nvidia.list_style import ListStyle
 
 if TYPE_CHECKING:
@@ -68,14 +68,22 @@ class BoundList:
             ),
             default=0,
         )
-        plain, serial = plan_list(recorded), plan_list(recorded, serial=True)
-        self._relaxed = plain != serial
+        self._plans: dict[ImageKind, ListPlan] = {}
         self._slot_fills = {
             one.target.index
             for one in recorded
             if isinstance(one, Fill) and isinstance(one.target, Slot) and one.nbytes % 4 == 0
         }
         self._kind = ImageKind(skipped=self._skipped)
+        self._relaxed = self._plan(self._kind).relaxed
+
+    def _plan(self, kind: ImageKind) -> ListPlan:
+        found = self._plans.get(kind)
+        if found is None:
+            found = self._plans[kind] = plan_list(
+                self.commands, serial=kind.serial, timed=kind.timed, skipped=kind.skipped
+            )
+        return found
 
     def ready(
         self,
@@ -140,7 +148,7 @@ class BoundList:
             wait(compute, oldest.value)
             wait(copies, oldest.copy_value)
             return oldest
-        image = ListImage(self.commands, kind, self._style, compute, copies)
+        image = ListImage(self.commands, self._plan(kind), kind, self._style, compute, copies)
         images.append(image)
         return image
 
@@ -149,6 +157,7 @@ class BoundList:
         for image in self._all_images():
             self._retire(image)
         self._images = {}
+        self._plans = {}
 
     def _all_images(self) -> Iterator[ListImage]:
         for images in self._images.values():
@@ -182,6 +191,7 @@ class BoundList:
             self._skipped = frozenset(skipped)
             self.forget()
         self._kind = ImageKind(skipped=self._skipped)
+        self._relaxed = self._plan(self._kind).relaxed
         self._needed = needed
         self._values = values
         self._stale = False

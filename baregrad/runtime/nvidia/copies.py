@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,15 +61,20 @@ class Staging:
         *,
         workers: int | None = None,
         piece_nbytes: int = PIECE_NBYTES,
+        pipelined: bool = False,
     ) -> None:
         self._memory = memory
         self._channel = channel
         self._wait = wait
         self.workers = workers or max(1, min(_MAX_WORKERS, (os.cpu_count() or 1) // 2))
         self.piece_nbytes = piece_nbytes
+        self.pipelined = pipelined
         self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
         self._pieces: list[list[_Piece]] = [[] for _ in range(self.workers)]
         self._pinned: list[tuple[int, int, int]] = []
+        # Whether threads are at work, which must not be kept from it by a spinning one.
+        self._helped = False
 
     @property
     def nbytes(self) -> int:
@@ -159,7 +165,7 @@ class Staging:
         push = PushBuffer()
         if after is not None:
             push.acquire(*after)
-        push.copy(target, source, nbytes)
+        push.copy(target, source, nbytes, pipelined=self.pipelined)
         with self._lock:
             return self._channel().submit(push)
 
@@ -179,7 +185,7 @@ class Staging:
         timeline = channel.timeline
         if timeline.value >= value:
             return
-        if threading.active_count() == 1:
+        if not self._helped:
             self._wait(channel, value)
             return
         limit = time.perf_counter() + 0.1
@@ -210,22 +216,24 @@ class Staging:
             except BaseException as error:  # noqa: BLE001  raised again below, in the caller
                 errors.append(error)
 
+        self._helped = nbytes >= _SHARED_NBYTES and self.workers > 1
         helpers = []
-        if nbytes >= _SHARED_NBYTES:
-            helpers = [
-                threading.Thread(target=loop, args=(mine,), daemon=True)
-                for mine in self._pieces[1:]
-            ]
-        for helper in helpers:
-            helper.start()
+        if self._helped:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.workers - 1, "copies")
+            helpers = [self._pool.submit(loop, mine) for mine in self._pieces[1:]]
         loop(self._pieces[0])
         for helper in helpers:
-            helper.join()
+            helper.result()
+        self._helped = False
         if errors:
             raise errors[0]
 
     def close(self) -> None:
-        """Free the pieces; nothing is being copied."""
+        """Free the pieces and stop the threads; nothing is being copied."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
         for mine in self._pieces:
             for piece in mine:
                 piece.bytes = np.empty(0, np.uint8)
@@ -234,5 +242,6 @@ class Staging:
         self._pinned = []
 
     def after_fork(self) -> None:
-        """Take a fresh lock: another thread may have held it when the process forked."""
+        """Take a fresh lock, which another thread may have held, and forget its threads."""
         self._lock = threading.Lock()
+        self._pool = None

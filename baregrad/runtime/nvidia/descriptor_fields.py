@@ -57,10 +57,11 @@ class Slot:
     shift: int
     dropped: int
 
-    def fill(self, data: bytearray, value: int) -> None:
-        """Put a value there that is known to fit."""
-        (word,) = _WORD.unpack_from(data, self.offset)
-        _WORD.pack_into(data, self.offset, word | value >> self.dropped << self.shift)
+    def fill(self, data: bytearray, value: int, begin: int = 0) -> None:
+        """Put a value that is known to fit into the descriptor that begins at byte `begin`."""
+        offset = begin + self.offset
+        (word,) = _WORD.unpack_from(data, offset)
+        _WORD.pack_into(data, offset, word | value >> self.dropped << self.shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,10 @@ class DescriptorLayout:
             _put(data, low, width, rest & ((1 << width) - 1))
             rest >>= width
 
-    def slot(self, name: str) -> Slot:
+    def slot(self, name: str, index: int = 0) -> Slot:
         """Return where a field lies that has one range of bits."""
-        field = self._field(name, 0)
-        ((low, _),) = field.pieces(0)
+        field = self._field(name, index)
+        ((low, _),) = field.pieces(index)
         offset = min(low // 8, self.nbytes - 8)
         return Slot(offset, low - 8 * offset, field.shift)
 

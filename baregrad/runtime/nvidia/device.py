@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from baregrad.base.bits import human_bytes
 from baregrad.base.errors import BaregradError, CompileError, DeviceError, DriverError
 from baregrad.program import CUBIN, Program
 from baregrad.runtime.commands import CommandList, Timeline
@@ -261,7 +263,11 @@ class NvDevice(Device):
         )
 
     def _other_nbytes(self) -> dict[str, int]:
-        return {"code and command lists": self.gpu.pieces.nbytes}
+        found = {"code and command lists": self.gpu.pieces.nbytes}
+        with contextlib.suppress(DriverError):
+            total, free = self.gpu.memory_nbytes()
+            found[f"{human_bytes(total)} free on the GPU"] = free
+        return found
 
     # Programs.
 
@@ -530,6 +536,8 @@ class NvDevice(Device):
         staging: Staging | None = self.__dict__.get("staging")
         if staging is not None:
             teardown.push("pinned memory", staging.close)
+            # Copies that were not waited for still read it.
+            teardown.push("idleness", self._wait_quietly)
         try:
             teardown.close()
         except BaregradError as second:

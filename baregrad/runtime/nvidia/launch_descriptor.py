@@ -38,7 +38,8 @@ _ALWAYS = (
     ("no_call_limit", 1),
     ("sampler_by_header", 1),
 )
-_TEXTURES = ("invalidate_texture_header", "invalidate_sampler", "invalidate_texture_data")
+_TEXTURES = ("invalidate_texture_header", "invalidate_sampler")
+_FETCHED = "invalidate_texture_data"
 _DATA = "invalidate_shader_data"
 
 
@@ -46,12 +47,14 @@ _DATA = "invalidate_shader_data"
 class Manners:
     """What a grid does beside running: which caches it drops first, and its barrier at the end.
 
-    `data` is what earlier kernels left in the caches of the multiprocessors; a kernel that reads
-    what others wrote since needs it dropped. `banks` are constants, whose memory may have held
-    others that are still in the cache. Code is dropped by the channel.
+    `data` is what earlier kernels left in the caches of the multiprocessors, `fetched` what they
+    read there as constant (`ld.global.nc`, textures); a kernel that reads what others wrote since
+    needs both dropped. `textures` are descriptors of textures and samplers. `banks` are constants,
+    whose memory may have held others that are still in the cache. Code is dropped by the channel.
     """
 
     textures: bool = True
+    fetched: bool = True
     data: bool = True
     banks: bool = True
     barrier: int = BARRIER_SYSTEM
@@ -201,22 +204,14 @@ def write_release(data: bytearray | memoryview, release: Release, layout: Descri
         layout.write(data, name, value, index)
 
 
-def write_progress(
-    data: bytearray | memoryview, address: int, value: int, layout: DescriptorLayout
-) -> None:
-    """Have a launch write 64 bits when it is done, beside its release; nothing waits for them.
+def progress_flags(layout: DescriptorLayout) -> tuple[tuple[int, int], ...]:
+    """Return what a launch has set that writes 64 bits when it is done, beside its release.
 
-    Raises UnsupportedError where the version has no such release.
+    Nothing waits for them. It comes as bits to set in bytes: (offset, bits). Raises
+    UnsupportedError where the version has no such release.
     """
-    values = {
-        "release_enable": 1,
-        "release_address": address,
-        "release_payload": value,
-        "release_wide": 1,
-        "release_words": _TWO_WORDS,
-    }
-    for name, one in values.items():
-        layout.write(data, name, one, 1)
+    names = {"release_enable": 1, "release_wide": 1, "release_words": _TWO_WORDS}
+    return _bits({(name, 1): value for name, value in names.items()}, layout)
 
 
 def write_local(data: bytearray, nbytes: int, layout: DescriptorLayout) -> None:
@@ -230,6 +225,10 @@ def next_flags(layout: DescriptorLayout) -> tuple[tuple[int, int], ...]:
     It comes as bits to set in bytes: (offset, bits).
     """
     values = {key: value for key, value in _next(256, layout).items() if key[0] != "next_address"}
+    return _bits(values, layout)
+
+
+def _bits(values: Values, layout: DescriptorLayout) -> tuple[tuple[int, int], ...]:
     data = layout.encode(values)
     return tuple((offset, bits) for offset, bits in enumerate(data) if bits)
 
@@ -245,7 +244,8 @@ def grid_units(launch: Launch, layout: DescriptorLayout) -> tuple[int, int, int]
 def _manners(manners: Manners) -> tuple[tuple[str, int], ...]:
     textures = tuple((name, int(manners.textures)) for name in _TEXTURES)
     barrier = ("completion_barrier", manners.barrier)
-    return (*textures, (_DATA, int(manners.data)), barrier)
+    data = ((_FETCHED, int(manners.fetched)), (_DATA, int(manners.data)))
+    return (*textures, *data, barrier)
 
 
 def _program(launch: Launch) -> Values:
@@ -388,6 +388,7 @@ def decode(data: bytes | bytearray | memoryview, layout: DescriptorLayout) -> La
             next_address=value("next_address") if value("next_enable") else 0,
             manners=Manners(
                 textures=bool(value(_TEXTURES[0])),
+                fetched=bool(value(_FETCHED)),
                 data=bool(value(_DATA)),
                 banks=all(
                     value("bank_invalidate", number)

@@ -26,13 +26,11 @@ from baregrad.runtime.nvidia.constant_bank import write_grid, write_place
 from baregrad.runtime.nvidia.launch_descriptor import (
     ALIGNMENT,
     Release,
-    next_flags,
     release_payload_offset,
     write_grid_units,
-    write_progress,
     write_release,
 )
-from baregrad.runtime.nvidia.list_plan import ListPlan, plan_list
+from baregrad.runtime.nvidia.list_plan import ListPlan
 from baregrad.runtime.nvidia.list_style import ListStyle
 from baregrad.runtime.nvidia.list_words import PROGRESS, ComputeWriter, CopyWriter
 
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
 Triple = tuple[int, int, int]
 _STAMPS = 64
 _STAMP_NBYTES = 16
+# So many addresses are patched one by one, more of them by NumPy.
+_FEW = 24
 _NOTHING = bytes(_STAMPS)
 _INT64 = range(-(1 << 63), 1 << 63)
 _MASK = 0xFFFFFFFF
@@ -94,6 +94,7 @@ class ListImage:
     def __init__(
         self,
         commands: Sequence[Command],
+        plan: ListPlan,
         kind: ImageKind,
         style: ListStyle,
         compute: Channel,
@@ -106,7 +107,6 @@ class ListImage:
         self._commands = commands
         self._compute, self._copies = compute, copies
         self._style = style
-        plan = plan_list(commands, serial=kind.serial, timed=kind.timed, skipped=kind.skipped)
         launches = compute.launches
         assert launches is not None
         self._local_nbytes = launches.thread_nbytes
@@ -214,20 +214,18 @@ class ListImage:
     def follow(self, number: int, after: int) -> None:
         """Have the launch of command `after` followed by that of `number`."""
         launch = self._launches[after]
-        view = memoryview(self._data)[launch.offset :]
-        layout = launch.form.layout
-        layout.write(view, "next_address", self.launch_va(number))
-        for offset, bits in next_flags(layout):
-            view[offset] |= bits
-        if not self._style.chain_prefetch and "next_prefetch" in layout.fields:
-            layout.write(view, "next_prefetch", 0)
+        launch.form.follow(self._data, launch.offset, self.launch_va(number))
+        if not self._style.chain_prefetch and "next_prefetch" in launch.form.layout.fields:
+            view = memoryview(self._data)[launch.offset :]
+            launch.form.layout.write(view, "next_prefetch", 0)
 
     def finish(self, number: int, release: Release | None = None) -> int:
         """Make a launch the last of a run; return where its release has its value, if any."""
         launch = self._launches[number]
         layout = launch.form.layout
         view = memoryview(self._data)[launch.offset :]
-        layout.write(view, "completion_barrier", self._style.last.barrier)
+        if self._style.last.barrier != self._style.between.barrier:
+            layout.write(view, "completion_barrier", self._style.last.barrier)
         if release is None:
             return 0
         write_release(view, release, layout)
@@ -241,8 +239,7 @@ class ListImage:
     def tell_progress(self, number: int, value: int) -> None:
         """Have the launch of a command write a value when it is done."""
         launch = self._launches[number]
-        view = memoryview(self._data)[launch.offset :]
-        write_progress(view, self._base + PROGRESS, value, launch.form.layout)
+        launch.form.tell_progress(self._data, launch.offset, self._base + PROGRESS, value)
 
     @property
     def progress(self) -> int:
@@ -296,7 +293,7 @@ class ListImage:
     @property
     def can_release(self) -> bool:
         """Whether a launch can tell a timeline."""
-        return "release_wide" in self._launches[next(iter(self._launches))].form.layout.fields
+        return self._launches[next(iter(self._launches))].form.can_tell
 
     def semaphore(self, which: int) -> int:
         """Return where a semaphore of the image lies."""
@@ -329,6 +326,7 @@ class ListImage:
         self._longs: np.ndarray[Any, np.dtype[np.int64]] = np.frombuffer(
             data[: self._nbytes // 8 * 8], np.int64
         )
+        self._quick = data[: self._nbytes // 8 * 8].cast("q")
         self._semaphores = data[:_STAMPS]
         if self._value_place < 0:
             place = 4 * (-self._value_place)
@@ -354,8 +352,18 @@ class ListImage:
 
     def set_addresses(self, addresses: list[int]) -> None:
         """Patch the slots' addresses."""
+        if len(self._patches.places) <= _FEW:
+            words = self._quick
+            patches = self._patches
+            for place, slot, offset in zip(
+                patches.places, patches.slots, patches.offsets, strict=True
+            ):
+                words[place] = addresses[slot] + offset
+            if not self._copy_patches:
+                self.addresses = addresses
+                return
         table = np.array(addresses, np.int64)
-        if len(self._places):
+        if len(self._places) > _FEW:
             self._longs[self._places] = table[self._place_slots] + self._place_offsets
         if len(self._copy_places):
             places = self._copy_places
@@ -404,7 +412,8 @@ class ListImage:
 
     def take_entry(self) -> int:
         """Return the ring's entry for the next submission."""
-        if self.fresh:
+        # The last launch of a chain is another each time where it tells the timeline.
+        if self.fresh or self.released:
             self.fresh = False
             return self._first_entry
         return self._entry

@@ -50,9 +50,7 @@ class _Window:
         # A command that touches nothing is there all the same.
         self._ranges.setdefault(-2, [])
 
-    def conflicts(self, accesses: Sequence[_Access], serial: bool) -> bool:
-        if serial:
-            return bool(self._ranges)
+    def conflicts(self, accesses: Sequence[_Access]) -> bool:
         for key, begin, end, writes in accesses:
             for first, last, written in self._ranges.get(key, ()):
                 if (writes or written) and begin < last and first < end:
@@ -65,10 +63,14 @@ class _Window:
 
 @dataclass(slots=True)
 class ListPlan:
-    """The steps of both channels."""
+    """The steps of both channels.
+
+    `relaxed` says whether some command does not wait for what was recorded before it.
+    """
 
     compute: list[Step] = field(default_factory=list)
     copies: list[Step] = field(default_factory=list)
+    relaxed: bool = False
 
     @property
     def overlaps(self) -> bool:
@@ -117,9 +119,9 @@ class _Planner:
         return self._steps
 
     def _kernel(self, number: int, accesses: Sequence[_Access]) -> None:
-        if self._unseen_copies.conflicts(accesses, self._serial):
+        if self._has_to_wait(self._unseen_copies, accesses):
             self._await_copies()
-        if self._running.conflicts(accesses, self._serial):
+        if self._has_to_wait(self._running, accesses):
             self._steps.compute.append(Step("idle"))
             self._running.clear()
         self._run(self._steps.compute, number)
@@ -127,10 +129,16 @@ class _Planner:
         self._unseen_kernels.add(accesses)
 
     def _copy(self, number: int, accesses: Sequence[_Access]) -> None:
-        if self._unseen_kernels.conflicts(accesses, self._serial):
+        if self._has_to_wait(self._unseen_kernels, accesses):
             self._call_copies()
         self._run(self._steps.copies, number)
         self._unseen_copies.add(accesses)
+
+    def _has_to_wait(self, others: _Window, accesses: Sequence[_Access]) -> bool:
+        if others and not self._serial and not others.conflicts(accesses):
+            self._steps.relaxed = True
+            return False
+        return bool(others)
 
     def _run(self, steps: list[Step], number: int) -> None:
         if self._timed:

@@ -60,6 +60,9 @@ STYLES: Mapping[str, ListStyle] = MappingProxyType({
     "chain-keeps-data": dataclasses.replace(
         _chain, between=dataclasses.replace(_LEAN, data=False)
     ),
+    "chain-keeps-fetched": dataclasses.replace(
+        _chain, between=dataclasses.replace(_LEAN, fetched=False)
+    ),
     "chain-banks": dataclasses.replace(
         _chain,
         between=dataclasses.replace(_LEAN, banks=True),

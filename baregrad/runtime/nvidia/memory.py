@@ -106,6 +106,19 @@ class MemoryManager:
             owner,
         )
 
+    def system(self, nbytes: int, *, owner: Teardown | None = None) -> Allocation:
+        """Return zeroed host memory of the driver's own, like `pinned` but in pages of 2 MiB.
+
+        Raises OutOfMemory where the system has no such pages left.
+        """
+        return self._make(
+            "host memory in large pages",
+            round_up(max(nbytes, 1), HUGE_PAGE_NBYTES),
+            True,
+            self._system_memory,
+            owner,
+        )
+
     def driver_page(self, *, owner: Teardown | None = None) -> Allocation:
         """Return a zeroed page that the driver itself writes; it has no address on the GPU."""
         return self._make("a page of the driver", PAGE_NBYTES, None, self._system_page, owner)
@@ -126,6 +139,18 @@ class MemoryManager:
         if not visible:
             return handle, 0
         return handle, self.map_for_host(teardown, handle, nbytes, node=self._gpu.node)
+
+    def _system_memory(self, nbytes: int, teardown: Teardown) -> tuple[int, int]:
+        params = self._params(
+            nbytes, HUGE_PAGE_NBYTES,
+            type=nv.MEMORY_TYPE_IMAGE,
+            flags=nv.MEMORY_FLAGS_HOST,
+            attr=nv.ATTR_LOCATION_PCI | nv.ATTR_PAGE_HUGE | nv.ATTR_ANY_PAGES
+            | nv.ATTR_WRITE_BACK,
+            attr2=nv.ATTR2_NO_ZBC | nv.ATTR2_GPU_UNCACHED | nv.ATTR2_HUGE_2M,
+        )  # fmt: skip
+        handle = self._allocate(teardown, nv.NV01_MEMORY_SYSTEM, params)
+        return handle, self.map_for_host(teardown, handle, nbytes, node="/dev/nvidiactl")
 
     def _system_page(self, nbytes: int, teardown: Teardown) -> tuple[int, int]:
         params = self._params(

@@ -150,6 +150,19 @@ class Gpu:
         client.control(self.subdevice, nv.NV2080_CTRL_CMD_GR_GET_INFO, record)
         return tuple(listed["data", i] for i in range(len(indices)))
 
+    def memory_nbytes(self) -> tuple[int, int]:
+        """Return how much memory the GPU has, and how much of it is free."""
+        client = self.client
+        wanted = (nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE)
+        listed = Record(client.struct("fb_info"), len(wanted))
+        for place, index in enumerate(wanted):
+            listed["index", place] = index
+        record = client.struct("fb_info_list").record(
+            fbInfoListSize=len(wanted), fbInfoList=listed.address
+        )
+        client.control(self.subdevice, nv.NV2080_CTRL_CMD_FB_GET_INFO, record)
+        return listed["data", 0] << 10, listed["data", 1] << 10
+
     @functools.cached_property
     def counts(self) -> UnitCounts:
         """How many multiprocessors the die has, whatever of them is fused off."""

@@ -74,10 +74,13 @@ class PushBuffer:
 
     # Copies.
 
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy bytes from one GPU address to another, in order with other copies of the channel."""
+    def copy(self, target: int, source: int, nbytes: int, *, pipelined: bool = False) -> None:
+        """Copy bytes from one GPU address to another, in order with other copies of the channel.
+
+        With `pipelined`, it may begin before those before it are done.
+        """
         launch = m.COPY["LAUNCH_DMA"].word(
-            DATA_TRANSFER_TYPE=m.TRANSFER_NON_PIPELINED,
+            DATA_TRANSFER_TYPE=m.TRANSFER_PIPELINED if pipelined else m.TRANSFER_NON_PIPELINED,
             SRC_MEMORY_LAYOUT=m.LAYOUT_PITCH,
             DST_MEMORY_LAYOUT=m.LAYOUT_PITCH,
         )

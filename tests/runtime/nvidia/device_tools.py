@@ -21,6 +21,9 @@ _KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...], LaunchExpr, int]] = 
     "nothing": (("r",), (), 1, 32),
     "link64": (("rw",), ("number",), 1, 32),
     "turn": (("w", "r"), ("count", "by"), ("floordiv", ("add", COUNT, BLOCK - 1), BLOCK), BLOCK),
+    "turn_fetched": (
+        ("w", "r"), ("count", "by"), ("floordiv", ("add", COUNT, BLOCK - 1), BLOCK), BLOCK,
+    ),
     "add": (
         ("w", "r", "r"), ("count",), ("floordiv", ("add", COUNT, BLOCK - 1), BLOCK), BLOCK,
     ),

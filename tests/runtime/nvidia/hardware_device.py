@@ -30,6 +30,7 @@ from baregrad.runtime.interface import Buffer, Kernel
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import STYLES
 from baregrad.runtime.nvidia.peers import PeerAccess, copy_between, peer_access
+from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia.hardware_tools import MIB, expect
 from tests.runtime.nvidia.random_lists import buffer_of, load, ramp, random_lists, same, words_of
@@ -65,6 +66,7 @@ def step_open() -> None:
         print(f"  {device.architecture}, driver {device.client.version}, "
               f"{len(device.client.cards())} GPUs, copy group {device.channels[1].group.engine}, "
               f"{device.staging.workers} threads for copies")
+        print(f"  memory, of it free: {device.gpu.memory_nbytes()}")
         device.close()
         print(f"  open {(opened - begin) * 1e3:.1f} ms, "
               f"close {(time.perf_counter() - opened) * 1e3:.1f} ms")
@@ -151,6 +153,7 @@ def step_styles() -> None:
     for name, style in STYLES.items():
         device = make_device(style=style)
         kernel, turn = load(device, "link64"), load(device, "turn")
+        fetched = load(device, "turn_fetched")
         commands = chain_of(device, kernel, 1000)
         state = ramp(32)
         buffer = buffer_of(device, state)
@@ -173,7 +176,8 @@ def step_styles() -> None:
         buffers = [buffer_of(device, array) for array in arrays]
         commands = device.command_list()
         for i in range(200):
-            commands.exec(turn, [Slot(1 - i % 2), Slot(i % 2)], {"count": count, "by": 257 * i + 1})
+            values = {"count": count, "by": 257 * i + 1}
+            commands.exec(fetched if i % 3 else turn, [Slot(1 - i % 2), Slot(i % 2)], values)
         wide = []
         for _ in range(5):
             begin = time.perf_counter_ns()
@@ -227,6 +231,43 @@ def rates(device: NvDevice, nbytes: int, pinned: bool) -> tuple[float, float]:
             best = min(best, time.perf_counter() - begin)
         found.append(nbytes / best / 1e9)
     return found[0], found[1]
+
+
+def step_host_memory() -> None:
+    """The rate of one copy each way, by kind of host memory, of copy and of engine."""
+    for engine in (None, -1):
+        device = make_device(copy_engine=engine)
+        copies, memory = device.channels[1], device.gpu.memory
+        there = memory.device(256 * MIB)
+        for kind in (memory.pinned, memory.system):
+            try:
+                begin = time.perf_counter()
+                host = kind(256 * MIB)
+                host.view[: 256 * MIB] = bytes(256 * MIB)
+            except BaregradError as error:
+                print(f"  {kind.__name__}: {error}")
+                continue
+            print(f"  {kind.__name__}: allocated and filled in "
+                  f"{time.perf_counter() - begin:.3f} s")
+            for pipelined in (False, True):
+                for parts in (1, 64):
+                    found = []
+                    for to, come in ((there, host), (host, there)):
+                        best = 1e9
+                        for _ in range(4):
+                            copies.wait(copies.submit(PushBuffer()))
+                            start = copies.timeline.time_ns
+                            push, step = PushBuffer(), 256 * MIB // parts
+                            for place in range(0, 256 * MIB, step):
+                                push.copy(to.gpu_va + place, come.gpu_va + place, step,
+                                          pipelined=pipelined)
+                            copies.wait(copies.submit(push))
+                            best = min(best, (copies.timeline.time_ns - start) / 1e9)
+                        found.append(256 * MIB / best / 1e9)
+                    print(f"  engine {engine}, {kind.__name__}, pipelined {pipelined}, "
+                          f"{parts} parts: in {found[0]:.1f}, out {found[1]:.1f} GB/s", flush=True)
+            host.close()
+        device.close()
 
 
 def step_copies() -> None:

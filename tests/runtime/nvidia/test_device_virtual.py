@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from baregrad.base.errors import BaregradError
+from baregrad.base.errors import BaregradError, DeviceError, OutOfMemory
 from baregrad.program import Program
 from baregrad.runtime.commands import Slot
+from baregrad.runtime.interface import Buffer
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.peers import copy_between, peer_access
 from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
@@ -127,3 +132,68 @@ def test_every_call_may_fail_in_every_way(port: VirtualPort, status: int) -> Non
     for at in range(1, total + 1):
         check_failure(port, Failure(at, status=status))
         work(port)
+
+
+def test_a_forked_child_leaves_the_device_alone(port: VirtualPort) -> None:
+    device = NvDevice(port=port)
+    buffer = device.allocate(1000)
+    device.copy_in(buffer, bytes(1000))
+    calls = port.calls
+    child = os.fork()
+    if not child:
+        code = 1
+        with contextlib.suppress(BaseException):
+            try:
+                device.allocate(1)
+            except DeviceError as error:
+                code = 0 if "forked" in str(error) else 2
+            device.close()
+            del buffer
+            code = code or 3 * (port.calls != calls)
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert not buffer.contents().any()
+    device.close()
+    assert not port.held()
+
+
+def test_a_process_may_end_with_live_buffers() -> None:
+    code = (
+        "from baregrad.runtime import open_device\n"
+        "device = open_device('NV:1')\n"
+        "kept = [device.allocate(size) for size in (1, 1000, 5 << 20)]\n"
+        "device.copy_in(kept[2], bytes(5 << 20))\n"
+        "pinned = device.pinned(100)\n"
+        "print(device.name, device.architecture)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "BAREGRAD_NV_PORT": "virtual"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "NV:1 sm_90a\n", "")
+
+
+def test_opening_again_and_again_leaves_nothing(port: VirtualPort) -> None:
+    for _ in range(50):
+        device = NvDevice(port=port)
+        device.copy_in(device.allocate(5000), bytes(5000))
+        device.close()
+        assert not port.held()
+
+
+def test_memory_that_is_full_says_who_holds_it(port: VirtualPort) -> None:
+    device = NvDevice(port=port)
+    held: list[Buffer] = []
+    with pytest.raises(OutOfMemory) as caught:
+        while len(held) < 10_000:
+            held.append(device.allocate(64 << 20))
+    text = str(caught.value)
+    assert f"{len(held)} live buffers (most of it in {len(held)} of 64.0 MiB)" in text
+    assert "free on the GPU" in text
+    held.clear()
+    # All of it in one piece: what was let go of goes back to the driver first.
+    assert device.allocate(128 << 20).nbytes == 128 << 20
+    device.close()
+    assert not port.held()

@@ -12,6 +12,13 @@ extern "C" __global__ void turn(unsigned *out, const unsigned *in, long long cou
   if (i < count) out[i] = in[(i + by) % count] * 3u + (unsigned)by;
 }
 
+// The same by loads that take what they read for constant.
+extern "C" __global__ void turn_fetched(unsigned *out, const unsigned *in, long long count,
+                                        long long by) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < count) out[i] = __ldg(in + (i + by) % count) * 3u + (unsigned)by;
+}
+
 extern "C" __global__ void add(float *out, const float *a, const float *b, long long count) {
   long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   if (i < count) out[i] = a[i] + b[i];
