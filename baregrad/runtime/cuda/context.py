@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import time
 from collections.abc import Callable
 from types import MappingProxyType
@@ -30,6 +31,7 @@ _FAULTS = MappingProxyType({
     721: "left tensor memory allocated",
 })  # fmt: skip
 _NAMES_SHOWN = 8
+_PLACE = re.compile(r"[^\s(]+:\d+")
 # Waiting spins first, since most work is short, and then sleeps a little longer each time.
 _SPIN_NS = 200_000
 _SPINS_A_QUERY = 32
@@ -140,8 +142,9 @@ class Context:
         if len(suspects) > 1:
             hint = f"BAREGRAD_CUDA_BLOCKING=1 waits after each kernel and tells which; {_GONE}"
         return DriverError(
-            self.lost, ioctl=called, status=f"{status} ({code})", code=code, hint=hint
-        )
+            self.lost, ioctl=called, status=f"{status} ({code})", code=code, hint=hint,
+            at=_place(suspects),
+        )  # fmt: skip
 
     # Waiting.
 
@@ -194,9 +197,11 @@ class Context:
 
     def _give_up(self) -> DriverError:
         self._hung = True
-        self.lost = f"{who(self.progress.suspects())} does not end"
+        suspects = self.progress.suspects()
+        self.lost = f"{who(suspects)} does not end"
         return DriverError(
             self.lost,
+            at=_place(suspects),
             found=f"no progress in {self.timeout_s:g} s",
             hint=f"BAREGRAD_GPU_TIMEOUT sets how long is waited (0 for ever); {_GONE}",
         )
@@ -214,12 +219,19 @@ class Context:
         self.progress.clear()
 
 
+def _place(names: Names) -> str | None:
+    """Return the user's file and line, where one kernel is meant and its label tells them."""
+    found = _PLACE.search(names[0][1]) if len(names) == 1 else None
+    return found.group() if found else None
+
+
 def who(names: Names) -> str:
-    """Return how a message speaks of kernels."""
+    """Return how a message speaks of kernels; a label is told where it says more than the name."""
     if not names:
         return "a kernel that nobody waited for"
+    told = [f"{name!r} ({label})" if label not in (name, "") else repr(name)
+            for name, label in names[:_NAMES_SHOWN]]
     if len(names) == 1:
-        return f"the kernel {names[0]!r}"
-    shown = ", ".join(names[:_NAMES_SHOWN])
+        return f"the kernel {told[0]}"
     more = ", ..." if len(names) > _NAMES_SHOWN else ""
-    return f"one of {len(names)} kernels ({shown}{more})"
+    return f"one of {len(names)} kernels ({', '.join(told)}{more})"

@@ -146,7 +146,7 @@ class CudaDevice(Device):
                 self.context.synchronize()
             else:
                 self._staging.copy_in(buffer.address, address, source.nbytes)
-                self.context.progress.mark(("a copy from the host",))
+                self.context.progress.mark((("a copy from the host", ""),))
 
     def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
         """Copy the buffer's bytes to host memory of the same size, after all submitted work."""
@@ -201,7 +201,7 @@ class CudaDevice(Device):
                 "cuMemcpyPeerAsync", target.address, self.context.handle, source.address,
                 other.context.handle, source.nbytes, stream,
             )  # fmt: skip
-            self.context.progress.mark(("a copy between GPUs",))
+            self.context.progress.mark((("a copy between GPUs", ""),))
             # The source may be written again only after it was read.
             with self._event() as done:
                 other.driver.call("cuStreamWaitEvent", other.context.stream, done, 0)
@@ -380,9 +380,9 @@ class CudaDevice(Device):
                 continue
             code = step.enqueue(functions, stream)
             if code:
-                raise self.driver.error(step.called, code, who((step.name,)))
+                raise self.driver.error(step.called, code, who((step.told,)))
             if closely:
-                progress.mark((step.name,))
+                progress.mark((step.told,))
             if blocking:
                 self.context.synchronize()
         if not closely:
@@ -397,8 +397,8 @@ class CudaDevice(Device):
                 if step is not None and not step.empty:
                     code = step.enqueue(self.driver.functions, self.context.stream)
                     if code:
-                        raise self.driver.error(step.called, code, who((step.name,)))
-                    self.context.progress.mark((step.name,))
+                        raise self.driver.error(step.called, code, who((step.told,)))
+                    self.context.progress.mark((step.told,))
                 event = self.driver.handle("cuEventCreate", abi.EVENT_DEFAULT)
                 destroy = functools.partial(self.context.release, "cuEventDestroy_v2", event)
                 made.push("an event", destroy)
