@@ -359,6 +359,7 @@ class Channel:
         # The GPU is at work while we write down what it does.
         self.last_value = value = self.last_value + 1
         in_flight.append(_InFlight(value, self._head, names))
+        self.forget_done()
 
     def _reserve(self, nbytes: int) -> int:
         """Return where in the buffer of words `nbytes` bytes in one piece are free."""
@@ -381,9 +382,13 @@ class Channel:
     def _retire(self) -> None:
         """Wait for the oldest submission and let go of what it held, and of others done by then."""
         self.wait(self._in_flight[0].value)
-        done = self.timeline.value
-        while self._in_flight and self._in_flight[0].value <= done:
-            self._tail = self._in_flight.popleft().end
+        self.forget_done()
+
+    def forget_done(self) -> None:
+        """Let go of what submissions hold that are done."""
+        in_flight, done = self._in_flight, self.timeline.words[0]
+        while in_flight and in_flight[0].value <= done:
+            self._tail = in_flight.popleft().end
 
     def wait(self, value: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait for a submission, the last one by default; raise DriverError if it never comes."""
