@@ -322,7 +322,7 @@ class NvDevice(Device):
                     commands, buffers, variables or {}, channels, self._wait_for, timed=timed
                 )
                 if self._unsettled or copies.last_value > copies.timeline.words[0]:
-                    self._settle(bound)
+                    self._settle()
                 value = compute.last_value + 1
                 if image.copy_entry:
                     image.set_values(value, copies.last_value + 1)
@@ -363,14 +363,14 @@ class NvDevice(Device):
         for bound in self._bound:
             bound.forget()
 
-    def _settle(self, bound: BoundList) -> None:
+    def _settle(self) -> None:
         """Have the channel drop old code, and wait for copies and for kernels that it left."""
         compute, copies = self._channels
         push = PushBuffer()
         if self._unheld and compute.last_value > compute.timeline.value:
             push.acquire(compute.timeline.gpu_va, compute.last_value)
-        # Copies of the list itself come after those before.
-        if copies.last_value > copies.timeline.value and not bound.copies:
+        # Of a list that copies too: its kernels may come before its first copy.
+        if copies.last_value > copies.timeline.value:
             push.acquire(copies.timeline.gpu_va, copies.last_value)
         if self._code_is_new:
             push.invalidate_caches()
@@ -556,11 +556,11 @@ class NvDevice(Device):
 
 
 def architecture_name(version: int) -> str:
-    """Return what compilers call an architecture: "sm_86", from 9.0 on with its own features."""
+    """Return what compilers call an architecture: "sm_86", 9.0 and 10.x with its own features."""
     major, minor = version >> 8, version & 0xFF
     if version == 0xA04:
         major, minor = 12, 0
-    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    return f"sm_{major}{minor}" + ("a" if major in (9, 10) else "")
 
 
 def _register(device: NvDevice) -> None:
