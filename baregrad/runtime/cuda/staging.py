@@ -47,7 +47,7 @@ class Owner(Protocol):
         """Give something back."""
         ...
 
-    def wait_for(self, ready: Callable[[], int], called: str) -> None:
+    def wait_for(self, ready: Callable[[], int], called: str, *, nap: bool = False) -> None:
         """Wait until a query of the driver says that something is done."""
         ...
 
@@ -184,7 +184,9 @@ class Staging:
     def _wait(self, piece: _Piece) -> None:
         if piece.used:
             query = self._owner.driver.functions["cuEventQuery"]
-            self._owner.wait_for(lambda: query(piece.event), "cuEventQuery")
+            # Threads that spin would keep the interpreter from those that copy.
+            nap = self._pool is not None
+            self._owner.wait_for(lambda: query(piece.event), "cuEventQuery", nap=nap)
             piece.used = False
 
     # Threads.
