@@ -178,7 +178,12 @@ def open_backend(name: str) -> Backend:
     if name == "REF":
         return ReferenceBackend(name, open_device(name))
     if name.partition(":")[0] in GPU_NAMES:
-        return gpu_backend(name, open_device(name))
+        gpu = open_device(name)
+        try:
+            return gpu_backend(name, gpu)
+        except BaseException:
+            gpu.close()
+            raise
     from baregrad.render import get
 
     renderer = get(options.cpu_renderer)

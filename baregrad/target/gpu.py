@@ -157,7 +157,7 @@ _TURING = replace(
     _HOPPER,
     name="sm_75",
     capability=(7, 5),
-    ptx_isa=(6, 3),
+    ptx_isa=(6, 5),
     warps_per_unit=32,
     blocks_per_unit=16,
     shared_bytes_per_unit=64 * KIB,

@@ -81,10 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first program")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
     parser.add_argument("--stop-at", type=int, default=None, help="stop at so many findings")
+    parser.add_argument("--device", default=options.device, help="the device that is tried")
     parser.add_argument("--save", type=Path, default=None, help="a folder for the scripts")
     chosen = parser.parse_args(arguments)
     start = time.monotonic()
-    found = fuzz(chosen.programs, chosen.seed, chosen.minutes, chosen.stop_at)
+    with options.override(device=chosen.device):
+        found = fuzz(chosen.programs, chosen.seed, chosen.minutes, chosen.stop_at)
     for finding in found:
         print(finding.script)
         if chosen.save is not None:

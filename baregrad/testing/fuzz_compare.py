@@ -34,7 +34,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of running: a device, the level of the reference evaluator, and whether jitted."""
+    """A way of running: a device, the level of the reference evaluator, and whether jitted.
+
+    No device means the default one of the options.
+    """
 
     name: str
     device: str
@@ -42,8 +45,8 @@ class Way:
     jitted: bool = False
 
 
-EAGER = Way("eager", "CPU")
-JITTED = Way("jit", "CPU", jitted=True)
+EAGER = Way("eager", "")
+JITTED = Way("jit", "", jitted=True)
 REFERENCE = Way("reference", "REF")
 LOWERED = Way("reference at the kernel level", "REF", "kernel")
 LINEAR = Way("reference at the linear level", "REF", "linear")
@@ -53,7 +56,7 @@ Results = list[dict[str, np.ndarray[Any, Any]]]
 
 @contextmanager
 def _in_force(way: Way) -> Iterator[None]:
-    with options.override(device=way.device, ref_level=way.level):
+    with options.override(device=way.device or options.device, ref_level=way.level):
         yield
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from baregrad.base.options import options
 from baregrad.testing.fuzz_compare import (
     CALLS,
     EAGER,
@@ -121,8 +122,8 @@ def script(program: Program, difference: Difference) -> str:
         "",
         "",
         f"names = {[*program.results, *program.arguments, *program.state]}",
-        f"left = run({left.device!r}, {left.level!r}, {left.jitted})",
-        f"right = run({right.device!r}, {right.level!r}, {right.jitted})",
+        f"left = run({_device(left)!r}, {left.level!r}, {left.jitted})",
+        f"right = run({_device(right)!r}, {right.level!r}, {right.jitted})",
         "for name, a, b in zip(names, left, right):",
         f"    print(name, {left.name!r}, a, {right.name!r}, b, sep='\\n')",
     ]
@@ -137,6 +138,10 @@ def _literals(program: Program, data: dict[str, np.ndarray]) -> str:
         for name, array in data.items()
     ]
     return "{" + ", ".join(cells) + "}"
+
+
+def _device(way: Way) -> str:
+    return way.device or options.device
 
 
 def _ways(difference: Difference) -> tuple[Way, Way]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.tensor import Tensor
 
 Function = Callable[..., Any]
+
+# The device that is compared with REF.
+DEVICE = os.environ.get("TENSOR_TESTS_DEVICE", "CPU")
 
 FLOATS = (dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16)
 SIGNED = (dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64)
@@ -94,10 +98,10 @@ def report(names: Sequence[str], bad: Sequence[tuple[str, Any, Any, Any]]) -> st
 def assert_same_bits(
     rows: Sequence[tuple[str, Function]], arrays: Sequence[tuple[Any, DType]]
 ) -> None:
-    """Every function gives the same bits on CPU and on the reference device."""
+    """Every function gives the same bits on the device and on the reference device."""
     names = [name for name, _ in rows]
     functions = [function for _, function in rows]
-    found = on_device("CPU", functions, arrays)
+    found = on_device(DEVICE, functions, arrays)
     wanted = on_device("REF", functions, arrays)
     bad: list[tuple[str, Any, Any, Any]] = []
     for name, ours, theirs in zip(names, found, wanted, strict=True):

@@ -122,7 +122,7 @@ def test_functions_keep_their_stated_error(dtype: DType) -> None:
     for name, function, exact, limit, low, high in FUNCTIONS:
         top = min(high, 10.0) if dtype is dtypes.float16 else high
         raw = rng.uniform(max(low, -top), top, 2000)
-        (found,) = sweep.on_device("CPU", [function], [(raw, dtype)])
+        (found,) = sweep.on_device(sweep.DEVICE, [function], [(raw, dtype)])
         (rounded,) = sweep.on_device("REF", [lambda x: x.cast(dtypes.float64)], [(raw, dtype)])
         wanted = exact(rounded.astype(np.longdouble))
         worst = sweep.ulps(found, wanted, dtype)
@@ -134,7 +134,7 @@ def test_functions_keep_their_stated_error(dtype: DType) -> None:
 def test_functions_of_special_values(dtype: DType) -> None:
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -1.0, 1.0])
     functions = [row[1] for row in FUNCTIONS]
-    found = sweep.on_device("CPU", functions, [(special, dtype)])
+    found = sweep.on_device(sweep.DEVICE, functions, [(special, dtype)])
     wanted = sweep.on_device("REF", functions, [(special, dtype)])
     for row, ours, theirs in zip(FUNCTIONS, found, wanted, strict=True):
         simple = ~np.isfinite(theirs) | (theirs == 0)

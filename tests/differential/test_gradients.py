@@ -11,6 +11,7 @@ import pytest
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
+from tests.differential import sweep
 from tests.tensor.oracle import compare
 from tests.tensor.test_elementwise import UNARY
 
@@ -59,7 +60,7 @@ STRUCTURED: tuple[tuple[str, Any, tuple[tuple[int, ...], ...]], ...] = (
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu() -> Iterator[None]:
-    with options.override(device="CPU"):
+    with options.override(device=sweep.DEVICE):
         yield
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from baregrad.base.options import options
 from baregrad.tensor import Tensor
+from tests.differential import sweep
 
 pytestmark = pytest.mark.differential
 
 ROWS = np.array([[3, -4, 17], [9, 12, -1], [5, 10, -18], [2, 0, 7]], np.int32)
-WAYS = (("CPU", "tensor"), ("REF", "kernel"), ("REF", "loop"), ("REF", "linear"))
+WAYS = ((sweep.DEVICE, "tensor"), ("REF", "kernel"), ("REF", "loop"), ("REF", "linear"))
 
 
 def _joined(a: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ def test_what_is_scattered_outside_is_lost(
     np.testing.assert_array_equal(put, last, strict=True)
 
 
-@pytest.mark.parametrize("device,level", (("CPU", "tensor"), ("REF", "linear")))
+@pytest.mark.parametrize("device,level", ((sweep.DEVICE, "tensor"), ("REF", "linear")))
 @pytest.mark.parametrize("place", (2, 7, 14))
 def test_a_scalar_picks_among_sums(device: str, level: str, place: int) -> None:
     """The condition has no axis, but it is what keeps the sums inside their array."""

@@ -11,6 +11,7 @@ import torch
 from baregrad.base.options import options
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit import jit
+from tests.differential import sweep
 
 pytestmark = pytest.mark.differential
 
@@ -72,7 +73,7 @@ def test_the_cpu_agrees_with_the_reference(row: tuple[str, Callable[[], Tensor]]
     # The reference first: what it realised must not be taken for what the CPU has.
     with options.override(device="REF"):
         wanted = row[1]().numpy()
-    with options.override(device="CPU"):
+    with options.override(device=sweep.DEVICE):
         found = row[1]().numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, strict=True)
 
@@ -112,7 +113,7 @@ def _sum_of_state(x: Tensor, state: Tensor) -> Tensor:
 def test_a_replay_agrees_with_eager(
     function: Callable[[Tensor, Tensor], Tensor], dtype: str
 ) -> None:
-    with options.override(device="CPU"):
+    with options.override(device=sweep.DEVICE):
         seen = []
         for wrap in (lambda f: f, jit):
             state = Tensor(np.zeros((2, 3)), dtype=dtype)
@@ -129,7 +130,7 @@ def test_a_replay_agrees_with_eager(
 def test_a_guard_by_a_running_sum_does_not_reach_into_the_sum() -> None:
     """An index that is a running sum guards the two halves of a stack, not what was summed."""
     rows = np.array([[1], [6], [4], [8], [3]], np.uint16)
-    with options.override(device="CPU"):
+    with options.override(device=sweep.DEVICE):
         a = Tensor(rows)
         made = Tensor.stack([a, a], dim=1)[:, a.cumsum(0) % 2].numpy()
     wanted = np.stack([rows, rows], 1)[:, np.cumsum(rows, 0) % 2]
@@ -142,7 +143,7 @@ def test_columns_of_a_product_picked_by_data_are_not_copied_unguarded(dtype: str
     rng = np.random.default_rng(3)
     left, right = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((4, 8), (17, 8)))
     rows, columns = rng.integers(0, 4, (3, 4)), rng.integers(0, 17, 17)
-    with options.override(device="CPU"):
+    with options.override(device=sweep.DEVICE):
         product = Tensor(left) @ Tensor(right).mT
         made = product[Tensor(rows)][:, :, Tensor(columns)].numpy()
     np.testing.assert_array_equal(made, (left @ right.T)[rows][:, :, columns], strict=True)
@@ -157,7 +158,7 @@ def test_a_sum_that_is_compared_with_its_own_extreme_is_one_sum() -> None:
     largest = product.amax().maximum(product)
     (largest * largest).sum().backward()
     for level in ("tensor", "linear"):
-        with options.override(device="REF" if level == "linear" else "CPU", ref_level=level):
+        with options.override(device="REF" if level == "linear" else sweep.DEVICE, ref_level=level):
             ours = Tensor(a, requires_grad=True)
             product_ = ours @ Tensor(b).mT
             largest_ = product_.amax().maximum(product_)

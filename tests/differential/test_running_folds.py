@@ -10,6 +10,7 @@ import pytest
 
 from baregrad.base.options import options
 from baregrad.tensor import Tensor
+from tests.differential import sweep
 
 pytestmark = pytest.mark.differential
 
@@ -33,13 +34,13 @@ def data() -> np.ndarray:
 
 @pytest.mark.parametrize("row", EXPRESSIONS, ids=[row[0] for row in EXPRESSIONS])
 def test_running_folds_along_several_axes(row: tuple[str, Callable[[Any], Any]]) -> None:
-    with options.override(device="CPU"):
+    with options.override(device=sweep.DEVICE):
         found = row[1](Tensor(data())).numpy()
     np.testing.assert_allclose(found, row[1](data()), rtol=1e-12, atol=1e-12, strict=True)
 
 
 def test_running_folds_realised_together() -> None:
-    with options.override(device="CPU"):
+    with options.override(device=sweep.DEVICE):
         x = Tensor(data())
         made = [x.cumsum(axis) for axis in range(3)]
         made[0].realize(*made[1:])

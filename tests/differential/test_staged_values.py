@@ -7,6 +7,7 @@ import pytest
 
 from baregrad.base.options import options
 from baregrad.tensor import Tensor
+from tests.differential import sweep
 
 
 @pytest.mark.parametrize("rows", (16, 7, 33))
@@ -14,7 +15,7 @@ from baregrad.tensor import Tensor
 def test_rows_that_are_unrolled_keep_values_of_their_own(rows: int, columns: int) -> None:
     rng = np.random.default_rng(rows)
     data, others = rng.uniform(-4, 4, (rows, columns)), rng.uniform(-4, 4, (1, columns))
-    with options.override(device="CPU"):
+    with options.override(device=sweep.DEVICE):
         x, weight = Tensor(data), Tensor(others)
         flipped = x.sin().flip(1)
         product = flipped @ weight.mT

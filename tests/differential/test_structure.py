@@ -96,7 +96,7 @@ def test_extremes_of_special_values(dtype: DType) -> None:
     ]  # fmt: skip
     for _, show in (("", lambda x: x), ("", lambda x: x.T)):
         shown = [(name, lambda x, f=f, s=show: f(s(x))) for name, f in rows]
-        found = sweep.on_device("CPU", [f for _, f in shown], [(special, dtype)])
+        found = sweep.on_device(sweep.DEVICE, [f for _, f in shown], [(special, dtype)])
         wanted = sweep.on_device("REF", [f for _, f in shown], [(special, dtype)])
         for (name, _), ours, theirs in zip(shown, found, wanted, strict=True):
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
@@ -111,7 +111,7 @@ def test_sums_keep_their_bound(extent: int) -> None:
         exact = raw.astype(np.longdouble).sum(1)
         size = np.abs(raw.astype(np.longdouble)).sum(1)
         lanes = max(extent / 64, 1)  # what one accumulator adds up, with room
-        for found in sweep.on_device("CPU", functions, [(raw, dtype)]):
+        for found in sweep.on_device(sweep.DEVICE, functions, [(raw, dtype)]):
             bound = (20 + lanes) * unit * size
             assert (np.abs(found - exact) <= bound).all(), (dtype, np.abs(found - exact) / size)
 

@@ -17,7 +17,17 @@ from baregrad.ir.op import Ops
 from baregrad.render.gpu import gpu_signature
 from baregrad.target.gpu import gpu_row
 from baregrad.testing.virtual_gpu.ptx_program import Module
-from tests.render.gpu_harness import BLOCK, HOPPER, I64, TOKEN, Writer, alloc, run_ptx, thread
+from tests.render.gpu_harness import (
+    BLOCK,
+    HOPPER,
+    I64,
+    INTERPRETED,
+    TOKEN,
+    Writer,
+    alloc,
+    run_ptx,
+    thread,
+)
 
 pytestmark = pytest.mark.differential
 F32, F64, I32 = dtypes.float32, dtypes.float64, dtypes.int32
@@ -197,6 +207,7 @@ def test_a_block_turns_an_array_through_shared_memory(dtype: DType, spare: int) 
     assert (dynamic > 0) == (spare > 0) == (".extern .shared" in text_of(program))
 
 
+@INTERPRETED
 def test_a_missing_barrier_is_seen() -> None:
     """The interpreter finds the race, so that the barrier above is known to be one."""
     w = Writer()

@@ -17,6 +17,7 @@ import numpy as np
 
 from baregrad.base.bits import human_bytes
 from baregrad.base.errors import BaregradError, CompileError, DeviceError, DriverError
+from baregrad.base.options import options
 from baregrad.program import CUBIN, Program
 from baregrad.runtime.commands import CommandList, Timeline
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.peers import PeerAccess
     from baregrad.runtime.nvidia.port import Port
 
-DEFAULT_TIMEOUT_S = 30.0
 # A copy engine by itself, beside the one that the graphics engine shares.
 _ENGINES = (2, 3, 4, 5, 6, 7, 8, 9, 1, 0)
 _WRITE_NBYTES = 4096
@@ -59,8 +59,9 @@ class NvDevice(Device):
     """Runs programs of kind "cubin" on one GPU of this machine.
 
     `index` counts the GPUs that this process may open. Work is submitted without waiting for it;
-    `timeout_s` is how long the GPU may take for one kernel. `copy_engine` is the copy engine to
-    use: a number, None for the first one found that works by itself, -1 for the graphics engine's.
+    `timeout_s` is how long the GPU may take for one kernel (None: the option). `copy_engine` is the
+    copy engine to use: a number, None for the first one found that works by itself, -1 for the
+    graphics engine's.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class NvDevice(Device):
         *,
         index: int = 0,
         port: Port | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = None,
         style: ListStyle | None = None,
         copy_engine: int | None = None,
     ) -> None:
         self.name = name
         self.host_visible = False
-        self.timeout_s = timeout_s
+        self.timeout_s = options.nv_timeout if timeout_s is None else timeout_s
         self.style = style or STYLES[DEFAULT_STYLE]
         self._lock = threading.RLock()
         self._closed = False
@@ -321,7 +322,7 @@ class NvDevice(Device):
                     commands, buffers, variables or {}, channels, self._wait_for, timed=timed
                 )
                 if self._unsettled or copies.last_value > copies.timeline.words[0]:
-                    self._settle(bound)
+                    self._settle()
                 value = compute.last_value + 1
                 if image.copy_entry:
                     image.set_values(value, copies.last_value + 1)
@@ -362,14 +363,14 @@ class NvDevice(Device):
         for bound in self._bound:
             bound.forget()
 
-    def _settle(self, bound: BoundList) -> None:
+    def _settle(self) -> None:
         """Have the channel drop old code, and wait for copies and for kernels that it left."""
         compute, copies = self._channels
         push = PushBuffer()
         if self._unheld and compute.last_value > compute.timeline.value:
             push.acquire(compute.timeline.gpu_va, compute.last_value)
-        # Copies of the list itself come after those before.
-        if copies.last_value > copies.timeline.value and not bound.copies:
+        # Of a list that copies too: its kernels may come before its first copy.
+        if copies.last_value > copies.timeline.value:
             push.acquire(copies.timeline.gpu_va, copies.last_value)
         if self._code_is_new:
             push.invalidate_caches()
@@ -553,11 +554,11 @@ class NvDevice(Device):
 
 
 def architecture_name(version: int) -> str:
-    """Return what compilers call an architecture: "sm_86", from 9.0 on with its own features."""
+    """Return what compilers call an architecture: "sm_86", 9.0 and 10.x with its own features."""
     major, minor = version >> 8, version & 0xFF
     if version == 0xA04:
         major, minor = 12, 0
-    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    return f"sm_{major}{minor}" + ("a" if major in (9, 10) else "")
 
 
 def _register(device: NvDevice) -> None:

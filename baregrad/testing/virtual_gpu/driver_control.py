@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baregrad.runtime.nvidia.abi import Release
@@ -17,7 +17,6 @@ from baregrad.testing.virtual_gpu.driver_objects import (
     GroupObject,
     expect,
 )
-from baregrad.testing.virtual_gpu.gpu_faults import MMU_FAULT
 from baregrad.testing.virtual_gpu.gpu_machine import Machine
 from baregrad.testing.virtual_gpu.user_memory import UserMemory
 
@@ -79,8 +78,12 @@ class Controls:
 
     def facts(self, target: DriverObject, params: Arguments) -> None:
         """Numbers of the graphics engine."""
-        facts = expect(target, DeviceObject).gpu.facts
-        count, place = params["grInfoListSize"], params["grInfoList"]
+        self._list(
+            params["grInfoListSize"], params["grInfoList"], expect(target, DeviceObject).gpu.facts
+        )
+
+    def _list(self, count: int, place: int, facts: Mapping[int, int]) -> None:
+        """Fill in a list of pairs, of an index that is asked for and what it is."""
         if not 0 < count <= _MAX_LISTED:
             raise Refusal("INVALID_ARGUMENT", f"a list of {count}")
         asked = struct.unpack(f"<{2 * count}I", self._user.read(place, 8 * count))[::2]
@@ -91,32 +94,24 @@ class Controls:
             told += struct.pack("<II", index, facts[index])
         self._user.write(place, told)
 
-    def memory(self, target: DriverObject, params: Arguments) -> None:
-        """How much memory the GPU has, and has left, in KiB."""
+    def heap(self, target: DriverObject, params: Arguments) -> None:
+        """The GPU's memory in KiB: all of it, and what is free."""
         gpu = expect(target, DeviceObject).gpu
-        left = gpu.model.memory_nbytes - gpu.used_nbytes
-        known = {
+        told = {
             nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE: gpu.model.memory_nbytes >> 10,
-            nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE: left >> 10,
+            nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE: gpu.model.memory_nbytes - gpu.used_nbytes >> 10,
         }
-        count, place = params["fbInfoListSize"], params["fbInfoList"]
-        if not 0 < count <= _MAX_LISTED:
-            raise Refusal("INVALID_ARGUMENT", f"a list of {count}")
-        asked = struct.unpack(f"<{2 * count}I", self._user.read(place, 8 * count))[::2]
-        if not set(asked) <= known.keys():
-            raise Refusal("INVALID_ARGUMENT", f"of the facts {asked} not all are known here")
-        told = b"".join(struct.pack("<II", index, known[index]) for index in asked)
-        self._user.write(place, told)
+        self._list(params["fbInfoListSize"], params["fbInfoList"], told)
 
-    def mmu_fault(self, target: DriverObject, params: Arguments) -> None:
-        """The last bad address of a channel; nothing for a channel that met none."""
-        token = expect(target, ChannelObject).token
-        for report in self._machine.faults:
-            fault = report.fault
-            if report.channel == token and fault.code == MMU_FAULT and fault.address is not None:
-                params["addrHi"] = fault.address >> 32
-                params["addrLo"] = fault.address & 0xFFFFFFFF
-                params["faultString"] = b"FAULT_PDE"
+    def fault_info(self, target: DriverObject, params: Arguments) -> None:
+        """The last bad address of a channel, once."""
+        channel = expect(target, ChannelObject).hardware
+        fault, channel.fault = channel.fault, None
+        if fault is None or fault.address is None:
+            return
+        params["addrHi"], params["addrLo"] = fault.address >> 32, fault.address & 0xFFFFFFFF
+        params["faultString"] = fault.kind.encode()
+        params["shaderProgramVA[6]"] = fault.program
 
     def boost(self, target: DriverObject, params: Arguments) -> None:
         """Clocks, of which there are none."""
@@ -151,8 +146,8 @@ _COMMANDS: MappingProxyType[
     nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST: ("class_list", Controls.class_list),
     nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO: ("gid_info", Controls.uuid),
     nv.NV2080_CTRL_CMD_GR_GET_INFO: ("gr_info_list", Controls.facts),
-    nv.NV2080_CTRL_CMD_FB_GET_INFO: ("fb_info_list", Controls.memory),
-    nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO: ("mmu_fault", Controls.mmu_fault),
+    nv.NV2080_CTRL_CMD_FB_GET_INFO: ("fb_info_list", Controls.heap),
+    nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO: ("mmu_fault", Controls.fault_info),
     nv.NV2080_CTRL_CMD_PERF_BOOST: ("perf_boost", Controls.boost),
     nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: ("work_submit_token", Controls.token),
     nv.NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: ("schedule", Controls.schedule),

@@ -28,7 +28,6 @@ from baregrad.testing.virtual_gpu.gpu_faults import (
     TIMED_OUT,
     GpuFault,
 )
-from baregrad.testing.virtual_gpu.gpu_memory import AddressSpace
 from baregrad.testing.virtual_gpu.ptx_errors import (
     KernelFault,
     KernelHang,
@@ -182,11 +181,14 @@ class Grid:
                 bank[base : base + kernel.parameter_nbytes], checks.dynamic_shared(bank),
                 step_limit=machine.step_limit,
             )  # fmt: skip
+        except GpuFault as fault:
+            fault.kernel, fault.program = kernel.name, launch.program_address
+            raise
         except KernelFault as fault:
             if isinstance(fault, KernelHang) and machine.stall:
                 self.stuck = True
                 return
-            raise _translated(fault, kernel.name, channel.space) from fault
+            raise _translated(fault, kernel.name, launch.program_address) from fault
         except BaregradError as error:
             raise GpuFault(ENGINE_EXCEPTION, str(error), kernel=kernel.name) from error
 
@@ -223,7 +225,7 @@ class Grid:
         return self._unit.channel.space.read(bank.address, bank.nbytes, f"{_CLIENT} constants")
 
 
-def _translated(fault: KernelFault, name: str, space: AddressSpace) -> GpuFault:
+def _translated(fault: KernelFault, name: str, program: int) -> GpuFault:
     """Return what the hardware would tell of a kernel's fault, and more."""
     code = ENGINE_EXCEPTION
     if isinstance(fault, OutOfBoundsAccess) and not isinstance(fault, WindowOverrun):
@@ -234,7 +236,11 @@ def _translated(fault: KernelFault, name: str, space: AddressSpace) -> GpuFault:
     elif isinstance(fault, KernelHang):
         code = TIMED_OUT
     text = f"kernel {name}: {type(fault).__name__}: {fault}"
-    return GpuFault(code, text, kernel=name, address=fault.address)
+    at_address = code == MMU_FAULT
+    return GpuFault(
+        code, text, kernel=name, program=program,
+        address=fault.address if at_address else None, kind="FAULT_PDE" if at_address else "",
+    )  # fmt: skip
 
 
 class LaunchChecks:

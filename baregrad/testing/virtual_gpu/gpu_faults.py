@@ -19,17 +19,27 @@ TIMED_OUT = 109
 class GpuFault(BaregradError):
     """Work that stops its channel group; `code` is what the notifier and the kernel log tell.
 
-    `kernel` names the one that ran, "" for none; `address` is the one accessed, None for none. The
-    cause, where there is one, is the interpreter's KernelFault.
+    `kernel` names the one that ran, "" for none, and `program` is where its code lies; `address` is
+    the one accessed, None for none, and `kind` what the driver calls such a fault. The cause, where
+    there is one, is the interpreter's KernelFault.
     """
 
     def __init__(
-        self, code: int, message: str, *, kernel: str = "", address: int | None = None
+        self,
+        code: int,
+        message: str,
+        *,
+        kernel: str = "",
+        program: int = 0,
+        address: int | None = None,
+        kind: str = "",
     ) -> None:
         super().__init__(message)
         self.code = code
         self.kernel = kernel
+        self.program = program
         self.address = address
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ class HardwareChannel:
         self.bound: dict[int, Unit] = {}
         self.outstanding: list[Work] = []
         self.get = self.put = 0
+        # What stopped it, until the driver is asked.
+        self.fault: GpuFault | None = None
         self._state: dict[int, int] = {}
         self._waits_for_work: Condition = lambda: self.get != self.put
         self._program: Steps | None = self._run()

@@ -182,4 +182,5 @@ class Machine:
             _log.error("%s", line)
             if self.note is not None:
                 self.note(line)
+            channel.fault = fault
             channel.group.stop(fault.code, self.time_ns())

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from baregrad.testing.virtual_gpu.gpu_faults import MMU_FAULT, GpuFault
 from baregrad.testing.virtual_gpu.ptx_memory import Memory, Region
+from baregrad.testing.virtual_gpu.ptx_types import Array
 
 POISON = 0xA5
 Bytes = npt.NDArray[np.uint8]
@@ -79,6 +80,16 @@ class MappedRegion(Region):
         self.offset = offset
         self.read_only = read_only
 
+    def store(self, offsets: Array, values: Array, width: int) -> None:
+        """Write integers as a kernel does; a mapping to be read only faults."""
+        if self.read_only:
+            address = self.base + int(offsets.min())
+            raise GpuFault(
+                MMU_FAULT, f"a kernel writes to {address:#x}, which is mapped to be read",
+                address=address, kind="FAULT_RO_VIOLATION",
+            )  # fmt: skip
+        super().store(offsets, values, width)
+
 
 class AddressSpace:
     """The page tables of one GPU for one process."""
@@ -132,6 +143,7 @@ class AddressSpace:
             f"MMU Fault: {what} faulted @ {address >> 32:#x}_{address & 0xFFFFFFFF:08x}. "
             f"Fault is of type {kind} {access}{where}",
             address=address,
+            kind=kind,
         )
 
     def read(self, address: int, nbytes: int, what: str) -> bytes:

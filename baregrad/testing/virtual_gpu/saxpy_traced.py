@@ -66,7 +66,7 @@ def main(tell: Callable[[str], None] = print) -> list[float]:
         kernel = Module(gpu, VirtualAssembler().assemble(SAXPY)).kernel("saxpy")
         done = kernel.launch(compute, (1, 1, 1), (COUNT, 1, 1), (host, device, 2.5))
         compute.wait(done, timeout_s=5)
-        found: list[float] = host.view[: 4 * COUNT].cast("f").tolist()
+        found = [float(value) for value in host.view[: 4 * COUNT].cast("f")]
         tell("# The end: what was made last is freed first.")
     tell(f"# y = {found[:4]}..., and left of all this is {port.held()}")
     return found

@@ -15,12 +15,14 @@ import pytest
 from baregrad.base.errors import BaregradError, DeviceError, OutOfMemory
 from baregrad.program import Program
 from baregrad.runtime.commands import Slot
-from baregrad.runtime.interface import Buffer
+from baregrad.runtime.interface import Buffer, Kernel
 from baregrad.runtime.nvidia.device import NvDevice
+from baregrad.runtime.nvidia.list_style import STYLES
 from baregrad.runtime.nvidia.peers import copy_between, peer_access
 from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.runtime.nvidia import device_tools
+from tests.runtime.nvidia.random_lists import random_lists
 from tests.testing.virtual_gpu.virtual_tools import data_cubin
 
 
@@ -197,3 +199,19 @@ def test_memory_that_is_full_says_who_holds_it(port: VirtualPort) -> None:
     assert device.allocate(128 << 20).nbytes == 128 << 20
     device.close()
     assert not port.held()
+
+
+def load_ptx(device: NvDevice, name: str) -> Kernel:
+    return device.load(dataclasses.replace(device_tools.program(name), code=data_cubin("device")))
+
+
+@pytest.mark.parametrize("style", ["thorough", "chain-released", "idle"])
+@pytest.mark.parametrize("copy_engine", [None, -1])
+def test_random_lists_give_what_numpy_gives(style: str, copy_engine: int | None) -> None:
+    """On a GPU that works when it likes, so that a wait that is missing shows."""
+    for seed in range(3):
+        port = VirtualPort(seed=seed)
+        device = NvDevice(port=port, style=STYLES[style], copy_engine=copy_engine)
+        assert random_lists(device, 6, seed, load_ptx) >= 6
+        device.close()
+        assert not port.held() and not port.faults

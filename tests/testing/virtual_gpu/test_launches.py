@@ -8,7 +8,8 @@ import pytest
 from baregrad.assemble.virtual_cubin import kernel_code
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
-from baregrad.runtime.nvidia.launch import Module
+from baregrad.runtime.nvidia.launch import Kernel, Module
+from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
 from baregrad.testing.virtual_gpu.ptx_errors import (
     KernelHang,
@@ -177,4 +178,61 @@ def test_code_that_is_overwritten_is_an_illegal_instruction() -> None:
         with pytest.raises(DriverError, match="Xid 13"):
             gpu.compute.wait(value, timeout_s=2)
         assert "Illegal Instruction" in gpu.port.faults[0].line
+        gpu.compute.group.close()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_descriptors_in_recycled_places_want_the_scheduler_told(told: bool) -> None:
+    """The second launch of a chain lies where another lay that the GPU still remembers."""
+    with opened(VirtualPort()) as gpu:
+        state = np.arange(32, dtype=np.uint32)
+        memory = gpu.put(state)
+        link, other = gpu.kernel(LINK, "link"), gpu.kernel(LINK.replace("1664525", "5"), "link")
+
+        def run(second: Kernel, timeout_s: float) -> None:
+            batch = gpu.batch()
+            for number, kernel in enumerate((link, second)):
+                kernel.launch(batch, (1, 1, 1), (32, 1, 1), (memory, number))
+            gpu.compute.wait(batch.submit(), timeout_s=timeout_s)
+
+        run(link, 2)
+        assert gpu.compute.launches is not None
+        (block,) = gpu.compute.launches._blocks
+        block.used, block.recycled = 0, told
+        if told:
+            run(other, 2)
+            state = linked(state, [0, 1, 0]) * np.uint32(5) + np.uint32(1)
+            assert np.array_equal(gpu.get(memory, np.uint32, 32), state)
+            return
+        # What it remembers opens the gate with the value of the first time.
+        with pytest.raises(DriverError, match="no progress"):
+            run(other, 0.05)
+        gpu.compute.group.close()
+
+
+def test_a_bank_that_says_another_shape_than_the_descriptor() -> None:
+    with opened(VirtualPort()) as gpu:
+        memory = gpu.put(np.arange(32, dtype=np.uint32))
+        kernel = gpu.kernel(LINK, "link")
+        batch = gpu.batch()
+        kernel.launch(batch, (1, 1, 1), (32, 1, 1), (memory, 1))
+        (item,) = batch._items
+        item.data[item.form.bank_offset] = 31
+        with pytest.raises(DriverError, match="Xid 13"):
+            gpu.compute.wait(batch.submit(), timeout_s=2)
+        assert "bank 0 says block (31, 1, 1), the descriptor (32, 1, 1)" in gpu.port.faults[0].line
+        gpu.compute.group.close()
+
+
+def test_a_launch_before_the_windows_are_placed() -> None:
+    with opened(VirtualPort()) as gpu:
+        memory = gpu.put(np.arange(32, dtype=np.uint32))
+        kernel = gpu.kernel(LINK, "link")
+        push = PushBuffer()
+        push.set_windows(0, 0)
+        gpu.compute.submit(push)
+        value = kernel.launch(gpu.compute, (1, 1, 1), (32, 1, 1), (memory, 1))
+        with pytest.raises(DriverError, match="Xid 13"):
+            gpu.compute.wait(value, timeout_s=2)
+        assert "the shared_window of bank 0" in gpu.port.faults[0].line
         gpu.compute.group.close()
