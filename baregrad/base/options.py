@@ -187,6 +187,10 @@ class Options:
         str, "kernel", "What the device NV drives: a GPU by its kernel driver, or one in software.",
         allowed=("kernel", "virtual"),
     )
+    nv_timeout = Option(
+        int, 30, "Seconds that the device NV gives one kernel before it is stopped and reported.",
+        allowed=range(1, 86401),
+    )
     ref_level = Option(
         str, "tensor", "The level that the REF device evaluates.",
         allowed=("tensor", "kernel", "loop", "linear"),

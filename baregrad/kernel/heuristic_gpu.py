@@ -188,7 +188,9 @@ class GpuPlan:
             return 1
         if sum(op_flops(node) for node in self.facts.order) > MOST_VECTOR_OPS:
             return 1
-        widest = max(itemsize(a.array.dtype) for a in accesses if a.stride(inner) == 1)
+        widest = max([itemsize(a.array.dtype) for a in accesses if a.stride(inner) == 1], default=0)
+        if not widest:
+            return 1
         lanes = min(self.target.load_bytes // widest, MOST_LANES)
         while extent % lanes:
             lanes //= 2
@@ -198,6 +200,12 @@ class GpuPlan:
                 return 1
         return lanes
 
+    def along(self, axis: Node, units: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Units along one axis, each thread with adjacent elements where there are enough."""
+        lanes = self.lanes(axis, [a for a in self.facts.accesses if axis in a.axes])
+        if lanes > 1 and index.upper(extent_of(axis)) >= lanes * prod([n for _, n in units]):
+            return [*units, ("vector", lanes)]
+        return list(units)
 
 def prod_upper(axes: Sequence[Node]) -> int:
     """The number of points of some axes, at most."""
@@ -318,7 +326,7 @@ def _across(
         return
     if len(own) > 1 and size < threads:
         best = max(own, key=lambda axis: index.upper(extent_of(axis)))
-    plan.parts([best], units)
+    plan.parts([best], plan.along(best, units))
 
 
 def _together(plan: GpuPlan, own: Sequence[Node]) -> bool:
@@ -344,4 +352,4 @@ def _columns(
     if several and len(plan.facts.outs) == 1:
         plan.parts(ordered, units)
         return
-    plan.parts([best], units)
+    plan.parts([best], plan.along(best, units))

@@ -10,7 +10,7 @@ The names, with their immediates in brackets and their sources:
     shfl.sync.idx (lane) value             that of one lane
     atom.add buffer, offset, value         adds to an element; its value is the old one
 
-Those of Hopper's engines are in `ptx_hopper.py`.
+Those of a warp's matrix unit are in `ptx_warp.py`, those of Hopper's engines in `ptx_hopper.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from baregrad.render.ptx_hopper import HOPPER_RULES
 from baregrad.render.ptx_memory import place_of
 from baregrad.render.ptx_text import PtxText, Rule
 from baregrad.render.ptx_types import ptx_type
+from baregrad.render.ptx_warp import WARP_RULES
 
 _ALL_LANES = "0xFFFFFFFF"
 
@@ -124,6 +125,7 @@ RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "bar.sync": _bar_sync,
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in ("bfly", "down", "up", "idx")], _shuffle),
         "atom.add": _atomic_add,
+        **WARP_RULES,
         **HOPPER_RULES,
     }
 )

@@ -8,7 +8,6 @@ value: of such nodes the index is made until the kernel is put together.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
@@ -45,6 +44,8 @@ class Request:
     placeholder: Node | None = None
 
 
+# The ranges of one plan by extent and number: kernels number theirs alike.
+Ranges = dict[tuple[Any, int], Node]
 # What a source became: a request, or an expression of ranges and constants alone.
 Part = Request | Node
 
@@ -63,16 +64,18 @@ class Written:
 class Draft:
     """A kernel in the making.
 
-    outer: an index for each axis of its outputs. loops: the ranges among them. requests: by value
-    and index. placeholders: those that indices depend on. dependents: bit set of the drafts that
-    need this one's outputs, directly or not. after: drafts that must run before although nothing is
-    read from them. sealed: nothing may be added. near: values close below its first output, to find
-    siblings. scanned: the one axis along which its running folds run.
+    outer: an index for each axis of its outputs. ranges: what ranges there are in any draft. loops:
+    those of `outer`. requests: by value and index. placeholders: those that indices depend on.
+    dependents: bit set of the drafts that need this one's outputs, directly or not. after: drafts
+    that must run before although nothing is read from them. sealed: nothing may be added. near:
+    values close below its first output, to find siblings. scanned: the one axis along which its
+    running folds run.
     """
 
     number: int
     outer: Idx
     extents: tuple[Any, ...]
+    ranges: Ranges
     loops: Idx = ()
     outs: list[Written] = field(default_factory=list)
     requests: dict[tuple[Node, Idx], Request] = field(default_factory=dict)
@@ -96,11 +99,12 @@ class Draft:
         """A fresh range; a constant 0 for an axis of extent 1."""
         if extent.__class__ is int and extent == 1:
             return ZERO
-        number = self.next_range
+        key = (extent, self.next_range)
         self.next_range += 1
-        if extent.__class__ is not int:
-            return range_node(extent, number)
-        return _range(extent, number)
+        made = self.ranges.get(key)
+        if made is None:
+            made = self.ranges[key] = range_node(*key)
+        return made
 
     def reduction_axes(self, key: Any, extents: tuple[Any, ...]) -> Idx:
         """The ranges of a reduction; independent reductions with equal keys share theirs."""
@@ -122,16 +126,12 @@ def loop_extents(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(extent for extent in shape if extent.__class__ is not int or extent != 1)
 
 
-def make_draft(number: int, shape: tuple[Any, ...]) -> Draft:
+def make_draft(number: int, shape: tuple[Any, ...], ranges: Ranges) -> Draft:
     """A draft whose outputs have this shape, with a range for each axis."""
-    draft = Draft(number, (), loop_extents(shape))
+    draft = Draft(number, (), loop_extents(shape), ranges)
     draft.outer = tuple(draft.axis(extent) for extent in shape)
     draft.loops = tuple(axis for axis in draft.outer if axis.op is Ops.RANGE)
     return draft
-
-
-# Kernels number their axes alike: the same few are asked for again and again.
-_range = lru_cache(1 << 12)(range_node)
 
 
 class Token(NamedTuple):

@@ -20,6 +20,7 @@ from baregrad.schedule.compared import compared_sums
 from baregrad.schedule.draft import (
     Draft,
     Part,
+    Ranges,
     Request,
     Written,
     make_draft,
@@ -42,6 +43,7 @@ class Fusion:
         self.tokens: dict[Node, Node] = {}
         # What views do to indices: layers look alike, so that it is asked for again and again.
         self.moved: dict[tuple[Op, Any, tuple[Any, ...], Idx], Any] = {}
+        self.ranges: Ranges = {}
         self.homes: dict[Node, Draft] = {}
         self.aliases: dict[Node, Node] = {}
         self.before: dict[Node, Draft] = {}
@@ -146,7 +148,7 @@ class Fusion:
 
     def open_draft(self, shape: tuple[object, ...]) -> Draft:
         """A new kernel whose outputs have this shape."""
-        draft = make_draft(len(self.drafts), shape)
+        draft = make_draft(len(self.drafts), shape, self.ranges)
         self.drafts.append(draft)
         self.by_shape.setdefault(draft.extents, []).append(draft)
         return draft

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from baregrad.base.options import options
 from baregrad.testing.fuzz_compare import (
     CALLS,
     EAGER,

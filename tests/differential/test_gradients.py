@@ -11,9 +11,9 @@ import pytest
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
+from tests.differential import sweep
 from tests.tensor.oracle import compare
 from tests.tensor.test_elementwise import UNARY
-from tests.differential import sweep
 
 pytestmark = pytest.mark.differential
 

@@ -69,6 +69,14 @@ WRITTEN = (
         "bind('b', 'grid'), bind('y', 'thread_y'), bind('x', 'thread')",
     ),
     (
+        # The example of docs/kernel-language.md.
+        k.softmax(11, 70),
+        "split('i0', outer='b', y=8, masked=True), bind('b', 'grid'), bind('y', 'thread_y'),"
+        "split('r2', outer='r2o', r2x=32, masked=True), bind('r2x', 'thread'),"
+        "split('r3', outer='r3o', r3x=32, masked=True), bind('r3x', 'thread'),"
+        "split('i1', outer='i1o', i1x=32, masked=True), bind('i1x', 'thread')",
+    ),
+    (
         k.arg_max(5, 70),
         "split('r1', outer='o', x=32, masked=True), bind('i0', 'grid'), bind('x', 'thread')",
     ),

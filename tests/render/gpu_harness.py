@@ -1,27 +1,44 @@
-"""Programs for one CPU thread made programs for many GPU threads, and runs of their PTX."""
+"""Programs for one CPU thread made programs for many GPU threads, and runs of their PTX.
+
+They run on the PTX interpreter, or with RENDER_TESTS_DEVICE=NV (or CUDA) on that device, assembled
+by ptxas for its generation whatever the test names:
+
+    RENDER_TESTS_DEVICE=NV pytest -n0 tests/render/test_ptx_*.py tests/render/test_gpu_integers.py
+"""
 
 from __future__ import annotations
 
+import atexit
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from baregrad import render
+from baregrad.assemble.ptxas import PtxAssembler
+from baregrad.assemble.virtual_cubin import VirtualAssembler
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Access, Alloc, KernelInfo, Machine, Reg, Var
 from baregrad.ir.node import Node, const, rebuild
 from baregrad.ir.op import Ops
 from baregrad.kernel import codegen_passes, grid_size
 from baregrad.kernel.lower import lower as to_loop
+from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
 from baregrad.render.gpu import gpu_signature
+from baregrad.runtime import open_device
 from baregrad.target.cpu import CPU_ROWS
 from baregrad.target.gpu import GpuTarget, gpu_row
 from baregrad.testing.virtual_gpu.ptx_memory import Memory
 from baregrad.testing.virtual_gpu.ptx_program import Module
 
 HOPPER = gpu_row("sm_90a")
+DEVICE = os.environ.get("RENDER_TESTS_DEVICE", "")
+# A race that the interpreter reports is silent on a real machine.
+INTERPRETED = pytest.mark.skipif(bool(DEVICE), reason="only the interpreter finds faults of memory")
 I32, I64 = dtypes.int32, dtypes.int64
 TOKEN = dtypes.token
 BLOCK = Node(Ops.VAR, I32, (), Var(".block", 0, 2**31 - 1))
@@ -34,13 +51,17 @@ def thread(count: int) -> Node:
 
 @functools.cache
 def _converting_row() -> Any:
-    return next(row for row in CPU_ROWS if row.converts_float16)
+    return next(row for row in CPU_ROWS if row.converted_floats)
 
 
-def lower(node: Node) -> Node:
-    """A loop-level KERNEL at the linear level; float16 is converted by the machine."""
-    for item in codegen_passes(_converting_row()):
-        node = item.run(node)
+def lower(node: Node, target: GpuTarget | None = None) -> Node:
+    """A loop-level KERNEL of one thread at the linear level.
+
+    The machine converts float16 itself, and whatever `target` does.
+    """
+    for item in codegen_passes(target or _converting_row()):
+        if item.name != "threads":
+            node = item.run(node)
     return node
 
 
@@ -84,7 +105,10 @@ def run_ptx(
     target: GpuTarget = HOPPER,
     grid: int = 1,
 ) -> None:
-    """Run a PROGRAM's PTX on the interpreter, in place on its argument arrays."""
+    """Run a PROGRAM's PTX, in place on its argument arrays."""
+    if DEVICE:
+        run_device(program, arrays, variables, grid)
+        return
     text = render.get("ptx").render(program, target)
     run_module(Module.parse(text), program, arrays, variables, target, grid)
 
@@ -107,6 +131,48 @@ def run_module(
     for param, place in zip(sig.call.params, places, strict=True):
         array = arrays[param.arg.slot]
         array[...] = memory.get(place, array.dtype, array.shape)
+
+
+@functools.cache
+def opened() -> tuple[Any, Any, GpuTarget]:
+    """The device that tests were asked to run on, its assembler and its row."""
+    device: Any = open_device(DEVICE)
+    row = gpu_row(device.architecture)
+    atexit.register(device.close)
+    virtual = DEVICE.startswith("NV") and options.nv_port == "virtual"
+    return device, VirtualAssembler() if virtual else PtxAssembler(row.name), row
+
+
+def run_device(
+    program: Node, arrays: Sequence[Any], variables: dict[str, int] | None, grid: int
+) -> None:
+    """Run a PROGRAM on a device, in place on its argument arrays."""
+    device, assembler, row = opened()
+    sig = gpu_signature(program, None, len(arrays))
+    text = render.get("ptx").render(program, row, sig.call.variables, len(arrays))
+    made = Program(
+        name=sig.call.entry,
+        kind=CUBIN,
+        code=assembler.assemble(text),
+        entry=sig.call.entry,
+        params=tuple(ParamSpec(f"p{k}", a.dtype.name, None, "rw") for k, a in enumerate(arrays)),
+        variables=sig.call.variables,
+        source=text,
+        launch=GpuLaunch(
+            (grid, 1, 1), (sig.threads, 1, 1), shared_nbytes=sig.dynamic_nbytes(row)
+        ),
+    )
+    # Nothing is as small as no bytes.
+    buffers = [device.allocate(max(array.nbytes, 16)) for array in arrays]
+    pairs = [(b.view(0, a.nbytes), a) for b, a in zip(buffers, arrays, strict=True) if a.nbytes]
+    for buffer, array in pairs:
+        device.copy_in(buffer, np.ascontiguousarray(array))
+    device.run(device.load(made), buffers, variables or {})
+    device.synchronize()
+    for buffer, array in pairs:
+        copy = np.empty(array.shape, array.dtype)
+        device.copy_out(buffer, copy)
+        array[...] = copy
 
 
 class Writer:

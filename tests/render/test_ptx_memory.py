@@ -17,7 +17,17 @@ from baregrad.ir.op import Ops
 from baregrad.render.gpu import gpu_signature
 from baregrad.target.gpu import gpu_row
 from baregrad.testing.virtual_gpu.ptx_program import Module
-from tests.render.gpu_harness import BLOCK, HOPPER, I64, TOKEN, Writer, alloc, run_ptx, thread
+from tests.render.gpu_harness import (
+    BLOCK,
+    HOPPER,
+    I64,
+    INTERPRETED,
+    TOKEN,
+    Writer,
+    alloc,
+    run_ptx,
+    thread,
+)
 
 pytestmark = pytest.mark.differential
 F32, F64, I32 = dtypes.float32, dtypes.float64, dtypes.int32
@@ -197,6 +207,7 @@ def test_a_block_turns_an_array_through_shared_memory(dtype: DType, spare: int) 
     assert (dynamic > 0) == (spare > 0) == (".extern .shared" in text_of(program))
 
 
+@INTERPRETED
 def test_a_missing_barrier_is_seen() -> None:
     """The interpreter finds the race, so that the barrier above is known to be one."""
     w = Writer()
@@ -454,6 +465,19 @@ def bad_programs() -> list[tuple[str, Node]]:
 def test_what_has_no_ptx_is_named(words: str, program: Node) -> None:
     with pytest.raises(CompilerBug, match=words):
         text_of(program)
+
+
+@pytest.mark.parametrize("name", ("ptx", "cuda"))
+def test_a_block_that_is_too_large_is_refused(name: str) -> None:
+    w = Writer()
+    w.store(param(0, 2048), w.thread(2048), const(1.0, F32))
+    with pytest.raises(CompilerBug, match="threads: found 2048, wanted at most 1024"):
+        render.get(name).render(w.program(), HOPPER)
+    w = Writer()
+    w.store(alloc(1, 70_000, dtypes.uint8, "shared"), w.thread(32), const(1, dtypes.uint8))
+    assert render.get(name).render(w.program(), HOPPER)
+    with pytest.raises(CompilerBug, match="sm_75 cannot have so many bytes of shared memory"):
+        render.get(name).render(w.program(), gpu_row("sm_75"))
 
 
 def test_generations_are_named() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from baregrad.runtime.commands import Command, CommandList, Copy, Exec, Operand, Slot
 from baregrad.runtime.cuda.driver import Driver
+from baregrad.runtime.cuda.progress import Names
 from baregrad.runtime.cuda.steps import CopyStep, FillStep, KernelStep, Step
 from baregrad.runtime.interface import Buffer
 from baregrad.runtime.slot_table import SlotTable
@@ -39,7 +40,6 @@ class BoundList:
         self, commands: CommandList, dead_graphs: deque[tuple[int, int]]
     ) -> None:
         recorded = commands.commands
-        self.names = tuple(_name(command) for command in recorded)
         self.labels = tuple(command.label for command in recorded)
         self.submits = 0
         self.stale: set[int] = set()
@@ -56,6 +56,7 @@ class BoundList:
         self.steps = tuple(
             self._step(command, *place) for command, place in zip(recorded, places, strict=True)
         )
+        self.names: Names = tuple(step.told for step in self.steps)
         self._grids = tuple(
             (index, step)
             for index, step in enumerate(self.steps)
@@ -174,9 +175,3 @@ def _operands(command: Command) -> Sequence[Operand]:
     if isinstance(command, Copy):
         return (command.target, command.source)
     return (command.target,)
-
-
-def _name(command: Command) -> str:
-    return command.kernel.program.name if isinstance(command, Exec) else command.label
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import time
 from collections.abc import Callable
 from types import MappingProxyType
@@ -30,10 +31,11 @@ _FAULTS = MappingProxyType({
     721: "left tensor memory allocated",
 })  # fmt: skip
 _NAMES_SHOWN = 8
+_PLACE = re.compile(r"[^\s(]+:\d+")
 # Waiting spins first, since most work is short, and then sleeps a little longer each time.
 _SPIN_NS = 200_000
 _SPINS_A_QUERY = 32
-_MOST_SLEEP_S = 1e-3
+_LEAST_SLEEP_S, _MOST_SLEEP_S = 20e-6, 1e-3
 _GONE = "what lay on the device is gone: start the program again"
 
 
@@ -140,8 +142,9 @@ class Context:
         if len(suspects) > 1:
             hint = f"BAREGRAD_CUDA_BLOCKING=1 waits after each kernel and tells which; {_GONE}"
         return DriverError(
-            self.lost, ioctl=called, status=f"{status} ({code})", code=code, hint=hint
-        )
+            self.lost, ioctl=called, status=f"{status} ({code})", code=code, hint=hint,
+            at=_place(suspects),
+        )  # fmt: skip
 
     # Waiting.
 
@@ -165,12 +168,15 @@ class Context:
         self.wait_for(lambda: query(self.stream), "cuStreamQuery")
         self.progress.clear()
 
-    def wait_for(self, ready: Callable[[], int], called: str) -> None:
-        """Wait until a query of the driver says that something is done."""
+    def wait_for(self, ready: Callable[[], int], called: str, *, nap: bool = False) -> None:
+        """Wait until a query of the driver says that something is done.
+
+        With `nap`, sleeps from the start and never long, for one of several threads that wait.
+        """
         begin = time.perf_counter_ns()
         deadline_ns = begin + int(self.timeout_s * 1e9)
         arrived = self.progress.arrived
-        sleep_s = 20e-6
+        sleep_s = _LEAST_SLEEP_S
         while True:
             code = ready()
             if code == abi.SUCCESS:
@@ -178,7 +184,7 @@ class Context:
             if code != abi.NOT_READY:
                 raise self.driver.error(called, code)
             now = time.perf_counter_ns()
-            if now - begin < _SPIN_NS:
+            if not nap and now - begin < _SPIN_NS:
                 continue
             if self.progress.arrived != arrived:
                 arrived = self.progress.arrived
@@ -186,13 +192,16 @@ class Context:
             if self.timeout_s and now > deadline_ns:
                 raise self._give_up()
             time.sleep(sleep_s)
-            sleep_s = min(sleep_s * 1.5, _MOST_SLEEP_S)
+            if not nap:
+                sleep_s = min(sleep_s * 1.5, _MOST_SLEEP_S)
 
     def _give_up(self) -> DriverError:
         self._hung = True
-        self.lost = f"{who(self.progress.suspects())} does not end"
+        suspects = self.progress.suspects()
+        self.lost = f"{who(suspects)} does not end"
         return DriverError(
             self.lost,
+            at=_place(suspects),
             found=f"no progress in {self.timeout_s:g} s",
             hint=f"BAREGRAD_GPU_TIMEOUT sets how long is waited (0 for ever); {_GONE}",
         )
@@ -210,12 +219,19 @@ class Context:
         self.progress.clear()
 
 
+def _place(names: Names) -> str | None:
+    """Return the user's file and line, where one kernel is meant and its label tells them."""
+    found = _PLACE.search(names[0][1]) if len(names) == 1 else None
+    return found.group() if found else None
+
+
 def who(names: Names) -> str:
-    """Return how a message speaks of kernels."""
+    """Return how a message speaks of kernels; a label is told where it says more than the name."""
     if not names:
         return "a kernel that nobody waited for"
+    told = [f"{name!r} ({label})" if label not in (name, "") else repr(name)
+            for name, label in names[:_NAMES_SHOWN]]
     if len(names) == 1:
-        return f"the kernel {names[0]!r}"
-    shown = ", ".join(names[:_NAMES_SHOWN])
+        return f"the kernel {told[0]}"
     more = ", ..." if len(names) > _NAMES_SHOWN else ""
-    return f"one of {len(names)} kernels ({shown}{more})"
+    return f"one of {len(names)} kernels ({', '.join(told)}{more})"

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from baregrad.runtime.cuda.binding import BoundList, ListGraph
 from baregrad.runtime.cuda.context import Context, who
 from baregrad.runtime.cuda.driver import Functions
 from baregrad.runtime.cuda.pinned import PinnedMemory
-from baregrad.runtime.cuda.staging import Staging
+from baregrad.runtime.cuda.staging import SHARED_NBYTES, Staging
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
 from baregrad.runtime.nvidia.teardown import Teardown
 
@@ -99,7 +99,7 @@ class CudaDevice(Device):
         teardown.push("kernels and graphs", self._drop_code)
         teardown.push("copying threads", self._staging.close)
         self._closed = False
-        _register(self)
+        _DEVICES.add(self)
 
     # Memory.
 
@@ -146,7 +146,7 @@ class CudaDevice(Device):
                 self.context.synchronize()
             else:
                 self._staging.copy_in(buffer.address, address, source.nbytes)
-                self.context.progress.mark(("a copy from the host",))
+                self.context.progress.mark((("a copy from the host", ""),))
 
     def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
         """Copy the buffer's bytes to host memory of the same size, after all submitted work."""
@@ -159,8 +159,9 @@ class CudaDevice(Device):
             self.synchronize()
             return
         with self._current():
-            # A fault of earlier work is met here, and not by the threads that copy.
-            self.context.synchronize()
+            if target.nbytes >= SHARED_NBYTES:
+                # A fault of earlier work is met here, and not by the threads that copy.
+                self.context.synchronize()
             address = target.ctypes.data
             if self._pinned.holds(address, target.nbytes):
                 call = (address, buffer.address, target.nbytes, self.context.stream)
@@ -168,6 +169,8 @@ class CudaDevice(Device):
                 self.context.synchronize()
             else:
                 self._staging.copy_out(address, buffer.address, target.nbytes)
+            # The copies came after everything else.
+            self.context.progress.clear()
 
     def duplicate(self, source: Buffer) -> Buffer:
         """Return a buffer with the same bytes in memory of its own, also from another GPU."""
@@ -201,7 +204,7 @@ class CudaDevice(Device):
                 "cuMemcpyPeerAsync", target.address, self.context.handle, source.address,
                 other.context.handle, source.nbytes, stream,
             )  # fmt: skip
-            self.context.progress.mark(("a copy between GPUs",))
+            self.context.progress.mark((("a copy between GPUs", ""),))
             # The source may be written again only after it was read.
             with self._event() as done:
                 other.driver.call("cuStreamWaitEvent", other.context.stream, done, 0)
@@ -380,9 +383,9 @@ class CudaDevice(Device):
                 continue
             code = step.enqueue(functions, stream)
             if code:
-                raise self.driver.error(step.called, code, who((step.name,)))
+                raise self.driver.error(step.called, code, who((step.told,)))
             if closely:
-                progress.mark((step.name,))
+                progress.mark((step.told,))
             if blocking:
                 self.context.synchronize()
         if not closely:
@@ -397,8 +400,8 @@ class CudaDevice(Device):
                 if step is not None and not step.empty:
                     code = step.enqueue(self.driver.functions, self.context.stream)
                     if code:
-                        raise self.driver.error(step.called, code, who((step.name,)))
-                    self.context.progress.mark((step.name,))
+                        raise self.driver.error(step.called, code, who((step.told,)))
+                    self.context.progress.mark((step.told,))
                 event = self.driver.handle("cuEventCreate", abi.EVENT_DEFAULT)
                 destroy = functools.partial(self.context.release, "cuEventDestroy_v2", event)
                 made.push("an event", destroy)
@@ -505,14 +508,22 @@ def check_image(program: Program) -> None:
         )  # fmt: skip
 
 
-def _register(device: CudaDevice) -> None:
-    """Have the device closed at exit and disowned after a fork, without keeping it alive."""
-    reference = weakref.ref(device)
+# Every open device, for the two moments at which all of them are told.
+_DEVICES: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 
-    def call(method: Callable[[CudaDevice], None]) -> None:
-        found = reference()
-        if found is not None:
-            method(found)
 
-    os.register_at_fork(after_in_child=functools.partial(call, CudaDevice._after_fork))
-    atexit.register(functools.partial(call, CudaDevice.close))
+def _close_all() -> None:
+    rest = Teardown()
+    for device in list(_DEVICES):
+        rest.push(device.name, device.close)
+    rest.close()
+
+
+def _disown_all() -> None:
+    for device in list(_DEVICES):
+        device._after_fork()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)

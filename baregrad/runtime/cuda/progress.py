@@ -14,7 +14,9 @@ from baregrad.runtime.cuda.driver import Driver
 
 _HALF = 1 << 31
 _MASK = (1 << 32) - 1
-Names = tuple[str, ...]
+# A command's name and its label, which may say more; of one command, or of several.
+Told = tuple[str, str]
+Names = tuple[Told, ...]
 
 
 class Progress:
@@ -71,7 +73,7 @@ class Progress:
     def suspects(self) -> Names:
         """Return the names of what was under way: of one command where the marks tell it apart."""
         if not self.offered:
-            return tuple(dict.fromkeys(name for _, names in self._open for name in names))
+            return tuple(dict.fromkeys(told for _, names in self._open for told in names))
         for number, names in self._open:
             if not self._arrived(number):
                 return tuple(dict.fromkeys(names))

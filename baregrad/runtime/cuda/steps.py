@@ -23,6 +23,7 @@ class Step(Protocol):
     """One command. `words` of its list hold its operands and variables, from `at` on."""
 
     name: str
+    told: tuple[str, str]
     called: str
     empty: bool
 
@@ -46,6 +47,7 @@ class KernelStep:
         launch = command.kernel.program.launch
         assert launch is not None
         self.name = command.kernel.program.name
+        self.told = (self.name, command.label)
         self.block = launch.block
         self.shared_nbytes = launch.shared_nbytes
         self.cluster = launch.cluster
@@ -144,6 +146,7 @@ class CopyStep:
 
     def __init__(self, name: str, words: Words, nbytes: int) -> None:
         self.name = name
+        self.told = (name, name)
         self.empty = nbytes == 0
         self._words = words
         self._nbytes = nbytes
@@ -182,6 +185,7 @@ class FillStep:
 
     def __init__(self, name: str, words: Words, nbytes: int, byte: int) -> None:
         self.name = name
+        self.told = (name, name)
         self.empty = nbytes == 0
         self._words = words
         self._nbytes = nbytes

@@ -59,6 +59,7 @@ class BoundList:
         self._empty = frozenset(_empty_launches(recorded))
         self._skipped = self._empty
         self._stale = True
+        self._symbolic = bool(commands.variables)
         self.fixed = _fixed_blocks(recorded)
         self.local_nbytes = max(
             (
@@ -75,6 +76,8 @@ class BoundList:
             if isinstance(one, Fill) and isinstance(one.target, Slot) and one.nbytes % 4 == 0
         }
         self._kind = ImageKind(skipped=self._skipped)
+        self._plain: list[ListImage] = []
+        self._images[self._kind] = self._plain
         self._relaxed = self._plan(self._kind).relaxed
 
     def _plan(self, kind: ImageKind) -> ListPlan:
@@ -100,7 +103,7 @@ class BoundList:
         If all images are in flight, one is awaited by `wait`. Raises DeviceError for buffers and
         variables that do not fit.
         """
-        if self._stale or commands.variables:
+        if self._stale or self._symbolic:
             self._set_variables(commands, variables)
         needed = self._needed
         if len(buffers) != len(needed):
@@ -118,11 +121,14 @@ class BoundList:
             blocks.append(buffer.memory.block)  # type: ignore[attr-defined]
             addresses.append(buffer.address)
         kind = self._kind
+        images: list[ListImage] | None = self._plain
         if timed or (self._relaxed and self._shared(buffers, blocks)):
-            kind = ImageKind(not timed, timed, False, self._skipped)
+            kind, images = ImageKind(not timed, timed, False, self._skipped), None
         if self._slot_fills and any(addresses[slot] % 4 for slot in self._slot_fills):
-            kind = ImageKind(kind.serial, kind.timed, True, self._skipped)
-        image = self._free_image(kind, channels, wait)
+            kind, images = ImageKind(kind.serial, kind.timed, True, self._skipped), None
+        if images is None:
+            images = self._images.setdefault(kind, [])
+        image = self._free_image(kind, images, channels, wait)
         if image.addresses != addresses:
             image.set_addresses(addresses)
         if image.values != self._values:
@@ -132,12 +138,10 @@ class BoundList:
     def _free_image(
         self,
         kind: ImageKind,
+        images: list[ListImage],
         channels: tuple[Channel, Channel],
         wait: Callable[[Channel, int], None],
     ) -> ListImage:
-        images = self._images.get(kind)
-        if images is None:
-            images = self._images[kind] = []
         compute, copies = channels
         done, copied = compute.timeline.words[0], copies.timeline.words[0]
         for image in images:
@@ -156,7 +160,8 @@ class BoundList:
         """Let go of all images; they are made anew when they are needed."""
         for image in self._all_images():
             self._retire(image)
-        self._images = {}
+        self._plain = []
+        self._images = {self._kind: self._plain}
         self._plans = {}
 
     def _all_images(self) -> Iterator[ListImage]:
@@ -189,8 +194,8 @@ class BoundList:
                 skipped.add(number)
         if skipped != self._skipped:
             self._skipped = frozenset(skipped)
+            self._kind = ImageKind(skipped=self._skipped)
             self.forget()
-        self._kind = ImageKind(skipped=self._skipped)
         self._relaxed = self._plan(self._kind).relaxed
         self._needed = needed
         self._values = values

@@ -17,6 +17,7 @@ import numpy as np
 
 from baregrad.base.bits import human_bytes
 from baregrad.base.errors import BaregradError, CompileError, DeviceError, DriverError
+from baregrad.base.options import options
 from baregrad.program import CUBIN, Program
 from baregrad.runtime.commands import CommandList, Timeline
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.peers import PeerAccess
     from baregrad.runtime.nvidia.port import Port
 
-DEFAULT_TIMEOUT_S = 30.0
 # A copy engine by itself, beside the one that the graphics engine shares.
 _ENGINES = (2, 3, 4, 5, 6, 7, 8, 9, 1, 0)
 _WRITE_NBYTES = 4096
@@ -59,8 +59,9 @@ class NvDevice(Device):
     """Runs programs of kind "cubin" on one GPU of this machine.
 
     `index` counts the GPUs that this process may open. Work is submitted without waiting for it;
-    `timeout_s` is how long the GPU may take for one kernel. `copy_engine` is the copy engine to
-    use: a number, None for the first one found that works by itself, -1 for the graphics engine's.
+    `timeout_s` is how long the GPU may take for one kernel (None: the option). `copy_engine` is the
+    copy engine to use: a number, None for the first one found that works by itself, -1 for the
+    graphics engine's.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class NvDevice(Device):
         *,
         index: int = 0,
         port: Port | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = None,
         style: ListStyle | None = None,
         copy_engine: int | None = None,
     ) -> None:
         self.name = name
         self.host_visible = False
-        self.timeout_s = timeout_s
+        self.timeout_s = options.nv_timeout if timeout_s is None else timeout_s
         self.style = style or STYLES[DEFAULT_STYLE]
         self._lock = threading.RLock()
         self._closed = False
@@ -386,6 +387,7 @@ class NvDevice(Device):
                 value = channel.last_value
                 if channel.timeline.words[0] < value:
                     self._wait_for(channel, value)
+                channel.forget_done()
 
     def _wait_for(self, channel: Channel, value: int) -> None:
         """Wait for a timeline; raise what there is to tell if it never gets there."""
@@ -438,6 +440,7 @@ class NvDevice(Device):
         for channel in self._channels:
             if channel.group.dead is None:
                 channel.wait(channel.last_value, self.timeout_s)
+            channel.forget_done()
 
     # Faults.
 

@@ -51,6 +51,7 @@ class Manners:
     read there as constant (`ld.global.nc`, textures); a kernel that reads what others wrote since
     needs both dropped. `textures` are descriptors of textures and samplers. `banks` are constants,
     whose memory may have held others that are still in the cache. Code is dropped by the channel.
+    With `chasing`, where the version has it, the next launch may be set up during the barrier.
     """
 
     textures: bool = True
@@ -58,6 +59,7 @@ class Manners:
     data: bool = True
     banks: bool = True
     barrier: int = BARRIER_SYSTEM
+    chasing: bool = False
 
 
 THOROUGH = Manners()
@@ -214,6 +216,24 @@ def progress_flags(layout: DescriptorLayout) -> tuple[tuple[int, int], ...]:
     return _bits({(name, 1): value for name, value in names.items()}, layout)
 
 
+def write_latch(
+    data: bytearray | memoryview, layout: DescriptorLayout, latch: int, *, waits: bool
+) -> None:
+    """Have a launch let the next one begin early, or with `waits` be the one that does.
+
+    The kernel that begins early waits by `griddepcontrol.wait` before it touches memory. Raises
+    UnsupportedError where the version has no latches.
+    """
+    name = "wait_latch" if waits else "arrive_latch"
+    values = {f"{name}_valid": 1, name: latch}
+    if waits:
+        values |= {"latch_drops_data": 1, "latch_drops_fetched": 1}
+    else:
+        values |= {"early_exit": 1, "early_exit_at_launch": 1}
+    for field_name, value in values.items():
+        layout.write(data, field_name, value)
+
+
 def write_local(data: bytearray, nbytes: int, layout: DescriptorLayout) -> None:
     """Change the local memory of each thread."""
     layout.write(data, "local_high_nbytes", round_up(nbytes, 16))
@@ -245,7 +265,7 @@ def _manners(manners: Manners) -> tuple[tuple[str, int], ...]:
     textures = tuple((name, int(manners.textures)) for name in _TEXTURES)
     barrier = ("completion_barrier", manners.barrier)
     data = ((_FETCHED, int(manners.fetched)), (_DATA, int(manners.data)))
-    return (*textures, *data, barrier)
+    return (*textures, *data, barrier, ("barrier_chasing", int(manners.chasing)))
 
 
 def _program(launch: Launch) -> Values:
@@ -396,6 +416,7 @@ def decode(data: bytes | bytearray | memoryview, layout: DescriptorLayout) -> La
                     if value("bank_valid", number)
                 ),
                 barrier=value("completion_barrier"),
+                chasing=bool(value("barrier_chasing")),
             ),
         )
     except ArgumentError as error:

@@ -28,6 +28,7 @@ from baregrad.runtime.nvidia.launch_descriptor import (
     Release,
     release_payload_offset,
     write_grid_units,
+    write_latch,
     write_release,
 )
 from baregrad.runtime.nvidia.list_plan import ListPlan
@@ -215,6 +216,10 @@ class ListImage:
         """Have the launch of command `after` followed by that of `number`."""
         launch = self._launches[after]
         launch.form.follow(self._data, launch.offset, self.launch_va(number))
+        if self._style.early:
+            for one, waits in ((launch, False), (self._launches[number], True)):
+                view = memoryview(self._data)[one.offset :]
+                write_latch(view, one.form.layout, number + 1, waits=waits)
         if not self._style.chain_prefetch and "next_prefetch" in launch.form.layout.fields:
             view = memoryview(self._data)[launch.offset :]
             launch.form.layout.write(view, "next_prefetch", 0)

@@ -25,7 +25,9 @@ class ListStyle:
     manners of kernels that others of the list follow, `last` of those that end it or a run of it.
     `prefetch`: code is fetched with the descriptor. `released`: the last kernel tells the timeline
     itself, where it is the only one that runs. `chain_prefetch`: a descriptor fetches the next one
-    early. With `progress`, every kernel writes its number when it is done, for reports of faults.
+    early. With `early`, the next one of a chain begins before the one before is done: its code has
+    to wait (`write_latch`). With `progress`, every kernel writes its number when it is done, for
+    reports of faults.
     """
 
     chained: bool = True
@@ -34,6 +36,7 @@ class ListStyle:
     prefetch: bool = True
     released: bool = False
     chain_prefetch: bool = True
+    early: bool = False
     progress: bool = True
 
 
@@ -53,6 +56,9 @@ STYLES: Mapping[str, ListStyle] = MappingProxyType({
     "chain": _chain,
     "chain-progress": dataclasses.replace(_chain, progress=True),
     "chain-released": dataclasses.replace(_chain, released=True),
+    "chain-chasing": dataclasses.replace(
+        _chain, between=dataclasses.replace(_LEAN, chasing=True)
+    ),
     "chain-no-prefetch": dataclasses.replace(_chain, prefetch=False),
     "chain-late": dataclasses.replace(_chain, chain_prefetch=False),
     "chain-system": dataclasses.replace(_chain, between=_LEAN_LAST),
@@ -79,5 +85,8 @@ STYLES: Mapping[str, ListStyle] = MappingProxyType({
     ),
 })  # fmt: skip
 
-# Seen to be right on hardware; the others are to be measured.
+# For kernels that wait by themselves.
+EARLY_STYLE = dataclasses.replace(_chain, early=True)
+
+# The careful one, until the others are measured.
 DEFAULT_STYLE = "thorough"

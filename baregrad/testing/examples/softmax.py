@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from baregrad.ir.node import Node, alu
 from baregrad.ir.op import Ops
 from baregrad.kernel import Schedule
-from baregrad.kernel.schedule_value import parallelise, split, unroll, vectorise
+from baregrad.kernel.schedule_value import Step, parallelise, split, unroll, vectorise
 from baregrad.testing.examples.levels import (
     Levels,
     expanded,
@@ -29,11 +31,11 @@ def softmax_schedule() -> Schedule:
 
     r2 is the row under max, r3 under sum, i1 the row that is written.
     """
-    steps = [parallelise("i0")]
+    steps: list[Step] = [parallelise("i0")]
     for axis in ("r2", "r3", "i1"):
-        parts = {f"{axis}u": 2, f"{axis}v": 16}
+        parts: dict[str, Any] = {f"{axis}u": 2, f"{axis}v": 16}
         steps += [
-            split(axis, outer=f"{axis}o", tail=f"{axis}t", **parts),  # type: ignore[arg-type, list-item]
+            split(axis, outer=f"{axis}o", tail=f"{axis}t", **parts),
             unroll(f"{axis}u"),
             vectorise(f"{axis}v"),
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import functools
 import resource
 import subprocess
 import sys
@@ -163,7 +164,7 @@ def step_times() -> None:
     """A launch and a wait; a chain of 1,000; a timeline by events."""
     device = CudaDevice()
     kernel = load_data(device, "link64")
-    buffer = device.allocate(128)
+    buffer, other = put(device, [0] * 16), put(device, [0] * 16)
     one, many = device.command_list(), device.command_list()
     one.exec(kernel, [Slot(0)], {"number": 1})
     for number in range(1000):
@@ -174,14 +175,14 @@ def step_times() -> None:
         device.synchronize()
 
     for commands, times, name in ((one, 3000, "one"), (many, 60, "1,000")):
+        again = functools.partial(run, commands)
         for _ in range(10):
-            run(commands)
-        print(f"  {name} launched and waited for: {middle_us(lambda c=commands: run(c), times):.2f} us")  # noqa: E501
+            again()
+        print(f"  {name} launched and waited for: {middle_us(again, times):.2f} us")
     timeline = device.submit(many, [buffer], timed=True)
     assert timeline is not None
     durations = sorted(timeline.durations_ns())
     print(f"  by events: median {durations[500]} ns a kernel, {timeline.end_ns[-1]} ns in all")
-    other = device.allocate(128)
     turn = [0]
 
     def changed() -> None:
@@ -194,7 +195,7 @@ def step_times() -> None:
 
 
 def step_memory() -> None:
-    """Out of memory and a retry; 200,000 launches and 500 devices leave memory flat."""
+    """Out of memory and a retry; 200,000 launches and 1,000 devices leave memory flat."""
     device = CudaDevice()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
 
@@ -224,11 +225,11 @@ def step_memory() -> None:
     print(f"  180,000 launches: {before - left()} bytes of the GPU's, {grown} KiB of ours")
     expect(before - left() <= 2 * MIB and grown < 4096, "memory grows")
     before = left()
-    for _ in range(500):
+    for _ in range(1000):
         with_one = CudaDevice()
         put(with_one, [1])
         with_one.close()
-    print(f"  500 devices beside this one: {before - left()} bytes")
+    print(f"  1,000 devices beside this one: {before - left()} bytes")
     expect(before - left() <= 2 * MIB, "devices leave memory behind")
     device.close()
 

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -317,6 +318,53 @@ def test_two_gpus_and_copies_between_them() -> None:
     with pytest.raises(UnsupportedDevice, match="no GPU for CUDA:2.*2 GPUs.*0 to 1"):
         CudaDevice("CUDA:2", 2, functions=fake.functions)
     assert not fake.alive()
+
+
+def test_threads_share_a_device() -> None:
+    with cuda() as device:
+        kernel = device.load(one_thread("step", STEP))
+        failures: list[BaseException] = []
+
+        def work(number: int) -> None:
+            try:
+                counter = put(device, [number])
+                commands = device.command_list()
+                for _ in range(3):
+                    commands.exec(kernel, [Slot(0)])
+                for turn in range(1, 9):
+                    device.submit(commands, [counter])
+                    if turn % 4 == 0:
+                        assert get(device, counter) == [number + 3 * turn]
+            except BaseException as error:  # noqa: BLE001  told below
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(100 * i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures[0]
+
+
+def test_whose_context_was_current_stays_so() -> None:
+    fake = FakeCuda(gpus=2)
+    first = CudaDevice("CUDA", 0, functions=fake.functions)
+    second = CudaDevice("CUDA:1", 1, functions=fake.functions)
+    # As another library of the process does.
+    first.context.entered()
+    stack = list(fake.stacks[threading.get_ident()])
+    kernel = second.load(one_thread("step", STEP))
+    counter = put(second, [1])
+    second.run(kernel, [counter])
+    assert get(second, counter) == [2]
+    second.copy_peer(counter, put(first, [7]))
+    second.submit(second.command_list(), timed=True)
+    second.synchronize()
+    second.close()
+    assert fake.stacks[threading.get_ident()] == stack
+    first.context.left()
+    first.close()
+    assert not fake.alive() and not fake.complaints
 
 
 def test_closed_is_closed() -> None:

@@ -63,8 +63,20 @@ def test_a_store_outside_every_buffer_names_its_kernel() -> None:
         lose(
             device, lambda: get(device, counter),
             "the kernel 'wild' read or wrote memory outside every buffer: "
-            r"cuStreamQuery gave CUDA_ERROR_ILLEGAL_ADDRESS \(700\)",
+            r"cuEventQuery gave CUDA_ERROR_ILLEGAL_ADDRESS \(700\)",
         )
+
+
+def test_a_label_with_a_line_is_told() -> None:
+    with cuda() as device:
+        counter = put(device, [0])
+        commands = device.command_list()
+        wild = device.load(one_thread("wild", WILD))
+        commands.exec(wild, [counter], label="sum at train.py:12")
+        device.submit(commands)
+        with pytest.raises(DriverError, match=r"'wild' \(sum at train.py:12\) read") as caught:
+            device.synchronize()
+        assert caught.value.at == "train.py:12"
 
 
 def wild_in_a_graph(device: CudaDevice) -> Any:
@@ -89,7 +101,7 @@ def test_a_fault_in_a_graph_names_what_it_may_have_been() -> None:
         device.synchronize()
         assert "cuGraphLaunch" in device.fake.calls
         device.submit(commands, [counter], {"k": 1})
-        lose(device, device.synchronize, r"one of 2 kernels \(scale, wild\).*CUDA_BLOCKING=1")
+        lose(device, device.synchronize, r"one of 2 kernels \('scale', 'wild'\).*CUDA_BLOCKING=1")
     with cuda() as device, options.override(cuda_blocking=True):
         commands, counter = wild_in_a_graph(device)
         with pytest.raises(DriverError, match="the kernel 'wild' read or wrote"):
@@ -108,7 +120,7 @@ def test_without_memory_operations_all_under_way_are_suspects() -> None:
         commands.exec(device.load(scale()), [counter, counter], {"n": 1, "k": 0})
         commands.exec(device.load(one_thread("wild", WILD)), [counter])
         device.submit(commands)
-        lose(device, device.synchronize, r"one of 2 kernels \(scale, wild\)")
+        lose(device, device.synchronize, r"one of 2 kernels \('scale', 'wild'\)")
 
 
 def test_an_endless_loop_is_told_in_time() -> None:

@@ -20,6 +20,7 @@ Words = np.ndarray[Any, np.dtype[np.uint32]]
 _KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...], LaunchExpr, int]] = {
     "nothing": (("r",), (), 1, 32),
     "link64": (("rw",), ("number",), 1, 32),
+    "link64_early": (("rw",), ("number",), 1, 32),
     "turn": (("w", "r"), ("count", "by"), ("floordiv", ("add", COUNT, BLOCK - 1), BLOCK), BLOCK),
     "turn_fetched": (
         ("w", "r"), ("count", "by"), ("floordiv", ("add", COUNT, BLOCK - 1), BLOCK), BLOCK,

@@ -73,11 +73,16 @@ def test_versions_have_the_same_fields_but_for_what_their_hardware_lacks() -> No
     extra = {layout.version: set(layout.fields) - shared for layout in LAYOUTS}
     later = {"next_action", "next_prefetch", "release_wide"}
     clusters = {"grid_kind", "cluster_width", "cluster_height", "cluster_depth", "cluster_spread"}
+    early = {
+        "barrier_chasing", "early_exit", "early_exit_at_launch", "arrive_latch",
+        "arrive_latch_valid", "wait_latch", "wait_latch_valid", "latch_drops_data",
+        "latch_drops_fetched",
+    }  # fmt: skip
     assert extra == {
         (2, 3): {"global_caching", "next_is_grid"},
         (3, 0): {"global_caching"} | later,
-        (4, 0): clusters | later,
-        (5, 0): clusters | later,
+        (4, 0): clusters | later | early,
+        (5, 0): clusters | later | early,
     }
 
 
