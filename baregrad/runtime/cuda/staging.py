@@ -7,6 +7,7 @@ core copies more slowly than the bus, and a few keep up with it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import queue
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
+from baregrad.base.errors import BaregradError
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.driver import Driver
 from baregrad.runtime.nvidia.teardown import Teardown
@@ -23,7 +25,7 @@ PIECE_NBYTES = 4 * MIB
 # A piece for each thread to fill and one for the engine to read meanwhile.
 PIECES_PER_THREAD = 2
 MOST_THREADS = 8
-# Below this, waking threads costs more than they save.
+# Below this, waking threads costs more than they save: one thread copies.
 SHARED_NBYTES = 4 * PIECE_NBYTES
 # Copies up to this size share a piece, one after the other.
 SMALL_NBYTES = 256 << 10
@@ -110,8 +112,10 @@ class Staging:
         try:
             ctypes.memmove(piece.address, source, nbytes)
             driver.call("cuMemcpyHtoDAsync_v2", target, piece.address, nbytes, stream)
-        finally:
-            self._give(piece)
+        except BaseException:
+            self._give_quietly(piece)
+            raise
+        self._give(piece)
 
     # GPU to host.
 
@@ -126,9 +130,11 @@ class Staging:
             driver.call("cuMemcpyDtoHAsync_v2", piece.address, source, nbytes, stream)
             self._record(piece)
             self._wait(piece)
-            ctypes.memmove(target, piece.address, nbytes)
-        finally:
-            self._give(piece)
+        except BaseException:
+            self._give_quietly(piece)
+            raise
+        ctypes.memmove(target, piece.address, nbytes)
+        self._free.put(piece)
 
     # Pieces.
 
@@ -176,6 +182,11 @@ class Staging:
             self._record(piece)
         finally:
             self._free.put(piece)
+
+    def _give_quietly(self, piece: _Piece) -> None:
+        """Put a piece back after an error, which is the one to tell; the engine may yet use it."""
+        with contextlib.suppress(BaregradError):
+            self._give(piece)
 
     def _record(self, piece: _Piece) -> None:
         self._owner.driver.call("cuEventRecord", piece.event, self._owner.stream)
