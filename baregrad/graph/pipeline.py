@@ -10,6 +10,8 @@ from baregrad.graph.folds import FOLDS
 from baregrad.graph.onehot import ONE_HOT
 from baregrad.graph.partials import PARTIALS, PARTIALS_ON_GPU
 from baregrad.graph.reductions import REDUCTIONS
+from baregrad.graph.scans import SCANS
+from baregrad.graph.scatter_parts import SCATTER_PARTS
 from baregrad.graph.scatters import SCATTERS
 from baregrad.graph.sums import SUMS
 from baregrad.graph.traced import Traced
@@ -29,7 +31,9 @@ _STEPS: tuple[Traced, ...] = (
     ONE_HOT,
     PARTIALS,
 )
-_GPU_STEPS = tuple(PARTIALS_ON_GPU if step is PARTIALS else step for step in _STEPS)
+_GPU_STEPS = (
+    *(PARTIALS_ON_GPU if step is PARTIALS else step for step in _STEPS), SCANS, SCATTER_PARTS,
+)
 passes: tuple[Pass, ...] = tuple(step.as_pass() for step in _STEPS)
 
 

@@ -387,6 +387,7 @@ class NvDevice(Device):
                 value = channel.last_value
                 if channel.timeline.words[0] < value:
                     self._wait_for(channel, value)
+                channel.forget_done()
 
     def _wait_for(self, channel: Channel, value: int) -> None:
         """Wait for a timeline; raise what there is to tell if it never gets there."""
@@ -439,6 +440,7 @@ class NvDevice(Device):
         for channel in self._channels:
             if channel.group.dead is None:
                 channel.wait(channel.last_value, self.timeout_s)
+            channel.forget_done()
 
     # Faults.
 

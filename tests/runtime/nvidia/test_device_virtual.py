@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from baregrad.base.errors import BaregradError, DeviceError, OutOfMemory
+from baregrad.base.errors import BaregradError, DeviceError, DriverError, OutOfMemory
 from baregrad.program import Program
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.nvidia.copies import Staging
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import STYLES
 from baregrad.runtime.nvidia.peers import copy_between, peer_access
@@ -215,3 +216,46 @@ def test_random_lists_give_what_numpy_gives(style: str, copy_engine: int | None)
         assert random_lists(device, 6, seed, load_ptx) >= 6
         device.close()
         assert not port.held() and not port.faults
+
+
+def test_threads_share_large_copies(port: VirtualPort) -> None:
+    device = NvDevice(port=port)
+    device.staging.close()
+    device.staging = Staging(
+        device.gpu.memory, lambda: device.channels[1], device._await,
+        workers=3, piece_nbytes=300_000,
+    )  # fmt: skip
+    data = words((20 << 20) // 4)
+    buffer = device.allocate(data.nbytes)
+    for shift in range(3):
+        device.copy_in(buffer, data + np.uint32(shift))
+        assert np.array_equal(buffer.contents().view(np.uint32), data + np.uint32(shift))
+    assert device.staging.nbytes >= 2 * 300_000
+    # One error reaches us, whichever thread meets it; then all works again.
+    device.channels[1].group.dead = "a test"
+    with pytest.raises(DriverError):
+        device.copy_in(buffer, data)
+    device.copy_in(buffer, data)
+    assert np.array_equal(buffer.contents().view(np.uint32), data)
+    device.close()
+    assert not port.held()
+
+
+def test_what_nobody_refers_to_is_freed(port: VirtualPort) -> None:
+    device = NvDevice(port=port)
+    state = device.allocate(128)
+    device.copy_in(state, bytes(128))
+
+    def once() -> None:
+        device.run(load_ptx(device, "link64"), [state], {"number": 1})
+        device.pinned(3 << 20)[:] = 1
+        device.synchronize()
+
+    for _ in range(3):
+        once()
+    before = len(port.held()), device.gpu.pieces.nbytes
+    for _ in range(60):
+        once()
+    assert (len(port.held()), device.gpu.pieces.nbytes) == before
+    device.close()
+    assert not port.held()
