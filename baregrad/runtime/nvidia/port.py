@@ -165,7 +165,7 @@ class KernelPort:
         self._store(address, value)
 
     def store_both(self, first: int, value: int, second: int, token: int) -> None:
-        """Do `store` twice; one call of machine code costs half of two."""
+        """Do `store` twice, in one call of machine code, which is cheaper than two."""
         self._store_both(first, value, second, token)
 
     def pause(self) -> None:
