@@ -31,7 +31,7 @@ from baregrad.testing.virtual_gpu.driver_objects import (
 )
 from baregrad.testing.virtual_gpu.driver_uvm import Uvm
 from baregrad.testing.virtual_gpu.gpu_machine import HardwareGpu, Machine
-from baregrad.testing.virtual_gpu.gpu_memory import Backing, pages_at
+from baregrad.testing.virtual_gpu.gpu_memory import Backing, Bytes
 from baregrad.testing.virtual_gpu.user_memory import BadAddress, UserMemory
 
 CONTROL_NODE, UVM_NODE = "/dev/nvidiactl", "/dev/nvidia-uvm"
@@ -59,9 +59,15 @@ def os_error(number: int) -> OSError:
 
 
 class VirtualDriver:
-    """One driver release over a machine's GPUs."""
+    """One driver release over a machine's GPUs.
 
-    def __init__(self, machine: Machine, version: str, *, nvlink: bool) -> None:
+    `pages_of` returns the process's memory at an address, and keeps it for as long as it is used.
+    """
+
+    def __init__(
+        self, machine: Machine, version: str, pages_of: Callable[[int, int], Bytes], *, nvlink: bool
+    ) -> None:
+        self._pages_of = pages_of
         self.machine = machine
         self.release = release_for(version)
         self.files: dict[int, OpenFile] = {}
@@ -287,7 +293,7 @@ class VirtualDriver:
         if not self._user.readable(address, nbytes, max(_PAGE, nbytes // 64 & -_PAGE)):
             raise Refusal("INVALID_ADDRESS", f"{address:#x} is not mapped")
         backing = Backing(
-            pages_at(address, nbytes), _PAGE, None, tracked=False, label="pinned memory"
+            self._pages_of(address, nbytes), _PAGE, None, tracked=False, label="pinned memory"
         )
         client.add(MemoryObject(
             handle, call["params.hClass"], parent, backing=backing, gpu=device.gpu,

@@ -29,7 +29,7 @@ from baregrad.testing.virtual_gpu.driver_objects import MemoryObject
 from baregrad.testing.virtual_gpu.driver_trace import told_call
 from baregrad.testing.virtual_gpu.gpu_faults import FaultReport
 from baregrad.testing.virtual_gpu.gpu_machine import GpuModel, HardwareGpu, Machine
-from baregrad.testing.virtual_gpu.gpu_memory import address_of, fresh_pages
+from baregrad.testing.virtual_gpu.gpu_memory import address_of, fresh_pages, pages_at
 from baregrad.testing.virtual_gpu.virtual_driver import VirtualDriver, os_error
 
 DEFAULT_RELEASE = "580.159.04"
@@ -97,14 +97,14 @@ class VirtualPort:
             check_unwritten=check_unwritten,
         )  # fmt: skip
         self.machine.note = trace
-        self.driver = VirtualDriver(self.machine, release, nvlink=nvlink)
+        self._mappings: dict[int, list[_Mapping]] = {}
+        self.driver = VirtualDriver(self.machine, release, self._pages_of, nvlink=nvlink)
         self.failure = failure
         self.calls = 0
         self.trace = trace
         self._lag = lag
         self._lock = threading.RLock()
         self._fds = itertools.count(_FIRST_FD)
-        self._mappings: dict[int, list[_Mapping]] = {}
         self._doorbells: dict[int, HardwareGpu] = {}
         self._worker: threading.Thread | None = None
         self._visits = 0
@@ -234,6 +234,14 @@ class VirtualPort:
             time.sleep(50e-6)
 
     # Inside.
+
+    def _pages_of(self, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory of the process; what was mapped here stays while somebody has it pinned."""
+        for base, mappings in self._mappings.items():
+            for one in mappings:
+                if base <= address and address + nbytes <= base + one.nbytes:
+                    return one.pages[address - base : address - base + nbytes]
+        return pages_at(address, nbytes)
 
     def _count(self, what: str, argument: Record | None = None) -> bool:
         """Count a call; fail the one that is to fail. Return whether it is answered already."""
