@@ -75,6 +75,7 @@ class NvDevice(Device):
         copy_engine: int | None = None,
     ) -> None:
         self.name = name
+        self.index = index
         self.host_visible = False
         self.timeout_s = options.nv_timeout if timeout_s is None else timeout_s
         self.style = style or STYLES[DEFAULT_STYLE]
@@ -90,7 +91,7 @@ class NvDevice(Device):
         # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
         self._attention = False
         self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
-        self.client = CONNECTIONS.take(port)
+        self.client = CONNECTIONS.take(port, index)
         self.peers: dict[bytes, PeerAccess] = {}
         try:
             self.gpu = Gpu(self.client, index)
@@ -531,7 +532,7 @@ class NvDevice(Device):
     def _give_back(self, error: BaseException | None) -> None:
         """Free all that is held, whatever happens at each part."""
         teardown = Teardown()
-        teardown.push("the client", lambda: CONNECTIONS.give(self.client))
+        teardown.push("the client", lambda: CONNECTIONS.give(self.client, self.index))
         gpu: Gpu | None = self.__dict__.get("gpu")
         if gpu is not None:
             teardown.push("the GPU", gpu.close)
