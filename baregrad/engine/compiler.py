@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from baregrad.assemble.cache import DiskCache, key_of
-from baregrad.base.errors import BaregradError, CompilerBug
+from baregrad.base.errors import BaregradError, CompilerBug, ScheduleError
 from baregrad.base.options import options
 from baregrad.base.tracing import span
 from baregrad.engine.launch import launch_expr
@@ -289,6 +289,12 @@ def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
     from baregrad.render.gpu import gpu_signature
 
     signature = gpu_signature(draft.linear)
+    if signature.shared_nbytes > target.shared_bytes_per_block:
+        raise ScheduleError(
+            f"{draft.kernel.arg.name} keeps more for a block than {target.name} has room for",
+            found=f"{signature.shared_nbytes} bytes",
+            wanted=f"at most {target.shared_bytes_per_block}",
+        )
     blocks = launch_expr(index.maximum(grid_size(draft.loop), 1))
     nbytes = signature.dynamic_nbytes(target)
     return GpuLaunch((blocks, 1, 1), (signature.threads, 1, 1), shared_nbytes=nbytes)

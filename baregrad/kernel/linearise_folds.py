@@ -122,32 +122,53 @@ def _through_memory(
     scopes = values.scopes
     total = _threads(values)
     thread = Node(Ops.VAR, dtypes.int32, (), Var(".thread", 0, total - 1))
-    if any(scope.opening is not None and scope.opening.op is Ops.BEGIN for scope in scopes.stack):
-        # What the last round wrote was read by all.
-        scopes.append(BARRIER)
+    used = len(values.exchanges)
+    inner = [scope.opening for scope in scopes.stack if scope.opening is not None]
     arrays = []
-    for part in parts:
+    for place, part in enumerate(parts):
         width = part.shape[0] if part.shape else 1
-        where = Alloc(SPARE_ID + values.spare(), "shared", (total * width,))
-        array = Node(Ops.ALLOC, part.dtype, (), where)
-        place = values.scaled(thread, width)
+        arrays.append((_exchange(values, place, part.dtype, total * width), width))
+    if len(values.exchanges) == used or any(opening.op is Ops.BEGIN for opening in inner):
+        # What was written last was read by all.
+        scopes.append(BARRIER)
+    for part, (array, width) in zip(parts, arrays, strict=True):
+        start = values.scaled(thread, width, dtypes.int32)
         access = access_of(width, 1, 0, width * part.dtype.itemsize)
-        scopes.append(Node(Ops.VSTORE, dtypes.token, (array, place, part), access))
-        arrays.append((array, width))
+        scopes.append(Node(Ops.VSTORE, dtypes.token, (array, start, part), access))
     scopes.append(BARRIER)
     first = values.value(_first(thread.arg, stride, count))
+    mark = scopes.mark()
     items: list[Parts] = []
     for point in range(count):
         item = []
         for array, width in arrays:
-            access = access_of(
-                width, 1, point * stride * width, width * array.dtype.itemsize
-            )
-            load = Node(Ops.VLOAD, array.dtype, (array, values.scaled(first, width)), access)
+            at = point * stride * width
+            access = access_of(width, 1, at, width * array.dtype.itemsize)
+            start = values.scaled(first, width, dtypes.int32)
+            load = Node(Ops.VLOAD, array.dtype, (array, start), access)
             scopes.append_momentary(load)
             item.append(load)
         items.append(tuple(item))
-    return fold_items(values, monoid, items)
+    kept = []
+    for value, (_, width) in zip(fold_items(values, monoid, items), arrays, strict=True):
+        register = values.fresh_register(value.dtype, width)
+        scopes.append(Node(Ops.SET, dtypes.token, (register, value)))
+        kept.append(register)
+    # The next fold reads other values in the same places.
+    scopes.forget_since(mark)
+    for register in kept:
+        scopes.settle(register)
+    return tuple(kept)
+
+
+def _exchange(values: Values, place: int, dtype: DType, count: int) -> Node:
+    """Shared memory in which threads show each other a part of a state, the same for all folds."""
+    key = (place, dtype, count)
+    found = values.exchanges.get(key)
+    if found is None:
+        where = Alloc(SPARE_ID + values.spare(), "shared", (count,))
+        found = values.exchanges[key] = Node(Ops.ALLOC, dtype, (), where)
+    return found
 
 
 def _first(thread: Var, stride: int, count: int) -> Node:

@@ -63,6 +63,7 @@ class Values:
         # Of a GPU: the threads of a block. Its integers of 32 bits are cheaper than those of 64.
         self.block = block
         self.gpu = bool(block)
+        self.exchanges: dict[Any, Node] = {}
         self.scopes = Scopes()
         self.point: dict[Node, int] = {}
         self.counters: dict[Node, Node] = {}
