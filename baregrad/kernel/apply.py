@@ -396,7 +396,7 @@ class _Rewriter:
             copies = self.copies_of(where, names, scope)
             ranges = {**self.ranges, **copies}
             self.copied_ranges.append(ranges)
-            value = self.read(node, Scope(scope.pieces, ranges, scope.early))
+            value = self.read(node, Scope(scope.pieces, ranges, self.masked))
             src = (value, *copies.values())
             space = "scratch" if self.table.gpu is None else "shared"
             stage = self.copies[key] = Node(Ops.STAGE, node.dtype, src, Stage(space))

@@ -212,8 +212,9 @@ class AxisTable:
             )
         if axis.whole and (axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS):
             raise ScheduleError(f"{step} is not legal: {axis.whole}", found=step.unit)
-        # An empty axis runs on nothing; a tile of no elements would be no tile.
-        if axis.extent != 0:
+        # An empty axis runs on nothing; a tile of no elements would be no tile. One block or one
+        # thread is nothing to tell apart.
+        if axis.extent != 0 and (axis.extent != 1 or self.gpu is None):
             axis.unit = step.unit
             if step.unit in THREAD_BINDS:
                 self._check_threads(step, axis)

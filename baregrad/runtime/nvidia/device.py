@@ -75,6 +75,7 @@ class NvDevice(Device):
         copy_engine: int | None = None,
     ) -> None:
         self.name = name
+        self.index = index
         self.host_visible = False
         self.timeout_s = options.nv_timeout if timeout_s is None else timeout_s
         self.style = style or STYLES[DEFAULT_STYLE]
@@ -90,7 +91,7 @@ class NvDevice(Device):
         # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
         self._attention = False
         self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
-        self.client = CONNECTIONS.take(port)
+        self.client = CONNECTIONS.take(port, index)
         self.peers: dict[bytes, PeerAccess] = {}
         try:
             self.gpu = Gpu(self.client, index)
@@ -110,31 +111,32 @@ class NvDevice(Device):
         """Make the channels, whose timelines begin at values."""
         group = ChannelGroup(self.gpu)
         self._compute = Channel(group, begin_at=value)
-        alone = self._copy_channel(copy_value)
-        self._copies = alone or Channel(group, copies=True, begin_at=copy_value)
+        alone = self._copy_group()
+        self._copies = Channel(alone or group, copies=alone is None, begin_at=copy_value)
         group.schedule()
+        if alone is not None:
+            alone.schedule()
         self._channels = (self._compute, self._copies)
         self._alarms = tuple(channel.alarm for channel in self._channels)
 
-    def _copy_channel(self, value: int) -> Channel | None:
-        """Return a channel on a copy engine of its own, None if none is wanted or to be had."""
-        wanted = self._copy_engine
-        if wanted is not None and wanted < 0:
-            return None
-        for engine in _ENGINES if wanted is None else (wanted,):
-            group = None
+    def _copy_group(self) -> ChannelGroup | None:
+        """Return a group on a copy engine of its own, None if that is not wanted or to be had."""
+        engine = self._copy_engine
+        if engine is not None:
+            return ChannelGroup(self.gpu, copy_engine=engine) if engine >= 0 else None
+        for candidate in _ENGINES:
             try:
-                group = ChannelGroup(self.gpu, copy_engine=engine)
-                channel = Channel(group, begin_at=value)
-                group.schedule()
+                group = ChannelGroup(self.gpu, copy_engine=candidate)
             except DriverError:
-                if group is not None:
-                    group.close()
-                if wanted is not None:
-                    raise
                 continue
-            self._copy_engine = engine
-            return channel
+            try:
+                Channel(group).close()
+            except DriverError:
+                group.close()
+                continue
+            group.close()
+            self._copy_engine = candidate
+            return ChannelGroup(self.gpu, copy_engine=candidate)
         self._copy_engine = -1
         return None
 
@@ -531,7 +533,7 @@ class NvDevice(Device):
     def _give_back(self, error: BaseException | None) -> None:
         """Free all that is held, whatever happens at each part."""
         teardown = Teardown()
-        teardown.push("the client", lambda: CONNECTIONS.give(self.client))
+        teardown.push("the client", lambda: CONNECTIONS.give(self.client, self.index))
         gpu: Gpu | None = self.__dict__.get("gpu")
         if gpu is not None:
             teardown.push("the GPU", gpu.close)

@@ -65,14 +65,11 @@ def test_gpus_of_one_process_are_peers(pair: tuple[NvDevice, NvDevice]) -> None:
 def test_gpus_of_different_connections_copy_by_the_host() -> None:
     first, second = (NvDevice(port=VirtualPort(seed=seed)) for seed in range(2))
     found = peer_access(first, second)
-    # Both ports' GPUs have one uuid, as if it were one.
-    if not found.direct:
-        assert "connections" in found.why
+    assert not found.direct and "connections" in found.why
     data = words(1 << 20)
     source, target = first.allocate(data.nbytes), second.allocate(data.nbytes)
     first.copy_in(source, data)
-    second.peers.clear()
-    copy_between(target, source) if not found.direct else second.copy_in(target, data)
+    copy_between(target, source)
     assert np.array_equal(target.contents().view(np.uint32), data)
     first.close()
     second.close()
@@ -258,4 +255,20 @@ def test_what_nobody_refers_to_is_freed(port: VirtualPort) -> None:
         once()
     assert (len(port.held()), device.gpu.pieces.nbytes) == before
     device.close()
+    assert not port.held()
+
+
+def test_a_gpu_may_be_opened_twice(port: VirtualPort) -> None:
+    first, second = NvDevice(port=port), NvDevice(port=port)
+    other = NvDevice(port=port, index=1)
+    assert first.client is not second.client and other.client is first.client
+    assert not peer_access(first, second).direct and peer_access(first, other).direct
+    for device in (first, second, other):
+        data = words(3000, device.index)
+        buffer = device.allocate(data.nbytes)
+        device.copy_in(buffer, data)
+        for place in (first, second, other):
+            assert np.array_equal(place.duplicate(buffer).contents().view(np.uint32), data)
+    for device in (other, first, second):
+        device.close()
     assert not port.held()
