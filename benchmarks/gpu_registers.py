@@ -56,7 +56,10 @@ class Row:
 
 
 class Collector:
-    """A plugin of pytest that keeps what was computed: canonical programs, each once."""
+    """A plugin of pytest that keeps what was computed: canonical programs, each once.
+
+    It keeps nothing of the tests' own alive, neither arrays nor graphs.
+    """
 
     def __init__(self) -> None:
         self.programs: dict[Node, Canonical] = {}
@@ -71,7 +74,7 @@ class Collector:
 
     def _listening(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         def listening(backend: Any, program: Canonical, donated: Mapping[int, int]) -> Any:
-            self.programs[program.sink] = program
+            self.programs[program.sink] = Canonical(program.sink, (), {}, {})
             return prepare(backend, program, donated)
 
         return listening

@@ -200,9 +200,9 @@ class OutOfMemory(BaregradError, MemoryError):
 class DriverError(BaregradError):
     """The operating system or a driver refused a call.
 
-    Where it was a driver's ioctl, `ioctl` names it, `struct` what it was given, and `status` the
-    driver's answer, whose number is `code`; an error of the operating system leaves its own name
-    there (EINVAL) and `code` 0.
+    Where it was a driver's ioctl, `ioctl` names it (or the function of the driver's library),
+    `struct` what it was given, and `status` the driver's answer, whose number is `code`; an error
+    of the operating system leaves its own name there (EINVAL) and `code` 0.
     """
 
     def __init__(

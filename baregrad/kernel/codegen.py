@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baregrad.dtypes import as_dtype
 from baregrad.ir.passes import Pass
 from baregrad.kernel.linearise import linearise
 from baregrad.kernel.lower_dtypes import lower_dtypes
@@ -25,14 +26,14 @@ _gpu_passes = (
 def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
     """The passes from a loop-level KERNEL to the PROGRAM that `render` takes."""
     gpu = isinstance(target, GpuTarget)
-    native_float16 = target.converts_float16
+    native = frozenset(map(as_dtype, target.converted_floats))
     return (
         Pass(
             "lower-dtypes",
             "the machine computes with neither narrow floats nor bits in memory",
             "loop",
             "loop",
-            lambda kernel: lower_dtypes(kernel, native_float16),
+            lambda kernel: lower_dtypes(kernel, native),
         ),
         Pass(
             "lower-functions",

@@ -70,15 +70,15 @@ _CHECKED = mask_of(
 )
 
 
-def lower_dtypes(kernel: Node, native_float16: bool) -> Node:
+def lower_dtypes(kernel: Node, native: frozenset[DType]) -> Node:
     """A loop-level KERNEL over bool, integers of 8 to 64 bits, float32, float64 and index.
 
-    With `native_float16`, float16 is left in memory and in CASTs from and to float32.
+    Narrow floats in `native` are left in memory and in CASTs from and to float32.
     """
     order = toposort(kernel, enter=_holds_values)
     if all(map(_is_native, order)):
         return kernel
-    lowering = _Lowering(native_float16)
+    lowering = _Lowering(native)
     for node in order:
         lowering.visit(node)
     return lowering.done[kernel]
@@ -124,8 +124,8 @@ class _Lowering:
     `raw` maps loads of float32 accumulators, and folds of them, to their unrounded values.
     """
 
-    def __init__(self, native_float16: bool) -> None:
-        self.native_float16 = native_float16
+    def __init__(self, native: frozenset[DType]) -> None:
+        self.native = native
         self.done: dict[Node, Node] = {}
         self.raw: dict[Node, Node] = {}
         self.monoids: dict[Monoid, Monoid] = {}
@@ -154,7 +154,7 @@ class _Lowering:
 
     def memory(self, dtype: DType) -> DType:
         """The dtype of a buffer's elements in memory."""
-        if dtype is dtypes.float16 and self.native_float16:
+        if dtype in self.native:
             return dtype
         if dtype.kind == "bool":
             return U8
@@ -164,7 +164,7 @@ class _Lowering:
         """The value of what memory holds."""
         if dtype.kind == "bool":
             return alu(Ops.CMPNE, code, const(0, U8))
-        if dtype is dtypes.float16 and self.native_float16:
+        if dtype in self.native:
             return cast(code, F32)
         if dtype.kind == "float":
             return decode_float(code, dtype)
@@ -178,8 +178,8 @@ class _Lowering:
         """What memory holds for a value, which is rounded to `dtype` already if `exact`."""
         if dtype.kind == "bool":
             return cast(value, U8)
-        if dtype is dtypes.float16 and self.native_float16:
-            if value.op is Ops.CAST and value.src[0].dtype is dtypes.float16:
+        if dtype in self.native:
+            if value.op is Ops.CAST and value.src[0].dtype is dtype:
                 return value.src[0]
             return cast(value, dtype)
         if dtype.kind == "float":
@@ -189,7 +189,7 @@ class _Lowering:
 
     def round(self, value: Node, dtype: DType) -> Node:
         """A float32 rounded to a narrower dtype, still as float32."""
-        if dtype is dtypes.bfloat16:
+        if dtype is dtypes.bfloat16 and dtype not in self.native:
             return round_bfloat16(value)
         return self.decode(self.encode(value, dtype, exact=False), dtype)
 

@@ -44,7 +44,9 @@ class CudaRenderer:
     ) -> str:
         """The translation unit of one PROGRAM: one kernel of the GPU programs' signature."""
         narrowed = narrow_integers(program)
-        return _Kernel(narrowed, target, gpu_signature(narrowed, variables, arrays)).text()
+        signature = gpu_signature(narrowed, variables, arrays)
+        signature.check(target)
+        return _Kernel(narrowed, target, signature).text()
 
 
 _TYPES: MappingProxyType[DType, str] = MappingProxyType(

@@ -61,6 +61,20 @@ class GpuSignature:
     private: tuple[Node, ...]
     written: frozenset[Node]
 
+    def check(self, target: GpuTarget) -> None:
+        """Raise CompilerBug where no block of `target` can be so large."""
+        limits = (
+            ("threads", self.threads, target.threads_per_block),
+            ("bytes of shared memory", self.shared_nbytes, target.shared_bytes_per_block),
+        )
+        for what, found, most in limits:
+            if found > most:
+                raise CompilerBug(
+                    f"a block of {target.name} cannot have so many {what}",
+                    found=found,
+                    wanted=f"at most {most}",
+                )
+
     def dynamic_nbytes(self, target: GpuTarget) -> int:
         """The dynamic shared memory that a launch must ask for, in bytes."""
         return self.shared_nbytes if self.shared_nbytes > target.shared_bytes_default else 0

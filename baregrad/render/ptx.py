@@ -40,7 +40,9 @@ class PtxRenderer:
     ) -> str:
         """The PTX module of one PROGRAM, for one generation of GPUs."""
         narrowed = narrow_integers(program)
-        return _module(PtxText(narrowed, target, gpu_signature(narrowed, variables, arrays)))
+        signature = gpu_signature(narrowed, variables, arrays)
+        signature.check(target)
+        return _module(PtxText(narrowed, target, signature))
 
 
 def _module(f: PtxText) -> str:

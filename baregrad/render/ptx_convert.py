@@ -12,7 +12,7 @@ from baregrad.ir.op import Op, Ops
 from baregrad.render.ptx_text import PtxText
 from baregrad.render.ptx_types import literal, ptx_type
 
-F32, F64, BF16 = dtypes.float32, dtypes.float64, dtypes.bfloat16
+F32, F64 = dtypes.float32, dtypes.float64
 
 
 def narrow(f: PtxText, dtype: DType, result: str, wide: str) -> None:
@@ -156,30 +156,11 @@ def _widen(f: PtxText, source: DType, x: str, result: str = "") -> str:
 
 def _round_half(f: PtxText, target: DType, result: str, x: str) -> None:
     """A float32 rounded to a 16-bit float."""
-    if target is not BF16:
-        f.emit("cvt.rn.f16.f32", result, x)
-    elif f.target.capability >= (8, 0):
-        f.emit("cvt.rn.bf16.f32", result, x)
-    else:
-        _round_bfloat16(f, result, x)
-
-
-def _round_bfloat16(f: PtxText, result: str, x: str) -> None:
-    """To nearest, ties to even, by integers: half of what is dropped is added, less one for even.
-
-    A NaN is the quiet one.
-    """
-    bits, upper, odd, half, total, code, chosen = (f.fresh("%r") for _ in range(7))
-    unordered = f.fresh("%p")
-    f.emit("mov.b32", bits, f.held(x, F32))
-    f.emit("shr.u32", upper, bits, "16")
-    f.emit("and.b32", odd, upper, "1")
-    f.emit("add.u32", half, odd, "32767")
-    f.emit("add.u32", total, bits, half)
-    f.emit("shr.u32", code, total, "16")
-    f.emit("setp.nan.f32", unordered, x, x)
-    f.emit("selp.b32", chosen, "0x7FFF", code, unordered)
-    f.emit("cvt.u16.u32", result, chosen)
+    if target.name not in f.target.converted_floats:
+        raise CompilerBug(
+            f"{f.target.name} does not round to a dtype; it was to be lowered", found=target
+        )
+    f.emit(f"cvt.rn.{ptx_type(target).compute}.f32", result, x)
 
 
 # --- bits ----------------------------------------------------------------------------------------

@@ -50,9 +50,10 @@ class CpuTarget:
     cores: int = 1
 
     @property
-    def converts_float16(self) -> bool:
-        """Whether the machine itself converts float16 to float32 and back."""
-        return self.architecture == "aarch64" or "f16c" in self.features
+    def converted_floats(self) -> tuple[str, ...]:
+        """The narrow floats that the machine itself converts to float32 and back."""
+        converts = self.architecture == "aarch64" or "f16c" in self.features
+        return ("float16",) if converts else ()
 
     def lanes(self, itemsize: int) -> int:
         """Return how many elements of `itemsize` bytes a vector register holds."""

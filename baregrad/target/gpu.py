@@ -84,9 +84,9 @@ class GpuTarget:
         return True
 
     @property
-    def converts_float16(self) -> bool:
-        """Whether float16 is converted from and to float32 by instructions, as on all of them."""
-        return True
+    def converted_floats(self) -> tuple[str, ...]:
+        """The narrow floats that the machine itself converts to float32 and back."""
+        return ("float16", "bfloat16") if self.capability >= (8, 0) else ("float16",)
 
     def warps_by_registers(self, registers: int) -> int:
         """Return how many warps a multiprocessor holds at `registers` a thread.

@@ -106,6 +106,9 @@ def assert_same_bits(
     bad: list[tuple[str, Any, Any, Any]] = []
     for name, ours, theirs in zip(names, found, wanted, strict=True):
         differs = bits_differ(ours, theirs)
+        if DEVICE != "CPU" and name in ("maximum", "minimum"):
+            # Of zeros of both signs they give either: GPUs order them, processors take the second.
+            differs &= (ours != 0) | (theirs != 0)
         if differs.any():
             place = tuple(int(i) for i in np.argwhere(differs)[0])
             inputs = [a[place] if np.shape(a) == ours.shape else "?" for a, _ in arrays]

@@ -51,13 +51,17 @@ def thread(count: int) -> Node:
 
 @functools.cache
 def _converting_row() -> Any:
-    return next(row for row in CPU_ROWS if row.converts_float16)
+    return next(row for row in CPU_ROWS if row.converted_floats)
 
 
-def lower(node: Node) -> Node:
-    """A loop-level KERNEL at the linear level; float16 is converted by the machine."""
-    for item in codegen_passes(_converting_row()):
-        node = item.run(node)
+def lower(node: Node, target: GpuTarget | None = None) -> Node:
+    """A loop-level KERNEL of one thread at the linear level.
+
+    The machine converts float16 itself, and whatever `target` does.
+    """
+    for item in codegen_passes(target or _converting_row()):
+        if item.name != "threads":
+            node = item.run(node)
     return node
 
 

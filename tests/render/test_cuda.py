@@ -118,7 +118,7 @@ def named(program: Node, name: str) -> Node:
 
 def op_program(dtype: DType) -> Node:
     count = len(pairs(dtype)[0])
-    program = spread(lower(elementwise(every_op(dtype), count, (dtype, dtype), 2)))
+    program = spread(lower(elementwise(every_op(dtype), count, (dtype, dtype), 2), HOPPER))
     return named(program, f"ops_{dtype}")
 
 
@@ -311,7 +311,7 @@ def test_ops_agree_on_this_machine(dtype: DType) -> None:
     whole = elementwise(functions_of(dtype), count, (dtype, dtype), count)
     expected, found = blank(whole, count), blank(whole, count)
     evaluate_loop(whole, [*expected, *arrays])
-    program = spread(lower(elementwise(functions_of(dtype), count, (dtype, dtype), 2)))
+    program = spread(lower(elementwise(functions_of(dtype), count, (dtype, dtype), 2), HOPPER))
     loader, _, cc = tools()
     loaded = loader.load(cc.assemble(host_text(program)))
     every = [*found, *arrays]

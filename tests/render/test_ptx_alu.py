@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad import render
 from baregrad.dtypes import COMPUTED, DType, dtypes
 from baregrad.ir.evaluate_loop import evaluate_loop
 from baregrad.ir.node import Node, alu, cast
@@ -37,17 +38,35 @@ def agree(
     arrays: list[Any],
     target: GpuTarget = HOPPER,
     lanes: int = 2,
-) -> None:
-    """Assert that a kernel gives what the loop level gives; a thread takes so many elements."""
+    lowered_for: GpuTarget | None = None,
+) -> str:
+    """Assert that a kernel gives what the loop level gives; a thread takes so many elements.
+
+    Gives the text.
+    """
     count = len(arrays[0])
     whole = elementwise(functions, count, inputs, count)
     expected = blank(whole, count)
     evaluate_loop(whole, [*expected, *arrays])
     found = blank(whole, count)
-    program = spread(lower(elementwise(functions, count, inputs, lanes)))
+    program = spread(lower(elementwise(functions, count, inputs, lanes), lowered_for))
     run_ptx(program, [*found, *arrays], target=target)
     for k, store in enumerate(stores(whole)):
         assert same_bits(expected[k], found[k], store.src[0].dtype), store.src[1]
+    return render.get("ptx").render(program, target)
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", (dtypes.float16, dtypes.bfloat16), ids=str)
+@pytest.mark.parametrize("lanes", (1, 8))
+def test_narrow_floats_agree_as_the_machine_converts_them(
+    dtype: DType, target: GpuTarget, lanes: int
+) -> None:
+    x, y = pairs(dtype)
+    functions = [*functions_of(dtype), lambda a, b: cast(b, dtypes.float32), lambda a, b: a]
+    text = agree(functions, (dtype, dtype), [x, y], target, lanes, target)
+    name = "f16" if dtype is dtypes.float16 else "bf16"
+    assert (f"cvt.rn.{name}.f32" in text) == (dtype.name in target.converted_floats)
 
 
 @TARGETS

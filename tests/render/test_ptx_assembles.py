@@ -43,18 +43,18 @@ def assemble(programs: list[Node], row: GpuTarget) -> bytes:
     return PtxAssembler(row.name, flags=QUICK).assemble("\n".join(texts))
 
 
-def every_op(dtype: DType) -> Node:
+def every_op(dtype: DType, row: GpuTarget) -> Node:
     functions = functions_of(dtype)
     functions.append(lambda x, y: alu(Ops.WHERE, alu(Ops.CMPLE, x, y), x, y))
     functions += [lambda x, y, t=to: cast(x, t) for to in STORED]
     same = [to for to in COMPUTED if to.bits == dtype.bits and "bool" not in (to.kind, dtype.kind)]
     bits: list[Function] = [lambda x, y, t=to: Node(Ops.BITCAST, t, (y,)) for to in same]
-    return spread(lower(elementwise([*functions, *bits], 64, (dtype, dtype), 2)))
+    return spread(lower(elementwise([*functions, *bits], 64, (dtype, dtype), 2), row))
 
 
 @ROWS
 def test_every_op_assembles(row: GpuTarget) -> None:
-    assert assemble([every_op(dtype) for dtype in COMPUTED], row)[:4] == b"\x7fELF"
+    assert assemble([every_op(dtype, row) for dtype in COMPUTED], row)[:4] == b"\x7fELF"
 
 
 @ROWS

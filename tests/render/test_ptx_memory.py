@@ -467,6 +467,19 @@ def test_what_has_no_ptx_is_named(words: str, program: Node) -> None:
         text_of(program)
 
 
+@pytest.mark.parametrize("name", ("ptx", "cuda"))
+def test_a_block_that_is_too_large_is_refused(name: str) -> None:
+    w = Writer()
+    w.store(param(0, 2048), w.thread(2048), const(1.0, F32))
+    with pytest.raises(CompilerBug, match="threads: found 2048, wanted at most 1024"):
+        render.get(name).render(w.program(), HOPPER)
+    w = Writer()
+    w.store(alloc(1, 70_000, dtypes.uint8, "shared"), w.thread(32), const(1, dtypes.uint8))
+    assert render.get(name).render(w.program(), HOPPER)
+    with pytest.raises(CompilerBug, match="sm_75 cannot have so many bytes of shared memory"):
+        render.get(name).render(w.program(), gpu_row("sm_75"))
+
+
 def test_generations_are_named() -> None:
     with pytest.raises(UnsupportedDevice, match="sm_90a"):
         gpu_row("sm_42")

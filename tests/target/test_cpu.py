@@ -30,8 +30,8 @@ def test_extras_are_named_and_change_the_key() -> None:
     row = cpu_row(V4 | {"avx512vnni", "aes"})
     assert row.features[-1] == "avx512vnni"
     assert "aes" not in row.features
-    assert row.converts_float16
-    assert not cpu_row(V4 - {"f16c"}).converts_float16
+    assert row.converted_floats == ("float16",)
+    assert not cpu_row(V4 - {"f16c"}).converted_floats
     assert row.key != cpu_row(V4).key
 
 

@@ -203,7 +203,7 @@ def test_text() -> None:
         (lambda: Tensor(None), DTypeError, "NoneType"),
         (lambda: Tensor([1], dtype="floaty"), DTypeError, "unknown dtype"),
         (lambda: Tensor([1.0], device="TPU").realize(), UnsupportedDevice, "TPU"),
-        (lambda: Tensor([1.0]) + Tensor([1.0], device="NULL"), DeviceError, "(REF|CPU) and NULL"),
+        (lambda: Tensor([1.0]) + Tensor([1.0], device="NULL"), DeviceError, r"\w+ and NULL"),
         (lambda: Tensor([1.0], dtype=dtypes.bfloat16).numpy(), UnsupportedDType, "bfloat16"),
         (lambda: Tensor([1, 2]).item(), ShapeError, "one element"),
         (lambda: bool(Tensor([1, 2])), ShapeError, "any\\(\\) or all"),

@@ -27,7 +27,7 @@ from baregrad.runtime.cuda.binding import BoundList, ListGraph
 from baregrad.runtime.cuda.context import Context, who
 from baregrad.runtime.cuda.driver import Functions
 from baregrad.runtime.cuda.pinned import PinnedMemory
-from baregrad.runtime.cuda.staging import Staging
+from baregrad.runtime.cuda.staging import SHARED_NBYTES, Staging
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
 from baregrad.runtime.nvidia.teardown import Teardown
 
@@ -159,8 +159,9 @@ class CudaDevice(Device):
             self.synchronize()
             return
         with self._current():
-            # A fault of earlier work is met here, and not by the threads that copy.
-            self.context.synchronize()
+            if target.nbytes >= SHARED_NBYTES:
+                # A fault of earlier work is met here, and not by the threads that copy.
+                self.context.synchronize()
             address = target.ctypes.data
             if self._pinned.holds(address, target.nbytes):
                 call = (address, buffer.address, target.nbytes, self.context.stream)
@@ -168,6 +169,8 @@ class CudaDevice(Device):
                 self.context.synchronize()
             else:
                 self._staging.copy_out(address, buffer.address, target.nbytes)
+            # The copies came after everything else.
+            self.context.progress.clear()
 
     def duplicate(self, source: Buffer) -> Buffer:
         """Return a buffer with the same bytes in memory of its own, also from another GPU."""

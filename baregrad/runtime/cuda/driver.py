@@ -24,6 +24,7 @@ _HINTS = MappingProxyType({
     46: "another process may hold the GPU in exclusive mode: see nvidia-smi -q -d COMPUTE",
     abi.NO_DEVICE: _NO_GPU,
     101: _NO_GPU,
+    abi.INVALID_IMAGE: "the file is damaged, or made by a toolkit newer than the driver",
     abi.NO_BINARY_FOR_GPU: "the kernel was assembled for another architecture",
     abi.UNSUPPORTED_PTX_VERSION: "update the driver, or use a toolkit as old as it is",
     304: "look at the kernel's log (dmesg)",

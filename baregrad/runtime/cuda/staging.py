@@ -7,13 +7,17 @@ core copies more slowly than the bus, and a few keep up with it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
+from baregrad.base.bits import round_up
+from baregrad.base.errors import BaregradError
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.driver import Driver
 from baregrad.runtime.nvidia.teardown import Teardown
@@ -23,8 +27,10 @@ PIECE_NBYTES = 4 * MIB
 # A piece for each thread to fill and one for the engine to read meanwhile.
 PIECES_PER_THREAD = 2
 MOST_THREADS = 8
-# Below this, waking threads costs more than they save.
-SHARED_NBYTES = 4 * PIECE_NBYTES
+# Below this, waking threads costs more than they save: one thread copies.
+SHARED_NBYTES = 4 * MIB
+# Several threads take pieces as small as this, so that each has some.
+LEAST_PIECE_NBYTES = 512 << 10
 # Copies up to this size share a piece, one after the other.
 SMALL_NBYTES = 256 << 10
 
@@ -110,8 +116,10 @@ class Staging:
         try:
             ctypes.memmove(piece.address, source, nbytes)
             driver.call("cuMemcpyHtoDAsync_v2", target, piece.address, nbytes, stream)
-        finally:
-            self._give(piece)
+        except BaseException:
+            self._give_quietly(piece)
+            raise
+        self._give(piece)
 
     # GPU to host.
 
@@ -126,9 +134,11 @@ class Staging:
             driver.call("cuMemcpyDtoHAsync_v2", piece.address, source, nbytes, stream)
             self._record(piece)
             self._wait(piece)
-            ctypes.memmove(target, piece.address, nbytes)
-        finally:
-            self._give(piece)
+        except BaseException:
+            self._give_quietly(piece)
+            raise
+        ctypes.memmove(target, piece.address, nbytes)
+        self._free.put(piece)
 
     # Pieces.
 
@@ -177,6 +187,11 @@ class Staging:
         finally:
             self._free.put(piece)
 
+    def _give_quietly(self, piece: _Piece) -> None:
+        """Put a piece back after an error, which is the one to tell; the engine may yet use it."""
+        with contextlib.suppress(BaregradError):
+            self._give(piece)
+
     def _record(self, piece: _Piece) -> None:
         self._owner.driver.call("cuEventRecord", piece.event, self._owner.stream)
         piece.used = True
@@ -193,33 +208,40 @@ class Staging:
 
     def _share(self, move: Callable[[int, int], None], nbytes: int) -> None:
         """Call `move(offset, size)` for each piece of a copy, large ones on several threads."""
-        parts = [
-            (at, min(PIECE_NBYTES, nbytes - at)) for at in range(0, nbytes, PIECE_NBYTES)
-        ]
-        if self._threads == 1 or nbytes < SHARED_NBYTES:
-            for at, size in parts:
-                move(at, size)
+        shared = self._threads > 1 and nbytes >= SHARED_NBYTES
+        size = PIECE_NBYTES
+        if shared:
+            share = round_up(nbytes // (PIECES_PER_THREAD * self._threads), LEAST_PIECE_NBYTES)
+            size = min(size, max(share, LEAST_PIECE_NBYTES))
+        parts = deque((at, min(size, nbytes - at)) for at in range(0, nbytes, size))
+        if not shared:
+            for part in parts:
+                move(*part)
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "baregrad-copy")
-        rest = iter(parts)
-        lock = threading.Lock()
 
         def work() -> None:
             self._owner.entered()
             try:
                 while True:
-                    with lock:
-                        part = next(rest, None)
-                    if part is None:
+                    try:
+                        part = parts.popleft()
+                    except IndexError:
                         return
                     move(*part)
             finally:
                 self._owner.left()
 
-        # Not before all of them ended may the caller's memory go away.
-        done = wait([self._pool.submit(work) for _ in range(self._threads)]).done
-        for future in done:
+        running = [self._pool.submit(work) for _ in range(self._threads)]
+        try:
+            wait(running)
+        except BaseException:
+            # Not before all of them ended may the caller's memory go away.
+            parts.clear()
+            wait(running)
+            raise
+        for future in running:
             future.result()
 
     def close(self) -> None:

@@ -271,7 +271,7 @@ class Channel:
         token = client.struct("work_submit_token").record()
         client.control(self.handle, nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN, token)
         self._doorbell = token["workSubmitToken"]
-        self._store = client.port.store
+        self._store_both = client.port.store_both
         self._doorbell_address = gpu.doorbell_address
         self._register()
         teardown.push("idleness", self._drain)
@@ -339,8 +339,7 @@ class Channel:
         self._in_flight.append(_InFlight(value, self._head, push.names))
         # Stores to the GPU's memory are combined on their way: the pointer must not overtake the
         # entry, nor the doorbell the pointer.
-        self.gpu.client.port.store(self._put_address, self._put)
-        self.gpu.ring(self._doorbell)
+        self._store_both(self._put_address, self._put, self._doorbell_address, self._doorbell)
         return value
 
     def enter(self, entry: int, names: Sequence[str] | Named) -> None:
@@ -351,14 +350,14 @@ class Channel:
         in_flight = self._in_flight
         while len(in_flight) >= self._most:
             self._retire()
-        put, store = self._put, self._store
+        put = self._put
         self._ring[put] = entry
         self._put = put = put + 1 & self._most
-        store(self._put_address, put)
-        store(self._doorbell_address, self._doorbell)
+        self._store_both(self._put_address, put, self._doorbell_address, self._doorbell)
         # The GPU is at work while we write down what it does.
         self.last_value = value = self.last_value + 1
         in_flight.append(_InFlight(value, self._head, names))
+        self.forget_done()
 
     def _reserve(self, nbytes: int) -> int:
         """Return where in the buffer of words `nbytes` bytes in one piece are free."""
@@ -381,9 +380,13 @@ class Channel:
     def _retire(self) -> None:
         """Wait for the oldest submission and let go of what it held, and of others done by then."""
         self.wait(self._in_flight[0].value)
-        done = self.timeline.value
-        while self._in_flight and self._in_flight[0].value <= done:
-            self._tail = self._in_flight.popleft().end
+        self.forget_done()
+
+    def forget_done(self) -> None:
+        """Let go of what submissions hold that are done."""
+        in_flight, done = self._in_flight, self.timeline.words[0]
+        while in_flight and in_flight[0].value <= done:
+            self._tail = in_flight.popleft().end
 
     def wait(self, value: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait for a submission, the last one by default; raise DriverError if it never comes."""

@@ -44,8 +44,6 @@ class BoundList:
         self.commands = recorded
         self.device = commands.device
         self.labels = tuple(command.label for command in recorded)
-        self.names = [one.kernel.program.name for one in recorded if isinstance(one, Exec)]
-        self.copies = len(self.names) < len(recorded)
         self._style = style
         self._retire = retire
         self._images: dict[ImageKind, list[ListImage]] = {}

@@ -75,6 +75,7 @@ class NvDevice(Device):
         copy_engine: int | None = None,
     ) -> None:
         self.name = name
+        self.index = index
         self.host_visible = False
         self.timeout_s = options.nv_timeout if timeout_s is None else timeout_s
         self.style = style or STYLES[DEFAULT_STYLE]
@@ -90,7 +91,7 @@ class NvDevice(Device):
         # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
         self._attention = False
         self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
-        self.client = CONNECTIONS.take(port)
+        self.client = CONNECTIONS.take(port, index)
         self.peers: dict[bytes, PeerAccess] = {}
         try:
             self.gpu = Gpu(self.client, index)
@@ -387,6 +388,7 @@ class NvDevice(Device):
                 value = channel.last_value
                 if channel.timeline.words[0] < value:
                     self._wait_for(channel, value)
+                channel.forget_done()
 
     def _wait_for(self, channel: Channel, value: int) -> None:
         """Wait for a timeline; raise what there is to tell if it never gets there."""
@@ -439,6 +441,7 @@ class NvDevice(Device):
         for channel in self._channels:
             if channel.group.dead is None:
                 channel.wait(channel.last_value, self.timeout_s)
+            channel.forget_done()
 
     # Faults.
 
@@ -530,7 +533,7 @@ class NvDevice(Device):
     def _give_back(self, error: BaseException | None) -> None:
         """Free all that is held, whatever happens at each part."""
         teardown = Teardown()
-        teardown.push("the client", lambda: CONNECTIONS.give(self.client))
+        teardown.push("the client", lambda: CONNECTIONS.give(self.client, self.index))
         gpu: Gpu | None = self.__dict__.get("gpu")
         if gpu is not None:
             teardown.push("the GPU", gpu.close)

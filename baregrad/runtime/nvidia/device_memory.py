@@ -216,10 +216,11 @@ class DeviceAllocator:
 
     def _give_back(self) -> bool:
         """Free all spare blocks with pages of their own; return whether there were any."""
+        self._wait_idle()
+        self._take_back()
         found = [block for spare in self._spare.values() for block in spare if block.whole]
         if not found:
             return False
-        self._wait_idle()
         for block in found:
             self._spare[block.nbytes].remove(block)
             del self._blocks[block.address]

@@ -192,10 +192,6 @@ class Gpu:
         """Where a channel's token is stored to tell the GPU of new work."""
         return self._registers + nv.NVC361_NOTIFY_CHANNEL_PENDING
 
-    def ring(self, token: int) -> None:
-        """Tell the GPU that a channel has new work; all earlier writes are seen before."""
-        self.client.port.store(self._registers + nv.NVC361_NOTIFY_CHANNEL_PENDING, token)
-
     def timer_ns(self) -> int:
         """Return the GPU's own clock, which its time stamps tell, in nanoseconds."""
         view = self.client.port.view(self._registers, nv.NVC361_NV_USERMODE__SIZE).cast("I")

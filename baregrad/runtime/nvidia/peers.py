@@ -36,8 +36,10 @@ class PeerAccess:
 
 def peer_access(device: NvDevice, other: NvDevice) -> PeerAccess:
     """Say whether `device` can use the memory of `other`; tries it, once."""
-    if device is other or device.gpu.uuid == other.gpu.uuid:
-        return PeerAccess(True, "it is the same GPU")
+    if device is other:
+        return PeerAccess(True, "it is the same device")
+    if device.client is not other.client:
+        return PeerAccess(False, "the devices were opened on different connections to the driver")
     found = device.peers.get(other.gpu.uuid)
     if found is None:
         found = device.peers[other.gpu.uuid] = _try(device, other)
@@ -45,8 +47,6 @@ def peer_access(device: NvDevice, other: NvDevice) -> PeerAccess:
 
 
 def _try(device: NvDevice, other: NvDevice) -> PeerAccess:
-    if device.client is not other.client:
-        return PeerAccess(False, "the devices were opened on different connections to the driver")
     try:
         answer = _enable(device.gpu, other.gpu)
         probe = other.gpu.memory.device(1)

@@ -16,12 +16,12 @@ from baregrad.runtime.nvidia.port import Port, open_port
 
 @dataclass(eq=False)
 class _Shared:
-    """A client, its port, what that is called if it is called anything, how many devices use it."""
+    """A client, its port, what that is called if it is called anything, the GPUs opened on it."""
 
     client: Client
     port: Port
     name: str
-    users: int
+    gpus: set[int]
 
 
 class Connections:
@@ -32,26 +32,30 @@ class Connections:
         self._open: list[_Shared] = []
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def take(self, port: Port | None) -> Client:
-        """Return the client of a port, by default the one that options name; for `give`."""
+    def take(self, port: Port | None, index: int) -> Client:
+        """Return a client of a port, by default the one that options name, for a GPU; for `give`.
+
+        A client takes a GPU once: whoever opens it again gets another connection.
+        """
         with self._lock:
             name = options.nv_port if port is None else ""
             for one in self._open:
-                if one.port is port or (port is None and one.name == name):
-                    one.users += 1
+                meant = one.port is port or (port is None and one.name == name)
+                if meant and index not in one.gpus:
+                    one.gpus.add(index)
                     return one.client
             found = open_port(name) if port is None else port
-            made = _Shared(Client(found), found, name, 1)
+            made = _Shared(Client(found), found, name, {index})
             self._open.append(made)
             return made.client
 
-    def give(self, client: Client) -> None:
-        """Let go of a client; the last of its devices closes it."""
+    def give(self, client: Client, index: int) -> None:
+        """Let go of a client for a GPU; the last of its devices closes it."""
         with self._lock:
             for one in self._open:
                 if one.client is client:
-                    one.users -= 1
-                    if not one.users:
+                    one.gpus.discard(index)
+                    if not one.gpus:
                         self._open.remove(one)
                         client.close()
                     return

@@ -224,6 +224,11 @@ class RecordingPort:
         self._port.store(address, value)
         self._put({"call": "store", "map": number, "offset": offset, "value": value})
 
+    def store_both(self, first: int, value: int, second: int, token: int) -> None:
+        """Store 32 bits, and then 32 bits elsewhere."""
+        self.store(first, value)
+        self.store(second, token)
+
     def pause(self) -> None:
         """Pass a moment; how often that is differs from run to run and is not written down."""
         self._port.pause()
@@ -421,6 +426,11 @@ class ReplayPort:
         event = self._next(asked)
         ctypes.c_uint32.from_address(address).value = value
         self._change(event)
+
+    def store_both(self, first: int, value: int, second: int, token: int) -> None:
+        """Store 32 bits, and then 32 bits elsewhere."""
+        self.store(first, value)
+        self.store(second, token)
 
     def pause(self) -> None:
         """Nothing happens; raise FileFormatError where the runtime waits for what never came."""

@@ -176,18 +176,56 @@ def exact_low(high: Array, numbers: tuple[Array, ...], operation: str) -> Array:
 
 def fma_double(left: Array, right: Array, addend: Array) -> Array:
     """Return float64 `left * right + addend` rounded once, to nearest even."""
-    plain = left * right + addend
-    out = plain.copy()
-    for place, parts in enumerate(zip(left, right, addend, strict=True)):
-        numbers = [float(part) for part in parts]
-        if plain[place] == 0 and (numbers[0] == 0 or numbers[1] == 0):
-            continue
-        if not all(map(np.isfinite, numbers)):
-            continue
-        total = Fraction(numbers[0]) * Fraction(numbers[1]) + Fraction(numbers[2])
-        if total:
+    out = np.asarray(left * right + addend)
+    sizes = np.abs(np.stack((left, right, addend)))
+    # A zero leaves one rounding to do, and what is not finite none: that is right already.
+    open_ = (sizes > 0).all(axis=0) & np.isfinite(sizes).all(axis=0)
+    moderate = open_ & (sizes > _MODERATE[0]).all(axis=0) & (sizes < _MODERATE[1]).all(axis=0)
+    if moderate.any():
+        out[moderate] = _fma_moderate(left[moderate], right[moderate], addend[moderate])
+    for place in np.flatnonzero(open_ & ~moderate):
+        a, b, c = (Fraction(float(one[place])) for one in (left, right, addend))
+        if total := a * b + c:
             try:
                 out[place] = float(total)
             except OverflowError:
                 out[place] = np.inf if total > 0 else -np.inf
     return out
+
+
+# Factors and addends whose products, and what products lose, are normal numbers.
+_MODERATE: Final = (2.0**-400, 2.0**400)
+_SPLITTER: Final = 2.0**27 + 1
+
+
+def _fma_moderate(left: Array, right: Array, addend: Array) -> Array:
+    """Return the same for numbers of moderate size, by arithmetic of float64.
+
+    Source: S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved
+    algorithms using rounding to odd", IEEE Transactions on Computers 57 (2008).
+    """
+    product = left * right
+    upper, lower = _halves(left), _halves(right)
+    lost = upper[0] * lower[0] - product + upper[0] * lower[1] + upper[1] * lower[0]
+    lost += upper[1] * lower[1]
+    small, smaller = _sum_and_rest(addend, lost)
+    high, low = _sum_and_rest(product, small)
+    tail, rest = _sum_and_rest(smaller, low)
+    # Rounded to odd, the tail tells the last rounding on which side of a tie it is.
+    even = (rest != 0) & (tail.view(np.int64) & 1 == 0)
+    tail = np.where(even, np.nextafter(tail, np.where(rest > 0, np.inf, -np.inf)), tail)
+    return np.asarray(high + tail)
+
+
+def _halves(values: Array) -> tuple[Array, Array]:
+    """Split float64 into two parts of at most 26 bits."""
+    scaled = _SPLITTER * values
+    upper = scaled - (scaled - values)
+    return upper, values - upper
+
+
+def _sum_and_rest(left: Array, right: Array) -> tuple[Array, Array]:
+    """Return a sum and what it lost, exactly."""
+    total = left + right
+    other = total - left
+    return total, (left - (total - other)) + (right - other)

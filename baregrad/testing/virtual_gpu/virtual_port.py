@@ -220,6 +220,11 @@ class VirtualPort:
             self.machine.run(self.machine.random.choice(_AT_DOORBELL) if self._lag else None)
             self._later()
 
+    def store_both(self, first: int, value: int, second: int, token: int) -> None:
+        """Store 32 bits, and then 32 bits elsewhere."""
+        self.store(first, value)
+        self.store(second, token)
+
     def pause(self) -> None:
         """Let the GPUs work while the host waits for them."""
         with self._lock:

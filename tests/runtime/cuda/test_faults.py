@@ -63,7 +63,7 @@ def test_a_store_outside_every_buffer_names_its_kernel() -> None:
         lose(
             device, lambda: get(device, counter),
             "the kernel 'wild' read or wrote memory outside every buffer: "
-            r"cuStreamQuery gave CUDA_ERROR_ILLEGAL_ADDRESS \(700\)",
+            r"cuEventQuery gave CUDA_ERROR_ILLEGAL_ADDRESS \(700\)",
         )
 
 

@@ -136,6 +136,10 @@ class FakePort:
             struct.pack_into("<Q", self._pages[address], 0x80, time.perf_counter_ns())
         return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
 
+    def store_both(self, first: int, value: int, second: int, token: int) -> None:
+        self.store(first, value)
+        self.store(second, token)
+
     def store(self, address: int, value: int) -> None:
         ctypes.c_uint32.from_address(address).value = value
         if self._doorbell and address == self._doorbell + nv.NVC361_NOTIFY_CHANNEL_PENDING:

@@ -510,6 +510,7 @@ def step_peers() -> None:
         first.run(link, [mine], {"number": number})
         tools.link64(state, number)
     same(words_of(second, second.duplicate(mine)), state, "a copy of what was just computed")
+    first.close()
     second.close()
     for engine in (None, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, -1):
         try:
@@ -533,7 +534,6 @@ def step_peers() -> None:
             print(f"  by the host: {(1 << 30) / seconds / 1e9:.1f} GB/s")
         device.close()
         second.close()
-    first.close()
 
 
 HIDDEN = ("busy",)

@@ -63,13 +63,13 @@ class Machine:
         ]
         if name == "link64":
             tools.link64(self._words_at(values[0], 32), values[1])
-        elif name in ("turn", "add"):
-            buffers = 2 if name == "turn" else 3
+        elif name in ("turn", "turn_fetched", "add"):
+            buffers = 3 if name == "add" else 2
             count = values[buffers]
             assert launch.launch.grid[0] == -(-count // tools.BLOCK)
             assert struct.unpack_from("<I", launch.bank, 0xC)[0] == launch.launch.grid[0]
             arrays = [self._words_at(value, count) for value in values[:buffers]]
-            getattr(tools, name)(*arrays, *values[buffers:])
+            getattr(tools, name.removesuffix("_fetched"))(*arrays, *values[buffers:])
         elif name == "trapped64":
             raise FaultError(13)
         elif name == "store64":

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from baregrad.base.errors import BaregradError, DeviceError, OutOfMemory
+from baregrad.base.errors import BaregradError, DeviceError, DriverError, OutOfMemory
 from baregrad.program import Program
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.nvidia.copies import Staging
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import STYLES
 from baregrad.runtime.nvidia.peers import copy_between, peer_access
@@ -64,14 +65,11 @@ def test_gpus_of_one_process_are_peers(pair: tuple[NvDevice, NvDevice]) -> None:
 def test_gpus_of_different_connections_copy_by_the_host() -> None:
     first, second = (NvDevice(port=VirtualPort(seed=seed)) for seed in range(2))
     found = peer_access(first, second)
-    # Both ports' GPUs have one uuid, as if it were one.
-    if not found.direct:
-        assert "connections" in found.why
+    assert not found.direct and "connections" in found.why
     data = words(1 << 20)
     source, target = first.allocate(data.nbytes), second.allocate(data.nbytes)
     first.copy_in(source, data)
-    second.peers.clear()
-    copy_between(target, source) if not found.direct else second.copy_in(target, data)
+    copy_between(target, source)
     assert np.array_equal(target.contents().view(np.uint32), data)
     first.close()
     second.close()
@@ -215,3 +213,62 @@ def test_random_lists_give_what_numpy_gives(style: str, copy_engine: int | None)
         assert random_lists(device, 6, seed, load_ptx) >= 6
         device.close()
         assert not port.held() and not port.faults
+
+
+def test_threads_share_large_copies(port: VirtualPort) -> None:
+    device = NvDevice(port=port)
+    device.staging.close()
+    device.staging = Staging(
+        device.gpu.memory, lambda: device.channels[1], device._await,
+        workers=3, piece_nbytes=300_000,
+    )  # fmt: skip
+    data = words((20 << 20) // 4)
+    buffer = device.allocate(data.nbytes)
+    for shift in range(3):
+        device.copy_in(buffer, data + np.uint32(shift))
+        assert np.array_equal(buffer.contents().view(np.uint32), data + np.uint32(shift))
+    assert device.staging.nbytes >= 2 * 300_000
+    # One error reaches us, whichever thread meets it; then all works again.
+    device.channels[1].group.dead = "a test"
+    with pytest.raises(DriverError):
+        device.copy_in(buffer, data)
+    device.copy_in(buffer, data)
+    assert np.array_equal(buffer.contents().view(np.uint32), data)
+    device.close()
+    assert not port.held()
+
+
+def test_what_nobody_refers_to_is_freed(port: VirtualPort) -> None:
+    device = NvDevice(port=port)
+    state = device.allocate(128)
+    device.copy_in(state, bytes(128))
+
+    def once() -> None:
+        device.run(load_ptx(device, "link64"), [state], {"number": 1})
+        device.pinned(3 << 20)[:] = 1
+        device.synchronize()
+
+    for _ in range(3):
+        once()
+    before = len(port.held()), device.gpu.pieces.nbytes
+    for _ in range(60):
+        once()
+    assert (len(port.held()), device.gpu.pieces.nbytes) == before
+    device.close()
+    assert not port.held()
+
+
+def test_a_gpu_may_be_opened_twice(port: VirtualPort) -> None:
+    first, second = NvDevice(port=port), NvDevice(port=port)
+    other = NvDevice(port=port, index=1)
+    assert first.client is not second.client and other.client is first.client
+    assert not peer_access(first, second).direct and peer_access(first, other).direct
+    for device in (first, second, other):
+        data = words(3000, device.index)
+        buffer = device.allocate(data.nbytes)
+        device.copy_in(buffer, data)
+        for place in (first, second, other):
+            assert np.array_equal(place.duplicate(buffer).contents().view(np.uint32), data)
+    for device in (other, first, second):
+        device.close()
+    assert not port.held()

@@ -22,7 +22,9 @@ def test_memory_is_mapped_seen_and_stored_to() -> None:
     view = port.view(address, 8192)
     assert not any(view)
     port.store(address + 4100, 0xDEADBEEF)
-    assert view[4096:4112] == b"\0\0\0\0\xef\xbe\xad\xde" + bytes(8)
+    port.store_both(address + 8, 0x01020304, address + 4104, 0xFFFFFFFF)
+    assert view[4096:4112] == b"\0\0\0\0\xef\xbe\xad\xde\xff\xff\xff\xff" + bytes(4)
+    assert view[:16] == bytes(8) + b"\4\3\2\1" + bytes(4)
     view.release()
     port.unmap(address, 8192)
 
