@@ -14,6 +14,9 @@ from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.testing.virtual_gpu.virtual_tools import LINK, RELEASES, Opened, opened
 
 _CHANCE = 0.04
+# Where the caller's own memory lies: damaged, the driver would write over what it must not, as any
+# driver would.
+_POINTERS = ("pMemory", "limit", "pAllocParms", "params", "List", "length", "Linear")
 
 
 class DamagingPort(VirtualPort):
@@ -35,7 +38,10 @@ class DamagingPort(VirtualPort):
                 fd = self.chance.choice([*self.driver.files, 5])
             else:
                 record = inner if inner is not None and kind == 2 else argument
-                row = self.chance.choice(list(record.struct.fields.values()))
+                row = self.chance.choice([
+                    one for name, one in record.struct.fields.items()
+                    if not name.rpartition(".")[2].endswith(_POINTERS)
+                ])  # fmt: skip
                 view = record.view()
                 place = row.offset + self.chance.randrange(min(row.nbytes, 16))
                 view[place] = self.chance.choice((0, 0xFF, view[place] ^ 1, view[place] ^ 0x80))
