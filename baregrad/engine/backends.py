@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -98,7 +99,10 @@ class CompiledBackend:
         timed = options.debug >= 2
         inputs = [ref.handle for ref in program.inputs]
         with span("run"):
-            outputs, timeline = executable.run(inputs, program.variables, timed=timed)
+            where = None if session is None else partial(session.where, program)
+            outputs, timeline = executable.run(
+                inputs, program.variables, timed=timed, where=where
+            )
         if timed and timeline is not None and session is not None:
             from baregrad.engine.report import print_kernels
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from baregrad.base.errors import JitError
 from baregrad.engine.executor import Executable
-from baregrad.engine.session import Run, Session
+from baregrad.engine.session import Run, Session, current_session
 from baregrad.ir.attrs import BufferRef
 from baregrad.runtime.commands import CommandList, Operand, Slot
 from baregrad.runtime.interface import Buffer
@@ -164,7 +165,8 @@ class Replay:
         nbytes = max(run.executable.arena_nbytes(run.program.variables) for run in self.runs)
         self._arena = device.allocate(nbytes) if nbytes else None
         for run in self.runs:
-            run.executable.record(commands, self._resolver(run), {})
+            where = partial(current_session().where, run.program)
+            run.executable.record(commands, self._resolver(run), {}, where)
         for slot, handle in enumerate(self._late, len(self.inputs) + len(self._fresh)):
             commands.copy(Slot(slot), self._place(handle), handle.nbytes)
         self._record_updates(commands)

@@ -16,6 +16,7 @@ from baregrad.runtime.interface import Buffer, Device, Kernel
 from baregrad.schedule import Launch, Plan
 
 Resolve = Callable[[int], Operand]
+Where = Callable[["Loaded"], str]
 PROGRESS_FROM = 32  # kernels to compile before a progress bar is worth its line
 
 
@@ -86,8 +87,17 @@ class Executable:
         """The size in bytes of the memory that a run's temporaries share."""
         return evaluate(self._arena_nbytes, variables)
 
-    def record(self, commands: CommandList, resolve: Resolve, variables: Mapping[str, int]) -> None:
-        """Append the plan's work to a command list; `resolve` places each buffer of the plan."""
+    def record(
+        self,
+        commands: CommandList,
+        resolve: Resolve,
+        variables: Mapping[str, int],
+        where: Where | None = None,
+    ) -> None:
+        """Append the plan's work to a command list; `resolve` places each buffer of the plan.
+
+        `where` tells the user's file:line of a launch, "" where it is not known, for reports.
+        """
         for launch in self.launches:
             known = {
                 name: value
@@ -95,7 +105,11 @@ class Executable:
                 if name in launch.kernel.program.variables
             }
             operands = [resolve(index) for index in launch.buffers]
-            commands.exec(launch.kernel, operands, known, label=launch.kernel.program.name)
+            label = launch.kernel.program.name
+            place = where(launch) if where is not None else ""
+            if place:
+                label = f"{label} {place}"
+            commands.exec(launch.kernel, operands, known, label=label)
 
     def allocate_outputs(self, variables: Mapping[str, int]) -> list[Buffer]:
         """Fresh memory for every output of a run."""
@@ -107,11 +121,12 @@ class Executable:
         variables: Mapping[str, int],
         *,
         timed: bool = False,
+        where: Where | None = None,
     ) -> tuple[list[Buffer], Any]:
         """Run the plan once: its outputs in order, and the timeline when `timed`."""
         if self._list is None:
             self._list = self.device.command_list()
-            self.record(self._list, self._places.__getitem__, {})
+            self.record(self._list, self._places.__getitem__, {}, where)
         outputs = self.allocate_outputs(variables)
         # Arguments after the last one that a kernel reads have no slot.
         table = [*inputs[: self.input_count], *outputs]
