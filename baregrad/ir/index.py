@@ -400,7 +400,7 @@ def both(*conditions: Node) -> Node:
             if not condition.arg:
                 return condition
             continue
-        for part in _conjuncts(condition):
+        for part in conjuncts(condition):
             kept[part] = None
     result = const(True, dtypes.bool)
     for condition in sorted(kept, key=digest):
@@ -408,7 +408,8 @@ def both(*conditions: Node) -> Node:
     return result
 
 
-def _conjuncts(condition: Node) -> list[Node]:
+def conjuncts(condition: Node) -> list[Node]:
+    """The parts of a conjunction."""
     parts: list[Node] = []
     stack = [condition]
     while stack:

@@ -60,16 +60,3 @@ def guarded(condition: Node, value: Node) -> Node:
     if condition.op is Ops.CONST:
         return value if condition.arg else const(0, value.dtype)
     return Node(Ops.GUARD, value.dtype, (condition, value))
-
-
-def conjuncts(condition: Node) -> list[Node]:
-    """The parts of a conjunction."""
-    parts: list[Node] = []
-    stack = [condition]
-    while stack:
-        node = stack.pop()
-        if node.op is Ops.AND:
-            stack.extend(node.src)
-        else:
-            parts.append(node)
-    return parts

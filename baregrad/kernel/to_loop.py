@@ -20,7 +20,6 @@ from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE, filled
 from baregrad.kernel.loop_pieces import (
-    conjuncts,
     factor_where,
     guarded,
     load,
@@ -311,7 +310,7 @@ class _Builder:
         scalar: list[Node] = []
         tiled: list[Node] = []
         while value.op is Ops.GUARD:
-            for part in conjuncts(value.src[0]):
+            for part in index.conjuncts(value.src[0]):
                 tile = any(axis.arg.is_tile for axis in part.ranges)
                 (tiled if tile else scalar).append(part)
             value = value.src[1]

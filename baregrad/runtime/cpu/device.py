@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from baregrad.base.errors import CompileError, DeviceError, MissingDependency
@@ -23,6 +20,7 @@ from baregrad.runtime.cpu.loader import LoadedObject, Loader
 from baregrad.runtime.cpu.pool import NativePool
 from baregrad.runtime.host_memory import HostAllocator
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats
+from baregrad.runtime.lifetime import follow_process
 
 
 class CpuDevice(Device):
@@ -55,7 +53,7 @@ class CpuDevice(Device):
         if assemble is None or not sys.platform.startswith("linux"):
             self.threads = 1
             self._assemble = None
-        _register(self)
+        follow_process(self)
 
     @property
     def native(self) -> bool:
@@ -160,7 +158,7 @@ class CpuDevice(Device):
             self._pool = NativePool(code, self.threads, self.allocator)
         return self._pool
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Start over in a forked child: it has our memory, but none of our threads."""
         self._lock = threading.Lock()
         self._loader.after_fork()
@@ -168,21 +166,3 @@ class CpuDevice(Device):
         if self._pool is not None:
             self._pool.abandon()
             self._pool = None
-
-
-def _register(device: CpuDevice) -> None:
-    """Have the device closed at exit and mended after a fork, without keeping it alive."""
-    reference = weakref.ref(device)
-
-    def mend() -> None:
-        found = reference()
-        if found is not None:
-            found._after_fork()
-
-    def leave() -> None:
-        found = reference()
-        if found is not None:
-            found.close()
-
-    os.register_at_fork(after_in_child=mend)
-    atexit.register(leave)

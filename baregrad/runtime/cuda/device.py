@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import functools
 import itertools
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +27,7 @@ from baregrad.runtime.cuda.driver import Functions
 from baregrad.runtime.cuda.pinned import PinnedMemory
 from baregrad.runtime.cuda.staging import SHARED_NBYTES, Staging
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
+from baregrad.runtime.lifetime import follow_process
 from baregrad.runtime.nvidia.teardown import Teardown
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class CudaDevice(Device):
         teardown.push("kernels and graphs", self._drop_code)
         teardown.push("copying threads", self._staging.close)
         self._closed = False
-        _DEVICES.add(self)
+        follow_process(self)
 
     # Memory.
 
@@ -475,7 +474,7 @@ class CudaDevice(Device):
         finally:
             self.context.left()
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child nothing of CUDA works: refuse to be used, and call nothing."""
         self._lock = threading.RLock()
         self.context.abandon()
@@ -509,21 +508,3 @@ def check_image(program: Program) -> None:
 
 
 # Every open device, for the two moments at which all of them are told.
-_DEVICES: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    rest = Teardown()
-    for device in list(_DEVICES):
-        rest.push(device.name, device.close)
-    rest.close()
-
-
-def _disown_all() -> None:
-    for device in list(_DEVICES):
-        device._after_fork()
-
-
-atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -21,6 +20,7 @@ from baregrad.base.options import options
 from baregrad.program import CUBIN, Program
 from baregrad.runtime.commands import CommandList, Timeline
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
+from baregrad.runtime.lifetime import follow_process
 from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
 from baregrad.runtime.nvidia.command_list import BoundList, check_parameters
 from baregrad.runtime.nvidia.copies import Staging
@@ -105,7 +105,7 @@ class NvDevice(Device):
         except BaseException as error:
             self._give_back(error)
             raise
-        _register(self)
+        follow_process(self)
 
     def _open_channels(self, value: int, copy_value: int) -> None:
         """Make the channels, whose timelines begin at values."""
@@ -549,7 +549,8 @@ class NvDevice(Device):
                 raise
             error.add_note(f"and then, while closing: {second}")
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
+        """In a forked child the GPU is its parent's: refuse to be used, and call nothing."""
         self._lock = threading.RLock()
         self._attention = True
         self.allocator.after_fork()
@@ -562,21 +563,3 @@ def architecture_name(version: int) -> str:
     if version == 0xA04:
         major, minor = 12, 0
     return f"sm_{major}{minor}" + ("a" if major in (9, 10) else "")
-
-
-def _register(device: NvDevice) -> None:
-    """Have the device closed at exit, and unlocked after a fork, without keeping it alive."""
-    reference = weakref.ref(device)
-
-    def mend() -> None:
-        found = reference()
-        if found is not None:
-            found._after_fork()
-
-    def leave() -> None:
-        found = reference()
-        if found is not None:
-            found.close()
-
-    os.register_at_fork(after_in_child=mend)
-    atexit.register(leave)
