@@ -267,7 +267,7 @@ def _program(draft: _Draft, code: bytes, target: Any) -> Program:
         code=code,
         entry=entry_name(linear),
         params=tuple(specs),
-        variables=_variables(kernel),
+        variables=variables_of(kernel),
         chunks=1 if gpu else launch_expr(_chunks(draft.loop)),
         source=draft.text,
         meta=meta,
@@ -298,11 +298,6 @@ def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
     blocks = launch_expr(index.maximum(grid_size(draft.loop), 1))
     nbytes = signature.dynamic_nbytes(target)
     return GpuLaunch((blocks, 1, 1), (signature.threads, 1, 1), shared_nbytes=nbytes)
-
-
-def _variables(kernel: Node) -> tuple[str, ...]:
-    """The names of a kernel's symbolic integers, in the order of its calls."""
-    return tuple(sorted({node.arg.name for node in toposort(kernel) if node.op is Ops.VAR}))
 
 
 def _slots_read(kernel: Node) -> set[int]:

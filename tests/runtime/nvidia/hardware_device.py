@@ -7,7 +7,6 @@ runs steps in this process.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import resource
@@ -15,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ from baregrad.runtime.nvidia.list_style import EARLY_STYLE, STYLES
 from baregrad.runtime.nvidia.peers import PeerAccess, copy_between, peer_access
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
-from tests.runtime.nvidia.hardware_tools import MIB, expect
+from tests.runtime.nvidia.hardware_tools import MIB, expect, main
 from tests.runtime.nvidia.random_lists import buffer_of, load, ramp, random_lists, same, words_of
 
 make_device: Callable[..., NvDevice] = NvDevice
@@ -546,44 +544,5 @@ _FOUND = {
 STEPS = {name: _FOUND[name] for name in (*(n for n in _FOUND if n not in LATE), *LATE)}
 
 
-def run_here(name: str) -> bool:
-    """Run one step in this process and return whether it passed."""
-    try:
-        STEPS[name]()
-    except Exception:  # noqa: BLE001  the report is the point
-        traceback.print_exc(file=sys.stdout)
-        return False
-    return True
-
-
-def main() -> int:
-    """Run the chosen steps, each in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=" ".join(STEPS))
-    parser.add_argument("--here", action="store_true", help="run them in this process")
-    chosen = parser.parse_args()
-    names = chosen.steps or [name for name in STEPS if name not in HIDDEN]
-    if chosen.here:
-        return sum(not run_here(name) for name in names)
-    failed = []
-    for name in names:
-        print(f"--- {name}: {(STEPS[name].__doc__ or '').splitlines()[0]}", flush=True)
-        begin = time.perf_counter()
-        try:
-            child = subprocess.run(
-                [sys.executable, __file__, "--here", name], timeout=100, check=False
-            )
-            passed = child.returncode == 0
-        except subprocess.TimeoutExpired:
-            print("  no end after 100 s")
-            passed = False
-        print(f"{'PASS' if passed else 'FAIL'} {name} ({time.perf_counter() - begin:.2f} s)",
-              flush=True)
-        if not passed:
-            failed.append(name)
-    print(f"{len(names) - len(failed)} of {len(names)} passed" + "".join(f", {n}" for n in failed))
-    return len(failed)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(STEPS, __file__, __doc__ or "", hidden=HIDDEN, limit_s=100))

@@ -8,12 +8,9 @@ fail on purpose come last.
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +24,7 @@ from baregrad.runtime.nvidia.objects import Gpu
 from baregrad.runtime.nvidia.port import KernelPort, Port
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from tests.runtime.nvidia import hardware_launch
-from tests.runtime.nvidia.hardware_tools import MIB, expect, noise, timed, two_channels
+from tests.runtime.nvidia.hardware_tools import MIB, expect, main, noise, timed, two_channels
 
 BIG_NBYTES = 256 * MIB
 
@@ -442,44 +439,5 @@ STEPS = {
 }  # fmt: skip
 
 
-def run_here(name: str) -> bool:
-    """Run one step in this process and return whether it passed."""
-    try:
-        STEPS[name]()
-    except Exception:  # noqa: BLE001  the report is the point
-        traceback.print_exc(file=sys.stdout)
-        return False
-    return True
-
-
-def main() -> int:
-    """Run the chosen steps, each in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=" ".join(STEPS))
-    parser.add_argument("--here", action="store_true", help="run them in this process")
-    chosen = parser.parse_args()
-    names = chosen.steps or list(STEPS)
-    if chosen.here:
-        return sum(not run_here(name) for name in names)
-    failed = []
-    for name in names:
-        print(f"--- {name}: {(STEPS[name].__doc__ or '').splitlines()[0]}", flush=True)
-        begin = time.perf_counter()
-        try:
-            child = subprocess.run(
-                [sys.executable, __file__, "--here", name], timeout=90, check=False
-            )
-            passed = child.returncode == 0
-        except subprocess.TimeoutExpired:
-            print("  no end after 90 s")
-            passed = False
-        print(f"{'PASS' if passed else 'FAIL'} {name} ({time.perf_counter() - begin:.2f} s)",
-              flush=True)
-        if not passed:
-            failed.append(name)
-    print(f"{len(names) - len(failed)} of {len(names)} passed" + "".join(f", {n}" for n in failed))
-    return len(failed)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(STEPS, __file__, __doc__ or ""))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Collection, Mapping
 
 from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
 from baregrad.runtime.nvidia.objects import Gpu
@@ -39,3 +43,46 @@ def two_channels(gpu: Gpu, **options: int) -> tuple[Channel, Channel]:
     compute, copies = Channel(group, **options), Channel(group, copies=True, **options)
     group.schedule()
     return compute, copies
+
+
+def main(steps: Mapping[str, Callable[[], None]], file: str, about: str, *,
+         hidden: Collection[str] = (), limit_s: int = 90) -> int:  # fmt: skip
+    """Run the chosen steps of a script, each in a process of its own; return how many failed.
+
+    Steps that are `hidden` run only where they are named.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=" ".join(steps))
+    parser.add_argument("--here", action="store_true", help="run them in this process")
+    chosen = parser.parse_args()
+    names = chosen.steps or [name for name in steps if name not in hidden]
+    if chosen.here:
+        return sum(not _run_here(steps[name]) for name in names)
+    failed = []
+    for name in names:
+        print(f"--- {name}: {(steps[name].__doc__ or '').splitlines()[0]}", flush=True)
+        begin = time.perf_counter()
+        try:
+            child = subprocess.run(
+                [sys.executable, file, "--here", name], timeout=limit_s, check=False
+            )
+            passed = child.returncode == 0
+        except subprocess.TimeoutExpired:
+            print(f"  no end after {limit_s} s")
+            passed = False
+        print(f"{'PASS' if passed else 'FAIL'} {name} ({time.perf_counter() - begin:.2f} s)",
+              flush=True)
+        if not passed:
+            failed.append(name)
+    print(f"{len(names) - len(failed)} of {len(names)} passed" + "".join(f", {n}" for n in failed))
+    return len(failed)
+
+
+def _run_here(step: Callable[[], None]) -> bool:
+    """Run one step in this process and return whether it passed."""
+    try:
+        step()
+    except Exception:  # noqa: BLE001  the report is the point
+        traceback.print_exc(file=sys.stdout)
+        return False
+    return True
