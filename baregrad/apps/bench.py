@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from baregrad.apps.bench_cpu import SUITES
-from baregrad.apps.bench_machine import copy_rate, machine_record, version_record
+from baregrad.apps.bench_machine import Neighbours, copy_rate, machine_record, version_record
 from baregrad.apps.bench_measure import (
     Array,
     CopyProbe,
@@ -39,6 +40,8 @@ from baregrad.runtime.cpu.host import detect_host
 
 COPY_BAR = 0.85
 COPY_SHARE = ", share of the copy rate"
+# Others' share of the cores from which a line says so.
+DISTURBED = 0.05
 _COPY = "copy rate"
 # Larger than any cache.
 COPIED = 1 << 26
@@ -171,8 +174,9 @@ def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
         probe = CopyProbe(_COPIED_QUICK if contest.effort.is_quick else COPIED, contest.threads)
         runs[_COPY] = probe.run
         probe.run()
+    neighbours = Neighbours(os.cpu_count() or 1)
     times = measure(runs, contest.effort)
-    record |= _record_times(times, names)
+    record |= _record_times(times, names) | {"others_share": neighbours.share()}
     if probe is None:
         return [record]
     share = ratios(times[_COPY], times["ours"], row.traffic / probe.moved)
@@ -212,7 +216,7 @@ def _record_times(times: Mapping[str, Times], names: Sequence[str]) -> dict[str,
         spread = ratios(times[name], ours)
         peers[name] = {"ratio": spread.median, "spread": spread.record()}
         if not number:
-            record |= {"ratio": spread.median, "spread": spread.record()}
+            record |= {"peer": name, "ratio": spread.median, "spread": spread.record()}
     return record | {"peers": peers}
 
 
@@ -254,4 +258,7 @@ def _line(record: Mapping[str, Any], width: int, against: Sequence[str]) -> str:
         parts.append(f"WRONG: error {record['errors']['ours']:.1e}")
     if "note" in record:
         parts.append(f"({record['note']})")
+    others = record.get("others_share")
+    if others is not None and others > DISTURBED:
+        parts.append(f"(other processes took {others:.0%} of the cores)")
     return "  ".join(parts)
