@@ -167,15 +167,15 @@ def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
     names = ["ours", *(name for name in contest.against if name in prepared.subjects)]
     subjects = {name: prepared.subjects[name](prepared.inputs) for name in names}
     runs = {name: subject.run for name, subject in subjects.items()}
-    warm_up(runs)
+    once = warm_up(runs)
     record |= _compare(row, prepared, subjects)
     probe = None
     if row.traffic:
         probe = CopyProbe(_COPIED_QUICK if contest.effort.is_quick else COPIED, contest.threads)
         runs[_COPY] = probe.run
-        probe.run()
+        once |= warm_up({_COPY: probe.run})
     neighbours = Neighbours(os.cpu_count() or 1)
-    times = measure(runs, contest.effort)
+    times = measure(runs, once, contest.effort)
     record |= _record_times(times, names) | {"others_share": neighbours.share()}
     if probe is None:
         return [record]
