@@ -114,7 +114,7 @@ class _Rewriter:
         self.dead: set[str] = set()
         for position, name in enumerate(table.order):
             axis = table.axes[name]
-            several = table.grain > 1 or not isinstance(axis.extent, int)
+            several = table.grain > 1 or not isinstance(axis.extent, int) or name in table.staged
             if axis.unit == "pool" and chunked and several:
                 self.ranges[name] = self.chunks(axis, position)
             else:

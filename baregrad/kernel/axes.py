@@ -127,12 +127,9 @@ class AxisTable:
             if not isinstance(axis.extent, int):
                 raise ScheduleError(f"{step} is not legal: a copy has a constant size")
             if axis.unit == "pool":
-                raise ScheduleError(
-                    f"{step} is not legal: each thread has a copy of its own",
-                    found=f"{name}, which threads share", wanted="other axes",
-                )
+                self._check_chunks(axis, self.grain, step)
             if copied or name is not names[0]:
-                count *= axis.extent
+                count *= self.grain if axis.unit == "pool" else axis.extent
         if self.room and count * self._itemsize(step) > self.room:
             raise ScheduleError(
                 f"{step} is not legal: the copy has no room in the caches",
@@ -143,6 +140,15 @@ class AxisTable:
         else:
             self.staged_reductions.append(step)
         self.staged.update(names)
+
+    def _check_chunks(self, axis: Axis, grain: int, step: Step) -> None:
+        """Refuse copies over the pool's axis, of which each chunk has its part, of two sizes."""
+        if index.mod(axis.extent, grain) != 0:
+            raise ScheduleError(
+                f"{step} is not legal: a copy has a constant size, and the last chunk is shorter",
+                found=f"{axis.extent} iterations in chunks of {grain}",
+                wanted="a grain that divides them",
+            )
 
     def _itemsize(self, step: StageInput | StageReduce) -> int:
         """Bytes of the largest element that a step copies."""
@@ -276,7 +282,8 @@ class AxisTable:
                     f"{step} is not legal: a reduced axis cannot be shared out among threads",
                     found=axis.name, wanted="an axis of the output",
                 )
-            self._free(axis, step)
+            if axis.name in self.staged:
+                self._check_chunks(axis, step.grain, step)
             taken = [other.name for other in self.axes.values() if other.unit == "pool"]
             if taken:
                 raise ScheduleError(f"{step} is not legal: one axis is the pool's", found=taken[0])

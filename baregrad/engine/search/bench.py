@@ -161,6 +161,8 @@ class Bench:
     def _against_first(self, results: dict[int, Array]) -> str:
         problem = self.problem
         for slot, raw in results.items():
+            if np.array_equal(raw.view(np.uint8), self.results[slot].view(np.uint8)):
+                continue
             dtype = problem.dtypes[slot]
             wanted = _values(self.results[slot], dtype)
             why = differs(_values(raw, dtype), wanted, dtype, problem.exact, problem.terms)

@@ -6,6 +6,7 @@ Compiling and timing take turns, so that nothing runs beside what is timed.
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -41,13 +42,15 @@ class Losses:
 class Crew:
     """Workers, started as they are needed; `close` ends them.
 
-    make: gives a worker. count: of those that compile. limit_s: for any one candidate.
+    make: gives a worker. count: of those that compile. limit_s: for any one candidate. `until` is
+    when everything ends, on the monotonic clock.
     """
 
     def __init__(self, make: Callable[[], Child], count: int, limit_s: float) -> None:
         self.compilers = [make() for _ in range(max(count, 1))]
         self.bench = make()
         self.limit_s = limit_s
+        self.until = math.inf
         self.losses = Losses()
 
     def close(self) -> None:
@@ -79,7 +82,8 @@ class Crew:
                     except ChildLost as error:
                         self.losses.lost(error)
                         continue
-                    busy[place] = (number, time.monotonic() + fresh + self.limit_s)
+                    limit = time.monotonic() + fresh + self.limit_s
+                    busy[place] = (number, min(limit, self.until))
             if not busy:
                 break
             self._collect(busy, results)
@@ -116,8 +120,9 @@ class Crew:
         self, header: dict[str, Any], blobs: Sequence[bytes] = (), seconds: float = 0.0
     ) -> dict[str, Any] | None:
         """Ask the process that times; None where it was lost or had an error."""
+        left = max(self.until - time.monotonic(), 0.1)
         try:
-            answer, _ = self.bench.ask(header, blobs, seconds or self.limit_s)
+            answer, _ = self.bench.ask(header, blobs, min(seconds or self.limit_s, left))
         except ChildLost as error:
             self.losses.lost(error)
             return None

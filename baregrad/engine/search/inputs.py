@@ -197,8 +197,8 @@ def _sampled(problem: Problem, out: Node, generator: np.random.Generator) -> Sam
         # The corners are where tiles end.
         picked[: min(2, count)] = (0, max(size - 1, 0))[: min(2, count)]
         params[slot] = picked.astype(np.int64)
-        array = Node(Ops.PARAM, dtypes.int64, (), Param(slot, (count,), ""))
-        place = Node(Ops.INDEX, dtypes.int64, (array, sample))
+        table = Node(Ops.PARAM, dtypes.int64, (), Param(slot, (count,), ""))
+        place = Node(Ops.INDEX, dtypes.int64, (table, sample))
         mapping[axis] = Node(Ops.CAST, dtypes.index, (place,))
     value, *indices = (substitute(node, mapping) for node in out.src[1:])
     flat: Any = const(0, dtypes.index)

@@ -69,6 +69,11 @@ class Records:
         self._read()
         return self._found.get((kernel, target, toolchain))
 
+    def all(self) -> list[Record]:
+        """Every record of the file."""
+        self._read()
+        return list(self._found.values())
+
     def put(self, record: Record) -> None:
         """Append a record. A file that cannot be written costs a warning, and the record."""
         self._found[record.kernel, record.target, record.toolchain] = record

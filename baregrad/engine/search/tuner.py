@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from baregrad.base.errors import ScheduleError
@@ -20,7 +21,7 @@ from baregrad.base.options import options
 from baregrad.base.progress import ProgressBar
 from baregrad.base.tracing import span
 from baregrad.engine.search.child import Child
-from baregrad.engine.search.crew import Bout, Crew
+from baregrad.engine.search.crew import Bout, Crew, Losses
 from baregrad.engine.search.records import Record, Records, short_digest
 from baregrad.engine.search.verdict import is_faster, ratio
 from baregrad.engine.search.worker import target_fields
@@ -41,10 +42,20 @@ FINAL_ROUNDS = (12, 60)
 FINALISTS = 3
 # What is this much slower than the best is not raced.
 HOPELESS = 1.4
+# Fewer schedules than this are no search, if it was time that ran out.
+ENOUGH = 6
+# Seconds after the last one in which what was begun is brought to an end.
+OVERTIME_S = 5.0
 # Seconds that a kernel is given at least, and at most.
-LEAST_S = 1.0
+LEAST_S = 2.0
 MOST_S = 120.0
 _Bounds = tuple[int, int]
+
+
+def records_path() -> Path:
+    """The file of schedules: the one that is named, or one beside the compiled kernels."""
+    named = options.beam_file
+    return named if named.name else options.cache_dir / "schedules.jsonl"
 
 
 @dataclass(slots=True)
@@ -53,7 +64,7 @@ class Tuner:
 
     compiler: its target, `environment` and passes are what records are good for. make_child: gives
     a worker. spent_s: seconds of searching so far in this process. found: what this process
-    searched. skipped: kernels there was no time for.
+    searched. skipped: kernels there was no time for. losses: candidates that came to nothing.
     """
 
     compiler: Any
@@ -63,6 +74,7 @@ class Tuner:
     found: list[Record] = field(default_factory=list)
     skipped: int = 0
     problems: list[str] = field(default_factory=list)
+    losses: Losses = field(default_factory=Losses)
     _files: dict[Any, Records] = field(default_factory=dict)
 
     def schedules(self, kernels: Sequence[Node]) -> dict[Node, Schedule]:
@@ -92,12 +104,21 @@ class Tuner:
         return chosen
 
     def _records(self) -> Records | None:
-        path = options.beam_file
-        if not path.name:
-            if not options.cache:
-                return None
-            path = options.cache_dir / "schedules.jsonl"
+        path = records_path()
+        if not path.name or not (options.cache or options.beam_file.name):
+            return None
         return self._files.setdefault(path, Records(path))
+
+    def summary(self) -> str:
+        """What the searches of this process took, and what they could not do."""
+        lines = [f"{len(self.found)} kernels were searched in {self.spent_s:.1f} s"]
+        if self.skipped:
+            lines.append(
+                f"{self.skipped} kernels were not: the time was up (BEAM_SECONDS="
+                f"{options.beam_seconds}); run it again to go on"
+            )
+        lines += [f"not searched: {problem}" for problem in self.problems]
+        return "\n".join(lines)
 
     def _key(self, kernel: Node) -> tuple[str, str, str]:
         target = self.compiler.target
@@ -122,6 +143,8 @@ class Tuner:
                 Crew(self.make_child or self._make_child, workers, options.beam_timeout) as crew,
                 ProgressBar(len(order), f"search (BEAM={options.beam})") as bar,
             ):
+                crew.losses = self.losses
+                crew.until = deadline + OVERTIME_S
                 for number, kernel in enumerate(order):
                     remaining = deadline - time.monotonic()
                     if remaining < LEAST_S:
@@ -164,6 +187,7 @@ class Tuner:
     ) -> Record | None:
         """Search for the schedule of one kernel; None where even the first could not be tried."""
         text = dump(kernel).encode()
+        wrong = crew.losses.wrong
         judge = Judge(crew, text, self._cold_nbytes(), time.monotonic() + seconds)
         known = () if earlier is None else (earlier,)
         try:
@@ -175,15 +199,24 @@ class Tuner:
             self.problems.append(f"{kernel.arg.name}: {error}")
             return None
         if judge.bout is None:
-            reasons = crew.losses.reasons[-1:] or ["it could not be compiled"]
+            reasons = crew.losses.reasons[-1:] or ["it could not be compiled in time"]
             self.problems.append(f"{kernel.arg.name}: {reasons[0]}")
-            return None
+            # A disagreement stays one; what crashed or was late may do better another time.
+            return self._record(kernel, None, 1.0, 1.0, 0) if crew.losses.wrong > wrong else None
         winner, first_ns, ns = judge.winner(trials)
-        kernel_key, target, toolchain = self._key(kernel)
-        text_of = "" if winner is None else str(winner)
+        if winner is None and judge.cut_short:
+            # Not enough to say that there is nothing to find.
+            self.skipped += 1
+            return None
+        return self._record(kernel, winner, first_ns, ns, judge.tried)
+
+    def _record(
+        self, kernel: Node, winner: Schedule | None, first_ns: float, ns: float, tried: int
+    ) -> Record:
+        key, target, toolchain = self._key(kernel)
         return Record(
-            kernel_key, target, toolchain, str(kernel.arg.name), options.beam, text_of,
-            max(first_ns, 1.0), max(ns, 1.0), judge.tried,
+            key, target, toolchain, str(kernel.arg.name), options.beam,
+            "" if winner is None else str(winner), max(first_ns, 1.0), max(ns, 1.0), tried,
         )
 
     def _cold_nbytes(self) -> int:
@@ -210,6 +243,7 @@ class Judge:
         self.deadline = deadline
         self.bout: Bout | None = None
         self.tried = 0
+        self.cut_short = False
         self._ns: dict[str, float] = {}
         self._names: dict[Schedule, str] = {}
 
@@ -217,13 +251,13 @@ class Judge:
         """Whether there is time for another round, and for the last races."""
         first_s = 0.0 if self.bout is None else self.bout.first_ns / 1e9
         reserve = FINAL_S + 2 * FINAL_ROUNDS[0] * FINALISTS * first_s
-        left = self.deadline - time.monotonic()
-        return left > reserve
+        enough = self.deadline - time.monotonic() > reserve
+        self.cut_short = not enough and self.tried < ENOUGH
+        return enough
 
     def measure(self, schedules: Sequence[Schedule]) -> list[float]:
         """Nanoseconds of schedules; infinite where one is wrong, refused, too late or crashes."""
-        deadline = self.deadline if self.bout is not None else math.inf
-        programs = self.crew.compile_all(self.kernel, schedules, deadline)
+        programs = self.crew.compile_all(self.kernel, schedules, self.deadline)
         if self.bout is None:
             return self._first(schedules[0], programs[0])
         fresh: list[str] = []

@@ -20,7 +20,7 @@ def chance(first: Sequence[int], other: Sequence[int]) -> float:
     """The probability of as many rounds won by `other`, if neither were faster (a sign test)."""
     wins = sum(b < a for a, b in zip(first, other, strict=True))
     count = sum(b != a for a, b in zip(first, other, strict=True))
-    return sum(math.comb(count, k) for k in range(wins, count + 1)) / 2**count
+    return float(sum(math.comb(count, k) for k in range(wins, count + 1))) / float(2**count)
 
 
 def is_faster(first: Sequence[int], other: Sequence[int]) -> bool:

@@ -126,7 +126,9 @@ def target_of(found: dict[str, Any]) -> Any:
     """The row that `target_fields` gave."""
     if found.get("gpu"):
         return gpu_row(found["name"])
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+    }
     return CpuTarget(**values)
 
 

@@ -25,7 +25,7 @@ DRAWN = 1
 LEAST_GAIN = 0.02
 MOST_ROUNDS = 16
 # So many changes of a schedule are estimated, drawn at random where there are more.
-MOST_ESTIMATED = 64
+MOST_ESTIMATED = 40
 
 
 @dataclass(frozen=True, slots=True)

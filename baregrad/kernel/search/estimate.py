@@ -25,7 +25,7 @@ from baregrad.kernel.analysis import (
     out_axes,
 )
 from baregrad.kernel.apply import apply_steps
-from baregrad.kernel.schedule_value import Schedule
+from baregrad.kernel.schedule_value import Bind, Schedule
 from baregrad.kernel.sharing import prepare
 from baregrad.target import CpuTarget
 
@@ -230,7 +230,8 @@ def sharing_ns(schedule: Schedule, applied: Node) -> float:
 
 def chunks_of(applied: Node, schedule: Schedule) -> int:
     """How many chunks threads share."""
-    grain = next((s.grain for s in schedule.steps if getattr(s, "unit", "") == "pool"), 0)
+    binds = [step for step in schedule.steps if isinstance(step, Bind) and step.unit == "pool"]
+    grain = binds[0].grain if binds else 0
     if not grain:
         return 1
     for axis in (axis for out in applied.src for axis in out_axes(out)):

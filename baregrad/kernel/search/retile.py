@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from baregrad.kernel.schedule_value import (
     Bind,
-    Collapse,
     Reorder,
     Schedule,
     Split,
@@ -113,9 +112,7 @@ def names_of(step: Step) -> tuple[str, ...]:
         return (step.axis,)
     if isinstance(step, StageReduce):
         return (step.axis, *step.axes)
-    if isinstance(step, Collapse | Reorder | StageInput):
-        return step.axes
-    return ()
+    return step.axes
 
 
 def without(
