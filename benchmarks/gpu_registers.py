@@ -1,11 +1,12 @@
 """What the assembler makes of every kernel that a set of tests computes, for each GPU generation.
 
-    python benchmarks/gpu_registers.py [--rows sm_75,sm_90a] [--output FILE] tests/tensor ...
+    python benchmarks/gpu_registers.py [--rows sm_75,sm_90a] [--output FILE] [--record FILE] tests/tensor ...
 
 The tests run on the CPU; what they compute is planned, compiled and rendered for each generation,
 and ptxas says how many registers a thread has and how much it keeps in memory for want of them. One
-line a generation is printed, and one for each kernel that is refused or that spills; the file gets
-a row a kernel. No GPU is needed.
+line a generation is printed, and one for each kernel that is refused or that spills; `--output` gets
+a row a kernel, `--record` what is kept of them in gpu_registers.json: counts, how many kernels use
+how many registers, and every kernel that spills. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -153,12 +155,31 @@ def report(rows: list[Row], generation: str) -> bool:
     return not refused
 
 
+def record(rows: list[Row], tests: list[str]) -> dict[str, Any]:
+    """Return what is kept of the rows: where from, and a summary for each generation."""
+    ptxas = [str(find_program("ptxas", PACKAGE)), "--version"]
+    told = subprocess.run(ptxas, capture_output=True, text=True, check=True).stdout
+    generations: dict[str, Any] = {}
+    for name in dict.fromkeys(row.generation for row in rows):
+        mine = [row for row in rows if row.generation == name]
+        used = Counter(row.registers for row in mine if not row.refused)
+        generations[name] = {
+            "kernels": len(mine),
+            "refused": {row.kernel: row.refused for row in mine if row.refused},
+            "stacks": sum(row.stack > 0 for row in mine),
+            "kernels_by_registers": {str(count): used[count] for count in sorted(used)},
+            "spilled_bytes": {row.kernel: row.spilled for row in mine if row.spilled},
+        }
+    return {"tests": tests, "ptxas": told.strip().splitlines()[-1], "generations": generations}
+
+
 def main() -> int:
     """Run the tests, then assemble for each generation; 1 if a kernel is refused."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--rows", default=",".join(row.name for row in GPU_ROWS))
     parser.add_argument("--output", default="")
+    parser.add_argument("--record", default="")
     given = parser.parse_args()
     collector = Collector()
     status = pytest.main(["-q", "-n0", "--no-header", *given.tests], plugins=[collector])
@@ -172,6 +193,9 @@ def main() -> int:
         everything += rows
     if given.output:
         Path(given.output).write_text(json.dumps([asdict(row) for row in everything], indent=1))
+    if given.record:
+        kept = record(everything, given.tests)
+        Path(given.record).write_text(json.dumps(kept, indent=1) + "\n")
     return 0 if complete else 1
 
 
