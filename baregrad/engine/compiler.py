@@ -311,7 +311,10 @@ def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
         )
     blocks = launch_expr(index.maximum(grid_size(draft.loop), 1))
     nbytes = signature.dynamic_nbytes(target)
-    return GpuLaunch((blocks, 1, 1), (signature.threads, 1, 1), shared_nbytes=nbytes)
+    return GpuLaunch(
+        (blocks, 1, 1), (signature.threads, 1, 1),
+        shared_nbytes=nbytes, waits=target.dependent_launch,
+    )  # fmt: skip
 
 
 def _slots_read(kernel: Node) -> set[int]:
