@@ -37,6 +37,8 @@ class Command:
 
 
 COMMANDS = (
+    Command("bench", "time the same work in ours and in other frameworks, and compare results",
+            "baregrad.apps.bench"),
     Command("demo", "train or run a real model: demo digits, demo embed TEXT...",
             "baregrad.apps.demo"),
     Command("doctor", "say what each device needs, what was found and what to do",

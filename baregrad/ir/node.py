@@ -69,6 +69,12 @@ _range = lru_cache(1 << 10)(Range)
 _CLOSING = mask_of((Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS))
 
 
+@lru_cache(1 << 10)
+def _alone(axis: Node) -> frozenset[Node]:
+    """The free axes of a RANGE: itself. Not kept on it, since what holds itself is freed late."""
+    return frozenset((axis,))
+
+
 class Node:
     """One operation of the graph.
 
@@ -106,7 +112,7 @@ class Node:
     @property
     def ranges(self) -> frozenset[Node]:
         """The free axes: RANGE nodes at or below that nothing below closes."""
-        return frozenset((self,)) if self.op is Ops.RANGE else self._ranges
+        return self._ranges if self.op is not _RANGE else _alone(self)
 
     @property
     def ndim(self) -> int:
@@ -170,9 +176,12 @@ def make_node(op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None)
     mixed = False
     for child in src:
         mask |= child.mask
-        below = child._ranges if child.op is not _RANGE else frozenset((child,))
+        below = child._ranges if child.op is not _RANGE else _alone(child)
         if below is not ranges and below:
-            ranges = ranges | below if ranges else below
+            if not ranges:
+                ranges = below
+            elif not below <= ranges:
+                ranges = ranges | below
         theirs = child.shape
         if theirs and theirs is not shape:
             if shape and theirs != shape:
@@ -323,6 +332,34 @@ def toposort(*roots: Node, enter: Callable[[Node], bool] | None = None) -> list[
                     node, sources = child, iter(child.src)
                     break
                 add(child)
+            else:
+                add(node)
+                if not path:
+                    break
+                node, sources = path.pop()
+    return order
+
+
+def toposort_having(mask: int, *roots: Node) -> list[Node]:
+    """The nodes at or below which an op of `mask` stands, sources first, each once."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    add, mark = order.append, seen.add
+    path: list[tuple[Node, Iterator[Node]]] = []
+    for root in roots:
+        if root in seen or not root.mask & mask:
+            continue
+        mark(root)
+        node, sources = root, iter(root.src)
+        while True:
+            for child in sources:
+                if child.mask & mask and child not in seen:
+                    mark(child)
+                    if child.src:
+                        path.append((node, sources))
+                        node, sources = child, iter(child.src)
+                        break
+                    add(child)
             else:
                 add(node)
                 if not path:

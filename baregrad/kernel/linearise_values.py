@@ -270,12 +270,7 @@ class Values:
                 place = at
         if scalars:
             if lanes:
-                operands = [
-                    operand
-                    if operand.shape or operand.op is _CONST
-                    else scopes.emit(Ops.SPLAT, operand.dtype, (operand,), lanes)
-                    for operand in operands
-                ]
+                operands = self._splatted(operands, lanes)
         elif not lanes and dtype.kind != "float":
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
@@ -284,6 +279,16 @@ class Values:
         if node not in depth:
             scopes.put(node, place)
         return node
+
+    def _splatted(self, operands: Sequence[Node], lanes: int) -> list[Node]:
+        """Operands as vectors, but for constants."""
+        emit = self.scopes.emit
+        return [
+            operand
+            if operand.shape or operand.op is _CONST
+            else emit(Ops.SPLAT, operand.dtype, (operand,), lanes)
+            for operand in operands
+        ]
 
     def register(self, alloc: Node, at: int) -> Node:
         """The register that holds the elements of an ALLOC from `at` on."""
@@ -396,14 +401,12 @@ class Values:
         if buffer in memory.registers:
             return self.register(buffer, address.at(self.point))
         dtype = node.dtype
-        if mask is not None and mask.op is Ops.CONST:
-            return const(0, dtype)
-        written = buffer in memory.written
-        constant = not written and memory.single
-        floor = MOMENT if written or self.masks else self.scopes.innermost.floor
-        lanes = 1 if address.vector is None else address.width
-        width = mask.shape[0] if mask is not None and mask.shape else 1
-        stride = address.stride
+        lanes, stride = address.width, address.stride
+        width = 1
+        if mask is not None:
+            if mask.op is _CONST:
+                return const(0, dtype)
+            width = mask.shape[0] if mask.shape else 1
         if lanes == 1 and width == 1:
             scalar, at = self.offset(address)
             stride = 1
@@ -412,17 +415,22 @@ class Values:
             scalar, at, stride = self.vector(self.lane_offsets(address), lanes), 0, 1
         else:
             scalar, at = self.offset(address)
-        align = self.alignment(address, lanes, stride, at, dtype)
-        access = access_of(lanes, stride, at, align, constant)
+        written = buffer in memory.written
+        align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
+        access = access_of(lanes, stride, at, align, memory.single and not written)
         src: Parts = (buffer, scalar)
         if mask is not None:
             src += (self.vector(mask, lanes),)
+        floor = MOMENT if written or self.masks else self.scopes.innermost.floor
         return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor)
 
     def alignment(
         self, address: Address, lanes: int, stride: int, at: int, dtype: DType
     ) -> int:
-        """Bytes that an access's addresses are multiples of, arrays being aligned to vectors."""
+        """Bytes that an access's addresses are multiples of, arrays being aligned to vectors.
+
+        Only GPUs care for more than those of an element.
+        """
         if self.gpu and lanes > 1 and stride == 1 and not at % lanes and address.is_even(lanes):
             return lanes * dtype.itemsize
         return dtype.itemsize

@@ -17,6 +17,7 @@ from baregrad.render.llvm_types import (
     suffix_text,
     type_text,
     value_type,
+    weave_text,
 )
 
 
@@ -48,6 +49,16 @@ def _part(f: FunctionText, node: Node) -> None:
     order = order_text(first, count)
     f.lines.append(
         f"  {f.define(node)} = shufflevector {kinds} {operand}, {kinds} poison, {order}"
+    )
+
+
+def _weave(f: FunctionText, node: Node) -> None:
+    size, odd = node.arg
+    a, b = node.src
+    kinds, lanes = value_type(node), lanes_of(node)
+    f.lines.append(
+        f"  {f.define(node)} = shufflevector {kinds} {f.use(a, lanes)}, {kinds} "
+        f"{f.use(b, lanes)}, {weave_text(lanes, size, odd)}"
     )
 
 
@@ -320,6 +331,7 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SPLAT: _splat,
         Ops.LANES: _line,
         Ops.PART: _part,
+        Ops.WEAVE: _weave,
         Ops.EXTRACT: _extract,
         Ops.ANY: _any,
         Ops.READ: _read,
