@@ -188,7 +188,9 @@ def _plan_stages(plan: Plan, taken: PlannedAxis | None, lanes: int) -> None:
         while width > 1 and axis.size % width:
             width //= 2
         if width > 1 and isinstance(axis.extent, int):
-            plan.vectorise(axis, width)
+            # Without a tail: a stage's axis cannot have one.
+            count = next(n for n in (SEVERAL, 2, 1) if axis.size % (n * width) == 0)
+            plan.vectorise(axis, width, count)
 
 
 def _reduced_order(plan: Plan, main: Reduction) -> list[str]:

@@ -19,6 +19,7 @@ from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import Op, Ops
 from baregrad.kernel.linearise_access import Address, Memory, access_of, lanes_of
 from baregrad.kernel.linearise_folds import BARRIER
+from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_scopes import END, ZERO
 from baregrad.kernel.linearise_transposed import neighbours, transposed
 from baregrad.kernel.linearise_values import INT32, Values
@@ -117,11 +118,15 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     points = values.points(axes)
     # A value that differs from point to point is not asked for twice.
     compute = values.fresh if axes == values.axes_of(value.ranges) else values.value
-    if not late and node.arg is None and not values.masks and _is_register(values, node):
+    plain = not late and node.arg is None and not values.masks and not values.gpu
+    begins: list[int] = []
+    code = values.scopes.innermost.code
+    if plain and _is_register(values, node):
         same = None
         if value.op is Ops.CONST:
             same = values.vector(values.value(value), values.memory.registers[node.src[0]])
         for values.point in points:
+            begins.append(len(code))
             _set(values, node, address, compute(value) if same is None else same)
         points = []
     elif not late and node.arg is None and not values.masks and not values.gpu:
@@ -130,6 +135,7 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
             _store_transposed(values, node, axis, compute, lanes)
             points = []
     for values.point in points:
+        begins.append(len(code))
         mask = values.mask(values.masks) if values.masks else None
         if mask is not None and mask.op is Ops.CONST:
             continue
@@ -143,6 +149,9 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     for result, mask, point in writes:
         values.point = point
         _write(values, node, address, lanes, result, mask)
+    if len(begins) > 1 and plain and code is values.scopes.innermost.code:
+        if address.is_regular(lanes) and not address.points:
+            interleave(code, begins)
     values.point = {}
     values.scopes.forget_since()
 
