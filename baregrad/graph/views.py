@@ -8,7 +8,6 @@ other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -166,7 +165,7 @@ def _over(view: Node, inner: Node, shape: tuple[Any, ...]) -> Node:
 def _arg_over(view: Node, inner: Node) -> Any:
     if view.op is not Ops.WINDOW:
         return view.arg
-    return replace(view.arg, extent=inner.shape[view.arg.axis])
+    return view.arg._replace(extent=inner.shape[view.arg.axis])
 
 
 def _is_nothing(pad: Pad) -> bool:

@@ -115,8 +115,7 @@ BINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Pad:
+class Pad(NamedTuple):
     """Zeros around one axis: `lo` before, `hi` after, `interior` between neighbours; all >= 0."""
 
     lo: int | Node = 0
@@ -124,8 +123,7 @@ class Pad:
     interior: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """start:stop:step of one axis, 0 <= start <= stop <= extent, step >= 1."""
 
     start: int | Node
@@ -133,8 +131,7 @@ class Slice:
     step: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Axis `axis`, of extent e, becomes (positions, taps): a sliding window.
 
     Element (o, k) is x[o*stride + k*dilation]; positions = (e - dilation*(taps - 1) - 1) // stride
@@ -159,16 +156,14 @@ class Reduce(NamedTuple):
     axes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(NamedTuple):
     """A running fold: its monoid and, at the tensor level, its axis (-1 at the kernel level)."""
 
     monoid: Monoid
     axis: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Scatter:
+class Scatter(NamedTuple):
     """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins)."""
 
     monoid: Monoid | None = None

@@ -6,14 +6,20 @@ a first to a last step, and two that are live at once must not share a byte.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import insort
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
 
 ALIGNMENT = 64
+BLOCK = 256  # steps whose intervals are looked at together
+
+# Where an interval begins and ends in memory, and its first and last step.
+_Placed = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +30,7 @@ class Step:
     writes: tuple[Hashable, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """`nbytes` that are needed from step `first` to step `last`, both included."""
 
     first: int
@@ -94,40 +99,43 @@ def pack(intervals: Sequence[Interval], alignment: int = ALIGNMENT) -> Packing:
         (number for number in range(count) if sizes[number]),
         key=lambda n: (-sizes[n], intervals[n].first - intervals[n].last, intervals[n].first, n),
     )
-    # What lives with an interval is live when it begins, or begins while it lives.
-    begins = sorted({interval.first for interval in intervals})
-    place = {step: number for number, step in enumerate(begins)}
-    live: list[list[tuple[int, int]]] = [[] for _ in begins]
-    starting: list[list[tuple[int, int]]] = [[] for _ in begins]
+    steps = max([interval.last for interval in intervals], default=0) + 1
+    # By block of steps, what has its place in memory there, by offset; and what begins there.
+    living: list[list[_Placed]] = [[] for _ in range(-(-steps // BLOCK))]
+    starting: list[list[_Placed]] = [[] for _ in living]
     offsets = [0] * count
     total = 0
     for number in order:
         interval, size = intervals[number], sizes[number]
-        first = place[interval.first]
-        end = bisect_right(begins, interval.last, first)
-        together = live[first].copy()
-        for step in range(first + 1, end):
-            together += starting[step]
-        offset = _smallest_gap(together, size)
+        begins, ends = interval.first // BLOCK, interval.last // BLOCK
+        near = living[begins]
+        if ends > begins:
+            near = sorted(chain(near, *starting[begins + 1 : ends + 1]))
+        offset = _smallest_gap(near, size, interval.first, interval.last)
         offsets[number] = offset
-        taken = (offset, offset + size)
-        starting[first].append(taken)
-        for step in range(first, end):
-            live[step].append(taken)
-        total = max(total, offset + size)
+        end = offset + size
+        placed = (offset, end, interval.first, interval.last)
+        starting[begins].append(placed)
+        for block in range(begins, ends + 1):
+            insort(living[block], placed)
+        if end > total:
+            total = end
     return Packing(tuple(offsets), total)
 
 
-def _smallest_gap(taken: list[tuple[int, int]], size: int) -> int:
-    """The offset of the smallest gap that holds `size` bytes, or where everything ends."""
-    taken.sort()
+def _smallest_gap(placed: list[_Placed], size: int, first: int, last: int) -> int:
+    """The offset of the smallest gap that holds `size` bytes, or where everything ends.
+
+    What is not live at any step from `first` to `last` is not in the way.
+    """
     found = -1
     smallest = 0
     reached = 0
-    for begin, end in taken:
-        gap = begin - reached
-        if gap >= size and (found < 0 or gap < smallest):
-            found, smallest = reached, gap
-        if end > reached:
-            reached = end
+    for begin, end, born, dead in placed:
+        if born <= last and dead >= first:
+            gap = begin - reached
+            if gap >= size and (found < 0 or gap < smallest):
+                found, smallest = reached, gap
+            if end > reached:
+                reached = end
     return found if found >= 0 else reached

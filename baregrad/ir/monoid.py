@@ -7,16 +7,15 @@ expression graphs over SLOT nodes, so laws about reductions are rewrites on mono
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node, alu, const
 from baregrad.ir.op import Op, Ops
 
 
-@dataclass(frozen=True, slots=True)
-class Monoid:
+class Monoid(NamedTuple):
     """An associative combination of state tuples.
 
     states: dtypes of the parts. identity: one constant per part. lift: states of one element, over

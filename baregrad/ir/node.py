@@ -62,6 +62,7 @@ _create = object.__new__
 _CONST = Ops.CONST
 _RANGE = Ops.RANGE
 _COMPARE = mask_of(COMPARE)
+_VAR = Ops.VAR.bit
 _BOOL = dtypes.bool
 _INDEX = dtypes.index
 # Kernels number their axes alike, so that the same few attributes are asked for again and again.
@@ -214,6 +215,42 @@ def make_node(op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None)
     node.mask = mask
     node._bounds = None
     node._memo = None
+    return _kept(key, node)
+
+
+def remade(node: Node, src: tuple[Node, ...]) -> Node:
+    """`node` over sources of the same shapes as its own, at the tensor level.
+
+    So that its shape need not be found again.
+    """
+    mask = node.mask
+    if mask & _VAR:
+        return make_node(node.op, node.dtype, src, node.arg)
+    op, dtype, arg = node.op, node.dtype, node.arg
+    key: Key = (op, dtype, src, arg)
+    entry = _find(key)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found
+    made = _create(Node)
+    made.op = op
+    made.dtype = dtype
+    made.src = src
+    made.arg = arg
+    mask = op.bit
+    for child in src:
+        mask |= child.mask
+    made.shape = node.shape
+    made.ranges = NO_RANGES
+    made.mask = mask
+    made._bounds = None
+    made._memo = None
+    return _kept(key, made)
+
+
+def _kept(key: Key, node: Node) -> Node:
+    """The node of these fields that is interned: `node`, unless there is one by now."""
     entry = _Entry(node, _forget)
     entry.key = key
     while True:

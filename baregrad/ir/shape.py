@@ -7,12 +7,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import ShapeError
-from baregrad.ir.attrs import Pad, Window
 from baregrad.ir.op import ALU, Op, Ops, all_ops, mask_of
 
 if TYPE_CHECKING:
     from baregrad.dtypes import DType
-    from baregrad.ir.attrs import Slice
+    from baregrad.ir.attrs import Pad, Slice
     from baregrad.ir.node import Node
 
 Shape = tuple[Any, ...]
@@ -256,6 +255,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SPLAT: _lanes,
         Ops.LANES: _lanes,
         Ops.PART: _part,
+        Ops.WEAVE: _like_first,
     }
 )
 # Ops whose shape is that of their source and their attribute alone, and is dear to find.
@@ -291,9 +291,7 @@ def _is_plain(value: Any) -> bool:
     """Whether extents and attributes are made of ints alone."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
-    if isinstance(value, Pad):
-        return _is_plain(value.lo) and _is_plain(value.hi)
-    return (value.extent if isinstance(value, Window) else value).__class__ is int
+    return value.__class__ is int
 
 
 # Ops whose value never has a shape, whatever it is made of.

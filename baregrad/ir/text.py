@@ -42,11 +42,11 @@ def attribute_nodes(arg: object) -> Iterator[Node]:
         item = stack.pop()
         if isinstance(item, Node):
             yield item
-        elif isinstance(item, tuple):
-            stack.extend(reversed(item))
         elif isinstance(item, Monoid):
             if builtin_monoid(item) is None:
                 stack.extend(reversed((item.identity, item.lift, item.combine)))
+        elif isinstance(item, tuple):
+            stack.extend(reversed(item))
         elif not isinstance(item, DType | Op):
             fields = attribute_fields(type(item)) or ()
             stack.extend(getattr(item, field.name) for field in reversed(fields))

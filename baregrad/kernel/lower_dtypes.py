@@ -9,7 +9,6 @@ type holds their raw codes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes, round_scalar
@@ -360,8 +359,7 @@ class _Lowering:
         found = self.monoids.get(monoid)
         if found is None:
             states = tuple(F32 if is_narrow(dtype) else dtype for dtype in monoid.states)
-            found = self.monoids[monoid] = replace(
-                monoid,
+            found = self.monoids[monoid] = monoid._replace(
                 states=states,
                 identity=tuple(map(_widened, monoid.identity)),
                 lift=tuple(map(_widened, monoid.lift)),

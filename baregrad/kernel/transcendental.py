@@ -7,7 +7,6 @@ Results do not depend on the vector width or on the machine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes
@@ -144,4 +143,4 @@ def _lowered(monoid: Monoid) -> Monoid:
         return None if rule is None else rule(*node.src)
 
     combine = tuple(rebuild(part, visit) for part in monoid.combine)
-    return replace(monoid, combine=combine, primitive=None)
+    return monoid._replace(combine=combine, primitive=None)

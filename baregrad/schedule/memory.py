@@ -89,23 +89,26 @@ def _place_temporaries(
     """Give every other stored value a part of the arena; the arena's size in bytes."""
     first: dict[Node, int] = {}
     last: dict[Node, int] = {}
+    aliases, homes = fusion.aliases, fusion.homes
     for position, step in enumerate(steps):
         for value in (*step.written, *step.read):
-            memory = fusion.memory_of(value)
-            if memory not in place:
-                first.setdefault(memory, position)
+            memory = value if value not in aliases else fusion.memory_of(value)
+            if memory in last:
                 last[memory] = position
-    sizes = {value: nbytes_of(value) for value in first}
+            elif memory not in place:
+                first[memory] = last[memory] = position
+    sizes = [nbytes_of(value) for value in first]
     packing = pack(
-        [Interval(start, last[value], index.upper(sizes[value])) for value, start in first.items()]
+        [
+            Interval(start, last[value], size if size.__class__ is int else index.upper(size))
+            for (value, start), size in zip(first.items(), sizes, strict=True)
+        ]
     )
-    for value, offset in zip(first, packing.offsets, strict=True):
+    for value, size, offset in zip(first, sizes, packing.offsets, strict=True):
         place[value] = len(buffers)
-        device = fusion.homes[value].device if value in fusion.homes else ""
+        device = homes[value].device if value in homes else ""
         buffers.append(
-            PlannedBuffer(
-                "temp", value.dtype, value.shape, sizes[value], offset=offset, device=device
-            )
+            PlannedBuffer("temp", value.dtype, value.shape, size, -1, offset, device)
         )
     return packing.nbytes
 
@@ -117,7 +120,8 @@ def _final_step(
     for request in step.draft.requests.values():
         if not request.read:
             computed[request.node] = None
-    made_from = tuple([origins.get(node, node) for node in computed])
+    found = origins.get
+    made_from = tuple([found(node, node) for node in computed])
     if step.kernel is None:
         node = step.written[0]
         return Transfer(
@@ -127,7 +131,10 @@ def _final_step(
             made_from,
         )
     values = (*step.written, *step.read)
-    buffers = tuple([place[fusion.memory_of(value)] for value in values])
+    aliased = fusion.aliases
+    buffers = tuple(
+        [place[one if one not in aliased else fusion.memory_of(one)] for one in values]
+    )
     writes = tuple(range(len(step.written)))
     aliases: tuple[tuple[int, int], ...] = ()
     if len(set(buffers)) < len(buffers):
