@@ -17,14 +17,24 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Param, Range, Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, alu, const, extent_of, range_node, rebuild, substitute, toposort
+from baregrad.ir.node import (
+    Node,
+    alu,
+    const,
+    extent_of,
+    make_node,
+    range_node,
+    rebuild,
+    substitute,
+    toposort,
+)
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
-from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, fresh_table
+from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, table_for
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.target import AnyTarget
 
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
@@ -50,14 +60,18 @@ def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = 
 def apply_steps(
     kernel: Node, schedule: Schedule, chunked: bool, target: AnyTarget | None = None
 ) -> Node:
-    """`kernel` scheduled; with `chunked`, the parallel axis is a loop of chunks and one inside."""
-    gpu = target if isinstance(target, GpuTarget) else None
-    table = fresh_table(facts_of(kernel), gpu)
+    """`kernel` scheduled; with `chunked`, as `to_loop` takes it.
+
+    The parallel axis then is a loop of chunks and one inside, and inputs are read by LOADs as at
+    the loop level, so that most expressions are made once.
+    """
+    table = table_for(facts_of(kernel), target)
     for step in schedule.steps:
         table.apply(step)
+    table.check_tiles()
     rewriter = _Rewriter(table, chunked)
     result = rewriter.kernel(kernel)
-    if gpu is not None:
+    if table.gpu is not None:
         check_threads(result)
     staging: list[StageInput | StageReduce] = [*table.staged_inputs, *table.staged_reductions]
     for request in staging:
@@ -93,13 +107,14 @@ class _Rewriter:
 
     def __init__(self, table: AxisTable, chunked: bool) -> None:
         self.table = table
+        self.read_op = Ops.LOAD if chunked else Ops.INDEX
         self.chunk: tuple[str, Node] | None = None
         self.ranges: dict[str, Node] = {}
         self.empty: set[str] = set()
         self.dead: set[str] = set()
         for position, name in enumerate(table.order):
             axis = table.axes[name]
-            several = table.grain > 1 or not isinstance(axis.extent, int)
+            several = table.grain > 1 or not isinstance(axis.extent, int) or name in table.staged
             if axis.unit == "pool" and chunked and several:
                 self.ranges[name] = self.chunks(axis, position)
             else:
@@ -367,7 +382,8 @@ class _Rewriter:
                     found = self.staged(step, node, where, scope)
                     if found is not None:
                         return found
-        value = Node(Ops.INDEX, node.dtype, (self.array(where.src[0]), self.offset(where, scope)))
+        src = (self.array(where.src[0]), self.offset(where, scope))
+        value = make_node(self.read_op, node.dtype, src)
         inside = self.limits(by_id(node.ranges), scope) if scope.early else TRUE
         if where is node:
             return guarded(inside, value)
