@@ -19,8 +19,13 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
     lanes = lanes_of(plan, target)
     vector = best_vector_axis(plan.axes, plan.facts.accesses, lanes)
     across: PlannedAxis | None = None
-    if vector is not None:
+    if vector is None:
+        plan.because("no vectors: no axis makes accesses cheaper than one element at a time")
+    else:
+        plan.because("vectors of up to {} along {}: its accesses cost least", lanes, vector.name)
         across = _transposed(plan, vector)
+        if across is not None:
+            plan.because("tiles along {}: another access is contiguous there", across.name)
         plan.vectorise(vector, lanes, 1 if across is not None else SEVERAL)
     for axis in plan.axes:
         if axis is across:
