@@ -44,8 +44,9 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
 
 def lanes_of(plan: Plan, target: CpuTarget) -> int:
     """Lanes of a register for the widest element that is moved, at most 4 bytes wide when mixed."""
-    moved = {access.array.dtype for access in plan.facts.accesses}
-    widest = max(map(itemsize, moved))
+    # A scalar is made ready outside the loops.
+    moved = {access.array.dtype for access in plan.facts.accesses if access.axes}
+    widest = max(map(itemsize, moved), default=4)
     narrow = dtypes.float16 in moved or dtypes.bfloat16 in moved
     return max(target.lanes(max(widest, 4 if narrow else 1)), 2)
 
