@@ -129,7 +129,7 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
             begins.append(len(code))
             _set(values, node, address, compute(value) if same is None else same)
         points = []
-    elif not late and node.arg is None and not values.masks and not values.gpu:
+    elif plain:
         axis = neighbours(address, axes, lanes)
         if axis is not None and value.op is not Ops.CONST:
             _store_transposed(values, node, axis, compute, lanes)
