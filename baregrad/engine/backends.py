@@ -77,7 +77,7 @@ class CompiledBackend:
 
     def setting(self) -> tuple[Any, ...]:
         """Options that change what `prepare` makes."""
-        return ()
+        return (options.beam, options.beam_file)
 
     def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Executable:
         """Schedule the program and compile its kernels."""

@@ -30,11 +30,11 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
-from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, fresh_table
+from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, table_for
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.target import AnyTarget
 
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
@@ -65,13 +65,13 @@ def apply_steps(
     The parallel axis then is a loop of chunks and one inside, and inputs are read by LOADs as at
     the loop level, so that most expressions are made once.
     """
-    gpu = target if isinstance(target, GpuTarget) else None
-    table = fresh_table(facts_of(kernel), gpu)
+    table = table_for(facts_of(kernel), target)
     for step in schedule.steps:
         table.apply(step)
+    table.check_tiles()
     rewriter = _Rewriter(table, chunked)
     result = rewriter.kernel(kernel)
-    if gpu is not None:
+    if table.gpu is not None:
         check_threads(result)
     staging: list[StageInput | StageReduce] = [*table.staged_inputs, *table.staged_reductions]
     for request in staging:
@@ -114,7 +114,7 @@ class _Rewriter:
         self.dead: set[str] = set()
         for position, name in enumerate(table.order):
             axis = table.axes[name]
-            several = table.grain > 1 or not isinstance(axis.extent, int)
+            several = table.grain > 1 or not isinstance(axis.extent, int) or name in table.staged
             if axis.unit == "pool" and chunked and several:
                 self.ranges[name] = self.chunks(axis, position)
             else:

@@ -207,7 +207,7 @@ class _Builder:
         for node in below:
             if self.readable(node, path):
                 continue
-            if not looped(node._ranges - axes):
+            if not looped(node.ranges - axes):
                 if node.op is Ops.REDUCE:
                     self.reduction(node, path)
                 elif node.op is Ops.SCAN:
@@ -226,7 +226,7 @@ class _Builder:
         own = by_id({child for child in node.src if child.op is Ops.RANGE})
         values = tuple([child for child in node.src if child.op is not Ops.RANGE])
         monoid, values = widened(node.arg.monoid, values)
-        tiles = register_places(by_id({axis for axis in node._ranges if axis.arg.is_tile}))
+        tiles = register_places(by_id({axis for axis in node.ranges if axis.arg.is_tile}))
         lanes = tuple([axis for axis in own if axis.arg.is_tile])
         loops = looped(own)
         self.reductions(scoped_below(values), path)
