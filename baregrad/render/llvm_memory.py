@@ -206,6 +206,11 @@ def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
     f.names[node] = total
 
 
+# Bytes of the vectors that machines can write past the caches, and the mark of such a store.
+_STREAMED_NBYTES = (16, 32, 64)
+STREAMED = ", !nontemporal !1"
+
+
 def _vstore(f: FunctionText, node: Node) -> None:
     base, offset, value, *mask = node.src
     access = node.arg
@@ -217,7 +222,11 @@ def _vstore(f: FunctionText, node: Node) -> None:
         _spread(f, node, where, operand)
         return
     if not mask:
-        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}")
+        streamed = ""
+        if access.align in _STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
+            f.streamed[base] = None
+            streamed = STREAMED
+        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}{streamed}")
         return
     name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"
     masks = type_text(dtypes.bool, lanes)
