@@ -242,7 +242,7 @@ def remade(node: Node, src: tuple[Node, ...]) -> Node:
     for child in src:
         mask |= child.mask
     made.shape = node.shape
-    made._ranges = NO_RANGES
+    made.ranges = NO_RANGES
     made.mask = mask
     made._bounds = None
     made._memo = None
