@@ -244,7 +244,8 @@ class _Rewriter:
         found = self.flat.get(node)
         if found is None:
             arg = node.arg
-            flat = Param(arg.slot, (index.product(arg.shape),), arg.name)
+            streamed = arg.slot in self.table.streamed
+            flat = Param(arg.slot, (index.product(arg.shape),), arg.name, streamed)
             found = self.flat[node] = make_node(Ops.PARAM, node.dtype, (), flat)
         return found
 
