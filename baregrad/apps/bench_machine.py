@@ -48,8 +48,8 @@ def copy_rate(nbytes: int, threads: int, effort: Effort) -> float:
     """Measure the machine's rate of copying `nbytes`: bytes read and written in a second."""
     probe = CopyProbe(nbytes, threads)
     runs = {"copy": probe.run}
-    warm_up(runs)
-    return probe.moved / measure(runs, replace(effort, row_s=0.0))["copy"].median
+    times = measure(runs, warm_up(runs), replace(effort, row_s=0.0))
+    return probe.moved / times["copy"].median
 
 
 class Neighbours:

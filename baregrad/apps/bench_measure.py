@@ -26,8 +26,9 @@ Run = Callable[[], Any]
 # at 140 cycles each (Intel 64 and IA-32 Architectures Optimization Reference Manual, 2.6.4).
 PAUSE_S = 0.025
 WARM_CALLS = 3
-# Calls that only bring caches and clocks back after a pause.
+# Calls that only bring caches and clocks back after a pause; a long call needs none.
 WARM_S = 0.001
+LONG_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,43 +114,49 @@ def quartiles(values: tuple[float, ...] | list[float]) -> tuple[float, float]:
     return low, high
 
 
-def measure(runs: Mapping[str, Run], effort: Effort) -> dict[str, Times]:
-    """Run each by turns and return its times; the runs are warm already."""
-    once = {name: _once(run) for name, run in runs.items()}
+def measure(
+    runs: Mapping[str, Run], once: Mapping[str, float], effort: Effort
+) -> dict[str, Times]:
+    """Run each by turns and return its times; the runs are warm, a call takes about `once`."""
     counts = {
         name: max(1, min(2000, round(effort.block_s / took))) for name, took in once.items()
     }
-    round_s = sum(PAUSE_S + once[name] * (counts[name] + 1) for name in runs)
+    round_s = sum(PAUSE_S + once[name] * counts[name] for name in runs)
     wanted = int(effort.row_s / round_s)
     rounds = max(effort.least_rounds, min(effort.most_rounds, wanted))
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            found[name].append(_block(run, counts[name], 0.0 if effort.is_quick else PAUSE_S))
+            pause_s = 0.0 if effort.is_quick else PAUSE_S
+            found[name].append(_block(run, counts[name], once[name], pause_s))
     return {name: Times(tuple(rounds)) for name, rounds in found.items()}
 
 
-def warm_up(runs: Mapping[str, Run], calls: int = WARM_CALLS) -> None:
-    """Call each a few times: what is compiled, captured or allocated at first is no part of it."""
-    for run in runs.values():
+def warm_up(runs: Mapping[str, Run], calls: int = WARM_CALLS) -> dict[str, float]:
+    """Call each a few times and return what the last call took, in seconds.
+
+    What is compiled, captured or allocated at first is no part of what is measured.
+    """
+    found = {}
+    for name, run in runs.items():
+        took = 0.0
         for _ in range(calls):
+            begin = time.perf_counter()
             run()
+            took = time.perf_counter() - begin
+        found[name] = max(took, 1e-7)
+    return found
 
 
-def _once(run: Run) -> float:
-    begin = time.perf_counter()
-    run()
-    return max(time.perf_counter() - begin, 1e-7)
-
-
-def _block(run: Run, count: int, pause_s: float) -> float:
+def _block(run: Run, count: int, once: float, pause_s: float) -> float:
     """Return the median time of `count` calls after a pause; what a call returns is dropped."""
     clock = time.perf_counter
     time.sleep(pause_s)
-    begin = clock()
-    run()
-    while pause_s and clock() - begin < WARM_S:
+    if once < LONG_S:
+        begin = clock()
         run()
+        while pause_s and clock() - begin < WARM_S:
+            run()
     times = []
     for _ in range(count):
         begin = clock()

@@ -187,6 +187,9 @@ class Options:
         str, "kernel", "What the device NV drives: a GPU by its kernel driver, or one in software.",
         allowed=("kernel", "virtual"),
     )
+    nv_style = Option(
+        str, "", "How the device NV hands kernels to the GPU; empty for the default.",
+    )
     nv_timeout = Option(
         int, 30, "Seconds that the device NV gives one kernel before it is stopped and reported.",
         allowed=range(1, 86401),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baregrad.assemble.cache import DiskCache, key_of
 from baregrad.base.errors import BaregradError, CompilerBug, ScheduleError
@@ -53,8 +53,7 @@ _COMPILER_ROOMS = (
 _TOGETHER = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """What one step of the compilation left behind: a graph, or text."""
 
     name: str
@@ -198,26 +197,41 @@ class Compiler:
         from baregrad.kernel import choose_schedule, lower
 
         verified = options.verify
-        if schedule is None:
-            with _replayable(kernel, "choose schedule"):
-                schedule = choose_schedule(kernel, self.target)
-        yield Stage("schedule", "how the kernel runs, as a value", str(schedule))
-        with _replayable(kernel, "lower to loops"):
-            node = lower(kernel, self.target, schedule)
-            if verified:
-                verify(node, "loop")
-        yield Stage("lower", "loops, accumulators and stores in order", node)
-        for item in self.passes:
-            with _replayable(kernel, item.name):
-                node = item.run(node)
-                if verified and item.level_out != item.level_in:
-                    verify(node, item.level_out)
-            yield Stage(item.name, item.why, node)
-        with _replayable(kernel, "render"):
-            # A GPU's kernel is passed each array, whether it uses it or not.
-            arrays = arrays_of(kernel) if isinstance(self.target, GpuTarget) else 0
-            text = self.renderer.render(node, self.target, variables_of(kernel), arrays)
-        yield Stage("render", "the text that is assembled", text)
+        what = "choose schedule"
+        try:
+            if schedule is None:
+                with span(what):
+                    schedule = choose_schedule(kernel, self.target)
+            yield Stage("schedule", "how the kernel runs, as a value", str(schedule))
+            what = "lower to loops"
+            with span(what):
+                node = lower(kernel, self.target, schedule)
+                if verified:
+                    verify(node, "loop")
+            yield Stage("lower", "loops, accumulators and stores in order", node)
+            for item in self.passes:
+                what = item.name
+                with span(what):
+                    node = item.run(node)
+                    if verified and item.level_out != item.level_in:
+                        verify(node, item.level_out)
+                yield Stage(what, item.why, node)
+            what = "render"
+            with span(what):
+                # A GPU's kernel is passed each array, whether it uses it or not.
+                arrays = arrays_of(kernel) if isinstance(self.target, GpuTarget) else 0
+                names = variables_of(kernel)
+                text: str = self.renderer.render(node, self.target, names, arrays)
+            yield Stage(what, "the text that is assembled", text)
+        except BaregradError:
+            raise
+        except Exception as error:
+            from baregrad.ir.text import dump
+
+            raise CompilerBug(
+                f"the pass '{what}' failed: {type(error).__name__}: {error}",
+                ir_text=dump(kernel),
+            ) from error
 
 
 def _groups(jobs: list[Job]) -> Iterator[list[Job]]:
@@ -235,30 +249,6 @@ def variables_of(kernel: Node) -> tuple[str, ...]:
 def arrays_of(kernel: Node) -> int:
     """How many arrays the program of a kernel is called with."""
     return len({node.arg.slot for node in toposort(kernel) if node.op is Ops.PARAM})
-
-
-class _replayable:  # noqa: N801 - reads as a statement
-    """Turns an unexpected failure of a pass into a CompilerBug that saves the kernel."""
-
-    def __init__(self, kernel: Node, what: str) -> None:
-        self.kernel = kernel
-        self.what = what
-        self.span: Any = None
-
-    def __enter__(self) -> None:
-        self.span = span(self.what)
-        self.span.__enter__()
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.span.__exit__(kind, error, trace)
-        if error is None or isinstance(error, BaregradError) or not isinstance(error, Exception):
-            return
-        from baregrad.ir.text import dump
-
-        raise CompilerBug(
-            f"the pass '{self.what}' failed: {type(error).__name__}: {error}",
-            ir_text=dump(self.kernel),
-        ) from error
 
 
 def _program(draft: _Draft, code: bytes, target: Any) -> Program:
@@ -321,7 +311,10 @@ def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
         )
     blocks = launch_expr(index.maximum(grid_size(draft.loop), 1))
     nbytes = signature.dynamic_nbytes(target)
-    return GpuLaunch((blocks, 1, 1), (signature.threads, 1, 1), shared_nbytes=nbytes)
+    return GpuLaunch(
+        (blocks, 1, 1), (signature.threads, 1, 1),
+        shared_nbytes=nbytes, waits=target.dependent_launch,
+    )  # fmt: skip
 
 
 def _slots_read(kernel: Node) -> set[int]:

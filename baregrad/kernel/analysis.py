@@ -186,13 +186,13 @@ def _facts(kernel: Node) -> Facts:
             everything.add(node)
         elif op is Ops.INDEX:
             if node.src[0].op is Ops.PARAM:
-                accesses.append(Access(node.src[0], offset_of(node), node._ranges, False))
+                accesses.append(Access(node.src[0], offset_of(node), node.ranges, False))
             else:
                 for child in node.src[1:]:
                     exposed |= child.ranges
         elif op is Ops.REDUCE:
             own = tuple([child for child in node.src if child.op is Ops.RANGE])
-            reductions.append(Reduction(node, own, node._ranges))
+            reductions.append(Reduction(node, own, node.ranges))
         elif op is Ops.SCAN:
             scanned.add(node.src[-1])
         elif op is Ops.STAGE:
@@ -220,7 +220,7 @@ def axes_together(facts: Facts) -> frozenset[frozenset[Node]]:
     found = {out_axes(out) for out in facts.outs}
     for node in facts.order:
         # One axis alone is never two, so a RANGE need not be asked for itself.
-        axes = node._ranges
+        axes = node.ranges
         if node.op is Ops.REDUCE:
             axes = axes.union([child for child in node.src if child.op is Ops.RANGE])
         found.add(axes)

@@ -17,7 +17,17 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Param, Range, Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, alu, const, extent_of, range_node, rebuild, substitute, toposort
+from baregrad.ir.node import (
+    Node,
+    alu,
+    const,
+    extent_of,
+    make_node,
+    range_node,
+    rebuild,
+    substitute,
+    toposort,
+)
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
 from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_for
@@ -50,7 +60,11 @@ def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = 
 def apply_steps(
     kernel: Node, schedule: Schedule, chunked: bool, target: AnyTarget | None = None
 ) -> Node:
-    """`kernel` scheduled; with `chunked`, the parallel axis is a loop of chunks and one inside."""
+    """`kernel` scheduled; with `chunked`, as `to_loop` takes it.
+
+    The parallel axis then is a loop of chunks and one inside, and inputs are read by LOADs as at
+    the loop level, so that most expressions are made once.
+    """
     table = table_for(facts_of(kernel), target)
     for step in schedule.steps:
         table.apply(step)
@@ -93,6 +107,7 @@ class _Rewriter:
 
     def __init__(self, table: AxisTable, chunked: bool) -> None:
         self.table = table
+        self.read_op = Ops.LOAD if chunked else Ops.INDEX
         self.chunk: tuple[str, Node] | None = None
         self.ranges: dict[str, Node] = {}
         self.empty: set[str] = set()
@@ -372,7 +387,8 @@ class _Rewriter:
                     found = self.staged(step, node, where, scope)
                     if found is not None:
                         return found
-        value = Node(Ops.INDEX, node.dtype, (self.array(where.src[0]), self.offset(where, scope)))
+        src = (self.array(where.src[0]), self.offset(where, scope))
+        value = make_node(self.read_op, node.dtype, src)
         inside = self.limits(by_id(node.ranges), scope) if scope.early else TRUE
         if where is node:
             return guarded(inside, value)

@@ -91,14 +91,14 @@ def plan_contraction(
     outside = [axis for axis in others if any(axis.stride(a) != 0 for a in wanted)]
     inside = [axis for axis in others if axis not in outside]
     if pieces.several:
-        if not _carry(plan, main, pieces, lane, second, inside, target):
+        if not carry_panels(plan, main, pieces, lane, second, inside, target):
             return [*others, lane, *inner]
         for access in wanted:
-            _stage_panels(plan, access, pieces.inner, lane, None)
+            stage_panels(plan, access, pieces.inner, lane, None)
         return [*outside, lane, *inside, second]
     block = _stage_steps(plan, reads, own, lane, second, machine, wanted, target)
     for access in wanted:
-        _stage_panels(plan, access, own, lane, block)
+        stage_panels(plan, access, own, lane, block)
     if block is None:
         return [*outside, lane, *inside, second]
     return [*outside, lane, *inside, second, block]
@@ -141,7 +141,7 @@ def rows_that_fit(own: list[PlannedAxis], room: int) -> Pieces | None:
     return Pieces([], own)
 
 
-def _carry(
+def carry_panels(
     plan: Plan,
     main: Reduction,
     pieces: Pieces,
@@ -402,7 +402,7 @@ def _worth_copy(
     return far and isinstance(lane.extent, int) and elements >= 8
 
 
-def _stage_panels(
+def stage_panels(
     plan: Plan,
     access: Access,
     own: list[PlannedAxis],

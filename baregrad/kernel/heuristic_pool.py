@@ -30,7 +30,7 @@ def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     # How often what depends on some axes runs: most of a kernel depends on the same ones.
     points: dict[frozenset[Node], int] = {}
     for node in facts.order:
-        axes = node._ranges
+        axes = node.ranges
         if node.op is Ops.REDUCE or node.op is Ops.SCAN:
             operations += iterations(
                 axes.union([child for child in node.src if child.op is Ops.RANGE])

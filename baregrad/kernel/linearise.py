@@ -17,9 +17,11 @@ from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import Op, Ops
-from baregrad.kernel.linearise_access import Address, Memory, access_of
+from baregrad.kernel.linearise_access import Address, Memory, access_of, lanes_of
 from baregrad.kernel.linearise_folds import BARRIER
+from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_scopes import END, ZERO
+from baregrad.kernel.linearise_transposed import neighbours, transposed
 from baregrad.kernel.linearise_values import INT32, Values
 
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.
@@ -116,14 +118,24 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     points = values.points(axes)
     # A value that differs from point to point is not asked for twice.
     compute = values.fresh if axes == values.axes_of(value.ranges) else values.value
-    if not late and node.arg is None and not values.masks and _is_register(values, node):
+    plain = not late and node.arg is None and not values.masks and not values.gpu
+    begins: list[int] = []
+    code = values.scopes.innermost.code
+    if plain and _is_register(values, node):
         same = None
         if value.op is Ops.CONST:
             same = values.vector(values.value(value), values.memory.registers[node.src[0]])
         for values.point in points:
+            begins.append(len(code))
             _set(values, node, address, compute(value) if same is None else same)
         points = []
+    elif not late and node.arg is None and not values.masks and not values.gpu:
+        axis = neighbours(address, axes, lanes)
+        if axis is not None and value.op is not Ops.CONST:
+            _store_transposed(values, node, axis, compute, lanes)
+            points = []
     for values.point in points:
+        begins.append(len(code))
         mask = values.mask(values.masks) if values.masks else None
         if mask is not None and mask.op is Ops.CONST:
             continue
@@ -137,8 +149,42 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     for result, mask, point in writes:
         values.point = point
         _write(values, node, address, lanes, result, mask)
+    if len(begins) > 1 and plain and code is values.scopes.innermost.code:
+        if address.is_regular(lanes) and not address.points:
+            interleave(code, begins)
     values.point = {}
     values.scopes.forget_since()
+
+
+def _store_transposed(
+    values: Values, node: Node, axis: Node, compute: Callable[[Node], Node], lanes: int
+) -> None:
+    """Write a tile, for each lane the neighbours along `axis` at once."""
+    buffer, value = node.src[:2]
+    address = values.memory.addresses[node]
+    others = tuple(each for each in values.axes_of(_free(node)) if each is not axis)
+    count = lanes_of(axis)
+    for point in values.points(others):
+        rows = []
+        for step in range(count):
+            values.point = {**point, axis: step}
+            rows.append(compute(value))
+        mark = values.scopes.mark()
+        values.point = {**point, axis: 0}
+        offset, at = values.offset(address)
+        align = buffer.dtype.itemsize
+        for lane, column in enumerate(transposed(values, rows, lanes, buffer.dtype)):
+            access = access_of(count, 1, at + lane * address.stride, align)
+            store = make_node(Ops.VSTORE, dtypes.token, (buffer, offset, column), access)
+            values.scopes.append(store)
+        values.scopes.forget_since(mark)
+    values.point = {}
+
+
+def _free(store: Node) -> frozenset[Node]:
+    """The axes that a store runs along."""
+    value, *indices = store.src[1:]
+    return value.ranges.union(*[place.ranges for place in indices])
 
 
 def _is_register(values: Values, store: Node) -> bool:

@@ -1,5 +1,7 @@
 """Kernel level to loop level: loops by the order of the axes, reductions as accumulators.
 
+Inputs are read by LOADs already, what is staged by INDEX.
+
 Each OUT becomes a STORE inside the loops over its axes, in the order of their ids. Each REDUCE
 becomes accumulators (an ALLOC over its tile axes), a loop nest over its own axes, and a load; it
 stands as far out as its free axes allow. Loops over the same axis in the same place are shared, as
@@ -34,8 +36,6 @@ from baregrad.kernel.shared_copies import copied_by_threads, thread_axes
 NOTHING = -1
 _BELOW = "kernel.scoped"
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
-# What loops read: expressions without these are the same at both levels.
-_READS = SCOPED | Ops.INDEX.bit | Ops.PROJ.bit
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +74,7 @@ def to_loop(
     schedule: str = "",
     ordered: frozenset[int] = frozenset(),
 ) -> Node:
-    """The loop level of a kernel whose schedule was applied; `schedule` is its text, to be shown.
+    """The loop level of a kernel that `apply_steps` chunked; `schedule` is its text, to be shown.
 
     With `fma`, products that are summed use one rounding. Writes to the slots `ordered` may meet,
     so their loops are not shared. Loops over axes bound to the grid are around everything else.
@@ -121,7 +121,6 @@ class _Builder:
         self.kernel = kernel
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
-        self.converted: dict[Node, Node] = {}
         # The tile axes that a staged array has beside its stage's own, around those.
         self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
         self.count = 0
@@ -208,7 +207,7 @@ class _Builder:
         for node in below:
             if self.readable(node, path):
                 continue
-            if not looped(node._ranges - axes):
+            if not looped(node.ranges - axes):
                 if node.op is Ops.REDUCE:
                     self.reduction(node, path)
                 elif node.op is Ops.SCAN:
@@ -227,7 +226,7 @@ class _Builder:
         own = by_id({child for child in node.src if child.op is Ops.RANGE})
         values = tuple([child for child in node.src if child.op is not Ops.RANGE])
         monoid, values = widened(node.arg.monoid, values)
-        tiles = register_places(by_id({axis for axis in node._ranges if axis.arg.is_tile}))
+        tiles = register_places(by_id({axis for axis in node.ranges if axis.arg.is_tile}))
         lanes = tuple([axis for axis in own if axis.arg.is_tile])
         loops = looped(own)
         self.reductions(scoped_below(values), path)
@@ -478,33 +477,28 @@ class _Builder:
     # --- expressions ----------------------------------------------------------------------------
 
     def convert(self, roots: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Expressions of the loop level: arrays are loaded, reductions read their accumulators."""
-        # What reads no reduction is the same everywhere; the rest depends on where it is read.
-        plain = self.converted
-        done = plain if not any(root.mask & SCOPED for root in roots) else dict(plain)
+        """Expressions of the loop level: what is staged or reduced is read from its array."""
+        if not any(root.mask & SCOPED for root in roots):
+            return roots
         placed = self.placed
+        # Where an expression is read decides what its reductions are read from.
+        done: dict[Node, Node] = {}
 
         def enter(node: Node) -> bool:
-            return bool(node.mask & _READS) and node not in done and node not in placed
+            return bool(node.mask & SCOPED) and node not in placed
 
         for node in toposort(*roots, enter=enter):
-            mask = node.mask
-            # Most of what is below a read is arithmetic on positions, which stays as it is.
-            if not mask & _READS:
-                done[node] = node
-            elif node not in done:
+            if node.mask & SCOPED:
                 done[node] = self.visit(node, done)
-                if not mask & SCOPED:
-                    plain[node] = done[node]
-        return tuple([done[root] for root in roots])
+        return tuple([done.get(root, root) for root in roots])
 
     def visit(self, node: Node, done: dict[Node, Node]) -> Node:
-        """One node whose sources are converted."""
+        """One node whose sources are converted, those that change in `done`."""
         op = node.op
         if op is Ops.INDEX:
-            source, *places = [done[child] for child in node.src]
+            source, *places = [done.get(child, child) for child in node.src]
             before, after = self.around.get(source, ((), ()))
-            read = Node(Ops.LOAD, source.dtype, (source, *before, *places, *after))
+            read = make_node(Ops.LOAD, source.dtype, (source, *before, *places, *after))
             return cast(read, node.dtype)
         if op.bit & SCOPED:
             placed = self.placed.get(node)
@@ -514,10 +508,8 @@ class _Builder:
         if op is Ops.PROJ:
             position: int = node.arg
             return self.placed[node.src[0]].parts[position]
-        for child in node.src:
-            if done[child] is not child:
-                return make_node(op, node.dtype, tuple([done[c] for c in node.src]), node.arg)
-        return node
+        src = tuple([done.get(child, child) for child in node.src])
+        return make_node(op, node.dtype, src, node.arg)
 
 
 # --- small pieces -------------------------------------------------------------------------------

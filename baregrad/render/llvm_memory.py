@@ -8,6 +8,7 @@ from types import MappingProxyType
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
+from baregrad.render.llvm_columns import column_blocks, load_block
 from baregrad.render.llvm_text import FunctionText, Rule
 from baregrad.render.llvm_types import (
     constant_text,
@@ -16,6 +17,7 @@ from baregrad.render.llvm_types import (
     suffix_text,
     type_text,
     value_type,
+    weave_text,
 )
 
 
@@ -47,6 +49,16 @@ def _part(f: FunctionText, node: Node) -> None:
     order = order_text(first, count)
     f.lines.append(
         f"  {f.define(node)} = shufflevector {kinds} {operand}, {kinds} poison, {order}"
+    )
+
+
+def _weave(f: FunctionText, node: Node) -> None:
+    size, odd = node.arg
+    a, b = node.src
+    kinds, lanes = value_type(node), lanes_of(node)
+    f.lines.append(
+        f"  {f.define(node)} = shufflevector {kinds} {f.use(a, lanes)}, {kinds} "
+        f"{f.use(b, lanes)}, {weave_text(lanes, size, odd)}"
     )
 
 
@@ -148,6 +160,13 @@ def _gather(f: FunctionText, node: Node, offsets: list[str], at: int) -> None:
 
 def _strided(f: FunctionText, node: Node, where: str) -> None:
     """Lanes a constant number of elements apart; backwards is a load and a reversal."""
+    if f.columns is None:
+        f.columns = column_blocks(f.program)
+    block = f.columns.get(node)
+    if block is not None:
+        if node not in f.names:
+            load_block(f, block)
+        return
     lanes, stride = node.arg.width, node.arg.stride
     element, kinds = type_text(node.dtype), value_type(node)
     if stride == -1 and len(node.src) == 2:
@@ -312,6 +331,7 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SPLAT: _splat,
         Ops.LANES: _line,
         Ops.PART: _part,
+        Ops.WEAVE: _weave,
         Ops.EXTRACT: _extract,
         Ops.ANY: _any,
         Ops.READ: _read,

@@ -27,7 +27,8 @@ class Request:
     hoisted as far out as its ranges allow. merges: it is an addend of a sum over more ranges, into
     which its own sum can be merged. fresh: wanted at one place only. read: it is read from memory.
     parts: what its sources became. extra: what its op needs to be put together (ranges, condition).
-    placeholder: the node that stands for it in indices; None where no index depends on it.
+    placeholder: the node that stands for it in indices; None where no index depends on it. expr:
+    its expression, once the kernel is put together.
     """
 
     node: Node
@@ -42,6 +43,7 @@ class Request:
     parts: tuple[Part, ...] = ()
     extra: Any = None
     placeholder: Node | None = None
+    expr: Node | None = None
 
 
 # The ranges of one plan by extent and number: kernels number theirs alike.
@@ -174,13 +176,20 @@ def hoisted(scope: Idx, idx: Idx) -> int:
     return 0
 
 
-def scope_points(scope: Idx, idx: Idx) -> float:
-    """How often an element at `idx` is evaluated when it is hoisted as far out as can be."""
-    result = 1.0
-    for axis in scope[: hoisted(scope, idx)]:
-        size = axis.src[0]
-        result *= size.arg if size.op is Ops.CONST else extent_points(axis)
-    return result
+def scope_points(scope: Idx, idx: Idx, known: dict[Idx, float]) -> float:
+    """How often an element at `idx` is evaluated when it is hoisted as far out as can be.
+
+    known: the answers of one plan, by the ranges around the element.
+    """
+    count = len(scope)
+    around = scope if count and scope[-1] in idx else scope[: hoisted(scope, idx)]
+    found = known.get(around)
+    if found is None:
+        found = 1.0
+        for axis in around:
+            found *= extent_points(axis)
+        known[around] = found
+    return found
 
 
 def extent_points(axis: Node) -> float:

@@ -53,8 +53,8 @@ _FUSED = Verdict(False)
 
 
 def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
-    """Whether to store `node`, given all the requests for it."""
-    if _is_plain(fusion, node, requests) or is_tuple(node):
+    """Whether to store `node`, given all the requests for it; not asked where it `is_plain`."""
+    if is_tuple(node):
         return _FUSED
     reason = fusion.must.get(node, "")
     obstacles = []
@@ -72,7 +72,7 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
 
 
-def _is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
     """Whether it is the usual case: arithmetic that one kernel computes once, with room for it."""
     if len(requests) != 1 or node.op not in ELEMENTWISE or node in fusion.must:
         return False

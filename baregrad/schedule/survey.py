@@ -17,7 +17,7 @@ from baregrad.ir import index
 from baregrad.ir.node import Node
 from baregrad.ir.op import ALU, MOVEMENT, Op, Ops
 
-_COSTLY: MappingProxyType[Op, float] = MappingProxyType(
+COSTLY: MappingProxyType[Op, float] = MappingProxyType(
     {
         **dict.fromkeys((Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2), 10.0),
         **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.ATAN, Ops.POW), 16.0),
@@ -124,7 +124,7 @@ def _is_dear(node: Node, weight: float, survey: Survey) -> bool:
 
 def own_work(node: Node) -> float:
     """Operations per element of the node itself, its operands being at hand."""
-    return _COSTLY.get(node.op, 1.0)
+    return COSTLY.get(node.op, 1.0)
 
 
 def is_tuple(node: Node) -> bool:
@@ -154,7 +154,7 @@ def _weigh(node: Node, size: float, survey: Survey) -> float:
             if child is not first:
                 below += reading[child]
     if op in ALU:
-        return _COSTLY.get(op, 1.0) + below
+        return COSTLY.get(op, 1.0) + below
     if op in (Ops.REDUCE, Ops.FOLD):
         survey.depth[node] += 1
         if _is_contraction(node, survey):

@@ -28,7 +28,7 @@ from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
 from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
 from baregrad.runtime.nvidia.launch import Module
 from baregrad.runtime.nvidia.list_image import ListImage
-from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, ListStyle
+from baregrad.runtime.nvidia.list_style import ListStyle, style_of
 from baregrad.runtime.nvidia.memory import Allocation
 from baregrad.runtime.nvidia.objects import Gpu
 from baregrad.runtime.nvidia.process_client import CONNECTIONS
@@ -78,7 +78,7 @@ class NvDevice(Device):
         self.index = index
         self.host_visible = False
         self.timeout_s = options.nv_timeout if timeout_s is None else timeout_s
-        self.style = style or STYLES[DEFAULT_STYLE]
+        self.style = style or style_of(options.nv_style)
         self._lock = threading.RLock()
         self._closed = False
         self._lost: str | None = None

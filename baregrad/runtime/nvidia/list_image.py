@@ -28,6 +28,7 @@ from baregrad.runtime.nvidia.launch_descriptor import (
     Release,
     release_payload_offset,
     write_grid_units,
+    write_kept,
     write_latch,
     write_release,
 )
@@ -216,13 +217,39 @@ class ListImage:
         """Have the launch of command `after` followed by that of `number`."""
         launch = self._launches[after]
         launch.form.follow(self._data, launch.offset, self.launch_va(number))
-        if self._style.early:
+        if self._may_begin_early(number):
             for one, waits in ((launch, False), (self._launches[number], True)):
                 view = memoryview(self._data)[one.offset :]
                 write_latch(view, one.form.layout, number + 1, waits=waits)
+                if waits and self._style.late_drop:
+                    write_kept(view, one.form.layout)
         if not self._style.chain_prefetch and "next_prefetch" in launch.form.layout.fields:
             view = memoryview(self._data)[launch.offset :]
             launch.form.layout.write(view, "next_prefetch", 0)
+
+    def _may_begin_early(self, number: int) -> bool:
+        """Return whether a launch may begin before the one in front of it in a chain has ended.
+
+        Its own kernel must wait (`GpuLaunch.waits`); the one in front may be any. Why that is right:
+
+        - Every thread waits before it touches memory, and the wait returns when the launch in front
+          has ended and its writes are seen (PTX ISA, `griddepcontrol.wait`); the latch drops what
+          the multiprocessor has cached till then.
+        - Launches further in front have ended too. Either the one in front began early as well:
+          then its own threads waited before they ended, and so on back. Or it began when all in
+          front of it had ended. So a kernel that does not wait may stand anywhere in a chain.
+        - A launch in front lets the next one begin when its last block has begun, so blocks that
+          wait never keep one that they wait for from its place.
+        - What a launch reads before the wait (descriptor, bank 0 with its arguments, code) is
+          written by the host before the list is submitted, while nothing of the image is in flight.
+        - Copies and stamps are between chains: the channel goes on to them when the last launch of
+          a chain has opened its gate. The head of a chain never begins early.
+        """
+        launch = self._launches[number]
+        command = self._commands[number]
+        assert isinstance(command, Exec) and command.kernel.program.launch is not None
+        can = "wait_latch" in launch.form.layout.fields
+        return self._style.early and can and command.kernel.program.launch.waits
 
     def finish(self, number: int, release: Release | None = None) -> int:
         """Make a launch the last of a run; return where its release has its value, if any."""
