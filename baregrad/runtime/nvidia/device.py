@@ -309,39 +309,88 @@ class NvDevice(Device):
         timed: bool = False,
     ) -> Timeline | None:
         """Start a command list; with `timed`, wait for it too."""
+        with self._lock:
+            bound = commands.bound
+            if (
+                bound.__class__ is BoundList
+                and bound.device is self  # type: ignore[union-attr]
+                and not (timed or variables or self._attention or self._returned)
+                and self._submit_again(bound, buffers)  # type: ignore[arg-type]
+            ):
+                return None
+            return self._submit(commands, buffers, variables, timed)
+
+    def _submit_again(self, bound: BoundList, buffers: Sequence[Buffer]) -> bool:
+        """Start a list for buffers that one of its images is patched for; return whether one is.
+
+        All that was checked then holds still. This is the way from a call to the doorbell that
+        programs wait for: what can be written down later comes later.
+        """
+        compute, copies = self._channels
+        done, last = compute.words[0], compute.last_value
+        if copies.last_value > copies.words[0] or compute.alarm[0] or self._code_is_new:
+            return False
+        if self._unsettled:
+            if self._unheld and done < last:
+                return False
+            self._unsettled = self._unheld = False
+        serials = [one.serial for one in buffers]
+        for image in bound.quick:
+            if image.value <= done and image.serials == serials:
+                break
+        else:
+            return False
+        value = last + 1
+        image.set_values(value, 0)
+        try:
+            compute.enter(image.take_entry(), image)
+        except DriverError as error:
+            raise self._failed(error) from None
+        for block in image.blocks:
+            block.compute_value = value
+        if image.released:
+            self._unsettled = self._unheld = True
+        return True
+
+    def _submit(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer],
+        variables: Mapping[str, int] | None,
+        timed: bool,
+    ) -> Timeline | None:
         if commands.device is not self:
             raise DeviceError("the command list is for another device", found=commands.device.name)
-        with self._lock:
-            if self._attention or self._returned or self._alarms[0][0] or self._alarms[1][0]:
-                self._begin()
-            bound = commands.bound
-            if not isinstance(bound, BoundList):
-                bound = self._bind(commands)
-            compute, copies = channels = self._channels
-            try:
-                image, blocks = bound.ready(
-                    commands, buffers, variables or {}, channels, self._wait_for, timed=timed
-                )
-                if self._unsettled or copies.last_value > copies.timeline.words[0]:
-                    self._settle()
-                value = compute.last_value + 1
-                if image.copy_entry:
-                    image.set_values(value, copies.last_value + 1)
-                    copies.enter(image.copy_entry, ())
-                else:
-                    image.set_values(value, 0)
-                compute.enter(image.take_entry(), image)
-            except DriverError as error:
-                raise self._failed(error) from None
-            for block in blocks:
-                block.compute_value = value
-            if image.released:
-                self._unsettled = self._unheld = True
-            if not timed:
-                return None
-            self._wait_for(compute, value)
-            times = image.stamps()
-            return Timeline(bound.labels, tuple(times[::2]), tuple(times[1::2]))
+        if self._attention or self._returned or self._alarms[0][0] or self._alarms[1][0]:
+            self._begin()
+        bound = commands.bound
+        if not isinstance(bound, BoundList):
+            bound = self._bind(commands)
+        compute, copies = channels = self._channels
+        try:
+            image, blocks = bound.ready(
+                commands, buffers, variables or {}, channels, self._wait_for, timed=timed
+            )
+            if self._unsettled or copies.last_value > copies.words[0]:
+                self._settle()
+            value = compute.last_value + 1
+            if image.copy_entry:
+                image.set_values(value, copies.last_value + 1)
+                copies.enter(image.copy_entry, ())
+            else:
+                image.set_values(value, 0)
+            compute.enter(image.take_entry(), image)
+        except DriverError as error:
+            raise self._failed(error) from None
+        for block in blocks:
+            block.compute_value = value
+        if image.released:
+            self._unsettled = self._unheld = True
+        if not timed:
+            return None
+        self._wait_for(compute, value)
+        times = image.stamps()
+        return Timeline(bound.labels, tuple(times[::2]), tuple(times[1::2]))
 
     def _bind(self, commands: CommandList) -> BoundList:
         bound = BoundList(commands, self.style, self._returned.append)
@@ -386,9 +435,10 @@ class NvDevice(Device):
                 self._check_open()
             for channel in self._channels:
                 value = channel.last_value
-                if channel.timeline.words[0] < value:
+                if channel.words[0] < value:
                     self._wait_for(channel, value)
-                channel.forget_done()
+                if channel.holds:
+                    channel.forget_done()
 
     def _wait_for(self, channel: Channel, value: int) -> None:
         """Wait for a timeline; raise what there is to tell if it never gets there."""
