@@ -227,6 +227,7 @@ class Channel:
         self._push_nbytes = push_nbytes
         self._in_flight: deque[_InFlight] = deque()
         self._head = self._tail = 0
+        self.rung_again = 0
         self._most = entries - 1
         # What the timeline has when all submissions so far are done.
         self.last_value = begin_at
@@ -466,6 +467,24 @@ class Channel:
             return f" while it ran the kernel {names[0]}"
         more = ", ..." if len(names) > 4 else ""
         return f" while it ran one of the kernels {', '.join(names[:4])}{more}"
+
+    def ring_again(self) -> None:
+        """Ring the doorbell for what was submitted already, in case the GPU missed it."""
+        if self.words[0] < self.last_value:
+            self.rung_again += 1
+            state = self.ring_state
+            self.gpu.client.port.store(state.doorbell_address, state.token)
+
+    def state(self) -> str:
+        """Say how far the channel is."""
+        read, written = self.pointers
+        status = int.from_bytes(self._notifier[14:16], "little")
+        code = int.from_bytes(self._notifier[8:12], "little")
+        return (
+            f"timeline at {self.words[0]} of {self.last_value}, ring read up to {read} and written "
+            f"up to {written} of {self.entries}, notifier {status:#x} with code {code}, engine "
+            f"{self.group.engine}, doorbell rung again {self.rung_again} times"
+        )
 
     @property
     def pointers(self) -> tuple[int, int]:
