@@ -20,7 +20,6 @@ from baregrad.apps.bench_cpu import SUITES
 from baregrad.apps.bench_machine import Neighbours, copy_rate, machine_record, version_record
 from baregrad.apps.bench_measure import (
     Array,
-    CopyProbe,
     Effort,
     Spread,
     Subject,
@@ -31,11 +30,13 @@ from baregrad.apps.bench_measure import (
     warm_up,
 )
 from baregrad.apps.bench_rows import PEERS, Prepared, Row, Suite, effort_of, peer_module
+from baregrad.apps.bench_table import put_table, read_records, render_table
 from baregrad.base.bits import human_seconds
 from baregrad.base.errors import ArgumentError, MissingDependency
 from baregrad.base.options import options
 from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, use_session
+from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import detect_host
 
 COPY_BAR = 0.85
@@ -62,6 +63,8 @@ def main(argv: Sequence[str]) -> int:
     """Run a suite; 1 where a result was wrong, or with --check where a bar was missed."""
     chosen = _parser().parse_args(argv)
     suite = SUITES[chosen.suite]
+    if chosen.figures is not None:
+        return _write_readme(read_records(chosen.figures), chosen.readme)
     rows = [row for row in suite.rows if fnmatch(row.name, chosen.only)]
     if not rows:
         raise ArgumentError(
@@ -79,6 +82,8 @@ def main(argv: Sequence[str]) -> int:
     records = _run(rows, contest)
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(records, indent=1) + "\n")
+    if chosen.readme is not None:
+        _write_readme(records, chosen.readme)
     found = records["rows"]
     wrong = [record["name"] for record in found if record.get("wrong")]
     if wrong:
@@ -98,6 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="*", metavar="GLOB", help="rows whose names match")
     parser.add_argument("--threads", type=_count, help="threads of everyone; default: all cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="a document to write the table into"
+    )
+    parser.add_argument(
+        "--figures", type=Path, metavar="FILE",
+        help="time nothing: take the figures that --json wrote, and print or write the table",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes and two rounds: see that it works"
     )
@@ -119,6 +131,15 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
+
+
+def _write_readme(records: Mapping[str, Any], path: Path | None) -> int:
+    """Write the table into a document, or print it."""
+    if path is None:
+        print(render_table(records))
+    else:
+        path.write_text(put_table(path.read_text(encoding="utf-8"), records), encoding="utf-8")
+    return 0
 
 
 def _run(rows: Sequence[Row], contest: Contest) -> dict[str, Any]:
@@ -167,15 +188,15 @@ def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
     names = ["ours", *(name for name in contest.against if name in prepared.subjects)]
     subjects = {name: prepared.subjects[name](prepared.inputs) for name in names}
     runs = {name: subject.run for name, subject in subjects.items()}
-    warm_up(runs)
+    once = warm_up(runs)
     record |= _compare(row, prepared, subjects)
     probe = None
     if row.traffic:
         probe = CopyProbe(_COPIED_QUICK if contest.effort.is_quick else COPIED, contest.threads)
         runs[_COPY] = probe.run
-        probe.run()
+        once |= warm_up({_COPY: probe.run})
     neighbours = Neighbours(os.cpu_count() or 1)
-    times = measure(runs, contest.effort)
+    times = measure(runs, once, contest.effort)
     record |= _record_times(times, names) | {"others_share": neighbours.share()}
     if probe is None:
         return [record]

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import baregrad
-from baregrad.apps.bench_measure import CopyProbe, Effort, measure, warm_up
+from baregrad.apps.bench_measure import Effort, measure, warm_up
+from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import HostProcessor
 
 PACKAGES = ("numpy", "torch", "llvmlite")
@@ -48,8 +49,8 @@ def copy_rate(nbytes: int, threads: int, effort: Effort) -> float:
     """Measure the machine's rate of copying `nbytes`: bytes read and written in a second."""
     probe = CopyProbe(nbytes, threads)
     runs = {"copy": probe.run}
-    warm_up(runs)
-    return probe.moved / measure(runs, replace(effort, row_s=0.0))["copy"].median
+    times = measure(runs, warm_up(runs), replace(effort, row_s=0.0))
+    return probe.moved / times["copy"].median
 
 
 class Neighbours:

@@ -7,13 +7,10 @@ two medians, so what slows the machine for seconds slows both.
 
 from __future__ import annotations
 
-import ctypes
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,8 +23,9 @@ Run = Callable[[], Any]
 # at 140 cycles each (Intel 64 and IA-32 Architectures Optimization Reference Manual, 2.6.4).
 PAUSE_S = 0.025
 WARM_CALLS = 3
-# Calls that only bring caches and clocks back after a pause.
+# Calls that only bring caches and clocks back after a pause; a long call needs none.
 WARM_S = 0.001
+LONG_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,43 +111,49 @@ def quartiles(values: tuple[float, ...] | list[float]) -> tuple[float, float]:
     return low, high
 
 
-def measure(runs: Mapping[str, Run], effort: Effort) -> dict[str, Times]:
-    """Run each by turns and return its times; the runs are warm already."""
-    once = {name: _once(run) for name, run in runs.items()}
+def measure(
+    runs: Mapping[str, Run], once: Mapping[str, float], effort: Effort
+) -> dict[str, Times]:
+    """Run each by turns and return its times; the runs are warm, a call takes about `once`."""
     counts = {
         name: max(1, min(2000, round(effort.block_s / took))) for name, took in once.items()
     }
-    round_s = sum(PAUSE_S + once[name] * (counts[name] + 1) for name in runs)
+    round_s = sum(PAUSE_S + once[name] * counts[name] for name in runs)
     wanted = int(effort.row_s / round_s)
     rounds = max(effort.least_rounds, min(effort.most_rounds, wanted))
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            found[name].append(_block(run, counts[name], 0.0 if effort.is_quick else PAUSE_S))
+            pause_s = 0.0 if effort.is_quick else PAUSE_S
+            found[name].append(_block(run, counts[name], once[name], pause_s))
     return {name: Times(tuple(rounds)) for name, rounds in found.items()}
 
 
-def warm_up(runs: Mapping[str, Run], calls: int = WARM_CALLS) -> None:
-    """Call each a few times: what is compiled, captured or allocated at first is no part of it."""
-    for run in runs.values():
+def warm_up(runs: Mapping[str, Run], calls: int = WARM_CALLS) -> dict[str, float]:
+    """Call each a few times and return what the last call took, in seconds.
+
+    What is compiled, captured or allocated at first is no part of what is measured.
+    """
+    found = {}
+    for name, run in runs.items():
+        took = 0.0
         for _ in range(calls):
+            begin = time.perf_counter()
             run()
+            took = time.perf_counter() - begin
+        found[name] = max(took, 1e-7)
+    return found
 
 
-def _once(run: Run) -> float:
-    begin = time.perf_counter()
-    run()
-    return max(time.perf_counter() - begin, 1e-7)
-
-
-def _block(run: Run, count: int, pause_s: float) -> float:
+def _block(run: Run, count: int, once: float, pause_s: float) -> float:
     """Return the median time of `count` calls after a pause; what a call returns is dropped."""
     clock = time.perf_counter
     time.sleep(pause_s)
-    begin = clock()
-    run()
-    while pause_s and clock() - begin < WARM_S:
+    if once < LONG_S:
+        begin = clock()
         run()
+        while pause_s and clock() - begin < WARM_S:
+            run()
     times = []
     for _ in range(count):
         begin = clock()
@@ -167,35 +171,3 @@ def error_of(found: Array, reference: Array) -> float:
     largest = float(np.abs(exact).max(initial=0.0))
     error = difference / largest if largest else difference
     return error if np.isfinite(error) else float("inf")
-
-
-class CopyProbe:
-    """The machine's copy rate: the C library's memmove of an array, a share of it on each thread.
-
-    `nbytes` are read and as many written by one `run`. Threads are started anew each time, which
-    takes a hundredth of the time that 64 MiB do.
-    """
-
-    def __init__(self, nbytes: int, threads: int) -> None:
-        self.moved = 2 * nbytes
-        self._source = np.ones(nbytes, np.uint8)
-        self._target = np.zeros(nbytes, np.uint8)
-        edges = [nbytes * number // threads // 64 * 64 for number in range(threads)] + [nbytes]
-        self._parts = list(pairwise(edges))
-
-    def run(self) -> None:
-        """Copy the array once."""
-        others = [
-            threading.Thread(target=self._copy, args=part) for part in self._parts[1:]
-        ]
-        for thread in others:
-            thread.start()
-        self._copy(*self._parts[0])
-        for thread in others:
-            thread.join()
-
-    def _copy(self, begin: int, end: int) -> None:
-        # ctypes lets go of Python's lock for the time of the call.
-        ctypes.memmove(
-            self._target.ctypes.data + begin, self._source.ctypes.data + begin, end - begin
-        )

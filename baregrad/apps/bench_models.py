@@ -22,7 +22,7 @@ from baregrad.tensor import Tensor
 from baregrad.tensor.jit import jit
 
 MODEL_BAR = 1.0
-CHECKED_STEPS = 4
+CHECKED_STEPS = 3
 BATCHES = 4
 LEARNING_RATE = 1e-3
 LOSS_TOLERANCE = 1e-4

@@ -202,6 +202,19 @@ class Options:
         int, 0, "How many schedules a search keeps at each step; 0 means no search.",
         allowed=range(1025), aliases=("BEAM",),
     )
+    beam_seconds = Option(
+        int, 540, "Seconds that all searches of a process may take together; 0 means no limit.",
+        allowed=range(1 << 30), aliases=("BEAM_SECONDS",),
+    )
+    beam_timeout = Option(
+        int, 10, "Seconds that a search gives one schedule to compile, and to run.",
+        allowed=range(1, 3601),
+    )
+    beam_file = Option(
+        Path, Path(), "The file of schedules that were found, read without BEAM too if it is "
+        "named; empty means schedules.jsonl in CACHE_DIR, for searches alone.",
+        aliases=("BEAM_FILE",),
+    )
     progress = Option(
         str, "auto", "Progress bars on stderr; auto shows them on a terminal.",
         allowed=("auto", "on", "off"),

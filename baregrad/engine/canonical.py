@@ -15,12 +15,13 @@ from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
-from baregrad.ir.node import Node, rebuild, toposort
+from baregrad.ir.node import Node, make_node, rebuild, toposort
 from baregrad.ir.op import MOVEMENT, Ops, mask_of
 
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
 # is no reason to read memory, and what was computed before must not change a graph's kernels.
 _SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
+_VAR = Ops.VAR.bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +56,29 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
             inputs.append(ref)
         return found
 
-    def known(node: Node) -> BufferRef | None:
-        if node.op is Ops.BUFFER:
-            found: BufferRef = node.arg
-            return found
-        return realised(node) if node.mask & ~_SPELLED else None
+    refs: dict[Node, BufferRef] = {}
 
-    for node in toposort(*roots, enter=lambda node: node not in done and known(node) is None):
-        if node in done:
-            continue
-        ref = known(node)
-        if ref is not None:
-            done[node] = param(ref, node)
-        elif node.op is Ops.VAR:
-            done[node] = _unbind(node, variables)
-        elif node.op is Ops.DETACH:
-            # It says something about gradients alone, and its mark differs from model to model.
-            done[node] = done[node.src[0]]
+    def enter(node: Node) -> bool:
+        ref = realised(node) if node.mask & ~_SPELLED else None
+        if ref is None:
+            return True
+        refs[node] = ref
+        return False
+
+    for node in toposort(*roots, enter=enter):
+        op = node.op
+        if node.src:
+            if node in refs:
+                done[node] = param(refs[node], node)
+            elif op is Ops.VAR:
+                done[node] = _unbind(node, variables)
+            elif op is Ops.DETACH:
+                # It says something about gradients alone, and differs from model to model.
+                done[node] = done[node.src[0]]
+            else:
+                done[node] = _renew(node, done, variables)
+        elif op is Ops.BUFFER:
+            done[node] = param(node.arg, node)
         else:
             done[node] = _renew(node, done, variables)
     values = []
@@ -87,14 +94,14 @@ def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Nod
     src = node.src
     for child in src:
         if done[child] is not child:
-            src = tuple(done[c] for c in src)
+            src = tuple([done[one] for one in src])
             break
     arg = node.arg
-    if node.mask & Ops.VAR.bit:
+    if node.mask & _VAR:
         arg = _unbind_arg(arg, variables, done)
     if src is node.src and arg is node.arg:
         return node
-    return Node(node.op, node.dtype, src, arg)
+    return make_node(node.op, node.dtype, src, arg)
 
 
 def bind(variable: Node, value: int) -> Node:

@@ -21,6 +21,7 @@ from baregrad.base.tracing import span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
+from baregrad.engine.realised import Realised
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
@@ -38,7 +39,7 @@ class Session:
 
     def __init__(self) -> None:
         self._backends: dict[str, backends.Backend] = {}
-        self._realised: weakref.WeakKeyDictionary[Node, BufferRef] = weakref.WeakKeyDictionary()
+        self._realised = Realised()
         self._plans: OrderedDict[Any, Any] = OrderedDict()
         self.observers: list[Callable[[Run], None]] = []
         self.uploads: list[Callable[[BufferRef, np.ndarray[Any, Any]], None]] = []
@@ -140,24 +141,20 @@ class Session:
 
     def forget(self, handles: set[int]) -> None:
         """Forget values by where they lie in memory (ids of handles) that is overwritten."""
-        for node, ref in list(self._realised.items()):
+        for node, ref in self._realised.items():
             if id(ref.handle) in handles:
-                del self._realised[node]
+                self._realised.remove(node)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Inside the block only what the block itself realised counts as realised."""
         outside = self._realised
-        self._realised = weakref.WeakKeyDictionary()
+        self._realised = Realised()
         try:
             yield
         finally:
             outside.update(self._realised)
             self._realised = outside
-
-    def _realised_on(self, node: Node, device: str) -> BufferRef | None:
-        found = self._realised.get(node)
-        return found if found is not None and found.device == device else None
 
     def realize(
         self, nodes: Sequence[Node], device: str, donate: Mapping[int, Any] | None = None
@@ -181,7 +178,7 @@ class Session:
             self._bring(nodes, device)
         with span("canonicalise"):
             # A graph without leaves may have been realised on another device.
-            program = canonicalise(nodes, lambda node: self._realised_on(node, device))
+            program = canonicalise(nodes, self._realised.on(device))
         donated: dict[int, int] = {}
         for position, handle in donate.items():
             slots = [i for i, ref in enumerate(program.inputs) if ref.handle is handle]
@@ -197,7 +194,7 @@ class Session:
         ]
         for node, ref in zip(nodes, refs, strict=True):
             if node.op is not Ops.BUFFER:
-                self._realised[node] = ref
+                self._realised.set(node, ref)
         run.outputs = tuple(refs)
         for observer in self.observers:
             observer(run)
@@ -206,8 +203,10 @@ class Session:
     def _bring(self, nodes: list[Node], device: str) -> None:
         """Have what comes from other devices on this one: computed there, copied, remembered."""
 
+        known = self._realised.on(device)
+
         def enter(node: Node) -> bool:
-            return bool(node.mask & Ops.COPY.bit) and self._realised_on(node, device) is None
+            return bool(node.mask & Ops.COPY.bit) and known(node) is None
 
         foreign: dict[str, list[Node]] = {}
         for node in toposort(*nodes, enter=lambda node: enter(node) and node.op is not Ops.COPY):
@@ -218,11 +217,11 @@ class Session:
             refs = self._realize([copy.src[0] for copy in copies], home, {})
             for copy, ref in zip(copies, refs, strict=True):
                 if home == device:
-                    self._realised[copy] = ref
+                    self._realised.set(copy, ref)
                     continue
                 data = self.download(ref, copy.dtype)
                 shape = cast(tuple[int, ...], ref.shape)
-                self._realised[copy] = self.upload(data, copy.dtype, shape, device)
+                self._realised.set(copy, self.upload(data, copy.dtype, shape, device))
 
     def _home(self, root: Node) -> str | None:
         """The device on which a graph's leaves lie; None for one without leaves."""

@@ -14,27 +14,24 @@ from baregrad.graph.scans import SCANS
 from baregrad.graph.scatter_parts import SCATTER_PARTS
 from baregrad.graph.scatters import SCATTERS
 from baregrad.graph.sums import SUMS
-from baregrad.graph.traced import Traced
+from baregrad.graph.traced import Part, Traced, walk_once
 from baregrad.graph.views import VIEWS
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.passes import Pass
 from baregrad.target import AnyTarget, GpuTarget
 
-_STEPS: tuple[Traced, ...] = (
-    CLEANUP,
-    VIEWS,
-    CONSTANTS,
-    REDUCTIONS,
-    SCATTERS,
-    FOLDS,
-    SUMS,
-    ONE_HOT,
-    PARTIALS,
+# What is made in one walk stands together.
+_STEPS: tuple[tuple[Traced | Part, ...], ...] = (
+    (CLEANUP,),
+    (VIEWS,),
+    (CONSTANTS,),
+    (REDUCTIONS,),
+    (SCATTERS,),
+    (FOLDS,),
+    (SUMS, ONE_HOT, PARTIALS),
 )
-_GPU_STEPS = (
-    *(PARTIALS_ON_GPU if step is PARTIALS else step for step in _STEPS), SCANS, SCATTER_PARTS,
-)
-passes: tuple[Pass, ...] = tuple(step.as_pass() for step in _STEPS)
+_GPU_STEPS = (*_STEPS[:-1], (SUMS, ONE_HOT, PARTIALS_ON_GPU), (SCANS,), (SCATTER_PARTS,))
+passes: tuple[Pass, ...] = tuple(step.as_pass() for steps in _STEPS for step in steps)
 
 
 def canonicalise(
@@ -46,9 +43,12 @@ def canonicalise(
     for. target: the machine's row, a CPU's by default.
     """
     order = toposort(sink)
-    for step in _GPU_STEPS if isinstance(target, GpuTarget) else _STEPS:
+    for steps in _GPU_STEPS if isinstance(target, GpuTarget) else _STEPS:
         changed: dict[Node, Node] = {}
-        sink = step.walk(order, changed)
+        if len(steps) > 1:
+            sink = walk_once(steps, order, changed)
+        else:
+            sink = steps[0].walk(order, changed)
         if sink is not order[-1]:
             order = toposort(sink)
         if origins is not None:

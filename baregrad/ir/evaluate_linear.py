@@ -210,6 +210,12 @@ def _part(machine: LinearMachine, node: Node) -> None:
     machine.values[node] = machine.use(node.src[0])[first : first + count]
 
 
+def _weave(machine: LinearMachine, node: Node) -> None:
+    size, odd = node.arg
+    blocks = [machine.use(child).reshape(-1, 2, size)[:, int(odd)] for child in node.src]
+    machine.values[node] = np.stack(blocks, axis=1).reshape(-1)
+
+
 LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = MappingProxyType(
     {
         Ops.BEGIN: _begin,
@@ -223,6 +229,7 @@ LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = Mapp
         Ops.LANES: _lanes,
         Ops.EXTRACT: _extract,
         Ops.PART: _part,
+        Ops.WEAVE: _weave,
         Ops.ANY: _any,
     }
 )

@@ -289,6 +289,14 @@ class Ops:
     LANES = _r("LANES", "memory", LIN, 0, "0, 1, ..., lanes-1", attribute="int")
     EXTRACT = _r("EXTRACT", "memory", LIN, 1, "one lane of a vector", attribute="int")
     PART = _r("PART", "memory", LIN, 1, "lanes first, count of a vector", attribute="tuple[int]")
+    WEAVE = _r(
+        "WEAVE",
+        "memory",
+        LIN,
+        2,
+        "two vectors' blocks of so many lanes in turns: the even blocks, or the odd ones",
+        attribute="tuple[int, bool]",
+    )
     ANY = _r("ANY", "memory", LIN, 1, "whether any lane of a vector of bools is true")
     BEGIN = _r(
         "BEGIN",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.kernel.analysis import Access, itemsize, op_flops
+from baregrad.kernel.analysis import Access, itemsize
 from baregrad.kernel.heuristic_pool import choose_pool
 from baregrad.kernel.schedule_value import Schedule, Split
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
-# Above this cost an element is expensive enough that one vector at a time fills the machine.
-HEAVY_FLOPS = 24
-LIGHT_FLOPS = 8
+# Vectors at a time: their instructions take turns, so that none waits for the one before.
+SEVERAL = 4
 TRANSPOSE_TILE = 16
 
 
@@ -20,9 +19,14 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
     lanes = lanes_of(plan, target)
     vector = best_vector_axis(plan.axes, plan.facts.accesses, lanes)
     across: PlannedAxis | None = None
-    if vector is not None:
+    if vector is None:
+        plan.because("no vectors: no axis makes accesses cheaper than one element at a time")
+    else:
+        plan.because("vectors of up to {} along {}: its accesses cost least", lanes, vector.name)
         across = _transposed(plan, vector)
-        plan.vectorise(vector, lanes, 1 if across is not None else _unroll(plan))
+        if across is not None:
+            plan.because("tiles along {}: another access is contiguous there", across.name)
+        plan.vectorise(vector, lanes, 1 if across is not None else SEVERAL)
     for axis in plan.axes:
         if axis is across:
             _block(plan, axis)
@@ -40,8 +44,9 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
 
 def lanes_of(plan: Plan, target: CpuTarget) -> int:
     """Lanes of a register for the widest element that is moved, at most 4 bytes wide when mixed."""
-    moved = {access.array.dtype for access in plan.facts.accesses}
-    widest = max(map(itemsize, moved))
+    # A scalar is made ready outside the loops.
+    moved = {access.array.dtype for access in plan.facts.accesses if access.axes}
+    widest = max(map(itemsize, moved), default=4)
     narrow = dtypes.float16 in moved or dtypes.bfloat16 in moved
     return max(target.lanes(max(widest, 4 if narrow else 1)), 2)
 
@@ -72,13 +77,6 @@ def access_cost(stride: int | None, lanes: int) -> float:
     if stride == 1:
         return 1.0
     return float(lanes) + (2.0 if stride is None else 0.0)
-
-
-def _unroll(plan: Plan) -> int:
-    flops = sum([op_flops(node) for node in plan.facts.order])
-    if flops > HEAVY_FLOPS:
-        return 1
-    return 2 if flops > LIGHT_FLOPS else 4
 
 
 def _transposed(plan: Plan, vector: PlannedAxis) -> PlannedAxis | None:

@@ -10,7 +10,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir import index
 from baregrad.ir.attrs import Access, Reg
 from baregrad.ir.bounds import bounds
-from baregrad.ir.node import Node, extent_of, toposort
+from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort_having
 from baregrad.ir.op import Ops
 
 Terms = tuple[tuple[Node, int], ...]
@@ -162,7 +162,7 @@ class Memory:
         refused: set[Node] = set()
         known: dict[Any, Address] = {}
         groups: dict[Terms, int] = {}
-        for node in toposort(kernel, enter=lambda node: node.mask & _ACCESSES != 0):
+        for node in toposort_having(_ACCESSES, kernel):
             op = node.op
             if op is Ops.STORE:
                 indices = node.src[2:]
@@ -197,13 +197,13 @@ class Memory:
         if loads is None:
             return False
         position = store.src[2:]
-        moves = all(any(axis in place.ranges for place in position) for axis in axes)
-        if moves:
+        moved = NO_RANGES.union(*[place.ranges for place in position])
+        if moved.issuperset(axes):
             loads = [load for load in loads if load.src[1:] != position]
         if not loads:
             return False
-        below = toposort(store.src[1], enter=lambda node: node.mask & Ops.LOAD.bit != 0)
-        return any(load in below for load in loads)
+        below = set(toposort_having(Ops.LOAD.bit, store.src[1]))
+        return not below.isdisjoint(loads)
 
 
 def _fits_registers(address: Address) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import product
 from operator import itemgetter
 from types import MappingProxyType
@@ -36,6 +37,12 @@ Rule = Callable[["Values", Node, Operands], Any]
 # Takes the coordinates of a node from the current point; None for one without unrolled ranges.
 Where = Callable[[dict[Node, int]], Any] | None
 Step = tuple[Node, Rule, Callable[[list[Any]], Operands] | None, bool, Where]
+
+
+@lru_cache(1 << 12)
+def number(value: int) -> Node:
+    """A constant offset: those of kernels are alike."""
+    return const(value, dtypes.int64)
 
 
 class Plan(NamedTuple):
@@ -75,7 +82,6 @@ class Values:
         self._axes: dict[frozenset[Node], tuple[Node, ...]] = {}
         self._lanes: dict[frozenset[Node], int] = {}
         self._wheres: dict[tuple[Node, ...], Where] = {(): None}
-        self._numbers: dict[int, Node] = {}
         self._spares = 0
         self._points: dict[Any, list[dict[Node, int]]] = {}
 
@@ -239,13 +245,6 @@ class Values:
             return const(value.arg, dtype)
         return self.scopes.emit(Ops.CAST, dtype, (value,))
 
-    def number(self, value: int) -> Node:
-        """A constant offset."""
-        found = self._numbers.get(value)
-        if found is None:
-            found = self._numbers[value] = const(value, dtypes.int64)
-        return found
-
     def apply(self, op: Op, dtype: DType, *operands: Node) -> Node:
         """The value of an elementwise op on linear values, scalars brought to all lanes."""
         return self.compute(op, dtype, operands)
@@ -270,12 +269,7 @@ class Values:
                 place = at
         if scalars:
             if lanes:
-                operands = [
-                    operand
-                    if operand.shape or operand.op is _CONST
-                    else scopes.emit(Ops.SPLAT, operand.dtype, (operand,), lanes)
-                    for operand in operands
-                ]
+                operands = self._splatted(operands, lanes)
         elif not lanes and dtype.kind != "float":
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
@@ -284,6 +278,16 @@ class Values:
         if node not in depth:
             scopes.put(node, place)
         return node
+
+    def _splatted(self, operands: Sequence[Node], lanes: int) -> list[Node]:
+        """Operands as vectors, but for constants."""
+        emit = self.scopes.emit
+        return [
+            operand
+            if operand.shape or operand.op is _CONST
+            else emit(Ops.SPLAT, operand.dtype, (operand,), lanes)
+            for operand in operands
+        ]
 
     def register(self, alloc: Node, at: int) -> Node:
         """The register that holds the elements of an ALLOC from `at` on."""
@@ -355,14 +359,14 @@ class Values:
             return self.compute(Ops.MUL, width, (value, const(scale, width)))
         if scale == 1:
             return value
-        return self.compute(Ops.MUL, dtypes.int64, (value, self.number(scale)))
+        return self.compute(Ops.MUL, dtypes.int64, (value, number(scale)))
 
     def lane_offsets(self, address: Address) -> Node:
         """The offset of each lane of a gather or scatter, its constant included."""
         width = self.width_of(address)
         scalar, constant = self.offset(address)
         scalar = self.cast(scalar, width)
-        total = self.apply(Ops.ADD, width, scalar, self.cast(self.number(constant), width))
+        total = self.apply(Ops.ADD, width, scalar, self.cast(number(constant), width))
         parts = list(address.lanes)
         if address.vector is not None and address.stride:
             parts.append((address.vector, address.stride))
@@ -396,14 +400,12 @@ class Values:
         if buffer in memory.registers:
             return self.register(buffer, address.at(self.point))
         dtype = node.dtype
-        if mask is not None and mask.op is Ops.CONST:
-            return const(0, dtype)
-        written = buffer in memory.written
-        constant = not written and memory.single
-        floor = MOMENT if written or self.masks else self.scopes.innermost.floor
-        lanes = 1 if address.vector is None else address.width
-        width = mask.shape[0] if mask is not None and mask.shape else 1
-        stride = address.stride
+        lanes, stride = address.width, address.stride
+        width = 1
+        if mask is not None:
+            if mask.op is _CONST:
+                return const(0, dtype)
+            width = mask.shape[0] if mask.shape else 1
         if lanes == 1 and width == 1:
             scalar, at = self.offset(address)
             stride = 1
@@ -412,17 +414,22 @@ class Values:
             scalar, at, stride = self.vector(self.lane_offsets(address), lanes), 0, 1
         else:
             scalar, at = self.offset(address)
-        align = self.alignment(address, lanes, stride, at, dtype)
-        access = access_of(lanes, stride, at, align, constant)
+        written = buffer in memory.written
+        align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
+        access = access_of(lanes, stride, at, align, memory.single and not written)
         src: Parts = (buffer, scalar)
         if mask is not None:
             src += (self.vector(mask, lanes),)
+        floor = MOMENT if written or self.masks else self.scopes.innermost.floor
         return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor)
 
     def alignment(
         self, address: Address, lanes: int, stride: int, at: int, dtype: DType
     ) -> int:
-        """Bytes that an access's addresses are multiples of, arrays being aligned to vectors."""
+        """Bytes that an access's addresses are multiples of, arrays being aligned to vectors.
+
+        Only GPUs care for more than those of an element.
+        """
         if self.gpu and lanes > 1 and stride == 1 and not at % lanes and address.is_even(lanes):
             return lanes * dtype.itemsize
         return dtype.itemsize
@@ -456,19 +463,19 @@ def _picker(places: list[int]) -> Callable[[list[Any]], Operands]:
 
 
 def _const(values: Values, node: Node, operands: Operands) -> Node:
-    return values.number(node.arg) if node.dtype is dtypes.index else node
+    return number(node.arg) if node.dtype is dtypes.index else node
 
 
 def _var(values: Values, node: Node, operands: Operands) -> Node:
     hidden = values.gpu and node.arg.name.startswith(".")
-    return Node(Ops.VAR, dtypes.int32 if hidden else dtypes.int64, (), node.arg)
+    return make_node(Ops.VAR, dtypes.int32 if hidden else dtypes.int64, (), node.arg)
 
 
 def _range(values: Values, node: Node, operands: Operands) -> Node:
     if not node.arg.is_tile:
         return values.counters[node]
     if node.arg.bind != "vector":
-        return values.number(values.point[node])
+        return number(values.point[node])
     lanes = lanes_of(node)
     if lanes == 1:
         return ZERO

@@ -15,7 +15,7 @@ from baregrad.dtypes import DType, dtypes, round_scalar
 from baregrad.ir import index
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort
+from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort, toposort_having
 from baregrad.ir.op import ALU, Op, Ops, mask_of
 from baregrad.kernel.narrow_floats import (
     decode_float,
@@ -67,6 +67,24 @@ _CHECKED = mask_of(
         Ops.STORE,
     )
 )
+# Dtypes that the machine has in memory as well, and the ops that may have to change over them.
+_PLAIN = frozenset(
+    (
+        dtypes.float32,
+        dtypes.float64,
+        dtypes.int8,
+        dtypes.int16,
+        dtypes.int32,
+        dtypes.int64,
+        dtypes.uint8,
+        dtypes.uint16,
+        dtypes.uint32,
+        dtypes.uint64,
+        dtypes.index,
+        dtypes.token,
+    )
+)
+_ASKED = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.REDUCE, Ops.STORE))
 
 
 def lower_dtypes(kernel: Node, native: frozenset[DType]) -> Node:
@@ -74,11 +92,15 @@ def lower_dtypes(kernel: Node, native: frozenset[DType]) -> Node:
 
     Narrow floats in `native` are left in memory and in CASTs from and to float32.
     """
-    order = toposort(kernel, enter=_holds_values)
-    if all(map(_is_native, order)):
+    # What has none of these below it is made of constants and positions, which are native.
+    for node in toposort_having(_CHECKED, kernel):
+        # Most are plain: asking the rest of the question costs more than the walk.
+        if (node.dtype not in _PLAIN or node.op.bit & _ASKED) and not _is_native(node):
+            break
+    else:
         return kernel
     lowering = _Lowering(native)
-    for node in order:
+    for node in toposort(kernel, enter=_holds_values):
         lowering.visit(node)
     return lowering.done[kernel]
 

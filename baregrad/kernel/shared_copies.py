@@ -110,7 +110,7 @@ def _lanes(value: Node, inner: Node) -> int:
     condition = None
     if value.op is Ops.GUARD:
         condition, value = value.src
-    if value.op is not Ops.INDEX or (condition is not None and inner in condition.ranges):
+    if value.op is not Ops.LOAD or (condition is not None and inner in condition.ranges):
         return 1
     lanes = VECTOR_BYTES // max(value.dtype.itemsize, 1)
     terms, constant = index.linear(value.src[1])

@@ -1,5 +1,7 @@
 """Kernel level to loop level: loops by the order of the axes, reductions as accumulators.
 
+Inputs are read by LOADs already, what is staged by INDEX.
+
 Each OUT becomes a STORE inside the loops over its axes, in the order of their ids. Each REDUCE
 becomes accumulators (an ALLOC over its tile axes), a loop nest over its own axes, and a load; it
 stands as far out as its free axes allow. Loops over the same axis in the same place are shared, as
@@ -34,8 +36,6 @@ from baregrad.kernel.shared_copies import copied_by_threads, thread_axes
 NOTHING = -1
 _BELOW = "kernel.scoped"
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
-# What loops read: expressions without these are the same at both levels.
-_READS = SCOPED | Ops.INDEX.bit | Ops.PROJ.bit
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +74,7 @@ def to_loop(
     schedule: str = "",
     ordered: frozenset[int] = frozenset(),
 ) -> Node:
-    """The loop level of a kernel whose schedule was applied; `schedule` is its text, to be shown.
+    """The loop level of a kernel that `apply_steps` chunked; `schedule` is its text, to be shown.
 
     With `fma`, products that are summed use one rounding. Writes to the slots `ordered` may meet,
     so their loops are not shared. Loops over axes bound to the grid are around everything else.
@@ -89,7 +89,7 @@ def to_loop(
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
     info = kernel.arg._replace(schedule=schedule) if schedule else kernel.arg
-    return Node(Ops.KERNEL, kernel.dtype, (body,), info)
+    return make_node(Ops.KERNEL, kernel.dtype, (body,), info)
 
 
 def statement(block: Block) -> Node:
@@ -102,7 +102,7 @@ def statement(block: Block) -> Node:
         elif item.body is not None and item.key is not None:
             op = Ops.LOOP if item.key.op is Ops.RANGE else Ops.IF
             done.append(make_node(op, dtypes.token, (item.key, statement(item.body))))
-    return done[0] if len(done) == 1 else Node(Ops.SEQ, dtypes.token, tuple(done))
+    return done[0] if len(done) == 1 else make_node(Ops.SEQ, dtypes.token, tuple(done))
 
 
 class _Builder:
@@ -121,7 +121,6 @@ class _Builder:
         self.kernel = kernel
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
-        self.converted: dict[Node, Node] = {}
         # The tile axes that a staged array has beside its stage's own, around those.
         self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
         self.count = 0
@@ -153,7 +152,7 @@ class _Builder:
         """A fresh private array."""
         self.count += 1
         alloc = Alloc(self.count, space, shape, name=f"a{self.count}")
-        return Node(Ops.ALLOC, dtype, (), alloc)
+        return make_node(Ops.ALLOC, dtype, (), alloc)
 
     # --- statements -----------------------------------------------------------------------------
 
@@ -187,7 +186,7 @@ class _Builder:
         if indices[0].op is Ops.WHERE and indices[0].src[2] is NOWHERE:
             condition, indices[0], _ = indices[0].src
             path.append(self.nest(path[-1], condition, NOTHING, share=False))
-        store = Node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
+        store = make_node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
         path[-1].items.append(Item(store))
 
     def blocks(self, loops: list[Node], path: list[Block]) -> list[Node]:
@@ -208,7 +207,7 @@ class _Builder:
         for node in below:
             if self.readable(node, path):
                 continue
-            if not looped(node._ranges - axes):
+            if not looped(node.ranges - axes):
                 if node.op is Ops.REDUCE:
                     self.reduction(node, path)
                 elif node.op is Ops.SCAN:
@@ -227,7 +226,7 @@ class _Builder:
         own = by_id({child for child in node.src if child.op is Ops.RANGE})
         values = tuple([child for child in node.src if child.op is not Ops.RANGE])
         monoid, values = widened(node.arg.monoid, values)
-        tiles = register_places(by_id({axis for axis in node._ranges if axis.arg.is_tile}))
+        tiles = register_places(by_id({axis for axis in node.ranges if axis.arg.is_tile}))
         lanes = tuple([axis for axis in own if axis.arg.is_tile])
         loops = looped(own)
         self.reductions(scoped_below(values), path)
@@ -356,7 +355,7 @@ class _Builder:
                 a, b = inner.src
                 if condition is not None:
                     a, b = factor_where(condition, a), factor_where(condition, b)
-                return Node(Ops.FMA, value.dtype, (a, b, state))
+                return make_node(Ops.FMA, value.dtype, (a, b, state))
         return alu(monoid.primitive, state, value)
 
     def horizontal(
@@ -368,12 +367,12 @@ class _Builder:
         block: Block,
     ) -> tuple[Node, ...]:
         """Fold the lanes of finished accumulators into results over the free tile axes."""
-        fold = Node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
+        fold = make_node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
         results = self.accumulators(monoid, tiles)
         for position, result in enumerate(results):
             part = fold
             if monoid.arity > 1:
-                part = Node(Ops.PROJ, monoid.states[position], (fold,), position)
+                part = make_node(Ops.PROJ, monoid.states[position], (fold,), position)
             block.items.append(Item(store(result, part, tiles)))
         return tuple(load(result, tiles) for result in results)
 
@@ -458,7 +457,7 @@ class _Builder:
         self.reductions(scoped_below(values), path)
         start = store(buffer, monoid.identity[0], axes)
         for axis in reversed(inner_axes):
-            start = Node(Ops.LOOP, dtypes.token, (axis, start))
+            start = make_node(Ops.LOOP, dtypes.token, (axis, start))
         conditions, values = self.peeled_guards(monoid, values)
         loops = looped(by_id(set(own))) + inner_axes
         inner = list(path)
@@ -478,33 +477,28 @@ class _Builder:
     # --- expressions ----------------------------------------------------------------------------
 
     def convert(self, roots: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Expressions of the loop level: arrays are loaded, reductions read their accumulators."""
-        # What reads no reduction is the same everywhere; the rest depends on where it is read.
-        plain = self.converted
-        done = plain if not any(root.mask & SCOPED for root in roots) else dict(plain)
+        """Expressions of the loop level: what is staged or reduced is read from its array."""
+        if not any(root.mask & SCOPED for root in roots):
+            return roots
         placed = self.placed
+        # Where an expression is read decides what its reductions are read from.
+        done: dict[Node, Node] = {}
 
         def enter(node: Node) -> bool:
-            return bool(node.mask & _READS) and node not in done and node not in placed
+            return bool(node.mask & SCOPED) and node not in placed
 
         for node in toposort(*roots, enter=enter):
-            mask = node.mask
-            # Most of what is below a read is arithmetic on positions, which stays as it is.
-            if not mask & _READS:
-                done[node] = node
-            elif node not in done:
+            if node.mask & SCOPED:
                 done[node] = self.visit(node, done)
-                if not mask & SCOPED:
-                    plain[node] = done[node]
-        return tuple([done[root] for root in roots])
+        return tuple([done.get(root, root) for root in roots])
 
     def visit(self, node: Node, done: dict[Node, Node]) -> Node:
-        """One node whose sources are converted."""
+        """One node whose sources are converted, those that change in `done`."""
         op = node.op
         if op is Ops.INDEX:
-            source, *places = [done[child] for child in node.src]
+            source, *places = [done.get(child, child) for child in node.src]
             before, after = self.around.get(source, ((), ()))
-            read = Node(Ops.LOAD, source.dtype, (source, *before, *places, *after))
+            read = make_node(Ops.LOAD, source.dtype, (source, *before, *places, *after))
             return cast(read, node.dtype)
         if op.bit & SCOPED:
             placed = self.placed.get(node)
@@ -514,10 +508,8 @@ class _Builder:
         if op is Ops.PROJ:
             position: int = node.arg
             return self.placed[node.src[0]].parts[position]
-        for child in node.src:
-            if done[child] is not child:
-                return make_node(op, node.dtype, tuple([done[c] for c in node.src]), node.arg)
-        return node
+        src = tuple([done.get(child, child) for child in node.src])
+        return make_node(op, node.dtype, src, node.arg)
 
 
 # --- small pieces -------------------------------------------------------------------------------

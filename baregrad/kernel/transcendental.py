@@ -12,7 +12,7 @@ from types import MappingProxyType
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, cast, const, make_node, rebuild, toposort
+from baregrad.ir.node import Node, cast, const, make_node, rebuild, toposort_having
 from baregrad.ir.op import STATEMENTS, Op, Ops, mask_of
 from baregrad.kernel import transcendental_erf, transcendental_exp, transcendental_trig
 
@@ -122,7 +122,7 @@ def lower_functions(kernel: Node) -> Node:
 
 def _combines(kernel: Node) -> bool:
     """Whether some REDUCE or STORE combines by functions."""
-    for node in toposort(kernel, enter=lambda node: bool(node.mask & _STATEMENT)):
+    for node in toposort_having(_STATEMENT, kernel):
         if node.op is Ops.STORE:
             if node.arg is not None and _needs(node.arg):
                 return True

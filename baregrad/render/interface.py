@@ -101,7 +101,7 @@ def signature(
     return Signature(entry_name(program), ordered, names, scratch, nbytes, tuple(stack))
 
 
-_LEAVES = Ops.PARAM.bit | Ops.VAR.bit | Ops.ALLOC.bit | Ops.REG.bit
+_LEAVES = frozenset((Ops.PARAM, Ops.VAR, Ops.ALLOC, Ops.REG))
 
 
 def _leaves(program: Node) -> list[Node]:
@@ -110,7 +110,9 @@ def _leaves(program: Node) -> list[Node]:
     found: list[Node] | None = memo.get("leaves")
     if found is None:
         operands = dict.fromkeys(chain.from_iterable([node.src for node in program.src]))
-        found = memo["leaves"] = [node for node in operands if node.op.bit & _LEAVES]
+        # Most operands are made by instructions, which have operands themselves.
+        found = [node for node in operands if not node.src and node.op in _LEAVES]
+        memo["leaves"] = found
     return found
 
 
@@ -157,6 +159,9 @@ class BlockRegisters:
     certain: bool = False
 
 
+_CONTROL = frozenset((Ops.BEGIN, Ops.TEST, Ops.END))
+_SET = Ops.SET
+_REG = Ops.REG
 # The place of an instruction, itself, and the registers that it reads.
 _Event = tuple[int, Node, Collection[Node]]
 
@@ -182,48 +187,51 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
     scanned: dict[int, _Open] = {}
     ends: dict[int, int] = {}
     events: list[_Event] = []
-    stack = [_Open(-1, False)]
+    innermost = _Open(-1, False)
+    stack = [innermost]
     for place, node in enumerate(code):
         op = node.op
         reads: Collection[Node] = ()
-        if op is Ops.SET:
+        if op is _SET:
             register, value = node.src
-            if value.op is Ops.REG:
+            if value.op is _REG:
                 reads = (value,)
         elif not known.isdisjoint(node.src):
             reads = known.intersection(node.src)
-        elif not op.bit & _CONTROL:
+        elif op not in _CONTROL:
             continue
         events.append((place, node, reads))
         for read in reads:
-            for block in reversed(stack):
+            if read in innermost.exposed or read in innermost.killed:
                 # What is exposed here was already told to the blocks around.
+                continue
+            for block in reversed(stack):
                 if read in block.exposed or read in block.killed:
                     break
                 block.exposed.add(read)
-        if op is Ops.SET:
-            innermost = stack[-1]
+        if op is _SET:
             innermost.killed.add(register)
             innermost.written[register] = None
+        elif op not in _CONTROL:
+            continue
         elif op is Ops.END:
             closed = stack.pop()
+            innermost = stack[-1]
             scanned[closed.begin] = closed
             ends[place] = closed.begin
-            stack[-1].written.update(closed.written)
+            innermost.written.update(closed.written)
             if blocks[closed.begin].certain:
-                stack[-1].killed |= closed.killed
-        elif op.bit & _CONTROL:
+                innermost.killed |= closed.killed
+        else:
             low, high = node.src[0], node.src[-1]
             certain = op is Ops.BEGIN and len(node.src) == 2
             certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
             blocks[place] = BlockRegisters((), (), certain and low.arg < high.arg)
-            stack.append(_Open(place, op is Ops.BEGIN))
+            innermost = _Open(place, op is Ops.BEGIN)
+            stack.append(innermost)
     if known:
         _find_merges(events, blocks, scanned, ends)
     return blocks
-
-
-_CONTROL = Ops.BEGIN.bit | Ops.TEST.bit | Ops.END.bit
 
 
 def _find_merges(

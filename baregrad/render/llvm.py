@@ -43,9 +43,10 @@ class LlvmRenderer:
 def _module(f: FunctionText) -> str:
     """The text of a module."""
     f.prologue()
+    rule_of = _RULES.get
     for place, node in enumerate(f.program.src):
         f.place = place
-        rule = _RULES.get(node.op)
+        rule = rule_of(node.op)
         if rule is None:
             raise CompilerBug("LLVM IR has no rule for an op", found=node)
         rule(f, node)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
+from baregrad.render.llvm_columns import column_blocks, load_block
 from baregrad.render.llvm_text import FunctionText, Rule
 from baregrad.render.llvm_types import (
     constant_text,
@@ -16,6 +17,7 @@ from baregrad.render.llvm_types import (
     suffix_text,
     type_text,
     value_type,
+    weave_text,
 )
 
 
@@ -47,6 +49,16 @@ def _part(f: FunctionText, node: Node) -> None:
     order = order_text(first, count)
     f.lines.append(
         f"  {f.define(node)} = shufflevector {kinds} {operand}, {kinds} poison, {order}"
+    )
+
+
+def _weave(f: FunctionText, node: Node) -> None:
+    size, odd = node.arg
+    a, b = node.src
+    kinds, lanes = value_type(node), lanes_of(node)
+    f.lines.append(
+        f"  {f.define(node)} = shufflevector {kinds} {f.use(a, lanes)}, {kinds} "
+        f"{f.use(b, lanes)}, {weave_text(lanes, size, odd)}"
     )
 
 
@@ -148,6 +160,13 @@ def _gather(f: FunctionText, node: Node, offsets: list[str], at: int) -> None:
 
 def _strided(f: FunctionText, node: Node, where: str) -> None:
     """Lanes a constant number of elements apart; backwards is a load and a reversal."""
+    if f.columns is None:
+        f.columns = column_blocks(f.program)
+    block = f.columns.get(node)
+    if block is not None:
+        if node not in f.names:
+            load_block(f, block)
+        return
     lanes, stride = node.arg.width, node.arg.stride
     element, kinds = type_text(node.dtype), value_type(node)
     if stride == -1 and len(node.src) == 2:
@@ -160,6 +179,9 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f"<{lanes} x i32> <{order}>"
         )
         return
+    if stride == 2 and len(node.src) == 2:
+        _every_other(f, node, where)
+        return
     function = _function(f, node)
     if function:
         f.lines.append(f"  {f.define(node)} = call {kinds} {function}(ptr {where})")
@@ -170,6 +192,22 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
         )
     _collect(f, node, addresses)
+
+
+def _every_other(f: FunctionText, node: Node, where: str) -> None:
+    """Every other element: those of two loads, the second of which ends where the lanes do."""
+    lanes = node.arg.width
+    element, kinds = type_text(node.dtype), value_type(node)
+    first, after, second = f.fresh(), f.fresh(), f.fresh()
+    places = [2 * lane if 2 * lane < lanes else 2 * lane + 1 for lane in range(lanes)]
+    order = ", ".join(f"i32 {place}" for place in places)
+    f.lines.append(
+        f"  {first} = load {kinds}, ptr {where}, align {node.arg.align}\n"
+        f"  {after} = getelementptr {element}, ptr {where}, i64 {lanes - 1}\n"
+        f"  {second} = load {kinds}, ptr {after}, align {node.arg.align}\n"
+        f"  {f.define(node)} = shufflevector {kinds} {first}, {kinds} {second}, "
+        f"<{lanes} x i32> <{order}>"
+    )
 
 
 def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
@@ -312,6 +350,7 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SPLAT: _splat,
         Ops.LANES: _line,
         Ops.PART: _part,
+        Ops.WEAVE: _weave,
         Ops.EXTRACT: _extract,
         Ops.ANY: _any,
         Ops.READ: _read,

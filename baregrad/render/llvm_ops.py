@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import COMPARE, Op, Ops
-from baregrad.render.llvm_text import FunctionText, Rule
+from baregrad.render.llvm_text import FunctionText, Rule, declaration_text
 from baregrad.render.llvm_types import (
     constant_text,
     lanes_of,
@@ -48,8 +49,9 @@ _BOOL_BINARY = MappingProxyType(
 )
 
 
-def _binary(f: FunctionText, node: Node) -> None:
-    op, dtype = node.op, node.dtype
+@lru_cache(1 << 10)
+def _spelled(op: Op, dtype: DType, lanes: int) -> str:
+    """An instruction of two operands but for their names."""
     kind = dtype.kind
     if kind == "float":
         spelling = _FLOAT_BINARY.get(op)
@@ -60,14 +62,18 @@ def _binary(f: FunctionText, node: Node) -> None:
         if spelling is None and op in _SIGNED_BINARY:
             spelling = _SIGNED_BINARY[op][kind == "uint"]
     if spelling is None:
-        raise CompilerBug("LLVM IR has no such instruction; it was to be lowered", found=node)
+        raise CompilerBug("LLVM IR has no such instruction; it was to be lowered", found=op)
+    return f"{spelling} {type_text(dtype, lanes)}"
+
+
+def _binary(f: FunctionText, node: Node) -> None:
     shape = node.shape
     lanes = shape[0] if shape else 1
     x, y = node.src
     names = f.names
     a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
     name = names[node] = f.fresh()
-    f.lines.append(f"  {name} = {spelling} {type_text(dtype, lanes)} {a}, {b}")
+    f.lines.append(f"  {name} = {_spelled(node.op, node.dtype, lanes)} {a}, {b}")
 
 
 _COMPARISONS = MappingProxyType(
@@ -140,11 +146,12 @@ _INTRINSICS = MappingProxyType(
 
 
 def _intrinsic(f: FunctionText, node: Node) -> None:
-    lanes = lanes_of(node)
-    kinds = value_type(node)
+    shape = node.shape
+    lanes = shape[0] if shape else 1
     names = f.names
     operands = [names.get(child) or f.use(child, lanes) for child in node.src]
     if node.dtype.kind != "float":
+        kinds = value_type(node)
         if node.op is Ops.FMA:
             product = f.fresh()
             f.lines.append(f"  {product} = mul {kinds} {operands[0]}, {operands[1]}")
@@ -152,10 +159,19 @@ def _intrinsic(f: FunctionText, node: Node) -> None:
             return
         f.names[node] = operands[0]
         return
-    name = f"llvm.{_INTRINSICS[node.op]}.{suffix_text(node.dtype, lanes)}"
-    f.declare(name, kinds, *[kinds] * len(operands))
+    kinds, name, declaration = _intrinsic_form(node.op, node.dtype, lanes, len(operands))
+    f.declarations[declaration] = None
+    result = names[node] = f.fresh()
     arguments = f", {kinds} ".join(operands)
-    f.lines.append(f"  {f.define(node)} = call {kinds} @{name}({kinds} {arguments})")
+    f.lines.append(f"  {result} = call {kinds} {name}({kinds} {arguments})")
+
+
+@lru_cache(1 << 8)
+def _intrinsic_form(op: Op, dtype: DType, lanes: int, count: int) -> tuple[str, str, str]:
+    """The type of a float intrinsic's operands and result, its name, and its declaration."""
+    kinds = type_text(dtype, lanes)
+    name = f"llvm.{_INTRINSICS[op]}.{suffix_text(dtype, lanes)}"
+    return kinds, f"@{name}", declaration_text(name, kinds, *[kinds] * count)
 
 
 def _unary(f: FunctionText, node: Node) -> None:

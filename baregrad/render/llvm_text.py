@@ -55,6 +55,8 @@ class FunctionText:
         self.declarations: dict[str, None] = {}
         # How often strided accesses of each form occur, once one of them was met.
         self.strided: dict[tuple[object, ...], int] = {}
+        # The strided loads that are made together, once one of them was met.
+        self.columns: dict[Node, tuple[Node, ...]] | None = None
         self.registers = block_registers(program)
         self.place = 0
 
@@ -106,7 +108,7 @@ class FunctionText:
 
     def declare(self, name: str, result: str, *parameters: str) -> None:
         """Declare an intrinsic function once."""
-        self.declarations[f"declare {result} @{name}({', '.join(parameters)})"] = None
+        self.declarations[declaration_text(name, result, *parameters)] = None
 
     def pointer(self, base: Node, offset: str, at: int, dtype: DType) -> str:
         """The address of an element: each base and offset is computed once in a block."""
@@ -127,6 +129,11 @@ class FunctionText:
             self.lines.append(f"  {moved} = getelementptr {element}, ptr {name}, i64 {at}")
             return moved
         return name
+
+
+def declaration_text(name: str, result: str, *parameters: str) -> str:
+    """The declaration of a function."""
+    return f"declare {result} @{name}({', '.join(parameters)})"
 
 
 Rule = Callable[[FunctionText, Node], None]

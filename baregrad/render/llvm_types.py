@@ -50,6 +50,16 @@ def order_text(first: int, count: int) -> str:
     return f"<{count} x i32> <{lanes}>"
 
 
+@lru_cache(1 << 8)
+def weave_text(lanes: int, size: int, odd: bool) -> str:
+    """The constant lanes of two vectors' even or odd blocks of `size`, in turns."""
+    places = [
+        (lane + (size if odd else 0) if not lane & size else lanes + lane - (0 if odd else size))
+        for lane in range(lanes)
+    ]
+    return f"<{lanes} x i32> <{', '.join([f'i32 {place}' for place in places])}>"
+
+
 def suffix_text(dtype: DType, lanes: int) -> str:
     """The part of an intrinsic's name that says the type."""
     name = _ELEMENTS[dtype][1]

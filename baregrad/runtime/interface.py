@@ -263,7 +263,7 @@ class Device(ABC):
             )
         source = flat_bytes(data)
         self._check_transfer(buffer, source.nbytes)
-        np.frombuffer(buffer.as_memoryview(), np.uint8)[:] = source
+        self._move(np.frombuffer(buffer.as_memoryview(), np.uint8), source)
 
     def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
         """Copy the buffer's bytes to host memory of the same size, after all submitted work."""
@@ -272,7 +272,7 @@ class Device(ABC):
             raise DeviceError("copy_out needs memory that can be written", found="read-only memory")
         self._check_transfer(buffer, target.nbytes)
         self.synchronize()
-        target[:] = np.frombuffer(buffer.as_memoryview(), np.uint8)
+        self._move(target, np.frombuffer(buffer.as_memoryview(), np.uint8))
 
     def duplicate(self, source: Buffer) -> Buffer:
         """Return a buffer with the same bytes in memory of its own on this device."""
@@ -281,9 +281,18 @@ class Device(ABC):
             commands = self.command_list()
             commands.copy(fresh, source, source.nbytes)
             self.submit(commands)
+        elif source.nbytes and source.device is self:
+            self.synchronize()
+            self.copy_in(fresh, source.as_memoryview())
         elif source.nbytes:
             self.copy_in(fresh, source.contents())
         return fresh
+
+    def _move(
+        self, target: np.ndarray[Any, np.dtype[np.uint8]], source: np.ndarray[Any, Any]
+    ) -> None:
+        """Copy bytes that the host sees to as many others."""
+        target[:] = source
 
     def _check_transfer(self, buffer: Buffer, nbytes: int) -> None:
         if buffer.device is not self:

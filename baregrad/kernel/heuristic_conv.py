@@ -1,0 +1,294 @@
+"""Schedules for sliding windows: convolutions, and the gradients of their weights.
+
+One operand, the image, is read through windows: an axis of the output and a reduced axis move it by
+steps that overlap. The other, the filter, does not move along some of those axes of the output.
+Lanes lie along an axis that moves the filter alone; a step of the register tile is a neighbour
+along an axis that moves the image alone, so an element of the image goes to all lanes, from
+wherever its window is, whatever its stride. The filter is copied, in the order in which the
+innermost loop reads it, once for many tiles; the image is read where it lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import Access, Reduction, iterations
+from baregrad.kernel.heuristic_contract import (
+    MOST_STEPS,
+    Machine,
+    carry_panels,
+    rows_that_fit,
+    stage_panels,
+)
+from baregrad.kernel.schedule_value import Bind
+from baregrad.kernel.tiling import Plan, PlannedAxis
+from baregrad.target.cpu import CpuTarget
+
+# Cycles for each element of the output: neighbours in a register, and one by one.
+STORE_CYCLES = 0.3
+SCATTER_CYCLES = 2.5
+# Cycles to copy an element of the filter.
+PACK_CYCLES = 2.5
+# What a tile takes more where each of its steps reads a line of the image that the next does not.
+FAR_COST = 1.05
+NEAR_STEPS = 8
+NEAR_RUN = 4
+MOST_VECTORS = 4
+# What it takes more to keep sums in memory between panels.
+CARRY_COST = 1.05
+TAIL_PENALTY = 0.02
+LEAST_LANES = 4
+ALONE_CYCLES = 60_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A sum of products of an image and a filter, and the axes of its output by what they move.
+
+    Lanes lie along `lane`.
+    """
+
+    image: Access
+    filter: Access
+    moves_image: list[PlannedAxis]
+    moves_filter: list[PlannedAxis]
+    moves_both: list[PlannedAxis]
+    own: list[PlannedAxis]
+
+    @property
+    def lane(self) -> PlannedAxis:
+        """The longest axis that moves the filter alone."""
+        return max(self.moves_filter, key=lambda axis: axis.size)
+
+
+def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | None:
+    """The kernel as a sum of products over windows; None where it is none."""
+    if len(reads) != 2 or main.node.arg.monoid.primitive is not Ops.ADD:
+        return None
+    for image, other in (reads, reads[::-1]):
+        found = _sorted(plan, main, image, other)
+        if found is not None and _slides(found):
+            return found
+    return None
+
+
+def _sorted(plan: Plan, main: Reduction, image: Access, other: Access) -> Windows | None:
+    only_image: list[PlannedAxis] = []
+    only_filter: list[PlannedAxis] = []
+    both: list[PlannedAxis] = []
+    own: list[PlannedAxis] = []
+    for axis in plan.axes:
+        strides = (axis.stride(image), axis.stride(other))
+        if None in strides or not isinstance(axis.extent, int):
+            return None
+        if axis.reduced:
+            if not axis.inside(main.own):
+                return None
+            if axis.size > 1:
+                own.append(axis)
+        elif axis.size > 1:
+            if not axis.inside(main.free):
+                return None
+            if strides[0] and strides[1]:
+                both.append(axis)
+            elif strides[0]:
+                only_image.append(axis)
+            elif strides[1]:
+                only_filter.append(axis)
+            else:
+                return None
+    if not only_image or not only_filter or not own:
+        return None
+    return Windows(image, other, only_image, only_filter, both, own)
+
+
+def _slides(found: Windows) -> bool:
+    """Whether an axis of the output and a reduced one move the image by overlapping steps."""
+    image = found.image
+    for axis in found.moves_image:
+        far = abs(axis.stride(image) or 0)
+        for inner in found.own:
+            step = abs(inner.stride(image) or 0)
+            if step and far < step * inner.size and step < far * axis.size:
+                return True
+    return False
+
+
+class Tile(NamedTuple):
+    """Vectors of the lane axis times steps of another, and all of a third one perhaps.
+
+    cost: cycles for an element of the output.
+    """
+
+    second: PlannedAxis
+    third: PlannedAxis | None
+    vectors: int
+    steps: int
+    cost: float
+
+
+class Share(NamedTuple):
+    """The loop that threads share, None for one chunk; how long that takes, for comparison."""
+
+    axis: PlannedAxis | None
+    grain: int
+    time: float
+
+
+def plan_windows(
+    plan: Plan, main: Reduction, found: Windows, machine: Machine, target: CpuTarget
+) -> tuple[list[PlannedAxis], Bind | None] | None:
+    """Bind the register tile and the filter's panels: the data axes in the order of their loops.
+
+    Also which of them the threads share. None where no axis moves the filter alone by enough lanes.
+    """
+    lane = found.lane
+    if lane.size < LEAST_LANES or not found.filter.copyable:
+        return None
+    tiles = _tiles(plan, main, found, machine, target)
+    shares = [_share(main, found, tile, machine, target) for tile in tiles]
+    best = min(range(len(tiles)), key=lambda place: shares[place].time)
+    tile, share = tiles[best], shares[best]
+    second = tile.second
+    plan.because(
+        "windows over array {}, array {} the filter: {} vectors along {} by {} steps of {}, "
+        "the cheapest tile", found.image.array.arg.slot, found.filter.array.arg.slot,
+        tile.vectors, lane.name, tile.steps, second.name,
+    )
+    plan.vectorise(lane, machine.lanes, tile.vectors, carried=True)
+    plan.unroll(second, tile.steps)
+    if tile.third is not None:
+        plan.unroll(tile.third, tile.third.size)
+    taken = [second, lane] if tile.third is None else [tile.third, second, lane]
+    plan.tile_order = [name for axis in taken for part in axis.tiles for name in part]
+    outside = [a for a in (*found.moves_both, *found.moves_filter) if a not in taken]
+    inside = [axis for axis in found.moves_image if axis not in taken]
+    for axis in (*outside, *inside):
+        plan.keep(axis)
+    room = _rows(found, tile.vectors, machine, target)
+    pieces = rows_that_fit(found.own, room)
+    if pieces is not None and pieces.several:
+        if carry_panels(plan, main, pieces, lane, second, inside, target):
+            stage_panels(plan, found.filter, pieces.inner, lane, None)
+    elif pieces is not None:
+        stage_panels(plan, found.filter, found.own, lane, None)
+    order = [*outside, lane, *inside, second]
+    shared = share.axis
+    if shared is None or not shared.loops:
+        plan.because("one thread: sharing would cost more than it saves")
+        return order, None
+    plan.because("threads share {}: waiting and copied filters cost least", shared.loops[0][0])
+    if shared in inside:
+        order = [shared, *[other for other in order if other is not shared]]
+    return order, Bind(shared.loops[0][0], "pool", share.grain)
+
+
+def _rows(found: Windows, vectors: int, machine: Machine, target: CpuTarget) -> int:
+    """How many steps of the reduction a panel of the filter may have."""
+    return target.l2_bytes * 3 // 4 // (min(found.lane.size, vectors * machine.lanes) * 4)
+
+
+def _tiles(
+    plan: Plan, main: Reduction, found: Windows, machine: Machine, target: CpuTarget
+) -> list[Tile]:
+    """For each number of vectors the register tile whose element of the output costs least."""
+    write = next(access for access in plan.facts.accesses if access.write)
+    products = max(iterations(main.own), 1)
+    lane = found.lane
+    whole = -(-lane.size // machine.lanes)
+    used = lane.size / (whole * machine.lanes)
+    # Neighbouring steps of the reduction that read one line of the image.
+    run = max(
+        [axis.size for axis in found.own if 0 < abs(axis.stride(found.image) or 0) <= NEAR_STEPS],
+        default=1,
+    )
+    tiles = []
+    for vectors in range(1, min(whole, MOST_VECTORS) + 1):
+        parts = _parts(whole, vectors)
+        carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
+        best: Tile | None = None
+        for second, third in _pairs(found):
+            near = abs(second.stride(found.image) or 0) <= NEAR_STEPS or run >= NEAR_RUN
+            beside = second.stride(write) == 1
+            times = 1 if third is None else third.size
+            most = min(second.size, MOST_STEPS + 2)
+            for steps in range(most, 0 if third is None else most - 1, -1):
+                cycles = 0.0
+                rest = _parts(second.size, steps)
+                for v, count in parts:
+                    for s, repeats in rest:
+                        tile = machine.cycles(v * s * times, v + s * times, v)
+                        cycles += count * repeats * tile
+                cost = cycles / second.size / times / whole / machine.lanes / used * products
+                cost *= carry if near else carry * FAR_COST
+                cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
+                cost += STORE_CYCLES if beside and steps >= LEAST_LANES else SCATTER_CYCLES
+                if best is None or cost < best.cost * 0.999:
+                    best = Tile(second, third, vectors, steps, cost)
+        if best is not None:
+            tiles.append(best)
+    return tiles
+
+
+def _pairs(found: Windows) -> list[tuple[PlannedAxis, PlannedAxis | None]]:
+    """The axes that the steps of a tile may lie along: one, or two short ones."""
+    pairs: list[tuple[PlannedAxis, PlannedAxis | None]] = []
+    for axis in found.moves_image:
+        pairs.append((axis, None))
+        for other in found.moves_image:
+            if other is not axis and axis.size * other.size <= MOST_STEPS + 2:
+                pairs.append((axis, other))
+    return pairs
+
+
+def _parts(size: int, tile: int) -> list[tuple[int, int]]:
+    """(tile, how many) of an axis: whole tiles, and the rest."""
+    whole, rest = divmod(size, tile)
+    found = [(tile, whole)] if whole else []
+    return [*found, (rest, 1)] if rest else found
+
+
+def _share(
+    main: Reduction, found: Windows, tile: Tile, machine: Machine, target: CpuTarget
+) -> Share:
+    """The loop whose iterations threads share, so that what is done anew takes least.
+
+    Sharing a loop inside the one over panels, each chunk copies all panels anew.
+    """
+    results = 1
+    packed = PACK_CYCLES * max(iterations(main.own), 1)
+    trips: list[tuple[PlannedAxis, int, bool]] = []
+    for axes, repeats in (
+        (found.moves_both, False), (found.moves_filter, False), (found.moves_image, True)
+    ):
+        for axis in axes:
+            results *= axis.size
+            if not repeats:
+                packed *= axis.size
+            count = axis.size
+            if axis is found.lane:
+                count //= min(tile.vectors * machine.lanes, axis.size)
+            elif axis is tile.second or axis is tile.third:
+                continue
+            if count > 1:
+                trips.append((axis, count, repeats))
+    total = results * tile.cost
+    alone = total + packed
+    best = Share(None, 1, alone * alone)
+    if total < ALONE_CYCLES:
+        return best
+    for axis, count, repeats in trips:
+        for wanted in (2, 4, 8, 16, 32):
+            grain = -(-count // min(count, wanted))
+            chunks = -(-count // grain)
+            # Good on two cores and on as many as the machine's family has.
+            time = 1.0 + 0.1 / chunks
+            for cores in (2, max(target.cores, 2)):
+                rounds = -(-chunks // cores)
+                again = rounds if repeats else rounds / chunks
+                time *= total * grain * rounds / count + packed * again
+            if time < best.time * 0.999:
+                best = Share(axis, grain, time)
+    return best
