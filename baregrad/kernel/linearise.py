@@ -67,7 +67,8 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
         stack.append(body)
         return
     # A call that does no chunk is never made.
-    speculative = not pool and bounds(axis.src[0])[0] < 1
+    least = extent.arg if extent.op is Ops.CONST else bounds(axis.src[0])[0]
+    speculative = not pool and least < 1
     span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
     if values.gpu and bounds(axis.src[0])[1] <= INT32[1]:
         span = tuple([values.cast(end, dtypes.int32) for end in span])
