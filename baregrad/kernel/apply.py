@@ -30,7 +30,7 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
-from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, table_for
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_for
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
@@ -183,7 +183,7 @@ class _Rewriter:
         found = []
         for axis in axes:
             for limit in scope.pieces[axis].limits:
-                terms = {scope.ranges[n]: scale for n, scale in limit.terms if n not in self.dead}
+                terms = dict(self.finals_of(limit.terms, scope))
                 place = index.add(index.from_linear(terms, 0), limit.start)
                 found.append(index.less(place, limit.extent))
         return index.both(*found) if found else TRUE
@@ -244,7 +244,8 @@ class _Rewriter:
         found = self.flat.get(node)
         if found is None:
             arg = node.arg
-            flat = Param(arg.slot, (index.product(arg.shape),), arg.name)
+            streamed = arg.slot in self.table.streamed
+            flat = Param(arg.slot, (index.product(arg.shape),), arg.name, streamed)
             found = self.flat[node] = make_node(Ops.PARAM, node.dtype, (), flat)
         return found
 
@@ -268,13 +269,18 @@ class _Rewriter:
         """The final axes that an original axis is a sum of, with their scales."""
         found = scope.finals.get(node)
         if found is None:
-            found = scope.finals[node] = []
-            for name, scale in scope.pieces[node].terms:
-                if name in self.dead:
-                    continue
-                found.append((scope.ranges[name], scale))
-                if self.chunk is not None and name == self.chunk[0]:
-                    found.append((self.chunk[1], scale * self.table.grain))
+            found = scope.finals[node] = self.finals_of(scope.pieces[node].terms, scope)
+        return found
+
+    def finals_of(self, terms: Terms, scope: Scope) -> list[tuple[Node, int]]:
+        """The final axes of named ones that are ever more than 0, with their scales."""
+        found = []
+        for name, scale in terms:
+            if name in self.dead:
+                continue
+            found.append((scope.ranges[name], scale))
+            if self.chunk is not None and name == self.chunk[0]:
+                found.append((self.chunk[1], scale * self.table.grain))
         return found
 
     def offset(self, node: Node, scope: Scope) -> Node:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
+from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Var
 from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
@@ -129,7 +130,7 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
             begins.append(len(code))
             _set(values, node, address, compute(value) if same is None else same)
         points = []
-    elif not late and node.arg is None and not values.masks and not values.gpu:
+    elif plain:
         axis = neighbours(address, axes, lanes)
         if axis is not None and value.op is not Ops.CONST:
             _store_transposed(values, node, axis, compute, lanes)
@@ -173,12 +174,25 @@ def _store_transposed(
         values.point = {**point, axis: 0}
         offset, at = values.offset(address)
         align = buffer.dtype.itemsize
+        parts = (*address.fixed, *address.unrolled, (axis, at), (axis, address.stride))
+        if _is_streamed(buffer) and all(n % count == 0 for _, n in parts if n != 1):
+            align = _vector_nbytes(count, buffer.dtype)
         for lane, column in enumerate(transposed(values, rows, lanes, buffer.dtype)):
             access = access_of(count, 1, at + lane * address.stride, align)
             store = make_node(Ops.VSTORE, dtypes.token, (buffer, offset, column), access)
             values.scopes.append(store)
         values.scopes.forget_since(mark)
     values.point = {}
+
+
+def _is_streamed(buffer: Node) -> bool:
+    return buffer.op is Ops.PARAM and buffer.arg.streamed
+
+
+def _vector_nbytes(lanes: int, dtype: DType) -> int:
+    """Bytes of a vector that may be streamed to its own place; of an element for odd ones."""
+    nbytes = lanes * dtype.itemsize
+    return nbytes if is_power_of_two(nbytes) else dtype.itemsize
 
 
 def _free(store: Node) -> frozenset[Node]:
@@ -243,6 +257,8 @@ def _store_at(
     lanes = values.memory.addresses[node].width if stride else 1
     address = values.memory.addresses[node]
     align = values.alignment(address, lanes, stride, at, buffer.dtype)
+    if _is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
+        align = _vector_nbytes(lanes, buffer.dtype)
     access = access_of(lanes, stride or 1, at, align)
     test = mask is not None and lanes == 1
     if test:
