@@ -40,6 +40,8 @@ MOST_VECTORS = 4
 CARRY_COST = 1.05
 TAIL_PENALTY = 0.02
 LEAST_LANES = 4
+# From how many panels on a sum is kept in memory between them, to have them in the first cache.
+LEAST_PANELS = 4
 ALONE_CYCLES = 60_000.0
 
 
@@ -162,13 +164,7 @@ def plan_windows(
     inside = [axis for axis in found.moves_image if axis not in taken]
     for axis in (*outside, *inside):
         plan.keep(axis)
-    room = _rows(found, tile.vectors, machine, target)
-    pieces = rows_that_fit(found.own, room)
-    if pieces is not None and pieces.several:
-        if carry_panels(plan, main, pieces, lane, second, inside, target):
-            stage_panels(plan, found.filter, pieces.inner, lane, None)
-    elif pieces is not None:
-        stage_panels(plan, found.filter, found.own, lane, None)
+    _stage_filter(plan, main, found, tile, inside, machine, target)
     order = [*outside, lane, *inside, second]
     shared = share.axis
     if shared is None or not shared.loops:
@@ -176,6 +172,36 @@ def plan_windows(
     if shared in inside:
         order = [shared, *[other for other in order if other is not shared]]
     return order, Bind(shared.loops[0][0], "pool", share.grain)
+
+
+def _stage_filter(
+    plan: Plan,
+    main: Reduction,
+    found: Windows,
+    tile: Tile,
+    inside: list[PlannedAxis],
+    machine: Machine,
+    target: CpuTarget,
+) -> None:
+    """Copy the filter in panels of the first cache where sums of several are kept cheaply.
+
+    Else all of the reduction is one panel, of the second cache.
+    """
+    lane, steps = found.lane, max(iterations(main.own), 1)
+    room = _rows(found, tile.vectors, machine, target)
+    small = room * target.l1_bytes // target.l2_bytes
+    for most in (small, room):
+        if most == small and (steps < LEAST_PANELS * small or tile.third is not None):
+            continue
+        pieces = rows_that_fit(found.own, most)
+        if pieces is None:
+            continue
+        if not pieces.several:
+            stage_panels(plan, found.filter, found.own, lane, None)
+            return
+        if carry_panels(plan, main, pieces, lane, tile.second, inside, target):
+            stage_panels(plan, found.filter, pieces.inner, lane, None)
+            return
 
 
 def _rows(found: Windows, vectors: int, machine: Machine, target: CpuTarget) -> int:
