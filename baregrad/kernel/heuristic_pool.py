@@ -63,6 +63,7 @@ def choose_pool(
     lanes = target.lanes(4)
     total *= lanes // min(max([axis.size for axis in plan.vectors], default=1), lanes)
     if total < ALONE_NS:
+        plan.because("one thread: about {:.1f} us of work is not worth waking others", total / 1e3)
         return order, None
     best: PlannedAxis | None = None
     enough = 2 * max(target.cores, 2)
@@ -75,6 +76,8 @@ def choose_pool(
         if best is None or (best.loops[0][1] < enough and trips >= 2 * best.loops[0][1]):
             best = axis
     if best is None:
+        if order:
+            plan.because("one thread: no axis runs through every output and every large reduction")
         return order, None
     name, trips = best.loops[0]
     # Each chunk of an inner loop does anew what stands between the loops outside it.
@@ -82,6 +85,10 @@ def choose_pool(
     chunk = max(total / (MOST_CHUNKS if outermost else enough), CHUNK_NS)
     grain = max(1, min(round(chunk * trips / total), (trips + 1) // 2))
     grain = _rounded(grain, trips)
+    plan.because(
+        "threads share {}: about {:.0f} us on one core, {} chunks", name, total / 1e3,
+        -(-trips // grain),
+    )
     return order, Bind(name, "pool", grain)
 
 
