@@ -29,14 +29,19 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
     stream_outputs(plan, target)
     vector = best_vector_axis(plan.axes, plan.facts.accesses, lanes)
     across: PlannedAxis | None = None
-    if vector is not None:
+    if vector is None:
+        plan.because("no vectors: no axis makes accesses cheaper than one element at a time")
+    else:
+        plan.because("vectors of up to {} along {}: its accesses cost least", lanes, vector.name)
         across = _beside(plan, vector, lanes)
         if across is not None:
+            plan.because("steps along {}: transposed in registers, then stored", across.name)
             plan.vectorise(vector, lanes)
             plan.unroll(across, min(lanes, MOST_STEPS))
         else:
             across = _transposed(plan, vector)
             if across is not None:
+                plan.because("tiles along {}: another access is contiguous there", across.name)
                 plan.vectorise(vector, lanes)
                 _block(plan, across)
             elif not (plan.stages and _in_pages(plan, vector, lanes)):
@@ -92,8 +97,9 @@ def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int) -> bool:
 
 def lanes_of(plan: Plan, target: CpuTarget) -> int:
     """Lanes of a register for the widest element that is moved, at most 4 bytes wide when mixed."""
-    moved = {access.array.dtype for access in plan.facts.accesses}
-    widest = max(map(itemsize, moved))
+    # A scalar is made ready outside the loops.
+    moved = {access.array.dtype for access in plan.facts.accesses if access.axes}
+    widest = max(map(itemsize, moved), default=4)
     narrow = dtypes.float16 in moved or dtypes.bfloat16 in moved
     return max(target.lanes(max(widest, 4 if narrow else 1)), 2)
 

@@ -38,7 +38,12 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
             return plan.schedule(_names(plan, main, loops), pool)
     lane = lane_axis(plan, main, reads, lanes)
     order: list[PlannedAxis] = []
-    if lane is not None:
+    if lane is None:
+        plan.because("no vectors: scalars cost the largest reduction no more")
+    else:
+        kind = "a reduced axis, folded at the end" if lane.reduced else "an axis of the output"
+        plan.because("vectors of up to {} along {}, {}: its loads cost least",
+                     lanes, lane.name, kind)
         order = _tile(plan, main, reads, lane, lanes, target)
     order = order or [axis for axis in plan.axes if not axis.reduced]
     _plan_rest(plan, main, lane, lanes)
@@ -101,7 +106,9 @@ def _tile_inner(
         and any(axis.stride(access) == 0 for access in reads)
     ]
     if not reused:
-        plan.vectorise(lane, machine.lanes, _accumulators(lane, machine))
+        count = _accumulators(lane, machine)
+        plan.because("{} sums apart: one alone would wait for its last addition", count)
+        plan.vectorise(lane, machine.lanes, count)
         return []
     reused = reused[:2]
     # An operand that is read once streams from memory: neighbours in memory, not in registers.
@@ -130,6 +137,7 @@ def _tile_inner(
     count = 1 if products >= 6 else _accumulators(lane, machine, products)
     plan.vectorise(lane, machine.lanes, count)
     for axis, times in zip(reused, best[1:], strict=False):
+        plan.because("{} steps of {} in registers: loads are shared", times, axis.name)
         plan.unroll(axis, times)
     return list(reversed(reused))
 

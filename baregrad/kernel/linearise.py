@@ -26,8 +26,8 @@ from baregrad.kernel.linearise_transposed import neighbours, transposed
 from baregrad.kernel.linearise_values import INT32, Values
 
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.
-CHUNK_BEGIN = Node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
-CHUNK_END = Node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
+CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
+CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
 Step = Callable[["Values", list[Any]], None]
 
 
@@ -48,7 +48,7 @@ def linearise(kernel: Node) -> Node:
         if rule is None:
             raise CompilerBug("not a statement of the CPU's loop level", found=item)
         rule(values, item, stack)
-    return Node(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
+    return make_node(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
 
 
 def _seq(values: Values, node: Node, stack: list[Any]) -> None:
@@ -71,7 +71,7 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
     if values.gpu and bounds(axis.src[0])[1] <= INT32[1]:
         span = tuple([values.cast(end, dtypes.int32) for end in span])
-    counter = Node(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
+    counter = make_node(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
     values.counters[axis] = counter
     values.scopes.open(counter, speculative)
     stack.append(_close)
@@ -94,7 +94,7 @@ def _if(values: Values, node: Node, stack: list[Any]) -> None:
         stack.append(restore)
         stack.append(body)
         return
-    test = Node(Ops.TEST, dtypes.token, (values.value(cond),))
+    test = make_node(Ops.TEST, dtypes.token, (values.value(cond),))
     values.scopes.forget_since()
     values.scopes.open(test, True)
     stack.append(_close)
@@ -263,12 +263,12 @@ def _store_at(
     test = mask is not None and lanes == 1
     if test:
         assert mask is not None
-        scopes.append(Node(Ops.TEST, dtypes.token, (mask,)))
+        scopes.append(make_node(Ops.TEST, dtypes.token, (mask,)))
         mask = None
     guard = () if mask is None else (values.vector(mask, lanes),)
     mark = scopes.mark()
     if monoid is not None:
-        old = Node(Ops.VLOAD, buffer.dtype, (buffer, offset, *guard), access)
+        old = make_node(Ops.VLOAD, buffer.dtype, (buffer, offset, *guard), access)
         scopes.append_momentary(old)
         (result,) = values.combine(monoid, (old,), (result,))
     result = values.vector(result, lanes)

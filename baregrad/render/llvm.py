@@ -48,7 +48,8 @@ def _module(f: FunctionText) -> str:
     """The text of a module."""
     f.prologue()
     rule_of = _RULES.get
-    for f.place, node in enumerate(f.program.src):
+    for place, node in enumerate(f.program.src):
+        f.place = place
         rule = rule_of(node.op)
         if rule is None:
             raise CompilerBug("LLVM IR has no rule for an op", found=node)
