@@ -1,6 +1,6 @@
 """Schedules for the kernels of a program: from the file of records, or searched for.
 
-The time that is left is shared out among the kernels, the longest ones first, by the square root of
+The time that is left is shared out among the kernels, the longest ones first, by the cube root of
 what they take. A kernel keeps its first schedule unless another one gave the same results and was
 faster in two races, run in turn with it.
 """
@@ -258,7 +258,7 @@ class Tuner:
 
 def weight_of(ns: float) -> float:
     """How much of the time a kernel that takes so long is given, next to others."""
-    return math.sqrt(1e4 + ns)
+    return float((1e5 + ns) ** (1 / 3))
 
 
 @dataclass(frozen=True, slots=True)
