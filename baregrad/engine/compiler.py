@@ -170,7 +170,7 @@ class Compiler:
         graphs = {stage.name: stage.result for stage in stages if isinstance(stage.result, Node)}
         text = stages[-1].result
         assert isinstance(text, str)
-        shown = stages if options.debug >= 3 else []
+        shown = stages if options.debug >= 2 else []
         return _Draft(kernel, graphs["lower"], next(reversed(graphs.values())), text, shown)
 
     def _finish(self, draft: _Draft, codes: Iterator[bytes]) -> Program:
@@ -179,7 +179,10 @@ class Compiler:
             code = next(codes)
         program = _program(draft, code, self.target)
         if draft.stages:
-            print_compilation(draft.stages, program, self.assembler.disassemble)
+            from baregrad.kernel import choose
+
+            choice = choose(draft.kernel, self.target)
+            print_compilation(draft.stages, program, self.assembler.disassemble, choice)
         return program
 
     @cached_property

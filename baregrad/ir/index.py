@@ -402,10 +402,13 @@ def both(*conditions: Node) -> Node:
             continue
         for part in conjuncts(condition):
             kept[part] = None
-    result = const(True, dtypes.bool)
-    for condition in sorted(kept, key=digest):
-        result = condition if result.op is Ops.CONST else alu(Ops.AND, result, condition)
-    return result
+    if not kept:
+        return const(True, dtypes.bool)
+    # A digest takes long: one condition has no order.
+    first, *others = sorted(kept, key=digest) if len(kept) > 1 else kept
+    for condition in others:
+        first = alu(Ops.AND, first, condition)
+    return first
 
 
 def conjuncts(condition: Node) -> list[Node]:

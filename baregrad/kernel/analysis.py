@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
+from baregrad.ir.bounds import bounds
 from baregrad.ir.index import Dim
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort
 from baregrad.ir.op import ALU, Ops
@@ -138,10 +139,11 @@ def offset_of(node: Node) -> Offset:
 
 def in_bounds(node: Node) -> bool:
     """Whether an INDEX stays inside its array whatever its axes are, guarded or not."""
-    return all(
-        index.lower(position) >= 0 and index.upper(position) < index.lower(extent)
-        for position, extent in zip(node.src[1:], node.src[0].shape, strict=True)
-    )
+    for position, extent in zip(node.src[1:], node.src[0].shape, strict=True):
+        low, high = bounds(position)
+        if low < 0 or high >= (extent if extent.__class__ is int else index.lower(extent)):
+            return False
+    return True
 
 
 def out_axes(out: Node) -> frozenset[Node]:

@@ -157,8 +157,8 @@ class _Rewriter:
                 scope = self.scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 src = (self.array(out.src[0]), value, self.target(out, scope))
-                outs.append(Node(Ops.OUT, out.dtype, src, out.arg))
-        return Node(Ops.KERNEL, kernel.dtype, tuple(outs), kernel.arg)
+                outs.append(make_node(Ops.OUT, out.dtype, src, out.arg))
+        return make_node(Ops.KERNEL, kernel.dtype, tuple(outs), kernel.arg)
 
     def target(self, out: Node, scope: Scope) -> Node:
         """Where an OUT writes: NOWHERE for places read from memory that the array does not have.
@@ -176,7 +176,7 @@ class _Rewriter:
             condition = index.both(condition, self.limits(out_axes(out), scope))
         if condition.op is Ops.CONST and condition.arg:
             return offset
-        return Node(Ops.WHERE, offset.dtype, (condition, offset, NOWHERE))
+        return make_node(Ops.WHERE, offset.dtype, (condition, offset, NOWHERE))
 
     def limits(self, axes: Iterable[Node], scope: Scope) -> Node:
         """Whether no axis lies past its extent, where the last tile of one is partial."""
@@ -244,8 +244,9 @@ class _Rewriter:
         found = self.flat.get(node)
         if found is None:
             arg = node.arg
-            flat = Param(arg.slot, (index.product(arg.shape),), arg.name)
-            found = self.flat[node] = Node(Ops.PARAM, node.dtype, (), flat)
+            streamed = arg.slot in self.table.streamed
+            flat = Param(arg.slot, (index.product(arg.shape),), arg.name, streamed)
+            found = self.flat[node] = make_node(Ops.PARAM, node.dtype, (), flat)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:
@@ -371,7 +372,7 @@ class _Rewriter:
         for child in node.src:
             if done[child] is not child:
                 src = tuple([done[c] for c in node.src])
-                current = Node(node.op, node.dtype, src, node.arg)
+                current = make_node(node.op, node.dtype, src, node.arg)
                 break
         if node.dtype is not dtypes.index and not node.op.bit & _CONDITIONS:
             return current
@@ -395,7 +396,7 @@ class _Rewriter:
         (condition,) = self.values((node.src[0],), scope)
         if inside is not TRUE:
             condition = index.both(inside, condition)
-        covered = Node(Ops.GUARD, node.dtype, (condition, value))
+        covered = make_node(Ops.GUARD, node.dtype, (condition, value))
         simpler = index.resimplify(covered)
         return covered if simpler is None else simpler
 
@@ -420,10 +421,10 @@ class _Rewriter:
             value = self.read(node, Scope(scope.pieces, ranges, self.masked))
             src = (value, *copies.values())
             space = "scratch" if self.table.gpu is None else "shared"
-            stage = self.copies[key] = Node(Ops.STAGE, node.dtype, src, Stage(space))
+            stage = self.copies[key] = make_node(Ops.STAGE, node.dtype, src, Stage(space))
         self.applied.add(step)
         places = tuple(self.ranges[name] for name in names)
-        return Node(Ops.INDEX, node.dtype, (stage, *places))
+        return make_node(Ops.INDEX, node.dtype, (stage, *places))
 
     def copies_of(self, where: Node, names: list[str], scope: Scope) -> dict[str, Node]:
         """The axes of the loops that copy a read, in the order in which the input lies."""
@@ -440,7 +441,7 @@ class _Rewriter:
             # The threads of a block share the copying out among themselves.
             bind = axis.arg.bind if self.table.gpu is None else "loop"
             place = Range(first + far.index(name), f"{name}_copy", bind)
-            found[name] = Node(Ops.RANGE, axis.dtype, axis.src, place)
+            found[name] = make_node(Ops.RANGE, axis.dtype, axis.src, place)
         return found
 
     def scoped(self, node: Node, scope: Scope) -> Node:
@@ -452,7 +453,7 @@ class _Rewriter:
             final = [self.ranges[self.table.names[axis]] for axis in axes]
         else:
             final = [part for axis in axes for part in self.parts_of(axis)]
-        return Node(node.op, node.dtype, (value, *final), node.arg)
+        return make_node(node.op, node.dtype, (value, *final), node.arg)
 
     def parts_of(self, axis: Node) -> list[Node]:
         """The axes that a stage's axis was split into, outermost first."""
@@ -467,7 +468,7 @@ class _Rewriter:
         for axis, place in zip(stage.src[1:], indices, strict=True):
             sizes = tuple(extent_of(part) for part in self.parts_of(axis))
             places.extend(index.as_node(i) for i in index.unflatten(done[place], sizes))
-        return Node(Ops.INDEX, node.dtype, (done[stage], *places))
+        return make_node(Ops.INDEX, node.dtype, (done[stage], *places))
 
     # --- reductions -----------------------------------------------------------------------------
 
@@ -488,7 +489,7 @@ class _Rewriter:
             new = self.values(values, inside)
             if self.masked:
                 new = within(monoid, new, self.limits(own, inside))
-            one = Node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
+            one = make_node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
             each = _parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
@@ -511,18 +512,18 @@ class _Rewriter:
             inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
             if inner:
                 outer = [axis for axis in own if axis not in inner]
-                part = Node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
-                node = Node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
+                part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
+                node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
             first = len(self.table.order) * (1 + len(self.copies))
             copies = tuple(
-                Node(Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id))
+                make_node(Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id))
                 for axis in axes
             )
             value = substitute(node, dict(zip(axes, copies, strict=True)))
-            stage = Node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
+            stage = make_node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
             self.copies[(step, node)] = stage
             self.applied.add(step)
-            return Node(Ops.INDEX, node.dtype, (stage, *axes))
+            return make_node(Ops.INDEX, node.dtype, (stage, *axes))
         return node
 
     def final_axes(self, choice: Pieces) -> tuple[Node, ...]:
@@ -541,7 +542,7 @@ def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
     if monoid.arity == 1:
         return (node,)
     return tuple(
-        Node(Ops.PROJ, dtype, (node,), position) for position, dtype in enumerate(monoid.states)
+        make_node(Ops.PROJ, dtype, (node,), position) for position, dtype in enumerate(monoid.states)
     )
 
 

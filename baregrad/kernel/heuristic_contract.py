@@ -65,9 +65,14 @@ def plan_contraction(
     """Bind the register tile and copies of operands; data axes in the order of their loops."""
     second, vectors, steps = choose_tile(plan, main, reads, lane, machine, target)
     if second is None and plan_columns(plan, main, reads, lane, machine, target):
+        plan.because("stretches of rows: accumulators stay in the first cache, rows stream past")
         return [axis for axis in plan.axes if not axis.reduced and axis is not lane] + [lane]
     plan.vectorise(lane, machine.lanes, vectors, carried=True)
     if second is not None:
+        plan.because(
+            "a tile of {} vectors by {} steps of {} in {} registers: the fewest cycles a product",
+            vectors, steps, second.name, machine.registers,
+        )
         plan.unroll(second, steps)
         # Vectors innermost: a broadcast is used up before the next one is loaded.
         plan.tile_order = [name for axis in (second, lane) for tile in axis.tiles for name in tile]
@@ -93,11 +98,14 @@ def plan_contraction(
     if pieces.several:
         if not carry_panels(plan, main, pieces, lane, second, inside, target):
             return [*others, lane, *inner]
+        plan.because("the sum in several panels: one would not fit the second cache")
         for access in wanted:
             stage_panels(plan, access, pieces.inner, lane, None)
         return [*outside, lane, *inside, second]
     block = _stage_steps(plan, reads, own, lane, second, machine, wanted, target)
     for access in wanted:
+        plan.because("array {} is copied in panels: it is read often, and lies far apart",
+                     access.array.arg.slot)
         stage_panels(plan, access, own, lane, block)
     if block is None:
         return [*outside, lane, *inside, second]

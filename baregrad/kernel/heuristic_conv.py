@@ -152,6 +152,11 @@ def plan_windows(
     best = min(range(len(tiles)), key=lambda place: shares[place].time)
     tile, share = tiles[best], shares[best]
     second = tile.second
+    plan.because(
+        "windows over array {}, array {} the filter: {} vectors along {} by {} steps of {}, "
+        "the cheapest tile", found.image.array.arg.slot, found.filter.array.arg.slot,
+        tile.vectors, lane.name, tile.steps, second.name,
+    )
     plan.vectorise(lane, machine.lanes, tile.vectors, carried=True)
     plan.unroll(second, tile.steps)
     if tile.third is not None:
@@ -172,7 +177,9 @@ def plan_windows(
     order = [*outside, lane, *inside, second]
     shared = share.axis
     if shared is None or not shared.loops:
+        plan.because("one thread: sharing would cost more than it saves")
         return order, None
+    plan.because("threads share {}: waiting and copied filters cost least", shared.loops[0][0])
     if shared in inside:
         order = [shared, *[other for other in order if other is not shared]]
     return order, Bind(shared.loops[0][0], "pool", share.grain)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
+from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Var
 from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
@@ -25,8 +26,8 @@ from baregrad.kernel.linearise_transposed import neighbours, transposed
 from baregrad.kernel.linearise_values import INT32, Values
 
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.
-CHUNK_BEGIN = Node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
-CHUNK_END = Node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
+CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
+CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
 Step = Callable[["Values", list[Any]], None]
 
 
@@ -47,7 +48,7 @@ def linearise(kernel: Node) -> Node:
         if rule is None:
             raise CompilerBug("not a statement of the CPU's loop level", found=item)
         rule(values, item, stack)
-    return Node(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
+    return make_node(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
 
 
 def _seq(values: Values, node: Node, stack: list[Any]) -> None:
@@ -70,7 +71,7 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
     if values.gpu and bounds(axis.src[0])[1] <= INT32[1]:
         span = tuple([values.cast(end, dtypes.int32) for end in span])
-    counter = Node(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
+    counter = make_node(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
     values.counters[axis] = counter
     values.scopes.open(counter, speculative)
     stack.append(_close)
@@ -93,7 +94,7 @@ def _if(values: Values, node: Node, stack: list[Any]) -> None:
         stack.append(restore)
         stack.append(body)
         return
-    test = Node(Ops.TEST, dtypes.token, (values.value(cond),))
+    test = make_node(Ops.TEST, dtypes.token, (values.value(cond),))
     values.scopes.forget_since()
     values.scopes.open(test, True)
     stack.append(_close)
@@ -129,7 +130,7 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
             begins.append(len(code))
             _set(values, node, address, compute(value) if same is None else same)
         points = []
-    elif not late and node.arg is None and not values.masks and not values.gpu:
+    elif plain:
         axis = neighbours(address, axes, lanes)
         if axis is not None and value.op is not Ops.CONST:
             _store_transposed(values, node, axis, compute, lanes)
@@ -173,12 +174,25 @@ def _store_transposed(
         values.point = {**point, axis: 0}
         offset, at = values.offset(address)
         align = buffer.dtype.itemsize
+        parts = (*address.fixed, *address.unrolled, (axis, at), (axis, address.stride))
+        if _is_streamed(buffer) and all(n % count == 0 for _, n in parts if n != 1):
+            align = _vector_nbytes(count, buffer.dtype)
         for lane, column in enumerate(transposed(values, rows, lanes, buffer.dtype)):
             access = access_of(count, 1, at + lane * address.stride, align)
             store = make_node(Ops.VSTORE, dtypes.token, (buffer, offset, column), access)
             values.scopes.append(store)
         values.scopes.forget_since(mark)
     values.point = {}
+
+
+def _is_streamed(buffer: Node) -> bool:
+    return buffer.op is Ops.PARAM and buffer.arg.streamed
+
+
+def _vector_nbytes(lanes: int, dtype: DType) -> int:
+    """Bytes of a vector that may be streamed to its own place; of an element for odd ones."""
+    nbytes = lanes * dtype.itemsize
+    return nbytes if is_power_of_two(nbytes) else dtype.itemsize
 
 
 def _free(store: Node) -> frozenset[Node]:
@@ -243,16 +257,18 @@ def _store_at(
     lanes = values.memory.addresses[node].width if stride else 1
     address = values.memory.addresses[node]
     align = values.alignment(address, lanes, stride, at, buffer.dtype)
+    if _is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
+        align = _vector_nbytes(lanes, buffer.dtype)
     access = access_of(lanes, stride or 1, at, align)
     test = mask is not None and lanes == 1
     if test:
         assert mask is not None
-        scopes.append(Node(Ops.TEST, dtypes.token, (mask,)))
+        scopes.append(make_node(Ops.TEST, dtypes.token, (mask,)))
         mask = None
     guard = () if mask is None else (values.vector(mask, lanes),)
     mark = scopes.mark()
     if monoid is not None:
-        old = Node(Ops.VLOAD, buffer.dtype, (buffer, offset, *guard), access)
+        old = make_node(Ops.VLOAD, buffer.dtype, (buffer, offset, *guard), access)
         scopes.append_momentary(old)
         (result,) = values.combine(monoid, (old,), (result,))
     result = values.vector(result, lanes)

@@ -468,7 +468,7 @@ def _const(values: Values, node: Node, operands: Operands) -> Node:
 
 def _var(values: Values, node: Node, operands: Operands) -> Node:
     hidden = values.gpu and node.arg.name.startswith(".")
-    return Node(Ops.VAR, dtypes.int32 if hidden else dtypes.int64, (), node.arg)
+    return make_node(Ops.VAR, dtypes.int32 if hidden else dtypes.int64, (), node.arg)
 
 
 def _range(values: Values, node: Node, operands: Operands) -> Node:

@@ -25,6 +25,8 @@ from baregrad.kernel.schedule_value import (
 MOST_ODD_VECTORS = 2
 # A stride that was not asked for yet; told from strides by identity.
 _UNKNOWN: Any = object()
+# A text with places, as of str.format, and what goes there.
+Reason = tuple[Any, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +78,11 @@ class Plan:
     stages: list[Step] = field(default_factory=list)
     tile_order: list[str] = field(default_factory=list)
     vectors: list[PlannedAxis] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+
+    def because(self, text: str, *facts: object) -> None:
+        """Note why something was chosen; it is put into words only where somebody reads it."""
+        self.reasons.append((text, *facts))
 
     def schedule(self, order: list[str], pool: Bind | None = None) -> Schedule:
         """The schedule with loops in this order, outermost first."""

@@ -24,7 +24,6 @@ from baregrad.render.ptx_text import Open, PtxText, Rule
 from baregrad.render.ptx_types import DECLARED, ptx_type
 from baregrad.target.gpu import GpuTarget
 
-
 # Arithmetic may go on while the kernel in front still runs: it touches no memory.
 _BEFORE_WAIT = mask_of(ELEMENTWISE) | Ops.SET.bit
 

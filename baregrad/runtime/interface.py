@@ -7,6 +7,7 @@ each view of it hold one Memory, which goes back to its device when the last of 
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,10 +90,12 @@ class Buffer:
     """A range of bytes on a device: `nbytes` from `address` (a host or a GPU virtual address).
 
     Made by `Device.allocate`, `Device.wrap` and `view`. A view shares the bytes and keeps them
-    alive. After `close` any use raises DeviceError.
+    alive. After `close` any use raises DeviceError. `serial` is a number that no other buffer ever
+    has, and -1 once it is closed: who has checked a buffer knows it again by that.
     """
 
-    __slots__ = ("__weakref__", "_memory", "address", "device", "nbytes", "readonly")
+    __slots__ = ("__weakref__", "_memory", "address", "device", "nbytes", "readonly", "serial")
+    _serials = itertools.count(1)
 
     def __init__(self, device: Device, memory: Memory, offset: int, nbytes: int) -> None:
         self.device = device
@@ -100,6 +103,7 @@ class Buffer:
         self.address = memory.address + offset
         self.nbytes = nbytes
         self.readonly = memory.readonly
+        self.serial = next(self._serials)
 
     @property
     def memory(self) -> Memory:
@@ -146,6 +150,7 @@ class Buffer:
     def close(self) -> None:
         """Let go of the memory; views and memoryviews of it stay good."""
         self._memory = None
+        self.serial = -1
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.nbytes} bytes at {self.address:#x}"

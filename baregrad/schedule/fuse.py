@@ -61,6 +61,7 @@ class Fusion:
         # Of views that only move axes: what takes an index and a 0 to the source's index.
         self.movers: dict[tuple[Op, Any, tuple[Any, ...]], Callable[[Idx], Idx] | None] = {}
         self.points: dict[Idx, float] = {}
+        self.near: dict[Node, rules.Neighbours] = {}
         self.ranges: Ranges = {}
         self.homes: dict[Node, Draft] = {}
         self.aliases: dict[Node, Node] = {}

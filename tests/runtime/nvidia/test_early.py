@@ -41,7 +41,12 @@ BROKEN = {
     "some threads do not": "setp.eq.u64 %p0, %n, 0; @%p0 griddepcontrol.wait;" + LINK,
     "never": LINK,
     "ends without": "add.u64 %n, %n, 1;",
-    "copies first": ".shared .b32 s[32]; mov.u32 %r0, %tid.x; mul.wide.u32 %d0, %r0, 4; mov.u64 %d1, s; add.u64 %d1, %d1, %d0; cp.async.ca.shared.global [%d1], [%a], 4;" + WAIT,
+    "copies first": f"""
+        .shared .b32 s[32];
+        mov.u32 %r0, %tid.x; mul.wide.u32 %d0, %r0, 4; mov.u64 %d1, s; add.u64 %d1, %d1, %d0;
+        cp.async.ca.shared.global [%d1], [%a], 4;
+        {WAIT}
+    """,
     "reads by any address": "cvta.global.u64 %d1, %a; ld.u32 %r0, [%d1];" + WAIT,
 }
 
