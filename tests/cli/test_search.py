@@ -18,6 +18,7 @@ from baregrad.engine.search.records import Record, Records
 from baregrad.engine.search.tuner import Tuner
 from baregrad.engine.session import Session, use_session
 from baregrad.kernel import parse_schedule
+from baregrad.kernel.search import beam
 from tests.kernel import kernels as k
 
 PROGRAM = """
@@ -40,11 +41,15 @@ def session() -> Any:
 
 
 def test_a_program_is_run_and_its_kernels_are_searched(
-    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Session,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(beam, "MOST_ROUNDS", 1)
     path, file = tmp_path / "program.py", tmp_path / "found.jsonl"
     path.write_text(PROGRAM)
-    words = ["--beam", "1", "--seconds", "4", "--file", str(file)]
+    words = ["--beam", "1", "--seconds", "300", "--file", str(file)]
     assert command.main([*words, str(path), "one", "--two"]) == 0
     shown = capsys.readouterr().out
     assert "arguments ['one', '--two']" in shown
