@@ -535,7 +535,9 @@ class _Rewriter:
                 node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
             first = len(self.table.order) * (1 + len(self.copies))
             copies = tuple(
-                make_node(Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id))
+                make_node(
+                    Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id)
+                )
                 for axis in axes
             )
             value = substitute(node, dict(zip(axes, copies, strict=True)))
@@ -560,9 +562,8 @@ def is_read(node: Node) -> bool:
 def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
     if monoid.arity == 1:
         return (node,)
-    return tuple(
-        make_node(Ops.PROJ, dtype, (node,), position) for position, dtype in enumerate(monoid.states)
-    )
+    states = enumerate(monoid.states)
+    return tuple([make_node(Ops.PROJ, dtype, (node,), position) for position, dtype in states])
 
 
 def combined(
