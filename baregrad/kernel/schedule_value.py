@@ -118,7 +118,26 @@ class StageReduce:
         return f"stage_reduce({self.axis!r}, {', '.join(map(repr, self.axes))})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce
+@dataclass(frozen=True, slots=True)
+class StreamOutput:
+    """Whole vectors that are written to the output `param` pass the caches by.
+
+    That is worth it where the output is larger than the caches and its lines are not written one
+    after the other: else each line is read before it is written.
+    """
+
+    param: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"stream_output({self.param})"
+
+
+Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +205,11 @@ def stage_reduce(axis: str, *axes: str) -> StageReduce:
     return StageReduce(axis, axes)
 
 
+def stream_output(param: int) -> StreamOutput:
+    """What is written to the output passes the caches by."""
+    return StreamOutput(param)
+
+
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
     {
         "split": split,
@@ -194,6 +218,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "bind": bind,
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
+        "stream_output": stream_output,
     }
 )
 
@@ -241,7 +266,7 @@ def _check_types(step: Step, found: str) -> None:
         texts, good = (step.axis, step.unit), type(step.grain) is int and step.grain >= 1
     elif isinstance(step, Collapse):
         texts, good = (*step.axes, step.name), True
-    elif isinstance(step, StageInput):
+    elif isinstance(step, StageInput | StreamOutput):
         texts, good = step.axes, type(step.param) is int
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
