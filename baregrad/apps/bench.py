@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,13 @@ from baregrad.apps.bench_measure import (
     warm_up,
 )
 from baregrad.apps.bench_rows import PEERS, Prepared, Row, Suite, effort_of, peer_module
-from baregrad.apps.bench_table import put_table, read_records, render_table
+from baregrad.apps.bench_table import (
+    COPY_SHARE,
+    joined,
+    put_table,
+    read_records,
+    render_table,
+)
 from baregrad.base.bits import human_seconds
 from baregrad.base.errors import ArgumentError, MissingDependency
 from baregrad.base.options import options
@@ -40,7 +47,6 @@ from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import detect_host
 
 COPY_BAR = 0.85
-COPY_SHARE = ", share of the copy rate"
 # Others' share of the cores from which a line says so.
 DISTURBED = 0.05
 _COPY = "copy rate"
@@ -80,11 +86,13 @@ def main(argv: Sequence[str]) -> int:
     for name in against:
         peer_module(name)
     records = _run(rows, contest)
+    found = records["rows"]
     if chosen.json is not None:
+        if chosen.keep and chosen.json.exists():
+            records = joined(read_records(chosen.json), records, [row.name for row in suite.rows])
         chosen.json.write_text(json.dumps(records, indent=1) + "\n")
     if chosen.readme is not None:
         _write_readme(records, chosen.readme)
-    found = records["rows"]
     wrong = [record["name"] for record in found if record.get("wrong")]
     if wrong:
         print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
@@ -103,6 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="*", metavar="GLOB", help="rows whose names match")
     parser.add_argument("--threads", type=_count, help="threads of everyone; default: all cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
+    parser.add_argument(
+        "--keep", action="store_true",
+        help="with --json: keep rows that the file has and this run has not, of the same machine",
+    )
     parser.add_argument(
         "--readme", type=Path, metavar="FILE", help="a document to write the table into"
     )
@@ -178,7 +190,8 @@ def _run(rows: Sequence[Row], contest: Contest) -> dict[str, Any]:
 def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
     """Compare and time one row; a second record tells its share of the copy rate, if it has one."""
     bar = None if unfit or contest.effort.is_quick else row.bar
-    record: dict[str, Any] = {"name": row.name, "bar": bar, "ratio": None}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    record: dict[str, Any] = {"name": row.name, "bar": bar, "ratio": None, "measured": now}
     if unfit:
         record["note"] = unfit
     try:

@@ -229,6 +229,21 @@ def test_the_table_goes_between_its_markers() -> None:
         bench_table.put_table("no markers", RECORDS)
 
 
+def test_pieces_of_a_suite_become_one_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "figures.json"
+    rows = [small(lambda x: x + 1, name=name) for name in ("first", "second", "third")]
+    kept = ("--json", str(path), "--keep")
+    for name in ("third", "first", "second", "first"):
+        run_rows(monkeypatch, *rows, words=("--only", name, *kept))
+    found = json.loads(path.read_text())["rows"]
+    assert [row["name"] for row in found] == ["first", "second", "third"]
+    assert found[0]["measured"] >= found[1]["measured"] >= found[2]["measured"]
+    with pytest.raises(ArgumentError, match="differ in their threads"):
+        run_rows(monkeypatch, *rows, words=("--only", "first", "--threads", "17", *kept))
+
+
 def test_figures_of_an_earlier_run_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
