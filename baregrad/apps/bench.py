@@ -39,7 +39,7 @@ from baregrad.apps.bench_table import (
     render_table,
 )
 from baregrad.base.bits import human_seconds
-from baregrad.base.errors import ArgumentError, MissingDependency
+from baregrad.base.errors import ArgumentError, BaregradError, MissingDependency
 from baregrad.base.options import options
 from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, use_session
@@ -174,7 +174,7 @@ def _run(rows: Sequence[Row], contest: Contest) -> dict[str, Any]:
         with ProgressBar(len(rows), "benchmarks") as bar:
             for row in rows:
                 bar.advance(0, note=row.name)
-                records = _run_row(row, contest, row.unfit(host))
+                records = _attempt(row, contest, row.unfit(host))
                 bar.close()
                 for record in records:
                     print(_line(record, width, contest.against), flush=True)
@@ -185,6 +185,15 @@ def _run(rows: Sequence[Row], contest: Contest) -> dict[str, Any]:
         "suite": contest.suite.name, "against": list(contest.against),
         "quick": contest.effort.is_quick, "machine": machine, "versions": versions, "rows": found,
     }
+
+
+def _attempt(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
+    """Run one row; where it fails, the record says why, and the others still run."""
+    try:
+        return _run_row(row, contest, unfit)
+    except BaregradError as error:
+        failed = {"name": row.name, "bar": row.bar, "ratio": None, "failed": str(error)}
+        return [failed | {"wrong": True}]
 
 
 def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
@@ -275,6 +284,8 @@ def _is_missed(record: Mapping[str, Any]) -> bool:
 def _line(record: Mapping[str, Any], width: int, against: Sequence[str]) -> str:
     """Return one record as a line of text."""
     name = f"{record['name']:<{width}}"
+    if "failed" in record:
+        return f"{name}  FAILED: {record['failed']}"
     if "skipped" in record:
         return f"{name}  not run: {record['skipped']}"
     parts = [name]

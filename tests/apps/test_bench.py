@@ -105,6 +105,16 @@ def test_a_wrong_result_is_an_error(
     assert "wrong results: x+1" in told.err
 
 
+def test_a_row_that_fails_says_so_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = small(lambda x: x.reshape(3, 3), name="broken")
+    assert run_rows(monkeypatch, broken, small(lambda x: x + 1)) == 1
+    told = capsys.readouterr()
+    assert "broken  FAILED: " in told.out
+    assert "2 rows, 1 below their bar, 1 wrong" in told.out
+
+
 def test_a_missed_bar_is_an_error_only_where_it_is_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
