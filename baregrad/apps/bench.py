@@ -20,6 +20,7 @@ from typing import Any
 from baregrad.apps.bench_cpu import SUITES
 from baregrad.apps.bench_machine import Neighbours, copy_rate, machine_record, version_record
 from baregrad.apps.bench_measure import (
+    DISTURBED,
     Array,
     Effort,
     Spread,
@@ -47,8 +48,6 @@ from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import detect_host
 
 COPY_BAR = 0.85
-# Others' share of the cores from which a line says so.
-DISTURBED = 0.05
 _COPY = "copy rate"
 # Larger than any cache.
 COPIED = 1 << 26
@@ -218,7 +217,7 @@ def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
         runs[_COPY] = probe.run
         once |= warm_up({_COPY: probe.run})
     neighbours = Neighbours(os.cpu_count() or 1)
-    times = measure(runs, once, contest.effort)
+    times = measure(runs, once, contest.effort, lambda: Neighbours(os.cpu_count() or 1).share)
     record |= _record_times(times, names) | {"others_share": neighbours.share()}
     if probe is None:
         return [record]

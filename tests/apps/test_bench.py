@@ -169,6 +169,19 @@ def test_turns_are_taken_and_every_call_counts() -> None:
     assert [len(one.rounds) for one in times.values()] == [3, 3]
 
 
+def test_disturbed_rounds_are_made_again_and_left_out() -> None:
+    shares = iter([0.0, 0.5, 0.0, 0.9, 0.01, 0.6] + [0.7] * 100)
+    clock = iter(range(1000))
+    effort = Effort(row_s=0.0, block_s=0.0, least_rounds=3, most_rounds=3)
+    runs = {"a": lambda: next(clock)}
+    times = measure(runs, {"a": 1.0}, effort, lambda: lambda: next(shares))
+    assert len(times["a"].rounds) == 3
+    assert next(clock) == 5
+    # Never quiet: all rounds count, and there is an end.
+    times = measure(runs, {"a": 1.0}, effort, lambda: lambda: next(shares))
+    assert len(times["a"].rounds) == 9
+
+
 def test_warming_up_tells_what_a_call_takes() -> None:
     calls: list[int] = []
     once = warm_up({"a": lambda: calls.append(0)}, calls=4)
