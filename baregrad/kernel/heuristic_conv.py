@@ -17,6 +17,7 @@ from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, iterations
 from baregrad.kernel.heuristic_contract import (
     MOST_STEPS,
+    SPARE_REGISTERS,
     Machine,
     carry_panels,
     rows_that_fit,
@@ -283,6 +284,9 @@ def _tiles(
             times = 1 if third is None else third.size
             most = min(second.size, MOST_STEPS + 2)
             for steps in range(most, 0 if third is None else most - 1, -1):
+                held = vectors * (steps * times + 1)
+                if best is not None and held + SPARE_REGISTERS > machine.registers:
+                    continue
                 cycles = 0.0
                 rest = _parts(second.size, steps)
                 for v, count in parts:
@@ -349,6 +353,9 @@ def _share(
         return best
     for axis, count, repeats in trips:
         for wanted in (2, 4, 8, 16, 32):
+            if wanted >= 2 * count:
+                # Another time the same: each iteration alone.
+                break
             grain = -(-count // min(count, wanted))
             chunks = -(-count // grain)
             # Good on two cores and on as many as the machine's family has.
