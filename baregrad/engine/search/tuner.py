@@ -37,9 +37,9 @@ from baregrad.runtime.interface import Device
 SEARCHED_DEVICES = ("CPU",)
 # Races: seconds, and how many rounds at least and at most.
 RACE_S = 0.25
-RACE_ROUNDS = (3, 30)
+RACE_ROUNDS = (3, 60)
 FINAL_S = 0.8
-FINAL_ROUNDS = (12, 60)
+FINAL_ROUNDS = (12, 200)
 FINALISTS = 3
 # What is this much slower than the best is not raced.
 HOPELESS = 1.4
