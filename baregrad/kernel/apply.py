@@ -39,6 +39,8 @@ from baregrad.target import AnyTarget
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
 CHUNK_ID = 1 << 20
+# Steps that are neighbours, while lanes are far apart, of a tile that is copied at once.
+LEAST_TURNED, MOST_TURNED = 4, 16
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
@@ -434,15 +436,32 @@ class _Rewriter:
                 if name in strides:
                     strides[name] += abs(stride * scale)
         far = sorted(names, key=lambda name: -strides[name])
+        near = self.beside(names, strides)
         first = len(self.table.order) * (1 + len(self.copies))
         found = {}
         for name in names:
             axis = self.ranges[name]
             # The threads of a block share the copying out among themselves.
             bind = axis.arg.bind if self.table.gpu is None else "loop"
+            if self.table.gpu is None and name == near:
+                bind = "unroll"
             place = Range(first + far.index(name), f"{name}_copy", bind)
             found[name] = make_node(Ops.RANGE, axis.dtype, axis.src, place)
         return found
+
+    def beside(self, names: list[str], strides: dict[str, int]) -> str:
+        """The short loop of a copy whose steps are neighbours while its lanes are far apart.
+
+        Its steps are spread over registers, so that a tile is copied at once.
+        """
+        near = [name for name in names if strides[name] == 1]
+        if len(near) != 1 or self.ranges[near[0]].arg.bind != "loop":
+            return ""
+        extent = extent_of(self.ranges[near[0]])
+        if not isinstance(extent, int) or not LEAST_TURNED <= extent <= MOST_TURNED:
+            return ""
+        lanes = [name for name in names if self.ranges[name].arg.bind == "vector"]
+        return near[0] if any(strides[name] >= extent for name in lanes) else ""
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""

@@ -33,9 +33,9 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     if windows is not None:
         found = plan_windows(plan, main, windows, _machine(main, lanes, target), target)
         if found is not None:
-            order, pool = found
+            loops, pool = found
             _plan_rest(plan, main, windows.lane, lanes)
-            return plan.schedule(_names(plan, main, order), pool)
+            return plan.schedule(_names(plan, main, loops), pool)
     lane = lane_axis(plan, main, reads, lanes)
     order: list[PlannedAxis] = []
     if lane is None:

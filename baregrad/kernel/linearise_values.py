@@ -222,8 +222,12 @@ class Values:
         key = (axes, *before.items()) if before else axes
         found = self._points.get(key)
         if found is None:
-            places = product(*[range(lanes_of(axis)) for axis in axes])
-            found = [dict(zip(axes, place, strict=True)) for place in places]
+            if len(axes) == 1:
+                axis = axes[0]
+                found = [{axis: place} for place in range(lanes_of(axis))]
+            else:
+                places = product(*[range(lanes_of(axis)) for axis in axes])
+                found = [dict(zip(axes, place, strict=True)) for place in places]
             if before:
                 found = [before | point for point in found]
             self._points[key] = found

@@ -219,7 +219,7 @@ class Fusion:
     def _below(self, view: Node, idx: Idx) -> Idx:
         """Where element `idx` of a view lies in its source."""
         key = (view.op, view.arg, view.src[0].shape)
-        mover = self.movers.get(key, _UNKNOWN)
+        mover: Callable[[Idx], Idx] | None = self.movers.get(key, _UNKNOWN)
         if mover is _UNKNOWN:
             mover = self.movers[key] = _mover(view)
         if mover is not None:
