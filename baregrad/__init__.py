@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from baregrad.base.options import options as options
     from baregrad.dtypes import DType as DType
     from baregrad.dtypes import dtypes as dtypes
+    from baregrad.engine.search import search as search
     from baregrad.io import load_torch as load_torch
     from baregrad.io import safe_load as safe_load
     from baregrad.io import safe_save as safe_save
@@ -42,6 +43,7 @@ _EXPORTS = (
     ("options", "baregrad.base.options", "options"),
     ("safe_load", "baregrad.io", "safe_load"),
     ("safe_save", "baregrad.io", "safe_save"),
+    ("search", "baregrad.engine.search", "search"),
 )
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "options",
     "safe_load",
     "safe_save",
+    "search",
 ]
 
 

@@ -37,7 +37,7 @@ BINARY_OPS = ("add", "mul", "floordiv", "mod", "max", "min")
 ACCESSES = ("r", "w", "rw")
 MAX_DEPTH = 64
 
-_MAGIC = b"BGPROG\x00\x02"
+_MAGIC = b"BGPROG\x00\x03"
 _PREFIX = struct.Struct("<8sQQQ")
 
 
@@ -89,13 +89,16 @@ class GpuLaunch:
     """How many threads of a GPU run a program.
 
     `grid` blocks of `block` threads, (x, y, z) each; `cluster` neighbouring blocks along x run
-    together; `shared_nbytes` is the dynamic shared memory of a block.
+    together; `shared_nbytes` is the dynamic shared memory of a block. `waits` promises that every
+    thread waits for the kernel in front (`griddepcontrol.wait`) before it touches memory that
+    others write, and before it ends: only such a kernel may begin before that one has ended.
     """
 
     grid: tuple[LaunchExpr, LaunchExpr, LaunchExpr]
     block: tuple[int, int, int]
     cluster: int = 1
     shared_nbytes: int = 0
+    waits: bool = False
 
     def __post_init__(self) -> None:
         if len(self.grid) != 3 or len(self.block) != 3:
@@ -103,7 +106,8 @@ class GpuLaunch:
         for value in self.grid:
             check(value)
         sizes = (*self.block, self.cluster, self.shared_nbytes + 1)
-        if not all(type(size) is int and size >= 1 for size in sizes):
+        whole = all(type(size) is int and size >= 1 for size in sizes)
+        if not whole or type(self.waits) is not bool:
             raise ValueError(f"a launch has sizes that are none: {self}")
 
 
@@ -288,9 +292,9 @@ def _parse(data: bytes) -> Program:
 def _launch(value: Any) -> GpuLaunch | None:
     if value is None:
         return None
-    grid, block, cluster, shared_nbytes = value
+    grid, block, cluster, shared_nbytes, waits = value
     sizes: Any = tuple(map(_tuples, grid))
-    return GpuLaunch(sizes, tuple(block), cluster, shared_nbytes)
+    return GpuLaunch(sizes, tuple(block), cluster, shared_nbytes, waits)
 
 
 def _tuples(value: Any) -> LaunchExpr:

@@ -1,12 +1,12 @@
 """What the assembler makes of every kernel that a set of tests computes, for each GPU generation.
 
-    python benchmarks/gpu_registers.py [--rows sm_75,sm_90a] [--output FILE] [--record FILE] tests/tensor ...
+    python benchmarks/gpu_registers.py [--rows sm_75,sm_90a] [--output FILE] [--record FILE] TESTS
 
 The tests run on the CPU; what they compute is planned, compiled and rendered for each generation,
 and ptxas says how many registers a thread has and how much it keeps in memory for want of them. One
-line a generation is printed, and one for each kernel that is refused or that spills; `--output` gets
-a row a kernel, `--record` what is kept of them in gpu_registers.json: counts, how many kernels use
-how many registers, and every kernel that spills. No GPU is needed.
+line a generation is printed, and one for each kernel that is refused or that spills; `--output`
+gets a row a kernel, `--record` what is kept of them in gpu_registers.json: counts, how many kernels
+use how many registers, and every kernel that spills. No GPU is needed.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def test_a_hostile_header_is_refused(what: str) -> None:
 
 def test_json_that_nests_without_end_is_refused() -> None:
     text = b"[" * 100_000
-    data = struct.pack("<8sQQQ", b"BGPROG\x00\x02", len(text), 0, 0) + text
+    data = struct.pack("<8sQQQ", b"BGPROG\x00\x03", len(text), 0, 0) + text
     with pytest.raises(FileFormatError):
         Program.from_bytes(data)
 

@@ -20,7 +20,6 @@ from baregrad.apps.bench_cpu import SUITES
 from baregrad.apps.bench_machine import Neighbours, copy_rate, machine_record, version_record
 from baregrad.apps.bench_measure import (
     Array,
-    CopyProbe,
     Effort,
     Spread,
     Subject,
@@ -37,6 +36,7 @@ from baregrad.base.errors import ArgumentError, MissingDependency
 from baregrad.base.options import options
 from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, use_session
+from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import detect_host
 
 COPY_BAR = 0.85

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import baregrad
-from baregrad.apps.bench_measure import CopyProbe, Effort, measure, warm_up
+from baregrad.apps.bench_measure import Effort, measure, warm_up
+from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import HostProcessor
 
 PACKAGES = ("numpy", "torch", "llvmlite")

@@ -7,13 +7,10 @@ two medians, so what slows the machine for seconds slows both.
 
 from __future__ import annotations
 
-import ctypes
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -174,35 +171,3 @@ def error_of(found: Array, reference: Array) -> float:
     largest = float(np.abs(exact).max(initial=0.0))
     error = difference / largest if largest else difference
     return error if np.isfinite(error) else float("inf")
-
-
-class CopyProbe:
-    """The machine's copy rate: the C library's memmove of an array, a share of it on each thread.
-
-    `nbytes` are read and as many written by one `run`. Threads are started anew each time, which
-    takes a hundredth of the time that 64 MiB do.
-    """
-
-    def __init__(self, nbytes: int, threads: int) -> None:
-        self.moved = 2 * nbytes
-        self._source = np.ones(nbytes, np.uint8)
-        self._target = np.zeros(nbytes, np.uint8)
-        edges = [nbytes * number // threads // 64 * 64 for number in range(threads)] + [nbytes]
-        self._parts = list(pairwise(edges))
-
-    def run(self) -> None:
-        """Copy the array once."""
-        others = [
-            threading.Thread(target=self._copy, args=part) for part in self._parts[1:]
-        ]
-        for thread in others:
-            thread.start()
-        self._copy(*self._parts[0])
-        for thread in others:
-            thread.join()
-
-    def _copy(self, begin: int, end: int) -> None:
-        # ctypes lets go of Python's lock for the time of the call.
-        ctypes.memmove(
-            self._target.ctypes.data + begin, self._source.ctypes.data + begin, end - begin
-        )

@@ -43,15 +43,15 @@ def calibrate() -> float:
     return best
 
 
-def prepare() -> tuple[Any, Any, Any]:
+def prepare(batch: int = BATCH) -> tuple[Any, Any, Any]:
     """ResNet-18 with its weights in memory, and a batch of images and labels."""
     from baregrad.apps.resnet import ResNet18
     from baregrad.tensor.tensor import Tensor
 
     model = ResNet18()
     model.realize()
-    images = Tensor.zeros(BATCH, 3, 224, 224).contiguous().realize()
-    labels = Tensor.zeros(BATCH, dtype="int64").contiguous().realize()
+    images = Tensor.zeros(batch, 3, 224, 224).contiguous().realize()
+    labels = Tensor.zeros(batch, dtype="int64").contiguous().realize()
     return model, images, labels
 
 

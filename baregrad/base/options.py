@@ -187,6 +187,9 @@ class Options:
         str, "kernel", "What the device NV drives: a GPU by its kernel driver, or one in software.",
         allowed=("kernel", "virtual"),
     )
+    nv_style = Option(
+        str, "", "How the device NV hands kernels to the GPU; empty for the default.",
+    )
     nv_timeout = Option(
         int, 30, "Seconds that the device NV gives one kernel before it is stopped and reported.",
         allowed=range(1, 86401),
@@ -198,6 +201,19 @@ class Options:
     beam = Option(
         int, 0, "How many schedules a search keeps at each step; 0 means no search.",
         allowed=range(1025), aliases=("BEAM",),
+    )
+    beam_seconds = Option(
+        int, 540, "Seconds that all searches of a process may take together; 0 means no limit.",
+        allowed=range(1 << 30), aliases=("BEAM_SECONDS",),
+    )
+    beam_timeout = Option(
+        int, 10, "Seconds that a search gives one schedule to compile, and to run.",
+        allowed=range(1, 3601),
+    )
+    beam_file = Option(
+        Path, Path(), "The file of schedules that were found, read without BEAM too if it is "
+        "named; empty means schedules.jsonl in CACHE_DIR, for searches alone.",
+        aliases=("BEAM_FILE",),
     )
     progress = Option(
         str, "auto", "Progress bars on stderr; auto shows them on a terminal.",

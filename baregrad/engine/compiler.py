@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baregrad.assemble.cache import DiskCache, key_of
 from baregrad.base.errors import BaregradError, CompilerBug, ScheduleError
@@ -31,6 +31,13 @@ from baregrad.ir.verify import verify
 from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, ParamSpec, Program, Resources
 from baregrad.runtime.interface import Device, Kernel
 from baregrad.target import GpuTarget
+
+if TYPE_CHECKING:
+    from baregrad.engine.search.tuner import Tuner
+    from baregrad.kernel import Schedule
+
+# A kernel, and the schedule that a search has found for it.
+Job = tuple[Node, "Schedule | None"]
 
 _COMPILER_ROOMS = (
     "ir",
@@ -80,53 +87,65 @@ class Compiler:
         self.renderer = renderer
         self.assembler = assembler
         self.cache = cache
-        self._programs: dict[Node, Program] = {}
-        self._kernels: weakref.WeakValueDictionary[Node, Kernel] = weakref.WeakValueDictionary()
+        self._programs: dict[Job, Program] = {}
+        self._kernels: weakref.WeakValueDictionary[Job, Kernel] = weakref.WeakValueDictionary()
         self.compiled = 0
         self.loaded = 0
+        self.tuner: Tuner | None = None
 
     def load(
         self, kernels: Iterable[Node], device: Device, progress: Callable[[], None]
     ) -> dict[Node, Kernel]:
         """Canonical KERNELs, compiled and loaded on their device; `progress` is called for each."""
         wanted = list(dict.fromkeys(kernels))
-        found = {kernel: loaded for kernel in wanted if (loaded := self._kernels.get(kernel))}
-        self._find_or_compile([kernel for kernel in wanted if kernel not in found], progress)
-        for kernel in wanted:
-            if kernel in found:
+        chosen = self._chosen(wanted, device) if options.beam or options.beam_file.name else {}
+        jobs = [(kernel, chosen.get(kernel)) for kernel in wanted]
+        found = {job: loaded for job in jobs if (loaded := self._kernels.get(job))}
+        self._find_or_compile([job for job in jobs if job not in found], progress)
+        for job in jobs:
+            if job in found:
                 progress()
             else:
-                loaded = device.load(self._programs[kernel])
-                found[kernel] = self._kernels[kernel] = loaded
-        return found
+                found[job] = self._kernels[job] = device.load(self._programs[job])
+        return {job[0]: found[job] for job in jobs}
 
-    def _find_or_compile(self, kernels: Sequence[Node], progress: Callable[[], None]) -> None:
+    def _chosen(self, kernels: Sequence[Node], device: Device) -> dict[Node, Schedule]:
+        """The schedules of those kernels for which a search has found a better one."""
+        if self.tuner is None:
+            from baregrad.engine.search.tuner import Tuner
+
+            self.tuner = Tuner(self, device)
+        return self.tuner.schedules(kernels)
+
+    def _find_or_compile(self, jobs: Sequence[Job], progress: Callable[[], None]) -> None:
         """Have the programs of kernels: from memory, from disk, or compiled now."""
-        missing: dict[Node, str] = {}
-        for kernel in kernels:
-            if kernel in self._programs:
+        missing: dict[Job, str] = {}
+        for job in jobs:
+            if job in self._programs:
                 progress()
                 continue
             if self.cache is None:
-                missing[kernel] = ""
+                missing[job] = ""
                 continue
-            key = key_of("program-1", self.environment, digest(kernel))
+            kernel, schedule = job
+            asked = () if schedule is None else (str(schedule),)
+            key = key_of("program-1", self.environment, digest(kernel), *asked)
             saved = self.cache.get(key)
             if saved is None:
-                missing[kernel] = key
+                missing[job] = key
                 continue
             self.loaded += 1
-            self._programs[kernel] = Program.from_bytes(saved)
+            self._programs[job] = Program.from_bytes(saved)
             progress()
         for group in _groups(list(missing)):
             # Our own passes run faster when the assembler has not just filled the processor's
             # caches with code and data of its own.
-            drafts = [self._draft(kernel) for kernel in group]
+            drafts = [self._draft(*job) for job in group]
             codes = self.assembler.assemble_all([draft.text for draft in drafts])
-            for kernel, draft in zip(group, drafts, strict=True):
-                program = self._programs[kernel] = self._finish(draft, codes)
+            for job, draft in zip(group, drafts, strict=True):
+                program = self._programs[job] = self._finish(draft, codes)
                 if self.cache is not None:
-                    self.cache.put(missing[kernel], program.to_bytes())
+                    self.cache.put(missing[job], program.to_bytes())
                 progress()
 
     @cached_property
@@ -135,22 +154,23 @@ class Compiler:
         parts = (stable_repr(self.target), self.renderer.name, self.assembler.version)
         return "|".join((*parts, source_fingerprint()))
 
-    def compile(self, kernel: Node) -> Program:
-        """Compile a KERNEL, whatever the caches hold.
+    def compile(self, kernel: Node, schedule: Schedule | None = None) -> Program:
+        """Compile a KERNEL, whatever the caches hold, under a schedule or the first one.
 
-        Raises CompilerBug, with the kernel's text saved, when a pass of ours fails.
+        Raises CompilerBug, with the kernel's text saved, when a pass of ours fails, and
+        ScheduleError where a step of the schedule is not legal.
         """
-        draft = self._draft(kernel)
+        draft = self._draft(kernel, schedule)
         return self._finish(draft, self.assembler.assemble_all([draft.text]))
 
-    def _draft(self, kernel: Node) -> _Draft:
+    def _draft(self, kernel: Node, schedule: Schedule | None) -> _Draft:
         """Everything about a program but its machine code."""
         self.compiled += 1
-        stages = list(self.stages(kernel))
+        stages = list(self.stages(kernel) if schedule is None else self.stages(kernel, schedule))
         graphs = {stage.name: stage.result for stage in stages if isinstance(stage.result, Node)}
         text = stages[-1].result
         assert isinstance(text, str)
-        shown = stages if options.debug >= 3 else []
+        shown = stages if options.debug >= 2 else []
         return _Draft(kernel, graphs["lower"], next(reversed(graphs.values())), text, shown)
 
     def _finish(self, draft: _Draft, codes: Iterator[bytes]) -> Program:
@@ -159,7 +179,10 @@ class Compiler:
             code = next(codes)
         program = _program(draft, code, self.target)
         if draft.stages:
-            print_compilation(draft.stages, program, self.assembler.disassemble)
+            from baregrad.kernel import choose
+
+            choice = choose(draft.kernel, self.target)
+            print_compilation(draft.stages, program, self.assembler.disassemble, choice)
         return program
 
     @cached_property
@@ -169,15 +192,19 @@ class Compiler:
 
         return codegen_passes(self.target)
 
-    def stages(self, kernel: Node) -> Iterator[Stage]:
-        """Every stage of the compilation, in order, as it is made."""
+    def stages(self, kernel: Node, schedule: Schedule | None = None) -> Iterator[Stage]:
+        """Every stage of the compilation, in order, as it is made.
+
+        Without a schedule it is the first one that the heuristics give.
+        """
         from baregrad.kernel import choose_schedule, lower
 
         verified = options.verify
         what = "choose schedule"
         try:
-            with span(what):
-                schedule = choose_schedule(kernel, self.target)
+            if schedule is None:
+                with span(what):
+                    schedule = choose_schedule(kernel, self.target)
             yield Stage("schedule", "how the kernel runs, as a value", str(schedule))
             what = "lower to loops"
             with span(what):
@@ -210,9 +237,9 @@ class Compiler:
             ) from error
 
 
-def _groups(kernels: list[Node]) -> Iterator[list[Node]]:
-    for begin in range(0, len(kernels), _TOGETHER):
-        yield kernels[begin : begin + _TOGETHER]
+def _groups(jobs: list[Job]) -> Iterator[list[Job]]:
+    for begin in range(0, len(jobs), _TOGETHER):
+        yield jobs[begin : begin + _TOGETHER]
 
 
 def variables_of(kernel: Node) -> tuple[str, ...]:
@@ -287,7 +314,10 @@ def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
         )
     blocks = launch_expr(index.maximum(grid_size(draft.loop), 1))
     nbytes = signature.dynamic_nbytes(target)
-    return GpuLaunch((blocks, 1, 1), (signature.threads, 1, 1), shared_nbytes=nbytes)
+    return GpuLaunch(
+        (blocks, 1, 1), (signature.threads, 1, 1),
+        shared_nbytes=nbytes, waits=target.dependent_launch,
+    )  # fmt: skip
 
 
 def _slots_read(kernel: Node) -> set[int]:

@@ -2,6 +2,7 @@
 
 FILE is either a Python program, which is run on the NULL device with every stage of every kernel
 printed, or the saved text of one kernel (as CompilerBug writes it), whose compilation is replayed.
+`--kernels` lists its kernels instead, `--kernel` tells all about one of them, having run it.
 """
 
 from __future__ import annotations
@@ -9,24 +10,37 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from baregrad.base.errors import OptionError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
 from baregrad.engine.session import Session, use_session
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, toposort
+from baregrad.ir.op import Ops
+
+if TYPE_CHECKING:
+    from baregrad.engine.explain_kernel import Found
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `baregrad explain`."""
     result = argparse.ArgumentParser(
-        prog="baregrad explain", description="Show every stage of a program's compilation."
+        prog="baregrad explain",
+        description="Show every stage of a program's compilation, or what one kernel does.",
     )
     result.add_argument("file", type=Path, help="a Python program, or the saved text of a kernel")
     result.add_argument("--after", metavar="PASS", help="show only what this pass left behind")
+    result.add_argument(
+        "--kernels", action="store_true", help="list the kernels: bytes, operations, what bounds"
+    )
+    result.add_argument(
+        "--kernel", metavar="NAME|N",
+        help="run one kernel: its time beside the machine's limits, its schedule and why; "
+        "with --after, what that pass made of it",
+    )
     result.add_argument("--list", action="store_true", help="name the passes in order and stop")
     return result
 
@@ -47,13 +61,12 @@ def main(argv: Sequence[str]) -> int:
             wanted=", ".join(name for name, _ in names),
             hint="`baregrad explain --list FILE` says what each does",
         )
-    text = arguments.file.read_text()
-    if arguments.file.suffix == ".py":
+    if arguments.kernels or arguments.kernel is not None:
+        _tell_of_kernels(arguments.file, arguments.kernel, arguments.after, backend)
+    elif arguments.file.suffix == ".py":
         _explain_program(arguments.file, arguments.after)
     else:
-        from baregrad.ir.text import parse
-
-        _explain_kernel(backend, parse(text), arguments.after, sys.stdout)
+        _explain_kernel(backend, _saved(arguments.file), arguments.after, sys.stdout)
     return 0
 
 
@@ -88,6 +101,66 @@ def _show(name: str, why: str, result: Any, stream: TextIO) -> None:
 
     print(f"-- {name}: {why}", file=stream)
     print(dump(result) if isinstance(result, Node) else result, file=stream)
+
+
+def _saved(path: Path) -> Node:
+    from baregrad.ir.text import parse
+
+    return parse(path.read_text())
+
+
+def _tell_of_kernels(path: Path, wanted: str | None, after: str | None, null: Any) -> None:
+    """List the kernels of a program or a saved kernel, or tell all about one."""
+    from baregrad.engine import explain_kernel
+
+    kernels = kernels_of(path)
+    if wanted is not None:
+        _, found = explain_kernel.pick(kernels, wanted)
+        if after is not None:
+            _explain_kernel(null, found.kernel, after, sys.stdout)
+            return
+    backend, rates = explain_kernel.rates_of(open_backend)
+    try:
+        if wanted is None:
+            print(explain_kernel.list_kernels(kernels, rates))
+        else:
+            print(explain_kernel.describe(found, backend, rates))
+    finally:
+        backend.close()
+
+
+def kernels_of(path: Path) -> list[Found]:
+    """The distinct kernels of a program, in the order in which they are first run, or the saved."""
+    from baregrad.engine.explain_kernel import Found
+
+    if path.suffix != ".py":
+        kernel = _saved(path)
+        names = {node.arg.name for node in toposort(kernel) if node.op is Ops.VAR}
+        if names:
+            raise OptionError(
+                "a saved kernel with symbolic sizes has no size of its own",
+                found=", ".join(sorted(names)), wanted="the program that it came from",
+            )
+        return [Found(kernel, {})]
+    seen: dict[Node, Found] = {}
+
+    def note(run: Any, session: Session) -> None:
+        for launch in run.executable.plan.steps:
+            kernel = getattr(launch, "kernel", None)
+            if kernel is not None and kernel not in seen:
+                where = session.where(run.program, launch)
+                seen[kernel] = Found(kernel, run.program.variables, where)
+
+    _run_observed(path, note)
+    return list(seen.values())
+
+
+def _run_observed(path: Path, note: Callable[[Any, Session], None]) -> None:
+    """Run a program on the NULL device, noting what it computes."""
+    with use_session(Session()) as session, options.override(device="NULL", debug=1):
+        session.observers.append(lambda run: note(run, session))
+        runpy.run_path(str(path), run_name="__main__")
+        session.close()
 
 
 def _explain_program(path: Path, after: str | None) -> None:

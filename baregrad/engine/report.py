@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baregrad.base.options import options
 from baregrad.program import Program, evaluate
+
+if TYPE_CHECKING:
+    from baregrad.kernel import Choice
 
 
 def kernel_line(name: str, nanoseconds: int, flops: int, nbytes: int, where: str) -> str:
@@ -33,18 +36,27 @@ def print_kernels(executable: Any, timeline: Any, program: Any, session: Any) ->
         )
 
 
-def print_compilation(stages: list[Any], program: Program, disassemble: Any) -> None:
-    """Print what `DEBUG` asks for of one kernel's compilation to stderr."""
+def print_compilation(
+    stages: list[Any], program: Program, disassemble: Any, choice: Choice
+) -> None:
+    """Print what `DEBUG` asks for of one kernel's compilation to stderr.
+
+    `choice` is what the heuristic says of the kernel; its reasons are those of the schedule unless
+    a search found another one.
+    """
     from baregrad.ir.node import Node
     from baregrad.ir.text import dump
 
     level = options.debug
     for stage in stages:
-        if stage.name == "schedule" and level >= 3:
+        if stage.name == "schedule" and level >= 2:
             print(f"{program.name}: {stage.result}", file=sys.stderr)
-        elif isinstance(stage.result, Node) and level >= 5:
+            is_its = stage.result == str(choice.schedule)
+            for reason in choice.why() if is_its else ("a search found it faster",):
+                print(f"  - {reason}", file=sys.stderr)
+        elif isinstance(stage.result, Node) and level >= 4:
             print(f"-- {stage.name}: {stage.why}\n{dump(stage.result)}", file=sys.stderr)
-    if level >= 4:
+    if level >= 3:
         print(program.source, file=sys.stderr)
     if level >= 6:
         print(disassemble(program.source), file=sys.stderr)

@@ -202,7 +202,6 @@ class Session:
 
     def _bring(self, nodes: list[Node], device: str) -> None:
         """Have what comes from other devices on this one: computed there, copied, remembered."""
-
         known = self._realised.on(device)
 
         def enter(node: Node) -> bool:

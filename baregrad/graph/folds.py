@@ -2,7 +2,8 @@
 
 y[i] = sum over k of x[i - k*dilation, k], where x[p, k] = sum over o of a[p, o] * b[k, o], is the
 sum over k and o of z[i, k, o] * b[k, o], where z is a padded and read through flipped windows: its
-inner loops have no conditions. With stride s, y is computed for each residue of i modulo s apart,
+inner loops have no conditions. Windows that do not overlap are a rearrangement, of whatever is
+folded. With stride s, y is computed for each residue of i modulo s apart,
 each with its own taps: no multiplication by zeros, and again no conditions.
 """
 
@@ -39,6 +40,8 @@ def _fold(node: Node, crop: _Crop) -> Node | None:
         return cut(full(value, node.shape), node.arg.axis, crop.start, _stop(crop))
     if node.arg.taps == 1:
         return cut(_one_tap(node), node.arg.axis, crop.start, _stop(crop))
+    if node.arg.dilation == 1 and node.arg.stride >= node.arg.taps:
+        return cut(_side_by_side(node), node.arg.axis, crop.start, _stop(crop))
     if node.arg.stride == 1:
         return _unit_stride(taps, node.arg, crop)
     return _strided(node, crop) if node.arg.dilation == 1 else None
@@ -62,13 +65,31 @@ def _one_tap(node: Node) -> Node:
     return pad(line, window.axis, Pad(0, index.as_dim(after), window.stride - 1))
 
 
+def _side_by_side(node: Node) -> Node:
+    """y[i*stride + k] = x[i, k], for windows that do not overlap: a rearrangement."""
+    window = node.arg
+    taps = node.src[0]
+    last = len(taps.shape) - 1
+    wide = pad(taps, last, Pad(0, window.stride - window.taps))
+    axes = list(range(last))
+    axes.insert(window.axis + 1, last)
+    turned = permute(wide, tuple(axes))
+    shape = list(taps.shape[:-1])
+    shape[window.axis] = index.as_dim(index.mul(shape[window.axis], window.stride))
+    line = reshape(turned, tuple(shape))
+    left = index.as_dim(index.sub(window.extent, shape[window.axis]))
+    if isinstance(left, int) and left < 0:
+        return cut(line, window.axis, 0, window.extent)
+    return pad(line, window.axis, Pad(0, left))
+
+
 def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
     """The FOLD as a sum over its taps of a product of windows, or None."""
     found = _contraction(taps, window.axis)
     if found is None:
         return None
     _, inner, position, tap = found
-    product = inner.src[0]
+    product = _product(inner)
     sliding = [factor for factor in product.src if factor.shape and is_repeated(factor, tap)]
     if len(sliding) != 1:
         return None
@@ -83,8 +104,10 @@ def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
         else:
             return None
     made = make_node(Ops.MUL, product.dtype, tuple(factors))
-    closed = tuple(sorted((*inner.arg.axes, tap)))
-    summed = make_node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
+    closed = tuple(sorted((*_closed(inner), tap)))
+    summed = make_node(
+        Ops.REDUCE, inner.dtype, (made,), Reduce(primitive(Ops.ADD, inner.dtype), closed)
+    )
     return _replay(found, summed, taps, crop.length)
 
 
@@ -92,7 +115,10 @@ _Found = tuple[list[Node], Node, int, int]
 
 
 def _contraction(taps: Node, axis: int) -> _Found | None:
-    """(views above, REDUCE, position axis, tap axis); the axes are those of the REDUCE's source."""
+    """(views above, sum, position axis, tap axis); the axes are those of what is summed.
+
+    The sum is a REDUCE of a product, or a product alone (one channel for each of the output's).
+    """
     chain: list[Node] = []
     position: int | None = axis
     tap: int | None = len(taps.shape) - 1
@@ -115,14 +141,31 @@ def _contraction(taps: Node, axis: int) -> _Found | None:
                 return None
         chain.append(taps)
         taps = taps.src[0]
-    if taps.op is not Ops.REDUCE or taps.arg.monoid is not primitive(Ops.ADD, taps.dtype):
+    if taps.op is Ops.REDUCE and taps.arg.monoid is not primitive(Ops.ADD, taps.dtype):
         return None
-    if taps.src[0].op is not Ops.MUL or taps.dtype is not dtype:
+    if _product(taps).op is not Ops.MUL or taps.dtype is not dtype:
         return None
-    open_axes = [i for i in range(len(taps.src[0].shape)) if i not in taps.arg.axes]
     if position is None or tap is None:
         return None
+    open_axes = _open(taps)
     return chain, taps, open_axes[position], open_axes[tap]
+
+
+def _product(sum_: Node) -> Node:
+    """What a sum adds up."""
+    return sum_.src[0] if sum_.op is Ops.REDUCE else sum_
+
+
+def _closed(sum_: Node) -> tuple[int, ...]:
+    """The axes of its product along which a sum adds."""
+    axes: tuple[int, ...] = sum_.arg.axes if sum_.op is Ops.REDUCE else ()
+    return axes
+
+
+def _open(sum_: Node) -> list[int]:
+    """The axes of its product that a sum has."""
+    closed = _closed(sum_)
+    return [axis for axis in range(len(_product(sum_).shape)) if axis not in closed]
 
 
 def _replay(contraction: _Found, summed: Node, taps: Node, length: Dim) -> Node:
@@ -132,7 +175,7 @@ def _replay(contraction: _Found, summed: Node, taps: Node, length: Dim) -> Node:
     """
     chain, inner, position, tap = contraction
     below = chain[-1].src[0] if chain else taps
-    open_axes = [i for i in range(len(inner.src[0].shape)) if i not in inner.arg.axes]
+    open_axes = _open(inner)
     shape = list(below.shape)
     shape[open_axes.index(position)] = length
     shape[open_axes.index(tap)] = 1
@@ -234,7 +277,7 @@ def _split_taps(
 ) -> Node | None:
     """The contraction with its taps, padded with zeros, as two last axes (residue, group)."""
     chain, inner, position, tap = found
-    product = inner.src[0]
+    product = _product(inner)
     shape = product.shape
     wide = (*shape[:tap], groups, stride, *shape[tap + 1 :])
     factors = []
@@ -252,10 +295,12 @@ def _split_taps(
         else:
             return None
     made = make_node(Ops.MUL, product.dtype, tuple(factors))
-    closed = tuple(axis + (axis > tap) for axis in inner.arg.axes)
-    summed = make_node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
+    closed = tuple(axis + (axis > tap) for axis in _closed(inner))
+    summed = made
+    if closed:
+        summed = make_node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
     # The axes of the sum: those of the old one, with (group, residue) for its tap.
-    open_axes = [axis for axis in range(len(shape)) if axis not in inner.arg.axes]
+    open_axes = _open(inner)
     place = open_axes.index(tap)
     ends = [i for i in range(len(summed.shape)) if i not in (place, place + 1)]
     turned = permute(summed, (*ends, place + 1, place))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from baregrad.dtypes import dtypes
 from baregrad.graph.places import Places, places_of
 from baregrad.graph.repeats import is_repeated
-from baregrad.graph.traced import Traced, rewrite
+from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import constant_of, cut, expand, reshape
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.index import Dim
@@ -138,15 +138,20 @@ def _read(
     return Node(Ops.GATHER, kept.dtype, (kept, *places))
 
 
-def fold_one_hot(order: list[Node], changed: dict[Node, Node]) -> Node:
-    """The sink with sums over one-hot masks as indexed reads."""
-    some = [node for node in order if node.mask & _NEEDED == _NEEDED]
-    return rewrite(some, _visit, Ops.REDUCE.bit, changed) if some else order[-1]
+def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
+    if order[-1].mask & _NEEDED != _NEEDED:
+        return None
+
+    def visit(_: Node, made: Node) -> Node | None:
+        return _visit(made) if made.mask & _NEEDED == _NEEDED else None
+
+    return visit
 
 
-ONE_HOT = Traced(
+ONE_HOT = Part(
     "one_hot",
     "a sum over a one-hot mask reads the one element",
-    fold_one_hot,
+    Ops.REDUCE.bit,
+    _rule,
     ("constants",),
 )

@@ -7,7 +7,7 @@ part of the graph, so that the result does not depend on how many threads there 
 from __future__ import annotations
 
 from baregrad.base.bits import greatest_divisor
-from baregrad.graph.traced import Traced, rewrite
+from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import reshape
 from baregrad.ir import index
 from baregrad.ir.attrs import Reduce
@@ -33,10 +33,6 @@ def _parts_on_gpu(value: Node, results: int, elements: int) -> int:
     blocks = -(-results // TILE) if product else results
     least = LEAST_PRODUCTS if product else LEAST_ELEMENTS
     return min(BLOCKS // max(blocks, 1), elements // max(results, 1) // least)
-
-
-def _visit_gpu(node: Node) -> Node | None:
-    return _visit(node, gpu=True)
 
 
 def _visit(node: Node, gpu: bool = False) -> Node | None:
@@ -83,25 +79,25 @@ def _in_parts(node: Node, value: Node, axis: int, parts: int) -> Node:
     return Node(Ops.REDUCE, node.dtype, (stored,), Reduce(monoid, (place,)))
 
 
-def reduce_in_parts(order: list[Node], changed: dict[Node, Node]) -> Node:
-    """The sink with long reductions to few values in two steps."""
-    return rewrite(order, _visit, Ops.REDUCE.bit, changed)
+def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
+    return lambda _, made: _visit(made)
 
 
-def reduce_on_gpu(order: list[Node], changed: dict[Node, Node]) -> Node:
-    """The sink with reductions that would keep few of a GPU's units busy in two steps."""
-    return rewrite(order, _visit_gpu, Ops.REDUCE.bit, changed)
+def _rule_on_gpu(order: list[Node], changed: dict[Node, Node]) -> Rule:
+    return lambda _, made: _visit(made, gpu=True)
 
 
-PARTIALS = Traced(
+PARTIALS = Part(
     "partials",
     "a long reduction to few values is made of stored partial results, for threads to share",
-    reduce_in_parts,
+    Ops.REDUCE.bit,
+    _rule,
     ("sums",),
 )
-PARTIALS_ON_GPU = Traced(
+PARTIALS_ON_GPU = Part(
     "partials",
     "a reduction to few values is made of stored partial results, for a GPU's blocks to share",
-    reduce_on_gpu,
+    Ops.REDUCE.bit,
+    _rule_on_gpu,
     ("sums",),
 )

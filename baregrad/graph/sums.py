@@ -11,28 +11,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import is_repeated
-from baregrad.graph.traced import Traced, again
+from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import cut, expand, is_one, permute, reshape
 from baregrad.ir.node import Node, alu
-from baregrad.ir.op import MOVEMENT, Ops
+from baregrad.ir.op import MOVEMENT, Ops, mask_of
 
 _WIDE = frozenset((dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64))
 _FACTORS = 6  # factors and terms that are looked at
 _ADDITIVE = frozenset((Ops.ADD, Ops.SUB))
-_TAKEN_APART = frozenset((Ops.ADD, Ops.SUB, Ops.NEG, Ops.MUL))
+_TAKEN_APART = mask_of((Ops.ADD, Ops.SUB, Ops.NEG, Ops.MUL))
+
+
+class _Uses:
+    """By how many nodes each node of the graph in the making is read, as far as it is made.
+
+    readers: the same of the graph that entered. changed: what became of its nodes.
+    """
+
+    def __init__(self, readers: dict[Node, int], changed: dict[Node, Node]) -> None:
+        self._readers = readers
+        self._changed = changed
+        self._made: dict[Node, int] = {}
+        self._seen = 0
+
+    def of(self, node: Node) -> int:
+        """The number of readers of one node."""
+        changed, made = self._changed, self._made
+        for old in islice(reversed(changed), len(changed) - self._seen):
+            new = changed[old]
+            made[new] = made.get(new, 0) + self._readers[old]
+        self._seen = len(changed)
+        kept = 0 if node in changed else self._readers.get(node, 0)
+        return kept + made.get(node, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A REDUCE(add), and the nodes below it that nobody else reads. `uses`: of every node."""
+    """A REDUCE(add), and the nodes below it that nobody else reads."""
 
     node: Node
     own: frozenset[Node]
-    uses: Mapping[Node, int]
+    uses: _Uses
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -118,14 +142,14 @@ def _all_one(shape: tuple[Any, ...], axes: tuple[int, ...]) -> bool:
     return all(is_one(shape[axis]) for axis in axes)
 
 
-def _constant_scale(factor: Node, uses: Mapping[Node, int]) -> tuple[Node | None, Node]:
+def _constant_scale(factor: Node, uses: _Uses) -> tuple[Node | None, Node]:
     """(c, x) of a view of x * c, where c is a scalar; (None, factor) of anything else."""
     views: list[Node] = []
     below = factor
-    while below.op in MOVEMENT and uses.get(below, 0) < 2:
+    while below.op in MOVEMENT and uses.of(below) < 2:
         views.append(below)
         below = below.src[0]
-    if not views or below.op is not Ops.MUL or uses.get(below, 0) > 1:
+    if not views or below.op is not Ops.MUL or uses.of(below) > 1:
         return None, factor
     for scale, value in (below.src, below.src[::-1]):
         if scale.op is Ops.CONST and value.shape == below.shape:
@@ -203,26 +227,23 @@ def _terms(this: _Sum, body: Node) -> list[tuple[Node, int]]:
 # --- the walk -------------------------------------------------------------------------------------
 
 
-def pull_factors(order: list[Node], changed: dict[Node, Node]) -> Node:
-    """The sink with what does not vary along summed axes multiplied in after the sums."""
-    sink = order[-1]
-    if not sink.mask & Ops.REDUCE.bit:
-        return sink
+def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
+    """The rule for one graph, of which it counts by how many nodes each is read."""
+    if not order[-1].mask & Ops.REDUCE.bit:
+        return None
     readers: dict[Node, int] = dict.fromkeys(order, 0)
     for node in order:
         for child in node.src if len(node.src) == 1 else dict.fromkeys(node.src):
             readers[child] += 1
-    uses: dict[Node, int] = {}
-    for node in order:
-        made = again(node, changed) if changed else node
-        if node.op is Ops.REDUCE and made.src[0].op in _TAKEN_APART and _is_sum(node):
-            own = frozenset([changed.get(one, one) for one in _owned(node.src[0], readers)])
-            found = _rewrite(_Sum(made, own, uses))
-            made = made if found is None else found
-        if made is not node:
-            changed[node] = made
-        uses[made] = uses.get(made, 0) + readers[node]
-    return changed.get(sink, sink)
+    uses = _Uses(readers, changed)
+
+    def visit(node: Node, made: Node) -> Node | None:
+        if not made.src[0].op.bit & _TAKEN_APART or not _is_sum(node):
+            return None
+        own = frozenset([changed.get(one, one) for one in _owned(node.src[0], readers)])
+        return _rewrite(_Sum(made, own, uses))
+
+    return visit
 
 
 def _owned(body: Node, readers: Mapping[Node, int]) -> set[Node]:
@@ -234,21 +255,22 @@ def _owned(body: Node, readers: Mapping[Node, int]) -> set[Node]:
     while body.op is Ops.NEG:
         body = body.src[0]
         owned.add(body)
-    grown = body.op in _TAKEN_APART
+    grown = bool(body.op.bit & _TAKEN_APART)
     while grown and len(owned) < 4 * _FACTORS:
         grown = False
         for node in tuple(owned):
             for child in node.src:
-                if child.op in _TAKEN_APART and child not in owned:
+                if child.op.bit & _TAKEN_APART and child not in owned:
                     if sum(child in one.src for one in owned) == readers[child]:
                         owned.add(child)
                         grown = True
     return owned
 
 
-SUMS = Traced(
+SUMS = Part(
     "sums",
     "factors that do not vary along the summed axes come out of sums, and sums wait for less",
-    pull_factors,
+    Ops.REDUCE.bit,
+    _rule,
     ("constants",),
 )

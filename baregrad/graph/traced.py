@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baregrad.ir.node import Node, make_node, toposort
+from baregrad.ir.node import Node, remade, toposort
 from baregrad.ir.passes import Pass
 
 # Every node of a graph, sources first, the sink last; and what receives the nodes that changed.
@@ -43,8 +43,7 @@ def again(node: Node, changed: dict[Node, Node]) -> Node:
     """`node` over what its sources became."""
     for child in node.src:
         if child in changed:
-            src = tuple([changed.get(one, one) for one in node.src])
-            return make_node(node.op, node.dtype, src, node.arg)
+            return remade(node, tuple([changed.get(one, one) for one in node.src]))
     return node
 
 
@@ -68,3 +67,111 @@ class Traced:
             return self.rewrite(sink, {})
 
         return Pass(self.name, self.why, "tensor", "tensor", run, self.needs)
+
+
+    @property
+    def parts(self) -> tuple[Traced, ...]:
+        """The passes that are shown one by one: itself."""
+        return (self,)
+
+
+# What replaces a node: given as it was in the graph, and over what its sources became.
+Rule = Callable[[Node, Node], Node | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A pass that needs no walk of its own: what it replaces depends on what is below alone.
+
+    asked: the ops of the nodes that it looks at. rule: given a graph, sources first, and what will
+    hold what became of its nodes: the rule; None where that graph has nothing for it.
+    """
+
+    name: str
+    why: str
+    asked: int
+    rule: Callable[[list[Node], dict[Node, Node]], Rule | None]
+    needs: tuple[str, ...] = ()
+
+    def walk(self, order: list[Node], changed: dict[Node, Node]) -> Node:
+        """The sink after this pass."""
+        return walk_once((self,), order, changed)
+
+    def rewrite(self, sink: Node, changed: dict[Node, Node]) -> Node:
+        """`sink` after the pass; changed: receives what each changed node became."""
+        return self.walk(toposort(sink), changed)
+
+    def as_pass(self) -> Pass:
+        """The same as the compiler's runner takes it."""
+
+        def run(sink: Node) -> Node:
+            return self.rewrite(sink, {})
+
+        return Pass(self.name, self.why, "tensor", "tensor", run, self.needs)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Passes that are made in one walk."""
+
+    parts: tuple[Part, ...]
+
+    def walk(self, order: list[Node], changed: dict[Node, Node]) -> Node:
+        """The sink after all of them."""
+        return walk_once(self.parts, order, changed)
+
+
+def walk_once(parts: Sequence[Part], order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink after several passes in one walk: each node goes through all before its readers.
+
+    What a pass makes is seen by those after it, down to what has been through all of them.
+    """
+    sink = order[-1]
+    rules = [(part.asked, rule) for part in parts if (rule := part.rule(order, changed))]
+    asked = 0
+    for mask, _ in rules:
+        asked |= mask
+    if not sink.mask & asked:
+        return sink
+    finished: set[Node] = set()
+    finish = finished.add
+    for node in order:
+        made = node
+        if changed:
+            for child in node.src:
+                if child in changed:
+                    made = remade(node, tuple([changed.get(one, one) for one in node.src]))
+                    break
+        if node.op.bit & asked:
+            made = _visited(rules, node, made, finished)
+        if made is not node:
+            changed[node] = made
+        finish(made)
+    return changed.get(sink, sink)
+
+
+_Rules = list[tuple[int, Rule]]
+
+
+def _visited(rules: _Rules, node: Node, made: Node, finished: set[Node]) -> Node:
+    """What becomes of a node, which over what its sources became is `made`."""
+    for number, (mask, rule) in enumerate(rules):
+        if made.op.bit & mask:
+            found = rule(node, made)
+            if found is not None:
+                return _through(rules[number + 1 :], found, finished)
+    return made
+
+
+def _through(rules: _Rules, root: Node, finished: set[Node]) -> Node:
+    """What a rule made, after the rules behind it; what is `finished` has been through them."""
+    if not rules:
+        return root
+    changed: dict[Node, Node] = {}
+    for node in toposort(root, enter=lambda one: one not in finished):
+        if node not in finished:
+            current = again(node, changed)
+            made = _visited(rules, current, current, finished)
+            if made is not node:
+                changed[node] = made
+    return changed.get(root, root)

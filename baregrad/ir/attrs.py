@@ -54,11 +54,15 @@ class BufferRef:
 
 
 class Param(NamedTuple):
-    """The `slot`-th argument array of a program, row-major with this shape."""
+    """The `slot`-th argument array of a program, row-major with this shape.
+
+    streamed: what is written to it passes the caches by, where whole vectors are.
+    """
 
     slot: int
     shape: tuple[int | Node, ...]
     name: str = ""
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ Bounds = tuple[int, int]
 INFINITE = 1 << 62
 # Beyond every integer that memory can hold, so that arithmetic on unknown values stays sound.
 UNKNOWN = 1 << 64
+_KINDS = frozenset(("index", "int", "uint", "bool"))
 
 
 def bounds(node: Node) -> Bounds:
@@ -23,6 +24,13 @@ def bounds(node: Node) -> Bounds:
     """
     found: Bounds | None = node._bounds
     if found is not None:
+        return found
+    for child in node.src:
+        if child._bounds is None and child.src:
+            break
+    else:
+        # Mostly what a node is made of was asked for before it.
+        found = node._bounds = _clamp(node, _rule(node))
         return found
     for below in toposort(node, enter=lambda n: n._bounds is None):
         if below._bounds is None:
@@ -43,17 +51,17 @@ def _everything(node: Node) -> Bounds:
 
 
 def _clamp(node: Node, found: Bounds | None) -> Bounds:
-    everything = _everything(node)
     if found is None:
-        return everything
+        return _everything(node)
+    if node.dtype.kind == "index":
+        return found
     lo, hi = found
-    if node.dtype.kind in ("int", "uint", "bool"):
-        return found if lo >= everything[0] and hi <= everything[1] else everything
-    return found
+    everything = _everything(node)
+    return found if lo >= everything[0] and hi <= everything[1] else everything
 
 
 def _rule(node: Node) -> Bounds | None:
-    if node.dtype.kind not in ("index", "int", "uint", "bool"):
+    if node.dtype.kind not in _KINDS:
         return None
     rule = _RULES.get(node.op)
     return None if rule is None else rule(node)
@@ -72,17 +80,20 @@ def _range(node: Node) -> Bounds:
 
 
 def _add(node: Node) -> Bounds:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     return (a + c, b + d)
 
 
 def _sub(node: Node) -> Bounds:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     return (a - d, b - c)
 
 
 def _mul(node: Node) -> Bounds:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     products = (a * c, a * d, b * c, b * d)
     return (min(products), max(products))
 
@@ -93,7 +104,8 @@ def _neg(node: Node) -> Bounds:
 
 
 def _floordiv(node: Node) -> Bounds | None:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     if c <= 0:
         return None
     quotients = (a // c, a // d, b // c, b // d)
@@ -101,7 +113,8 @@ def _floordiv(node: Node) -> Bounds | None:
 
 
 def _mod(node: Node) -> Bounds | None:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     if c <= 0:
         return None
     if a >= 0 and b < c:
@@ -110,17 +123,20 @@ def _mod(node: Node) -> Bounds | None:
 
 
 def _max(node: Node) -> Bounds:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     return (max(a, c), max(b, d))
 
 
 def _min(node: Node) -> Bounds:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     return (min(a, c), min(b, d))
 
 
 def _where(node: Node) -> Bounds:
-    (a, b), (c, d) = (bounds(child) for child in node.src[1:])
+    _, x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     return (min(a, c), max(b, d))
 
 
@@ -171,7 +187,8 @@ def _not(node: Node) -> Bounds | None:
 
 
 def _shr(node: Node) -> Bounds | None:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     if c < 0 or d > 64:
         return None
     return (min(a >> c, a >> d), max(b >> c, b >> d))
@@ -187,14 +204,16 @@ def _cast(node: Node) -> Bounds | None:
 
 
 def _and(node: Node) -> Bounds | None:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     if node.dtype.kind == "bool":
         return (min(a, c), min(b, d))
     return (0, min(b, d)) if a >= 0 and c >= 0 else None
 
 
 def _or(node: Node) -> Bounds | None:
-    (a, b), (c, d) = (bounds(child) for child in node.src)
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
     return (max(a, c), max(b, d)) if node.dtype.kind == "bool" else None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Range
-from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, mask_of
+from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
 from baregrad.ir.shape import SHAPELESS, infer_shape
 
 Key = tuple[Op, DType, tuple["Node", ...], Any]
@@ -42,10 +42,13 @@ class _Interned:
         self.table: dict[Key, _Entry] = {}
         self.small: dict[int, Node] = {}
 
-    def forget(self, entry: _Entry) -> None:
-        """Drop an entry whose node died, unless an equal node has taken its place."""
-        # One lookup, and no other thread can put a node in between the look and the removal.
-        _remove_dead(self.table, entry.key)
+    def forget(self, entry: _Entry, remove: Callable[..., None] = _remove_dead) -> None:
+        """Drop an entry whose node died, unless an equal node has taken its place.
+
+        remove: does so with one lookup, and no other thread can put a node in between the look and
+        the removal. It is at hand when the interpreter ends and this module is gone.
+        """
+        remove(self.table, entry.key)
 
 
 _interned = _Interned()
@@ -58,21 +61,28 @@ _MOST_SMALL = 1 << 12
 _create = object.__new__
 _CONST = Ops.CONST
 _RANGE = Ops.RANGE
-# Ops whose shape is that of their sources, ops without one, and ops that close ranges.
-_PLAIN = mask_of(ELEMENTWISE)
-_SHAPELESS = mask_of(SHAPELESS)
 _COMPARE = mask_of(COMPARE)
+_VAR = Ops.VAR.bit
 _BOOL = dtypes.bool
 _INDEX = dtypes.index
 # Kernels number their axes alike, so that the same few attributes are asked for again and again.
 _range = lru_cache(1 << 10)(Range)
-_CLOSING = mask_of((Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS))
+# What makes an op other than one of elements, which has the shape and axes of its sources: its
+# shape is asked for; it has none; it closes axes; it is one.
+_ASKS, _BARE, _CLOSES, _IS_AXIS = 1, 2, 4, 8
 
 
-@lru_cache(1 << 10)
-def _alone(axis: Node) -> frozenset[Node]:
-    """The free axes of a RANGE: itself. Not kept on it, since what holds itself is freed late."""
-    return frozenset((axis,))
+def _kinds() -> dict[Op, int]:
+    kinds = {}
+    for op in all_ops():
+        kinds[op] = _BARE if op in SHAPELESS else 0 if op in ELEMENTWISE else _ASKS
+    for op in (Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS):
+        kinds[op] |= _CLOSES
+    kinds[_RANGE] |= _IS_AXIS
+    return kinds
+
+
+_kind_of = _kinds().__getitem__
 
 
 class Node:
@@ -80,18 +90,19 @@ class Node:
 
     op: its row of the op table. dtype: of its value (`token` for statements). src: its sources.
     arg: its typed attribute. shape: of its value, () for the scalars of the kernel level. ranges:
-    its free axes. mask: the bits of every op at or below it.
+    its free axes, RANGE nodes at or below it that nothing below closes. mask: the bits of every op
+    at or below it.
     """
 
     __slots__ = (
         "__weakref__",
         "_bounds",
         "_memo",
-        "_ranges",
         "arg",
         "dtype",
         "mask",
         "op",
+        "ranges",
         "shape",
         "src",
     )
@@ -100,7 +111,7 @@ class Node:
     src: tuple[Node, ...]
     arg: Any
     shape: tuple[Any, ...]
-    _ranges: frozenset[Node]
+    ranges: frozenset[Node]
     _bounds: tuple[int, int] | None
     _memo: dict[Any, Any] | None
     mask: int
@@ -108,11 +119,6 @@ class Node:
     def __new__(cls, op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None) -> Node:
         """Return the one node of these fields; the shape rule of `op` may raise ShapeError."""
         return make_node(op, dtype, src, arg)
-
-    @property
-    def ranges(self) -> frozenset[Node]:
-        """The free axes: RANGE nodes at or below that nothing below closes."""
-        return self._ranges if self.op is not _RANGE else _alone(self)
 
     @property
     def ndim(self) -> int:
@@ -170,13 +176,13 @@ def make_node(op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None)
     node.dtype = dtype
     node.src = src
     node.arg = arg
-    mask = bit = op.bit
+    mask = op.bit
     ranges = NO_RANGES
     shape: tuple[Any, ...] = ()
     mixed = False
     for child in src:
         mask |= child.mask
-        below = child._ranges if child.op is not _RANGE else _alone(child)
+        below = child.ranges
         if below is not ranges and below:
             if not ranges:
                 ranges = below
@@ -187,21 +193,64 @@ def make_node(op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None)
             if shape and theirs != shape:
                 mixed = True
             shape = theirs
-    # An elementwise op on operands of one shape, or on scalars, has it without asking.
-    if bit & _SHAPELESS:
-        shape = ()
-    elif mixed or not bit & _PLAIN:
+    kind = _kind_of(op)
+    # Elementwise ops, most of all, on operands of one shape or on scalars, are done here.
+    if kind & _ASKS or (mixed and not kind & _BARE):
         shape = infer_shape(op, dtype, src, arg)
         for extent in shape:
             if extent.__class__ is not int:
                 mask |= extent.mask
         if op is Ops.SHRINK or op is Ops.PAD:
             mask |= _symbolic_mask(arg)
+    if kind:
+        if kind & _BARE:
+            shape = ()
+        if kind & _CLOSES and ranges:
+            ranges = _closed(op, src, arg, ranges)
+        elif kind & _IS_AXIS:
+            # An axis holds itself by this, so that it is freed when cycles are looked for.
+            ranges = frozenset((node,))
     node.shape = shape
-    node._ranges = ranges if not ranges or not bit & _CLOSING else _closed(op, src, arg, ranges)
+    node.ranges = ranges
     node.mask = mask
     node._bounds = None
     node._memo = None
+    return _kept(key, node)
+
+
+def remade(node: Node, src: tuple[Node, ...]) -> Node:
+    """`node` over sources of the same shapes as its own, at the tensor level.
+
+    So that its shape need not be found again.
+    """
+    mask = node.mask
+    if mask & _VAR:
+        return make_node(node.op, node.dtype, src, node.arg)
+    op, dtype, arg = node.op, node.dtype, node.arg
+    key: Key = (op, dtype, src, arg)
+    entry = _find(key)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found
+    made = _create(Node)
+    made.op = op
+    made.dtype = dtype
+    made.src = src
+    made.arg = arg
+    mask = op.bit
+    for child in src:
+        mask |= child.mask
+    made.shape = node.shape
+    made.ranges = NO_RANGES
+    made.mask = mask
+    made._bounds = None
+    made._memo = None
+    return _kept(key, made)
+
+
+def _kept(key: Key, node: Node) -> Node:
+    """The node of these fields that is interned: `node`, unless there is one by now."""
     entry = _Entry(node, _forget)
     entry.key = key
     while True:

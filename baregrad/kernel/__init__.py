@@ -3,16 +3,18 @@
 from baregrad.kernel.analysis import Cost, Facts, cost_of, facts_of
 from baregrad.kernel.apply import apply_schedule
 from baregrad.kernel.codegen import codegen_passes
-from baregrad.kernel.heuristic import choose_schedule
+from baregrad.kernel.heuristic import Choice, choose, choose_schedule
 from baregrad.kernel.lower import lower
 from baregrad.kernel.schedule_value import Schedule, parse_schedule
 from baregrad.kernel.threads import grid_size
 
 __all__ = [
+    "Choice",
     "Cost",
     "Facts",
     "Schedule",
     "apply_schedule",
+    "choose",
     "choose_schedule",
     "codegen_passes",
     "cost_of",

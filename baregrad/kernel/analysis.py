@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
+from baregrad.ir.bounds import bounds
 from baregrad.ir.index import Dim
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort
 from baregrad.ir.op import ALU, Ops
@@ -138,10 +139,11 @@ def offset_of(node: Node) -> Offset:
 
 def in_bounds(node: Node) -> bool:
     """Whether an INDEX stays inside its array whatever its axes are, guarded or not."""
-    return all(
-        index.lower(position) >= 0 and index.upper(position) < index.lower(extent)
-        for position, extent in zip(node.src[1:], node.src[0].shape, strict=True)
-    )
+    for position, extent in zip(node.src[1:], node.src[0].shape, strict=True):
+        low, high = bounds(position)
+        if low < 0 or high >= (extent if extent.__class__ is int else index.lower(extent)):
+            return False
+    return True
 
 
 def out_axes(out: Node) -> frozenset[Node]:
@@ -186,13 +188,13 @@ def _facts(kernel: Node) -> Facts:
             everything.add(node)
         elif op is Ops.INDEX:
             if node.src[0].op is Ops.PARAM:
-                accesses.append(Access(node.src[0], offset_of(node), node._ranges, False))
+                accesses.append(Access(node.src[0], offset_of(node), node.ranges, False))
             else:
                 for child in node.src[1:]:
                     exposed |= child.ranges
         elif op is Ops.REDUCE:
             own = tuple([child for child in node.src if child.op is Ops.RANGE])
-            reductions.append(Reduction(node, own, node._ranges))
+            reductions.append(Reduction(node, own, node.ranges))
         elif op is Ops.SCAN:
             scanned.add(node.src[-1])
         elif op is Ops.STAGE:
@@ -220,7 +222,7 @@ def axes_together(facts: Facts) -> frozenset[frozenset[Node]]:
     found = {out_axes(out) for out in facts.outs}
     for node in facts.order:
         # One axis alone is never two, so a RANGE need not be asked for itself.
-        axes = node._ranges
+        axes = node.ranges
         if node.op is Ops.REDUCE:
             axes = axes.union([child for child in node.src if child.op is Ops.RANGE])
         found.add(axes)

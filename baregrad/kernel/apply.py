@@ -30,12 +30,12 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
-from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, fresh_table
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_for
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.target import AnyTarget
 
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
@@ -66,13 +66,13 @@ def apply_steps(
     The parallel axis then is a loop of chunks and one inside, and inputs are read by LOADs as at
     the loop level, so that most expressions are made once.
     """
-    gpu = target if isinstance(target, GpuTarget) else None
-    table = fresh_table(facts_of(kernel), gpu)
+    table = table_for(facts_of(kernel), target)
     for step in schedule.steps:
         table.apply(step)
+    table.check_tiles()
     rewriter = _Rewriter(table, chunked)
     result = rewriter.kernel(kernel)
-    if gpu is not None:
+    if table.gpu is not None:
         check_threads(result)
     staging: list[StageInput | StageReduce] = [*table.staged_inputs, *table.staged_reductions]
     for request in staging:
@@ -115,7 +115,7 @@ class _Rewriter:
         self.dead: set[str] = set()
         for position, name in enumerate(table.order):
             axis = table.axes[name]
-            several = table.grain > 1 or not isinstance(axis.extent, int)
+            several = table.grain > 1 or not isinstance(axis.extent, int) or name in table.staged
             if axis.unit == "pool" and chunked and several:
                 self.ranges[name] = self.chunks(axis, position)
             else:
@@ -158,8 +158,8 @@ class _Rewriter:
                 scope = self.scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 src = (self.array(out.src[0]), value, self.target(out, scope))
-                outs.append(Node(Ops.OUT, out.dtype, src, out.arg))
-        return Node(Ops.KERNEL, kernel.dtype, tuple(outs), kernel.arg)
+                outs.append(make_node(Ops.OUT, out.dtype, src, out.arg))
+        return make_node(Ops.KERNEL, kernel.dtype, tuple(outs), kernel.arg)
 
     def target(self, out: Node, scope: Scope) -> Node:
         """Where an OUT writes: NOWHERE for places read from memory that the array does not have.
@@ -177,14 +177,14 @@ class _Rewriter:
             condition = index.both(condition, self.limits(out_axes(out), scope))
         if condition.op is Ops.CONST and condition.arg:
             return offset
-        return Node(Ops.WHERE, offset.dtype, (condition, offset, NOWHERE))
+        return make_node(Ops.WHERE, offset.dtype, (condition, offset, NOWHERE))
 
     def limits(self, axes: Iterable[Node], scope: Scope) -> Node:
         """Whether no axis lies past its extent, where the last tile of one is partial."""
         found = []
         for axis in axes:
             for limit in scope.pieces[axis].limits:
-                terms = {scope.ranges[n]: scale for n, scale in limit.terms if n not in self.dead}
+                terms = dict(self.finals_of(limit.terms, scope))
                 place = index.add(index.from_linear(terms, 0), limit.start)
                 found.append(index.less(place, limit.extent))
         return index.both(*found) if found else TRUE
@@ -245,8 +245,9 @@ class _Rewriter:
         found = self.flat.get(node)
         if found is None:
             arg = node.arg
-            flat = Param(arg.slot, (index.product(arg.shape),), arg.name)
-            found = self.flat[node] = Node(Ops.PARAM, node.dtype, (), flat)
+            streamed = arg.slot in self.table.streamed
+            flat = Param(arg.slot, (index.product(arg.shape),), arg.name, streamed)
+            found = self.flat[node] = make_node(Ops.PARAM, node.dtype, (), flat)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:
@@ -269,13 +270,18 @@ class _Rewriter:
         """The final axes that an original axis is a sum of, with their scales."""
         found = scope.finals.get(node)
         if found is None:
-            found = scope.finals[node] = []
-            for name, scale in scope.pieces[node].terms:
-                if name in self.dead:
-                    continue
-                found.append((scope.ranges[name], scale))
-                if self.chunk is not None and name == self.chunk[0]:
-                    found.append((self.chunk[1], scale * self.table.grain))
+            found = scope.finals[node] = self.finals_of(scope.pieces[node].terms, scope)
+        return found
+
+    def finals_of(self, terms: Terms, scope: Scope) -> list[tuple[Node, int]]:
+        """The final axes of named ones that are ever more than 0, with their scales."""
+        found = []
+        for name, scale in terms:
+            if name in self.dead:
+                continue
+            found.append((scope.ranges[name], scale))
+            if self.chunk is not None and name == self.chunk[0]:
+                found.append((self.chunk[1], scale * self.table.grain))
         return found
 
     def offset(self, node: Node, scope: Scope) -> Node:
@@ -367,7 +373,7 @@ class _Rewriter:
         for child in node.src:
             if done[child] is not child:
                 src = tuple([done[c] for c in node.src])
-                current = Node(node.op, node.dtype, src, node.arg)
+                current = make_node(node.op, node.dtype, src, node.arg)
                 break
         if node.dtype is not dtypes.index and not node.op.bit & _CONDITIONS:
             return current
@@ -391,7 +397,7 @@ class _Rewriter:
         (condition,) = self.values((node.src[0],), scope)
         if inside is not TRUE:
             condition = index.both(inside, condition)
-        covered = Node(Ops.GUARD, node.dtype, (condition, value))
+        covered = make_node(Ops.GUARD, node.dtype, (condition, value))
         simpler = index.resimplify(covered)
         return covered if simpler is None else simpler
 
@@ -418,9 +424,9 @@ class _Rewriter:
             early = self.masked or copy.pieces is not scope.pieces
             value = self.read(node, Scope(copy.pieces, ranges, early))
             space = Stage("shared" if gpu else "scratch")
-            stage = self.copies[key] = Node(Ops.STAGE, node.dtype, (value, *copy.axes), space)
+            stage = self.copies[key] = make_node(Ops.STAGE, node.dtype, (value, *copy.axes), space)
         self.applied.add(step)
-        return Node(Ops.INDEX, node.dtype, (stage, *copied_places(stage, names, self.ranges)))
+        return make_node(Ops.INDEX, node.dtype, (stage, *copied_places(stage, names, self.ranges)))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
@@ -431,7 +437,7 @@ class _Rewriter:
             final = [self.ranges[self.table.names[axis]] for axis in axes]
         else:
             final = [part for axis in axes for part in self.parts_of(axis)]
-        return Node(node.op, node.dtype, (value, *final), node.arg)
+        return make_node(node.op, node.dtype, (value, *final), node.arg)
 
     def parts_of(self, axis: Node) -> list[Node]:
         """The axes that a stage's axis was split into, outermost first."""
@@ -446,7 +452,7 @@ class _Rewriter:
         for axis, place in zip(stage.src[1:], indices, strict=True):
             sizes = tuple(extent_of(part) for part in self.parts_of(axis))
             places.extend(index.as_node(i) for i in index.unflatten(done[place], sizes))
-        return Node(Ops.INDEX, node.dtype, (done[stage], *places))
+        return make_node(Ops.INDEX, node.dtype, (done[stage], *places))
 
     # --- reductions -----------------------------------------------------------------------------
 
@@ -467,7 +473,7 @@ class _Rewriter:
             new = self.values(values, inside)
             if self.masked:
                 new = within(monoid, new, self.limits(own, inside))
-            one = Node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
+            one = make_node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
             each = _parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
@@ -490,18 +496,18 @@ class _Rewriter:
             inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
             if inner:
                 outer = [axis for axis in own if axis not in inner]
-                part = Node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
-                node = Node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
+                part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
+                node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
             first = len(self.table.order) * 2 * (1 + len(self.copies))
             copies = tuple(
-                Node(Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id))
+                make_node(Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id))
                 for axis in axes
             )
             value = substitute(node, dict(zip(axes, copies, strict=True)))
-            stage = Node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
+            stage = make_node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
             self.copies[(step, node)] = stage
             self.applied.add(step)
-            return Node(Ops.INDEX, node.dtype, (stage, *axes))
+            return make_node(Ops.INDEX, node.dtype, (stage, *axes))
         return node
 
     def final_axes(self, choice: Pieces) -> tuple[Node, ...]:
@@ -520,7 +526,7 @@ def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
     if monoid.arity == 1:
         return (node,)
     return tuple(
-        Node(Ops.PROJ, dtype, (node,), position) for position, dtype in enumerate(monoid.states)
+        make_node(Ops.PROJ, dtype, (node,), position) for position, dtype in enumerate(monoid.states)
     )
 
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from baregrad.base.bits import prod
 from baregrad.base.errors import ScheduleError
 from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
-from baregrad.kernel.analysis import Facts, by_id, distinct_axes, out_axes
+from baregrad.kernel.analysis import Facts, by_id, distinct_axes, itemsize, out_axes
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
     GPU_UNITS,
@@ -27,10 +28,14 @@ from baregrad.kernel.schedule_value import (
     StageInput,
     StageReduce,
     Step,
+    StreamOutput,
 )
-from baregrad.target.gpu import GpuTarget
+from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
 SCANNED = "a scan runs along the axis"
+# A tile may have so many times the elements that the registers hold: what is spilled is slow, and
+# each element is code.
+TILES = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +83,9 @@ class AxisTable:
 
     names: of the original axes. axes: by name. order: outermost first. pieces: of each original
     axis. merged: original axis -> (axis that it was collapsed into, its stride there, its extent).
-    groups: the original axes of a collapsed one, innermost first.
+    groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
+    room: bytes that one copy may have. registers: elements that a tile may have. Both are 0 where
+    nothing is known of the machine.
     """
 
     facts: Facts
@@ -90,8 +97,12 @@ class AxisTable:
     groups: dict[str, tuple[Node, ...]] = field(default_factory=dict)
     staged_inputs: list[StageInput] = field(default_factory=list)
     staged_reductions: list[StageReduce] = field(default_factory=list)
+    staged: set[str] = field(default_factory=set)
+    streamed: set[int] = field(default_factory=set)
     grain: int = 1
     gpu: GpuTarget | None = None
+    room: int = 0
+    registers: int = 0
 
     def apply(self, step: Step) -> None:
         """Apply one step. Raises ScheduleError where it is not legal."""
@@ -103,16 +114,105 @@ class AxisTable:
             self._reorder(step)
         elif isinstance(step, Collapse):
             self._collapse(step)
-        elif isinstance(step, StageInput):
-            for name in step.axes:
-                if not isinstance(self.axis(name, step).extent, int):
-                    raise ScheduleError(f"{step} is not legal: a copy has a constant size")
+        elif isinstance(step, StreamOutput):
+            self._stream(step)
+        else:
+            self._stage(step)
+
+    def _stream(self, step: StreamOutput) -> None:
+        """An output that is written alone, and not added to."""
+        uses = [each for each in self.facts.accesses if each.array.arg.slot == step.param]
+        if self.gpu is not None:
+            raise ScheduleError(f"{step} is not legal: a GPU's stores are not told how to go")
+        if not uses or not all(each.write for each in uses):
+            raise ScheduleError(f"{step} is not legal: it takes an output that is not read")
+        if any(out.arg.monoid is not None for out in self.facts.ordered):
+            raise ScheduleError(f"{step} is not legal: an output that is added to is read")
+        self.streamed.add(step.param)
+
+    def _stage(self, step: StageInput | StageReduce) -> None:
+        """A copy in scratch memory: of a constant size, over axes that stay as they are."""
+        copied = isinstance(step, StageInput)
+        names = step.axes if isinstance(step, StageInput) else (step.axis, *step.axes)
+        if len(set(step.axes)) != len(step.axes):
+            raise ScheduleError(f"{step} names an axis twice")
+        count = 1
+        for name in names:
+            axis = self.axis(name, step)
+            if not isinstance(axis.extent, int):
+                raise ScheduleError(f"{step} is not legal: a copy has a constant size")
+            if axis.unit == "pool":
+                self._check_chunks(axis, self.grain, step)
+            if copied or name is not names[0]:
+                count *= self.grain if axis.unit == "pool" else axis.extent
+        if self.room and count * self._itemsize(step) > self.room:
+            raise ScheduleError(
+                f"{step} is not legal: the copy has no room in the caches",
+                found=f"{count * self._itemsize(step)} bytes", wanted=f"at most {self.room}",
+            )
+        if isinstance(step, StageInput):
             self.staged_inputs.append(step)
         else:
-            for name in (step.axis, *step.axes):
-                if not isinstance(self.axis(name, step).extent, int):
-                    raise ScheduleError(f"{step} is not legal: the copy has a constant size")
             self.staged_reductions.append(step)
+        self.staged.update(names)
+
+    def _check_chunks(self, axis: Axis, grain: int, step: Step) -> None:
+        """Refuse copies over the pool's axis, of which each chunk has its part, of two sizes."""
+        if index.mod(axis.extent, grain) != 0:
+            raise ScheduleError(
+                f"{step} is not legal: a copy has a constant size, and the last chunk is shorter",
+                found=f"{axis.extent} iterations in chunks of {grain}",
+                wanted="a grain that divides them",
+            )
+
+    def _itemsize(self, step: StageInput | StageReduce) -> int:
+        """Bytes of the largest element that a step copies."""
+        if isinstance(step, StageReduce):
+            return max((itemsize(each.node.dtype) for each in self.facts.reductions), default=1)
+        arrays = [each.array for each in self.facts.accesses if each.array.arg.slot == step.param]
+        return max((itemsize(array.dtype) for array in arrays), default=1)
+
+    def check_tiles(self) -> None:
+        """Refuse tiles that are far more than registers hold."""
+        tiled = [axis for axis in self.axes.values() if axis.unit in ("vector", "unroll")]
+        if not self.registers or len(tiled) < 2:
+            return
+        sizes = {}
+        for node in (*self.facts.data, *self.facts.reduced):
+            merged = self.merged.get(node)
+            name = merged[0] if merged else self.names[node]
+            sizes[name, node] = max(map(self._tile_of, self.pieces[name]))
+        sets = [out_axes(out) for out in self.facts.outs]
+        sets += [each.free.union(each.own) for each in self.facts.reductions]
+        for axes in sets:
+            largest: dict[str, int] = {}
+            for (name, node), size in sizes.items():
+                if node in axes:
+                    largest[name] = size
+            count = prod(largest.values())
+            if count > TILES * self.registers:
+                raise ScheduleError(
+                    "the tile of one expression is far more than registers hold",
+                    found=f"{count} elements", wanted=f"at most {TILES * self.registers}",
+                    hint="bind fewer or shorter axes to vector and unroll",
+                )
+
+    def _tile_of(self, piece: Piece) -> int:
+        """Elements of a piece that are spread over registers at once."""
+        units = [self.axes[name] for name, _ in piece.terms]
+        return prod(
+            axis.extent
+            for axis in units
+            if axis.unit in ("vector", "unroll") and isinstance(axis.extent, int)
+        )
+
+    def _free(self, axis: Axis, step: Step) -> None:
+        """Refuse what would change an axis that a copy lies over."""
+        if axis.name in self.staged:
+            raise ScheduleError(
+                f"{step} is not legal: a copy lies over the axis", found=axis.name,
+                hint="split and bind first, stage afterwards",
+            )
 
     def axis(self, name: str, step: Step) -> Axis:
         """The axis called `name`."""
@@ -133,6 +233,7 @@ class AxisTable:
 
     def _split(self, step: Split) -> None:
         axis = self.axis(step.axis, step)
+        self._free(axis, step)
         if axis.whole or axis.serial:
             raise ScheduleError(
                 f"{step} is not legal: {axis.whole or axis.serial}", found=axis.name
@@ -196,6 +297,8 @@ class AxisTable:
                     f"{step} is not legal: a reduced axis cannot be shared out among threads",
                     found=axis.name, wanted="an axis of the output",
                 )
+            if axis.name in self.staged:
+                self._check_chunks(axis, step.grain, step)
             taken = [other.name for other in self.axes.values() if other.unit == "pool"]
             if taken:
                 raise ScheduleError(f"{step} is not legal: one axis is the pool's", found=taken[0])
@@ -209,6 +312,11 @@ class AxisTable:
         elif not isinstance(axis.extent, int):
             raise ScheduleError(
                 f"{step} is not legal: a tile needs a constant extent", found=axis.extent
+            )
+        elif self.registers and axis.extent > self.registers:
+            raise ScheduleError(
+                f"{step} is not legal: a tile lies in registers", found=f"{axis.extent} elements",
+                wanted=f"at most {self.registers}", hint="split the axis first",
             )
         if axis.whole and (axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS):
             raise ScheduleError(f"{step} is not legal: {axis.whole}", found=step.unit)
@@ -266,6 +374,7 @@ class AxisTable:
         nodes = []
         for name in step.axes:
             axis = self.axis(name, step)
+            self._free(axis, step)
             node = next((node for node, known in self.names.items() if known == name), None)
             why = axis.whole or axis.serial or axis.exact
             if node is None or len(self.pieces.get(name, ())) != 1 or why:
@@ -376,6 +485,15 @@ def fresh_table(facts: Facts, gpu: GpuTarget | None = None) -> AxisTable:
         table.names[node] = name
         table.order.append(name)
         table.pieces[name] = [Piece(0, ((name, 1),))]
+    return table
+
+
+def table_for(facts: Facts, target: AnyTarget | None) -> AxisTable:
+    """The axes of a kernel before any step, with the limits of a machine where it is known."""
+    table = fresh_table(facts, target if isinstance(target, GpuTarget) else None)
+    if isinstance(target, CpuTarget):
+        table.room = target.l3_bytes
+        table.registers = target.vector_registers * target.vector_bytes
     return table
 
 

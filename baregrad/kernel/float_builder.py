@@ -146,13 +146,16 @@ class FloatBuilder:
 
         Only the second multiplication can round, so results below the normal range are right.
         """
-        n = self.iop(Ops.SUB, held, self.bits_of_constant(self.magic))
-        first = self.iop(Ops.SHR, n, 1)
-        second = self.iop(Ops.SUB, n, first)
+        first = self.iop(Ops.SHR, held, 1)
+        second = self.iop(Ops.SUB, held, first)
         return self.mul(self.mul(x, self.power(first)), self.power(second))
 
     def power(self, n: Node) -> Node:
-        """2**n for an integer n in the normal range."""
+        """2**n for an n in the normal range, an integer or as `round_scaled` holds it.
+
+        The field of the exponent takes the lowest bits alone, and there what holds n has nothing
+        beside it: neither has its half, nor what is left without its half.
+        """
         field = self.iop(Ops.ADD, n, self.bias)
         return self.from_bits(self.iop(Ops.SHL, field, self.mantissa))
 

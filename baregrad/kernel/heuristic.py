@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from baregrad.ir.node import Node
 from baregrad.kernel.analysis import Facts, facts_of
 from baregrad.kernel.heuristic_elementwise import plan_elementwise
@@ -10,23 +12,41 @@ from baregrad.kernel.heuristic_ordered import plan_ordered
 from baregrad.kernel.heuristic_reduce import plan_reductions
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.sharing import prepare
-from baregrad.kernel.tiling import fresh_plan
+from baregrad.kernel.tiling import Reason, fresh_plan
 from baregrad.target import AnyTarget, GpuTarget
+
+
+class Choice(NamedTuple):
+    """A schedule, and why it is as it is."""
+
+    schedule: Schedule
+    reasons: tuple[Reason, ...] = ()
+
+    def why(self) -> tuple[str, ...]:
+        """The reasons in words, in the order in which things were decided."""
+        return tuple(str(text).format(*facts) for text, *facts in self.reasons)
 
 
 def choose_schedule(kernel: Node, target: AnyTarget) -> Schedule:
     """A good schedule for `kernel` on `target`."""
+    return choose(kernel, target).schedule
+
+
+def choose(kernel: Node, target: AnyTarget) -> Choice:
+    """A good schedule for `kernel` on `target`, with the reasons for it."""
     facts = facts_of(prepare(kernel, target))
     if isinstance(target, GpuTarget):
-        return choose_gpu_schedule(facts, target)
+        return Choice(*choose_gpu_schedule(facts, target))
     if is_tiny(facts):
-        return Schedule()
+        return Choice(Schedule(), (("no axis has two elements: one scalar after the other",),))
     plan = fresh_plan(facts)
     if facts.ordered or facts.scanned:
-        return plan_ordered(plan, target)
-    if facts.reductions:
-        return plan_reductions(plan, target)
-    return plan_elementwise(plan, target)
+        schedule = plan_ordered(plan, target)
+    elif facts.reductions:
+        schedule = plan_reductions(plan, target)
+    else:
+        schedule = plan_elementwise(plan, target)
+    return Choice(schedule, tuple(plan.reasons))
 
 
 def is_tiny(facts: Facts) -> bool:

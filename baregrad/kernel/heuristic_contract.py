@@ -65,9 +65,14 @@ def plan_contraction(
     """Bind the register tile and copies of operands; data axes in the order of their loops."""
     second, vectors, steps = choose_tile(plan, main, reads, lane, machine, target)
     if second is None and plan_columns(plan, main, reads, lane, machine, target):
+        plan.because("stretches of rows: accumulators stay in the first cache, rows stream past")
         return [axis for axis in plan.axes if not axis.reduced and axis is not lane] + [lane]
     plan.vectorise(lane, machine.lanes, vectors, carried=True)
     if second is not None:
+        plan.because(
+            "a tile of {} vectors by {} steps of {} in {} registers: the fewest cycles a product",
+            vectors, steps, second.name, machine.registers,
+        )
         plan.unroll(second, steps)
         # Vectors innermost: a broadcast is used up before the next one is loaded.
         plan.tile_order = [name for axis in (second, lane) for tile in axis.tiles for name in tile]
@@ -93,11 +98,14 @@ def plan_contraction(
     if pieces.several:
         if not carry_panels(plan, main, pieces, lane, second, inside, target):
             return [*others, lane, *inner]
+        plan.because("the sum in several panels: one would not fit the second cache")
         for access in wanted:
             stage_panels(plan, access, pieces.inner, lane, None)
         return [*outside, lane, *inside, second]
     block = _stage_steps(plan, reads, own, lane, second, machine, wanted, target)
     for access in wanted:
+        plan.because("array {} is copied in panels: it is read often, and lies far apart",
+                     access.array.arg.slot)
         stage_panels(plan, access, own, lane, block)
     if block is None:
         return [*outside, lane, *inside, second]
@@ -149,11 +157,17 @@ def carry_panels(
     second: PlannedAxis,
     inside: list[PlannedAxis],
     target: CpuTarget,
+    third: PlannedAxis | None = None,
 ) -> bool:
-    """Keep sums of several panels in scratch memory; False where they would not fit a cache."""
+    """Keep sums of several panels in scratch memory; False where they would not fit a cache.
+
+    third: an axis of which a tile has all.
+    """
     elements = second.size * min(lane.size, 4 * target.lanes(4))
     for axis in inside:
         elements *= axis.size
+    whole = () if third is None else (third.name,)
+    elements *= 1 if third is None else third.size
     static = all(isinstance(axis.extent, int) for axis in (lane, second, *inside))
     if main.node.arg.monoid.primitive is None or not static:
         return False
@@ -172,7 +186,7 @@ def carry_panels(
     loops = [name for name, _ in second.loops]
     for lanes_of_tile in lane.tiles:
         for place, tile in enumerate(second.tiles or [()]):
-            places = (*names, *(loops if place == 0 else []), *tile, *lanes_of_tile)
+            places = (*names, *(loops if place == 0 else []), *whole, *tile, *lanes_of_tile)
             plan.stages.append(StageReduce(at, places))
     return True
 

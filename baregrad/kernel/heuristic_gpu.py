@@ -26,6 +26,7 @@ from baregrad.kernel.analysis import (
 from baregrad.kernel.axes import fresh_table
 from baregrad.kernel.heuristic_gpu_contract import plan_tiles
 from baregrad.kernel.schedule_value import Bind, Collapse, Schedule, Split, Step
+from baregrad.kernel.tiling import Reason
 from baregrad.target.gpu import GpuTarget
 
 # Threads of a block where nothing asks for another number.
@@ -44,17 +45,22 @@ MOST_VECTOR_OPS = 48
 MOST_LANES = 8
 
 
-def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> Schedule:
-    """A good schedule for a kernel with these facts."""
+def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> tuple[Schedule, tuple[Reason, ...]]:
+    """A good schedule for a kernel with these facts, and why."""
     plan = GpuPlan(facts, target)
     free = [axis for axis in facts.data if not plan.is_serial(axis)]
     if facts.ordered or facts.scanned:
+        plan.because("writes keep their order, scans theirs: threads along the other axes")
         plan.spread(free, SMALL_BLOCK)
     elif not facts.reductions:
-        plan.spread(free, BLOCK, plan.vector(free, facts.accesses))
-    elif not plan_tiles(plan):
+        lanes = plan.vector(free, facts.accesses)
+        plan.because("threads along the output, {} elements for each", lanes)
+        plan.spread(free, BLOCK, lanes)
+    elif plan_tiles(plan):
+        plan.because("a contraction: tiles of the output for blocks, panels in shared memory")
+    else:
         _reductions(plan)
-    return plan.schedule()
+    return plan.schedule(), tuple(plan.reasons)
 
 
 class GpuPlan:
@@ -71,6 +77,11 @@ class GpuPlan:
         self.lying: dict[Node, frozenset[str]] = {}
         # Reduced axes that lie along threads already.
         self.taken: set[Node] = set()
+        self.reasons: list[Reason] = []
+
+    def because(self, text: str, *facts: object) -> None:
+        """Note why something was chosen; it is put into words only where somebody reads it."""
+        self.reasons.append((text, *facts))
 
     def schedule(self) -> Schedule:
         """The schedule of the steps so far."""
@@ -225,9 +236,11 @@ def _reductions(plan: GpuPlan) -> None:
     points = prod_upper([*rows])
     length = max(iterations(reduction.own) for reduction in facts.reductions)
     if not columns and _in_threads(plan, rows, main, reads, points, length):
+        plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
         return
     nested = [r for r in facts.reductions if r.free - data]
     if nested:
+        plan.because("sums of sums: the inner along the lanes of a warp, the outer along warps")
         _nested(plan, by_id(rows), by_id(columns), nested)
         return
     longest = max([length, *([prod_upper([*columns])] if columns else [])])
@@ -235,6 +248,8 @@ def _reductions(plan: GpuPlan) -> None:
     if longest <= 4 * WARP:
         short = True
     units = [("thread", WARP)] if short else [("thread_y", WARPS), ("thread", WARP)]
+    who = "a warp" if short else "a block"
+    plan.because("{} rows, sums of {}: {} for each row", points, length, who)
     if short and rows:
         plan.spread_rows(by_id(rows))
     else:

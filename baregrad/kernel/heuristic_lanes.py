@@ -29,6 +29,10 @@ FOLDED_USE = 0.6
 MOST_LANES = 1 << 20
 # A vector load under a condition on its lanes: making the mask is most of the work.
 MASK_COST = 6.0
+# What a step of formulas takes more than one of a single operation, one element at a time.
+FORMULA_COST = 3.0
+# Every other element: two loads and what puts them together.
+PAIR_LOADS = 4
 # Elements between steps from which each step reads another line.
 FAR_STEP = 8
 _READ = Ops.INDEX.bit
@@ -59,6 +63,8 @@ def lane_axis(
     """The axis of the main reduction whose vectors cost least; None if scalars are as good."""
     best: PlannedAxis | None = None
     least = len(reads) * 0.5 + 0.3
+    if main.node.arg.monoid.primitive is None:
+        least *= FORMULA_COST
     free = [
         (axis, [axis.stride(access) == 0 for access in reads])
         for axis in plan.axes
@@ -132,7 +138,8 @@ def access_cycles(
         cycles = broadcast / (TILE_VECTORS * lanes)
         return cycles, cycles
     load = 0.5 / lanes
-    place = (load if stride == 1 else 1.0) * (MASK_COST if access.guarded else 1.0)
+    place = load if stride == 1 else PAIR_LOADS * load if stride == 2 else 1.0
+    place *= MASK_COST if access.guarded else 1.0
     if lane.reduced:
         cycles = place / min(reads, STEPS_PER_LOAD // 2)
         return cycles, cycles

@@ -16,7 +16,9 @@ def plan_ordered(plan: Plan, target: CpuTarget) -> Schedule:
     vector = None
     if not facts.stages:
         vector = best_vector_axis(free, facts.accesses, lanes_of(plan, target))
+    plan.because("writes keep their order, scans theirs: only axes whose points do not meet")
     if vector is not None:
+        plan.because("lanes along {}: its accesses cost least", vector.name)
         plan.vectorise(vector, lanes_of(plan, target), 2)
     for axis in plan.axes:
         plan.keep(axis)

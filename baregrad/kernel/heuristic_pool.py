@@ -17,6 +17,8 @@ VECTOR_OPS_PER_NS = 3.0
 ALONE_NS = 30_000.0
 CHUNK_NS = 10_000.0
 MOST_CHUNKS = 64
+# Operations of a step of a reduction by formulas, as of the place of the largest.
+FORMULA_STEPS = 8
 _INDEX = dtypes.index
 
 
@@ -30,11 +32,11 @@ def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     # How often what depends on some axes runs: most of a kernel depends on the same ones.
     points: dict[frozenset[Node], int] = {}
     for node in facts.order:
-        axes = node._ranges
+        axes = node.ranges
         if node.op is Ops.REDUCE or node.op is Ops.SCAN:
-            operations += iterations(
-                axes.union([child for child in node.src if child.op is Ops.RANGE])
-            )
+            own = [child for child in node.src if child.op is Ops.RANGE]
+            steps = 1 if node.arg.monoid.primitive is not None else FORMULA_STEPS
+            operations += steps * iterations(axes.union(own))
         elif axes and node.dtype is not _INDEX and node.op in ALU:
             count = points.get(axes)
             if count is None:
@@ -57,7 +59,11 @@ def choose_pool(
     """
     facts = plan.facts
     total = estimate_ns(facts, target)
+    # The estimate is of full vectors.
+    lanes = target.lanes(4)
+    total *= lanes // min(max([axis.size for axis in plan.vectors], default=1), lanes)
     if total < ALONE_NS:
+        plan.because("one thread: about {:.1f} us of work is not worth waking others", total / 1e3)
         return order, None
     best: PlannedAxis | None = None
     enough = 2 * max(target.cores, 2)
@@ -70,6 +76,8 @@ def choose_pool(
         if best is None or (best.loops[0][1] < enough and trips >= 2 * best.loops[0][1]):
             best = axis
     if best is None:
+        if order:
+            plan.because("one thread: no axis runs through every output and every large reduction")
         return order, None
     name, trips = best.loops[0]
     # Each chunk of an inner loop does anew what stands between the loops outside it.
@@ -77,6 +85,10 @@ def choose_pool(
     chunk = max(total / (MOST_CHUNKS if outermost else enough), CHUNK_NS)
     grain = max(1, min(round(chunk * trips / total), (trips + 1) // 2))
     grain = _rounded(grain, trips)
+    plan.because(
+        "threads share {}: about {:.0f} us on one core, {} chunks", name, total / 1e3,
+        -(-trips // grain),
+    )
     return order, Bind(name, "pool", grain)
 
 

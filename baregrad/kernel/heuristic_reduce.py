@@ -12,10 +12,10 @@ from baregrad.kernel.analysis import Access, Reduction, iterations
 from baregrad.kernel.heuristic_blocks import plan_blocks
 from baregrad.kernel.heuristic_contract import Machine, plan_contraction
 from baregrad.kernel.heuristic_conv import plan_windows, windows_of
-from baregrad.kernel.heuristic_elementwise import lanes_of
+from baregrad.kernel.heuristic_elementwise import lanes_of, stream_outputs
 from baregrad.kernel.heuristic_lanes import FOLD_OPS, accesses_below, lane_axis
 from baregrad.kernel.heuristic_pool import choose_pool
-from baregrad.kernel.schedule_value import Bind, Schedule
+from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
@@ -34,27 +34,33 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     if windows is not None:
         found = plan_windows(plan, main, windows, _machine(main, lanes, target), target)
         if found is not None:
-            return _finished(plan, main, windows.lane, lanes, *found)
+            loops, pool = found
+            _plan_rest(plan, main, windows.lane, lanes)
+            return plan.schedule(_names(plan, main, loops), pool)
     blocked = plan_blocks(plan, main, reads, _machine(main, lanes, target), target)
     if blocked is not None:
         return blocked
     lane = lane_axis(plan, main, reads, lanes)
     order: list[PlannedAxis] = []
-    if lane is not None:
+    if lane is None:
+        plan.because("no vectors: scalars cost the largest reduction no more")
+    else:
+        kind = "a reduced axis, folded at the end" if lane.reduced else "an axis of the output"
+        plan.because("vectors of up to {} along {}, {}: its loads cost least",
+                     lanes, lane.name, kind)
         order = _tile(plan, main, reads, lane, lanes, target)
     order = order or [axis for axis in plan.axes if not axis.reduced]
-    return _finished(plan, main, lane, lanes, *choose_pool(plan, order, target))
+    _plan_rest(plan, main, lane, lanes)
+    # What is left a loop is known only now: the threads may share it.
+    order, pool = choose_pool(plan, order, target)
+    names = _names(plan, main, order)
+    if lane is None or lane.reduced:
+        stream_outputs(plan, target)
+    return plan.schedule(names, pool)
 
 
-def _finished(
-    plan: Plan,
-    main: Reduction,
-    lane: PlannedAxis | None,
-    lanes: int,
-    order: list[PlannedAxis],
-    pool: Bind | None,
-) -> Schedule:
-    """The schedule, once what is beside the main reduction is planned as well."""
+def _plan_rest(plan: Plan, main: Reduction, lane: PlannedAxis | None, lanes: int) -> None:
+    """Plan what is beside the main reduction."""
     taken = lane if lane is not None and not lane.reduced else None
     for reduction in plan.facts.reductions:
         if reduction is not main:
@@ -63,8 +69,11 @@ def _finished(
     _plan_stages(plan, taken, lanes)
     for axis in plan.axes:
         plan.keep(axis)
-    names = [name for axis in order for name, _ in axis.loops]
-    return plan.schedule(names + _reduced_order(plan, main), pool)
+
+
+def _names(plan: Plan, main: Reduction, order: list[PlannedAxis]) -> list[str]:
+    """The loops from the outermost on."""
+    return [name for axis in order for name, _ in axis.loops] + _reduced_order(plan, main)
 
 
 def _tile(
@@ -101,7 +110,9 @@ def _tile_inner(
         and any(axis.stride(access) == 0 for access in reads)
     ]
     if not reused:
-        plan.vectorise(lane, machine.lanes, _accumulators(lane, machine))
+        count = _accumulators(lane, machine)
+        plan.because("{} sums apart: one alone would wait for its last addition", count)
+        plan.vectorise(lane, machine.lanes, count)
         return []
     reused = reused[:2]
     # An operand that is read once streams from memory: neighbours in memory, not in registers.
@@ -130,6 +141,7 @@ def _tile_inner(
     count = 1 if products >= 6 else _accumulators(lane, machine, products)
     plan.vectorise(lane, machine.lanes, count)
     for axis, times in zip(reused, best[1:], strict=False):
+        plan.because("{} steps of {} in registers: loads are shared", times, axis.name)
         plan.unroll(axis, times)
     return list(reversed(reused))
 
@@ -192,7 +204,9 @@ def _plan_stages(plan: Plan, taken: PlannedAxis | None, lanes: int) -> None:
         while width > 1 and axis.size % width:
             width //= 2
         if width > 1 and isinstance(axis.extent, int):
-            plan.vectorise(axis, width)
+            # Without a tail: a stage's axis cannot have one.
+            count = next(n for n in (SEVERAL, 2, 1) if axis.size % (n * width) == 0)
+            plan.vectorise(axis, width, count)
 
 
 def _reduced_order(plan: Plan, main: Reduction) -> list[str]:

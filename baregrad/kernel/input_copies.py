@@ -15,6 +15,8 @@ from baregrad.kernel.schedule_value import StageInput
 OUTER, LANES = "_copy_outer", "_copy_inner"
 # Rows that are copied together: their lines stay in the first cache even if they all meet there.
 BAND = 8
+# Steps that are neighbours, while lanes are far apart, of a tile that is copied at once.
+LEAST_TURNED, MOST_TURNED = 4, 16
 Pieces = dict[Node, Piece]
 
 
@@ -56,14 +58,30 @@ def copy_loops(
     far = sorted(names, key=lambda name: -strides[name])
     if step.lanes and near and ranges[near].arg.bind != "vector":
         return _in_vectors(step.lanes, near, names, far, ranges, pieces, first)
+    beside = "" if gpu else _beside(names, strides, ranges)
     found = {}
     for name in names:
         axis = ranges[name]
         # The threads of a block share the copying out among themselves.
-        bind = "loop" if gpu else axis.arg.bind
+        bind = "loop" if gpu else "unroll" if name == beside else axis.arg.bind
         place = Range(first + far.index(name), f"{name}_copy", bind)
         found[name] = Node(axis.op, axis.dtype, axis.src, place)
     return Copy(found, pieces, tuple(found.values()))
+
+
+def _beside(names: list[str], strides: Mapping[str, int], ranges: Mapping[str, Node]) -> str:
+    """The short loop of a copy whose steps are neighbours while its lanes are far apart.
+
+    Its steps are spread over registers, so that a tile is copied at once.
+    """
+    near = [name for name in names if strides[name] == 1]
+    if len(near) != 1 or ranges[near[0]].arg.bind != "loop":
+        return ""
+    extent = extent_of(ranges[near[0]])
+    if not isinstance(extent, int) or not LEAST_TURNED <= extent <= MOST_TURNED:
+        return ""
+    lanes = [name for name in names if ranges[name].arg.bind == "vector"]
+    return near[0] if any(strides[name] >= extent for name in lanes) else ""
 
 
 def _in_vectors(

@@ -10,7 +10,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir import index
 from baregrad.ir.attrs import Access, Reg
 from baregrad.ir.bounds import bounds
-from baregrad.ir.node import Node, extent_of, toposort_having
+from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort_having
 from baregrad.ir.op import Ops
 
 Terms = tuple[tuple[Node, int], ...]
@@ -197,8 +197,8 @@ class Memory:
         if loads is None:
             return False
         position = store.src[2:]
-        moves = all(any(axis in place.ranges for place in position) for axis in axes)
-        if moves:
+        moved = NO_RANGES.union(*[place.ranges for place in position])
+        if moved.issuperset(axes):
             loads = [load for load in loads if load.src[1:] != position]
         if not loads:
             return False

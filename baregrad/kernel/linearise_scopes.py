@@ -19,7 +19,7 @@ from baregrad.ir.node import Node, const, make_node
 from baregrad.ir.op import Op, Ops
 
 ZERO = const(0, dtypes.int64)
-END = Node(Ops.END, dtypes.token)
+END = make_node(Ops.END, dtypes.token)
 # The depth of momentary values: deeper than any scope.
 MOMENT = 1 << 30
 

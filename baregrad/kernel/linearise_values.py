@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import product
 from operator import itemgetter
 from types import MappingProxyType
@@ -36,6 +37,12 @@ Rule = Callable[["Values", Node, Operands], Any]
 # Takes the coordinates of a node from the current point; None for one without unrolled ranges.
 Where = Callable[[dict[Node, int]], Any] | None
 Step = tuple[Node, Rule, Callable[[list[Any]], Operands] | None, bool, Where]
+
+
+@lru_cache(1 << 12)
+def number(value: int) -> Node:
+    """A constant offset: those of kernels are alike."""
+    return const(value, dtypes.int64)
 
 
 class Plan(NamedTuple):
@@ -75,7 +82,6 @@ class Values:
         self._axes: dict[frozenset[Node], tuple[Node, ...]] = {}
         self._lanes: dict[frozenset[Node], int] = {}
         self._wheres: dict[tuple[Node, ...], Where] = {(): None}
-        self._numbers: dict[int, Node] = {}
         self._spares = 0
         self._points: dict[Any, list[dict[Node, int]]] = {}
 
@@ -216,8 +222,12 @@ class Values:
         key = (axes, *before.items()) if before else axes
         found = self._points.get(key)
         if found is None:
-            places = product(*[range(lanes_of(axis)) for axis in axes])
-            found = [dict(zip(axes, place, strict=True)) for place in places]
+            if len(axes) == 1:
+                axis = axes[0]
+                found = [{axis: place} for place in range(lanes_of(axis))]
+            else:
+                places = product(*[range(lanes_of(axis)) for axis in axes])
+                found = [dict(zip(axes, place, strict=True)) for place in places]
             if before:
                 found = [before | point for point in found]
             self._points[key] = found
@@ -238,13 +248,6 @@ class Values:
         if value.op is Ops.CONST:
             return const(value.arg, dtype)
         return self.scopes.emit(Ops.CAST, dtype, (value,))
-
-    def number(self, value: int) -> Node:
-        """A constant offset."""
-        found = self._numbers.get(value)
-        if found is None:
-            found = self._numbers[value] = const(value, dtypes.int64)
-        return found
 
     def apply(self, op: Op, dtype: DType, *operands: Node) -> Node:
         """The value of an elementwise op on linear values, scalars brought to all lanes."""
@@ -360,14 +363,14 @@ class Values:
             return self.compute(Ops.MUL, width, (value, const(scale, width)))
         if scale == 1:
             return value
-        return self.compute(Ops.MUL, dtypes.int64, (value, self.number(scale)))
+        return self.compute(Ops.MUL, dtypes.int64, (value, number(scale)))
 
     def lane_offsets(self, address: Address) -> Node:
         """The offset of each lane of a gather or scatter, its constant included."""
         width = self.width_of(address)
         scalar, constant = self.offset(address)
         scalar = self.cast(scalar, width)
-        total = self.apply(Ops.ADD, width, scalar, self.cast(self.number(constant), width))
+        total = self.apply(Ops.ADD, width, scalar, self.cast(number(constant), width))
         parts = list(address.lanes)
         if address.vector is not None and address.stride:
             parts.append((address.vector, address.stride))
@@ -464,19 +467,19 @@ def _picker(places: list[int]) -> Callable[[list[Any]], Operands]:
 
 
 def _const(values: Values, node: Node, operands: Operands) -> Node:
-    return values.number(node.arg) if node.dtype is dtypes.index else node
+    return number(node.arg) if node.dtype is dtypes.index else node
 
 
 def _var(values: Values, node: Node, operands: Operands) -> Node:
     hidden = values.gpu and node.arg.name.startswith(".")
-    return Node(Ops.VAR, dtypes.int32 if hidden else dtypes.int64, (), node.arg)
+    return make_node(Ops.VAR, dtypes.int32 if hidden else dtypes.int64, (), node.arg)
 
 
 def _range(values: Values, node: Node, operands: Operands) -> Node:
     if not node.arg.is_tile:
         return values.counters[node]
     if node.arg.bind != "vector":
-        return values.number(values.point[node])
+        return number(values.point[node])
     lanes = lanes_of(node)
     if lanes == 1:
         return ZERO

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, cast, const
+from baregrad.ir.node import Node, cast, const, make_node
 from baregrad.ir.op import Ops
 
 
@@ -40,12 +40,12 @@ def looped(axes: Iterable[Node]) -> list[Node]:
 
 def load(buffer: Node, places: tuple[Node, ...]) -> Node:
     """One element of a buffer."""
-    return Node(Ops.LOAD, buffer.dtype, (buffer, *places))
+    return make_node(Ops.LOAD, buffer.dtype, (buffer, *places))
 
 
 def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
     """Write one element of a buffer."""
-    return Node(Ops.STORE, dtypes.token, (buffer, value, *places))
+    return make_node(Ops.STORE, dtypes.token, (buffer, value, *places))
 
 
 def factor_where(condition: Node, factor: Node) -> Node:
@@ -59,4 +59,4 @@ def guarded(condition: Node, value: Node) -> Node:
     """`value` where the condition holds, else 0; constants need no guard."""
     if condition.op is Ops.CONST:
         return value if condition.arg else const(0, value.dtype)
-    return Node(Ops.GUARD, value.dtype, (condition, value))
+    return make_node(Ops.GUARD, value.dtype, (condition, value))

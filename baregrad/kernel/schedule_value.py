@@ -122,7 +122,26 @@ class StageReduce:
         return f"stage_reduce({self.axis!r}, {', '.join(map(repr, self.axes))})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce
+@dataclass(frozen=True, slots=True)
+class StreamOutput:
+    """Whole vectors that are written to the output `param` pass the caches by.
+
+    That is worth it where the output is larger than the caches and its lines are not written one
+    after the other: else each line is read before it is written.
+    """
+
+    param: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"stream_output({self.param})"
+
+
+Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +209,11 @@ def stage_reduce(axis: str, *axes: str) -> StageReduce:
     return StageReduce(axis, axes)
 
 
+def stream_output(param: int) -> StreamOutput:
+    """What is written to the output passes the caches by."""
+    return StreamOutput(param)
+
+
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
     {
         "split": split,
@@ -198,6 +222,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "bind": bind,
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
+        "stream_output": stream_output,
     }
 )
 
@@ -248,6 +273,8 @@ def _check_types(step: Step, found: str) -> None:
     elif isinstance(step, StageInput):
         texts, good = step.axes, type(step.param) is int and type(step.lanes) is int
         good = good and step.lanes >= 0
+    elif isinstance(step, StreamOutput):
+        texts, good = step.axes, type(step.param) is int
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
     else:

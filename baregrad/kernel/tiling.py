@@ -10,12 +10,23 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Access, Facts, axes_together
 from baregrad.kernel.axes import AxisTable, as_one, collapsible, fresh_table
-from baregrad.kernel.schedule_value import Bind, Collapse, Reorder, Schedule, Split, Step
+from baregrad.kernel.schedule_value import (
+    Bind,
+    Collapse,
+    Reorder,
+    Schedule,
+    Split,
+    StageInput,
+    StageReduce,
+    Step,
+)
 
 # The widest vector that is made of an axis which is not split, in lanes of a register.
 MOST_ODD_VECTORS = 2
 # A stride that was not asked for yet; told from strides by identity.
 _UNKNOWN: Any = object()
+# A text with places, as of str.format, and what goes there.
+Reason = tuple[Any, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +78,11 @@ class Plan:
     stages: list[Step] = field(default_factory=list)
     tile_order: list[str] = field(default_factory=list)
     vectors: list[PlannedAxis] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+
+    def because(self, text: str, *facts: object) -> None:
+        """Note why something was chosen; it is put into words only where somebody reads it."""
+        self.reasons.append((text, *facts))
 
     def schedule(self, order: list[str], pool: Bind | None = None) -> Schedule:
         """The schedule with loops in this order, outermost first."""
@@ -74,9 +90,25 @@ class Plan:
         if len(order) + len(self.tile_order) > 1:
             steps.append(Reorder((*order, *self.tile_order)))
         if pool is not None:
-            steps.append(pool)
+            steps.append(self._in_whole_chunks(pool))
         steps.extend(self.stages)
         return Schedule(tuple(steps))
+
+    def _in_whole_chunks(self, pool: Bind) -> Bind:
+        """The bind of the pool's axis, its chunks of one size where a copy lies over it."""
+        staged = {
+            name
+            for step in self.stages
+            if isinstance(step, StageInput | StageReduce)
+            for name in step.axes
+        }
+        if pool.axis not in staged:
+            return pool
+        trips = next(
+            (trips for axis in self.axes for name, trips in axis.loops if name == pool.axis), 1
+        )
+        grain = next(grain for grain in range(pool.grain, 0, -1) if trips % grain == 0)
+        return Bind(pool.axis, pool.unit, grain)
 
     def members(self, axis: PlannedAxis) -> tuple[str, ...]:
         """The names of the kernel's own axes that an axis is made of."""

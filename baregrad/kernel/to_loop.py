@@ -91,7 +91,7 @@ def to_loop(
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
     info = kernel.arg._replace(schedule=schedule) if schedule else kernel.arg
-    return Node(Ops.KERNEL, kernel.dtype, (body,), info)
+    return make_node(Ops.KERNEL, kernel.dtype, (body,), info)
 
 
 def statement(block: Block) -> Node:
@@ -104,7 +104,7 @@ def statement(block: Block) -> Node:
         elif item.body is not None and item.key is not None:
             op = Ops.LOOP if item.key.op is Ops.RANGE else Ops.IF
             done.append(make_node(op, dtypes.token, (item.key, statement(item.body))))
-    return done[0] if len(done) == 1 else Node(Ops.SEQ, dtypes.token, tuple(done))
+    return done[0] if len(done) == 1 else make_node(Ops.SEQ, dtypes.token, tuple(done))
 
 
 class _Builder:
@@ -158,7 +158,7 @@ class _Builder:
         """A fresh private array."""
         self.count += 1
         alloc = Alloc(self.count, space, shape, name=f"a{self.count}")
-        return Node(Ops.ALLOC, dtype, (), alloc)
+        return make_node(Ops.ALLOC, dtype, (), alloc)
 
     # --- statements -----------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class _Builder:
         if indices[0].op is Ops.WHERE and indices[0].src[2] is NOWHERE:
             condition, indices[0], _ = indices[0].src
             path.append(self.nest(path[-1], condition, NOTHING, share=False))
-        store = Node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
+        store = make_node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
         path[-1].items.append(Item(store))
 
     def blocks(self, loops: list[Node], path: list[Block]) -> list[Node]:
@@ -218,7 +218,7 @@ class _Builder:
         for node in below:
             if self.readable(node, path):
                 continue
-            if not looped(node._ranges - axes):
+            if not looped(node.ranges - axes):
                 if node.op is Ops.REDUCE:
                     self.reduction(node, path)
                 elif node.op is Ops.SCAN:
@@ -237,7 +237,7 @@ class _Builder:
         own = by_id({child for child in node.src if child.op is Ops.RANGE})
         values = tuple([child for child in node.src if child.op is not Ops.RANGE])
         monoid, values = widened(node.arg.monoid, values)
-        tiles = register_places(by_id({axis for axis in node._ranges if axis.arg.is_tile}))
+        tiles = register_places(by_id({axis for axis in node.ranges if axis.arg.is_tile}))
         lanes = tuple([axis for axis in own if axis.arg.is_tile])
         loops = looped(own)
         self.reductions(scoped_below(values), path)
@@ -366,7 +366,7 @@ class _Builder:
                 a, b = inner.src
                 if condition is not None:
                     a, b = factor_where(condition, a), factor_where(condition, b)
-                return Node(Ops.FMA, value.dtype, (a, b, state))
+                return make_node(Ops.FMA, value.dtype, (a, b, state))
         return alu(monoid.primitive, state, value)
 
     def horizontal(
@@ -378,12 +378,12 @@ class _Builder:
         block: Block,
     ) -> tuple[Node, ...]:
         """Fold the lanes of finished accumulators into results over the free tile axes."""
-        fold = Node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
+        fold = make_node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
         results = self.accumulators(monoid, tiles)
         for position, result in enumerate(results):
             part = fold
             if monoid.arity > 1:
-                part = Node(Ops.PROJ, monoid.states[position], (fold,), position)
+                part = make_node(Ops.PROJ, monoid.states[position], (fold,), position)
             block.items.append(Item(store(result, part, tiles)))
         return tuple(load(result, tiles) for result in results)
 
@@ -511,9 +511,9 @@ class _Builder:
     def cleared(self, start: Node, within: Node | None, axes: list[Node]) -> Node:
         """A STORE in loops over `axes`, where `within` holds."""
         if within is not None:
-            start = Node(Ops.IF, dtypes.token, (within, start))
+            start = make_node(Ops.IF, dtypes.token, (within, start))
         for axis in reversed(axes):
-            start = Node(Ops.LOOP, dtypes.token, (axis, start))
+            start = make_node(Ops.LOOP, dtypes.token, (axis, start))
         return start
 
     # --- expressions ----------------------------------------------------------------------------

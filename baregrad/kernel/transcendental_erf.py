@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from baregrad.ir.node import Node
 from baregrad.kernel import transcendental_tables as tables
-from baregrad.kernel.float_builder import FloatBuilder, builder_of
-from baregrad.kernel.transcendental_exp import exp
+from baregrad.kernel.float_builder import FLOAT32, FLOAT64, builder_of
+from baregrad.kernel.transcendental_exp import exp, one_less_exp2
 
 
 def erf(x: Node) -> Node:
-    """The error function: a polynomial near 0, 1 less an exponential beyond."""
+    """The error function."""
     f = builder_of(x.dtype)
-    single = f.dtype.bits == 32
     size = f.abs(x)
-    near_limit = 0.9 if single else 1.0
-    z = f.mul(size, size)
-    near = f.fma(size, f.polynomial(z, tables.ERF_F32 if single else tables.ERF_F64), size)
+    return f.with_sign_of(_single(size) if f is FLOAT32 else _double(size), x)
+
+
+def _single(x: Node) -> Node:
+    """erf(x) for x >= 0: 1 less 2 to the power of a polynomial, which is 0 at 0."""
+    f = FLOAT32
+    # Beyond this the result rounds to 1.
+    x = f.at_most(x, 3.95)
+    first, *rest = tables.LOG2_ERFC_F32
+    # The first term by itself, so that near 0 the others' roundings do not show.
+    power = f.fma(x, f.c(first), f.mul(f.mul(x, x), f.polynomial(x, rest)))
+    return one_less_exp2(power)
+
+
+def _double(x: Node) -> Node:
+    """erf(x) for x >= 0: a polynomial near 0, 1 less an exponential beyond."""
+    f = FLOAT64
+    near = f.fma(x, f.polynomial(f.mul(x, x), tables.ERF_F64), x)
     # Beyond the last argument the result rounds to 1.
-    bounded = f.at_most(f.at_least(size, near_limit), 3.95 if single else 6.0)
-    far = f.sub(f.c(1.0), _complement(f, bounded))
-    return f.with_sign_of(f.where(f.less(size, f.c(near_limit)), near, far), x)
-
-
-def _complement(f: FloatBuilder, x: Node) -> Node:
-    """1 - erf(x) for x from about 1 on, as exact as 1 less it needs."""
-    if f.dtype.bits == 32:
-        return exp(f.polynomial(x, tables.LOG_ERFC_F32))
-    t = f.div(f.sub(x, f.c(2.0)), f.add(x, f.c(2.0)))
-    return f.mul(exp(f.neg(f.mul(x, x))), f.polynomial(t, tables.ERFCX_F64))
+    bounded = f.at_most(f.at_least(x, 1.0), 6.0)
+    t = f.div(f.sub(bounded, f.c(2.0)), f.add(bounded, f.c(2.0)))
+    rest = f.mul(exp(f.neg(f.mul(bounded, bounded))), f.polynomial(t, tables.ERFCX_F64))
+    far = f.sub(f.c(1.0), rest)
+    return f.where(f.less(x, f.c(1.0)), near, far)

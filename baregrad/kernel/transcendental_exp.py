@@ -13,7 +13,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, cast
 from baregrad.ir.op import Ops
 from baregrad.kernel import transcendental_tables as tables
-from baregrad.kernel.float_builder import FLOAT64, FloatBuilder, builder_of
+from baregrad.kernel.float_builder import FLOAT32, FLOAT64, FloatBuilder, builder_of
 
 # ln(2) and 1/ln(2) as sums of two floats.
 LN2_F32 = (0.6931471824645996, -1.9046542121259336e-09)
@@ -42,10 +42,27 @@ def exp(x: Node) -> Node:
     low, high = (-104.0, 89.0) if _is_single(f) else (-746.0, 710.0)
     # Beyond these the result is 0 or infinity, which two scalings of a finite value still give.
     x = f.at_most(f.at_least(x, low), high)
+    if _is_single(f):
+        # x/ln(2) = n + r takes as many steps as x = n*ln(2) + r, and the polynomial one fewer.
+        held = f.fma(x, f.c(LOG2E_F32[0]), f.c(f.magic))
+        less_n = f.sub(f.c(f.magic), held)
+        r = f.fma(x, f.c(LOG2E_F32[1]), f.fma(x, f.c(LOG2E_F32[0]), less_n))
+        power = f.fma(r, f.polynomial(r, tables.EXP2_F32), f.c(1.0))
+        return f.scaled_by_power(power, f.bits(held))
     r, held = _reduced_exp(f, x)
-    table = tables.EXP_F32 if _is_single(f) else tables.EXP_F64
-    inner = f.fma(f.mul(r, r), f.polynomial(r, table), r)
+    inner = f.fma(f.mul(r, r), f.polynomial(r, tables.EXP_F64), r)
     return f.scaled_by_power(f.add(inner, f.c(1.0)), held)
+
+
+def one_less_exp2(x: Node) -> Node:
+    """1 - 2**x in float32 for -126 < x <= 0, right also where x is near 0."""
+    f = FLOAT32
+    n, held = f.round_scaled(x, 1.0)
+    r = f.sub(x, n)
+    first, *rest = tables.EXP2M1_F32
+    less_one = f.fma(r, f.c(first), f.mul(f.mul(r, r), f.polynomial(r, rest)))
+    power = f.power(held)
+    return f.fma(f.neg(power), less_one, f.sub(f.c(1.0), power))
 
 
 def exp2(x: Node) -> Node:
@@ -78,7 +95,7 @@ def tanh(x: Node) -> Node:
     r, held = _reduced_exp(f, f.add(size, size))
     table = tables.EXPM1_F32 if _is_single(f) else tables.EXP_F64
     less_one = f.fma(f.mul(r, r), f.polynomial(r, table), r)
-    power = f.power(f.iop(Ops.SUB, held, f.bits_of_constant(f.magic)))
+    power = f.power(held)
     grown = f.fma(less_one, power, f.sub(power, f.c(1.0)))
     bottom = f.add(grown, f.c(2.0))
     ratio = f.div(grown, bottom)

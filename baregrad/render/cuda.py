@@ -20,6 +20,7 @@ from baregrad.render.gpu import (
     BLOCK,
     SHARED_ALIGNMENT,
     THREAD,
+    WAIT,
     GpuSignature,
     gpu_signature,
     pieces,
@@ -133,6 +134,8 @@ class _Kernel(CText):
             f'extern "C" __global__ void __launch_bounds__({self.signature.threads})\n'
             f"{call.entry}({', '.join(self._parameters())}) {{"
         )
+        if self.target.dependent_launch:
+            head += f'\n  asm volatile("{WAIT};" ::: "memory");'
         parts = [_PRELUDE, *self.structs.values(), *self.functions.values(), head]
         return "\n".join([*parts, *prologue, *registers, *self.lines, "}", ""])
 

@@ -22,6 +22,11 @@ WARP_LANES = 32
 BLOCK = ".block"
 THREAD = ".thread"
 HIDDEN: MappingProxyType[str, str] = MappingProxyType({BLOCK: "ctaid", THREAD: "tid"})
+# What every kernel of a target with `dependent_launch` runs in every thread, before it touches
+# memory or ends: it waits until the kernel in front has ended and its writes are seen. Where the
+# launch began in the usual way there is nothing to wait for. That the next kernel may begin is said
+# by launches, so none runs `griddepcontrol.launch_dependents`. Source: PTX ISA, `griddepcontrol`.
+WAIT = "griddepcontrol.wait"
 # Wide enough for vector accesses; what an engine copies to needs more.
 SHARED_ALIGNMENT = 16
 TILE_ALIGNMENT = 1024

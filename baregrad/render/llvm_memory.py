@@ -171,6 +171,9 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f"<{lanes} x i32> <{order}>"
         )
         return
+    if stride == 2 and len(node.src) == 2:
+        _every_other(f, node, where)
+        return
     function = _function(f, node)
     if function:
         f.lines.append(f"  {f.define(node)} = call {kinds} {function}(ptr {where})")
@@ -181,6 +184,22 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
         )
     _collect(f, node, addresses)
+
+
+def _every_other(f: FunctionText, node: Node, where: str) -> None:
+    """Every other element: those of two loads, the second of which ends where the lanes do."""
+    lanes = node.arg.width
+    element, kinds = type_text(node.dtype), value_type(node)
+    first, after, second = f.fresh(), f.fresh(), f.fresh()
+    places = [2 * lane if 2 * lane < lanes else 2 * lane + 1 for lane in range(lanes)]
+    order = ", ".join(f"i32 {place}" for place in places)
+    f.lines.append(
+        f"  {first} = load {kinds}, ptr {where}, align {node.arg.align}\n"
+        f"  {after} = getelementptr {element}, ptr {where}, i64 {lanes - 1}\n"
+        f"  {second} = load {kinds}, ptr {after}, align {node.arg.align}\n"
+        f"  {f.define(node)} = shufflevector {kinds} {first}, {kinds} {second}, "
+        f"<{lanes} x i32> <{order}>"
+    )
 
 
 def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
@@ -206,6 +225,11 @@ def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
     f.names[node] = total
 
 
+# Bytes of the vectors that machines can write past the caches, and the mark of such a store.
+_STREAMED_NBYTES = (16, 32, 64)
+STREAMED = ", !nontemporal !1"
+
+
 def _vstore(f: FunctionText, node: Node) -> None:
     base, offset, value, *mask = node.src
     access = node.arg
@@ -217,7 +241,11 @@ def _vstore(f: FunctionText, node: Node) -> None:
         _spread(f, node, where, operand)
         return
     if not mask:
-        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}")
+        streamed = ""
+        if access.align in _STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
+            f.streamed[base] = None
+            streamed = STREAMED
+        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}{streamed}")
         return
     name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"
     masks = type_text(dtypes.bool, lanes)

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
-from baregrad.ir.op import ELEMENTWISE, Op, Ops
-from baregrad.render.gpu import gpu_signature
+from baregrad.ir.op import ELEMENTWISE, Op, Ops, mask_of
+from baregrad.render.gpu import WAIT, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.ptx_hopper import registers_at_launch
 from baregrad.render.ptx_machine import machine
@@ -23,6 +23,9 @@ from baregrad.render.ptx_ops import elementwise
 from baregrad.render.ptx_text import Open, PtxText, Rule
 from baregrad.render.ptx_types import DECLARED, ptx_type
 from baregrad.target.gpu import GpuTarget
+
+# Arithmetic may go on while the kernel in front still runs: it touches no memory.
+_BEFORE_WAIT = mask_of(ELEMENTWISE) | Ops.SET.bit
 
 
 class PtxRenderer:
@@ -49,11 +52,17 @@ def _module(f: PtxText) -> str:
     """The text of a module."""
     outside, inside = f.memory()
     f.prologue()
+    waits = f.target.dependent_launch
     for node in f.program.src:
         rule = _RULES.get(node.op)
         if rule is None:
             raise CompilerBug("PTX has no rule for an op", found=node)
+        if waits and not node.op.bit & _BEFORE_WAIT:
+            waits = False
+            f.emit(WAIT)
         rule(f, node)
+    if waits:
+        f.emit(WAIT)
     major, minor = f.target.ptx_isa
     call = f.signature.call
     declared = [

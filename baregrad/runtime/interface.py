@@ -7,6 +7,7 @@ each view of it hold one Memory, which goes back to its device when the last of 
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,10 +90,12 @@ class Buffer:
     """A range of bytes on a device: `nbytes` from `address` (a host or a GPU virtual address).
 
     Made by `Device.allocate`, `Device.wrap` and `view`. A view shares the bytes and keeps them
-    alive. After `close` any use raises DeviceError.
+    alive. After `close` any use raises DeviceError. `serial` is a number that no other buffer ever
+    has, and -1 once it is closed: who has checked a buffer knows it again by that.
     """
 
-    __slots__ = ("__weakref__", "_memory", "address", "device", "nbytes", "readonly")
+    __slots__ = ("__weakref__", "_memory", "address", "device", "nbytes", "readonly", "serial")
+    _serials = itertools.count(1)
 
     def __init__(self, device: Device, memory: Memory, offset: int, nbytes: int) -> None:
         self.device = device
@@ -100,6 +103,7 @@ class Buffer:
         self.address = memory.address + offset
         self.nbytes = nbytes
         self.readonly = memory.readonly
+        self.serial = next(self._serials)
 
     @property
     def memory(self) -> Memory:
@@ -146,6 +150,7 @@ class Buffer:
     def close(self) -> None:
         """Let go of the memory; views and memoryviews of it stay good."""
         self._memory = None
+        self.serial = -1
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.nbytes} bytes at {self.address:#x}"
@@ -258,7 +263,7 @@ class Device(ABC):
             )
         source = flat_bytes(data)
         self._check_transfer(buffer, source.nbytes)
-        np.frombuffer(buffer.as_memoryview(), np.uint8)[:] = source
+        self._move(np.frombuffer(buffer.as_memoryview(), np.uint8), source)
 
     def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
         """Copy the buffer's bytes to host memory of the same size, after all submitted work."""
@@ -267,7 +272,7 @@ class Device(ABC):
             raise DeviceError("copy_out needs memory that can be written", found="read-only memory")
         self._check_transfer(buffer, target.nbytes)
         self.synchronize()
-        target[:] = np.frombuffer(buffer.as_memoryview(), np.uint8)
+        self._move(target, np.frombuffer(buffer.as_memoryview(), np.uint8))
 
     def duplicate(self, source: Buffer) -> Buffer:
         """Return a buffer with the same bytes in memory of its own on this device."""
@@ -276,9 +281,18 @@ class Device(ABC):
             commands = self.command_list()
             commands.copy(fresh, source, source.nbytes)
             self.submit(commands)
+        elif source.nbytes and source.device is self:
+            self.synchronize()
+            self.copy_in(fresh, source.as_memoryview())
         elif source.nbytes:
             self.copy_in(fresh, source.contents())
         return fresh
+
+    def _move(
+        self, target: np.ndarray[Any, np.dtype[np.uint8]], source: np.ndarray[Any, Any]
+    ) -> None:
+        """Copy bytes that the host sees to as many others."""
+        target[:] = source
 
     def _check_transfer(self, buffer: Buffer, nbytes: int) -> None:
         if buffer.device is not self:

@@ -25,20 +25,11 @@ _AFFINE_LIMIT = 64  # nodes of an integer expression that is tried as index arit
 
 
 def _permute(view: Node, idx: Idx) -> Idx:
-    found: list[Node] = [ZERO] * len(idx)
-    for position, axis in enumerate(view.arg):
-        found[axis] = idx[position]
-    return tuple(found)
+    return taken(_permuted(view), (*idx, ZERO))
 
 
 def _expand(view: Node, idx: Idx) -> Idx:
-    source = view.src[0].shape
-    return tuple(
-        [
-            ZERO if extent.__class__ is int and extent == 1 else place
-            for extent, place in zip(source, idx, strict=True)
-        ]
-    )
+    return taken(_expanded(view), (*idx, ZERO))
 
 
 def _shrink(view: Node, idx: Idx) -> Idx:
@@ -67,6 +58,9 @@ def _window(view: Node, idx: Idx) -> Idx:
 
 
 def _reshape(view: Node, idx: Idx) -> Idx:
+    axes = _reshaped(view)
+    if axes is not None:
+        return taken(axes, (*idx, ZERO))
     source = view.src[0].shape
     found: list[Node] = []
     for old, new in reshape_groups(source, view.shape):
@@ -142,6 +136,53 @@ def through_fold(fold: Node, idx: Idx, tap: Dim) -> tuple[Node, Idx]:
     found = list(idx)
     found[window.axis] = as_node(place)
     return index.both(*conditions), (*found, as_node(tap))
+
+
+# --- views that only move axes --------------------------------------------------------------------
+
+
+def taken(axes: tuple[int, ...], whole: Idx) -> Idx:
+    """The places at `axes` of an index behind which a 0 stands, for -1."""
+    return tuple([whole[axis] for axis in axes])
+
+
+def axes_of(view: Node) -> tuple[int, ...] | None:
+    """For each axis of a view's source which axis of the view has its place; -1 for extent 1.
+
+    None where a place takes arithmetic.
+    """
+    op = view.op
+    if op is Ops.PERMUTE:
+        return _permuted(view)
+    if op is Ops.EXPAND:
+        return _expanded(view)
+    return _reshaped(view) if op is Ops.RESHAPE else None
+
+
+def _permuted(view: Node) -> tuple[int, ...]:
+    found = [0] * len(view.arg)
+    for position, axis in enumerate(view.arg):
+        found[axis] = position
+    return tuple(found)
+
+
+def _expanded(view: Node) -> tuple[int, ...]:
+    source = view.src[0].shape
+    return tuple(
+        [-1 if e.__class__ is int and e == 1 else axis for axis, e in enumerate(source)]
+    )
+
+
+def _reshaped(view: Node) -> tuple[int, ...] | None:
+    """Axes of extent 1 that come and go."""
+    found: list[int] = []
+    for old, new in reshape_groups(view.src[0].shape, view.shape):
+        rank, count = old[1] - old[0], new[1] - new[0]
+        if rank > 1 or (rank and count > 1):
+            return None
+        if rank:
+            found.append(new[0] if count else -1)
+    return tuple(found)
 
 
 # --- data-dependent indices -----------------------------------------------------------------------

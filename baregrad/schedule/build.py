@@ -12,7 +12,7 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Param, Reduce, Scan
 from baregrad.ir.monoid import Monoid, primitive
 from baregrad.ir.node import Node, alu, const, make_node, substitute, toposort
-from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.ir.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.schedule.access import Idx, replace_inside, to_index
 from baregrad.schedule.draft import Draft, Part, Request, Written
 
@@ -20,6 +20,8 @@ _SAME = frozenset((Ops.CONTIGUOUS, Ops.COPY))
 _ORDERED = frozenset((Ops.CMPLT, Ops.CMPLE))
 _INDEX = Ops.INDEX.bit
 _DATA = _INDEX | Ops.REDUCE.bit | Ops.SCAN.bit
+# What is the same op over its operands' expressions, whatever these are.
+_PLAIN = mask_of(ELEMENTWISE - _ORDERED - {Ops.WHERE})
 
 
 # The PARAMs of one plan by slot, dtype and shape: many kernels have the same.
@@ -47,11 +49,10 @@ class Built:
 
 @dataclass(slots=True, eq=False)
 class _Assembly:
-    """One draft being put together. exprs: of its requests. places: of those with a placeholder."""
+    """One draft being put together. places: expressions of the requests with a placeholder."""
 
     draft: Draft
     arrays: Arrays
-    exprs: dict[Request, Node] = field(default_factory=dict)
     places: dict[Node, Node] = field(default_factory=dict)
     params: dict[Node, Node] = field(default_factory=dict)
     first_slot: int = 0
@@ -67,26 +68,27 @@ class _Assembly:
     def finish(self, part: Part) -> Node:
         """The expression of a part whose requests have theirs."""
         if isinstance(part, Request):
-            return self.exprs[part]
+            found: Node = part.expr
+            return found
         return replace_inside(part, self.places) if part.mask & _INDEX else part
 
     def complete(self, roots: list[Part]) -> None:
         """Give every request below `roots` its expression."""
-        exprs = self.exprs
         # The requests above the one being looked at, each with its needs still to come.
         path: list[tuple[Request, Iterator[Part]]] = []
+        needs = self.needs
         for root in self.requests_in(roots):
-            if root in exprs:
+            if root.expr is not None:
                 continue
-            request, parts = root, iter(self.needs(root))
+            request, parts = root, iter(needs(root))
             while True:
                 for part in parts:
-                    if isinstance(part, Request) and part not in exprs:
+                    if isinstance(part, Request) and part.expr is None:
                         path.append((request, parts))
-                        request, parts = part, iter(self.needs(part))
+                        request, parts = part, iter(needs(part))
                         break
                 else:
-                    exprs[request] = made = self.assemble(request)
+                    request.expr = made = self.assemble(request)
                     if request.placeholder is not None:
                         self.places[request.placeholder] = made
                     if not path:
@@ -125,16 +127,21 @@ class _Assembly:
             if self.draft.placeholders:
                 idx = [self.finish(at) for at in idx]
             return make_node(Ops.INDEX, node.dtype, (self.param(node), *idx))
-        exprs = self.exprs
+        finish = self.finish
         parts = tuple(
-            [exprs[one] if isinstance(one, Request) else self.finish(one) for one in request.parts]
+            [one.expr if isinstance(one, Request) else finish(one) for one in request.parts]
         )
-        return ASSEMBLERS[node.op](self, request, parts)
+        op = node.op
+        if op.bit & _PLAIN:
+            return make_node(op, node.dtype, parts, node.arg)
+        return ASSEMBLERS[op](self, request, parts)
 
 
 def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
     """The OUT nodes of a draft, in the order of `outs`; arrays: PARAMs that are there already."""
     assembly = _Assembly(draft, arrays)
+    for request in draft.requests.values():
+        request.expr = None  # a draft may be built again, with its outputs in another order
     slots: dict[Node, Node] = {}
     for written in outs:
         if written.target not in slots:

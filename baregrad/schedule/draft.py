@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
+from baregrad.ir import index
 from baregrad.ir.attrs import Out
 from baregrad.ir.index import as_dim
-from baregrad.ir.node import Node, extent_of, range_node
+from baregrad.ir.node import Node, range_node
 from baregrad.ir.op import Ops
 from baregrad.schedule.access import ZERO, Idx
 
@@ -27,7 +28,8 @@ class Request:
     hoisted as far out as its ranges allow. merges: it is an addend of a sum over more ranges, into
     which its own sum can be merged. fresh: wanted at one place only. read: it is read from memory.
     parts: what its sources became. extra: what its op needs to be put together (ranges, condition).
-    placeholder: the node that stands for it in indices; None where no index depends on it.
+    placeholder: the node that stands for it in indices; None where no index depends on it. expr:
+    its expression, once the kernel is put together.
     """
 
     node: Node
@@ -42,6 +44,7 @@ class Request:
     parts: tuple[Part, ...] = ()
     extra: Any = None
     placeholder: Node | None = None
+    expr: Any = None
 
 
 # The ranges of one plan by extent and number: kernels number theirs alike.
@@ -67,9 +70,8 @@ class Draft:
     outer: an index for each axis of its outputs. ranges: what ranges there are in any draft. loops:
     those of `outer`. requests: by value and index. placeholders: those that indices depend on.
     dependents: bit set of the drafts that need this one's outputs, directly or not. after: drafts
-    that must run before although nothing is read from them. sealed: nothing may be added. near:
-    values close below its first output, to find siblings. scanned: the one axis along which its
-    running folds run.
+    that must run before although nothing is read from them. sealed: nothing may be added. scanned:
+    the one axis along which its running folds run.
     """
 
     number: int
@@ -84,7 +86,6 @@ class Draft:
     dependents: int = 0
     after: list[Draft] = field(default_factory=list)
     sealed: bool = False
-    near: frozenset[Node] = frozenset()
     transfer: Node | None = None
     device: str = ""
     next_range: int = 0
@@ -110,7 +111,7 @@ class Draft:
         """The ranges of a reduction; independent reductions with equal keys share theirs."""
         known = self.axes.get(key)
         if known is None:
-            known = self.axes[key] = tuple(self.axis(extent) for extent in extents)
+            known = self.axes[key] = tuple([self.axis(extent) for extent in extents])
         return known
 
     def place_of(self, shape: tuple[Any, ...]) -> Idx:
@@ -123,14 +124,14 @@ class Draft:
 
 def loop_extents(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     """The extents of a shape that need a range."""
-    return tuple(extent for extent in shape if extent.__class__ is not int or extent != 1)
+    return tuple([extent for extent in shape if extent.__class__ is not int or extent != 1])
 
 
 def make_draft(number: int, shape: tuple[Any, ...], ranges: Ranges) -> Draft:
     """A draft whose outputs have this shape, with a range for each axis."""
     draft = Draft(number, (), loop_extents(shape), ranges)
-    draft.outer = tuple(draft.axis(extent) for extent in shape)
-    draft.loops = tuple(axis for axis in draft.outer if axis.op is Ops.RANGE)
+    draft.outer = tuple([draft.axis(extent) for extent in shape])
+    draft.loops = tuple([axis for axis in draft.outer if axis.op is Ops.RANGE])
     return draft
 
 
@@ -174,20 +175,26 @@ def hoisted(scope: Idx, idx: Idx) -> int:
     return 0
 
 
-def scope_points(scope: Idx, idx: Idx) -> float:
-    """How often an element at `idx` is evaluated when it is hoisted as far out as can be."""
-    result = 1.0
-    for axis in scope[: hoisted(scope, idx)]:
-        size = axis.src[0]
-        result *= size.arg if size.op is Ops.CONST else extent_points(axis)
-    return result
+def scope_points(scope: Idx, idx: Idx, known: dict[Idx, float]) -> float:
+    """How often an element at `idx` is evaluated when it is hoisted as far out as can be.
+
+    known: the answers of one plan, by the ranges around the element.
+    """
+    count = len(scope)
+    around = scope if count and scope[-1] in idx else scope[: hoisted(scope, idx)]
+    found = known.get(around)
+    if found is None:
+        found = 1.0
+        for axis in around:
+            found *= extent_points(axis)
+        known[around] = found
+    return found
 
 
 def extent_points(axis: Node) -> float:
     """The extent of a range; its upper bound when symbolic."""
-    from baregrad.ir.index import upper
-
-    return float(upper(extent_of(axis)))
+    size = axis.src[0]
+    return float(size.arg if size.op is Ops.CONST else index.upper(size))
 
 
 def is_identity(idx: Idx, shape: tuple[Any, ...], outer: Idx) -> bool:

@@ -8,6 +8,9 @@ one, and read by the others. `rules.py` decides which.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from baregrad.base.errors import CompilerBug
@@ -15,7 +18,16 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, cast, toposort
 from baregrad.ir.op import Op, Ops
 from baregrad.schedule import rules, stores
-from baregrad.schedule.access import VIEW_RULES, VIEWS, Idx, through_pad, to_index
+from baregrad.schedule.access import (
+    VIEW_RULES,
+    VIEWS,
+    ZERO,
+    Idx,
+    axes_of,
+    taken,
+    through_pad,
+    to_index,
+)
 from baregrad.schedule.compared import compared_sums
 from baregrad.schedule.draft import (
     Draft,
@@ -29,7 +41,10 @@ from baregrad.schedule.draft import (
 )
 from baregrad.schedule.expand import EXPANSIONS
 from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import Survey, own_work, take_survey
+from baregrad.schedule.survey import COSTLY, Survey, take_survey
+
+_UNKNOWN: Any = object()
+_COUNTS = {op: 1 + int(work) // 4 for op, work in COSTLY.items()}
 
 
 class Fusion:
@@ -43,6 +58,10 @@ class Fusion:
         self.tokens: dict[Node, Node] = {}
         # What views do to indices: layers look alike, so that it is asked for again and again.
         self.moved: dict[tuple[Op, Any, tuple[Any, ...], Idx], Any] = {}
+        # Of views that only move axes: what takes an index and a 0 to the source's index.
+        self.movers: dict[tuple[Op, Any, tuple[Any, ...]], Callable[[Idx], Idx] | None] = {}
+        self.points: dict[Idx, float] = {}
+        self.near: dict[Node, rules.Neighbours] = {}
         self.ranges: Ranges = {}
         self.homes: dict[Node, Draft] = {}
         self.aliases: dict[Node, Node] = {}
@@ -88,6 +107,9 @@ class Fusion:
             return
         if node.op is Ops.COPY:
             stores.store_copy(self, node, requests)
+            return
+        if rules.is_plain(self, node, requests):
+            self.expand(requests[0])
             return
         verdict = rules.decide(self, node, requests)
         if verdict.reason:
@@ -170,8 +192,8 @@ class Fusion:
         while op.bit & VIEWS:
             idx = self._below(node, idx)
             node = node.src[0]
-            evals = None
             op = node.op
+            evals = None
         if op is Ops.CONST or node.dtype is dtypes.index:
             return node
         if op is Ops.IOTA:
@@ -196,13 +218,15 @@ class Fusion:
 
     def _below(self, view: Node, idx: Idx) -> Idx:
         """Where element `idx` of a view lies in its source."""
-        op = view.op
-        if op is Ops.PERMUTE or op is Ops.EXPAND:
-            return VIEW_RULES[op](view, idx)
-        key = (op, view.arg, view.src[0].shape, idx)
-        found: Idx | None = self.moved.get(key)
+        key = (view.op, view.arg, view.src[0].shape)
+        mover: Callable[[Idx], Idx] | None = self.movers.get(key, _UNKNOWN)
+        if mover is _UNKNOWN:
+            mover = self.movers[key] = _mover(view)
+        if mover is not None:
+            return mover((*idx, ZERO))
+        found: Idx | None = self.moved.get((*key, idx))
         if found is None:
-            found = self.moved[key] = VIEW_RULES[op](view, idx)
+            found = self.moved[(*key, idx)] = VIEW_RULES[view.op](view, idx)
         return found
 
     def through_pad(self, view: Node, idx: Idx) -> tuple[Node, Idx]:
@@ -225,7 +249,9 @@ class Fusion:
         """Want one element of a value, which is no view, inside a kernel."""
         if evals is None:
             # What is in memory is never evaluated.
-            evals = share * scope_points(scope, idx) if node.op is not Ops.PARAM else 0.0
+            evals = 0.0
+            if node.op is not Ops.PARAM:
+                evals = share * scope_points(scope, idx, self.points)
         key = (node, idx)
         found = draft.requests.get(key)
         if found is not None:
@@ -257,6 +283,17 @@ class Fusion:
         """Compute a value where it is wanted: hand its index on to its sources."""
         draft = request.draft
         draft.pending -= 1
+        op = request.node.op
         # A sine is dozens of instructions: kernels are bounded by those, not by nodes.
-        draft.count += 1 + int(own_work(request.node)) // 4
-        EXPANSIONS[request.node.op](self, request)
+        draft.count += _COUNTS.get(op, 1)
+        EXPANSIONS[op](self, request)
+
+
+def _mover(view: Node) -> Callable[[Idx], Idx] | None:
+    """What gives the index of a view's source for (*idx, 0); None where that takes arithmetic."""
+    axes = axes_of(view)
+    if axes is None:
+        return None
+    if len(axes) > 1:
+        return itemgetter(*axes)
+    return partial(taken, axes)

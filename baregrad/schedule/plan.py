@@ -50,12 +50,16 @@ class Transfer(NamedTuple):
     origins: tuple[Node, ...] = ()
 
 
+# What is printed as a reason; empty for none.
+Reason = str | tuple[float, float]
+
+
 class Decision(NamedTuple):
     """Why a tensor value was kept inside kernels or stored in memory."""
 
     value: Node
     stored: bool
-    reason: str
+    reason: Reason
 
     def __str__(self) -> str:
         shape = "x".join(str(extent) for extent in self.value.shape) or "scalar"

@@ -9,10 +9,11 @@ that are close do not matter.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baregrad.ir.node import Node
-from baregrad.ir.op import ELEMENTWISE, Ops
+from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
 from baregrad.schedule.access import Idx
 from baregrad.schedule.draft import (
     Draft,
@@ -22,6 +23,7 @@ from baregrad.schedule.draft import (
     loop_extents,
     ranges_of,
 )
+from baregrad.schedule.plan import Reason
 from baregrad.schedule.survey import is_tuple, own_work
 
 if TYPE_CHECKING:
@@ -38,25 +40,45 @@ SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
 SIBLINGS = 8  # drafts of one shape that are looked at
 NEIGHBOURS = 24  # values below an output that are compared with its siblings'
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
-_FOLDS = frozenset((Ops.REDUCE, Ops.FOLD))
+_FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
+_ELEMENTWISE = mask_of(ELEMENTWISE)
 
 
 class Verdict(NamedTuple):
     """The decision about one value; `home` is the request whose kernel computes and writes it."""
 
     stored: bool
-    reason: str = ""
+    reason: Reason = ""
     home: Request | None = None
 
 
 _FUSED = Verdict(False)
 
 
+class Neighbours(NamedTuple):
+    """Values close below a value, and what of them is reduced: shapes and axes."""
+
+    values: frozenset[Node]
+    reduced: frozenset[tuple[Any, ...]]
+
+
+class _Dearer(NamedTuple):
+    """Storing is cheaper; told in words when somebody asks, since most decisions are not read."""
+
+    rate: float
+    times: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rate:.3g} evaluations an element cost {self.times:.2g} times what storing does"
+        )
+
+
 def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
-    """Whether to store `node`, given all the requests for it."""
-    if _is_plain(fusion, node, requests) or is_tuple(node):
+    """Whether to store `node`, given all the requests for it; not asked where it `is_plain`."""
+    if is_tuple(node):
         return _FUSED
-    reason = fusion.must.get(node, "")
+    reason: Reason = fusion.must.get(node, "")
     obstacles = []
     for request in requests:
         found = obstacle(fusion, node, request)
@@ -72,9 +94,9 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
 
 
-def _is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
     """Whether it is the usual case: arithmetic that one kernel computes once, with room for it."""
-    if len(requests) != 1 or node.op not in ELEMENTWISE or node in fusion.must:
+    if len(requests) != 1 or not node.op.bit & _ELEMENTWISE or node in fusion.must:
         return False
     request = requests[0]
     draft = request.draft
@@ -85,9 +107,14 @@ def _is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
 
 def _why_fused(node: Node, requests: list[Request]) -> str:
     """A reason worth showing, or nothing for the plain case of one elementwise reader."""
-    if node.op in _FOLDS:
+    if node.op.bit & _FOLDS:
         return "part of the sum around it" if requests[0].merges else "computed where it is read"
-    return f"cheap enough to compute {len(requests)} times" if len(requests) > 1 else ""
+    return _cheap(len(requests)) if len(requests) > 1 else ""
+
+
+@cache
+def _cheap(times: int) -> str:
+    return f"cheap enough to compute {times} times"
 
 
 # --- obstacles ------------------------------------------------------------------------------------
@@ -122,7 +149,7 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
             return "a running fold is read in another order"
         if _crosses(node, request.idx, draft):
             return "a running fold beside one along another axis"
-    if op in _FOLDS and not request.merges:
+    if op.bit & _FOLDS and not request.merges:
         return _reduction_obstacle(fusion, node, request)
     if op is Ops.PROJ and request.share < 1.0 and fusion.survey.size[node] > SMALL_WORK:
         return "a reduction inside a guard"
@@ -192,7 +219,7 @@ def _rows(request: Request, free: frozenset[Node], outer: frozenset[Node]) -> fl
 # --- cost -----------------------------------------------------------------------------------------
 
 
-def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> str:
+def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> Reason:
     """Why storing `node` is cheaper than computing it at every request; empty if it is not."""
     survey = fusion.survey
     size = survey.size[node]
@@ -210,12 +237,11 @@ def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> str:
     draft = requests[0].draft
     if len(requests) > 1 and all(request.draft is draft for request in requests):
         stored *= SAME_KERNEL
-    if inline > stored and len(requests) > 1 and node.op in ELEMENTWISE:
+    if inline > stored and len(requests) > 1 and node.op.bit & _ELEMENTWISE:
         inline = sum(request.evals * _marginal(fusion, request, work) for request in requests)
     if inline <= stored:
         return ""
-    rate = total / max(size, 1.0)
-    return f"{rate:.3g} evaluations an element cost {inline / stored:.2g} times what storing does"
+    return _Dearer(total / max(size, 1.0), inline / stored)
 
 
 def _marginal(fusion: Fusion, request: Request, work: float) -> float:
@@ -262,7 +288,6 @@ def find_sibling(
     if not candidates or node in fusion.survey.contractions:
         return None
     readers = {request.draft for request in requests}
-    near: frozenset[Node] | None = None
     for draft in reversed(candidates[-SIBLINGS:]):
         if draft.sealed or draft.contraction is not None or draft in readers:
             continue
@@ -272,24 +297,24 @@ def find_sibling(
             continue
         if node.op is Ops.SCAN and _crosses(node, draft.place_of(shape), draft):
             continue
-        if near is None:
-            near = neighbours(fusion, node)
-        if not draft.near:
-            draft.near = neighbours(fusion, draft.outs[0].target)
-        if not near.isdisjoint(draft.near) and _reduce_alike(near, draft.near):
+        near = neighbours(fusion, node)
+        other = neighbours(fusion, draft.outs[0].target)
+        if not near.values.isdisjoint(other.values) and _reduce_alike(near, other):
             return draft
     return None
 
 
-def _reduce_alike(left: frozenset[Node], right: frozenset[Node]) -> bool:
+def _reduce_alike(left: Neighbours, right: Neighbours) -> bool:
     """Whether two neighbourhoods reduce the same axes of one shape, or one of them reduces none."""
-    ours = {(n.src[0].shape, n.arg.axes) for n in left if n.op is Ops.REDUCE}
-    theirs = {(n.src[0].shape, n.arg.axes) for n in right if n.op is Ops.REDUCE}
+    ours, theirs = left.reduced, right.reduced
     return not ours or not theirs or not ours.isdisjoint(theirs)
 
 
-def neighbours(fusion: Fusion, node: Node) -> frozenset[Node]:
+def neighbours(fusion: Fusion, node: Node) -> Neighbours:
     """Values close below `node`, and itself, no smaller than it, that hold data."""
+    known = fusion.near.get(node)
+    if known is not None:
+        return known
     size = fusion.survey.size
     least = size[node]
     found: dict[Node, None] = {node: None}
@@ -298,7 +323,10 @@ def neighbours(fusion: Fusion, node: Node) -> frozenset[Node]:
         level, queue = queue, []
         for above in level:
             for child in above.src:
-                if child not in found and child.mask & _READS:
+                if child.mask & _READS and child not in found:
                     found[child] = None
                     queue.append(child)
-    return frozenset([one for one in found if size[one] >= least])
+    values = [one for one in found if size[one] >= least]
+    reduced = [(one.src[0].shape, one.arg.axes) for one in values if one.op is Ops.REDUCE]
+    known = fusion.near[node] = Neighbours(frozenset(values), frozenset(reduced))
+    return known

@@ -15,9 +15,9 @@ from typing import Any
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.node import Node
-from baregrad.ir.op import ALU, MOVEMENT, Op, Ops
+from baregrad.ir.op import ALU, MOVEMENT, Op, Ops, mask_of
 
-_COSTLY: MappingProxyType[Op, float] = MappingProxyType(
+COSTLY: MappingProxyType[Op, float] = MappingProxyType(
     {
         **dict.fromkeys((Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2), 10.0),
         **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.ATAN, Ops.POW), 16.0),
@@ -26,14 +26,17 @@ _COSTLY: MappingProxyType[Op, float] = MappingProxyType(
         Ops.THREEFRY: 60.0,
     }
 )
-_IN_MEMORY = frozenset((Ops.PARAM, Ops.BUFFER, Ops.SCATTER, Ops.SCAN, Ops.COPY))
+_IN_MEMORY = mask_of((Ops.PARAM, Ops.BUFFER, Ops.SCATTER, Ops.SCAN, Ops.COPY))
+_ARITHMETIC = mask_of(ALU)
+_FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
+_INDEX = dtypes.index
 GUARD_COST = 4.0  # a guarded read breaks a vector loop's contiguous loads
 MOST = 1e18
 # A REDUCE(add) of a product whose operands are each read at least this often is a contraction.
 CONTRACTION_REUSE = 4.0
 STORED_WHEN_SHARED = 24.0  # operations an element; what costs more is stored once two want it
-_VIEWS = MOVEMENT | frozenset((Ops.DETACH,))
-_PASSING = _VIEWS - {Ops.PAD}  # what is seen through them is their source
+_VIEWS = mask_of((*MOVEMENT, Ops.DETACH))
+_PASSING = _VIEWS & ~Ops.PAD.bit  # what is seen through them is their source
 LEAVES = frozenset((Ops.PARAM, Ops.BUFFER))
 
 
@@ -65,7 +68,7 @@ def points(shape: Iterable[Any]) -> float:
 
 def base_of(node: Node) -> Node:
     """The value below views."""
-    while node.op in _PASSING:
+    while node.op.bit & _PASSING:
         node = node.src[0]
     return node
 
@@ -75,41 +78,49 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
 
     stored: values that will be in memory whatever fusion decides.
     """
-    survey = Survey()
+    survey = Survey(readers=_count_readers(order))
     kept = frozenset(stored)
-    _count_readers(order, survey)
     sizes: dict[tuple[Any, ...], float] = {}
     depths, known, readers = survey.depth, survey.size, survey.readers
     work, reading = survey.work, survey.reading
+    costly = COSTLY.get
     for node in order:
+        src = node.src
         size = sizes.get(node.shape)
         if size is None:
             size = sizes[node.shape] = points(node.shape)
         known[node] = size
         depth = 0
-        for child in node.src:
+        for child in src:
             below = depths[child]
             if below > depth:
                 depth = below
         depths[node] = depth
-        weight = _weigh(node, size, survey)
+        if node.op.bit & _ARITHMETIC and len(src) == 2 and node.dtype is not _INDEX:
+            # Half of all nodes, so that it is asked first.
+            left, right = src
+            cost = reading[left]
+            if right is not left:
+                cost += reading[right]
+            weight = costly(node.op, 1.0) + cost
+        else:
+            weight = _weigh(node, size, survey)
         if weight > MOST:
             weight = MOST
         work[node] = weight
-        loaded = node in kept or (readers[node] > 1 and _is_dear(node, weight, survey))
+        loaded = readers[node] > 1 and _is_dear(node, weight, survey) or node in kept
         reading[node] = float(node.dtype.itemsize) if loaded else weight
     return survey
 
 
-def _count_readers(order: list[Node], survey: Survey) -> None:
-    """Each view passes its readers on to its source."""
-    readers = survey.readers
-    for node in order:
-        readers[node] = 0
+def _count_readers(order: list[Node]) -> dict[Node, int]:
+    """How many nodes that are no views read each: views pass their readers on to their source."""
+    readers = dict.fromkeys(order, 0)
     for node in reversed(order):
-        count = readers[node] if node.op in _PASSING else 1
+        count = readers[node] if node.op.bit & _PASSING else 1
         for child in node.src:
             readers[child] += count
+    return readers
 
 
 def _is_dear(node: Node, weight: float, survey: Survey) -> bool:
@@ -124,7 +135,7 @@ def _is_dear(node: Node, weight: float, survey: Survey) -> bool:
 
 def own_work(node: Node) -> float:
     """Operations per element of the node itself, its operands being at hand."""
-    return _COSTLY.get(node.op, 1.0)
+    return COSTLY.get(node.op, 1.0)
 
 
 def is_tuple(node: Node) -> bool:
@@ -133,19 +144,19 @@ def is_tuple(node: Node) -> bool:
 
 
 def _weigh(node: Node, size: float, survey: Survey) -> float:
-    op = node.op
+    op, bit = node.op, node.op.bit
     src = node.src
     reading = survey.reading
-    if op in _IN_MEMORY:
+    if bit & _IN_MEMORY:
         return float(node.dtype.itemsize)
-    if not src or node.dtype is dtypes.index or op is Ops.SINK:
+    if not src or node.dtype is _INDEX or op is Ops.SINK:
         return 1.0 if op is Ops.IOTA else 0.0
     first = src[0]
     if op is Ops.EXPAND:
         # What is dear is stored once several places want it: no more than a load counts.
         once = min(reading[first], float(node.dtype.itemsize))
         return once * survey.size[first] / max(size, 1.0)
-    if op in _VIEWS:
+    if bit & _VIEWS:
         extra = GUARD_COST if op is Ops.PAD else 0.0
         return reading[first] + extra
     below = reading[first]
@@ -153,9 +164,9 @@ def _weigh(node: Node, size: float, survey: Survey) -> float:
         for child in src[1:] if len(src) == 2 else dict.fromkeys(src[1:]):
             if child is not first:
                 below += reading[child]
-    if op in ALU:
-        return _COSTLY.get(op, 1.0) + below
-    if op in (Ops.REDUCE, Ops.FOLD):
+    if bit & _ARITHMETIC:
+        return COSTLY.get(op, 1.0) + below
+    if bit & _FOLDS:
         survey.depth[node] += 1
         if _is_contraction(node, survey):
             survey.contractions.add(node)

@@ -45,6 +45,8 @@ class GpuTarget:
     bandwidth of memory. `name` is what the assembler calls the architecture, `capability` the
     compute capability (major, minor), and `ptx_isa` the version of PTX that texts are written in:
     the first with all that renderers use of the architecture. `load_bytes` is the widest access.
+    `dependent_launch` says whether a kernel may begin before the one in front of it has ended, and
+    wait for that by itself (`griddepcontrol.wait`): every kernel of ours does so then.
     """
 
     name: str
@@ -71,6 +73,7 @@ class GpuTarget:
     warpgroup_warps: int
     matrix_shapes: tuple[MatrixShape, ...]
     load_bytes: int
+    dependent_launch: bool
     reread_bytes: int
     bytes_in_flight_per_unit: int
     latency_l1: int
@@ -146,6 +149,7 @@ _HOPPER = GpuTarget(
     warpgroup_warps=4,
     matrix_shapes=_WARPGROUP_SHAPES,
     load_bytes=16,
+    dependent_launch=True,
     reread_bytes=20_000_000,
     bytes_in_flight_per_unit=32 * KIB,
     latency_l1=32,
@@ -169,6 +173,7 @@ _TURING = replace(
     register_shift=range(0),
     warpgroup_warps=0,
     matrix_shapes=(),
+    dependent_launch=False,
     reread_bytes=1_300_000,
 )
 _AMPERE = replace(
@@ -221,6 +226,7 @@ _BLACKWELL_GRAPHICS = replace(
     cluster_sizes=(1, 2, 4, 8),
     barrier_transfer_bytes=(1 << 20) - 1,
     load_bytes=32,
+    dependent_launch=True,
     reread_bytes=32_000_000,
 )
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from baregrad.base.errors import JitError
-from baregrad.base.options import options
+from baregrad.base.options import Options, options
 from baregrad.engine.session import current_session
 from baregrad.tensor.grad_mode import grad_enabled
 from baregrad.tensor.jit_entry import Entry
@@ -26,10 +27,14 @@ CAPTURES_KEPT = 64
 
 
 class Jit(Generic[P, R]):
-    """A jitted function; `captures` and `replays` count how often each happened."""
+    """A jitted function; `captures` and `replays` count how often each happened.
 
-    def __init__(self, function: Callable[P, R]) -> None:
+    `beam` is the width of the search for its kernels' schedules, None for what the option says.
+    """
+
+    def __init__(self, function: Callable[P, R], beam: int | None = None) -> None:
         self.function = function
+        self.beam = beam
         self.captures = 0
         self.replays = 0
         self._entries: dict[Any, Entry] = {}
@@ -42,7 +47,7 @@ class Jit(Generic[P, R]):
         name = f"_jit_{self.function.__name__}"
         found = vars(instance).get(name)
         if found is None:
-            found = Jit(self.function.__get__(instance, owner))
+            found = Jit(self.function.__get__(instance, owner), self.beam)
             vars(instance)[name] = found
         return cast(Callable[..., Any], found)
 
@@ -64,14 +69,20 @@ class Jit(Generic[P, R]):
         if entry.replay is not None and entry.is_stale():
             entry = self._entries[key] = Entry(self.function, session)
         if entry.calls == 0 or entry.is_tangled(call):
-            return cast(R, entry.first(call))
+            with self._searching():
+                return cast(R, entry.first(call))
         if entry.replay is None:
             self.captures += 1
-            return cast(R, entry.capture(call))
+            with self._searching():
+                return cast(R, entry.capture(call))
         self.replays += 1
         if options.jit_check:
             return cast(R, entry.checked(call))
         return cast(R, entry.play(call))
+
+    def _searching(self) -> AbstractContextManager[None]:
+        """Where what is compiled is searched for as widely as was asked for."""
+        return nullcontext() if self.beam is None else options.override(beam=self.beam)
 
     @property
     def _called(self) -> str:
@@ -82,19 +93,36 @@ class Jit(Generic[P, R]):
         self._entries.clear()
 
 
-def jit(function: Callable[P, R]) -> Jit[P, R]:
+@overload
+def jit(function: Callable[P, R], *, beam: int | None = None) -> Jit[P, R]: ...
+
+
+@overload
+def jit(
+    function: None = None, *, beam: int | None = None
+) -> Callable[[Callable[P, R]], Jit[P, R]]: ...
+
+
+def jit(
+    function: Callable[P, R] | None = None, *, beam: int | None = None
+) -> Jit[P, R] | Callable[[Callable[P, R]], Jit[P, R]]:
     """Capture a function's work at its second call and replay it after that.
 
     Arguments may be tensors, plain values, and lists, tuples, dicts and dataclasses of them;
     results likewise. Returned tensors are fresh and carry no gradients: call `backward` inside the
-    function.
+    function. With `beam`, faster schedules are searched for, that many at a time, for the kernels
+    of this function alone: `@jit(beam=4)`. Raises OptionError for a width that is none.
     """
+    if beam is not None:
+        Options.beam.check(beam, "jit(beam=...)")
+    if function is None:
+        return lambda given: jit(given, beam=beam)
     if not callable(function):
         raise JitError(
             "jit captures functions", found=f"{type(function).__name__} {function!r:.40}",
             hint="give it the function itself: jit(f), not jit(f(x))",
         )
-    return Jit(function)
+    return Jit(function, beam)
 
 
 TinyJit = jit

@@ -129,7 +129,10 @@ class PtxDevice(Device):
         arguments += [values[name] for name in program.variables]
         grid = tuple(evaluate(size, values) for size in launch.grid)
         handle: Any = command.kernel.handle
-        handle.launch(self._memory, grid, launch.block, arguments, launch.shared_nbytes)
+        # What promises to wait has to: each is run as if the one in front were still running.
+        handle.launch(
+            self._memory, grid, launch.block, arguments, launch.shared_nbytes, early=launch.waits
+        )
         self.launches += 1
 
     @staticmethod

@@ -16,7 +16,6 @@ from baregrad.apps import bench, bench_table
 from baregrad.apps.bench_cpu import CPU_ROWS
 from baregrad.apps.bench_machine import Neighbours
 from baregrad.apps.bench_measure import (
-    CopyProbe,
     Effort,
     Times,
     error_of,
@@ -28,6 +27,7 @@ from baregrad.apps.bench_measure import (
 from baregrad.apps.bench_rows import Operation, Row, Suite
 from baregrad.base.errors import ArgumentError, FileFormatError, MissingDependency
 from baregrad.data import minilm
+from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import detect_host
 
 # What must hold on a CPU, as it was asked for.
@@ -187,7 +187,7 @@ def test_the_probe_copies_all_of_it() -> None:
         probe = CopyProbe(1000, threads)
         probe.run()
         assert probe.moved == 2000
-        assert probe._target.all()
+        assert probe.target.all()
 
 
 def test_neighbours_are_a_share() -> None:

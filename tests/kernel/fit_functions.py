@@ -168,6 +168,16 @@ def error_function(z: Any) -> Any:
     return mp.erf(root) / root - 1
 
 
+def log2_erfc(x: Any) -> Any:
+    """log2(1 - erf(x)) / x."""
+    return mp.log(mp.erfc(x), 2) / x if x else -2 / mp.sqrt(mp.pi) / LN2
+
+
+def by_log2_erfc(x: Any) -> Any:
+    """How an error of `log2_erfc` shows in erf(x)."""
+    return x * LN2 * mp.erfc(x) / mp.erf(x) if x else LN2 * mp.sqrt(mp.pi) / 2
+
+
 def unfolded(t: Any) -> Any:
     """The x of t = (x - 2) / (x + 2)."""
     return 2 * (1 + t) / (1 - t)
@@ -215,14 +225,14 @@ ERF_LOW, ERF_HIGH = -mpf(1) / 3 * mpf("1.001"), mpf(4) / 8
 
 # name, what it approximates, function, from, to, number of coefficients, bits, weight
 TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
-    ("EXP_F32", "(e**r - 1 - r) / r**2 for |r| <= ln(2)/2", exponential, -HALF_LN2, HALF_LN2,
-     5, 32, lambda x: x * x / mp.exp(x)),
-    ("EXPM1_F32", "the same, near enough for e**r - 1", exponential, -HALF_LN2, HALF_LN2,
+    ("EXPM1_F32", "(e**r - 1 - r) / r**2 for |r| <= ln(2)/2", exponential, -HALF_LN2, HALF_LN2,
      6, 32, by_expm1),
     ("EXP_F64", "(e**r - 1 - r) / r**2 for |r| <= ln(2)/2", exponential, -HALF_LN2, HALF_LN2,
      11, 64, by_expm1),
     ("EXP2_F32", "(2**r - 1) / r for |r| <= 1/2", power_of_two, -HALF, HALF, 6, 32,
      lambda x: abs(x) / mpf(2) ** x),
+    ("EXP2M1_F32", "the same, near enough for 2**r - 1", power_of_two, -HALF, HALF, 7, 32,
+     lambda x: 1 / power_of_two(x)),
     ("EXP2_F64", "(2**r - 1) / r for |r| <= 1/2", power_of_two, -HALF, HALF, 12, 64,
      lambda x: abs(x) / mpf(2) ** x),
     ("LOG_F32", "(log(1 + f) - f + f**2/2) / f**3 for sqrt(1/2) <= 1 + f <= sqrt(2)", logarithm,
@@ -243,10 +253,8 @@ TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
      by_arctangent),
     ("ATAN_F64", "(atan(t) - t) / t**3 in t**2 for |t| <= 0.4145", arctangent, mpf(0), TURN, 11,
      64, by_arctangent),
-    ("ERF_F32", "erf(x) / x - 1 in x**2 for |x| <= 0.9", error_function, mpf(0),
-     mpf("0.9") ** 2, 6, 32, by_erf),
-    ("LOG_ERFC_F32", "log(1 - erf(x)) for 0.9 <= x <= 3.95", lambda x: mp.log(mp.erfc(x)),
-     mpf("0.89"), mpf("3.95"), 7, 32, lambda x: mp.erfc(x) / mp.erf(x)),
+    ("LOG2_ERFC_F32", "log2(1 - erf(x)) / x for 0 <= x <= 3.95", log2_erfc, mpf(0), mpf("3.95"), 9,
+     32, by_log2_erfc),
     ("ERF_F64", "erf(x) / x - 1 in x**2 for |x| <= 1", error_function, mpf(0), mpf(1), 12, 64,
      by_erf),
     ("ERFCX_F64", "(1 - erf(x)) * e**(x**2) in (x - 2) / (x + 2) for 1 <= x <= 6",

@@ -127,7 +127,10 @@ def run_module(
     memory = Memory()
     places = [memory.put(np.ascontiguousarray(arrays[p.arg.slot])) for p in sig.call.params]
     names = [(variables or {})[name] for name in sig.call.variables]
-    kernel.launch(memory, (grid,), (sig.threads,), [*places, *names], sig.dynamic_nbytes(target))
+    kernel.launch(
+        memory, (grid,), (sig.threads,), [*places, *names], sig.dynamic_nbytes(target),
+        early=target.dependent_launch,
+    )  # fmt: skip
     for param, place in zip(sig.call.params, places, strict=True):
         array = arrays[param.arg.slot]
         array[...] = memory.get(place, array.dtype, array.shape)
@@ -159,7 +162,8 @@ def run_device(
         variables=sig.call.variables,
         source=text,
         launch=GpuLaunch(
-            (grid, 1, 1), (sig.threads, 1, 1), shared_nbytes=sig.dynamic_nbytes(row)
+            (grid, 1, 1), (sig.threads, 1, 1),
+            shared_nbytes=sig.dynamic_nbytes(row), waits=row.dependent_launch,
         ),
     )
     # Nothing is as small as no bytes.

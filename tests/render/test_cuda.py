@@ -291,6 +291,7 @@ def host_text(program: Node) -> str:
     sig = gpu_signature(program)
     text = re.sub(r"static __device__ \S+ \S+ (f16_to|f32_to_f16).*\n", "", text_of(program))
     text = text.replace("static __device__ __forceinline__", "static inline")
+    text = text.replace('asm volatile("griddepcontrol.wait;" ::: "memory");', "")
     head = "static inline void kernel(place threadIdx, "
     text = re.sub(r'extern "C" __global__ .*\n\w+\(', head, text)
     for name in ("sqrt", "floor", "ceil", "trunc", "fma", "fabs", "fmod"):

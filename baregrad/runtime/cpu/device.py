@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from baregrad.base.errors import CompileError, DeviceError, MissingDependency
 from baregrad.base.options import options
 from baregrad.program import CPU_OBJECT, Program
-from baregrad.runtime.commands import CommandList, Timeline
+from baregrad.runtime.commands import CommandList, Slot, Timeline
 from baregrad.runtime.cpu import executor
 from baregrad.runtime.cpu.binding import BoundList
 from baregrad.runtime.cpu.elf import MACHINES
@@ -21,6 +25,11 @@ from baregrad.runtime.cpu.pool import NativePool
 from baregrad.runtime.host_memory import HostAllocator
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats
 from baregrad.runtime.lifetime import follow_process
+
+# One core does not use all that memory can do: from here on the threads share a copy.
+_SHARED_NBYTES = 1 << 20
+# Lists for copies of as many sizes are kept.
+_COPIES_KEPT = 16
 
 
 class CpuDevice(Device):
@@ -49,6 +58,7 @@ class CpuDevice(Device):
         self._lock = threading.Lock()
         self._pool: NativePool | None = None
         self._executor: LoadedObject | None = None
+        self._copies: OrderedDict[int, CommandList] = OrderedDict()
         self._closed = False
         if assemble is None or not sys.platform.startswith("linux"):
             self.threads = 1
@@ -105,6 +115,24 @@ class CpuDevice(Device):
                 return None
             times = bound.times.tolist()
             return Timeline(bound.labels, tuple(times[:-1]), tuple(times[1:]))
+
+    def _move(
+        self, target: np.ndarray[Any, np.dtype[np.uint8]], source: np.ndarray[Any, Any]
+    ) -> None:
+        """Copy bytes that the host sees to as many others; threads share what is large."""
+        nbytes = target.nbytes
+        apart = abs(target.ctypes.data - source.ctypes.data) >= nbytes
+        if nbytes < _SHARED_NBYTES or self.threads == 1 or self._closed or not apart:
+            super()._move(target, source)
+            return
+        commands = self._copies.pop(nbytes, None)
+        if commands is None:
+            commands = self.command_list()
+            commands.copy(Slot(0), Slot(1), nbytes)
+        self.submit(commands, (self.wrap(target), self.wrap(source, readonly=True)))
+        self._copies[nbytes] = commands
+        if len(self._copies) > _COPIES_KEPT:
+            self._copies.popitem(last=False)
 
     def memory_stats(self) -> MemoryStats:
         """Return how much memory is in use; wrapped host memory is not ours and not counted."""

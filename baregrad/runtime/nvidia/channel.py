@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from array import array
 from collections import deque
@@ -16,6 +17,7 @@ from baregrad.runtime.nvidia.abi.faults import fault_name
 from baregrad.runtime.nvidia.launch_memory import LaunchMemory
 from baregrad.runtime.nvidia.memory import HUGE_PAGE_NBYTES
 from baregrad.runtime.nvidia.objects import Gpu
+from baregrad.runtime.nvidia.port import RingState
 from baregrad.runtime.nvidia.pushbuffer import (
     COMPUTE_SUBCHANNEL,
     COPY_SUBCHANNEL,
@@ -33,6 +35,7 @@ _CONTEXT_NBYTES = 64 << 20
 _RING_ENTRIES = 1024
 _USERD_OFFSET = 64 << 10
 _PUSH_OFFSET = 128 << 10
+_QUICK_LOOKS = range(500)
 _SPIN_S = 200e-6
 _CHECK_S = 0.005
 
@@ -75,8 +78,10 @@ class Timeline:
         `check` is called every 5 ms and may raise what it finds. Raises DriverError.
         """
         words = self._words
-        if words[0] >= value:
-            return
+        # As tight as it gets: whoever waits for one small kernel waits a few microseconds.
+        for _ in _QUICK_LOOKS:
+            if words[0] >= value:
+                return
         now = time.perf_counter()
         spin_until, check_at, deadline = now + _SPIN_S, now + _CHECK_S, now + timeout_s
         seen = words[0]
@@ -171,6 +176,10 @@ class MmuFault(NamedTuple):
     program: int
 
 
+def _refuse(state: int, entry: int) -> None:
+    raise DriverError("the channel is closed")
+
+
 class _InFlight(NamedTuple):
     """What a submission holds until the timeline has its value: the words before `end`.
 
@@ -217,7 +226,8 @@ class Channel:
         self.entries = entries
         self._push_nbytes = push_nbytes
         self._in_flight: deque[_InFlight] = deque()
-        self._put = self._head = self._tail = 0
+        self._head = self._tail = 0
+        self.rung_again = 0
         self._most = entries - 1
         # What the timeline has when all submissions so far are done.
         self.last_value = begin_at
@@ -234,6 +244,7 @@ class Channel:
             teardown.push("memory of launches", self.launches.teardown.close)
         memory = gpu.memory.visible(HUGE_PAGE_NBYTES, owner=teardown)
         self.timeline = Timeline(gpu, owner=teardown, begin_at=self.last_value)
+        self.words = self.timeline.words
         page = gpu.memory.driver_page(owner=teardown)
         self._notifier = page.view
         # Not zero once the driver has reported an error.
@@ -242,10 +253,16 @@ class Channel:
         release.release(self.timeline.gpu_va, 0)
         self._release = release.words
         view = memory.view
-        self._ring = view[: self.entries * m.GP_ENTRY_NBYTES].cast("Q")
         self._userd = view[_USERD_OFFSET : _USERD_OFFSET + m.USERD_NBYTES].cast("I")
         self._push = view[_PUSH_OFFSET : _PUSH_OFFSET + self._push_nbytes].cast("I")
-        self._put_address = memory.host_address + _USERD_OFFSET + m.USERD_GP_PUT
+        # What the port is told of the ring.
+        self.ring_state = RingState(
+            ring=memory.host_address,
+            put_address=memory.host_address + _USERD_OFFSET + m.USERD_GP_PUT,
+            doorbell_address=gpu.doorbell_address,
+            mask=self.entries - 1,
+        )
+        self._ring_state = ctypes.addressof(self.ring_state)
         self._push_va = memory.gpu_va + _PUSH_OFFSET
         view[_USERD_OFFSET : _USERD_OFFSET + m.USERD_NBYTES] = bytes(m.USERD_NBYTES)
         teardown.push("views of the ring", self._release_views)
@@ -270,14 +287,15 @@ class Channel:
         self.object = client.make(teardown, "the engine object", self.handle, self.kind, engine)
         token = client.struct("work_submit_token").record()
         client.control(self.handle, nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN, token)
-        self._doorbell = token["workSubmitToken"]
-        self._store_both = client.port.store_both
-        self._doorbell_address = gpu.doorbell_address
+        self.ring_state.token = token["workSubmitToken"]
+        self.ring: Callable[[int, int], None] = client.port.ring
         self._register()
         teardown.push("idleness", self._drain)
 
     def _release_views(self) -> None:
-        for view in (self._ring, self._userd, self._push, self._notifier, self.alarm):
+        # The ring is written by its address: nobody may do so any more.
+        self.ring = _refuse
+        for view in (self._userd, self._push, self._notifier, self.alarm):
             view.release()
 
     def _register(self) -> None:
@@ -331,15 +349,10 @@ class Channel:
         self._push[place // 4 : place // 4 + len(words)] = memoryview(array("I", words))
         while len(self._in_flight) >= self.entries - 1:
             self._retire()
-        self._ring[self._put] = (
-            self._push_va + place | m.GP_ENTRY_SUBROUTINE | len(words) << m.GP_ENTRY_LENGTH_SHIFT
-        )
-        self._put = (self._put + 1) % self.entries
+        entry = self._push_va + place | len(words) << m.GP_ENTRY_LENGTH_SHIFT
         self.last_value = value
         self._in_flight.append(_InFlight(value, self._head, push.names))
-        # Stores to the GPU's memory are combined on their way: the pointer must not overtake the
-        # entry, nor the doorbell the pointer.
-        self._store_both(self._put_address, self._put, self._doorbell_address, self._doorbell)
+        self.ring(self._ring_state, entry | m.GP_ENTRY_SUBROUTINE)
         return value
 
     def enter(self, entry: int, names: Sequence[str] | Named) -> None:
@@ -348,16 +361,16 @@ class Channel:
         `entry` is that of the ring; `names` are the kernels that the words launch.
         """
         in_flight = self._in_flight
-        while len(in_flight) >= self._most:
-            self._retire()
-        put = self._put
-        self._ring[put] = entry
-        self._put = put = put + 1 & self._most
-        self._store_both(self._put_address, put, self._doorbell_address, self._doorbell)
+        if len(in_flight) >= self._most:
+            self.forget_done()
+            while len(in_flight) >= self._most:
+                self._retire()
+        self.ring(self._ring_state, entry)
         # The GPU is at work while we write down what it does.
         self.last_value = value = self.last_value + 1
+        if in_flight and in_flight[0].value <= self.words[0]:
+            self.forget_done()
         in_flight.append(_InFlight(value, self._head, names))
-        self.forget_done()
 
     def _reserve(self, nbytes: int) -> int:
         """Return where in the buffer of words `nbytes` bytes in one piece are free."""
@@ -384,9 +397,14 @@ class Channel:
 
     def forget_done(self) -> None:
         """Let go of what submissions hold that are done."""
-        in_flight, done = self._in_flight, self.timeline.words[0]
+        in_flight, done = self._in_flight, self.words[0]
         while in_flight and in_flight[0].value <= done:
             self._tail = in_flight.popleft().end
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds on to what submissions refer to."""
+        return bool(self._in_flight)
 
     def wait(self, value: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait for a submission, the last one by default; raise DriverError if it never comes."""
@@ -449,6 +467,24 @@ class Channel:
             return f" while it ran the kernel {names[0]}"
         more = ", ..." if len(names) > 4 else ""
         return f" while it ran one of the kernels {', '.join(names[:4])}{more}"
+
+    def ring_again(self) -> None:
+        """Ring the doorbell for what was submitted already, in case the GPU missed it."""
+        if self.words[0] < self.last_value:
+            self.rung_again += 1
+            state = self.ring_state
+            self.gpu.client.port.store(state.doorbell_address, state.token)
+
+    def state(self) -> str:
+        """Say how far the channel is."""
+        read, written = self.pointers
+        status = int.from_bytes(self._notifier[14:16], "little")
+        code = int.from_bytes(self._notifier[8:12], "little")
+        return (
+            f"timeline at {self.words[0]} of {self.last_value}, ring read up to {read} and written "
+            f"up to {written} of {self.entries}, notifier {status:#x} with code {code}, engine "
+            f"{self.group.engine}, doorbell rung again {self.rung_again} times"
+        )
 
     @property
     def pointers(self) -> tuple[int, int]:

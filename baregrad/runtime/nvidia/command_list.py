@@ -76,6 +76,8 @@ class BoundList:
         self._kind = ImageKind(skipped=self._skipped)
         self._plain: list[ListImage] = []
         self._images[self._kind] = self._plain
+        # Images that may be submitted again as they are, if the buffers are those they are for.
+        self.quick: list[ListImage] = []
         self._relaxed = self._plan(self._kind).relaxed
 
     def _plan(self, kind: ImageKind) -> ListPlan:
@@ -107,8 +109,6 @@ class BoundList:
         if len(buffers) != len(needed):
             commands.check_slots(buffers)
         device, writes = self.device, self._writes
-        blocks: list[Block] = []
-        addresses: list[int] = []
         for index, buffer in enumerate(buffers):
             if (
                 buffer.nbytes < needed[index]
@@ -116,8 +116,8 @@ class BoundList:
                 or (buffer.readonly and writes[index])
             ):
                 check_buffer(buffer, device, needed[index], writes[index], f"slot {index}")
-            blocks.append(buffer.memory.block)  # type: ignore[attr-defined]
-            addresses.append(buffer.address)
+        blocks: list[Block] = [one.memory.block for one in buffers]  # type: ignore[attr-defined]
+        addresses = [one.address for one in buffers]
         kind = self._kind
         images: list[ListImage] | None = self._plain
         if timed or (self._relaxed and self._shared(buffers, blocks)):
@@ -126,25 +126,34 @@ class BoundList:
             kind, images = ImageKind(kind.serial, kind.timed, True, self._skipped), None
         if images is None:
             images = self._images.setdefault(kind, [])
-        image = self._free_image(kind, images, channels, wait)
+        image = self._free_image(kind, images, addresses, channels, wait)
         if image.addresses != addresses:
             image.set_addresses(addresses)
         if image.values != self._values:
             image.set_variables(self._values, variables)
+        if images is self._plain and not (self._symbolic or image.copy_entry):
+            image.serials, image.blocks = [one.serial for one in buffers], blocks
+            self.quick = self._plain
         return image, blocks
 
     def _free_image(
         self,
         kind: ImageKind,
         images: list[ListImage],
+        addresses: list[int],
         channels: tuple[Channel, Channel],
         wait: Callable[[Channel, int], None],
     ) -> ListImage:
         compute, copies = channels
-        done, copied = compute.timeline.words[0], copies.timeline.words[0]
+        done, copied = compute.words[0], copies.words[0]
+        free = None
         for image in images:
             if image.value <= done and image.copy_value <= copied:
-                return image
+                if image.addresses == addresses:
+                    return image
+                free = free or image
+        if free is not None:
+            return free
         if len(images) >= _IMAGES:
             oldest = min(images, key=lambda one: one.value)
             wait(compute, oldest.value)
@@ -160,6 +169,7 @@ class BoundList:
             self._retire(image)
         self._plain = []
         self._images = {self._kind: self._plain}
+        self.quick = []
         self._plans = {}
 
     def _all_images(self) -> Iterator[ListImage]:

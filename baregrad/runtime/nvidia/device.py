@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,14 +19,21 @@ from baregrad.program import CUBIN, Program
 from baregrad.runtime.commands import CommandList, Timeline
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
 from baregrad.runtime.lifetime import follow_process
-from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.channel import Channel
 from baregrad.runtime.nvidia.command_list import BoundList, check_parameters
 from baregrad.runtime.nvidia.copies import Staging
+from baregrad.runtime.nvidia.device_channels import (
+    Returns,
+    is_dead,
+    look,
+    open_channels,
+    wait_for,
+)
 from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
 from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
 from baregrad.runtime.nvidia.launch import Module
 from baregrad.runtime.nvidia.list_image import ListImage
-from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, ListStyle
+from baregrad.runtime.nvidia.list_style import ListStyle, style_of
 from baregrad.runtime.nvidia.memory import Allocation
 from baregrad.runtime.nvidia.objects import Gpu
 from baregrad.runtime.nvidia.process_client import CONNECTIONS
@@ -40,8 +45,6 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.peers import PeerAccess
     from baregrad.runtime.nvidia.port import Port
 
-# A copy engine by itself, beside the one that the graphics engine shares.
-_ENGINES = (2, 3, 4, 5, 6, 7, 8, 9, 1, 0)
 _WRITE_NBYTES = 4096
 _READ_NBYTES = 64
 
@@ -78,12 +81,14 @@ class NvDevice(Device):
         self.index = index
         self.host_visible = False
         self.timeout_s = options.nv_timeout if timeout_s is None else timeout_s
-        self.style = style or STYLES[DEFAULT_STYLE]
+        self.style = style or style_of(options.nv_style)
         self._lock = threading.RLock()
         self._closed = False
         self._lost: str | None = None
+        # What a fault told after which there are no new channels yet.
+        self._broken = ""
         self._process = os.getpid()
-        self._returned: deque[ListImage | Module | Allocation] = deque()
+        self._returned: Returns[ListImage | Module | Allocation] = Returns()
         self._retired: list[tuple[int, int, ListImage | Module | Allocation]] = []
         self._copy_engine = copy_engine
         # New code was loaded; the last submission did not wait for its end; either of the two.
@@ -109,36 +114,11 @@ class NvDevice(Device):
 
     def _open_channels(self, value: int, copy_value: int) -> None:
         """Make the channels, whose timelines begin at values."""
-        group = ChannelGroup(self.gpu)
-        self._compute = Channel(group, begin_at=value)
-        alone = self._copy_group()
-        self._copies = Channel(alone or group, copies=alone is None, begin_at=copy_value)
-        group.schedule()
-        if alone is not None:
-            alone.schedule()
-        self._channels = (self._compute, self._copies)
+        self._channels, self._copy_engine = open_channels(
+            self.gpu, self._copy_engine, value, copy_value
+        )
+        self._compute, self._copies = self._channels
         self._alarms = tuple(channel.alarm for channel in self._channels)
-
-    def _copy_group(self) -> ChannelGroup | None:
-        """Return a group on a copy engine of its own, None if that is not wanted or to be had."""
-        engine = self._copy_engine
-        if engine is not None:
-            return ChannelGroup(self.gpu, copy_engine=engine) if engine >= 0 else None
-        for candidate in _ENGINES:
-            try:
-                group = ChannelGroup(self.gpu, copy_engine=candidate)
-            except DriverError:
-                continue
-            try:
-                Channel(group).close()
-            except DriverError:
-                group.close()
-                continue
-            group.close()
-            self._copy_engine = candidate
-            return ChannelGroup(self.gpu, copy_engine=candidate)
-        self._copy_engine = -1
-        return None
 
     # Memory.
 
@@ -309,39 +289,88 @@ class NvDevice(Device):
         timed: bool = False,
     ) -> Timeline | None:
         """Start a command list; with `timed`, wait for it too."""
+        with self._lock:
+            bound = commands.bound
+            if (
+                bound.__class__ is BoundList
+                and bound.device is self  # type: ignore[union-attr]
+                and not (timed or variables or self._attention or self._returned)
+                and self._submit_again(bound, buffers)  # type: ignore[arg-type]
+            ):
+                return None
+            return self._submit(commands, buffers, variables, timed)
+
+    def _submit_again(self, bound: BoundList, buffers: Sequence[Buffer]) -> bool:
+        """Start a list for buffers that one of its images is patched for; return whether one is.
+
+        All that was checked then holds still. This is the way from a call to the doorbell that
+        programs wait for: what can be written down later comes later.
+        """
+        compute, copies = self._channels
+        done, last = compute.words[0], compute.last_value
+        if copies.last_value > copies.words[0] or compute.alarm[0] or self._code_is_new:
+            return False
+        if self._unsettled:
+            if self._unheld and done < last:
+                return False
+            self._unsettled = self._unheld = False
+        serials = [one.serial for one in buffers]
+        for image in bound.quick:
+            if image.value <= done and image.serials == serials:
+                break
+        else:
+            return False
+        value = last + 1
+        image.set_values(value, 0)
+        try:
+            compute.enter(image.take_entry(), image)
+        except DriverError as error:
+            raise self._failed(error) from None
+        for block in image.blocks:
+            block.compute_value = value
+        if image.released:
+            self._unsettled = self._unheld = True
+        return True
+
+    def _submit(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer],
+        variables: Mapping[str, int] | None,
+        timed: bool,
+    ) -> Timeline | None:
         if commands.device is not self:
             raise DeviceError("the command list is for another device", found=commands.device.name)
-        with self._lock:
-            if self._attention or self._returned or self._alarms[0][0] or self._alarms[1][0]:
-                self._begin()
-            bound = commands.bound
-            if not isinstance(bound, BoundList):
-                bound = self._bind(commands)
-            compute, copies = channels = self._channels
-            try:
-                image, blocks = bound.ready(
-                    commands, buffers, variables or {}, channels, self._wait_for, timed=timed
-                )
-                if self._unsettled or copies.last_value > copies.timeline.words[0]:
-                    self._settle()
-                value = compute.last_value + 1
-                if image.copy_entry:
-                    image.set_values(value, copies.last_value + 1)
-                    copies.enter(image.copy_entry, ())
-                else:
-                    image.set_values(value, 0)
-                compute.enter(image.take_entry(), image)
-            except DriverError as error:
-                raise self._failed(error) from None
-            for block in blocks:
-                block.compute_value = value
-            if image.released:
-                self._unsettled = self._unheld = True
-            if not timed:
-                return None
-            self._wait_for(compute, value)
-            times = image.stamps()
-            return Timeline(bound.labels, tuple(times[::2]), tuple(times[1::2]))
+        if self._attention or self._returned or self._alarms[0][0] or self._alarms[1][0]:
+            self._begin()
+        bound = commands.bound
+        if not isinstance(bound, BoundList):
+            bound = self._bind(commands)
+        compute, copies = channels = self._channels
+        try:
+            image, blocks = bound.ready(
+                commands, buffers, variables or {}, channels, self._wait_for, timed=timed
+            )
+            if self._unsettled or copies.last_value > copies.words[0]:
+                self._settle()
+            value = compute.last_value + 1
+            if image.copy_entry:
+                image.set_values(value, copies.last_value + 1)
+                copies.enter(image.copy_entry, ())
+            else:
+                image.set_values(value, 0)
+            compute.enter(image.take_entry(), image)
+        except DriverError as error:
+            raise self._failed(error) from None
+        for block in blocks:
+            block.compute_value = value
+        if image.released:
+            self._unsettled = self._unheld = True
+        if not timed:
+            return None
+        self._wait_for(compute, value)
+        times = image.stamps()
+        return Timeline(bound.labels, tuple(times[::2]), tuple(times[1::2]))
 
     def _bind(self, commands: CommandList) -> BoundList:
         bound = BoundList(commands, self.style, self._returned.append)
@@ -383,51 +412,21 @@ class NvDevice(Device):
         """Wait until all submitted work is done; raise DriverError for what went wrong in it."""
         with self._lock:
             if self._attention:
-                self._check_open()
+                self._begin()
             for channel in self._channels:
                 value = channel.last_value
-                if channel.timeline.words[0] < value:
+                if channel.words[0] < value:
                     self._wait_for(channel, value)
-                channel.forget_done()
+                if channel.holds:
+                    channel.forget_done()
 
     def _wait_for(self, channel: Channel, value: int) -> None:
         """Wait for a timeline; raise what there is to tell if it never gets there."""
         self._guarded(lambda: self._await(channel, value))
 
     def _await(self, channel: Channel, value: int) -> None:
-        """Wait for a timeline, or raise DriverError and leave the channel for dead.
-
-        The time begins anew whenever a kernel of a list is done.
-        """
-        progress, moved = -1, time.perf_counter()
-
-        def look() -> None:
-            nonlocal progress, moved
-            self._look()
-            work = self._compute.unfinished()
-            now = work.progress if isinstance(work, ListImage) else 0
-            if now != progress:
-                progress, moved = now, time.perf_counter()
-
-        timeout_s = self.timeout_s
-        while channel.timeline.words[0] < value:
-            try:
-                channel.timeline.wait(value, timeout_s, look)
-            except DriverError as error:
-                timeout_s = moved + self.timeout_s - time.perf_counter()
-                if timeout_s > 0 and not self._dead():
-                    continue
-                if not self._dead():
-                    channel.group.dead = str(error)
-                raise
-
-    def _look(self) -> None:
-        """Raise DriverError if the driver has reported an error of either channel."""
-        for channel in self._channels:
-            channel.check()
-
-    def _dead(self) -> bool:
-        return any(channel.group.dead is not None for channel in self._channels)
+        """Wait for a timeline, or raise DriverError and leave the channel for dead."""
+        wait_for(self._channels, channel, value, self.timeout_s)
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
         """Do what may meet a dead channel."""
@@ -441,15 +440,17 @@ class NvDevice(Device):
         for channel in self._channels:
             if channel.group.dead is None:
                 channel.wait(channel.last_value, self.timeout_s)
-            channel.forget_done()
+                channel.forget_done()
 
     # Faults.
 
     def _begin(self) -> None:
         """Check that the device works, and free what nobody needs."""
         self._check_open()
+        if self._broken:
+            self._mend()
         if self._alarms[0][0] or self._alarms[1][0]:
-            self._guarded(self._look)
+            self._guarded(lambda: look(self._channels))
         self._free_retired()
 
     def _check_open(self) -> None:
@@ -464,19 +465,27 @@ class NvDevice(Device):
             raise DeviceError(f"the device {self.name} is lost", found=self._lost)
 
     def _failed(self, error: DriverError) -> DriverError:
-        """Return what to raise for a fault, and go on with new channels if that can be."""
-        if not self._dead():
+        """Return what to raise for a fault; new channels are made by whoever needs them next.
+
+        For the driver may take seconds to get rid of a kernel that does not end.
+        """
+        if not is_dead(self._channels) or self._broken:
             return error
         from baregrad.runtime.nvidia.fault_report import report
 
         found = report(self, error)
+        self._broken, self._attention = found.message, True
+        return found
+
+    def _mend(self) -> None:
+        """Go on with new channels after a fault; raise DeviceError if that cannot be."""
+        told, self._broken = self._broken, ""
         try:
             self._recover()
-        except BaregradError as second:
-            self._lost = f"{found.message}; and then no new channels: {second}"
+        except BaregradError as error:
+            self._lost = f"{told}; and then no new channels: {error}"
             self._attention = True
-            found.add_note(f"the device {self.name} is lost: {second}")
-        return found
+            self._check_open()
 
     def _recover(self) -> None:
         """Replace the channels; memory and code stay."""
@@ -518,7 +527,7 @@ class NvDevice(Device):
             else:
                 kept.append(item)
         self._retired = kept
-        self._attention = bool(kept) or self._lost is not None
+        self._attention = bool(kept or self._broken) or self._lost is not None
 
     def close(self) -> None:
         """Wait for the GPU and free all that is held; buffers are gone then."""
@@ -526,6 +535,7 @@ class NvDevice(Device):
             if self._closed:
                 return
             self._closed = self._attention = True
+            self._returned.close()
             if os.getpid() != self._process:
                 return
             self._give_back(None)

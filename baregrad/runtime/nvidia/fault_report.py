@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from baregrad.base.bits import human_bytes
 from baregrad.base.errors import DriverError
-from baregrad.runtime.nvidia.abi.faults import fault_name
+from baregrad.runtime.nvidia.abi.faults import ENGINE_EXCEPTION, fault_name
+from baregrad.runtime.nvidia.device_channels import tell
 from baregrad.runtime.nvidia.list_image import ListImage
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.device import NvDevice
 
 _SHOWN = 4
+# Further away than that a buffer has nothing to do with an address.
+_FAR = 1 << 30
 _PLACE = re.compile(r"\S+:\d+")
 
 
@@ -33,10 +36,13 @@ def report(device: NvDevice, error: DriverError) -> DriverError:
         parts.append(f"did not end in {device.timeout_s:g} s")
     if fault is not None:
         parts.append(f"at {fault.address:#x} ({fault.kind}), {nearest(device, fault.address)}")
+    elif code == ENGINE_EXCEPTION:
+        parts.append("(a trap or an instruction that is refused: the driver tells no address)")
     places = [_PLACE.search(label) for _, label in suspects]
     at = places[0].group() if len(suspects) == 1 and places[0] else None
     return DriverError(
         " ".join(parts),
+        found=None if code else tell(device.channels),
         hint="results of work that was submitted and not waited for may be missing",
         at=at,
     )
@@ -80,5 +86,7 @@ def nearest(device: NvDevice, address: int) -> str:
     what = f"the buffer of {human_bytes(block.nbytes)} at {block.address:#x}"
     if not distance:
         return f"{address - block.address} bytes into {what}"
+    if distance > _FAR:
+        return f"far from every buffer: the nearest one is {human_bytes(distance)} away, {what}"
     side = "behind" if address > block.address else "before"
     return f"{distance} bytes {side} the nearest buffer, {what.removeprefix('the buffer ')}"

@@ -79,11 +79,13 @@ class Release:
     """A 64-bit value stored when the grid has finished and its writes are seen by all.
 
     With `timestamp`, the GPU's time in nanoseconds follows it: 16 bytes, aligned to 16, else 8.
+    With `barrier`, all writes of the grid are seen by the whole machine first.
     """
 
     address: int
     value: int
     timestamp: bool = True
+    barrier: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,12 @@ def write_latch(
         layout.write(data, field_name, value)
 
 
+def write_kept(data: bytearray | memoryview, layout: DescriptorLayout) -> None:
+    """Have a launch drop no cached data when it begins."""
+    for name in (_FETCHED, _DATA):
+        layout.write(data, name, 0)
+
+
 def write_local(data: bytearray, nbytes: int, layout: DescriptorLayout) -> None:
     """Change the local memory of each thread."""
     layout.write(data, "local_high_nbytes", round_up(nbytes, 16))
@@ -343,11 +351,11 @@ def _releases(releases: tuple[Release, ...], layout: DescriptorLayout) -> Values
         if "release_wide" in layout.fields:
             values["release_wide", index] = 1
             values["release_words", index] = _FOUR_WORDS if release.timestamp else _TWO_WORDS
-            values["release_barrier", index] = 1
+            values["release_barrier", index] = int(release.barrier)
         elif release.timestamp:
             # Turing has 32-bit payloads and one barrier for all.
             values["release_words", index] = _FOUR_WORDS
-            values["release_barrier", 0] = 1
+            values["release_barrier", 0] = int(release.barrier)
         else:
             raise UnsupportedError("this GPU releases 64 bits with a timestamp only")
     return values

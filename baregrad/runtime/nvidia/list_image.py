@@ -28,6 +28,7 @@ from baregrad.runtime.nvidia.launch_descriptor import (
     Release,
     release_payload_offset,
     write_grid_units,
+    write_kept,
     write_latch,
     write_release,
 )
@@ -38,6 +39,7 @@ from baregrad.runtime.nvidia.list_words import PROGRESS, ComputeWriter, CopyWrit
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.batch import LaunchForm
     from baregrad.runtime.nvidia.channel import Channel
+    from baregrad.runtime.nvidia.device_memory import Block
     from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
 
 Triple = tuple[int, int, int]
@@ -103,6 +105,10 @@ class ListImage:
     ) -> None:
         self.kind = kind
         self.value = self.copy_value = 0
+        # The buffers that the image was last patched for, if it may be submitted again for them
+        # without a look at anything else, and their blocks.
+        self.serials: list[int] | None = None
+        self.blocks: list[Block] = []
         self.addresses: list[int] | None = None
         self.values: tuple[int, ...] | None = None
         self._commands = commands
@@ -216,13 +222,39 @@ class ListImage:
         """Have the launch of command `after` followed by that of `number`."""
         launch = self._launches[after]
         launch.form.follow(self._data, launch.offset, self.launch_va(number))
-        if self._style.early:
+        if self._may_begin_early(number):
             for one, waits in ((launch, False), (self._launches[number], True)):
                 view = memoryview(self._data)[one.offset :]
                 write_latch(view, one.form.layout, number + 1, waits=waits)
+                if waits and self._style.late_drop:
+                    write_kept(view, one.form.layout)
         if not self._style.chain_prefetch and "next_prefetch" in launch.form.layout.fields:
             view = memoryview(self._data)[launch.offset :]
             launch.form.layout.write(view, "next_prefetch", 0)
+
+    def _may_begin_early(self, number: int) -> bool:
+        """Return whether a launch may begin before the one in front of it in a chain has ended.
+
+        Its kernel must wait (`GpuLaunch.waits`); the one in front may be any. Why that is right:
+
+        - Every thread waits before it touches memory, and the wait returns when the launch in front
+          has ended and its writes are seen (PTX ISA, `griddepcontrol.wait`); the latch drops what
+          the multiprocessor has cached till then.
+        - Launches further in front have ended too. Either the one in front began early as well:
+          then its own threads waited before they ended, and so on back. Or it began when all in
+          front of it had ended. So a kernel that does not wait may stand anywhere in a chain.
+        - A launch in front lets the next one begin when its last block has begun, so blocks that
+          wait never keep one that they wait for from its place.
+        - What a launch reads before the wait (descriptor, bank 0 with its arguments, code) is
+          written by the host before the list is submitted, while nothing of the image is in flight.
+        - Copies and stamps are between chains: the channel goes on to them when the last launch of
+          a chain has opened its gate. The head of a chain never begins early.
+        """
+        launch = self._launches[number]
+        command = self._commands[number]
+        assert isinstance(command, Exec) and command.kernel.program.launch is not None
+        can = "wait_latch" in launch.form.layout.fields
+        return self._style.early and can and command.kernel.program.launch.waits
 
     def finish(self, number: int, release: Release | None = None) -> int:
         """Make a launch the last of a run; return where its release has its value, if any."""
@@ -239,7 +271,8 @@ class ListImage:
     @property
     def tells_progress(self) -> bool:
         """Whether launches write their numbers when they are done."""
-        return self._style.progress and bool(self._launches) and self.can_release
+        # Of one launch it is known which one fails.
+        return self._style.progress and len(self._launches) > 1 and self.can_release
 
     def tell_progress(self, number: int, value: int) -> None:
         """Have the launch of a command write a value when it is done."""
@@ -335,13 +368,13 @@ class ListImage:
         self._semaphores = data[:_STAMPS]
         if self._value_place < 0:
             place = 4 * (-self._value_place)
-            self._value = view[place : place + 8].cast("I")
+            self._value = view[place : place + 8].cast("Q")
         else:
-            self._value = data[self._value_place : self._value_place + 8].cast("I")
-        self._copy_value = view[:0].cast("I")
+            self._value = data[self._value_place : self._value_place + 8].cast("Q")
+        self._copy_value = view[:0].cast("Q")
         if copies:
             place = copy_at + 4 * (len(copies) - 3)
-            self._copy_value = view[place : place + 8].cast("I")
+            self._copy_value = view[place : place + 8].cast("Q")
         self._places = np.array(self._patches.places, np.int64)
         self._place_slots = np.array(self._patches.slots, np.int64)
         self._place_offsets = np.array(self._patches.offsets, np.int64)
@@ -357,6 +390,7 @@ class ListImage:
 
     def set_addresses(self, addresses: list[int]) -> None:
         """Patch the slots' addresses."""
+        self.serials = None
         if len(self._patches.places) <= _FEW:
             words = self._quick
             patches = self._patches
@@ -407,12 +441,9 @@ class ListImage:
         """Say what the timelines have when the list is done; its semaphores begin at zero."""
         if self._gated:
             self._semaphores[:] = _NOTHING
-        word = self._value
-        word[0] = value & _MASK
-        word[1] = value >> 32
+        self._value[0] = value
         if self.copy_entry:
-            word = self._copy_value
-            word[0], word[1] = copy_value & _MASK, copy_value >> 32
+            self._copy_value[0] = copy_value
         self.value, self.copy_value = value, copy_value
 
     def take_entry(self) -> int:

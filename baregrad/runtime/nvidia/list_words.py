@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # Where an image has its semaphores: the signals of the channel that computes, the answers of the
 # one that copies, a gate for chains of kernels, and how many kernels are done.
 SIGNAL, ANSWER, GATE, PROGRESS = 0, 16, 32, 48
-_BY_ACTION = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=m.PCAS_INVALIDATE_COPY_SCHEDULE)
 _BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
 
 
@@ -28,6 +27,7 @@ class ComputeWriter:
         self._image = image
         self._push = PushBuffer()
         self._style = image.style
+        self._action = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=self._style.action)
         self._chain: list[int] = []
         self._wave: list[int] = []
         self._running = False
@@ -39,7 +39,8 @@ class ComputeWriter:
         self.order: list[int] = []
         self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
         self.skip = len(self._push.words)
-        self._push.drop_constants()
+        if self._style.forget:
+            self._push.drop_constants()
         for step in steps:
             self._step(step)
         self.value_place = self._end()
@@ -103,7 +104,7 @@ class ComputeWriter:
         address = self._image.launch_va(number) >> 8
         push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_PCAS_A"], address)
         if self._image.by_action:
-            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS2_B"], _BY_ACTION)
+            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS2_B"], self._action)
         else:
             push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS_B"], _BY_FLAGS)
         self._running = True
@@ -129,7 +130,8 @@ class ComputeWriter:
         alone = len(chain) > 1 or not self._before
         if self._style.released and chain and alone and image.can_release:
             self.released = True
-            return image.finish(chain[-1], Release(image.timeline_va, 0))
+            barrier = self._style.release_barrier
+            return image.finish(chain[-1], Release(image.timeline_va, 0, barrier=barrier))
         self._end_chain()
         self._push.release(image.timeline_va, 0)
         # Lower and upper half of the value are the third and second word from the end.

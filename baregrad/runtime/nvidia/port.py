@@ -23,14 +23,48 @@ _STORE_CODE = MappingProxyType({
     "x86_64": bytes.fromhex("0faef0 8937 c3"),
     "aarch64": bytes.fromhex("9f3f03d5 010000b9 c0035fd6"),
 })  # fmt: skip
-# The same, and then once more with the next two arguments.
-_STORE_BOTH_CODE = MappingProxyType({
-    "x86_64": bytes.fromhex("0faef0 8937 0faef0 890a c3"),
-    "aarch64": bytes.fromhex("9f3f03d5 010000b9 9f3f03d5 430000b9 c0035fd6"),
+# `ring` of a RingState: mov eax, [rdi+24]; mov rcx, [rdi]; mov [rcx+8*rax], rsi; inc eax;
+# and eax, [rdi+28]; mov [rdi+24], eax; mfence; mov rcx, [rdi+8]; mov [rcx], eax; mfence;
+# mov rcx, [rdi+16]; mov edx, [rdi+32]; mov [rcx], edx; ret. For AArch64: ldr w8, [x0, 24];
+# ldr x9, [x0]; str x1, [x9, x8, lsl 3]; add w8, w8, 1; ldr w9, [x0, 28]; and w8, w8, w9;
+# str w8, [x0, 24]; dsb sy; ldr x9, [x0, 8]; str w8, [x9]; dsb sy; ldr x9, [x0, 16];
+# ldr w10, [x0, 32]; str w10, [x9]; ret.
+_RING_CODE = MappingProxyType({
+    "x86_64": bytes.fromhex(
+        "8b4718 488b0f 488934c1 ffc0 23471c 894718 0faef0 488b4f08 8901 0faef0"
+        "488b4f10 8b5720 8911 c3"
+    ),
+    "aarch64": bytes.fromhex(
+        "081840b9 090040f9 217928f8 08050011 091c40b9 0801090a 081800b9 9f3f03d5 090440f9"
+        "280100b9 9f3f03d5 090840f9 0a2040b9 2a0100b9 c0035fd6"
+    ),
 })  # fmt: skip
-_BOTH_OFFSET = 64
+_RING_OFFSET = 64
 _PAUSE_S = 50e-6
 _MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class RingState(ctypes.Structure):
+    """A ring of 64-bit entries as `Port.ring` uses it.
+
+    Addresses of its first entry, of the pointer that the GPU reads, and of the doorbell; the next
+    entry's number; what keeps numbers in the ring, their count less one; the doorbell's token.
+    """
+
+    _fields_ = (
+        ("ring", ctypes.c_uint64), ("put_address", ctypes.c_uint64),
+        ("doorbell_address", ctypes.c_uint64), ("put", ctypes.c_uint32),
+        ("mask", ctypes.c_uint32), ("token", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+def ring_by_stores(store: Callable[[int, int], None], state: int, entry: int) -> None:
+    """Do what `Port.ring` does, with a port's `store`."""
+    found = RingState.from_address(state)
+    ctypes.c_uint64.from_address(found.ring + 8 * found.put).value = entry
+    found.put = found.put + 1 & found.mask
+    store(found.put_address, found.put)
+    store(found.doorbell_address, found.token)
 
 
 class Port(Protocol):
@@ -72,8 +106,12 @@ class Port(Protocol):
         """Order all earlier writes, then store 32 bits."""
         ...
 
-    def store_both(self, first: int, value: int, second: int, token: int) -> None:
-        """Do `store` at one address, and then at another."""
+    def ring(self, state: int, entry: int) -> None:
+        """Put an entry into the ring of the RingState at an address, and ring its doorbell.
+
+        Stores to a GPU's memory are combined on their way: the pointer must not overtake the entry,
+        nor the doorbell the pointer, so each of the two is a `store`.
+        """
         ...
 
     def pause(self) -> None:
@@ -104,10 +142,9 @@ class KernelPort:
             )
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
         self._store: Callable[[int, int], None] = prototype(place)
-        both = ctypes.CFUNCTYPE(
-            None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32
-        )
-        self._store_both: Callable[[int, int, int, int], None] = both(place + _BOTH_OFFSET)
+        # Nobody needs the interpreter in the meantime, and keeping it is cheaper.
+        ring = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
+        self.ring: Callable[[int, int], None] = ring(place + _RING_OFFSET)
 
     @staticmethod
     def _store_page() -> mmap.mmap:
@@ -115,9 +152,9 @@ class KernelPort:
         if code is None:
             raise DriverError("no doorbell code for this processor", found=platform.machine())
         page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        both = _STORE_BOTH_CODE[platform.machine()]
+        ring = _RING_CODE[platform.machine()]
         page[: len(code)] = code
-        page[_BOTH_OFFSET : _BOTH_OFFSET + len(both)] = both
+        page[_RING_OFFSET : _RING_OFFSET + len(ring)] = ring
         return page
 
     def open(self, path: str) -> int:
@@ -163,10 +200,6 @@ class KernelPort:
     def store(self, address: int, value: int) -> None:
         """Drain combined stores, then store 32 bits."""
         self._store(address, value)
-
-    def store_both(self, first: int, value: int, second: int, token: int) -> None:
-        """Do `store` twice, in one call of machine code, which is cheaper than two."""
-        self._store_both(first, value, second, token)
 
     def pause(self) -> None:
         """Sleep for 50 us."""

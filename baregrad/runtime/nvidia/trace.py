@@ -30,6 +30,7 @@ import numpy as np
 
 from baregrad.base.errors import FileFormatError
 from baregrad.runtime.nvidia.abi import numbers as nv
+from baregrad.runtime.nvidia.port import ring_by_stores
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.abi.layout import Record
@@ -224,10 +225,9 @@ class RecordingPort:
         self._port.store(address, value)
         self._put({"call": "store", "map": number, "offset": offset, "value": value})
 
-    def store_both(self, first: int, value: int, second: int, token: int) -> None:
-        """Store 32 bits, and then 32 bits elsewhere."""
-        self.store(first, value)
-        self.store(second, token)
+    def ring(self, state: int, entry: int) -> None:
+        """Put an entry into a ring and ring its doorbell."""
+        ring_by_stores(self.store, state, entry)
 
     def pause(self) -> None:
         """Pass a moment; how often that is differs from run to run and is not written down."""
@@ -427,10 +427,9 @@ class ReplayPort:
         ctypes.c_uint32.from_address(address).value = value
         self._change(event)
 
-    def store_both(self, first: int, value: int, second: int, token: int) -> None:
-        """Store 32 bits, and then 32 bits elsewhere."""
-        self.store(first, value)
-        self.store(second, token)
+    def ring(self, state: int, entry: int) -> None:
+        """Put an entry into a ring and ring its doorbell."""
+        ring_by_stores(self.store, state, entry)
 
     def pause(self) -> None:
         """Nothing happens; raise FileFormatError where the runtime waits for what never came."""

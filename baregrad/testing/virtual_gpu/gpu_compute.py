@@ -45,6 +45,10 @@ _INVALIDATIONS = frozenset(
     for name in ("INVALIDATE_SHADER_CACHES", "INVALIDATE_SHADER_CACHES_NO_WFI")
 )
 _BANKS = MappingProxyType(dict(zip((2, 3, 4, 5), BANK_LAYOUTS, strict=True)))
+_ACTIONS = (
+    m.PCAS_INVALIDATE_COPY_SCHEDULE, m.PCAS_PREFETCH_SCHEDULE,
+    m.PCAS_INVALIDATE_PREFETCH_COPY_SCHEDULE,
+)  # fmt: skip
 _CLIENT = "GRAPHICS GPC0 GPCCLIENT_T1_0"
 _WARP = 32
 
@@ -108,9 +112,9 @@ class ComputeUnit:
             raise GpuFault(ENGINE_EXCEPTION, f"this generation has no method {method:#x}")
         if by_action:
             action = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].read(data, "PCAS_ACTION")
-            if action != m.PCAS_INVALIDATE_COPY_SCHEDULE:
+            if action not in _ACTIONS:
                 raise GpuFault(ENGINE_EXCEPTION, f"a launch by an action not known here, {action}")
-            fresh = True
+            fresh = action != m.PCAS_PREFETCH_SCHEDULE
         else:
             if not m.COMPUTE["SEND_SIGNALING_PCAS_B"].read(data, "SCHEDULE"):
                 return
@@ -136,6 +140,10 @@ class Grid:
         self.stuck = False
         self._unit = unit
         self._address = address
+        # Whether the grid begins before the one in front has ended, and the latch that tells it of
+        # that end, None for none.
+        self._early = False
+        self._latch: int | None = None
         gpu = unit.channel.gpu
         self._layout: DescriptorLayout = descriptor_layout(gpu.row.launch_descriptor[0])
 
@@ -151,9 +159,14 @@ class Grid:
             launch = decode(data, self._layout)
         except FileFormatError as error:
             raise GpuFault(ENGINE_EXCEPTION, f"SKED: {error}") from error
+        self._check_latch(data)
         self._launch(launch, data)
         if self.stuck:
             return False
+        self._early = bool(self._flag(data, "early_exit"))
+        self._latch = (
+            self._flag(data, "arrive_latch") if self._flag(data, "arrive_latch_valid") else None
+        )
         for release in launch.releases:
             grain = 16 if release.timestamp else 8
             if release.address % grain:
@@ -163,6 +176,28 @@ class Grid:
             )
         self._address = launch.next_address
         return not self._address
+
+    def _flag(self, data: bytes, name: str) -> int:
+        return self._layout.read(data, name) if name in self._layout.fields else 0
+
+    def _check_latch(self, data: bytes) -> None:
+        """A grid that begins early waits at the latch at which the one in front arrives.
+
+        What it computes with is not in the caches of its multiprocessor from before that.
+        """
+        if not self._early:
+            return
+        self._unit.channel.gpu.machine.begun_early += 1
+        waits = bool(self._flag(data, "wait_latch_valid"))
+        if not waits or self._latch is None or self._flag(data, "wait_latch") != self._latch:
+            raise GpuFault(
+                ENGINE_EXCEPTION,
+                f"a grid begins early and waits at latch {self._flag(data, 'wait_latch')} (valid: "
+                f"{waits}), the one in front arrives at {self._latch}",
+            )
+        for name in ("latch_drops_data", "latch_drops_fetched"):
+            if not self._flag(data, name):
+                raise GpuFault(ENGINE_EXCEPTION, f"a grid begins early without {name}")
 
     def _launch(self, launch: Launch, data: bytes) -> None:
         channel = self._unit.channel
@@ -179,7 +214,7 @@ class Grid:
             kernel.launch(
                 channel.space.memory, launch.grid, launch.block,
                 bank[base : base + kernel.parameter_nbytes], checks.dynamic_shared(bank),
-                step_limit=machine.step_limit,
+                step_limit=machine.step_limit, early=self._early,
             )  # fmt: skip
         except GpuFault as fault:
             fault.kernel, fault.program = kernel.name, launch.program_address

@@ -133,6 +133,8 @@ class Machine:
         self.check_unwritten = check_unwritten
         self.faults: list[FaultReport] = []
         self.launched: deque[str] = deque(maxlen=_LAUNCHES_KEPT)
+        # How many grids began before the one in front had ended.
+        self.begun_early = 0
         self.note: Callable[[str], None] | None = None
         self._last_ns = 0
         self.gpus = tuple(HardwareGpu(self, index, model) for index, model in enumerate(models))

@@ -235,6 +235,13 @@ def nothing(decoder: Decoder, instruction: Instruction) -> Execute:
     return lambda block, index: None
 
 
+def dependent_launch(decoder: Decoder, instruction: Instruction) -> Execute:
+    """`griddepcontrol`: `.wait` lets threads of a kernel that began early touch memory."""
+    if instruction.has("wait"):
+        return lambda block, index: block.wait_for_launch(index)
+    return nothing(decoder, instruction)
+
+
 def cache_policy(decoder: Decoder, instruction: Instruction) -> Execute:
     """`createpolicy`: a number that caches read, and nobody else."""
     write = decoder.write(instruction, instruction.operands[0], TYPES["b64"])
@@ -245,6 +252,6 @@ ACCESSES: Final = MappingProxyType({
     "ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic,
     "cvta": convert_address, "isspacep": is_space, "prefetch": nothing, "prefetchu": nothing,
     "discard": nothing, "applypriority": nothing, "membar": nothing,
-    "setmaxnreg": nothing, "nanosleep": nothing, "griddepcontrol": nothing,
+    "setmaxnreg": nothing, "nanosleep": nothing, "griddepcontrol": dependent_launch,
     "createpolicy": cache_policy,
 })

@@ -18,6 +18,7 @@ from baregrad.testing.virtual_gpu.ptx_errors import (
     KernelHang,
     MisalignedAccess,
     OutOfBoundsAccess,
+    PrematureAccess,
     SharedMemoryRace,
     UninitialisedRead,
     WindowOverrun,
@@ -71,6 +72,7 @@ class Block:
         check_races: bool = True,
         step_limit: int = 20_000_000,
         skew: float = 0.0,
+        early: bool = False,
     ) -> None:
         self.program = program
         self.memory = memory
@@ -105,6 +107,8 @@ class Block:
         self.step = 0
         self.steps_left = step_limit
         self.skew = skew
+        # Of a kernel that began before the one in front had ended: who has not waited for it yet.
+        self.unwaited = np.ones(count, bool) if early else None
         self._last_run = np.zeros(count, np.int64)
         self._specials: dict[str, Array] = {}
         # State of the families of instructions that keep some: barriers, copies, matrix groups.
@@ -172,9 +176,27 @@ class Block:
         while True:
             index = self._next(turn)
             if index is None:
+                if self.unwaited is not None:
+                    self._check_waited(EVERYONE, "ends")
                 return
             turn += 1
             self._run_from(index)
+
+    def wait_for_launch(self, index: Index) -> None:
+        """Note that threads waited for the kernel in front, which has ended by then."""
+        if self.unwaited is not None:
+            self.unwaited[index] = False
+
+    def _check_waited(self, index: Index, what: str) -> None:
+        assert self.unwaited is not None
+        early = self.unwaited[index]
+        if early.any():
+            self.fault(
+                PrematureAccess,
+                f"the kernel began early and {what} before it waits for the one in front",
+                int(self.ids(index)[int(np.argmax(early))]),
+                hint="griddepcontrol.wait comes first, in every thread",
+            )
 
     def _next(self, turn: int) -> Index | None:
         """Return the threads to run: those that stand where the first runnable one stands."""
@@ -282,6 +304,8 @@ class Block:
         return found
 
     def _locate_global(self, addresses: Array, index: Index, nbytes: int) -> Located:
+        if self.unwaited is not None:
+            self._check_waited(index, "touches memory")
         found, outside = self.memory.locate(addresses, nbytes)
         if outside >= 0:
             # The module's own variables are few, and looked at last.

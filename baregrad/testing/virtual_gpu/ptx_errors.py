@@ -80,6 +80,10 @@ class KernelHang(KernelFault):
     """Threads that wait for ever, or a kernel that spends its budget of instructions."""
 
 
+class PrematureAccess(KernelFault):
+    """A kernel that began early and did not wait for the one in front before it mattered."""
+
+
 class IllegalInstruction(KernelFault):
     """Operands that the hardware refuses when the instruction runs."""
 

@@ -157,14 +157,17 @@ class Kernel:
         check_races: bool = True,
         skew: float = 0.0,
         step_limit: int = 20_000_000,
+        early: bool = False,
     ) -> None:
         """Run the kernel over `memory`, one block after the other.
 
         `memory` maps base addresses to arrays of uint8, which are changed. `arguments` are one
         value a parameter, or the bytes of all. `shared_nbytes` is the dynamic shared memory.
         `skew` in [-1, 1] moves approximate functions by that part of their documented error;
-        `step_limit` bounds the instructions that a block may run. Raises a KernelFault where the
-        kernel does what it must not.
+        `step_limit` bounds the instructions that a block may run. With `early` the kernel begins
+        before the one in front has ended: it faults unless each thread runs `griddepcontrol.wait`
+        before it touches global memory, and before it ends. Raises a KernelFault where the kernel
+        does what it must not.
         """
         program = self.program
         if not isinstance(memory, Memory):
@@ -186,7 +189,7 @@ class Kernel:
                 place = (number % x, number // x % y, number // (x * y))
                 Block(
                     program, memory, grid_shape, block_shape, place, data, total,
-                    check_races, step_limit, skew,
+                    check_races, step_limit, skew, early,
                 ).run()
 
     def _check(self, block: Shape, shared_nbytes: int) -> None:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.layout import Record
+from baregrad.runtime.nvidia.port import ring_by_stores
 from baregrad.testing.virtual_gpu.driver_objects import MemoryObject
 from baregrad.testing.virtual_gpu.driver_trace import told_call
 from baregrad.testing.virtual_gpu.gpu_faults import FaultReport
@@ -220,10 +221,9 @@ class VirtualPort:
             self.machine.run(self.machine.random.choice(_AT_DOORBELL) if self._lag else None)
             self._later()
 
-    def store_both(self, first: int, value: int, second: int, token: int) -> None:
-        """Store 32 bits, and then 32 bits elsewhere."""
-        self.store(first, value)
-        self.store(second, token)
+    def ring(self, state: int, entry: int) -> None:
+        """Put an entry into a ring and ring its doorbell."""
+        ring_by_stores(self.store, state, entry)
 
     def pause(self) -> None:
         """Let the GPUs work while the host waits for them."""

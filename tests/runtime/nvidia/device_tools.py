@@ -25,6 +25,12 @@ _KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...], LaunchExpr, int]] = 
     "turn_fetched": (
         ("w", "r"), ("count", "by"), ("floordiv", ("add", COUNT, BLOCK - 1), BLOCK), BLOCK,
     ),
+    "turn_early": (
+        ("w", "r"), ("count", "by"), ("floordiv", ("add", COUNT, BLOCK - 1), BLOCK), BLOCK,
+    ),
+    "turn_fetched_early": (
+        ("w", "r"), ("count", "by"), ("floordiv", ("add", COUNT, BLOCK - 1), BLOCK), BLOCK,
+    ),
     "add": (
         ("w", "r", "r"), ("count",), ("floordiv", ("add", COUNT, BLOCK - 1), BLOCK), BLOCK,
     ),
@@ -57,7 +63,7 @@ def program(name: str) -> Program:
             ParamSpec(f"p{i}", "uint32", size, access) for i, access in enumerate(accesses)
         ),
         variables=variables,
-        launch=GpuLaunch((blocks, 1, 1), (threads, 1, 1)),
+        launch=GpuLaunch((blocks, 1, 1), (threads, 1, 1), waits=name.endswith("_early")),
     )
 
 

@@ -26,7 +26,7 @@ from baregrad.base.errors import BaregradError, DriverError, OutOfMemory
 from baregrad.runtime.commands import CommandList, Slot
 from baregrad.runtime.interface import Buffer, Kernel
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.list_style import EARLY_STYLE, STYLES
+from baregrad.runtime.nvidia.list_style import STYLES
 from baregrad.runtime.nvidia.peers import PeerAccess, copy_between, peer_access
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
@@ -150,8 +150,10 @@ def step_styles() -> None:
     """1,000 dependent tiny kernels in one submission, each way; and whether all are right."""
     for name, style in STYLES.items():
         device = make_device(style=style)
-        kernel, turn = load(device, "link64"), load(device, "turn")
-        fetched = load(device, "turn_fetched")
+        kernel, turn, fetched = (
+            load(device, f"{one}_early" if style.early else one)
+            for one in ("link64", "turn", "turn_fetched")
+        )
         commands = chain_of(device, kernel, 1000)
         state = ramp(32)
         buffer = buffer_of(device, state)
@@ -192,25 +194,6 @@ def step_styles() -> None:
               f"of 64 blocks {min(wide[1:]):.3f}; {'right' if right else 'WRONG'}, "
               f"{'right' if good else 'WRONG'}", flush=True)
         device.close()
-
-
-def step_early() -> None:
-    """The same with kernels that begin before the one before is done, and wait by themselves."""
-    device = make_device(style=EARLY_STYLE, timeout_s=3)
-    commands = chain_of(device, load(device, "link64_early"), 1000)
-    state = ramp(32)
-    buffer = buffer_of(device, state)
-    times = []
-    for _ in range(11):
-        begin = time.perf_counter_ns()
-        device.submit(commands, [buffer])
-        device.synchronize()
-        times.append((time.perf_counter_ns() - begin) / 1e6)
-        for number in range(1000):
-            tools.link64(state, number)
-    right = np.array_equal(words_of(device, buffer), state)
-    print(f"  {min(times):.3f} us a kernel; {'right' if right else 'WRONG'}")
-    device.close()
 
 
 def step_overlap() -> None:
@@ -535,7 +518,7 @@ def step_peers() -> None:
 
 
 HIDDEN = ("busy",)
-LATE = ("early", "wild", "trap", "endless", "kill")
+LATE = ("wild", "trap", "endless", "kill")
 _FOUND = {
     name.removeprefix("step_"): step
     for name, step in list(globals().items())

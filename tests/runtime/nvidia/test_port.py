@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi.layout import struct
 from baregrad.runtime.nvidia.client import Client
-from baregrad.runtime.nvidia.port import KernelPort
+from baregrad.runtime.nvidia.port import KernelPort, RingState, ring_by_stores
 from baregrad.runtime.nvidia.teardown import Teardown
 
 WINDOW = struct("winsize", "asm-generic/termios.h", 8, "0 u16 rows\n2 u16 columns")
@@ -22,11 +23,36 @@ def test_memory_is_mapped_seen_and_stored_to() -> None:
     view = port.view(address, 8192)
     assert not any(view)
     port.store(address + 4100, 0xDEADBEEF)
-    port.store_both(address + 8, 0x01020304, address + 4104, 0xFFFFFFFF)
-    assert view[4096:4112] == b"\0\0\0\0\xef\xbe\xad\xde\xff\xff\xff\xff" + bytes(4)
-    assert view[:16] == bytes(8) + b"\4\3\2\1" + bytes(4)
+    assert view[4096:4112] == b"\0\0\0\0\xef\xbe\xad\xde" + bytes(8)
     view.release()
     port.unmap(address, 8192)
+
+
+def test_a_ring_is_filled_and_its_doorbell_rung() -> None:
+    """By machine code and by stores alike: entries, the pointer, the token, and the ring's end."""
+    port = KernelPort()
+    seen = []
+    stores: list[tuple[int, int]] = []
+
+    def by_stores(state: int, entry: int) -> None:
+        ring_by_stores(lambda place, value: stores.append((place - address, value)), state, entry)
+
+    for ring in (port.ring, by_stores):
+        address = port.map_memory(4096)
+        state = RingState(address, address + 1024, address + 2052, 0, 3, 0xFFFFFFFE)
+        for number in range(6):
+            ring(ctypes.addressof(state), (number << 60) + 0x0123456789ABCDE)
+        view = port.view(address, 4096)
+        seen.append((bytes(view[:40]), state.put))
+        if ring is port.ring:
+            assert view[1024:1028].cast("I")[0] == 2
+            assert view[2048:2060].cast("I").tolist() == [0, 0xFFFFFFFE, 0]
+        view.release()
+        port.unmap(address, 4096)
+    assert seen[0] == seen[1]
+    entries = memoryview(seen[0][0]).cast("Q").tolist()
+    assert entries == [(n << 60) + 0x0123456789ABCDE for n in (4, 5, 2, 3)] + [0]
+    assert stores[-2:] == [(1024, 2), (2052, 0xFFFFFFFE)] and len(stores) == 12
 
 
 def test_an_ioctl_reads_and_writes_its_record() -> None:

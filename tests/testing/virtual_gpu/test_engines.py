@@ -80,9 +80,9 @@ def test_an_entry_outside_of_memory() -> None:
 def test_a_pointer_past_the_ring() -> None:
     with opened(VirtualPort()) as gpu:
         gpu.compute.wait()
-        compute = gpu.compute
-        place, token = gpu.gpu.doorbell_address, compute._doorbell
-        gpu.client.port.store_both(compute._put_address, 5000, place, token)
+        state = gpu.compute.ring_state
+        gpu.client.port.store(state.put_address, 5000)
+        gpu.client.port.store(state.doorbell_address, state.token)
         with pytest.raises(DriverError, match="Xid 32"):
             gpu.compute.timeline.wait(99, 1.0, gpu.compute.check)
         gpu.compute.group.close()

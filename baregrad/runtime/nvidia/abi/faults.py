@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+# What a trap, an illegal instruction and a shared address out of range are told by.
+ENGINE_EXCEPTION = 13
 CODES = MappingProxyType({
-    13: "graphics engine exception (illegal instruction or address, shared memory out of range)",
+    ENGINE_EXCEPTION: "graphics engine exception (illegal instruction or address, shared memory "
+    "out of range)",
     31: "MMU fault (an address that is not mapped, or not for this access)",
     32: "bad method header or ring entry",
     43: "channel reset",

@@ -126,8 +126,11 @@ COMPUTE = _methods("""
     0x1698 INVALIDATE_SHADER_CACHES_NO_WFI INSTRUCTION 0:0 GLOBAL_DATA 4:4 CONSTANT 12:12
 """)
 
-# SEND_SIGNALING_PCAS2_B_PCAS_ACTION: clcbc0.h:439.
+# SEND_SIGNALING_PCAS2_B_PCAS_ACTION: clcbc0.h:439. The first copies the descriptor and starts it,
+# the second has it fetched ahead and keeps what it holds of it, the third does both.
 PCAS_INVALIDATE_COPY_SCHEDULE = 3
+PCAS_PREFETCH_SCHEDULE = 9
+PCAS_INVALIDATE_PREFETCH_COPY_SCHEDULE = 10
 # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C: no bound on how many multiprocessors share the pool.
 MAX_SM_COUNT = 0xFF
 

@@ -1,0 +1,104 @@
+"""`baregrad search PROGRAM`: run a program while faster schedules of its kernels are searched for.
+
+What is found is kept in the file of schedules, from which later runs take it: with BEAM set, or
+with BEAM_FILE naming the file. Programs that are there already: `--app resnet18`. `--list` prints
+what a file holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import statistics
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from baregrad.base.errors import ArgumentError
+from baregrad.base.options import options
+from baregrad.cli.table import format_table
+from baregrad.engine.backends import CompiledBackend
+from baregrad.engine.search import search
+from baregrad.engine.search.records import Record, Records
+from baregrad.engine.search.tuner import records_path
+from baregrad.engine.session import current_session
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `baregrad search`."""
+    result = argparse.ArgumentParser(
+        prog="baregrad search",
+        description="Run a program and search for faster schedules of its kernels.",
+    )
+    result.add_argument("program", nargs="?", type=Path, help="a Python program")
+    result.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
+    result.add_argument("--app", choices=("resnet18",), help="a network of ours, trained one step")
+    result.add_argument("--batch", type=int, default=4, help="images in the step of --app")
+    result.add_argument("--beam", type=int, default=options.beam or 4, help="width of the search")
+    result.add_argument("--seconds", type=int, help="seconds for all of it")
+    result.add_argument("--file", type=Path, help="the file of schedules")
+    result.add_argument("--list", action="store_true", help="print what the file holds, and stop")
+    return result
+
+
+def main(argv: list[str]) -> int:
+    """Run `baregrad search`; 0 when the program ran."""
+    arguments = parser().parse_args(argv)
+    if not arguments.list and (arguments.program is None) == (arguments.app is None):
+        raise ArgumentError(
+            "nothing to search for", wanted="a Python program, or --app, or --list",
+        )
+    with search(arguments.beam, seconds=arguments.seconds, file=arguments.file):
+        if arguments.list:
+            print(report(Records(records_path()).all()))
+            return 0
+        backend = current_session().backend(options.device)
+        try:
+            if arguments.app:
+                train_resnet18(arguments.batch)
+            else:
+                run_program(arguments.program, arguments.arguments)
+        finally:
+            tuner = backend.compiler.tuner if isinstance(backend, CompiledBackend) else None
+            if tuner is not None:
+                print(report(tuner.found))
+                print(tuner.summary())
+    return 0
+
+
+def train_resnet18(batch: int) -> None:
+    """The loss of ResNet-18 and its gradients, computed once."""
+    from baregrad.apps.compile_time import build, prepare
+
+    with options.override(beam=0):
+        inputs = prepare(batch)
+    loss, *gradients = build(*inputs)
+    loss.realize(*gradients)
+
+
+def run_program(path: Path, words: list[str]) -> None:
+    """Run a Python file as the main program."""
+    before = sys.argv
+    sys.argv = [str(path), *words]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    finally:
+        sys.argv = before
+
+
+def report(records: Iterable[Record]) -> str:
+    """A line for each kernel: what it took at first, what it takes now, and the median gain."""
+    rows = sorted(records, key=lambda record: record.ns - record.first_ns)
+    lines = [
+        (r.name, r.tried, f"{r.first_ns / 1e3:.1f}", f"{r.ns / 1e3:.1f}", f"{r.gain:.2f}")
+        for r in rows
+    ]
+    if not lines:
+        return "no kernel was searched"
+    table = format_table(("kernel", "tried", "first us", "now us", "gain"), lines)
+    gains = [record.gain for record in rows]
+    first, now = sum(r.first_ns for r in rows), sum(r.ns for r in rows)
+    return (
+        f"{table}\n{len(rows)} kernels, {sum(gain > 1 for gain in gains)} faster; the median gain "
+        f"is {statistics.median(gains):.2f}, of their times together {first / now:.2f}"
+    )

@@ -1,0 +1,178 @@
+"""Checks and times programs of one kernel on a device, in a process of its own.
+
+The first program is held against the reference; others against the reference and against every
+element that the first one computed, with what lies before and after their results, and what they
+should only read, looked at as well. Times are taken with programs in turn in one command list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from baregrad.dtypes import DType
+from baregrad.engine.search.inputs import (
+    Problem,
+    differs,
+    make_problem,
+    samples,
+)
+from baregrad.ir.evaluate_alu import to_array
+from baregrad.ir.node import Node
+from baregrad.program import Program
+from baregrad.runtime.interface import Buffer, Device, Kernel
+
+Array = np.ndarray[Any, Any]
+
+# Bytes around each result that nothing may write to.
+MARGIN = 4096
+_MARK = 0x5B
+# Arrays are copied until together they are larger than the caches, but no larger than this.
+MOST_ROTATED_NBYTES = 512 << 20
+MOST_COPIES = 64
+FIRST_RUNS = 3
+
+
+class Bench:
+    """One kernel's arguments in memory, and the programs that were found right.
+
+    cold_nbytes: how much memory has to be touched before an array is in no cache any more; arrays
+    that would stay in the nearer caches in a program's run too are not rotated.
+    """
+
+    def __init__(self, kernel: Node, device: Device, cold_nbytes: int) -> None:
+        self.device = device
+        self.problem: Problem = make_problem(kernel)
+        self.results: dict[int, Array] = {}
+        self.kernels: dict[str, Kernel] = {}
+        self.expected = samples(self.problem)
+        total = sum(array.nbytes for array in self.problem.arrays)
+        count = 1
+        if 0 < total < cold_nbytes:
+            count = min(-(-cold_nbytes // total), MOST_COPIES, MOST_ROTATED_NBYTES // total)
+        self.copies = [self._buffers() for _ in range(max(count, 1))]
+        self.turn = 0
+
+    def _buffers(self) -> list[Buffer]:
+        made = []
+        for array in self.problem.arrays:
+            buffer = self.device.allocate(array.nbytes + 2 * MARGIN)
+            view = buffer.view(MARGIN, array.nbytes)
+            if array.nbytes:
+                self.device.copy_in(view, np.ascontiguousarray(array))
+            made.append(buffer)
+        return made
+
+    def _views(self, buffers: list[Buffer]) -> list[Buffer]:
+        pairs = zip(buffers, self.problem.arrays, strict=True)
+        return [buffer.view(MARGIN, array.nbytes) for buffer, array in pairs]
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def first(self, code: bytes) -> dict[str, Any]:
+        """Run the first program; its results are what the others' are compared with."""
+        kernel = self.device.load(Program.from_bytes(code))
+        results, why = self._run(kernel)
+        why = why or self._against_reference(results)
+        if why:
+            return {"wrong": why}
+        self.results = results
+        self.kernels["first"] = kernel
+        return {"ns": self._quick_ns(kernel)}
+
+    def check(self, name: str, code: bytes) -> dict[str, Any]:
+        """Run a program once; its time where it is right, or what is `wrong`."""
+        kernel = self.device.load(Program.from_bytes(code))
+        results, why = self._run(kernel)
+        why = why or self._against_reference(results) or self._against_first(results)
+        if why:
+            return {"wrong": why}
+        self.kernels[name] = kernel
+        return {"ns": self._quick_ns(kernel)}
+
+    def race(self, names: list[str], rounds: int) -> list[list[int]]:
+        """Nanoseconds of each program in each round; all run in every round, in changing order."""
+        commands = self.device.command_list()
+        views = [self._views(buffers) for buffers in self.copies]
+        order = []
+        for number in range(rounds):
+            shift = number % len(names)
+            turn = [*range(shift, len(names)), *range(shift)]
+            for place in turn if number % 2 else reversed(turn):
+                commands.exec(self.kernels[names[place]], views[self.turn % len(views)])
+                self.turn += 1
+                order.append(place)
+        timeline = self.device.submit(commands, (), self.problem.variables, timed=True)
+        assert timeline is not None
+        times: list[list[int]] = [[] for _ in names]
+        for place, duration in zip(order, timeline.durations_ns(), strict=True):
+            times[place].append(duration)
+        return times
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def _run(self, kernel: Kernel) -> tuple[dict[int, Array], str]:
+        """Results of one run from the first arguments, and what was touched that should not be."""
+        buffers = self.copies[0]
+        for slot, (buffer, array) in enumerate(zip(buffers, self.problem.arrays, strict=True)):
+            if slot in self.problem.written:
+                whole = np.full(array.nbytes + 2 * MARGIN, _MARK, np.uint8)
+                if self._is_read(kernel, slot):
+                    whole[MARGIN : MARGIN + array.nbytes] = array.reshape(-1).view(np.uint8)
+                self.device.copy_in(buffer, whole)
+        self.device.run(kernel, self._views(buffers), self.problem.variables)
+        results: dict[int, Array] = {}
+        for slot, (buffer, array) in enumerate(zip(buffers, self.problem.arrays, strict=True)):
+            raw = buffer.contents()
+            inside = raw[MARGIN : MARGIN + array.nbytes].view(array.dtype)
+            if slot in self.problem.written:
+                results[slot] = inside
+                if (raw[:MARGIN] != _MARK).any() or (raw[MARGIN + array.nbytes :] != _MARK).any():
+                    return results, f"it writes outside argument {slot}"
+            elif not np.array_equal(inside.view(np.uint8), array.reshape(-1).view(np.uint8)):
+                return results, f"it changes argument {slot}, which it should only read"
+        return results, ""
+
+    def _is_read(self, kernel: Kernel, slot: int) -> bool:
+        return kernel.program.params[slot].access != "w"
+
+    def _quick_ns(self, kernel: Kernel) -> int:
+        commands = self.device.command_list()
+        for _ in range(FIRST_RUNS):
+            commands.exec(kernel, self._views(self.copies[self.turn % len(self.copies)]))
+            self.turn += 1
+        timeline = self.device.submit(commands, (), self.problem.variables, timed=True)
+        assert timeline is not None
+        return min(timeline.durations_ns())
+
+    # --- comparing --------------------------------------------------------------------------------
+
+    def _against_reference(self, results: dict[int, Array]) -> str:
+        problem = self.problem
+        for each in self.expected:
+            dtype = problem.dtypes[each.slot]
+            found = _values(results[each.slot], dtype)[each.places]
+            why = differs(found, _values(each.values, dtype), dtype, problem.exact, problem.terms)
+            if why:
+                return f"against the reference: {why}"
+        return ""
+
+    def _against_first(self, results: dict[int, Array]) -> str:
+        problem = self.problem
+        for slot, raw in results.items():
+            if np.array_equal(raw.view(np.uint8), self.results[slot].view(np.uint8)):
+                continue
+            dtype = problem.dtypes[slot]
+            wanted = _values(self.results[slot], dtype)
+            why = differs(_values(raw, dtype), wanted, dtype, problem.exact, problem.terms)
+            if why:
+                return f"against the first schedule: {why}"
+        return ""
+
+
+def _values(raw: Array, dtype: DType) -> Array:
+    """Working values of raw contents, or what are such values already."""
+    if raw.dtype == dtype.storage or raw.dtype == dtype.numpy:
+        return to_array(raw, dtype).reshape(-1)
+    return raw.reshape(-1)

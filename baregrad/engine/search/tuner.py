@@ -1,0 +1,345 @@
+"""Schedules for the kernels of a program: from the file of records, or searched for.
+
+The time that is left is shared out among the kernels, the longest ones first, by the square root of
+what they take. A kernel keeps its first schedule unless another one gave the same results and was
+faster in two races, run in turn with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from baregrad.base.errors import ScheduleError
+from baregrad.base.options import options
+from baregrad.base.progress import ProgressBar
+from baregrad.base.tracing import span
+from baregrad.engine.search.child import Child
+from baregrad.engine.search.crew import Bout, Crew, Losses
+from baregrad.engine.search.records import Record, Records, short_digest
+from baregrad.engine.search.verdict import is_faster, ratio
+from baregrad.engine.search.worker import target_fields
+from baregrad.ir.digest import digest, stable_repr
+from baregrad.ir.node import Node
+from baregrad.ir.text import dump
+from baregrad.kernel import Schedule, facts_of
+from baregrad.kernel.heuristic_pool import estimate_ns
+from baregrad.kernel.search import Trial, beam_search
+from baregrad.runtime.interface import Device
+
+SEARCHED_DEVICES = ("CPU",)
+# Races: seconds, and how many rounds at least and at most.
+RACE_S = 0.25
+RACE_ROUNDS = (3, 30)
+FINAL_S = 0.8
+FINAL_ROUNDS = (12, 60)
+FINALISTS = 3
+# What is this much slower than the best is not raced.
+HOPELESS = 1.4
+# Fewer schedules than this are no search, if it was time that ran out.
+ENOUGH = 6
+# Seconds after the last one in which what was begun is brought to an end.
+OVERTIME_S = 5.0
+# Seconds that a kernel is given at least, and at most.
+LEAST_S = 2.0
+MOST_S = 120.0
+_Bounds = tuple[int, int]
+
+
+def records_path() -> Path:
+    """The file of schedules: the one that is named, or one beside the compiled kernels."""
+    named = options.beam_file
+    return named if named.name else options.cache_dir / "schedules.jsonl"
+
+
+@dataclass(slots=True)
+class Tuner:
+    """Finds schedules for one compiler and device.
+
+    compiler: its target, `environment` and passes are what records are good for. make_child: gives
+    a worker. spent_s: seconds of searching so far in this process. found: what this process
+    searched. skipped: kernels there was no time for. losses: candidates that came to nothing.
+    """
+
+    compiler: Any
+    device: Device
+    make_child: Callable[[], Child] | None = None
+    spent_s: float = 0.0
+    found: list[Record] = field(default_factory=list)
+    skipped: int = 0
+    problems: list[str] = field(default_factory=list)
+    losses: Losses = field(default_factory=Losses)
+    _files: dict[Any, Records] = field(default_factory=dict)
+
+    def schedules(self, kernels: Sequence[Node]) -> dict[Node, Schedule]:
+        """The schedules of those kernels whose first one was beaten."""
+        records = self._records()
+        chosen: dict[Node, Schedule] = {}
+        missing = []
+        for kernel in kernels:
+            record = None if records is None else records.get(*self._key(kernel))
+            if record is None or record.width < options.beam:
+                missing.append(kernel)
+            if record is not None and record.schedule:
+                found = record.parsed()
+                assert found is not None
+                chosen[kernel] = found
+        if options.beam and missing:
+            if self.device.name not in SEARCHED_DEVICES:
+                warnings.warn(
+                    f"schedules are searched for on {', '.join(SEARCHED_DEVICES)} alone, not on "
+                    f"{self.device.name}: its kernels have their first schedules",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+                return chosen
+            with span("search"):
+                self._search(missing, records, chosen)
+        return chosen
+
+    def _records(self) -> Records | None:
+        path = records_path()
+        if not path.name or not (options.cache or options.beam_file.name):
+            return None
+        return self._files.setdefault(path, Records(path))
+
+    def summary(self) -> str:
+        """What the searches of this process took, and what they could not do."""
+        lines = [f"{len(self.found)} kernels were searched in {self.spent_s:.1f} s"]
+        if self.skipped:
+            lines.append(
+                f"{self.skipped} kernels were not: the time was up (BEAM_SECONDS="
+                f"{options.beam_seconds}); run it again to go on"
+            )
+        lines += [f"not searched: {problem}" for problem in self.problems]
+        return "\n".join(lines)
+
+    def _key(self, kernel: Node) -> tuple[str, str, str]:
+        target = self.compiler.target
+        row = short_digest(f"{stable_repr(target)}|{getattr(self.device, 'threads', 0)}")
+        return digest(kernel), row, short_digest(self.compiler.environment)
+
+    # --- searching --------------------------------------------------------------------------------
+
+    def _search(
+        self, kernels: Sequence[Node], records: Records | None, chosen: dict[Node, Schedule]
+    ) -> None:
+        """Search for the schedules of kernels, as long as there is time."""
+        begin = time.monotonic()
+        limit = options.beam_seconds or math.inf
+        deadline = begin + limit - self.spent_s
+        weights = {k: math.sqrt(1e4 + self._guess_ns(k)) for k in kernels}
+        order = sorted(kernels, key=lambda kernel: -weights[kernel])
+        left = sum(weights.values())
+        workers = max(getattr(self.device, "threads", 1), 1)
+        try:
+            with (
+                Crew(self.make_child or self._make_child, workers, options.beam_timeout) as crew,
+                ProgressBar(len(order), f"search (BEAM={options.beam})") as bar,
+            ):
+                crew.losses = self.losses
+                crew.until = deadline + OVERTIME_S
+                for number, kernel in enumerate(order):
+                    remaining = deadline - time.monotonic()
+                    if remaining < LEAST_S:
+                        self.skipped += len(order) - number
+                        break
+                    share = remaining * weights[kernel] / left
+                    left -= weights[kernel]
+                    seconds = min(max(share, LEAST_S), MOST_S, remaining)
+                    record = self._search_one(crew, kernel, seconds, chosen.get(kernel))
+                    if record is not None:
+                        self._keep(record, kernel, records, chosen)
+                    gain = "" if record is None else f" {record.gain:.2f}x"
+                    bar.advance(note=f"{kernel.arg.name}{gain}")
+        finally:
+            self.spent_s += time.monotonic() - begin
+
+    def _keep(
+        self,
+        record: Record,
+        kernel: Node,
+        records: Records | None,
+        chosen: dict[Node, Schedule],
+    ) -> None:
+        self.found.append(record)
+        if records is not None:
+            records.put(record)
+        winner = record.parsed()
+        if winner is None:
+            chosen.pop(kernel, None)
+        else:
+            chosen[kernel] = winner
+
+    def _guess_ns(self, kernel: Node) -> float:
+        from baregrad.kernel.sharing import prepare
+
+        return float(estimate_ns(facts_of(prepare(kernel)), self.compiler.target))
+
+    def _search_one(
+        self, crew: Crew, kernel: Node, seconds: float, earlier: Schedule | None
+    ) -> Record | None:
+        """Search for the schedule of one kernel; None where even the first could not be tried."""
+        text = dump(kernel).encode()
+        wrong = crew.losses.wrong
+        judge = Judge(crew, text, self._cold_nbytes(), time.monotonic() + seconds)
+        known = () if earlier is None else (earlier,)
+        try:
+            trials = beam_search(
+                kernel, self.compiler.target, options.beam, judge.measure, judge.has_time, known
+            )
+        except ScheduleError as error:
+            # The first schedule is refused: compiling will say the same where it matters.
+            self.problems.append(f"{kernel.arg.name}: {error}")
+            return None
+        if judge.bout is None:
+            reasons = crew.losses.reasons[-1:] or ["it could not be compiled in time"]
+            self.problems.append(f"{kernel.arg.name}: {reasons[0]}")
+            # A disagreement stays one; what crashed or was late may do better another time.
+            return self._record(kernel, None, 1.0, 1.0, 0) if crew.losses.wrong > wrong else None
+        winner, first_ns, ns = judge.winner(trials)
+        if winner is None and judge.cut_short:
+            # Not enough to say that there is nothing to find.
+            self.skipped += 1
+            return None
+        return self._record(kernel, winner, first_ns, ns, judge.tried)
+
+    def _record(
+        self, kernel: Node, winner: Schedule | None, first_ns: float, ns: float, tried: int
+    ) -> Record:
+        key, target, toolchain = self._key(kernel)
+        return Record(
+            key, target, toolchain, str(kernel.arg.name), options.beam,
+            "" if winner is None else str(winner), max(first_ns, 1.0), max(ns, 1.0), tried,
+        )
+
+    def _cold_nbytes(self) -> int:
+        host = getattr(self.device, "host", None)
+        known = getattr(host, "l3_nbytes", 0) or getattr(self.compiler.target, "l3_bytes", 0)
+        return 2 * int(known)
+
+    def _make_child(self) -> Child:
+        kept = ("cpu_renderer", "gpu_renderer", "cc", "cuda_home", "cache_dir", "cache")
+        setting = {name: options.values()[name] for name in kept}
+        setting["cache_dir"] = str(setting["cache_dir"])
+        setting["threads"] = getattr(self.device, "threads", 0)
+        row = target_fields(self.compiler.target)
+        return Child({"device": self.device.name, "options": setting, "target": row})
+
+
+class Judge:
+    """Measures the schedules of one kernel, each distinct program once."""
+
+    def __init__(self, crew: Crew, kernel: bytes, cold_nbytes: int, deadline: float) -> None:
+        self.crew = crew
+        self.kernel = kernel
+        self.cold_nbytes = cold_nbytes
+        self.deadline = deadline
+        self.bout: Bout | None = None
+        self.tried = 0
+        self.cut_short = False
+        self._ns: dict[str, float] = {}
+        self._names: dict[Schedule, str] = {}
+
+    def has_time(self) -> bool:
+        """Whether there is time for another round, and for the last races."""
+        first_s = 0.0 if self.bout is None else self.bout.first_ns / 1e9
+        reserve = FINAL_S + 2 * FINAL_ROUNDS[0] * FINALISTS * first_s
+        enough = self.deadline - time.monotonic() > reserve
+        self.cut_short = not enough and self.tried < ENOUGH
+        return enough
+
+    def measure(self, schedules: Sequence[Schedule]) -> list[float]:
+        """Nanoseconds of schedules; infinite where one is wrong, refused, too late or crashes."""
+        programs = self.crew.compile_all(self.kernel, schedules, self.deadline)
+        if self.bout is None:
+            return self._first(schedules[0], programs[0])
+        fresh: list[str] = []
+        names: list[str | None] = []
+        for schedule, program in zip(schedules, programs, strict=True):
+            name = None if program is None else self._check(program, fresh)
+            names.append(name)
+            if name is not None:
+                self._names[schedule] = name
+        self._race(fresh)
+        return [math.inf if name is None else self._ns.get(name, math.inf) for name in names]
+
+    def _first(self, schedule: Schedule, program: bytes | None) -> list[float]:
+        if program is not None:
+            self.bout = self.crew.open_bench(self.kernel, program, self.cold_nbytes)
+        if self.bout is None or program is None:
+            return [math.inf]
+        self.tried += 1
+        # What has the same code has the same time.
+        self._ns["first"] = self._ns[_name(program)] = self.bout.first_ns
+        self._names[schedule] = "first"
+        return [self.bout.first_ns]
+
+    def _check(self, program: bytes, fresh: list[str]) -> str | None:
+        """The name of a program that is right."""
+        name = _name(program)
+        if name in self._ns:
+            return name
+        if time.monotonic() > self.deadline or self.bout is None:
+            return None
+        ns = self.bout.check(name, program)
+        self.tried += 1
+        self._ns[name] = math.inf if ns is None else ns
+        if ns is not None:
+            fresh.append(name)
+        return name
+
+    def _race(self, fresh: Sequence[str]) -> None:
+        """Better times for the best of what was just checked."""
+        best = min(self._ns.values())
+        likely = sorted((n for n in fresh if self._ns[n] < HOPELESS * best), key=self._ns.get)  # type: ignore[arg-type]
+        likely = likely[:8]
+        if not likely or self.bout is None or time.monotonic() > self.deadline:
+            return
+        names = ["first", *likely]
+        times = self.bout.race(names, self._rounds(names, RACE_S, RACE_ROUNDS))
+        if times is None:
+            return
+        for name, each in zip(likely, times[1:], strict=True):
+            self._ns[name] = self._ns["first"] / ratio(times[0], each)
+
+    def _rounds(self, names: Sequence[str], seconds: float, bounds: _Bounds) -> int:
+        total = sum(self._ns[name] for name in names)
+        return min(max(int(seconds * 1e9 / max(total, 1.0)), bounds[0]), bounds[1])
+
+    def winner(self, trials: Sequence[Trial]) -> tuple[Schedule | None, float, float]:
+        """The schedule that is faster than the first one beyond doubt, and the times of both."""
+        first = self._ns["first"]
+        finalists = [t for t in trials if t.ns < first and self._names.get(t.schedule) != "first"]
+        finalists = finalists[:FINALISTS]
+        if not finalists or self.bout is None:
+            return None, first, first
+        names = ["first", *(self._names[t.schedule] for t in finalists)]
+        rounds = self._rounds(names, FINAL_S, FINAL_ROUNDS)
+        times = self.bout.race(names, rounds)
+        if times is None:
+            return None, first, first
+        ranked = sorted(range(1, len(names)), key=lambda place: -ratio(times[0], times[place]))
+        best = ranked[0]
+        if not is_faster(times[0], times[best]):
+            return None, first, first
+        again = self.bout.race(["first", names[best]], self._rounds(names, FINAL_S, FINAL_ROUNDS))
+        if again is None or not is_faster(again[0], again[1]):
+            return None, first, first
+        middle = sorted(again[0])[len(again[0]) // 2]
+        return finalists[best - 1].schedule, float(middle), middle / ratio(again[0], again[1])
+
+
+def _name(program: bytes) -> str:
+    """A name for what a program does: its machine code and how it is launched."""
+    from baregrad.program import Program
+
+    found = Program.from_bytes(program)
+    parts = (found.code, repr((found.chunks, found.launch, found.meta)).encode())
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]

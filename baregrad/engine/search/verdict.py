@@ -1,0 +1,30 @@
+"""Whether one program is faster than another by more than the noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+# A winner is this much faster, and by chance no oftener than this.
+LEAST_RATIO = 1.02
+CHANCE = 0.005
+
+
+def ratio(first: Sequence[int], other: Sequence[int]) -> float:
+    """How many times as fast `other` is, by the median of the rounds in which both ran."""
+    return statistics.median([a / max(b, 1) for a, b in zip(first, other, strict=True)])
+
+
+def chance(first: Sequence[int], other: Sequence[int]) -> float:
+    """The probability of as many rounds won by `other`, if neither were faster (a sign test)."""
+    wins = sum(b < a for a, b in zip(first, other, strict=True))
+    count = sum(b != a for a, b in zip(first, other, strict=True))
+    return float(sum(math.comb(count, k) for k in range(wins, count + 1))) / float(2**count)
+
+
+def is_faster(first: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether `other` is faster: in enough of the rounds, by enough, and by its best as well."""
+    if len(first) < 8 or min(other) > min(first):
+        return False
+    return ratio(first, other) >= LEAST_RATIO and chance(first, other) <= CHANCE

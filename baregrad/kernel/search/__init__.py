@@ -1,0 +1,20 @@
+"""Search over schedules: changes of a schedule, an estimate that ranks them, and a beam search.
+
+What a schedule really takes is for others to measure: the search is given a function for that.
+"""
+
+from baregrad.kernel.search.beam import Trial, beam_search
+from baregrad.kernel.search.estimate import estimated_ns
+from baregrad.kernel.search.mutate import Move, is_legal, neighbours, normal
+from baregrad.kernel.search.seeds import seeds
+
+__all__ = [
+    "Move",
+    "Trial",
+    "beam_search",
+    "estimated_ns",
+    "is_legal",
+    "neighbours",
+    "normal",
+    "seeds",
+]

@@ -1,0 +1,135 @@
+"""Beam search: the best few schedules are changed, the most promising changes are measured."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baregrad.base.errors import BaregradError
+from baregrad.ir.digest import digest
+from baregrad.ir.node import Node
+from baregrad.kernel.analysis import facts_of
+from baregrad.kernel.schedule_value import Schedule
+from baregrad.kernel.search.estimate import estimated_ns
+from baregrad.kernel.search.mutate import Move, is_legal, neighbours, normal
+from baregrad.kernel.search.seeds import seeds
+from baregrad.kernel.sharing import prepare
+from baregrad.target import AnyTarget, CpuTarget
+
+# Schedules to measure in a round, for each that is kept: by rank, and drawn at random.
+MEASURED = 3
+DRAWN = 1
+# A round must gain this much, or the next is the last.
+LEAST_GAIN = 0.02
+MOST_ROUNDS = 16
+# So many changes of a schedule are estimated, drawn at random where there are more.
+MOST_ESTIMATED = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A schedule, what it took (infinite where it failed), and how it was come by."""
+
+    schedule: Schedule
+    ns: float
+    what: str
+
+
+Measure = Callable[[Sequence[Schedule]], Sequence[float]]
+
+
+def beam_search(
+    kernel: Node,
+    target: AnyTarget,
+    width: int,
+    measure: Measure,
+    proceed: Callable[[], bool],
+    known: Sequence[Schedule] = (),
+) -> list[Trial]:
+    """Schedules that were measured, best first.
+
+    `measure` says what schedules take, in nanoseconds, infinite for one that fails; it is given the
+    first schedule by itself, then a round at a time. The search ends when two rounds gain little,
+    or when `proceed` says so. known: schedules to begin with, from an earlier search.
+    """
+    rng = random.Random(digest(kernel))
+    starts = list(seeds(kernel, target))
+    (first_ns,) = measure([starts[0].schedule])
+    trials = [Trial(starts[0].schedule, first_ns, starts[0].what)]
+    if not math.isfinite(first_ns):
+        return trials
+    facts = facts_of(prepare(kernel, target))
+    seen = {normal(starts[0].schedule)}
+    earlier = [Move(s, "found earlier") for s in known if is_legal(facts, s, target)]
+    fresh = _unseen([*earlier, *starts[1:]], seen)
+    idle = 0
+    for _ in range(MOST_ROUNDS):
+        if not proceed():
+            break
+        if fresh:
+            times = measure([move.schedule for move in fresh])
+            trials += [
+                Trial(move.schedule, ns, move.what)
+                for move, ns in zip(fresh, times, strict=True)
+                if math.isfinite(ns)
+            ]
+        best = trials[0].ns
+        trials.sort(key=lambda trial: trial.ns)
+        idle = 0 if trials[0].ns < best * (1 - LEAST_GAIN) else idle + 1
+        if idle > 1:
+            break
+        fresh = _next_round(kernel, target, trials[:width], seen, rng, width)
+        if not fresh:
+            break
+    trials.sort(key=lambda trial: trial.ns)
+    return trials
+
+
+def _unseen(moves: Sequence[Move], seen: set[Schedule]) -> list[Move]:
+    found = []
+    for move in moves:
+        if normal(move.schedule) not in seen:
+            seen.add(normal(move.schedule))
+            found.append(move)
+    return found
+
+
+def _next_round(
+    kernel: Node,
+    target: AnyTarget,
+    beam: Sequence[Trial],
+    seen: set[Schedule],
+    rng: random.Random,
+    width: int,
+) -> list[Move]:
+    """The most promising changes of the best schedules, and some at random."""
+    facts = facts_of(prepare(kernel, target))
+    ranked: list[tuple[float, int, Move]] = []
+    for trial in beam:
+        moves = [m for m in neighbours(facts, trial.schedule, target) if m.schedule not in seen]
+        if len(moves) > MOST_ESTIMATED:
+            moves = rng.sample(moves, MOST_ESTIMATED)
+        base = _estimate(kernel, trial.schedule, target)
+        for move in moves:
+            likely = _estimate(kernel, move.schedule, target)
+            if math.isfinite(likely):
+                ranked.append((trial.ns * likely / base, len(ranked), move))
+    ranked.sort(key=lambda row: row[:2])
+    chosen = _unseen([move for _, _, move in ranked[: 2 * MEASURED * width]], seen)
+    chosen, spare = chosen[: MEASURED * width], chosen[MEASURED * width :]
+    seen.difference_update(move.schedule for move in spare)
+    rest = [move for _, _, move in ranked if move.schedule not in seen]
+    drawn = rng.sample(rest, min(DRAWN * width, len(rest)))
+    return chosen + _unseen(drawn, seen)
+
+
+def _estimate(kernel: Node, schedule: Schedule, target: AnyTarget) -> float:
+    """The estimate; infinite for what cannot be applied, and 1 where there is no model."""
+    if not isinstance(target, CpuTarget):
+        return 1.0
+    try:
+        return max(estimated_ns(kernel, schedule, target), 1.0)
+    except BaregradError:
+        return math.inf

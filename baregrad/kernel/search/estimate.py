@@ -1,0 +1,240 @@
+"""How long a scheduled kernel takes on a CPU, roughly: for ranking schedules of one kernel.
+
+Three things are counted for every reduction, copy and output: the cycles of its innermost tile
+(products, loads, the latency of sums, what does not fit the registers), the bytes that each level
+of the caches has to deliver, and how evenly threads share the work. Absolute figures mean little.
+
+The model of the caches: of the loops around a tile, as many of the inner ones as touch no more
+than a cache holds run out of that cache. What they touch comes from the next level once for each
+round of the loops outside, save those directly outside along which an array does not move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baregrad.ir.node import Node, toposort
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import (
+    Access,
+    by_id,
+    itemsize,
+    iterations,
+    offset_of,
+    op_flops,
+    out_axes,
+)
+from baregrad.kernel.apply import apply_steps
+from baregrad.kernel.schedule_value import Bind, Schedule
+from baregrad.kernel.sharing import prepare
+from baregrad.target import CpuTarget
+
+# Bytes in a cycle from the second cache, the third, and memory, for one core.
+BYTES_PER_CYCLE = (32.0, 10.0, 4.0)
+CYCLES_PER_NS = 2.5
+LOADS_PER_CYCLE = 2.0
+LOOP_CYCLES = 1.0
+# Spilling a register is a store and a load.
+SPILL_LOADS = 2.0
+# One lane of a vector loaded by itself, and a condition on its lanes.
+GATHER_LOADS = 1.5
+MASK_LOADS = 4.0
+# What a chunk costs to hand out, and waking the other threads.
+CHUNK_NS = 300.0
+WAKE_NS = 4_000.0
+# The lesser of computing and moving is mostly hidden behind the greater.
+EXPOSED = 0.3
+_STOP = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """Loops around one statement: `axes` outermost first, what it reads and writes, its work.
+
+    sums: whether results of one round are added to in the next. flops: of one element.
+    """
+
+    axes: tuple[Node, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    flops: float
+    sums: tuple[Node, ...] = ()
+
+
+def estimated_ns(kernel: Node, schedule: Schedule, target: CpuTarget) -> float:
+    """Nanoseconds of one run of `kernel` under `schedule` on all of the target's cores.
+
+    Raises ScheduleError where the schedule is not legal.
+    """
+    applied = apply_steps(prepare(kernel, target), schedule, chunked=False, target=target)
+    nests = nests_of(applied)
+    total = sum(nest_cycles(nest, target) for nest in nests) / CYCLES_PER_NS
+    return total / speedup(applied, schedule, target) + sharing_ns(schedule, applied)
+
+
+def nests_of(applied: Node) -> list[Nest]:
+    """The loops of a scheduled kernel: one for each output, reduction and copy."""
+    found = []
+    order = toposort(*applied.src)
+    for out in applied.src:
+        write = Access(out.src[0], offset_of(out), out_axes(out), True)
+        found.append(_nest(by_id(out_axes(out)), tuple(out.src[1:]), (write,)))
+    # Sums that are kept in scratch memory: their loops stand outside those of the copy.
+    kept = {
+        stage.src[0]: frozenset(stage.src[1:])
+        for stage in order
+        if stage.op is Ops.STAGE and stage.src[0].op is Ops.REDUCE
+    }
+    for node in order:
+        own = tuple(child for child in node.src if child.op is Ops.RANGE)
+        values = tuple(child for child in node.src if child.op is not Ops.RANGE)
+        if node.op in (Ops.REDUCE, Ops.SCAN):
+            inside = kept.get(node, frozenset())
+            outside = by_id(node.ranges - inside)
+            axes = (*outside, *by_id(frozenset(own)), *by_id(inside & node.ranges))
+            found.append(_nest(axes, values, (), own))
+        elif node.op is Ops.STAGE and node.src[0] not in kept:
+            found.append(_nest((*by_id(node.ranges), *own), values, ()))
+    return found
+
+
+def _nest(
+    axes: tuple[Node, ...],
+    values: tuple[Node, ...],
+    writes: tuple[Access, ...],
+    sums: tuple[Node, ...] = (),
+) -> Nest:
+    reads = []
+    flops = 1.0 if sums else 0.0
+    guarded: set[Node] = set()
+    below = toposort(*values, enter=lambda node: not node.op.bit & _STOP)
+    points = max(iterations(axes), 1)
+    for node in below:
+        if node.op is Ops.GUARD and node.src[1].op is Ops.INDEX:
+            guarded.add(node.src[1])
+        flops += op_flops(node) * iterations(node.ranges) / points if node.ranges else 0.0
+    for node in below:
+        if node.op is Ops.INDEX:
+            place = offset_of(node)
+            reads.append(Access(node.src[0], place, node.ranges, False, node in guarded))
+    return Nest(axes, tuple(reads), writes, flops, sums)
+
+
+def nest_cycles(nest: Nest, target: CpuTarget) -> float:
+    """Cycles of one core for all rounds of a nest."""
+    loops = [axis for axis in nest.axes if not axis.arg.is_tile]
+    tile = [axis for axis in nest.axes if axis.arg.is_tile]
+    rounds = max(iterations(tuple(loops)), 1)
+    computing = rounds * tile_cycles(nest, tile, bool(loops), target)
+    moving = moved_cycles(nest, loops, tile, target)
+    return max(computing, moving) + EXPOSED * min(computing, moving)
+
+
+def tile_cycles(nest: Nest, tile: list[Node], looped: bool, target: CpuTarget) -> float:
+    """Cycles of one round: all of the tile."""
+    widest = max([itemsize(a.array.dtype) for a in (*nest.reads, *nest.writes)], default=4)
+    lanes = max(target.lanes(max(widest, 1)), 1)
+    along = {axis for axis in tile if axis.arg.bind == "vector"}
+    spread = [axis for axis in tile if axis not in along]
+    width = iterations(tuple(along)) if along else 1
+    vectors = -(-width // lanes)
+    copies = iterations(tuple(spread))
+    work = nest.flops * copies * vectors / target.fma_per_cycle
+    loads, held = 0.0, 0.0
+    for access in (*nest.reads, *nest.writes):
+        count = float(iterations(tuple([a for a in spread if a in access.axes])))
+        moving = along & access.axes
+        if not moving:
+            each = 1.0
+        else:
+            strides = [access.stride(axis) for axis in moving]
+            each = float(vectors) if strides == [1] else GATHER_LOADS * width
+            if access.guarded:
+                each += MASK_LOADS * vectors
+            held += count * vectors if access.stride(next(iter(moving))) == 1 else 0
+        loads += count * each * (2.0 if access.write else 1.0)
+    if nest.sums:
+        # As many sums are under way as the tile has results and partial results.
+        apart = copies * vectors
+        work = max(work, float(target.fma_latency)) if apart else work
+        spilled = apart + min(held, 4) - target.vector_registers
+        loads += SPILL_LOADS * spilled if spilled > 0 else 0.0
+        if width > 1 and along.intersection(nest.sums):
+            work += 0.1 * apart
+    elif copies * vectors > 4 * target.vector_registers:
+        loads += copies * vectors
+    return max(work, loads / LOADS_PER_CYCLE) + (LOOP_CYCLES if looped else 0.0)
+
+
+def moved_cycles(
+    nest: Nest, loops: list[Node], tile: list[Node], target: CpuTarget
+) -> float:
+    """Cycles in which the second and third cache and memory deliver what a nest touches."""
+    arrays = [a for a in (*nest.reads, *nest.writes) if a.axes]
+    sizes = (target.l1_bytes, target.l2_bytes, target.l3_bytes)
+    total = 0.0
+    for capacity, rate in zip(sizes, BYTES_PER_CYCLE, strict=True):
+        depth = len(loops)
+        touched = [footprint(access, tile, target.line_bytes) for access in arrays]
+        # The longest stretch of inner loops that this cache holds all of.
+        while depth:
+            wider = [footprint(a, [*loops[depth - 1 :], *tile], target.line_bytes) for a in arrays]
+            if sum(wider) > capacity:
+                break
+            touched, depth = wider, depth - 1
+        if depth == 0 and capacity is not sizes[-1]:
+            # All of it fits: it comes in once, as it has to at every level.
+            total += sum(touched) / rate
+            continue
+        for access, nbytes in zip(arrays, touched, strict=True):
+            total += nbytes * rounds_outside(access, loops[:depth]) / rate
+    return total
+
+
+def rounds_outside(access: Access, outside: list[Node]) -> float:
+    """How often what an array's inner loops touch is brought in again."""
+    rounds, moved = 1.0, False
+    for axis in reversed(outside):
+        moved = moved or axis in access.axes
+        if moved:
+            rounds *= max(iterations((axis,)), 1)
+    return rounds
+
+
+def footprint(access: Access, axes: list[Node], line: int) -> float:
+    """Bytes of the lines that an array has touched after these loops."""
+    size = itemsize(access.array.dtype)
+    used = [axis for axis in axes if axis in access.axes]
+    count = float(max(iterations(tuple(used)), 1))
+    nearest = min([abs(access.stride(axis) or line) for axis in used], default=1)
+    apart = min(max(nearest * size, size), line)
+    whole = line * -(-count * apart // line) if nearest * size < line else count * line
+    limit = access.array.shape[0] if access.array.op is Ops.PARAM else None
+    return min(whole, float(limit * size + line)) if isinstance(limit, int) else whole
+
+
+def speedup(applied: Node, schedule: Schedule, target: CpuTarget) -> float:
+    """How many cores are kept busy."""
+    chunks = chunks_of(applied, schedule)
+    cores = max(target.cores, 1)
+    if chunks <= 1:
+        return 1.0
+    return chunks / -(-chunks // cores) if chunks < 16 * cores else float(cores)
+
+
+def sharing_ns(schedule: Schedule, applied: Node) -> float:
+    """What handing out chunks costs."""
+    chunks = chunks_of(applied, schedule)
+    return CHUNK_NS * chunks + WAKE_NS if chunks > 1 else 0.0
+
+
+def chunks_of(applied: Node, schedule: Schedule) -> int:
+    """How many chunks threads share."""
+    binds = [step for step in schedule.steps if isinstance(step, Bind) and step.unit == "pool"]
+    grain = binds[0].grain if binds else 0
+    if not grain:
+        return 1
+    for axis in (axis for out in applied.src for axis in out_axes(out)):
+        if axis.arg.bind == "pool":
+            return int(-(-iterations((axis,)) // grain))
+    return 1

@@ -1,0 +1,381 @@
+"""Schedules that differ from a given one by one decision.
+
+Every change keeps the schedule's form: splits, then binds, then the order of the loops, then
+copies. Most changes are legal; the others are refused by the table of axes, which costs less than
+knowing beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from baregrad.base.errors import ScheduleError
+from baregrad.ir.index import Dim
+from baregrad.kernel.analysis import Facts
+from baregrad.kernel.axes import AxisTable, table_for
+from baregrad.kernel.schedule_value import (
+    Bind,
+    Collapse,
+    Reorder,
+    Schedule,
+    Split,
+    StageInput,
+    StageReduce,
+    Step,
+)
+from baregrad.kernel.search.retile import names_of, retiled
+from baregrad.target import AnyTarget, GpuTarget
+
+BLOCKS = (4, 8, 16, 32, 64)
+LONGEST_UNROLL = 16
+LEAST_BLOCKED = 8
+GRAINS = (0.25, 0.5, 2.0, 4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A schedule that differs from another by one decision, and what that is."""
+
+    schedule: Schedule
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A legal schedule, in its normal form, and its axes.
+
+    before: the extent of each axis that was split, by its name.
+    """
+
+    facts: Facts
+    target: AnyTarget
+    schedule: Schedule
+    table: AxisTable
+    before: dict[str, Dim]
+
+    def splits(self) -> list[Split]:
+        return [step for step in self.schedule.steps if isinstance(step, Split)]
+
+    def loops(self) -> list[str]:
+        """The axes that are loops, outermost first."""
+        table = self.table
+        units = ("loop", "pool", "grid")
+        return [name for name in table.order if table.axes[name].unit in units]
+
+    def unit(self, name: str) -> str:
+        axis = self.table.axes.get(name)
+        return "loop" if axis is None else axis.unit
+
+    def with_steps(self, *added: Step, dropped: tuple[Step, ...] = ()) -> Schedule:
+        left = [step for step in self.schedule.steps if step not in dropped]
+        return normal(Schedule((*left, *added)))
+
+
+def neighbours(facts: Facts, schedule: Schedule, target: AnyTarget) -> Iterator[Move]:
+    """Every legal schedule that is one change away from a legal one, each once."""
+    schedule = normal(schedule)
+    before: dict[str, Dim] = {}
+    table = table_for(facts, target)
+    for step in schedule.steps:
+        if isinstance(step, Split) and step.axis in table.axes:
+            before[step.axis] = table.axes[step.axis].extent
+        table.apply(step)
+    state = _State(facts, target, schedule, table, before)
+    seen = {schedule}
+    for kind in _KINDS:
+        for changed, what in kind(state):
+            changed = normal(changed)
+            if changed not in seen:
+                seen.add(changed)
+                if is_legal(facts, changed, target):
+                    yield Move(changed, what)
+
+
+def is_legal(facts: Facts, schedule: Schedule, target: AnyTarget) -> bool:
+    """Whether every step may be applied."""
+    table = table_for(facts, target)
+    try:
+        for step in schedule.steps:
+            table.apply(step)
+        table.check_tiles()
+    except ScheduleError:
+        return False
+    return True
+
+
+def normal(schedule: Schedule) -> Schedule:
+    """The same schedule with its steps by kind: axes, binds, order, the parallel axis, copies."""
+    groups: tuple[list[Step], ...] = ([], [], [], [], [], [])
+    for step in schedule.steps:
+        if isinstance(step, Collapse | Split):
+            place = 0
+        elif isinstance(step, Bind):
+            place = 3 if step.unit in ("pool", "grid") else 1
+        elif isinstance(step, Reorder):
+            place = 2
+        else:
+            place = 4 if isinstance(step, StageInput | StageReduce) else 5
+        groups[place].append(step)
+    return Schedule(tuple(step for group in groups for step in group))
+
+
+# --- kinds of changes ---------------------------------------------------------------------------
+
+_Changes = Iterator[tuple[Schedule, str]]
+
+
+def _sizes(state: _State) -> _Changes:
+    """Tiles of other sizes: each part by itself, and parts of two axes against each other."""
+    for step in state.splits():
+        extent = state.before[step.axis]
+        if not isinstance(extent, int) or _is_tail(state, step.axis):
+            continue
+        parts = step.parts[1:]
+        old = tuple(size for _, size in parts)
+        for place, (name, size) in enumerate(parts):
+            for new in _other_sizes(size, extent, state.unit(name)):
+                sizes = (*old[:place], new, *old[place + 1 :])
+                changed = retiled(state.schedule, step, sizes, extent)
+                yield changed, f"{name}={new}"
+    yield from _traded(state)
+
+
+def _traded(state: _State) -> _Changes:
+    """One spread-out axis shorter and another longer: register tiles of other proportions."""
+    spread = [
+        (step, place)
+        for step in state.splits()
+        for place, (name, _) in enumerate(step.parts[1:])
+        if state.unit(name) == "unroll" and isinstance(state.before[step.axis], int)
+        and not _is_tail(state, step.axis)
+    ]
+    for one, first in spread:
+        for other, second in spread:
+            if one is other:
+                continue
+            sizes = [size for _, size in one.parts[1:]]
+            for factor in (2, 3):
+                fewer = sizes[first] // factor
+                if not fewer:
+                    continue
+                shorter = (*sizes[:first], fewer, *sizes[first + 1 :])
+                extent = state.before[one.axis]
+                assert isinstance(extent, int)
+                changed = retiled(state.schedule, one, shorter, extent)
+                sizes2 = [size for _, size in other.parts[1:]]
+                longer = (*sizes2[:second], sizes2[second] * factor, *sizes2[second + 1 :])
+                extent = state.before[other.axis]
+                assert isinstance(extent, int)
+                if other in changed.steps and longer[second] <= extent:
+                    yield retiled(changed, other, longer, extent), f"{shorter} by {longer}"
+
+
+def _other_sizes(size: int, extent: int, unit: str) -> list[int]:
+    if unit == "vector":
+        found = [size * 2, size // 2]
+    elif unit == "unroll":
+        found = [size + 1, size - 1, size + 2, size - 2, size * 2, size // 2, 1]
+    elif unit in ("thread", "thread_y", "thread_z"):
+        found = [size * 2, size // 2]
+    else:
+        found = [size * 2, size // 2, size * 4, size // 4, 1]
+        found += [d for d in range(size // 2, size * 2) if d and extent % d == 0][:4]
+    return [new for new in dict.fromkeys(found) if 1 <= new <= extent and new != size]
+
+
+def _is_tail(state: _State, name: str) -> bool:
+    return any(step.tail == name for step in state.splits())
+
+
+def _order(state: _State) -> _Changes:
+    """Two neighbouring loops in the other order, or one loop moved to either end."""
+    loops = state.loops()
+    everything = state.table.order
+    for place in range(len(loops) - 1):
+        swapped = [*loops]
+        swapped[place], swapped[place + 1] = swapped[place + 1], swapped[place]
+        yield _ordered(state, swapped, everything), f"{loops[place]} inside {loops[place + 1]}"
+    for name in loops:
+        rest = [each for each in loops if each != name]
+        yield _ordered(state, [name, *rest], everything), f"{name} outermost"
+        yield _ordered(state, [*rest, name], everything), f"{name} innermost"
+
+
+def _ordered(state: _State, loops: list[str], everything: list[str]) -> Schedule:
+    """`schedule` with its loops in this order; what is no loop stays where it is."""
+    names = iter(loops)
+    members = set(loops)
+    order = tuple(next(names) if name in members else name for name in everything)
+    dropped = tuple(step for step in state.schedule.steps if isinstance(step, Reorder))
+    return state.with_steps(Reorder(order), dropped=dropped)
+
+
+def _pool(state: _State) -> _Changes:
+    """Chunks of other sizes, another parallel axis, or none."""
+    if isinstance(state.target, GpuTarget):
+        return
+    bound = next(
+        (s for s in state.schedule.steps if isinstance(s, Bind) and s.unit == "pool"), None
+    )
+    table = state.table
+    if bound is not None:
+        extent = table.axes[bound.axis].extent
+        for factor in GRAINS:
+            grain = max(round(bound.grain * factor), 1)
+            if grain != bound.grain and (not isinstance(extent, int) or grain < extent):
+                other = Bind(bound.axis, "pool", grain)
+                yield state.with_steps(other, dropped=(bound,)), f"grain {grain}"
+        yield state.with_steps(dropped=(bound,)), "one chunk"
+    for name in state.loops():
+        axis = table.axes[name]
+        if axis.reduced or axis.unit == "pool" or not isinstance(axis.extent, int):
+            continue
+        chunks = max(4 * getattr(state.target, "cores", 1), 8)
+        grain = max(axis.extent // chunks, 1)
+        if axis.extent > 1:
+            other = Bind(name, "pool", grain)
+            dropped = () if bound is None else (bound,)
+            yield state.with_steps(other, dropped=dropped), f"threads share {name}"
+
+
+def _units(state: _State) -> _Changes:
+    """An axis spread over registers that was a loop, or the other way round; lanes elsewhere."""
+    table = state.table
+    binds = [step for step in state.schedule.steps if isinstance(step, Bind)]
+    for step in binds:
+        if step.unit in ("unroll", "vector"):
+            yield state.with_steps(dropped=(step,)), f"{step.axis} a loop"
+        if step.unit == "vector" and not isinstance(state.target, GpuTarget):
+            other = Bind(step.axis, "unroll")
+            yield state.with_steps(other, dropped=(step,)), f"{step.axis} over registers"
+    has_lanes = any(axis.unit == "vector" for axis in table.axes.values())
+    for name in table.order:
+        axis = table.axes[name]
+        if axis.unit != "loop" or not isinstance(axis.extent, int) or axis.extent < 2:
+            continue
+        if axis.extent <= LONGEST_UNROLL:
+            yield state.with_steps(Bind(name, "unroll")), f"{name} over registers"
+        lanes = _lanes(state.target)
+        if not has_lanes and axis.extent <= 2 * lanes:
+            yield state.with_steps(Bind(name, "vector")), f"lanes along {name}"
+
+
+def _lanes(target: AnyTarget) -> int:
+    return 4 if isinstance(target, GpuTarget) else target.lanes(4)
+
+
+def _blocks(state: _State) -> _Changes:
+    """A loop in two, its inner part innermost, spread over registers, or outside the others."""
+    table = state.table
+    loops = state.loops()
+    lanes = _lanes(state.target)
+    has_lanes = any(axis.unit == "vector" for axis in table.axes.values())
+    for name in loops:
+        axis = table.axes[name]
+        extent = axis.extent
+        if not isinstance(extent, int) or extent < LEAST_BLOCKED or axis.unit != "loop":
+            continue
+        if axis.whole or axis.serial or name in table.staged:
+            continue
+        inner, tail = f"{name}_i", f"{name}_r"
+        if inner in table.axes or len(name) > 24:
+            continue
+        for size in BLOCKS:
+            if size * 2 > extent:
+                break
+            rest = "" if extent % size == 0 else tail
+            cut = Split(name, ((f"{name}_o", 0), (inner, size)), rest)
+            dropped = tuple(s for s in state.schedule.steps if isinstance(s, Reorder))
+            place = loops.index(name)
+            first = [*loops[:place], f"{name}_o", *loops[place + 1 :]]
+            yield from _blocked(state, cut, dropped, [*first, inner], f"{name} in {size}s")
+            if size <= 8:
+                more = _end_bind(rest, extent, size)
+                spread = state.with_steps(cut, Bind(inner, "unroll"), *more)
+                yield _renamed_loop(spread, name, f"{name}_o"), f"{size} of {name} over registers"
+        if not has_lanes and extent >= lanes:
+            cut = Split(name, ((f"{name}_o", 0), (inner, lanes)), tail if extent % lanes else "")
+            wide = state.with_steps(cut, Bind(inner, "vector"))
+            yield _renamed_loop(wide, name, f"{name}_o"), f"lanes along {name}"
+
+
+def _end_bind(tail: str, extent: int, size: int) -> tuple[Step, ...]:
+    return (Bind(tail, "unroll"),) if tail and extent % size > 1 else ()
+
+
+def _blocked(
+    state: _State, cut: Split, dropped: tuple[Step, ...], loops: list[str], what: str
+) -> _Changes:
+    outer, inner = cut.parts[0][0], cut.parts[1][0]
+    members = iter([name for name in loops if name != inner])
+    order = []
+    for name in state.table.order:
+        if name == cut.axis or name in state.loops():
+            order.append(next(members))
+        else:
+            order.append(name)
+    # A tail's loop follows what it ends.
+    if cut.tail:
+        order.insert(order.index(outer) + 1, cut.tail)
+    tiles = [name for name in order if state.unit(name) in ("vector", "unroll")]
+    at = min([order.index(name) for name in tiles], default=len(order))
+    order.insert(at if all(t in order[at:] for t in tiles) else len(order), inner)
+    yield state.with_steps(cut, Reorder(tuple(order)), dropped=dropped), f"{what}, inside"
+
+
+def _renamed_loop(schedule: Schedule, old: str, new: str) -> Schedule:
+    """What was said of the place of a loop is said of its outer part."""
+    steps: list[Step] = []
+    for step in schedule.steps:
+        if isinstance(step, Reorder):
+            steps.append(Reorder(tuple(new if name == old else name for name in step.axes)))
+        else:
+            steps.append(step)
+    return Schedule(tuple(steps))
+
+
+def _copies(state: _State) -> _Changes:
+    """A copy less, copies of one input less, or an input copied as another one is."""
+    stages = [s for s in state.schedule.steps if isinstance(s, StageInput | StageReduce)]
+    inputs = [step for step in stages if isinstance(step, StageInput)]
+    if stages:
+        yield state.with_steps(dropped=tuple(stages)), "no copies"
+    for param in dict.fromkeys(step.param for step in inputs):
+        own = tuple(step for step in inputs if step.param == param)
+        if len(own) < len(stages):
+            yield state.with_steps(dropped=own), f"input {param} in place"
+        for step in own:
+            if len(step.axes) > 1:
+                turned = StageInput(param, (*step.axes[1:], step.axes[0]))
+                yield state.with_steps(turned, dropped=(step,)), f"another layout of input {param}"
+    yield from _more_copies(state, inputs)
+
+
+def _more_copies(state: _State, inputs: list[StageInput]) -> _Changes:
+    table = state.table
+    taken = {step.param for step in inputs}
+    for access in state.facts.accesses:
+        param = access.array.arg.slot
+        if access.write or not access.copyable or param in taken:
+            continue
+        taken.add(param)
+        used: set[str] = set()
+        for node in access.axes:
+            merged = table.merged.get(node)
+            pieces = table.pieces[merged[0] if merged else table.names[node]]
+            used.update(name for name, _ in pieces[0].terms)
+        own = [name for name in table.order if name in used]
+        tile = [name for name in own if table.axes[name].unit in ("vector", "unroll")]
+        reduced = [name for name in own if table.axes[name].reduced and name not in tile]
+        inner = [name for name in own if table.axes[name].unit == "loop" and name not in reduced]
+        for axes in ([*reduced, *tile], [*inner[-1:], *reduced, *tile]):
+            if axes and (reduced or inner):
+                yield state.with_steps(StageInput(param, tuple(axes))), f"a copy of input {param}"
+
+
+_KINDS: tuple[Callable[[_State], _Changes], ...] = (
+    _sizes, _pool, _order, _units, _copies, _blocks,
+)
+
+__all__ = ["Move", "is_legal", "names_of", "neighbours", "normal"]

@@ -1,0 +1,213 @@
+"""Changing the sizes of one split, and with them everything that a schedule says of its tail.
+
+A tail's length follows from the sizes, and so do the vectors that it is made of, the copies that
+are laid out over them and their places among the loops. All of it is made anew, as the first
+schedule would have made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baregrad.kernel.schedule_value import (
+    Bind,
+    Reorder,
+    Schedule,
+    Split,
+    StageInput,
+    StageReduce,
+    Step,
+)
+
+
+def retiled(schedule: Schedule, split: Split, sizes: tuple[int, ...], extent: int) -> Schedule:
+    """`schedule` with the inner parts of `split` of other sizes; parts of size 1 go.
+
+    extent: of the axis that is split. What was said of its tail is dropped and said anew.
+    """
+    units = {s.axis: s.unit for s in schedule.steps if isinstance(s, Bind)}
+    old = [name for name, _ in split.parts]
+    kept = [(name, size) for (name, _), size in zip(split.parts[1:], sizes, strict=True)]
+    kept = [part for part in kept if part[1] > 1]
+    gone = set(old[1:]) - {name for name, _ in kept}
+    ends = descendants(schedule, split.tail)
+    tile = 1
+    for _, size in kept:
+        tile *= size
+    rest = extent % tile
+    masked = split.masked and rest != 0
+    tail = "" if not rest or masked else split.tail or f"{old[0]}t"
+    outer = old[0]
+    bare = without(schedule, gone, ends, split)
+    if not kept:
+        return _renamed(bare, {outer: split.axis})
+    made: list[Step] = []
+    tails: list[tuple[str, ...]] = []
+    made.append(Split(split.axis, ((outer, 0), *kept), tail, masked))
+    if tail:
+        lanes = max([size for name, size in kept if units.get(name) == "vector"], default=0)
+        inner = [units.get(name, "loop") for name, _ in kept]
+        more, tails = tail_steps(tail, rest, lanes, inner)
+        made += more
+    place = schedule.steps.index(split)
+    before = sum(step in bare.steps for step in schedule.steps[:place])
+    steps = [*bare.steps[:before], *made, *bare.steps[before:]]
+    names_left = [name for name, _ in kept]
+    return Schedule(tuple(_with_tails(steps, outer, names_left, tails)))
+
+
+def tail_steps(
+    name: str, size: int, lanes: int, units: list[str]
+) -> tuple[list[Step], list[tuple[str, ...]]]:
+    """The steps that make tiles of a tail of `size` elements, and the names of those tiles.
+
+    lanes: of the vectors of the main part, 0 for none. units: what its parts are bound to.
+    """
+    steps: list[Step] = []
+    tiles: list[tuple[str, ...]] = []
+    if not lanes:
+        if size > 1 and "unroll" in units:
+            steps.append(Bind(name, "unroll"))
+            tiles.append((name,))
+        return steps, tiles
+    if size >= lanes:
+        count, size = divmod(size, lanes)
+        rest = f"{name}t" if size else ""
+        steps.append(Split(name, ((f"{name}u", 0), (f"{name}v", lanes)), rest))
+        if count > 1:
+            steps.append(Bind(f"{name}u", "unroll"))
+        steps.append(Bind(f"{name}v", "vector"))
+        tiles.append((f"{name}u", f"{name}v"))
+        name = rest
+    while size:
+        width = 1 << (size.bit_length() - 1)
+        size -= width
+        if not size:
+            if width > 1:
+                steps.append(Bind(name, "vector"))
+            tiles.append((name,))
+            break
+        rest = f"{name}t"
+        steps.append(Split(name, ((f"{name}o", 0), (f"{name}v", width)), rest))
+        if width > 1:
+            steps.append(Bind(f"{name}v", "vector"))
+        tiles.append((f"{name}v",))
+        name = rest
+    return steps, tiles
+
+
+def descendants(schedule: Schedule, name: str) -> set[str]:
+    """An axis and everything that is split off it."""
+    found = {name} if name else set()
+    for step in schedule.steps:
+        if isinstance(step, Split) and step.axis in found:
+            found.update(part for part, _ in step.parts)
+            found.update({step.tail} - {""})
+    return found
+
+
+def names_of(step: Step) -> tuple[str, ...]:
+    """The axes that a step speaks of."""
+    if isinstance(step, Split | Bind):
+        return (step.axis,)
+    if isinstance(step, StageReduce):
+        return (step.axis, *step.axes)
+    return step.axes
+
+
+def without(
+    schedule: Schedule, gone: set[str], ends: set[str], split: Split | None = None
+) -> Schedule:
+    """`schedule` without a step and without what it says of some axes.
+
+    A copy that was laid out over one of `ends` goes, one over an axis of `gone` loses the axis.
+    """
+    steps: list[Step] = []
+    for step in schedule.steps:
+        if step is split:
+            continue
+        if isinstance(step, Reorder):
+            left = tuple(name for name in step.axes if name not in gone and name not in ends)
+            if len(left) > 1:
+                steps.append(Reorder(left))
+        elif gone.isdisjoint(names_of(step)) and ends.isdisjoint(names_of(step)):
+            steps.append(step)
+        elif isinstance(step, StageInput | StageReduce) and ends.isdisjoint(names_of(step)):
+            left = tuple(name for name in step.axes if name not in gone)
+            if left and isinstance(step, StageInput):
+                steps.append(StageInput(step.param, left))
+            elif left and isinstance(step, StageReduce) and step.axis not in gone:
+                steps.append(StageReduce(step.axis, left))
+    return Schedule(tuple(steps))
+
+
+def _renamed(schedule: Schedule, names: dict[str, str]) -> Schedule:
+    """`schedule` with axes called otherwise."""
+
+    def new(items: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in items)
+
+    steps: list[Step] = []
+    for step in schedule.steps:
+        if isinstance(step, Split):
+            steps.append(Split(names.get(step.axis, step.axis), step.parts, step.tail, step.masked))
+        elif isinstance(step, Bind):
+            steps.append(Bind(names.get(step.axis, step.axis), step.unit, step.grain))
+        elif isinstance(step, Reorder):
+            steps.append(Reorder(new(step.axes)))
+        elif isinstance(step, StageInput):
+            steps.append(StageInput(step.param, new(step.axes)))
+        elif isinstance(step, StageReduce):
+            steps.append(StageReduce(names.get(step.axis, step.axis), new(step.axes)))
+        else:
+            steps.append(step)
+    return Schedule(tuple(steps))
+
+
+def _with_tails(
+    steps: list[Step], outer: str, main: list[str], tails: list[tuple[str, ...]]
+) -> Iterable[Step]:
+    """Say of each tile of a tail what is said of the main part's: its place, and its copies."""
+    seen: set[Step] = set()
+    for step in steps:
+        if isinstance(step, Reorder):
+            yield Reorder(_placed(step.axes, main, tails))
+            continue
+        if step in seen:
+            continue
+        seen.add(step)
+        yield step
+        if not isinstance(step, StageInput | StageReduce) or not tails:
+            continue
+        if not set(names_of(step)) & set(main):
+            continue
+        for tile in tails:
+            copy = _for_tail(step, outer, main, tile)
+            if copy is not None and copy not in seen:
+                seen.add(copy)
+                yield copy
+
+
+def _placed(
+    axes: tuple[str, ...], main: list[str], tails: list[tuple[str, ...]]
+) -> tuple[str, ...]:
+    last = max((place for place, name in enumerate(axes) if name in main), default=-1)
+    added = tuple(name for tile in tails for name in tile if name not in axes)
+    return axes if last < 0 else (*axes[: last + 1], *added, *axes[last + 1 :])
+
+
+def _for_tail(
+    step: StageInput | StageReduce, outer: str, main: list[str], tile: tuple[str, ...]
+) -> StageInput | StageReduce | None:
+    """A copy laid out over a tail's tile in place of the main part's."""
+    found: list[str] = []
+    for name in step.axes:
+        if name in main:
+            found.extend(each for each in tile if each not in found)
+        elif name != outer:
+            found.append(name)
+    if isinstance(step, StageInput):
+        return StageInput(step.param, tuple(found))
+    if step.axis not in (*main, outer):
+        return StageReduce(step.axis, tuple(found))
+    return StageReduce(tile[0], step.axes)

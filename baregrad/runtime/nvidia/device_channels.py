@@ -1,0 +1,139 @@
+"""The two channels of a device, one that computes and one that copies: made, watched, told of."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
+
+from baregrad.base.errors import DriverError
+from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.list_image import ListImage
+
+if TYPE_CHECKING:
+    from baregrad.runtime.nvidia.objects import Gpu
+
+T = TypeVar("T")
+Channels = tuple[Channel, Channel]
+
+# A copy engine by itself, beside the one that the graphics engine shares.
+_ENGINES = (2, 3, 4, 5, 6, 7, 8, 9, 1, 0)
+# After so long without a sign of life doorbells are rung again, which changes nothing where all is
+# well, and tells a GPU that has missed one.
+_RING_AGAIN_S = 1.0
+
+
+class Returns(deque[T]):
+    """What nobody refers to any more, for the device to free; nothing is taken in once it is shut.
+
+    Finalizers hold on to it for as long as what they wait for lives, and that may be in here.
+    """
+
+    shut = False
+
+    def append(self, one: T) -> None:
+        """Take something in."""
+        if not self.shut:
+            super().append(one)
+
+    def close(self) -> None:
+        """Forget all, now and later: closing the device frees it anyway."""
+        self.shut = True
+        self.clear()
+
+
+def open_channels(
+    gpu: Gpu, engine: int | None, value: int, copy_value: int
+) -> tuple[Channels, int]:
+    """Return new channels whose timelines begin at values, and the number of the copy engine.
+
+    `engine` is the copy engine to use, None for the first one found that works by itself, -1 for
+    the graphics engine's.
+    """
+    group = ChannelGroup(gpu)
+    compute = Channel(group, begin_at=value)
+    if engine is None:
+        engine = _find_engine(gpu)
+    alone = ChannelGroup(gpu, copy_engine=engine) if engine >= 0 else None
+    copies = Channel(alone or group, copies=alone is None, begin_at=copy_value)
+    group.schedule()
+    if alone is not None:
+        alone.schedule()
+    return (compute, copies), engine
+
+
+def _find_engine(gpu: Gpu) -> int:
+    """Return a copy engine that works by itself, -1 if there is none."""
+    for candidate in _ENGINES:
+        try:
+            group = ChannelGroup(gpu, copy_engine=candidate)
+        except DriverError:
+            continue
+        try:
+            Channel(group).close()
+        except DriverError:
+            group.close()
+            continue
+        group.close()
+        return candidate
+    return -1
+
+
+def is_dead(channels: Channels) -> bool:
+    """Return whether one of the channels was stopped, or left for dead."""
+    return any(channel.group.dead is not None for channel in channels)
+
+
+def look(channels: Channels) -> None:
+    """Raise DriverError if the driver has reported an error of either channel."""
+    for channel in channels:
+        channel.check()
+
+
+def wait_for(channels: Channels, channel: Channel, value: int, timeout_s: float) -> None:
+    """Wait for a channel's timeline, or raise DriverError and leave the channel for dead.
+
+    The time counts from the last sign of life before the wait gives up: its beginning, the end of
+    a submission of either channel, or that of a kernel of a list whose kernels tell (`progress`).
+    So one kernel has `timeout_s`, however many are waited for, and no more than that.
+    """
+    seen = _signs(channels)
+    moved = rung = time.perf_counter()
+
+    def watch() -> None:
+        nonlocal seen, moved, rung
+        look(channels)
+        now, signs = time.perf_counter(), _signs(channels)
+        if signs != seen:
+            seen, moved, rung = signs, now, now
+        elif now - moved > timeout_s:
+            raise DriverError(f"no sign of life for {timeout_s:g} s", found=tell(channels))
+        elif now - rung > _RING_AGAIN_S:
+            rung = now
+            for one in channels:
+                one.ring_again()
+
+    try:
+        channel.timeline.wait(value, math.inf, watch)
+    except DriverError as error:
+        if not is_dead(channels):
+            # A copy that is not done may be waiting for a kernel that is not.
+            compute, _ = channels
+            stuck = compute if compute.words[0] < compute.last_value else channel
+            stuck.group.dead = str(error)
+        raise
+
+
+def _signs(channels: Channels) -> tuple[int, int, int]:
+    compute, copies = channels
+    work = compute.unfinished()
+    done = work.progress if isinstance(work, ListImage) else 0
+    return compute.words[0], copies.words[0], done
+
+
+def tell(channels: Channels) -> str:
+    """Say how far each channel is: what to look at where work does not end."""
+    return "; ".join(
+        f"{'copies' if one.copies else 'kernels'}: {one.state()}" for one in channels
+    )

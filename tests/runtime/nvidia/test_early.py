@@ -1,0 +1,196 @@
+"""Kernels that begin before the one in front has ended, on a virtual GPU that begins them so."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from baregrad.base.errors import DriverError
+from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
+from baregrad.runtime.commands import Slot
+from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.nvidia import list_image
+from baregrad.runtime.nvidia.device import NvDevice
+from baregrad.runtime.nvidia.list_style import STYLES
+from baregrad.testing.virtual_gpu.gpu_faults import ENGINE_EXCEPTION
+from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
+from baregrad.testing.virtual_gpu.ptx_errors import PrematureAccess
+from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
+from tests.runtime.nvidia import device_tools
+from tests.runtime.nvidia.device_tools import Words
+from tests.runtime.nvidia.random_lists import random_lists
+from tests.testing.virtual_gpu.virtual_tools import cubin_of, data_cubin, kernel_text
+
+EARLY = sorted(name for name, style in STYLES.items() if style.early)
+LINK = """
+    mov.u32 %r0, %tid.x;
+    mul.wide.u32 %d0, %r0, 4;
+    add.u64 %a, %a, %d0;
+    ld.global.u32 %r1, [%a];
+    cvt.u32.u64 %r2, %n;
+    mad.lo.u32 %r1, %r1, 1664525, %r2;
+    st.global.u32 [%a], %r1;
+"""
+WAIT = "griddepcontrol.wait;"
+# Each may be waited for; none of them keeps its promise to wait.
+BROKEN = {
+    "reads first": LINK.replace("cvt", f"{WAIT} cvt"),
+    "writes first": LINK.replace("ld.global.u32 %r1, [%a]", "mov.u32 %r1, 0") + WAIT,
+    "some threads do not": "setp.eq.u64 %p0, %n, 0; @%p0 griddepcontrol.wait;" + LINK,
+    "never": LINK,
+    "ends without": "add.u64 %n, %n, 1;",
+    "copies first": f"""
+        .shared .b32 s[32];
+        mov.u32 %r0, %tid.x; mul.wide.u32 %d0, %r0, 4; mov.u64 %d1, s; add.u64 %d1, %d1, %d0;
+        cp.async.ca.shared.global [%d1], [%a], 4;
+        {WAIT}
+    """,
+    "reads by any address": "cvta.global.u64 %d1, %a; ld.u32 %r0, [%d1];" + WAIT,
+}
+
+
+def words(count: int, seed: int = 1) -> Words:
+    return np.random.default_rng(seed).integers(0, 1 << 32, count, np.uint32)
+
+
+def link(name: str, body: str, waits: bool, architecture: str = "sm_90") -> Program:
+    """A link of a chain, with what it promises."""
+    return Program(
+        name, CUBIN, cubin_of(kernel_text(body, name), architecture), name,
+        (ParamSpec("p0", "uint32", 128, "rw"),), ("number",),
+        launch=GpuLaunch((1, 1, 1), (32, 1, 1), waits=waits),
+    )  # fmt: skip
+
+
+def load_early(device: NvDevice, name: str) -> Kernel:
+    made = device_tools.program(f"{name}_early")
+    return device.load(dataclasses.replace(made, code=data_cubin("device")))
+
+
+def opened(style: str, **options: object) -> tuple[VirtualPort, NvDevice]:
+    port = VirtualPort(**options)  # type: ignore[arg-type]
+    return port, NvDevice(port=port, style=STYLES[style], timeout_s=3)
+
+
+def state_of(device: NvDevice, state: Words) -> Buffer:
+    buffer = device.allocate(state.nbytes)
+    device.copy_in(buffer, state)
+    return buffer
+
+
+def begun_early(port: VirtualPort) -> int:
+    return port.machine.begun_early
+
+
+@pytest.mark.parametrize("style", EARLY)
+def test_a_chain_begins_early_and_is_right(style: str) -> None:
+    port, device = opened(style)
+    kernel = load_early(device, "link64")
+    commands = device.command_list()
+    for number in range(20):
+        commands.exec(kernel, [Slot(0)], {"number": number})
+    state = words(32)
+    buffer = state_of(device, state)
+    for turn in range(4):
+        device.submit(commands, [buffer])
+        for number in range(20):
+            device_tools.link64(state, number)
+        assert np.array_equal(buffer.contents().view(np.uint32), state)
+        # All but the head of the chain.
+        assert begun_early(port) == 19 * (turn + 1)
+    device.close()
+    assert not port.held() and not port.faults
+
+
+@pytest.mark.parametrize("style", ["thorough", "chain", "light-told"])
+def test_other_styles_begin_nothing_early(style: str) -> None:
+    port, device = opened(style)
+    kernel = load_early(device, "link64")
+    buffer = state_of(device, words(32))
+    commands = device.command_list()
+    for number in range(5):
+        commands.exec(kernel, [Slot(0)], {"number": number})
+    device.submit(commands, [buffer])
+    device.synchronize()
+    assert begun_early(port) == 0
+    device.close()
+
+
+@pytest.mark.parametrize("style", EARLY)
+@pytest.mark.parametrize("seed", range(2))
+def test_random_lists_of_both_kinds(style: str, seed: int) -> None:
+    """Kernels that wait and kernels that do not, copies and fills between them."""
+    port, device = opened(style, seed=seed)
+
+    def load(device: NvDevice, name: str) -> Kernel:
+        if name == "link64" or seed:
+            return load_early(device, name)
+        made = device_tools.program(name)
+        return device.load(dataclasses.replace(made, code=data_cubin("device")))
+
+    assert random_lists(device, 16, seed, load) >= 16
+    assert begun_early(port) and not port.faults
+    device.close()
+    assert not port.held()
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_89", "sm_100", "sm_120"])
+def test_generations_begin_early_where_they_have_latches(architecture: str) -> None:
+    port, device = opened("early-progress", models=(GpuModel(architecture),))
+    waits = device.load(link("waits", WAIT + LINK, True, architecture))
+    plain = device.load(link("plain", LINK, False, architecture))
+    buffer = state_of(device, words(32))
+    commands, wanted = device.command_list(), words(32)
+    for number, kernel in enumerate((plain, waits, waits, plain, waits)):
+        commands.exec(kernel, [Slot(0)], {"number": number})
+        device_tools.link64(wanted, number)
+    device.submit(commands, [buffer])
+    assert np.array_equal(buffer.contents().view(np.uint32), wanted)
+    assert begun_early(port) == (3 if architecture in ("sm_100", "sm_120") else 0)
+    device.close()
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_kernel_that_breaks_its_promise_is_found_out(name: str) -> None:
+    port, device = opened("early-progress")
+    good = device.load(link("good", WAIT + LINK, True))
+    broken = device.load(link("broken", BROKEN[name], True))
+    buffer = state_of(device, words(32))
+    commands = device.command_list()
+    # At the head of a chain nothing is in front, and nothing is wrong.
+    for kernel in (broken, good, broken):
+        commands.exec(kernel, [Slot(0)], {"number": 7})
+    with pytest.raises(DriverError, match="'broken'"):
+        device.submit(commands, [buffer])
+        device.synchronize()
+    assert port.launched == ["broken", "good", "broken"]
+    (told,) = port.faults
+    assert told.fault.code == ENGINE_EXCEPTION
+    assert isinstance(told.fault.__cause__, PrematureAccess)
+    device.close()
+
+
+@pytest.mark.parametrize("wrong", ["no latch", "another latch", "keeps caches"])
+def test_a_wait_without_its_latch_is_found_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = list_image.write_latch
+
+    def write(view: memoryview, layout: object, latch: int, *, waits: bool) -> None:
+        right(view, layout, latch + waits * (wrong == "another latch"), waits=waits)  # type: ignore[arg-type]
+        if waits and wrong != "another latch":
+            name = "wait_latch_valid" if wrong == "no latch" else "latch_drops_data"
+            layout.write(view, name, 0)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(list_image, "write_latch", write)
+    port, device = opened("early")
+    kernel = load_early(device, "link64")
+    buffer = state_of(device, words(32))
+    commands = device.command_list()
+    for number in range(2):
+        commands.exec(kernel, [Slot(0)], {"number": number})
+    with pytest.raises(DriverError):
+        device.submit(commands, [buffer])
+        device.synchronize()
+    assert "begins early" in port.faults[0].line
+    device.close()
