@@ -10,15 +10,20 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
-from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Var
 from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import Op, Ops
-from baregrad.kernel.linearise_access import Address, Memory, access_of
+from baregrad.kernel.linearise_access import (
+    Address,
+    Memory,
+    access_of,
+    is_streamed,
+    streamed_nbytes,
+)
 from baregrad.kernel.linearise_folds import BARRIER
 from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_scopes import END, ZERO
@@ -240,8 +245,8 @@ def _store_at(
     lanes = values.memory.addresses[node].width if stride else 1
     address = values.memory.addresses[node]
     align = values.alignment(address, lanes, stride, at, buffer.dtype)
-    if _is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
-        align = _vector_nbytes(lanes, buffer.dtype)
+    if is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
+        align = streamed_nbytes(lanes, buffer.dtype)
     access = access_of(lanes, stride or 1, at, align)
     test = mask is not None and lanes == 1
     if test:

@@ -15,7 +15,13 @@ from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node, const, make_node
 from baregrad.ir.op import Ops
-from baregrad.kernel.linearise_access import Address, access_of, lanes_of
+from baregrad.kernel.linearise_access import (
+    Address,
+    access_of,
+    is_streamed,
+    lanes_of,
+    streamed_nbytes,
+)
 from baregrad.kernel.linearise_scopes import MOMENT
 
 if TYPE_CHECKING:
@@ -65,12 +71,21 @@ def store_transposed(
         mark = values.scopes.mark()
         values.point = _first(point, near)
         offset, at = values.offset(address)
+        align = dtype.itemsize
+        if is_streamed(buffer) and _in_line(address, near, at, len(rows)):
+            align = streamed_nbytes(len(rows), dtype)
         for lane, column in enumerate(_columns(values, rows, lanes, dtype)):
-            access = access_of(len(rows), 1, at + lane * address.stride, dtype.itemsize)
+            access = access_of(len(rows), 1, at + lane * address.stride, align)
             made = make_node(Ops.VSTORE, dtypes.token, (buffer, offset, column), access)
             values.scopes.append(made)
         values.scopes.forget_since(mark)
     values.point = {}
+
+
+def _in_line(address: Address, near: tuple[Node, ...], at: int, count: int) -> bool:
+    """Whether every group of `count` neighbours begins at a multiple of it."""
+    outer = [scale for axis, scale in (*address.fixed, *address.unrolled) if axis not in near]
+    return all(scale % count == 0 for scale in (*outer, at, address.stride))
 
 
 def copy_transposed(

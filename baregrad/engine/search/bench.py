@@ -37,8 +37,7 @@ FIRST_RUNS = 3
 class Bench:
     """One kernel's arguments in memory, and the programs that were found right.
 
-    cold_nbytes: how much memory has to be touched before an array is in no cache any more; arrays
-    that would stay in the nearer caches in a program's run too are not rotated.
+    cold_nbytes: how much memory the arrays are rotated through, if one set of them is smaller.
     """
 
     def __init__(self, kernel: Node, device: Device, cold_nbytes: int) -> None:

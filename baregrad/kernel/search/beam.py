@@ -21,9 +21,10 @@ from baregrad.target import AnyTarget, CpuTarget
 # Schedules to measure in a round, for each that is kept: by rank, and drawn at random.
 MEASURED = 3
 DRAWN = 1
-# A round must gain this much, or the next is the last.
-LEAST_GAIN = 0.02
-MOST_ROUNDS = 16
+# After so many rounds that gain less than this there is no other.
+LEAST_GAIN = 0.01
+IDLE_ROUNDS = 3
+MOST_ROUNDS = 24
 # So many changes of a schedule are estimated, drawn at random where there are more.
 MOST_ESTIMATED = 40
 
@@ -51,7 +52,7 @@ def beam_search(
     """Schedules that were measured, best first.
 
     `measure` says what schedules take, in nanoseconds, infinite for one that fails; it is given the
-    first schedule by itself, then a round at a time. The search ends when two rounds gain little,
+    first schedule by itself, then a round at a time. The search ends when three rounds gain little,
     or when `proceed` says so. known: schedules to begin with, from an earlier search.
     """
     rng = random.Random(digest(kernel))
@@ -78,7 +79,7 @@ def beam_search(
         best = trials[0].ns
         trials.sort(key=lambda trial: trial.ns)
         idle = 0 if trials[0].ns < best * (1 - LEAST_GAIN) else idle + 1
-        if idle > 1:
+        if idle >= IDLE_ROUNDS:
             break
         fresh = _next_round(kernel, target, trials[:width], seen, rng, width)
         if not fresh:

@@ -1,49 +1,136 @@
-"""Bytes between the host and a GPU: through pinned memory, piece by piece.
+"""Copies between arrays in host memory and a GPU's.
 
-Ordinary host memory may be moved or swapped by the system, so the GPU cannot reach it. Its bytes go
-through pieces of pinned memory: some threads fill pieces while the copy engine empties others, for
-NumPy's copies let other threads run. What is pinned already is copied as it is.
+Memory of an ordinary array may be moved or swapped by the system, so the GPU cannot reach it. Its
+bytes go through pieces of pinned memory: some threads fill pieces while the copy engine empties
+others, for `memmove` lets other threads run. What is pinned already is copied as it is.
 """
 
 from __future__ import annotations
 
 import bisect
+import ctypes
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from baregrad.runtime.nvidia.memory import Allocation
-from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from baregrad.base.bits import round_up
+from baregrad.base.errors import DriverError
+from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.runtime.nvidia.crew import Crew
+from baregrad.runtime.nvidia.memory import PAGE_NBYTES, Allocation
+from baregrad.runtime.nvidia.pushbuffer import COPY_CHUNK_NBYTES, PushBuffer
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.channel import Channel
-    from baregrad.runtime.nvidia.memory import MemoryManager
+    from baregrad.runtime.nvidia.objects import Gpu
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Wait = Callable[["Channel", int], None]
 
-PIECE_NBYTES = 4 << 20
-_LEAST_PIECE = 256 << 10
-# Above so many bytes, several threads fill or empty pieces.
-_SHARED_NBYTES = 8 << 20
-_MAX_WORKERS = 8
-_PIECES_EACH = 2
+# What one thread uses for itself.
+_OWN_NBYTES = 4 << 20
+_OWN_PIECES = 2
+_LEAST_OWN = 256 << 10
+_LEAST_SHARED = 64 << 10
 _NAP_S = 20e-6
+_WORDS_ALIGNMENT = 64
+_ADDRESSES = struct.Struct("<IIII")
+_LENGTH = struct.Struct("<I")
+_VALUE = struct.Struct("<Q")
+_MASK = 0xFFFFFFFF
+
+
+class StagingOptions(NamedTuple):
+    """How ordinary arrays are copied.
+
+    From `shared_from` bytes on, so many `workers` (0: half of the processors, 8 at most) copy
+    pieces of `piece_nbytes` at most, each with `depth` of them under way, and cut the work so that
+    each has `rounds` pieces at least. `large_pages`: pieces lie in pages of 2 MiB of the driver's
+    own, where there are some. `pipelined`: a copy may begin before the one in front has ended.
+    """
+
+    workers: int = 0
+    piece_nbytes: int = 1 << 20
+    depth: int = 2
+    rounds: int = 4
+    shared_from: int = 4 << 20
+    large_pages: bool = True
+    pipelined: bool = False
+
+
+DEFAULT_OPTIONS = StagingOptions()
+_MOST_WORKERS = 8
+
+
+class Sender:
+    """A copy's words in the GPU's memory, for one copy at a time: what changes is written over."""
+
+    def __init__(self, gpu: Gpu, pipelined: bool) -> None:
+        self._piece = gpu.pieces.take(_WORDS_ALIGNMENT, _WORDS_ALIGNMENT)
+        self._pipelined = pipelined
+        self._channel: Channel | None = None
+        # The timeline's value when the last copy is done.
+        self.value = 0
+
+    def _write(self, channel: Channel) -> None:
+        push = PushBuffer()
+        push.copy(0, 0, 1, pipelined=self._pipelined)
+        begin = 4 * len(push.words)
+        push.release(channel.timeline.gpu_va, 0)
+        # Behind their headers: two addresses, upper halves first; the length; the value.
+        self._addresses_at, self._length_at, self._value_at = 4, 24, begin + 12
+        self._piece.write(0, struct.pack(f"<{len(push.words)}I", *push.words))
+        self._view = self._piece.view
+        entry = self._piece.gpu_va | len(push.words) << m.GP_ENTRY_LENGTH_SHIFT
+        self._entry = entry | m.GP_ENTRY_SUBROUTINE
+        self._channel = channel
+
+    def send(
+        self, channel: Channel, lock: threading.Lock, target: int, source: int, nbytes: int
+    ) -> int:
+        """Start a copy of at most 2 GiB; the one before is done. Return its value."""
+        if self._channel is not channel:
+            self._write(channel)
+        view = self._view
+        _ADDRESSES.pack_into(
+            view, self._addresses_at, source >> 32, source & _MASK, target >> 32, target & _MASK
+        )
+        _LENGTH.pack_into(view, self._length_at, nbytes)
+        with lock:
+            if channel.group.dead is not None:
+                raise DriverError("the channel is dead", found=channel.group.dead)
+            self.value = value = channel.last_value + 1
+            _VALUE.pack_into(view, self._value_at, value)
+            channel.enter(self._entry, ())
+        return value
+
+    def close(self) -> None:
+        """Give the words back."""
+        self._piece.close()
 
 
 class _Piece:
-    """Pinned memory, free again when the copying channel's timeline has `value`."""
+    """Pinned memory at `address`, free again when its sender's copy is done."""
 
-    def __init__(self, memory: Allocation) -> None:
-        self.memory = memory
-        self.gpu_va = memory.gpu_va
-        self.bytes: Bytes = np.frombuffer(memory.view[:], np.uint8)
-        self.value = 0
+    def __init__(self, address: int, gpu_va: int, sender: Sender) -> None:
+        self.address = address
+        self.gpu_va = gpu_va
+        self.sender = sender
+
+
+class _Job(NamedTuple):
+    """A copy: the array's address, the GPU's, bytes, bytes of a piece, which way."""
+
+    host: int
+    gpu_va: int
+    nbytes: int
+    step: int
+    out: bool
 
 
 class Staging:
@@ -55,31 +142,32 @@ class Staging:
 
     def __init__(
         self,
-        memory: MemoryManager,
+        gpu: Gpu,
         channel: Callable[[], Channel],
         wait: Wait,
-        *,
-        workers: int | None = None,
-        piece_nbytes: int = PIECE_NBYTES,
-        pipelined: bool = False,
+        options: StagingOptions = DEFAULT_OPTIONS,
     ) -> None:
-        self._memory = memory
+        self._gpu = gpu
         self._channel = channel
         self._wait = wait
-        self.workers = workers or max(1, min(_MAX_WORKERS, (os.cpu_count() or 1) // 2))
-        self.piece_nbytes = piece_nbytes
-        self.pipelined = pipelined
+        self.options = options
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+        self.workers = options.workers or max(1, min(_MOST_WORKERS, processors // 2))
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._pieces: list[list[_Piece]] = [[] for _ in range(self.workers)]
+        self._crew: Crew | None = None
+        self._memory: list[Allocation] = []
+        self._senders: list[Sender] = []
+        self._direct: Sender | None = None
+        self._own: list[_Piece] = []
+        self._shared: list[list[_Piece]] = []
         self._pinned: list[tuple[int, int, int]] = []
-        # Whether threads are at work, which must not be kept from it by a spinning one.
-        self._helped = False
 
     @property
     def nbytes(self) -> int:
         """Bytes of pinned memory that are held."""
-        return sum(piece.memory.nbytes for mine in self._pieces for piece in mine)
+        return sum(memory.nbytes for memory in self._memory)
+
+    # Memory that is pinned already.
 
     def pin(self, allocation: Allocation) -> Bytes:
         """Return pinned memory as an array, which is then copied without a detour."""
@@ -92,14 +180,15 @@ class Staging:
         """Forget pinned memory that is going to be freed."""
         self._pinned = [one for one in self._pinned if one[2] != allocation.gpu_va]
 
-    def pinned_va(self, data: Bytes) -> int | None:
+    def pinned_va(self, begin: int, nbytes: int) -> int | None:
         """Return where the GPU sees host bytes, None if it does not."""
-        begin = int(data.ctypes.data)
         place = bisect.bisect(self._pinned, (begin, 1 << 64, 0)) - 1
         if place < 0:
             return None
         first, last, gpu_va = self._pinned[place]
-        return gpu_va + begin - first if begin + data.nbytes <= last else None
+        return gpu_va + begin - first if begin + nbytes <= last else None
+
+    # Copies.
 
     def copy_in(self, target: int, source: Bytes, after: tuple[int, int] | None) -> int:
         """Copy host bytes to an address; return the timeline's value when they are there.
@@ -107,141 +196,165 @@ class Staging:
         The host bytes may change when this returns. `after` is a semaphore's address and the value
         to wait for on the GPU before the first byte is written.
         """
-        pinned = self.pinned_va(source)
-        if pinned is not None:
-            value = self._submit(target, pinned, source.nbytes, after)
-            self._wait(self._channel(), value)
-            return value
-        if after is not None:
-            push = PushBuffer()
-            push.acquire(*after)
-            with self._lock:
-                self._channel().submit(push)
-
-        def work(mine: list[_Piece], begin: int, end: int, turn: int) -> None:
-            piece = self._piece(mine, turn)
-            piece.bytes[: end - begin] = source[begin:end]
-            piece.value = self._submit(target + begin, piece.gpu_va, end - begin, None)
-
-        self._share(source.nbytes, work)
+        self._copy(int(source.ctypes.data), target, source.nbytes, after, out=False)
         return self._channel().last_value
 
     def copy_out(self, target: Bytes, source: int, after: tuple[int, int] | None) -> None:
         """Copy bytes from an address to the host; they are there when this returns."""
-        pinned = self.pinned_va(target)
-        if pinned is not None:
-            value = self._submit(pinned, source, target.nbytes, after)
-            self._wait(self._channel(), value)
-            return
+        self._copy(int(target.ctypes.data), source, target.nbytes, after, out=True)
+
+    def _copy(
+        self, host: int, gpu_va: int, nbytes: int, after: tuple[int, int] | None, *, out: bool
+    ) -> None:
         if after is not None:
             push = PushBuffer()
             push.acquire(*after)
             with self._lock:
                 self._channel().submit(push)
-        waiting: dict[int, list[tuple[_Piece, int, int]]] = {}
+        pinned = self.pinned_va(host, nbytes)
+        if pinned is not None:
+            ends = (pinned, gpu_va) if out else (gpu_va, pinned)
+            self._copy_direct(*ends, nbytes)
+        elif nbytes >= self.options.shared_from and self.workers > 1:
+            self._copy_together(host, gpu_va, nbytes, out)
+        else:
+            # A little less than a quarter: what is waited for last is small.
+            step = max(_LEAST_OWN, (nbytes // 4 - 1) // PAGE_NBYTES * PAGE_NBYTES)
+            job = _Job(host, gpu_va, nbytes, min(_OWN_NBYTES, step), out)
+            self._run(job, iter(range(0, nbytes, job.step)), self._own_piece, self._until_by_wait)
 
-        def drain(one: tuple[_Piece, int, int]) -> None:
-            piece, begin, end = one
-            self._until(piece.value)
-            target[begin:end] = piece.bytes[: end - begin]
+    def _copy_direct(self, target: int, source: int, nbytes: int) -> None:
+        if self._direct is None:
+            self._direct = self._sender()
+        for begin in range(0, nbytes, COPY_CHUNK_NBYTES):
+            size = min(COPY_CHUNK_NBYTES, nbytes - begin)
+            channel = self._channel()
+            value = self._direct.send(channel, self._lock, target + begin, source + begin, size)
+            self._wait(channel, value)
 
-        def work(mine: list[_Piece], begin: int, end: int, turn: int) -> None:
-            queue = waiting.setdefault(id(mine), [])
-            if len(queue) >= _PIECES_EACH:
-                drain(queue.pop(0))
-            piece = self._piece(mine, turn)
-            piece.value = self._submit(piece.gpu_va, source + begin, end - begin, None)
-            queue.append((piece, begin, end))
+    def _copy_together(self, host: int, gpu_va: int, nbytes: int, out: bool) -> None:
+        """Do all pieces with the help of the crew."""
+        options = self.options
+        if self._crew is None:
+            self._make_shared()
+            self._crew = Crew(self.workers - 1, "copies")
+        step = round_up(-(-nbytes // (self.workers * options.rounds)), PAGE_NBYTES)
+        step = min(options.piece_nbytes, max(_LEAST_SHARED, step))
+        job = _Job(host, gpu_va, nbytes, step, out)
+        begins = iter(range(0, nbytes, step))
+        errors: list[BaseException] = []
 
-        def finish(mine: list[_Piece]) -> None:
-            for one in waiting.pop(id(mine), ()):
-                drain(one)
+        def work(number: int) -> None:
+            mine = self._shared[number]
+            try:
+                self._run(job, begins, lambda turn: mine[turn % len(mine)], self._until_by_naps,
+                          errors)
+            except BaseException as error:  # noqa: BLE001  raised below, in the caller
+                errors.append(error)
 
-        self._share(target.nbytes, work, finish)
+        self._crew.share(work)
+        if errors:
+            raise errors[0]
 
-    def _submit(
-        self, target: int, source: int, nbytes: int, after: tuple[int, int] | None
-    ) -> int:
-        push = PushBuffer()
-        if after is not None:
-            push.acquire(*after)
-        push.copy(target, source, nbytes, pipelined=self.pipelined)
-        with self._lock:
-            return self._channel().submit(push)
+    def _run(
+        self,
+        job: _Job,
+        begins: Any,
+        piece_of: Callable[[int], _Piece],
+        until: Callable[[int], None],
+        errors: list[BaseException] | None = None,
+    ) -> None:
+        """Do pieces until there are none left, or another thread has met an error."""
+        host, gpu_va, nbytes, step, out = job
+        move, lock = ctypes.memmove, self._lock
+        depth = _OWN_PIECES if piece_of == self._own_piece else self.options.depth
+        waiting: list[tuple[_Piece, int, int]] = []
 
-    def _piece(self, mine: list[_Piece], turn: int) -> _Piece:
-        """Return one of a worker's pieces, free."""
-        place = turn % _PIECES_EACH
-        if place >= len(mine):
-            with self._lock:
-                mine.append(_Piece(self._memory.pinned(self.piece_nbytes)))
-        piece = mine[place]
-        self._until(piece.value)
-        return piece
+        def drain() -> None:
+            piece, place, size = waiting.pop(0)
+            until(piece.sender.value)
+            move(place, piece.address, size)
 
-    def _until(self, value: int) -> None:
+        for turn, begin in enumerate(begins):
+            if errors:
+                return
+            size = min(step, nbytes - begin)
+            if len(waiting) >= depth:
+                drain()
+            piece = piece_of(turn)
+            until(piece.sender.value)
+            if out:
+                piece.sender.send(self._channel(), lock, piece.gpu_va, gpu_va + begin, size)
+                waiting.append((piece, host + begin, size))
+            else:
+                move(piece.address, host + begin, size)
+                piece.sender.send(self._channel(), lock, gpu_va + begin, piece.gpu_va, size)
+        while waiting:
+            drain()
+
+    # Waiting.
+
+    def _until_by_wait(self, value: int) -> None:
+        channel = self._channel()
+        if channel.words[0] < value:
+            self._wait(channel, value)
+
+    def _until_by_naps(self, value: int) -> None:
         """Wait with naps: spinning would keep the threads that copy from running."""
         channel = self._channel()
-        timeline = channel.timeline
-        if timeline.value >= value:
-            return
-        if not self._helped:
-            self._wait(channel, value)
+        words = channel.words
+        if words[0] >= value:
             return
         limit = time.perf_counter() + 0.1
-        while timeline.value < value:
+        while words[0] < value:
             time.sleep(_NAP_S)
             if time.perf_counter() > limit:
                 self._wait(channel, value)
 
-    def _share(
-        self,
-        nbytes: int,
-        work: Callable[[list[_Piece], int, int, int], None],
-        finish: Callable[[list[_Piece]], None] | None = None,
-    ) -> None:
-        """Do all pieces, with the help of threads if there is much to do."""
-        size = min(self.piece_nbytes, max(_LEAST_PIECE, -(-nbytes // 4 + 4095) // 4096 * 4096))
-        begins = iter(range(0, nbytes, size))
-        errors: list[BaseException] = []
+    # Pieces.
 
-        def loop(mine: list[_Piece]) -> None:
-            try:
-                for turn, begin in enumerate(begins):
-                    if errors:
-                        return
-                    work(mine, begin, min(begin + size, nbytes), turn)
-                if finish is not None:
-                    finish(mine)
-            except BaseException as error:  # noqa: BLE001  raised again below, in the caller
-                errors.append(error)
+    def _sender(self) -> Sender:
+        made = Sender(self._gpu, self.options.pipelined)
+        self._senders.append(made)
+        return made
 
-        self._helped = nbytes >= _SHARED_NBYTES and self.workers > 1
-        helpers = []
-        if self._helped:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.workers - 1, "copies")
-            helpers = [self._pool.submit(loop, mine) for mine in self._pieces[1:]]
-        loop(self._pieces[0])
-        for helper in helpers:
-            helper.result()
-        self._helped = False
-        if errors:
-            raise errors[0]
+    def _own_piece(self, turn: int) -> _Piece:
+        """Return one of the caller's own pieces."""
+        place = turn % _OWN_PIECES
+        if place >= len(self._own):
+            memory = self._gpu.memory.pinned(_OWN_NBYTES)
+            self._memory.append(memory)
+            self._own.append(_Piece(memory.host_address, memory.gpu_va, self._sender()))
+        return self._own[place]
+
+    def _make_shared(self) -> None:
+        """Make the pieces of all workers, in one allocation."""
+        options = self.options
+        size = round_up(options.piece_nbytes, PAGE_NBYTES)
+        nbytes = self.workers * options.depth * size
+        memory = self._gpu.memory.host(nbytes, large_pages=options.large_pages)
+        self._memory.append(memory)
+        for worker in range(self.workers):
+            mine = []
+            for turn in range(options.depth):
+                at = (worker * options.depth + turn) * size
+                mine.append(_Piece(memory.host_address + at, memory.gpu_va + at, self._sender()))
+            self._shared.append(mine)
 
     def close(self) -> None:
         """Free the pieces and stop the threads; nothing is being copied."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
-        for mine in self._pieces:
-            for piece in mine:
-                piece.bytes = np.empty(0, np.uint8)
-                piece.memory.close()
-            mine.clear()
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+        for sender in self._senders:
+            sender.close()
+        for memory in self._memory:
+            memory.close()
+        self._memory, self._senders, self._own, self._shared = [], [], [], []
+        self._direct = None
         self._pinned = []
 
     def after_fork(self) -> None:
         """Take a fresh lock, which another thread may have held, and forget its threads."""
         self._lock = threading.Lock()
-        self._pool = None
+        self._crew = None

@@ -106,7 +106,7 @@ class NvDevice(Device):
             self.allocator = DeviceAllocator(
                 self.gpu.memory, name, self._wait_quietly, self._other_nbytes
             )
-            self.staging = Staging(self.gpu.memory, lambda: self._copies, self._await)
+            self.staging = Staging(self.gpu, lambda: self._copies, self._await)
         except BaseException as error:
             self._give_back(error)
             raise
@@ -140,7 +140,7 @@ class NvDevice(Device):
         """
         with self._lock:
             self._check_open()
-            allocation = self.gpu.memory.pinned(nbytes)
+            allocation = self.gpu.memory.host(nbytes)
             array = self.staging.pin(allocation)
         weakref.finalize(array, self._returned.append, allocation).atexit = False
         return array[:nbytes]

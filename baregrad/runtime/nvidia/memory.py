@@ -119,6 +119,18 @@ class MemoryManager:
             owner,
         )
 
+    def host(
+        self, nbytes: int, *, large_pages: bool = True, owner: Teardown | None = None
+    ) -> Allocation:
+        """Return host memory for copies: in large pages if there are some, else pinned."""
+        if large_pages and nbytes >= HUGE_PAGE_NBYTES:
+            try:
+                return self.system(nbytes, owner=owner)
+            except (OutOfMemory, DriverError):
+                # The system has no such pages left, or none at all.
+                pass
+        return self.pinned(nbytes, owner=owner)
+
     def driver_page(self, *, owner: Teardown | None = None) -> Allocation:
         """Return a zeroed page that the driver itself writes; it has no address on the GPU."""
         return self._make("a page of the driver", PAGE_NBYTES, None, self._system_page, owner)

@@ -286,16 +286,6 @@ def step_copies() -> None:
         cells = [rates(device, nbytes, pinned) for pinned in (True, False)]
         print(f"  {nbytes:>10} bytes: pinned in {cells[0][0]:7.3f}, out {cells[0][1]:7.3f}; "
               f"ordinary in {cells[1][0]:7.3f}, out {cells[1][1]:7.3f} GB/s", flush=True)
-    for workers in (1, 2, 4, 6, 8, 12):
-        for piece in (MIB, 4 * MIB, 16 * MIB):
-            device.staging.close()
-            device.staging = type(device.staging)(
-                device.gpu.memory, lambda: device.channels[1], device._wait_for,
-                workers=workers, piece_nbytes=piece,
-            )
-            into, out = rates(device, 256 * MIB, False)
-            print(f"  {workers} threads, pieces of {piece >> 20} MiB: "
-                  f"ordinary in {into:.1f}, out {out:.1f} GB/s", flush=True)
     small = device.allocate(4)
     word = np.zeros(1, np.uint32)
     into = median_us(lambda: device.copy_in(small, word), 1000)[0]

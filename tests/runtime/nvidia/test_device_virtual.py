@@ -16,7 +16,7 @@ from baregrad.base.errors import BaregradError, DeviceError, DriverError, OutOfM
 from baregrad.program import Program
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.interface import Buffer, Kernel
-from baregrad.runtime.nvidia.copies import Staging
+from baregrad.runtime.nvidia.copies import Staging, StagingOptions
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import STYLES
 from baregrad.runtime.nvidia.peers import copy_between, peer_access
@@ -215,19 +215,20 @@ def test_random_lists_give_what_numpy_gives(style: str, copy_engine: int | None)
         assert not port.held() and not port.faults
 
 
-def test_threads_share_large_copies(port: VirtualPort) -> None:
+@pytest.mark.parametrize("workers,depth,large_pages", [(3, 2, True), (2, 1, False), (5, 3, True)])
+def test_threads_share_large_copies(
+    port: VirtualPort, workers: int, depth: int, large_pages: bool
+) -> None:
     device = NvDevice(port=port)
     device.staging.close()
-    device.staging = Staging(
-        device.gpu.memory, lambda: device.channels[1], device._await,
-        workers=3, piece_nbytes=300_000,
-    )  # fmt: skip
-    data = words((20 << 20) // 4)
+    options = StagingOptions(workers, 300_000, depth, 2, 1 << 20, large_pages)
+    device.staging = Staging(device.gpu, lambda: device.channels[1], device._await, options)
+    data = words((5 << 20) // 4 + 77)
     buffer = device.allocate(data.nbytes)
     for shift in range(3):
         device.copy_in(buffer, data + np.uint32(shift))
         assert np.array_equal(buffer.contents().view(np.uint32), data + np.uint32(shift))
-    assert device.staging.nbytes >= 2 * 300_000
+    assert device.staging.nbytes >= workers * depth * 300_000
     # One error reaches us, whichever thread meets it; then all works again.
     device.channels[1].group.dead = "a test"
     with pytest.raises(DriverError):

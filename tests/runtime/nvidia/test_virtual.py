@@ -258,10 +258,10 @@ def test_kernels_of_a_list_that_copies_wait_for_what_is_copied_in(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of what is copied in lag; a list's first kernel comes before its own first copy."""
-    monkeypatch.setattr(copies, "_LEAST_PIECE", 512)
+    monkeypatch.setattr(copies, "_LEAST_OWN", 4096)
+    monkeypatch.setattr(copies, "_OWN_NBYTES", 4096)
     monkeypatch.setattr(virtual_port, "_AT_DOORBELL", (0, 1))
     device = NvDevice(port=VirtualPort(seed=seed), timeout_s=5)
-    device.staging.piece_nbytes = 4096
     turn, count = device.load(program("turn")), 2500
     commands = device.command_list()
     commands.exec(turn, [Slot(1), Slot(0)], {"count": count, "by": 1})
