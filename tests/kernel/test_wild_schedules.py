@@ -177,6 +177,19 @@ def test_sums_kept_for_a_chunk_are_those_of_the_chunk_alone() -> None:
     k.assert_equal(k.run_kernel(kernel, arrays), k.run_loop(loop, arrays))
 
 
+def test_sums_kept_outside_of_a_loop_with_a_tile() -> None:
+    """The tile's axis is reduced in registers with the loop inside, not with the one outside."""
+    kernel = k.matmul(6, 8, 24)
+    text = (
+        "Schedule(split('r2', outer='ro', ri=3, ru=2), bind('ru', 'unroll'), bind('i1', 'vector'), "
+        "stage_reduce('ro', 'i0', 'i1'))"
+    )
+    loop = lower(kernel, AVX, parse_schedule(text))
+    verify(loop, "loop")
+    arrays = k.arguments(kernel)
+    k.assert_equal(k.run_kernel(kernel, arrays), k.run_loop(loop, arrays))
+
+
 def nodes_of(root: Node) -> list[Node]:
     """Everything below a node."""
     from baregrad.ir.node import toposort
