@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import Param, Range, Stage
+from baregrad.ir.attrs import Param, Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import (
@@ -31,6 +31,7 @@ from baregrad.ir.node import (
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
 from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_for
+from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
@@ -39,8 +40,6 @@ from baregrad.target import AnyTarget
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
 CHUNK_ID = 1 << 20
-# Steps that are neighbours, while lanes are far apart, of a tile that is copied at once.
-LEAST_TURNED, MOST_TURNED = 4, 16
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
@@ -417,51 +416,17 @@ class _Rewriter:
         key = (step, node, *(id(scope.pieces[axis]) for axis in by_id(node.ranges)))
         stage = self.copies.get(key)
         if stage is None:
-            copies = self.copies_of(where, names, scope)
-            ranges = {**self.ranges, **copies}
+            first = len(self.table.order) * 2 * (1 + len(self.copies))
+            gpu = self.table.gpu is not None
+            copy = copy_loops(step, where, names, self.ranges, scope.pieces, first, gpu)
+            ranges = {**self.ranges, **copy.ranges}
             self.copied_ranges.append(ranges)
-            value = self.read(node, Scope(scope.pieces, ranges, self.masked))
-            src = (value, *copies.values())
-            space = "scratch" if self.table.gpu is None else "shared"
-            stage = self.copies[key] = make_node(Ops.STAGE, node.dtype, src, Stage(space))
+            early = self.masked or copy.pieces is not scope.pieces
+            value = self.read(node, Scope(copy.pieces, ranges, early))
+            space = Stage("shared" if gpu else "scratch")
+            stage = self.copies[key] = make_node(Ops.STAGE, node.dtype, (value, *copy.axes), space)
         self.applied.add(step)
-        places = tuple(self.ranges[name] for name in names)
-        return make_node(Ops.INDEX, node.dtype, (stage, *places))
-
-    def copies_of(self, where: Node, names: list[str], scope: Scope) -> dict[str, Node]:
-        """The axes of the loops that copy a read, in the order in which the input lies."""
-        strides = dict.fromkeys(names, 0)
-        for axis, stride in offset_of(where).strides.items():
-            for name, scale in scope.pieces[axis].terms:
-                if name in strides:
-                    strides[name] += abs(stride * scale)
-        far = sorted(names, key=lambda name: -strides[name])
-        near = self.beside(names, strides)
-        first = len(self.table.order) * (1 + len(self.copies))
-        found = {}
-        for name in names:
-            axis = self.ranges[name]
-            # The threads of a block share the copying out among themselves.
-            bind = axis.arg.bind if self.table.gpu is None else "loop"
-            if self.table.gpu is None and name == near:
-                bind = "unroll"
-            place = Range(first + far.index(name), f"{name}_copy", bind)
-            found[name] = make_node(Ops.RANGE, axis.dtype, axis.src, place)
-        return found
-
-    def beside(self, names: list[str], strides: dict[str, int]) -> str:
-        """The short loop of a copy whose steps are neighbours while its lanes are far apart.
-
-        Its steps are spread over registers, so that a tile is copied at once.
-        """
-        near = [name for name in names if strides[name] == 1]
-        if len(near) != 1 or self.ranges[near[0]].arg.bind != "loop":
-            return ""
-        extent = extent_of(self.ranges[near[0]])
-        if not isinstance(extent, int) or not LEAST_TURNED <= extent <= MOST_TURNED:
-            return ""
-        lanes = [name for name in names if self.ranges[name].arg.bind == "vector"]
-        return near[0] if any(strides[name] >= extent for name in lanes) else ""
+        return make_node(Ops.INDEX, node.dtype, (stage, *copied_places(stage, names, self.ranges)))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
@@ -535,7 +500,7 @@ class _Rewriter:
                 outer = [axis for axis in own if axis not in inner]
                 part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
                 node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
-            first = len(self.table.order) * (1 + len(self.copies))
+            first = len(self.table.order) * 2 * (1 + len(self.copies))
             copies = tuple(
                 make_node(Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id))
                 for axis in axes

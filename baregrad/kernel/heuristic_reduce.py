@@ -9,6 +9,7 @@ several products.
 from __future__ import annotations
 
 from baregrad.kernel.analysis import Access, Reduction, iterations
+from baregrad.kernel.heuristic_blocks import plan_blocks
 from baregrad.kernel.heuristic_contract import Machine, plan_contraction
 from baregrad.kernel.heuristic_conv import plan_windows, windows_of
 from baregrad.kernel.heuristic_elementwise import lanes_of, stream_outputs
@@ -36,6 +37,9 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
             loops, pool = found
             _plan_rest(plan, main, windows.lane, lanes)
             return plan.schedule(_names(plan, main, loops), pool)
+    blocked = plan_blocks(plan, main, reads, _machine(main, lanes, target), target)
+    if blocked is not None:
+        return blocked
     lane = lane_axis(plan, main, reads, lanes)
     order: list[PlannedAxis] = []
     if lane is None:

@@ -93,14 +93,18 @@ class StageInput:
     """Elements of the input `param` are copied to scratch memory and read there.
 
     The copy is laid out over `axes`, outermost first. It is made anew for every value of the other
-    axes that the input's elements depend on, outside the loops that they do not depend on.
+    axes that the input's elements depend on, outside the loops that they do not depend on. With
+    `lanes`, it is made so many elements at a time along the axis on which the input's elements are
+    adjacent, which is padded to whole vectors; without, as its axes are bound.
     """
 
     param: int
     axes: tuple[str, ...]
+    lanes: int = 0
 
     def __str__(self) -> str:
-        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))})"
+        lanes = f", lanes={self.lanes}" if self.lanes else ""
+        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{lanes})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +199,9 @@ def parallelise(axis: str, grain: int = 1) -> Bind:
     return Bind(axis, "pool", grain)
 
 
-def stage_input(param: int, *axes: str) -> StageInput:
-    """The input is copied to scratch memory laid out over `axes`."""
-    return StageInput(param, axes)
+def stage_input(param: int, *axes: str, lanes: int = 0) -> StageInput:
+    """The input is copied to scratch memory laid out over `axes`, `lanes` elements at a time."""
+    return StageInput(param, axes, lanes)
 
 
 def stage_reduce(axis: str, *axes: str) -> StageReduce:
@@ -266,7 +270,10 @@ def _check_types(step: Step, found: str) -> None:
         texts, good = (step.axis, step.unit), type(step.grain) is int and step.grain >= 1
     elif isinstance(step, Collapse):
         texts, good = (*step.axes, step.name), True
-    elif isinstance(step, StageInput | StreamOutput):
+    elif isinstance(step, StageInput):
+        texts, good = step.axes, type(step.param) is int and type(step.lanes) is int
+        good = good and step.lanes >= 0
+    elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
