@@ -495,6 +495,8 @@ class _Rewriter:
                 continue
             inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
             if inner:
+                # What is spread over registers is added up in the innermost loops.
+                inner += [axis for axis in own if axis.arg.is_tile]
                 outer = [axis for axis in own if axis not in inner]
                 part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
                 node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
