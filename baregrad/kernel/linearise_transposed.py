@@ -155,8 +155,8 @@ def _woven(values: Values, tile: list[Node], dtype: DType) -> list[Node]:
         for place in range(len(tile)):
             if not place & step:
                 pair = (tile[place], tile[place + step])
-                tile[place] = emit(Ops.WEAVE, dtype, pair, (step, False))
-                tile[place + step] = emit(Ops.WEAVE, dtype, pair, (step, True))
+                tile[place] = emit(Ops.WEAVE, dtype, pair, (step, 0))
+                tile[place + step] = emit(Ops.WEAVE, dtype, pair, (step, 1))
         step *= 2
     return tile
 

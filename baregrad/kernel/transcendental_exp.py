@@ -54,7 +54,7 @@ def exp(x: Node) -> Node:
     return f.scaled_by_power(f.add(inner, f.c(1.0)), held)
 
 
-def one_less_exp2(x: Node) -> Node:
+def power_complement(x: Node) -> Node:
     """1 - 2**x in float32 for -126 < x <= 0, right also where x is near 0."""
     f = FLOAT32
     n, held = f.round_scaled(x, 1.0)

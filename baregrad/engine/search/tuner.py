@@ -37,12 +37,13 @@ from baregrad.runtime.interface import Device
 SEARCHED_DEVICES = ("CPU",)
 # Races: seconds, and how many rounds at least and at most.
 RACE_S = 0.25
-RACE_ROUNDS = (3, 30)
+RACE_ROUNDS = (3, 60)
 FINAL_S = 0.8
-FINAL_ROUNDS = (12, 60)
+FINAL_ROUNDS = (12, 200)
 FINALISTS = 3
-# What is this much slower than the best is not raced.
+# What is this much slower than the best is not raced, and no more than so many are.
 HOPELESS = 1.4
+RACED = 8
 # Fewer schedules than this are no search, if it was time that ran out.
 ENOUGH = 6
 # Seconds after the last one in which what was begun is brought to an end.
@@ -343,8 +344,9 @@ class Judge:
     def _race(self, fresh: Sequence[str]) -> None:
         """Better times for the best of what was just checked."""
         best = min(self._ns.values())
-        likely = sorted((n for n in fresh if self._ns[n] < HOPELESS * best), key=self._ns.get)  # type: ignore[arg-type]
-        likely = likely[:8]
+        likely = [name for name in fresh if self._ns[name] < HOPELESS * best]
+        likely.sort(key=self._ns.__getitem__)
+        likely = likely[:RACED]
         if not likely or self.bout is None or time.monotonic() > self.deadline:
             return
         names = ["first", *likely]

@@ -51,9 +51,10 @@ def beam_search(
 ) -> list[Trial]:
     """Schedules that were measured, best first.
 
-    `measure` says what schedules take, in nanoseconds, infinite for one that fails; it is given the
-    first schedule by itself, then a round at a time. The search ends when three rounds gain little,
-    or when `proceed` says so. known: schedules to begin with, from an earlier search.
+    `measure` says what schedules take, in nanoseconds, infinite for one that fails and the same for
+    those that make one program; it is given the first schedule by itself, then a round at a time.
+    The search ends when three rounds gain little, or when `proceed` says so. known: schedules to
+    begin with, from an earlier search.
     """
     rng = random.Random(digest(kernel))
     starts = list(seeds(kernel, target))
@@ -81,11 +82,19 @@ def beam_search(
         idle = 0 if trials[0].ns < best * (1 - LEAST_GAIN) else idle + 1
         if idle >= IDLE_ROUNDS:
             break
-        fresh = _next_round(kernel, target, trials[:width], seen, rng, width)
+        fresh = _next_round(kernel, target, distinct(trials)[:width], seen, rng, width)
         if not fresh:
             break
     trials.sort(key=lambda trial: trial.ns)
-    return trials
+    return distinct(trials)
+
+
+def distinct(trials: Sequence[Trial]) -> list[Trial]:
+    """Trials without those of a program that is there already: it was given the same time."""
+    found: dict[float, Trial] = {}
+    for trial in trials:
+        found.setdefault(trial.ns, trial)
+    return list(found.values())
 
 
 def _unseen(moves: Sequence[Move], seen: set[Schedule]) -> list[Move]:

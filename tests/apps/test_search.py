@@ -11,9 +11,9 @@ import pytest
 
 import baregrad
 from baregrad import Tensor
+from baregrad.apps import search as command
 from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.options import options
-from baregrad.cli import search as command
 from baregrad.engine.search.records import Record, Records
 from baregrad.engine.search.tuner import Tuner
 from baregrad.engine.session import Session, use_session
