@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from baregrad.apps.bench_cpu import SUITES
 from baregrad.apps.bench_machine import Neighbours, copy_rate, machine_record, version_record
 from baregrad.apps.bench_measure import (
+    DISTURBED,
     Array,
     Effort,
     Spread,
@@ -30,9 +32,15 @@ from baregrad.apps.bench_measure import (
     warm_up,
 )
 from baregrad.apps.bench_rows import PEERS, Prepared, Row, Suite, effort_of, peer_module
-from baregrad.apps.bench_table import put_table, read_records, render_table
+from baregrad.apps.bench_table import (
+    COPY_SHARE,
+    joined,
+    put_table,
+    read_records,
+    render_table,
+)
 from baregrad.base.bits import human_seconds
-from baregrad.base.errors import ArgumentError, MissingDependency
+from baregrad.base.errors import ArgumentError, BaregradError, MissingDependency
 from baregrad.base.options import options
 from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, use_session
@@ -40,9 +48,6 @@ from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import detect_host
 
 COPY_BAR = 0.85
-COPY_SHARE = ", share of the copy rate"
-# Others' share of the cores from which a line says so.
-DISTURBED = 0.05
 _COPY = "copy rate"
 # Larger than any cache.
 COPIED = 1 << 26
@@ -80,11 +85,13 @@ def main(argv: Sequence[str]) -> int:
     for name in against:
         peer_module(name)
     records = _run(rows, contest)
+    found = records["rows"]
     if chosen.json is not None:
+        if chosen.keep and chosen.json.exists():
+            records = joined(read_records(chosen.json), records, [row.name for row in suite.rows])
         chosen.json.write_text(json.dumps(records, indent=1) + "\n")
     if chosen.readme is not None:
         _write_readme(records, chosen.readme)
-    found = records["rows"]
     wrong = [record["name"] for record in found if record.get("wrong")]
     if wrong:
         print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
@@ -103,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="*", metavar="GLOB", help="rows whose names match")
     parser.add_argument("--threads", type=_count, help="threads of everyone; default: all cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
+    parser.add_argument(
+        "--keep", action="store_true",
+        help="with --json: keep rows that the file has and this run has not, of the same machine",
+    )
     parser.add_argument(
         "--readme", type=Path, metavar="FILE", help="a document to write the table into"
     )
@@ -162,7 +173,7 @@ def _run(rows: Sequence[Row], contest: Contest) -> dict[str, Any]:
         with ProgressBar(len(rows), "benchmarks") as bar:
             for row in rows:
                 bar.advance(0, note=row.name)
-                records = _run_row(row, contest, row.unfit(host))
+                records = _attempt(row, contest, row.unfit(host))
                 bar.close()
                 for record in records:
                     print(_line(record, width, contest.against), flush=True)
@@ -175,10 +186,20 @@ def _run(rows: Sequence[Row], contest: Contest) -> dict[str, Any]:
     }
 
 
+def _attempt(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
+    """Run one row; where it fails, the record says why, and the others still run."""
+    try:
+        return _run_row(row, contest, unfit)
+    except BaregradError as error:
+        failed = {"name": row.name, "bar": row.bar, "ratio": None, "failed": str(error)}
+        return [failed | {"wrong": True}]
+
+
 def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
     """Compare and time one row; a second record tells its share of the copy rate, if it has one."""
     bar = None if unfit or contest.effort.is_quick else row.bar
-    record: dict[str, Any] = {"name": row.name, "bar": bar, "ratio": None}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    record: dict[str, Any] = {"name": row.name, "bar": bar, "ratio": None, "measured": now}
     if unfit:
         record["note"] = unfit
     try:
@@ -196,7 +217,7 @@ def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
         runs[_COPY] = probe.run
         once |= warm_up({_COPY: probe.run})
     neighbours = Neighbours(os.cpu_count() or 1)
-    times = measure(runs, once, contest.effort)
+    times = measure(runs, once, contest.effort, lambda: Neighbours(os.cpu_count() or 1).share)
     record |= _record_times(times, names) | {"others_share": neighbours.share()}
     if probe is None:
         return [record]
@@ -262,6 +283,8 @@ def _is_missed(record: Mapping[str, Any]) -> bool:
 def _line(record: Mapping[str, Any], width: int, against: Sequence[str]) -> str:
     """Return one record as a line of text."""
     name = f"{record['name']:<{width}}"
+    if "failed" in record:
+        return f"{name}  FAILED: {record['failed']}"
     if "skipped" in record:
         return f"{name}  not run: {record['skipped']}"
     parts = [name]

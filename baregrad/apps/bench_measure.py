@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Run = Callable[[], Any]
+# Begins to look at other processes, and returns what tells the share of the cores they took.
+Watch = Callable[[], Callable[[], float | None]]
 
 # The threads of GNU's OpenMP, which PyTorch uses, spin for 300,000 pauses of the processor, 17 ms
 # at 140 cycles each (Intel 64 and IA-32 Architectures Optimization Reference Manual, 2.6.4).
@@ -26,6 +28,10 @@ WARM_CALLS = 3
 # Calls that only bring caches and clocks back after a pause; a long call needs none.
 WARM_S = 0.001
 LONG_S = 0.02
+# Others' share of the cores from which a round is made again, and a line says so.
+DISTURBED = 0.1
+# Rounds that are tried for each that is wanted.
+MOST_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +118,36 @@ def quartiles(values: tuple[float, ...] | list[float]) -> tuple[float, float]:
 
 
 def measure(
-    runs: Mapping[str, Run], once: Mapping[str, float], effort: Effort
+    runs: Mapping[str, Run],
+    once: Mapping[str, float],
+    effort: Effort,
+    watch: Watch | None = None,
 ) -> dict[str, Times]:
-    """Run each by turns and return its times; the runs are warm, a call takes about `once`."""
+    """Run each by turns and return its times; the runs are warm, a call takes about `once`.
+
+    `watch` begins to look at other processes and returns what tells their share of the cores. A
+    round that they disturbed is made again, up to twice as many rounds more, and left out where
+    enough others are left.
+    """
     counts = {
         name: max(1, min(2000, round(effort.block_s / took))) for name, took in once.items()
     }
     round_s = sum(PAUSE_S + once[name] * counts[name] for name in runs)
     wanted = int(effort.row_s / round_s)
     rounds = max(effort.least_rounds, min(effort.most_rounds, wanted))
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            pause_s = 0.0 if effort.is_quick else PAUSE_S
-            found[name].append(_block(run, counts[name], once[name], pause_s))
-    return {name: Times(tuple(rounds)) for name, rounds in found.items()}
+    every: list[dict[str, float]] = []
+    quiet: list[dict[str, float]] = []
+    while len(quiet) < rounds and len(every) < MOST_TRIES * rounds:
+        share = watch() if watch is not None and not effort.is_quick else None
+        pause_s = 0.0 if effort.is_quick else PAUSE_S
+        found = {
+            name: _block(run, counts[name], once[name], pause_s) for name, run in runs.items()
+        }
+        every.append(found)
+        if share is None or (share() or 0.0) <= DISTURBED:
+            quiet.append(found)
+    kept = quiet if len(quiet) >= effort.least_rounds else every
+    return {name: Times(tuple(one[name] for one in kept)) for name in runs}
 
 
 def warm_up(runs: Mapping[str, Run], calls: int = WARM_CALLS) -> dict[str, float]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from baregrad.base.bits import human_seconds
-from baregrad.base.errors import FileFormatError
+from baregrad.base.errors import ArgumentError, FileFormatError
 
 # Names of peers as they write them.
 _NAMES = (("torch", "PyTorch"), ("numpy", "NumPy"))
+# What follows a row's name where its share of the machine's copy rate is told.
+COPY_SHARE = ", share of the copy rate"
 
 
 def read_records(path: Path) -> dict[str, Any]:
@@ -29,6 +31,35 @@ def read_records(path: Path) -> dict[str, Any]:
             wanted="what `baregrad bench --json FILE` writes",
         )
     return records
+
+
+def joined(
+    older: Mapping[str, Any], newer: Mapping[str, Any], order: Sequence[str]
+) -> dict[str, Any]:
+    """Return the figures of two runs as one: rows of the newer before those of the older.
+
+    `order` names the suite's rows; a share of the copy rate follows its row. Raises ArgumentError
+    where the runs differ in anything that figures depend on.
+    """
+    for what in ("suite", "against", "quick", "versions"):
+        _agree(what, older.get(what), newer.get(what))
+    for what in ("cpu", "cores", "threads"):
+        _agree(what, older["machine"].get(what), newer["machine"].get(what))
+    rows = {row["name"]: row for row in (*older["rows"], *newer["rows"])}
+
+    def place(name: str) -> tuple[int, str]:
+        begins = [at for at, one in enumerate(order) if name in (one, f"{one}{COPY_SHARE}")]
+        return begins[0] if begins else len(order), name
+
+    return {**newer, "rows": [rows[name] for name in sorted(rows, key=place)]}
+
+
+def _agree(what: str, older: object, newer: object) -> None:
+    if older != newer:
+        raise ArgumentError(
+            f"figures of two runs that differ in their {what} are not one table",
+            found=f"{older} before, {newer} now", hint="leave out --keep to begin anew",
+        )
 
 
 def render_table(records: Mapping[str, Any]) -> str:

@@ -51,7 +51,7 @@ COMMANDS = (
     Command("options", "print every option, its meaning and its value",
             "baregrad.cli.option_table"),
     Command("search", "run a program and search for faster schedules of its kernels",
-            "baregrad.cli.search"),
+            "baregrad.apps.search"),
 )
 
 

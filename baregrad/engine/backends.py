@@ -8,8 +8,10 @@ is the oracle for all others.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -168,10 +170,22 @@ def plan_of(program: Canonical, donated: Mapping[int, int], target: Any) -> Plan
 
 
 def _host_target() -> CpuTarget:
-    from baregrad.runtime.cpu import host_features
+    """The row of this machine, with its own caches and cores.
+
+    All cores count, whatever this process may use: results must not depend on that.
+    """
+    from baregrad.runtime.cpu.host import detect_host
     from baregrad.target import cpu_row
 
-    return cpu_row(host_features())
+    host = detect_host()
+    row = cpu_row(host.features)
+    return replace(
+        row,
+        l1_bytes=host.l1_nbytes or row.l1_bytes,
+        l2_bytes=host.l2_nbytes or row.l2_bytes,
+        l3_bytes=host.l3_nbytes or row.l3_bytes,
+        cores=os.cpu_count() or row.cores,
+    )
 
 
 def open_backend(name: str) -> Backend:

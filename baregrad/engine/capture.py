@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -258,11 +258,20 @@ class Replay:
         return handle if place is None else inputs[place]
 
     def _shape(self, ref: BufferRef, variables: Mapping[str, int]) -> tuple[int, ...]:
+        shape = self._symbolic.get(id(ref.handle))
+        if shape is not None:
+            return Session.concrete(shape, variables)
+        return cast(tuple[int, ...], ref.shape)
+
+    @cached_property
+    def _symbolic(self) -> dict[int, tuple[Any, ...]]:
+        """The shapes, by the id of the handle, of results whose shapes are not numbers alone."""
+        found: dict[int, tuple[Any, ...]] = {}
         for run in self.runs:
             for node, held in zip(run.program.sink.src, run.outputs, strict=True):
-                if held.handle is ref.handle and any(not isinstance(e, int) for e in node.shape):
-                    return Session.concrete(node.shape, variables)
-        return cast(tuple[int, ...], ref.shape)
+                if any(not isinstance(extent, int) for extent in node.shape):
+                    found.setdefault(id(held.handle), node.shape)
+        return found
 
     def _reexecute(
         self,

@@ -20,7 +20,8 @@ from baregrad.engine.rates import Rates, measure_rates
 from baregrad.ir import index
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Ops
-from baregrad.kernel import Choice, Schedule, choose, cost_of, facts_of
+from baregrad.ir.outline import outline
+from baregrad.kernel import Choice, Schedule, choose, cost_of, facts_of, lower
 from baregrad.kernel.analysis import itemsize, op_flops
 from baregrad.program import evaluate
 from baregrad.runtime.cpu.device import CpuDevice
@@ -132,6 +133,9 @@ def describe(found: Found, backend: CompiledBackend, rates: Rates) -> str:
     memory, maths = rates.seconds(work.nbytes, work.weighted)
     least = max(memory, maths)
     seconds = time_kernel(found, backend)
+    target = backend.compiler.target
+    choice = choose(found.kernel, target)
+    loop = lower(found.kernel, target, choice.schedule)
     lines = [
         f"kernel      {found.kernel.arg.name}" + (f"  ({found.where})" if found.where else ""),
         f"bytes       {human_bytes(work.bytes_read)} read, "
@@ -144,7 +148,9 @@ def describe(found: Found, backend: CompiledBackend, rates: Rates) -> str:
         f"time        {human_seconds(seconds)}: {least / seconds:.0%} of what the machine could",
         f"rates       {work.nbytes / seconds / 1e9:.2f} GB/s, "
         f"{work.operations / seconds / 1e9:.2f} GFLOP/s",
-        *choice_lines(choose(found.kernel, backend.compiler.target)),
+        *choice_lines(choice),
+        "loops",
+        *(f"  {line}" for line in outline(loop).splitlines()),
     ]
     return "\n".join(lines)
 

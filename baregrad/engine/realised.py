@@ -18,6 +18,8 @@ class Realised:
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Node], BufferRef]] = {}
+        # By the identity of a buffer, which its entries keep alive: whose values lie there.
+        self._there: dict[int, set[int]] = {}
 
     def get(self, node: Node) -> BufferRef | None:
         """Where the value of a node lies, if that is known."""
@@ -36,12 +38,25 @@ class Realised:
 
     def set(self, node: Node, ref: BufferRef) -> None:
         """Note where the value of a node lies."""
-        entries, key = self._entries, id(node)
-        entries[key] = (weakref.ref(node, lambda _: entries.pop(key, None)), ref)
+        key = id(node)
+        self._drop(key)
+        self._entries[key] = (weakref.ref(node, lambda _: self._drop(key)), ref)
+        self._there.setdefault(id(ref.handle), set()).add(key)
 
-    def remove(self, node: Node) -> None:
-        """Forget a node that is known."""
-        del self._entries[id(node)]
+    def forget(self, handle: int) -> None:
+        """Forget every value that lies in the buffer of this identity."""
+        for key in self._there.pop(handle, ()):
+            self._entries.pop(key, None)
+
+    def _drop(self, key: int) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            place = id(entry[1].handle)
+            there = self._there.get(place)
+            if there is not None:
+                there.discard(key)
+                if not there:
+                    del self._there[place]
 
     def items(self) -> Iterator[tuple[Node, BufferRef]]:
         """Every node that lives, and where its value lies."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextvars
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -139,11 +139,10 @@ class Session:
         """Where the value of a node lies, if it was realised."""
         return self._realised.get(node)
 
-    def forget(self, handles: set[int]) -> None:
+    def forget(self, handles: Iterable[int]) -> None:
         """Forget values by where they lie in memory (ids of handles) that is overwritten."""
-        for node, ref in self._realised.items():
-            if id(ref.handle) in handles:
-                self._realised.remove(node)
+        for handle in handles:
+            self._realised.forget(handle)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -192,6 +191,10 @@ class Session:
         refs = [
             BufferRef(buffer, shape, device) for buffer, shape in zip(results, shapes, strict=True)
         ]
+        for position, handle in donate.items():
+            if refs[position].handle is handle:
+                self._realised.forget(id(handle))
+                refs[position] = refs[position].renewed()
         for node, ref in zip(nodes, refs, strict=True):
             if node.op is not Ops.BUFFER:
                 self._realised.set(node, ref)
@@ -202,7 +205,6 @@ class Session:
 
     def _bring(self, nodes: list[Node], device: str) -> None:
         """Have what comes from other devices on this one: computed there, copied, remembered."""
-
         known = self._realised.on(device)
 
         def enter(node: Node) -> bool:

@@ -237,19 +237,21 @@ def _slide(factor: Node, position: int, tap: int, window: Window, crop: _Crop) -
 def _strided(node: Node, crop: _Crop) -> Node | None:
     """y[q*s + r] = sum over m of x[q - m, m*s + r]: a FOLD of unit stride for each residue r.
 
-    A crop that does not start at a multiple of s is met by zeros before the first tap.
+    A crop that does not start at a multiple of s is met by zeros before the first tap. What is no
+    contraction stays a FOLD, whose positions no division tells apart.
     """
     window = node.arg
     taps = node.src[0]
-    found = _contraction(taps, window.axis)
-    if found is None or not isinstance(crop.length, int):
+    if not isinstance(crop.length, int):
         return None
+    found = _contraction(taps, window.axis)
     stride = window.stride
     before = -crop.start % stride
     groups = -(-(window.taps + before) // stride)
-    split = _split_taps(taps, found, before, groups, stride)
+    split = None if found is None else _split_taps(taps, found, before, groups, stride)
+    whole_taps = split is None
     if split is None:
-        return None
+        split = _split_any(taps, before, groups, stride)
     # split: [..., position, ..., residue, group]; the residue goes beside the position.
     last = len(split.shape) - 1
     axes = list(range(last - 1))
@@ -262,10 +264,20 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
     made = make_node(Ops.FOLD, node.dtype, (turned,), whole)
     inner = _fold(made, _Crop(start, quotients))
     if inner is None:
-        return None
+        if not whole_taps:
+            return None
+        inner = cut(made, window.axis, start, start + quotients)
     shape = list(taps.shape[:-1])
     shape[window.axis] = quotients * stride
     return cut(reshape(inner, tuple(shape)), window.axis, 0, crop.length)
+
+
+def _split_any(taps: Node, before: int, groups: int, stride: int) -> Node:
+    """Whatever is folded, with its taps, padded with zeros, as two last axes (residue, group)."""
+    last = len(taps.shape) - 1
+    wide = pad(taps, last, Pad(before, groups * stride - before - taps.shape[last]))
+    split = reshape(wide, (*taps.shape[:-1], groups, stride))
+    return permute(split, (*range(last), last + 1, last))
 
 
 def _split_taps(

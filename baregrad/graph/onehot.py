@@ -142,10 +142,10 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
     if order[-1].mask & _NEEDED != _NEEDED:
         return None
 
-    def rule(_: Node, made: Node) -> Node | None:
+    def visit(_: Node, made: Node) -> Node | None:
         return _visit(made) if made.mask & _NEEDED == _NEEDED else None
 
-    return rule
+    return visit
 
 
 ONE_HOT = Part(

@@ -14,24 +14,25 @@ from baregrad.graph.scans import SCANS
 from baregrad.graph.scatter_parts import SCATTER_PARTS
 from baregrad.graph.scatters import SCATTERS
 from baregrad.graph.sums import SUMS
-from baregrad.graph.traced import Part, Traced, walk_once
+from baregrad.graph.traced import Joined, Traced
 from baregrad.graph.views import VIEWS
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.passes import Pass
 from baregrad.target import AnyTarget, GpuTarget
 
-# What is made in one walk stands together.
-_STEPS: tuple[tuple[Traced | Part, ...], ...] = (
-    (CLEANUP,),
-    (VIEWS,),
-    (CONSTANTS,),
-    (REDUCTIONS,),
-    (SCATTERS,),
-    (FOLDS,),
-    (SUMS, ONE_HOT, PARTIALS),
+_STEPS: tuple[Traced | Joined, ...] = (
+    CLEANUP,
+    VIEWS,
+    CONSTANTS,
+    REDUCTIONS,
+    SCATTERS,
+    FOLDS,
+    Joined((SUMS, ONE_HOT, PARTIALS)),
 )
-_GPU_STEPS = (*_STEPS[:-1], (SUMS, ONE_HOT, PARTIALS_ON_GPU), (SCANS,), (SCATTER_PARTS,))
-passes: tuple[Pass, ...] = tuple(step.as_pass() for steps in _STEPS for step in steps)
+_GPU_STEPS = (
+    *_STEPS[:-1], Joined((SUMS, ONE_HOT, PARTIALS_ON_GPU)), SCANS, SCATTER_PARTS,
+)
+passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.parts)
 
 
 def canonicalise(
@@ -42,15 +43,12 @@ def canonicalise(
     origins: receives, for each node that was rewritten on the way, the node of `sink` it stands
     for. target: the machine's row, a CPU's by default.
     """
-    order = toposort(sink)
-    for steps in _GPU_STEPS if isinstance(target, GpuTarget) else _STEPS:
-        changed: dict[Node, Node] = {}
-        if len(steps) > 1:
-            sink = walk_once(steps, order, changed)
-        else:
-            sink = steps[0].walk(order, changed)
-        if sink is not order[-1]:
+    order: list[Node] = []
+    for step in _GPU_STEPS if isinstance(target, GpuTarget) else _STEPS:
+        if not order or order[-1] is not sink:
             order = toposort(sink)
+        changed: dict[Node, Node] = {}
+        sink = step.walk(order, changed)
         if origins is not None:
             for old, made in changed.items():
                 if made is not old and made not in origins:

@@ -33,7 +33,7 @@ class _Uses:
     readers: the same of the graph that entered. changed: what became of its nodes.
     """
 
-    def __init__(self, readers: Mapping[Node, int], changed: Mapping[Node, Node]) -> None:
+    def __init__(self, readers: dict[Node, int], changed: dict[Node, Node]) -> None:
         self._readers = readers
         self._changed = changed
         self._made: dict[Node, int] = {}
@@ -42,7 +42,8 @@ class _Uses:
     def of(self, node: Node) -> int:
         """The number of readers of one node."""
         changed, made = self._changed, self._made
-        for old, new in islice(reversed(changed.items()), len(changed) - self._seen):
+        for old in islice(reversed(changed), len(changed) - self._seen):
+            new = changed[old]
             made[new] = made.get(new, 0) + self._readers[old]
         self._seen = len(changed)
         kept = 0 if node in changed else self._readers.get(node, 0)
@@ -236,13 +237,13 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
             readers[child] += 1
     uses = _Uses(readers, changed)
 
-    def rule(node: Node, made: Node) -> Node | None:
-        if node not in readers or not made.src[0].op.bit & _TAKEN_APART or not _is_sum(node):
+    def visit(node: Node, made: Node) -> Node | None:
+        if not made.src[0].op.bit & _TAKEN_APART or not _is_sum(node):
             return None
         own = frozenset([changed.get(one, one) for one in _owned(node.src[0], readers)])
         return _rewrite(_Sum(made, own, uses))
 
-    return rule
+    return visit
 
 
 def _owned(body: Node, readers: Mapping[Node, int]) -> set[Node]:

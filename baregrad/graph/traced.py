@@ -69,6 +69,12 @@ class Traced:
         return Pass(self.name, self.why, "tensor", "tensor", run, self.needs)
 
 
+    @property
+    def parts(self) -> tuple[Traced, ...]:
+        """The passes that are shown one by one: itself."""
+        return (self,)
+
+
 # What replaces a node: given as it was in the graph, and over what its sources became.
 Rule = Callable[[Node, Node], Node | None]
 
@@ -104,6 +110,17 @@ class Part:
         return Pass(self.name, self.why, "tensor", "tensor", run, self.needs)
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Passes that are made in one walk."""
+
+    parts: tuple[Part, ...]
+
+    def walk(self, order: list[Node], changed: dict[Node, Node]) -> Node:
+        """The sink after all of them."""
+        return walk_once(self.parts, order, changed)
+
+
 def walk_once(parts: Sequence[Part], order: list[Node], changed: dict[Node, Node]) -> Node:
     """The sink after several passes in one walk: each node goes through all before its readers.
 
@@ -126,33 +143,35 @@ def walk_once(parts: Sequence[Part], order: list[Node], changed: dict[Node, Node
                     made = remade(node, tuple([changed.get(one, one) for one in node.src]))
                     break
         if node.op.bit & asked:
-            for number, (mask, rule) in enumerate(rules):
-                if made.op.bit & mask:
-                    found = rule(node, made)
-                    if found is not None:
-                        made = _through(rules[number + 1 :], found, finished)
-                        break
+            made = _visited(rules, node, made, finished)
         if made is not node:
             changed[node] = made
         finish(made)
     return changed.get(sink, sink)
 
 
-def _through(rules: list[tuple[int, Rule]], root: Node, finished: set[Node]) -> Node:
+_Rules = list[tuple[int, Rule]]
+
+
+def _visited(rules: _Rules, node: Node, made: Node, finished: set[Node]) -> Node:
+    """What becomes of a node, which over what its sources became is `made`."""
+    for number, (mask, rule) in enumerate(rules):
+        if made.op.bit & mask:
+            found = rule(node, made)
+            if found is not None:
+                return _through(rules[number + 1 :], found, finished)
+    return made
+
+
+def _through(rules: _Rules, root: Node, finished: set[Node]) -> Node:
     """What a rule made, after the rules behind it; what is `finished` has been through them."""
     if not rules:
         return root
     changed: dict[Node, Node] = {}
     for node in toposort(root, enter=lambda one: one not in finished):
-        if node in finished:
-            continue
-        made = again(node, changed)
-        for number, (mask, rule) in enumerate(rules):
-            if made.op.bit & mask:
-                found = rule(made, made)
-                if found is not None:
-                    made = _through(rules[number + 1 :], found, finished)
-                    break
-        if made is not node:
-            changed[node] = made
+        if node not in finished:
+            current = again(node, changed)
+            made = _visited(rules, current, current, finished)
+            if made is not node:
+                changed[node] = made
     return changed.get(root, root)

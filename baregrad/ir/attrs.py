@@ -9,6 +9,7 @@ Attributes of the GPU levels (layouts, roles, pipes) live in `layout.py` and `pr
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from baregrad.ir.node import Node
 
 Dim = "int | Node"  # a dimension: a Python int, or an index node for a symbolic one
+
+
+_versions = itertools.count(1)
 
 
 class Handle(Protocol):
@@ -34,11 +38,14 @@ class BufferRef:
     """A realised array: the runtime's buffer, its shape and its device's name.
 
     The graph keeps `handle` alive, so a buffer lives exactly as long as something can read it.
+    `version` tells what a buffer holds from what it held before it was overwritten in place: what
+    was computed from the one is not taken for what is computed from the other.
     """
 
     handle: Any
     shape: tuple[int | Node, ...]
     device: str
+    version: int = 0
 
     def __hash__(self) -> int:
         return hash((id(self.handle), self.shape))
@@ -50,15 +57,25 @@ class BufferRef:
             self.handle is other.handle
             and self.shape == other.shape
             and self.device == other.device
+            and self.version == other.version
         )
+
+    def renewed(self, handle: Any = None) -> BufferRef:
+        """The same array after its memory, or that of `handle`, was overwritten."""
+        kept = self.handle if handle is None else handle
+        return BufferRef(kept, self.shape, self.device, next(_versions))
 
 
 class Param(NamedTuple):
-    """The `slot`-th argument array of a program, row-major with this shape."""
+    """The `slot`-th argument array of a program, row-major with this shape.
+
+    streamed: what is written to it passes the caches by, where whole vectors are.
+    """
 
     slot: int
     shape: tuple[int | Node, ...]
     name: str = ""
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from baregrad.ir.op import Ops
 Dim = int | Node
 Terms = dict[Node, int]
 _INDEX = dtypes.index
+_ADD, _MUL, _CONST, _RANGE = Ops.ADD, Ops.MUL, Ops.CONST, Ops.RANGE
 _DIGITS = Ops.MOD.bit | Ops.FLOORDIV.bit
 
 
@@ -59,28 +60,40 @@ def linear(value: Dim) -> tuple[Terms, int]:
         return {}, value
     terms: Terms = {}
     constant = 0
-    stack: list[tuple[Node, int]] = [(value, 1)]
-    while stack:
-        node, scale = stack.pop()
+    # What is left to do; last terms come first.
+    stack: list[tuple[Node, int]] = []
+    node, scale = value, 1
+    while True:
         op = node.op
-        if op is Ops.CONST:
-            constant += int(node.arg) * scale
-        elif op is Ops.ADD:
-            stack.append((node.src[0], scale))
-            stack.append((node.src[1], scale))
-        elif op is Ops.SUB:
-            stack.append((node.src[0], scale))
-            stack.append((node.src[1], -scale))
-        elif op is Ops.NEG:
-            stack.append((node.src[0], -scale))
-        elif op is Ops.MUL and node.src[1].op is Ops.CONST:
-            stack.append((node.src[0], scale * int(node.src[1].arg)))
-        elif op is Ops.MUL and node.src[0].op is Ops.CONST:
-            stack.append((node.src[1], scale * int(node.src[0].arg)))
-        elif op is Ops.RANGE and node.src[0].op is Ops.CONST and node.src[0].arg == 1:
-            continue  # its only value is 0
-        else:
+        if op is _ADD:
+            first, node = node.src
+            stack.append((first, scale))
+            continue
+        if op is _MUL:
+            first, second = node.src
+            if second.op is _CONST:
+                node, scale = first, scale * int(second.arg)
+                continue
+            if first.op is _CONST:
+                node, scale = second, scale * int(first.arg)
+                continue
             terms[node] = terms.get(node, 0) + scale
+        elif op is _CONST:
+            constant += int(node.arg) * scale
+        elif op is Ops.SUB:
+            first, node = node.src
+            stack.append((first, scale))
+            scale = -scale
+            continue
+        elif op is Ops.NEG:
+            node, scale = node.src[0], -scale
+            continue
+        elif op is not _RANGE or node.src[0].op is not _CONST or node.src[0].arg != 1:
+            # The only value of an axis of extent 1 is 0.
+            terms[node] = terms.get(node, 0) + scale
+        if not stack:
+            break
+        node, scale = stack.pop()
     return terms, constant
 
 

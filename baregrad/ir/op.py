@@ -294,8 +294,8 @@ class Ops:
         "memory",
         LIN,
         2,
-        "two vectors' blocks of so many lanes in turns: the even blocks, or the odd ones",
-        attribute="tuple[int, bool]",
+        "two vectors' blocks of so many lanes in turns: the even blocks (0) or the odd ones (1)",
+        attribute="tuple[int]",
     )
     ANY = _r("ANY", "memory", LIN, 1, "whether any lane of a vector of bools is true")
     BEGIN = _r(

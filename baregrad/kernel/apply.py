@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import Param, Range, Stage
+from baregrad.ir.attrs import Param, Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import (
@@ -30,7 +30,8 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
-from baregrad.kernel.axes import Axis, AxisTable, Piece, as_one, table_for
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_for
+from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
@@ -183,7 +184,7 @@ class _Rewriter:
         found = []
         for axis in axes:
             for limit in scope.pieces[axis].limits:
-                terms = {scope.ranges[n]: scale for n, scale in limit.terms if n not in self.dead}
+                terms = dict(self.finals_of(limit.terms, scope))
                 place = index.add(index.from_linear(terms, 0), limit.start)
                 found.append(index.less(place, limit.extent))
         return index.both(*found) if found else TRUE
@@ -244,7 +245,8 @@ class _Rewriter:
         found = self.flat.get(node)
         if found is None:
             arg = node.arg
-            flat = Param(arg.slot, (index.product(arg.shape),), arg.name)
+            streamed = arg.slot in self.table.streamed
+            flat = Param(arg.slot, (index.product(arg.shape),), arg.name, streamed)
             found = self.flat[node] = make_node(Ops.PARAM, node.dtype, (), flat)
         return found
 
@@ -268,13 +270,18 @@ class _Rewriter:
         """The final axes that an original axis is a sum of, with their scales."""
         found = scope.finals.get(node)
         if found is None:
-            found = scope.finals[node] = []
-            for name, scale in scope.pieces[node].terms:
-                if name in self.dead:
-                    continue
-                found.append((scope.ranges[name], scale))
-                if self.chunk is not None and name == self.chunk[0]:
-                    found.append((self.chunk[1], scale * self.table.grain))
+            found = scope.finals[node] = self.finals_of(scope.pieces[node].terms, scope)
+        return found
+
+    def finals_of(self, terms: Terms, scope: Scope) -> list[tuple[Node, int]]:
+        """The final axes of named ones that are ever more than 0, with their scales."""
+        found = []
+        for name, scale in terms:
+            if name in self.dead:
+                continue
+            found.append((scope.ranges[name], scale))
+            if self.chunk is not None and name == self.chunk[0]:
+                found.append((self.chunk[1], scale * self.table.grain))
         return found
 
     def offset(self, node: Node, scope: Scope) -> Node:
@@ -409,34 +416,17 @@ class _Rewriter:
         key = (step, node, *(id(scope.pieces[axis]) for axis in by_id(node.ranges)))
         stage = self.copies.get(key)
         if stage is None:
-            copies = self.copies_of(where, names, scope)
-            ranges = {**self.ranges, **copies}
+            first = len(self.table.order) * 2 * (1 + len(self.copies))
+            gpu = self.table.gpu is not None
+            copy = copy_loops(step, where, names, self.ranges, scope.pieces, first, gpu)
+            ranges = {**self.ranges, **copy.ranges}
             self.copied_ranges.append(ranges)
-            value = self.read(node, Scope(scope.pieces, ranges, self.masked))
-            src = (value, *copies.values())
-            space = "scratch" if self.table.gpu is None else "shared"
-            stage = self.copies[key] = make_node(Ops.STAGE, node.dtype, src, Stage(space))
+            early = self.masked or copy.pieces is not scope.pieces
+            value = self.read(node, Scope(copy.pieces, ranges, early))
+            space = Stage("shared" if gpu else "scratch")
+            stage = self.copies[key] = make_node(Ops.STAGE, node.dtype, (value, *copy.axes), space)
         self.applied.add(step)
-        places = tuple(self.ranges[name] for name in names)
-        return make_node(Ops.INDEX, node.dtype, (stage, *places))
-
-    def copies_of(self, where: Node, names: list[str], scope: Scope) -> dict[str, Node]:
-        """The axes of the loops that copy a read, in the order in which the input lies."""
-        strides = dict.fromkeys(names, 0)
-        for axis, stride in offset_of(where).strides.items():
-            for name, scale in scope.pieces[axis].terms:
-                if name in strides:
-                    strides[name] += abs(stride * scale)
-        far = sorted(names, key=lambda name: -strides[name])
-        first = len(self.table.order) * (1 + len(self.copies))
-        found = {}
-        for name in names:
-            axis = self.ranges[name]
-            # The threads of a block share the copying out among themselves.
-            bind = axis.arg.bind if self.table.gpu is None else "loop"
-            place = Range(first + far.index(name), f"{name}_copy", bind)
-            found[name] = make_node(Ops.RANGE, axis.dtype, axis.src, place)
-        return found
+        return make_node(Ops.INDEX, node.dtype, (stage, *copied_places(stage, names, self.ranges)))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
@@ -508,7 +498,7 @@ class _Rewriter:
                 outer = [axis for axis in own if axis not in inner]
                 part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
                 node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
-            first = len(self.table.order) * (1 + len(self.copies))
+            first = len(self.table.order) * 2 * (1 + len(self.copies))
             copies = tuple(
                 make_node(Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id))
                 for axis in axes

@@ -28,6 +28,7 @@ from baregrad.kernel.schedule_value import (
     StageInput,
     StageReduce,
     Step,
+    StreamOutput,
 )
 from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
@@ -97,6 +98,7 @@ class AxisTable:
     staged_inputs: list[StageInput] = field(default_factory=list)
     staged_reductions: list[StageReduce] = field(default_factory=list)
     staged: set[str] = field(default_factory=set)
+    streamed: set[int] = field(default_factory=set)
     grain: int = 1
     gpu: GpuTarget | None = None
     room: int = 0
@@ -112,8 +114,21 @@ class AxisTable:
             self._reorder(step)
         elif isinstance(step, Collapse):
             self._collapse(step)
+        elif isinstance(step, StreamOutput):
+            self._stream(step)
         else:
             self._stage(step)
+
+    def _stream(self, step: StreamOutput) -> None:
+        """An output that is written alone, and not added to."""
+        uses = [each for each in self.facts.accesses if each.array.arg.slot == step.param]
+        if self.gpu is not None:
+            raise ScheduleError(f"{step} is not legal: a GPU's stores are not told how to go")
+        if not uses or not all(each.write for each in uses):
+            raise ScheduleError(f"{step} is not legal: it takes an output that is not read")
+        if any(out.arg.monoid is not None for out in self.facts.ordered):
+            raise ScheduleError(f"{step} is not legal: an output that is added to is read")
+        self.streamed.add(step.param)
 
     def _stage(self, step: StageInput | StageReduce) -> None:
         """A copy in scratch memory: of a constant size, over axes that stay as they are."""

@@ -157,11 +157,17 @@ def carry_panels(
     second: PlannedAxis,
     inside: list[PlannedAxis],
     target: CpuTarget,
+    third: PlannedAxis | None = None,
 ) -> bool:
-    """Keep sums of several panels in scratch memory; False where they would not fit a cache."""
+    """Keep sums of several panels in scratch memory; False where they would not fit a cache.
+
+    third: an axis of which a tile has all.
+    """
     elements = second.size * min(lane.size, 4 * target.lanes(4))
     for axis in inside:
         elements *= axis.size
+    whole = () if third is None else (third.name,)
+    elements *= 1 if third is None else third.size
     static = all(isinstance(axis.extent, int) for axis in (lane, second, *inside))
     if main.node.arg.monoid.primitive is None or not static:
         return False
@@ -180,7 +186,7 @@ def carry_panels(
     loops = [name for name, _ in second.loops]
     for lanes_of_tile in lane.tiles:
         for place, tile in enumerate(second.tiles or [()]):
-            places = (*names, *(loops if place == 0 else []), *tile, *lanes_of_tile)
+            places = (*names, *(loops if place == 0 else []), *whole, *tile, *lanes_of_tile)
             plan.stages.append(StageReduce(at, places))
     return True
 

@@ -17,12 +17,13 @@ from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, iterations
 from baregrad.kernel.heuristic_contract import (
     MOST_STEPS,
+    SPARE_REGISTERS,
     Machine,
     carry_panels,
     rows_that_fit,
     stage_panels,
 )
-from baregrad.kernel.schedule_value import Bind
+from baregrad.kernel.schedule_value import Bind, Split
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
@@ -36,11 +37,23 @@ FAR_COST = 1.05
 NEAR_STEPS = 8
 NEAR_RUN = 4
 MOST_VECTORS = 4
+MOST_PAIRED = 24
 # What it takes more to keep sums in memory between panels.
 CARRY_COST = 1.05
 TAIL_PENALTY = 0.02
 LEAST_LANES = 4
+# Neighbours that are copied at once from lanes that lie far apart.
+RUNS = (16, 8, 14, 12, 10, 7, 9, 11, 13, 15, 6, 5, 4)
+# From how many panels on a sum is kept in memory between them, to have them in the first cache.
+LEAST_PANELS = 4
 ALONE_CYCLES = 60_000.0
+
+
+def _runs(found: Windows) -> bool:
+    """Whether several axes are reduced, along the last of which both operands lie close."""
+    last = found.own[-1]
+    step = abs(last.stride(found.image) or 0)
+    return len(found.own) > 1 and 0 < step <= NEAR_STEPS and last.stride(found.filter) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +80,12 @@ def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | No
     """The kernel as a sum of products over windows; None where it is none."""
     if len(reads) != 2 or main.node.arg.monoid.primitive is not Ops.ADD:
         return None
-    for image, other in (reads, reads[::-1]):
-        found = _sorted(plan, main, image, other)
-        if found is not None and _slides(found):
-            return found
+    both = [_sorted(plan, main, *pair) for pair in (reads, reads[::-1])]
+    found = [windows for windows in both if windows is not None]
+    for fits in (_slides, _runs):
+        for windows in found:
+            if fits(windows):
+                return windows
     return None
 
 
@@ -167,13 +182,7 @@ def plan_windows(
     inside = [axis for axis in found.moves_image if axis not in taken]
     for axis in (*outside, *inside):
         plan.keep(axis)
-    room = _rows(found, tile.vectors, machine, target)
-    pieces = rows_that_fit(found.own, room)
-    if pieces is not None and pieces.several:
-        if carry_panels(plan, main, pieces, lane, second, inside, target):
-            stage_panels(plan, found.filter, pieces.inner, lane, None)
-    elif pieces is not None:
-        stage_panels(plan, found.filter, found.own, lane, None)
+    _stage_filter(plan, main, found, tile, inside, machine, target)
     order = [*outside, lane, *inside, second]
     shared = share.axis
     if shared is None or not shared.loops:
@@ -183,6 +192,66 @@ def plan_windows(
     if shared in inside:
         order = [shared, *[other for other in order if other is not shared]]
     return order, Bind(shared.loops[0][0], "pool", share.grain)
+
+
+def _stage_filter(
+    plan: Plan,
+    main: Reduction,
+    found: Windows,
+    tile: Tile,
+    inside: list[PlannedAxis],
+    machine: Machine,
+    target: CpuTarget,
+) -> None:
+    """Copy the filter in panels of the first cache where sums of several are kept cheaply.
+
+    Else all of the reduction is one panel, of the second cache.
+    """
+    lane, steps = found.lane, max(iterations(main.own), 1)
+    own, cut, parts = _cut_run(plan, found)
+    room = _rows(found, tile.vectors, machine, target)
+    small = room * target.l1_bytes // target.l2_bytes
+    for most in (small, room):
+        if most == small and steps < LEAST_PANELS * small:
+            continue
+        pieces = rows_that_fit(own, most)
+        if pieces is None:
+            continue
+        if not pieces.several:
+            stage_panels(plan, found.filter, own, lane, None)
+            break
+        if carry_panels(plan, main, pieces, lane, tile.second, inside, target, tile.third):
+            stage_panels(plan, found.filter, pieces.inner, lane, None)
+            break
+    if cut is not None:
+        cut.loops = [loop for part in parts for loop in part.loops]
+
+
+def _cut_run(
+    plan: Plan, found: Windows
+) -> tuple[list[PlannedAxis], PlannedAxis | None, list[PlannedAxis]]:
+    """The reduced axes, a long one whose steps are neighbours in the filter cut into short runs.
+
+    Lanes that lie far apart are then copied run by run. Also the axis that was cut, and its parts.
+    """
+    own = list(found.own)
+    for place, axis in enumerate(own):
+        if axis.stride(found.filter) != 1 or not isinstance(axis.extent, int):
+            continue
+        run = next((r for r in RUNS if axis.extent > r and axis.extent % r == 0), 0)
+        if not run or axis.extent <= RUNS[0]:
+            break
+        names = (f"{axis.name}a", f"{axis.name}b")
+        plan.steps.append(Split(axis.name, ((names[0], 0), (names[1], run))))
+        axis.planned = True
+        sizes = (axis.extent // run, run)
+        parts = [
+            PlannedAxis(name, size, axis.nodes, True, size, [(name, size)])
+            for name, size in zip(names, sizes, strict=True)
+        ]
+        own[place : place + 1] = parts
+        return own, axis, parts
+    return own, None, []
 
 
 def _rows(found: Windows, vectors: int, machine: Machine, target: CpuTarget) -> int:
@@ -215,6 +284,9 @@ def _tiles(
             times = 1 if third is None else third.size
             most = min(second.size, MOST_STEPS + 2)
             for steps in range(most, 0 if third is None else most - 1, -1):
+                held = vectors * (steps * times + 1)
+                if best is not None and held + SPARE_REGISTERS > machine.registers:
+                    continue
                 cycles = 0.0
                 rest = _parts(second.size, steps)
                 for v, count in parts:
@@ -238,7 +310,7 @@ def _pairs(found: Windows) -> list[tuple[PlannedAxis, PlannedAxis | None]]:
     for axis in found.moves_image:
         pairs.append((axis, None))
         for other in found.moves_image:
-            if other is not axis and axis.size * other.size <= MOST_STEPS + 2:
+            if other is not axis and axis.size * other.size <= MOST_PAIRED:
                 pairs.append((axis, other))
     return pairs
 
@@ -281,6 +353,9 @@ def _share(
         return best
     for axis, count, repeats in trips:
         for wanted in (2, 4, 8, 16, 32):
+            if wanted >= 2 * count:
+                # Another time the same: each iteration alone.
+                break
             grain = -(-count // min(count, wanted))
             chunks = -(-count // grain)
             # Good on two cores and on as many as the machine's family has.

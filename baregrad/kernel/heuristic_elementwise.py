@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
-from baregrad.kernel.analysis import Access, itemsize
+from baregrad.kernel.analysis import Access, itemsize, iterations
 from baregrad.kernel.heuristic_pool import choose_pool
-from baregrad.kernel.schedule_value import Schedule, Split
+from baregrad.kernel.linearise_transposed import LEAST_STEPS
+from baregrad.kernel.schedule_value import Schedule, Split, StreamOutput
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
 # Vectors at a time: their instructions take turns, so that none waits for the one before.
 SEVERAL = 4
-TRANSPOSE_TILE = 16
+# Steps of a tile that is transposed in registers, at most, and what one of its vectors then costs.
+MOST_STEPS = 16
+TRANSPOSED_COST = 5.0
+# What is written past the caches goes to as many pages in turns: memory takes it up sooner.
+PAGES = 4
+PAGE_NBYTES = 4096
+# Iterations that use a line again before it leaves the cache.
+LINE_USES = 16
 
 
 def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
     """Vectors along the axis that most accesses are contiguous in, several at a time."""
     lanes = lanes_of(plan, target)
+    stream_outputs(plan, target)
     vector = best_vector_axis(plan.axes, plan.facts.accesses, lanes)
     across: PlannedAxis | None = None
     if vector is None:
         plan.because("no vectors: no axis makes accesses cheaper than one element at a time")
     else:
         plan.because("vectors of up to {} along {}: its accesses cost least", lanes, vector.name)
-        across = _transposed(plan, vector)
+        across = _beside(plan, vector, lanes)
         if across is not None:
-            plan.because("tiles along {}: another access is contiguous there", across.name)
-        plan.vectorise(vector, lanes, 1 if across is not None else SEVERAL)
-    for axis in plan.axes:
-        if axis is across:
-            _block(plan, axis)
+            plan.because("steps along {}: transposed in registers, then stored", across.name)
+            plan.vectorise(vector, lanes)
+            plan.unroll(across, min(lanes, MOST_STEPS))
         else:
-            plan.keep(axis)
+            across = _transposed(plan, vector)
+            if across is not None:
+                plan.because("tiles along {}: another access is contiguous there", across.name)
+                plan.vectorise(vector, lanes)
+                _block(plan, across)
+            elif not (plan.stages and _in_pages(plan, vector, lanes)):
+                plan.vectorise(vector, lanes, SEVERAL)
+    for axis in plan.axes:
+        plan.keep(axis)
     order = _by_write_stride(plan)
     if vector is not None:
         order.remove(vector)
@@ -40,6 +56,43 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
     names = [name for axis in order for name, _ in axis.loops[:1]]
     names += [name for axis in order for name, _ in axis.loops[1:]]
     return plan.schedule(names, pool)
+
+
+def stream_outputs(plan: Plan, target: CpuTarget) -> None:
+    """Write past the caches what does not fit them, unless it is read as well."""
+    facts = plan.facts
+    if facts.ordered:
+        return
+    read = {access.array for access in facts.accesses if not access.write}
+    for access in facts.accesses:
+        if not access.write or access.array in read:
+            continue
+        if iterations(access.axes) * itemsize(access.array.dtype) >= target.l3_bytes:
+            plan.stages.append(StreamOutput(access.array.arg.slot))
+
+
+def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int) -> bool:
+    """Tiles that write to several pages in turns; whether the axis is made of such tiles."""
+    accesses = plan.facts.accesses
+    if not all(axis.stride(access) in (0, 1) for access in accesses):
+        return False
+    widest = max(itemsize(access.array.dtype) for access in accesses if access.write)
+    rows = PAGE_NBYTES // (widest * lanes * SEVERAL)
+    tile = PAGES * rows * SEVERAL * lanes
+    if rows < 2 or not isinstance(axis.extent, int) or axis.extent % tile:
+        return False
+    name = axis.name
+    sizes = ((f"{name}w", PAGES), (f"{name}i", rows), (f"{name}u", SEVERAL), (f"{name}v", lanes))
+    plan.steps.append(Split(name, ((f"{name}o", 0), *sizes)))
+    plan.bind(f"{name}w", "unroll")
+    plan.bind(f"{name}u", "unroll")
+    plan.bind(f"{name}v", "vector")
+    plan.vectors.append(axis)
+    plan.tile_order.extend((f"{name}w", f"{name}u", f"{name}v"))
+    axis.planned = True
+    axis.tiles.append((f"{name}w", f"{name}u", f"{name}v"))
+    axis.loops = [(f"{name}o", axis.extent // tile), (f"{name}i", rows)]
+    return True
 
 
 def lanes_of(plan: Plan, target: CpuTarget) -> int:
@@ -64,7 +117,10 @@ def best_vector_axis(
         cost = 0.0
         for access in accesses:
             weight = 2.0 if access.write else 1.0
-            cost += weight * access_cost(axis.stride(access), used) / used
+            each = access_cost(axis.stride(access), used)
+            if access.write and each > TRANSPOSED_COST and _steps(axes, axis, access, used):
+                each = TRANSPOSED_COST
+            cost += weight * each / used
         if cost < least:
             best, least = axis, cost
     return best
@@ -77,6 +133,29 @@ def access_cost(stride: int | None, lanes: int) -> float:
     if stride == 1:
         return 1.0
     return float(lanes) + (2.0 if stride is None else 0.0)
+
+
+def _steps(
+    axes: list[PlannedAxis], lane: PlannedAxis, access: Access, lanes: int
+) -> PlannedAxis | None:
+    """The axis along which vectors that lie far apart have neighbours, to be transposed with."""
+    stride = lane.stride(access)
+    if stride is None or not is_power_of_two(lanes):
+        return None
+    for axis in axes:
+        if axis is lane or axis.stride(access) != 1 or not isinstance(axis.extent, int):
+            continue
+        if LEAST_STEPS <= axis.extent and stride >= min(lanes, MOST_STEPS, axis.extent):
+            return axis
+    return None
+
+
+def _beside(plan: Plan, vector: PlannedAxis, lanes: int) -> PlannedAxis | None:
+    """The axis whose steps are transposed with the vectors of a write."""
+    for access in plan.facts.accesses:
+        if access.write and vector.stride(access) not in (0, 1):
+            return _steps(plan.axes, vector, access, min(lanes, vector.size))
+    return None
 
 
 def _transposed(plan: Plan, vector: PlannedAxis) -> PlannedAxis | None:
@@ -92,16 +171,16 @@ def _transposed(plan: Plan, vector: PlannedAxis) -> PlannedAxis | None:
 
 def _block(plan: Plan, axis: PlannedAxis) -> None:
     """Leave a short loop inside, so that a line read is used whole before it leaves the cache."""
-    if not isinstance(axis.extent, int) or axis.extent <= TRANSPOSE_TILE:
+    if not isinstance(axis.extent, int) or axis.extent <= LINE_USES:
         plan.keep(axis)
         return
     axis.planned = True
-    tail = f"{axis.name}t" if axis.extent % TRANSPOSE_TILE else ""
-    parts = ((f"{axis.name}o", 0), (f"{axis.name}i", TRANSPOSE_TILE))
+    tail = f"{axis.name}t" if axis.extent % LINE_USES else ""
+    parts = ((f"{axis.name}o", 0), (f"{axis.name}i", LINE_USES))
     plan.steps.append(Split(axis.name, parts, tail))
-    axis.loops = [(parts[0][0], axis.extent // TRANSPOSE_TILE), (parts[1][0], TRANSPOSE_TILE)]
+    axis.loops = [(parts[0][0], axis.extent // LINE_USES), (parts[1][0], LINE_USES)]
     if tail:
-        axis.loops.append((tail, axis.extent % TRANSPOSE_TILE))
+        axis.loops.append((tail, axis.extent % LINE_USES))
 
 
 def _by_write_stride(plan: Plan) -> list[PlannedAxis]:

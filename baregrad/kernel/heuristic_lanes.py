@@ -138,7 +138,8 @@ def access_cycles(
         cycles = broadcast / (TILE_VECTORS * lanes)
         return cycles, cycles
     load = 0.5 / lanes
-    place = (load if stride == 1 else PAIR_LOADS * load if stride == 2 else 1.0) * (MASK_COST if access.guarded else 1.0)
+    place = load if stride == 1 else PAIR_LOADS * load if stride == 2 else 1.0
+    place *= MASK_COST if access.guarded else 1.0
     if lane.reduced:
         cycles = place / min(reads, STEPS_PER_LOAD // 2)
         return cycles, cycles

@@ -9,12 +9,13 @@ several products.
 from __future__ import annotations
 
 from baregrad.kernel.analysis import Access, Reduction, iterations
+from baregrad.kernel.heuristic_blocks import plan_blocks
 from baregrad.kernel.heuristic_contract import Machine, plan_contraction
 from baregrad.kernel.heuristic_conv import plan_windows, windows_of
-from baregrad.kernel.heuristic_elementwise import lanes_of
+from baregrad.kernel.heuristic_elementwise import lanes_of, stream_outputs
 from baregrad.kernel.heuristic_lanes import FOLD_OPS, accesses_below, lane_axis
 from baregrad.kernel.heuristic_pool import choose_pool
-from baregrad.kernel.schedule_value import Bind, Schedule
+from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
@@ -33,7 +34,12 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     if windows is not None:
         found = plan_windows(plan, main, windows, _machine(main, lanes, target), target)
         if found is not None:
-            return _finished(plan, main, windows.lane, lanes, *found)
+            loops, pool = found
+            _plan_rest(plan, main, windows.lane, lanes)
+            return plan.schedule(_names(plan, main, loops), pool)
+    blocked = plan_blocks(plan, main, reads, _machine(main, lanes, target), target)
+    if blocked is not None:
+        return blocked
     lane = lane_axis(plan, main, reads, lanes)
     order: list[PlannedAxis] = []
     if lane is None:
@@ -44,18 +50,17 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
                      lanes, lane.name, kind)
         order = _tile(plan, main, reads, lane, lanes, target)
     order = order or [axis for axis in plan.axes if not axis.reduced]
-    return _finished(plan, main, lane, lanes, *choose_pool(plan, order, target))
+    _plan_rest(plan, main, lane, lanes)
+    # What is left a loop is known only now: the threads may share it.
+    order, pool = choose_pool(plan, order, target)
+    names = _names(plan, main, order)
+    if lane is None or lane.reduced:
+        stream_outputs(plan, target)
+    return plan.schedule(names, pool)
 
 
-def _finished(
-    plan: Plan,
-    main: Reduction,
-    lane: PlannedAxis | None,
-    lanes: int,
-    order: list[PlannedAxis],
-    pool: Bind | None,
-) -> Schedule:
-    """The schedule, once what is beside the main reduction is planned as well."""
+def _plan_rest(plan: Plan, main: Reduction, lane: PlannedAxis | None, lanes: int) -> None:
+    """Plan what is beside the main reduction."""
     taken = lane if lane is not None and not lane.reduced else None
     for reduction in plan.facts.reductions:
         if reduction is not main:
@@ -64,8 +69,11 @@ def _finished(
     _plan_stages(plan, taken, lanes)
     for axis in plan.axes:
         plan.keep(axis)
-    names = [name for axis in order for name, _ in axis.loops]
-    return plan.schedule(names + _reduced_order(plan, main), pool)
+
+
+def _names(plan: Plan, main: Reduction, order: list[PlannedAxis]) -> list[str]:
+    """The loops from the outermost on."""
+    return [name for axis in order for name, _ in axis.loops] + _reduced_order(plan, main)
 
 
 def _tile(

@@ -17,11 +17,21 @@ from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import Op, Ops
-from baregrad.kernel.linearise_access import Address, Memory, access_of, lanes_of
+from baregrad.kernel.linearise_access import (
+    Address,
+    Memory,
+    access_of,
+    is_streamed,
+    streamed_nbytes,
+)
 from baregrad.kernel.linearise_folds import BARRIER
 from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_scopes import END, ZERO
-from baregrad.kernel.linearise_transposed import neighbours, transposed
+from baregrad.kernel.linearise_transposed import (
+    copy_transposed,
+    neighbours,
+    store_transposed,
+)
 from baregrad.kernel.linearise_values import INT32, Values
 
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.
@@ -66,7 +76,8 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
         stack.append(body)
         return
     # A call that does no chunk is never made.
-    speculative = not pool and bounds(axis.src[0])[0] < 1
+    least = extent.arg if extent.op is Ops.CONST else bounds(axis.src[0])[0]
+    speculative = not pool and least < 1
     span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
     if values.gpu and bounds(axis.src[0])[1] <= INT32[1]:
         span = tuple([values.cast(end, dtypes.int32) for end in span])
@@ -129,11 +140,8 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
             begins.append(len(code))
             _set(values, node, address, compute(value) if same is None else same)
         points = []
-    elif not late and node.arg is None and not values.masks and not values.gpu:
-        axis = neighbours(address, axes, lanes)
-        if axis is not None and value.op is not Ops.CONST:
-            _store_transposed(values, node, axis, compute, lanes)
-            points = []
+    elif plain and axes and _transposed(values, node, axes, lanes, compute):
+        points = []
     for values.point in points:
         begins.append(len(code))
         mask = values.mask(values.masks) if values.masks else None
@@ -156,35 +164,29 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     values.scopes.forget_since()
 
 
-def _store_transposed(
-    values: Values, node: Node, axis: Node, compute: Callable[[Node], Node], lanes: int
-) -> None:
-    """Write a tile, for each lane the neighbours along `axis` at once."""
-    buffer, value = node.src[:2]
+def _transposed(
+    values: Values,
+    node: Node,
+    axes: tuple[Node, ...],
+    lanes: int,
+    compute: Callable[[Node], Node],
+) -> bool:
+    """Write a tile transposed, if lanes lie far apart in memory and unrolled steps side by side."""
+    value = node.src[1]
     address = values.memory.addresses[node]
-    others = tuple(each for each in values.axes_of(_free(node)) if each is not axis)
-    count = lanes_of(axis)
-    for point in values.points(others):
-        rows = []
-        for step in range(count):
-            values.point = {**point, axis: step}
-            rows.append(compute(value))
-        mark = values.scopes.mark()
-        values.point = {**point, axis: 0}
-        offset, at = values.offset(address)
-        align = buffer.dtype.itemsize
-        for lane, column in enumerate(transposed(values, rows, lanes, buffer.dtype)):
-            access = access_of(count, 1, at + lane * address.stride, align)
-            store = make_node(Ops.VSTORE, dtypes.token, (buffer, offset, column), access)
-            values.scopes.append(store)
-        values.scopes.forget_since(mark)
-    values.point = {}
-
-
-def _free(store: Node) -> frozenset[Node]:
-    """The axes that a store runs along."""
-    value, *indices = store.src[1:]
-    return value.ranges.union(*[place.ranges for place in indices])
+    near = neighbours(address, axes, lanes)
+    if near and value.op is not Ops.CONST:
+        store_transposed(values, node, axes, near, compute)
+        return True
+    source = values.memory.addresses.get(value) if value.op is Ops.LOAD else None
+    if source is None or address.stride != 1 or not address.is_regular(lanes):
+        return False
+    if value.src[0] in values.memory.registers or value.dtype is not node.src[0].dtype:
+        return False
+    near = neighbours(source, axes, lanes)
+    if near:
+        copy_transposed(values, node, axes, near)
+    return bool(near)
 
 
 def _is_register(values: Values, store: Node) -> bool:
@@ -243,6 +245,8 @@ def _store_at(
     lanes = values.memory.addresses[node].width if stride else 1
     address = values.memory.addresses[node]
     align = values.alignment(address, lanes, stride, at, buffer.dtype)
+    if is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
+        align = streamed_nbytes(lanes, buffer.dtype)
     access = access_of(lanes, stride or 1, at, align)
     test = mask is not None and lanes == 1
     if test:

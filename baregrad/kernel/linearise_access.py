@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType
 from baregrad.ir import index
 from baregrad.ir.attrs import Access, Reg
 from baregrad.ir.bounds import bounds
@@ -214,3 +216,14 @@ def _fits_registers(address: Address) -> bool:
     if address.constant % width:
         return False
     return all(scale % width == 0 for _, scale in address.unrolled)
+
+
+def is_streamed(buffer: Node) -> bool:
+    """Whether what is written to the buffer goes past the caches."""
+    return buffer.op is Ops.PARAM and buffer.arg.streamed
+
+
+def streamed_nbytes(lanes: int, dtype: DType) -> int:
+    """Bytes of a vector that may be streamed to its own place; of an element for odd ones."""
+    nbytes = lanes * dtype.itemsize
+    return nbytes if is_power_of_two(nbytes) else dtype.itemsize

@@ -12,6 +12,7 @@ end as well, so none may hide one that goes on.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
@@ -22,6 +23,12 @@ ZERO = const(0, dtypes.int64)
 END = make_node(Ops.END, dtypes.token)
 # The depth of momentary values: deeper than any scope.
 MOMENT = 1 << 30
+
+
+@lru_cache(1 << 12)
+def number(value: int) -> Node:
+    """A constant offset: those of kernels are alike."""
+    return const(value, dtypes.int64)
 
 
 class Scope:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import product
 from operator import itemgetter
 from types import MappingProxyType
@@ -25,7 +24,7 @@ from baregrad.kernel.linearise_access import (
 )
 from baregrad.kernel.linearise_folds import fold_items, fold_lanes, fold_threads
 from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, lazy
-from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes
+from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 
 _NEAREST_LAST = itemgetter(0, 1)
 _CONST = Ops.CONST
@@ -37,12 +36,6 @@ Rule = Callable[["Values", Node, Operands], Any]
 # Takes the coordinates of a node from the current point; None for one without unrolled ranges.
 Where = Callable[[dict[Node, int]], Any] | None
 Step = tuple[Node, Rule, Callable[[list[Any]], Operands] | None, bool, Where]
-
-
-@lru_cache(1 << 12)
-def number(value: int) -> Node:
-    """A constant offset: those of kernels are alike."""
-    return const(value, dtypes.int64)
 
 
 class Plan(NamedTuple):
@@ -222,8 +215,12 @@ class Values:
         key = (axes, *before.items()) if before else axes
         found = self._points.get(key)
         if found is None:
-            places = product(*[range(lanes_of(axis)) for axis in axes])
-            found = [dict(zip(axes, place, strict=True)) for place in places]
+            if len(axes) == 1:
+                axis = axes[0]
+                found = [{axis: place} for place in range(lanes_of(axis))]
+            else:
+                places = product(*[range(lanes_of(axis)) for axis in axes])
+                found = [dict(zip(axes, place, strict=True)) for place in places]
             if before:
                 found = [before | point for point in found]
             self._points[key] = found

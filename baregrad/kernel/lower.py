@@ -23,7 +23,8 @@ def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> 
         schedule = choose_schedule(kernel, target)
     applied = apply_steps(kernel, schedule, chunked=True, target=target)
     ordered = frozenset(out.src[0].arg.slot for out in facts_of(kernel).ordered)
-    loop = to_loop(applied, target.fma, str(schedule), ordered)
+    masks = not isinstance(target, GpuTarget) and target.masks
+    loop = to_loop(applied, target.fma, str(schedule), ordered, masks)
     if isinstance(target, GpuTarget):
         check_shared(loop, target)
     return loop

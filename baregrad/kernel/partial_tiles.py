@@ -42,9 +42,17 @@ def is_staged_product(value: Node, axes: frozenset[Node]) -> bool:
             stack.append(node.src[0])
         elif node.op is not Ops.INDEX or node.src[0].op is not Ops.STAGE:
             return False
-        elif node.src[0].arg.space != "shared" or not axes <= node.ranges:
+        elif not is_padded_copy(node.src[0]) or not axes <= node.ranges:
             return False
     return True
+
+
+def is_padded_copy(stage: Node) -> bool:
+    """Whether a STAGE copies elements of an input, with 0 for those past an axis' end."""
+    value = stage.src[0]
+    if value.op is Ops.GUARD:
+        value = value.src[1]
+    return value.op is Ops.INDEX and value.src[0].op is Ops.PARAM
 
 
 def guarded(condition: Node, value: Node) -> Node:

@@ -93,14 +93,18 @@ class StageInput:
     """Elements of the input `param` are copied to scratch memory and read there.
 
     The copy is laid out over `axes`, outermost first. It is made anew for every value of the other
-    axes that the input's elements depend on, outside the loops that they do not depend on.
+    axes that the input's elements depend on, outside the loops that they do not depend on. With
+    `lanes`, it is made so many elements at a time along the axis on which the input's elements are
+    adjacent, which is padded to whole vectors; without, as its axes are bound.
     """
 
     param: int
     axes: tuple[str, ...]
+    lanes: int = 0
 
     def __str__(self) -> str:
-        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))})"
+        lanes = f", lanes={self.lanes}" if self.lanes else ""
+        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{lanes})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,26 @@ class StageReduce:
         return f"stage_reduce({self.axis!r}, {', '.join(map(repr, self.axes))})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce
+@dataclass(frozen=True, slots=True)
+class StreamOutput:
+    """Whole vectors that are written to the output `param` pass the caches by.
+
+    That is worth it where the output is larger than the caches and its lines are not written one
+    after the other: else each line is read before it is written.
+    """
+
+    param: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"stream_output({self.param})"
+
+
+Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +199,19 @@ def parallelise(axis: str, grain: int = 1) -> Bind:
     return Bind(axis, "pool", grain)
 
 
-def stage_input(param: int, *axes: str) -> StageInput:
-    """The input is copied to scratch memory laid out over `axes`."""
-    return StageInput(param, axes)
+def stage_input(param: int, *axes: str, lanes: int = 0) -> StageInput:
+    """The input is copied to scratch memory laid out over `axes`, `lanes` elements at a time."""
+    return StageInput(param, axes, lanes)
 
 
 def stage_reduce(axis: str, *axes: str) -> StageReduce:
     """Accumulators for all of `axes` are kept in scratch memory while `axis` runs outside."""
     return StageReduce(axis, axes)
+
+
+def stream_output(param: int) -> StreamOutput:
+    """What is written to the output passes the caches by."""
+    return StreamOutput(param)
 
 
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
@@ -194,6 +222,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "bind": bind,
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
+        "stream_output": stream_output,
     }
 )
 
@@ -242,6 +271,9 @@ def _check_types(step: Step, found: str) -> None:
     elif isinstance(step, Collapse):
         texts, good = (*step.axes, step.name), True
     elif isinstance(step, StageInput):
+        texts, good = step.axes, type(step.param) is int and type(step.lanes) is int
+        good = good and step.lanes >= 0
+    elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True

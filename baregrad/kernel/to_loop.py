@@ -73,10 +73,12 @@ def to_loop(
     fma: bool = True,
     schedule: str = "",
     ordered: frozenset[int] = frozenset(),
+    masks: bool = False,
 ) -> Node:
     """The loop level of a kernel that `apply_steps` chunked; `schedule` is its text, to be shown.
 
-    With `fma`, products that are summed use one rounding. Writes to the slots `ordered` may meet,
+    With `fma`, products that are summed use one rounding. With `masks`, loads of part of a vector
+    cost no more, so that sums in memory need no loop that clears them. Writes to the slots `ordered` may meet,
     so their loops are not shared. Loops over axes bound to the grid are around everything else.
     """
     pools = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "pool"}
@@ -84,7 +86,7 @@ def to_loop(
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = next(iter(pools), None)
     grid = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "grid"}
-    builder = _Builder(fma, pool, by_id(grid), kernel)
+    builder = _Builder(fma, masks, pool, by_id(grid), kernel)
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
@@ -111,11 +113,13 @@ class _Builder:
     def __init__(
         self,
         fma: bool,
+        masks: bool,
         pool: Node | None,
         grid: tuple[Node, ...],
         kernel: Node,
     ) -> None:
         self.fma = fma
+        self.masks = masks
         self.pool = pool
         self.grid = grid
         self.kernel = kernel
@@ -123,6 +127,8 @@ class _Builder:
         self.placed: dict[Node, Placed] = {}
         # The tile axes that a staged array has beside its stage's own, around those.
         self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
+        # Stages whose values lie in an output from the start: that OUT.
+        self.in_place: dict[Node, Node] = {}
         self.count = 0
 
     # --- places ---------------------------------------------------------------------------------
@@ -159,6 +165,9 @@ class _Builder:
     def out(self, out: Node, crowded: bool) -> None:
         """The loops and the STORE of one OUT; `crowded`: its writes may meet another's."""
         loops = looped(by_id(out_axes(out)))
+        if not crowded and is_sum_alone(out, self.kernel):
+            self.in_place[out.src[1].src[0]] = out
+            loops = [axis for axis in loops if axis not in out.src[1].src[1:]]
         roots = out.src[1:]
         below = scoped_below(roots)
         path = [self.root]
@@ -182,6 +191,8 @@ class _Builder:
             needs = self.needs(below, path[-1])
             path.append(self.nest(path[-1], axis, needs, share))
         self.reductions(below, path)
+        if out.src[1].src and out.src[1].src[0] in self.in_place:
+            return
         value, *indices = self.convert(roots)
         if indices[0].op is Ops.WHERE and indices[0].src[2] is NOWHERE:
             condition, indices[0], _ = indices[0].src
@@ -451,28 +462,59 @@ class _Builder:
         block = path[-1]
         axes = node.src[1:]
         monoid, values = widened(reduce.arg.monoid, (reduce.src[0],))
-        shape = tuple(int(axis.src[0].arg) for axis in axes)
-        buffer = self.buffer(monoid.states[0], shape, "scratch")
+        buffer, places, within = self.accumulator_array(node, monoid, axes)
         inner_axes = looped(by_id(set(axes)))
         self.reductions(scoped_below(values), path)
-        start = store(buffer, monoid.identity[0], axes)
-        for axis in reversed(inner_axes):
-            start = make_node(Ops.LOOP, dtypes.token, (axis, start))
         conditions, values = self.peeled_guards(monoid, values)
-        loops = looped(by_id(set(own))) + inner_axes
+        loops = looped(by_id(set(own)))
+        # The first step of a sum may take 0 in place of what is in memory.
+        clears = monoid.primitive is not Ops.ADD or not self.masks or bool(conditions)
+        start: list[Node] = []
+        if clears or not loops:
+            start = [self.cleared(store(buffer, monoid.identity[0], places), within, inner_axes)]
         inner = list(path)
         below = scoped_below(values)
-        self.open(inner, loops, conditions, below, self.needs(below, block), [start])
+        self.open(inner, loops + inner_axes, conditions, below, self.needs(below, block), start)
         points: list[dict[Node, Node]] = [{}]
         for axis in by_id({axis for axis in own if axis.arg.is_tile}):
             extent = range(int(axis.src[0].arg))
             points = [{**p, axis: const(i, dtypes.index)} for p in points for i in extent]
-        state = load(buffer, axes)
+        state = load(buffer, places)
+        if not start:
+            later = index.less(0, index.total(loops))
+            state = guarded(later, state)
         for point in points:
             (value,) = self.convert((substitute(values[0], point),))
             state = self.step(monoid, state, value)
-        inner[-1].items.append(Item(store(buffer, state, axes)))
+        if within is not None:
+            inner.append(self.nest(inner[-1], within, NOTHING, share=False))
+        inner[-1].items.append(Item(store(buffer, state, places)))
         self.placed[node] = Placed((buffer,), block, nest_position(block, inner, path))
+
+    def accumulator_array(
+        self, node: Node, monoid: Monoid, axes: tuple[Node, ...]
+    ) -> tuple[Node, tuple[Node, ...], Node | None]:
+        """Where a staged REDUCE keeps its sums: an array, the places in it, and where they exist.
+
+        That is scratch memory, or the output that the sums are written to as they are.
+        """
+        out = self.in_place.get(node)
+        if out is None:
+            shape = tuple(int(axis.src[0].arg) for axis in axes)
+            return self.buffer(monoid.states[0], shape, "scratch"), axes, None
+        copies = dict(zip(out.src[1].src[1:], axes, strict=True))
+        (place,) = self.convert((substitute(out.src[2], copies),))
+        if place.op is Ops.WHERE and place.src[2] is NOWHERE:
+            return out.src[0], (place.src[1],), place.src[0]
+        return out.src[0], (place,), None
+
+    def cleared(self, start: Node, within: Node | None, axes: list[Node]) -> Node:
+        """A STORE in loops over `axes`, where `within` holds."""
+        if within is not None:
+            start = make_node(Ops.IF, dtypes.token, (within, start))
+        for axis in reversed(axes):
+            start = make_node(Ops.LOOP, dtypes.token, (axis, start))
+        return start
 
     # --- expressions ----------------------------------------------------------------------------
 
@@ -513,6 +555,22 @@ class _Builder:
 
 
 # --- small pieces -------------------------------------------------------------------------------
+
+
+def is_sum_alone(out: Node, kernel: Node) -> bool:
+    """Whether an OUT writes a staged REDUCE as it is, and nothing else reads that."""
+    value = out.src[1]
+    if value.op is not Ops.INDEX or value.src[0].op is not Ops.STAGE or out.arg.monoid is not None:
+        return False
+    stage = value.src[0]
+    total = stage.src[0]
+    if total.op is not Ops.REDUCE or total.arg.monoid.primitive is None:
+        return False
+    if stage.arg.space != "scratch" or widened(total.arg.monoid, total.src[:1])[0].states != (
+        out.src[0].dtype,
+    ):
+        return False
+    return all(other is out or stage not in scoped_below(other.src[1:]) for other in kernel.src)
 
 
 def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baregrad.ir.node import Node
 from baregrad.kernel import transcendental_tables as tables
 from baregrad.kernel.float_builder import FLOAT32, FLOAT64, builder_of
-from baregrad.kernel.transcendental_exp import exp, one_less_exp2
+from baregrad.kernel.transcendental_exp import exp, power_complement
 
 
 def erf(x: Node) -> Node:
@@ -23,7 +23,7 @@ def _single(x: Node) -> Node:
     first, *rest = tables.LOG2_ERFC_F32
     # The first term by itself, so that near 0 the others' roundings do not show.
     power = f.fma(x, f.c(first), f.mul(f.mul(x, x), f.polynomial(x, rest)))
-    return one_less_exp2(power)
+    return power_complement(power)
 
 
 def _double(x: Node) -> Node:

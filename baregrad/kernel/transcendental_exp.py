@@ -44,16 +44,17 @@ def exp(x: Node) -> Node:
     x = f.at_most(f.at_least(x, low), high)
     if _is_single(f):
         # x/ln(2) = n + r takes as many steps as x = n*ln(2) + r, and the polynomial one fewer.
-        n, held = f.round_scaled(x, LOG2E_F32[0])
-        r = f.fma(x, f.c(LOG2E_F32[1]), f.fma(x, f.c(LOG2E_F32[0]), f.neg(n)))
+        held = f.fma(x, f.c(LOG2E_F32[0]), f.c(f.magic))
+        less_n = f.sub(f.c(f.magic), held)
+        r = f.fma(x, f.c(LOG2E_F32[1]), f.fma(x, f.c(LOG2E_F32[0]), less_n))
         power = f.fma(r, f.polynomial(r, tables.EXP2_F32), f.c(1.0))
-        return f.scaled_by_power(power, held)
+        return f.scaled_by_power(power, f.bits(held))
     r, held = _reduced_exp(f, x)
     inner = f.fma(f.mul(r, r), f.polynomial(r, tables.EXP_F64), r)
     return f.scaled_by_power(f.add(inner, f.c(1.0)), held)
 
 
-def one_less_exp2(x: Node) -> Node:
+def power_complement(x: Node) -> Node:
     """1 - 2**x in float32 for -126 < x <= 0, right also where x is near 0."""
     f = FLOAT32
     n, held = f.round_scaled(x, 1.0)

@@ -7,7 +7,6 @@ import re
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol, TypeVar
 
 from baregrad.base.bits import prod, round_up
@@ -109,9 +108,9 @@ def _leaves(program: Node) -> list[Node]:
     memo = program.memo
     found: list[Node] | None = memo.get("leaves")
     if found is None:
-        operands = dict.fromkeys(chain.from_iterable([node.src for node in program.src]))
         # Most operands are made by instructions, which have operands themselves.
-        found = [node for node in operands if not node.src and node.op in _LEAVES]
+        ends = dict.fromkeys([end for node in program.src for end in node.src if not end.src])
+        found = [node for node in ends if node.op in _LEAVES]
         memo["leaves"] = found
     return found
 
@@ -162,6 +161,7 @@ class BlockRegisters:
 _CONTROL = frozenset((Ops.BEGIN, Ops.TEST, Ops.END))
 _SET = Ops.SET
 _REG = Ops.REG
+_REG_BIT = Ops.REG.bit
 # The place of an instruction, itself, and the registers that it reads.
 _Event = tuple[int, Node, Collection[Node]]
 
@@ -196,16 +196,14 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
             register, value = node.src
             if value.op is _REG:
                 reads = (value,)
-        elif not known.isdisjoint(node.src):
+        elif node.mask & _REG_BIT and not known.isdisjoint(node.src):
             reads = known.intersection(node.src)
         elif op not in _CONTROL:
             continue
         events.append((place, node, reads))
         for read in reads:
-            if read in innermost.exposed or read in innermost.killed:
-                # What is exposed here was already told to the blocks around.
-                continue
             for block in reversed(stack):
+                # What is exposed here was already told to the blocks around.
                 if read in block.exposed or read in block.killed:
                     break
                 block.exposed.add(read)
@@ -245,7 +243,9 @@ def _find_merges(
     after: list[set[Node]] = []
     for place, node, reads in reversed(events):
         op = node.op
-        if op is Ops.END:
+        if op is _SET:
+            live.discard(node.src[0])
+        elif op is Ops.END:
             begin = ends[place]
             found = scanned[begin]
             block = blocks[begin]
@@ -255,11 +255,9 @@ def _find_merges(
             after.append(live)
             live = live | found.exposed
             continue
-        if op is Ops.BEGIN or op is Ops.TEST:
+        elif op in _CONTROL:
             outside = after.pop()
             if not blocks[place].certain:
                 live = live | outside
-        elif op is Ops.SET:
-            live.discard(node.src[0])
         if reads:
             live.update(reads)

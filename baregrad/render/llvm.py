@@ -7,17 +7,21 @@ fast-math flags and nothing is contracted, so the bits are those of the evaluato
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
-from baregrad.render.llvm_memory import MEMORY_RULES
+from baregrad.render.llvm_memory import MEMORY_RULES, STREAMED
 from baregrad.render.llvm_ops import ELEMENTWISE_RULES
 from baregrad.render.llvm_text import Block, FunctionText, Rule
 from baregrad.render.llvm_types import value_type
 from baregrad.target.cpu import CpuTarget
+
+# What a store that passes the caches by says of its place.
+_ALIGNED = re.compile(f", align [0-9]+{re.escape(STREAMED)}")
 
 
 class LlvmRenderer:
@@ -50,17 +54,69 @@ def _module(f: FunctionText) -> str:
         if rule is None:
             raise CompilerBug("LLVM IR has no rule for an op", found=node)
         rule(f, node)
+    if f.streamed:
+        return _two_ways(f)
+    return _text(f, (_function(f, f.signature.entry, f.lines),))
+
+
+_ARGUMENTS = (
+    "ptr noalias %buffers, ptr noalias %variables, i64 %begin, i64 %end, ptr noalias %scratch"
+)
+
+
+def _function(f: FunctionText, name: str, lines: Sequence[str], kind: str = "") -> str:
+    """A function of the kernels' signature."""
+    head = f"define {kind}void @{name}({_ARGUMENTS}) #0 {{"
+    return "\n".join((head, "entry:", *lines, "  ret void", "}"))
+
+
+def _two_ways(f: FunctionText) -> str:
+    """A module whose stores pass the caches by where all arrays that they go to are aligned.
+
+    Else, as with memory that is a caller's own, the same kernel with ordinary stores.
+    """
     entry = f.signature.entry
+    align = f.target.vector_bytes
+    plain = [_ALIGNED.sub(", align 1", line) if STREAMED in line else line for line in f.lines]
+    fence = []
+    if f.target.architecture == "x86_64":
+        # Such stores are not in order: they must be done before the chunk is reported as done.
+        f.declare("llvm.x86.sse.sfence", "void")
+        fence = ["  call void @llvm.x86.sse.sfence()"]
+    lines = []
+    total = "0"
+    for number, base in enumerate(f.streamed):
+        lines += [
+            f"  %p{number} = getelementptr ptr, ptr %buffers, i64 {base.arg.slot}",
+            f"  %a{number} = load i64, ptr %p{number}, !invariant.load !0",
+            f"  %o{number} = or i64 {total}, %a{number}",
+        ]
+        total = f"%o{number}"
+    arguments = _ARGUMENTS.replace("noalias ", "")
+    lines += [
+        f"  %rest = and i64 {total}, {align - 1}",
+        "  %even = icmp eq i64 %rest, 0",
+        "  br i1 %even, label %streamed, label %plain",
+        "streamed:",
+        f"  call void @{entry}.streamed({arguments})",
+        "  ret void",
+        "plain:",
+        f"  call void @{entry}.plain({arguments})",
+    ]
+    functions = (
+        _function(f, entry, lines),
+        _function(f, f"{entry}.streamed", [*f.lines, *fence], "internal "),
+        _function(f, f"{entry}.plain", plain, "internal "),
+    )
+    return _text(f, functions) + "!1 = !{i32 1}\n"
+
+
+def _text(f: FunctionText, functions: Sequence[str]) -> str:
     features = ",".join(["+" + name for name in f.target.features])
     bits = f.target.vector_bytes * 8
     return "\n".join(
         (
-            f"define void @{entry}(ptr noalias %buffers, ptr noalias %variables, "
-            "i64 %begin, i64 %end, ptr noalias %scratch) #0 {",
-            "entry:",
-            *f.lines,
-            "  ret void",
-            "}",
+            *functions,
             *f.declarations,
             f'attributes #0 = {{ nounwind "target-cpu"="{f.target.llvm_cpu}" '
             f'"target-features"="{features}" "min-legal-vector-width"="{bits}" '

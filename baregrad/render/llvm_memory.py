@@ -8,7 +8,6 @@ from types import MappingProxyType
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
-from baregrad.render.llvm_columns import column_blocks, load_block
 from baregrad.render.llvm_text import FunctionText, Rule
 from baregrad.render.llvm_types import (
     constant_text,
@@ -160,13 +159,6 @@ def _gather(f: FunctionText, node: Node, offsets: list[str], at: int) -> None:
 
 def _strided(f: FunctionText, node: Node, where: str) -> None:
     """Lanes a constant number of elements apart; backwards is a load and a reversal."""
-    if f.columns is None:
-        f.columns = column_blocks(f.program)
-    block = f.columns.get(node)
-    if block is not None:
-        if node not in f.names:
-            load_block(f, block)
-        return
     lanes, stride = node.arg.width, node.arg.stride
     element, kinds = type_text(node.dtype), value_type(node)
     if stride == -1 and len(node.src) == 2:
@@ -233,6 +225,11 @@ def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
     f.names[node] = total
 
 
+# Bytes of the vectors that machines can write past the caches, and the mark of such a store.
+_STREAMED_NBYTES = (16, 32, 64)
+STREAMED = ", !nontemporal !1"
+
+
 def _vstore(f: FunctionText, node: Node) -> None:
     base, offset, value, *mask = node.src
     access = node.arg
@@ -244,7 +241,11 @@ def _vstore(f: FunctionText, node: Node) -> None:
         _spread(f, node, where, operand)
         return
     if not mask:
-        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}")
+        streamed = ""
+        if access.align in _STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
+            f.streamed[base] = None
+            streamed = STREAMED
+        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}{streamed}")
         return
     name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"
     masks = type_text(dtypes.bool, lanes)

@@ -55,8 +55,8 @@ class FunctionText:
         self.declarations: dict[str, None] = {}
         # How often strided accesses of each form occur, once one of them was met.
         self.strided: dict[tuple[object, ...], int] = {}
-        # The strided loads that are made together, once one of them was met.
-        self.columns: dict[Node, tuple[Node, ...]] | None = None
+        # Arrays that stores go to past the caches.
+        self.streamed: dict[Node, None] = {}
         self.registers = block_registers(program)
         self.place = 0
 

@@ -147,9 +147,9 @@ def taken(axes: tuple[int, ...], whole: Idx) -> Idx:
 
 
 def axes_of(view: Node) -> tuple[int, ...] | None:
-    """For each axis of a view's source the view's axis that has its place, -1 where it has extent 1.
+    """For each axis of a view's source which axis of the view has its place; -1 for extent 1.
 
-    None where a place is not the view's own.
+    None where a place takes arithmetic.
     """
     op = view.op
     if op is Ops.PERMUTE:

@@ -67,8 +67,9 @@ class _Assembly:
 
     def finish(self, part: Part) -> Node:
         """The expression of a part whose requests have theirs."""
-        if part.__class__ is Request:
-            return part.expr
+        if isinstance(part, Request):
+            found: Node = part.expr
+            return found
         return replace_inside(part, self.places) if part.mask & _INDEX else part
 
     def complete(self, roots: list[Part]) -> None:
@@ -82,7 +83,7 @@ class _Assembly:
             request, parts = root, iter(needs(root))
             while True:
                 for part in parts:
-                    if part.__class__ is Request and part.expr is None:
+                    if isinstance(part, Request) and part.expr is None:
                         path.append((request, parts))
                         request, parts = part, iter(needs(part))
                         break
@@ -126,8 +127,9 @@ class _Assembly:
             if self.draft.placeholders:
                 idx = [self.finish(at) for at in idx]
             return make_node(Ops.INDEX, node.dtype, (self.param(node), *idx))
+        finish = self.finish
         parts = tuple(
-            [one.expr if one.__class__ is Request else self.finish(one) for one in request.parts]
+            [one.expr if isinstance(one, Request) else finish(one) for one in request.parts]
         )
         op = node.op
         if op.bit & _PLAIN:

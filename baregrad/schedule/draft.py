@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Out
 from baregrad.ir import index
+from baregrad.ir.attrs import Out
 from baregrad.ir.index import as_dim
 from baregrad.ir.node import Node, range_node
 from baregrad.ir.op import Ops
@@ -44,7 +44,7 @@ class Request:
     parts: tuple[Part, ...] = ()
     extra: Any = None
     placeholder: Node | None = None
-    expr: Node | None = None
+    expr: Any = None
 
 
 # The ranges of one plan by extent and number: kernels number theirs alike.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import CompilerBug
@@ -44,7 +45,7 @@ from baregrad.schedule.plan import Decision
 from baregrad.schedule.survey import COSTLY, Survey, take_survey
 
 _UNKNOWN: Any = object()
-_COUNTS = {op: 1 + int(work) // 4 for op, work in COSTLY.items()}
+_COUNTS = MappingProxyType({op: 1 + int(work) // 4 for op, work in COSTLY.items()})
 
 
 class Fusion:
@@ -219,7 +220,7 @@ class Fusion:
     def _below(self, view: Node, idx: Idx) -> Idx:
         """Where element `idx` of a view lies in its source."""
         key = (view.op, view.arg, view.src[0].shape)
-        mover = self.movers.get(key, _UNKNOWN)
+        mover: Callable[[Idx], Idx] | None = self.movers.get(key, _UNKNOWN)
         if mover is _UNKNOWN:
             mover = self.movers[key] = _mover(view)
         if mover is not None:

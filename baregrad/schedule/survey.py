@@ -108,7 +108,7 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
         if weight > MOST:
             weight = MOST
         work[node] = weight
-        loaded = readers[node] > 1 and _is_dear(node, weight, survey) or node in kept
+        loaded = node in kept or (readers[node] > 1 and _is_dear(node, weight, survey))
         reading[node] = float(node.dtype.itemsize) if loaded else weight
     return survey
 

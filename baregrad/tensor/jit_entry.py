@@ -270,7 +270,8 @@ class Entry:
         updated = [(ref.handle, handle) for ref, handle in updates]
         last_grads = copies_of_others(capture, self.grad_refs, kept)
         self._settle(updated, written)
-        self.session.forget(kept)
+        # Replays write over what this call computed: it is not the value of these nodes for long.
+        self.session.forget(kept | capture.own())
         inputs = [*refs, *(ref for _, ref in self.implicit)]
         self.replay = Replay(capture, inputs, [*results, *self.grad_refs], updated, kept)
         self.overwritten = kept
@@ -371,8 +372,10 @@ class Entry:
             tensor._cached = None
         for look, ref in self.implicit:
             handle = self._present(look, ref)
-            if id(ref.handle) in self.overwritten and is_shared(look()):
-                handle = copied(handle)
+            if id(ref.handle) in self.overwritten:
+                if is_shared(look()):
+                    handle = copied(handle)
+                self.session.forget((id(handle),))
             handles.append(handle)
         made = self.replay(handles, call.variables)
         self._renew_state(handles[len(refs) :])
@@ -398,8 +401,7 @@ class Entry:
             storage = look()
             if storage is None or id(ref.handle) not in self.overwritten:
                 continue
-            moved = replace(ref, handle=handle.view(0, handle.nbytes))
-            storage.node = buffer_node(moved, storage.node.dtype)
+            storage.node = buffer_node(ref.renewed(handle), storage.node.dtype)
 
     def _renew_gradients(self, call: Call, made: Made) -> None:
         """Put this call's gradients, in memory of their own, where the captured ones were."""

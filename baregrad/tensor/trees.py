@@ -12,6 +12,7 @@ from baregrad.ir.op import Ops
 from baregrad.tensor.tensor import Tensor
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_SEQUENCES = (list, tuple)
 
 
 def is_variable(value: object) -> bool:
@@ -24,12 +25,12 @@ def map_tree(tree: Any, visit: Callable[[Any], Any]) -> Any:
     if isinstance(tree, Tensor):
         return visit(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tree(item, visit) for item in tree))
-    if isinstance(tree, list | tuple):
-        return type(tree)(map_tree(item, visit) for item in tree)
+        return type(tree)(*[map_tree(item, visit) for item in tree])
+    if isinstance(tree, _SEQUENCES):
+        return type(tree)([map_tree(item, visit) for item in tree])
     if isinstance(tree, dict):
-        return type(tree)((key, map_tree(item, visit)) for key, item in tree.items())
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type | Node):
+        return type(tree)([(key, map_tree(item, visit)) for key, item in tree.items()])
+    if _is_dataclass(tree):
         changes = {
             field.name: map_tree(getattr(tree, field.name), visit)
             for field in dataclasses.fields(tree)
@@ -42,13 +43,30 @@ def map_tree(tree: Any, visit: Callable[[Any], Any]) -> Any:
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a tree, in order."""
     found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    map_tree(tree, note)
+    _gather(tree, found)
     return found
+
+
+def _gather(tree: Any, found: list[Any]) -> None:
+    """Append the leaves of a tree. Every call of a jitted function does this: no copies."""
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif isinstance(tree, _SEQUENCES):
+        for item in tree:
+            _gather(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _gather(item, found)
+    elif isinstance(tree, _PLAIN) or not _is_dataclass(tree):
+        found.append(tree)
+    else:
+        for field in dataclasses.fields(tree):
+            if field.init:
+                _gather(getattr(tree, field.name), found)
+
+
+def _is_dataclass(tree: Any) -> bool:
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Node))
 
 
 def shape_of_tree(tree: Any) -> Any:
@@ -59,10 +77,10 @@ def shape_of_tree(tree: Any) -> Any:
     """
     if isinstance(tree, Tensor):
         return ("tensor", tree.shape, tree.dtype.name, tree.device, tree.requires_grad)
-    if isinstance(tree, list | tuple):
-        return (type(tree).__name__, *(shape_of_tree(item) for item in tree))
+    if isinstance(tree, _SEQUENCES):
+        return (type(tree).__name__, *[shape_of_tree(item) for item in tree])
     if isinstance(tree, dict):
-        return ("dict", *((key, shape_of_tree(item)) for key, item in tree.items()))
+        return ("dict", *[(key, shape_of_tree(item)) for key, item in tree.items()])
     if is_variable(tree):
         return ("variable", tree.arg)
     if isinstance(tree, _PLAIN):

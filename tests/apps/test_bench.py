@@ -105,6 +105,16 @@ def test_a_wrong_result_is_an_error(
     assert "wrong results: x+1" in told.err
 
 
+def test_a_row_that_fails_says_so_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = small(lambda x: x.reshape(3, 3), name="broken")
+    assert run_rows(monkeypatch, broken, small(lambda x: x + 1)) == 1
+    told = capsys.readouterr()
+    assert "broken  FAILED: " in told.out
+    assert "2 rows, 1 below their bar, 1 wrong" in told.out
+
+
 def test_a_missed_bar_is_an_error_only_where_it_is_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +167,19 @@ def test_turns_are_taken_and_every_call_counts() -> None:
     times = measure(runs, {"a": 0.1, "b": 0.15}, effort)
     assert "".join(calls) == "aaabb" * 3
     assert [len(one.rounds) for one in times.values()] == [3, 3]
+
+
+def test_disturbed_rounds_are_made_again_and_left_out() -> None:
+    shares = iter([0.0, 0.5, 0.0, 0.9, 0.01, 0.6] + [0.7] * 100)
+    clock = iter(range(1000))
+    effort = Effort(row_s=0.0, block_s=0.0, least_rounds=3, most_rounds=3)
+    runs = {"a": lambda: next(clock)}
+    times = measure(runs, {"a": 1.0}, effort, lambda: lambda: next(shares))
+    assert len(times["a"].rounds) == 3
+    assert next(clock) == 5
+    # Never quiet: all rounds count, and there is an end.
+    times = measure(runs, {"a": 1.0}, effort, lambda: lambda: next(shares))
+    assert len(times["a"].rounds) == 9
 
 
 def test_warming_up_tells_what_a_call_takes() -> None:
@@ -227,6 +250,21 @@ def test_the_table_goes_between_its_markers() -> None:
     assert bench_table.put_table(found, RECORDS) == found
     with pytest.raises(FileFormatError, match="no place for a table"):
         bench_table.put_table("no markers", RECORDS)
+
+
+def test_pieces_of_a_suite_become_one_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "figures.json"
+    rows = [small(lambda x: x + 1, name=name) for name in ("first", "second", "third")]
+    kept = ("--json", str(path), "--keep")
+    for name in ("third", "first", "second", "first"):
+        run_rows(monkeypatch, *rows, words=("--only", name, *kept))
+    found = json.loads(path.read_text())["rows"]
+    assert [row["name"] for row in found] == ["first", "second", "third"]
+    assert found[0]["measured"] >= found[1]["measured"] >= found[2]["measured"]
+    with pytest.raises(ArgumentError, match="differ in their threads"):
+        run_rows(monkeypatch, *rows, words=("--only", "first", "--threads", "17", *kept))
 
 
 def test_figures_of_an_earlier_run_are_shown(

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import baregrad
+from baregrad.apps.bench_cpu import CPU_ROWS
+from baregrad.apps.bench_table import put_table, read_records
 from baregrad.cli.dispatch import COMMANDS
 from tests.house.source import ROOT
 from tests.house.test_layers import RANKS
@@ -35,6 +37,15 @@ def test_the_programs_of_the_readme_run(program: str) -> None:
 def test_the_two_commands_come_first() -> None:
     block = re.findall(r"```\n(.*?)```", README, re.DOTALL)[0].splitlines()
     assert [line.split()[:2] for line in block] == [["make", "demo"], ["make", "test"]]
+
+
+def test_the_table_of_speeds_is_what_was_measured() -> None:
+    records = read_records(ROOT / "benchmarks" / "cpu.json")
+    assert put_table(README, records) == README
+    assert not records["quick"]
+    assert not [row["name"] for row in records["rows"] if row.get("wrong")]
+    measured = [row["name"] for row in records["rows"]]
+    assert [row.name for row in CPU_ROWS if row.name not in measured] == []
 
 
 def test_every_command_is_listed() -> None:

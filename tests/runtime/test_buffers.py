@@ -18,6 +18,7 @@ from baregrad.base.errors import DeviceError, OutOfMemory
 from baregrad.runtime import open_device
 from baregrad.runtime.host_memory import HostAllocator, size_class
 from baregrad.runtime.interface import Device, Memory
+from tests.runtime.kernels import open_cpu
 
 MIB = 1 << 20
 
@@ -267,3 +268,37 @@ def test_memory_calls_its_release_once() -> None:
     del memory
     gc.collect()
     assert calls == ["token"]
+
+
+@pytest.mark.parametrize("nbytes", [1000, MIB - 1, MIB, 3 * MIB + 5])
+def test_threads_share_large_copies(nbytes: int) -> None:
+    """In, out and within a device of two threads, to and from any alignment."""
+    device = open_cpu(2)
+    data = np.random.default_rng(3).integers(0, 256, nbytes + 3, np.uint8)
+    buffer = device.allocate(nbytes)
+    device.copy_in(buffer, data[3:])
+    twin = device.duplicate(buffer)
+    device.copy_in(buffer, np.zeros(nbytes, np.uint8))
+    back = np.zeros(nbytes + 1, np.uint8)
+    device.copy_out(twin, back[1:])
+    assert twin.address != buffer.address
+    assert np.array_equal(back[1:], data[3:])
+    assert not buffer.contents().any()
+
+
+def test_copies_that_overlap_are_right() -> None:
+    device = open_cpu(2)
+    buffer = device.allocate(2 * MIB + 64)
+    bytes_of = np.frombuffer(buffer.as_memoryview(), np.uint8)
+    bytes_of[:] = np.random.default_rng(4).integers(0, 256, bytes_of.size, np.uint8)
+    expected = bytes_of[: 2 * MIB].copy()
+    device.copy_in(buffer.view(64, 2 * MIB), bytes_of[: 2 * MIB])
+    assert np.array_equal(bytes_of[64:], expected)
+
+
+def test_a_closed_device_still_gives_its_bytes() -> None:
+    device = open_cpu(2)
+    buffer = device.allocate(2 * MIB)
+    device.copy_in(buffer, np.full(2 * MIB, 7, np.uint8))
+    device.close()
+    assert (buffer.contents() == 7).all()

@@ -358,6 +358,98 @@ def work_that_was_pending(wrap: Wrap) -> Arrays:
     return found
 
 
+# --- memory that is overwritten: what was computed from it before is not what is computed after ---
+
+
+@case
+def another_jit_that_read_the_state(wrap: Wrap) -> Arrays:
+    weight = tensor(3)
+    predict, train = wrap(lambda: (weight * 2).sum()), wrap(lambda: (weight.add_(1.0), None)[1])
+    for _ in range(3):
+        predict()
+    found = []
+    wanted = data(3)
+    for _ in range(CALLS):
+        train()
+        wanted = wanted + np.float32(1)
+        found += [(weight * 2).sum().numpy(), predict().numpy()]
+        np.testing.assert_allclose(found[-2:], (wanted * 2).sum(), rtol=1e-6)
+    return found
+
+
+@case
+def a_view_that_was_read_before(wrap: Wrap) -> Arrays:
+    weight = tensor(1 << 16)  # so large that a part is read for itself
+    part = weight[:10]
+    found = [part.numpy()]
+    train = wrap(lambda: (weight.add_(1.0), None)[1])
+    wanted = data(1 << 16)
+    for _ in range(CALLS):
+        train()
+        wanted = wanted + np.float32(1)
+        found.append(part.numpy())
+        np.testing.assert_array_equal(found[-1], wanted[:10])
+    return found
+
+
+@case
+def state_that_is_read_before_and_after(wrap: Wrap) -> Arrays:
+    weight = tensor(3)
+
+    def step() -> tuple[Tensor, Tensor]:
+        before = (weight * 2).realize()
+        weight.add_(1.0)
+        weight.realize()
+        return before, weight * 2
+
+    called = wrap(step)
+    found = []
+    wanted = data(3)
+    for _ in range(CALLS):
+        found += [result.numpy() for result in called()]
+        np.testing.assert_array_equal(found[-2], wanted * 2)
+        wanted = wanted + np.float32(1)
+        np.testing.assert_array_equal(found[-1], wanted * 2)
+    return found
+
+
+@case
+def what_was_computed_inside_from_what_others_hold(wrap: Wrap) -> Arrays:
+    state, other = tensor(3), tensor(3, seed=1)
+    other[...] = state
+    called = wrap(lambda: (state * 2).realize() * 3)
+    found = []
+    for call in range(CALLS):
+        found.append(called().numpy())
+        np.testing.assert_array_equal(found[-1], data(3, seed=call and 10 + call) * 2 * 3)
+        state[...] = tensor(3, seed=11 + call)
+        found.append((other * 2).numpy())
+        np.testing.assert_array_equal(found[-1], data(3) * 2)
+    return found
+
+
+@case
+def state_that_was_lazy_when_it_was_changed(wrap: Wrap) -> Arrays:
+    state, other = tensor(3), tensor(3, seed=1)
+    called = wrap(lambda: (state.add_(1.0), None)[1])
+    found = []
+    wanted = data(3)
+    for _ in range(CALLS):
+        called()
+        wanted = wanted + np.float32(1)
+        other[...] = state
+        other.realize()
+        state.mul_(0.5)
+        view = state.reshape(3, 1)
+        assert view.shape == (3, 1)
+        called()
+        found += [state.numpy(), (other * 0.5).numpy(), view.numpy()]
+        np.testing.assert_array_equal(found[-2], wanted * np.float32(0.5))
+        wanted = wanted * np.float32(0.5) + np.float32(1)
+        np.testing.assert_array_equal(found[-3], wanted)
+    return found
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("device", ("CPU", "REF"))
 def test_a_replay_is_the_plain_call(name: str, device: str) -> None:

@@ -31,14 +31,15 @@ _MARK = 0x5B
 # Arrays are copied until together they are larger than the caches, but no larger than this.
 MOST_ROTATED_NBYTES = 512 << 20
 MOST_COPIES = 64
-FIRST_RUNS = 3
+# Rounds of a first look at a program, by its nanoseconds: more for what is short.
+LOOK_NS = 3e6
+LOOK_ROUNDS = (2, 12)
 
 
 class Bench:
     """One kernel's arguments in memory, and the programs that were found right.
 
-    cold_nbytes: how much memory has to be touched before an array is in no cache any more; arrays
-    that would stay in the nearer caches in a program's run too are not rotated.
+    cold_nbytes: how much memory the arrays are rotated through, if one set of them is smaller.
     """
 
     def __init__(self, kernel: Node, device: Device, cold_nbytes: int) -> None:
@@ -79,17 +80,21 @@ class Bench:
             return {"wrong": why}
         self.results = results
         self.kernels["first"] = kernel
-        return {"ns": self._quick_ns(kernel)}
+        # Threads are started and memory is touched for the first time.
+        (warm,) = self.race(["first"], LOOK_ROUNDS[0] + 1)
+        (times,) = self.race(["first"], self._rounds(min(warm)))
+        return {"ns": _median(times)}
 
     def check(self, name: str, code: bytes) -> dict[str, Any]:
-        """Run a program once; its time where it is right, or what is `wrong`."""
+        """Run a program once; where it is right, times of the first one and of it, in turn."""
         kernel = self.device.load(Program.from_bytes(code))
         results, why = self._run(kernel)
         why = why or self._against_reference(results) or self._against_first(results)
         if why:
             return {"wrong": why}
         self.kernels[name] = kernel
-        return {"ns": self._quick_ns(kernel)}
+        (once,) = self.race([name], 1)
+        return {"times": self.race(["first", name], self._rounds(once[0]))}
 
     def race(self, names: list[str], rounds: int) -> list[list[int]]:
         """Nanoseconds of each program in each round; all run in every round, in changing order."""
@@ -137,14 +142,9 @@ class Bench:
     def _is_read(self, kernel: Kernel, slot: int) -> bool:
         return kernel.program.params[slot].access != "w"
 
-    def _quick_ns(self, kernel: Kernel) -> int:
-        commands = self.device.command_list()
-        for _ in range(FIRST_RUNS):
-            commands.exec(kernel, self._views(self.copies[self.turn % len(self.copies)]))
-            self.turn += 1
-        timeline = self.device.submit(commands, (), self.problem.variables, timed=True)
-        assert timeline is not None
-        return min(timeline.durations_ns())
+    def _rounds(self, ns: int) -> int:
+        """How many rounds a program that takes so long is looked at."""
+        return min(max(int(LOOK_NS / max(ns, 1)), LOOK_ROUNDS[0]), LOOK_ROUNDS[1])
 
     # --- comparing --------------------------------------------------------------------------------
 
@@ -169,6 +169,10 @@ class Bench:
             if why:
                 return f"against the first schedule: {why}"
         return ""
+
+
+def _median(times: list[int]) -> int:
+    return sorted(times)[len(times) // 2]
 
 
 def _values(raw: Array, dtype: DType) -> Array:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baregrad.engine.search.child import START_S, Child, ChildLost
+from baregrad.engine.search.verdict import ratio
 from baregrad.kernel import Schedule
 
 # A check takes about as long as the first one did, whatever is slow about the machine.
@@ -175,9 +176,13 @@ class Bout:
         answer = self.crew.ask(question, [program], self.patience_s)
         if answer is None:
             return None
+        times = answer.get("times")
+        if not (isinstance(times, list) and len(times) == 2 and all(map(min, times))):
+            return None
         self.programs[name] = program
         self._held.add(name)
-        return float(answer["ns"])
+        # By the first one's time in the same rounds: the machine is not always as fast.
+        return self.first_ns / ratio(*times)
 
     def race(self, names: Sequence[str], rounds: int) -> list[list[int]] | None:
         """Times of programs that were checked, run in turn; None where the process was lost."""

@@ -1,6 +1,6 @@
 """Schedules for the kernels of a program: from the file of records, or searched for.
 
-The time that is left is shared out among the kernels, the longest ones first, by the square root of
+The time that is left is shared out among the kernels, the longest ones first, by the cube root of
 what they take. A kernel keeps its first schedule unless another one gave the same results and was
 faster in two races, run in turn with it.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from baregrad.engine.search.worker import target_fields
 from baregrad.ir.digest import digest, stable_repr
 from baregrad.ir.node import Node
 from baregrad.ir.text import dump
-from baregrad.kernel import Schedule, facts_of
+from baregrad.kernel import Schedule, apply_schedule, facts_of
 from baregrad.kernel.heuristic_pool import estimate_ns
 from baregrad.kernel.search import Trial, beam_search
 from baregrad.runtime.interface import Device
@@ -36,12 +37,13 @@ from baregrad.runtime.interface import Device
 SEARCHED_DEVICES = ("CPU",)
 # Races: seconds, and how many rounds at least and at most.
 RACE_S = 0.25
-RACE_ROUNDS = (3, 30)
+RACE_ROUNDS = (3, 60)
 FINAL_S = 0.8
-FINAL_ROUNDS = (12, 60)
+FINAL_ROUNDS = (12, 200)
 FINALISTS = 3
-# What is this much slower than the best is not raced.
+# What is this much slower than the best is not raced, and no more than so many are.
 HOPELESS = 1.4
+RACED = 8
 # Fewer schedules than this are no search, if it was time that ran out.
 ENOUGH = 6
 # Seconds after the last one in which what was begun is brought to an end.
@@ -86,9 +88,8 @@ class Tuner:
             record = None if records is None else records.get(*self._key(kernel))
             if record is None or record.width < options.beam:
                 missing.append(kernel)
-            if record is not None and record.schedule:
-                found = record.parsed()
-                assert found is not None
+            found = None if record is None else self._fitting(kernel, record)
+            if found is not None:
                 chosen[kernel] = found
         if options.beam and missing:
             if self.device.name not in SEARCHED_DEVICES:
@@ -108,6 +109,23 @@ class Tuner:
         if not path.name or not (options.cache or options.beam_file.name):
             return None
         return self._files.setdefault(path, Records(path))
+
+    def _fitting(self, kernel: Node, record: Record) -> Schedule | None:
+        """A record's schedule; None, with a warning, where it does not fit the kernel."""
+        found = record.parsed()
+        if found is None:
+            return None
+        try:
+            apply_schedule(kernel, found, self.compiler.target)
+        except ScheduleError as error:
+            warnings.warn(
+                f"a schedule of the file {records_path()} does not fit {kernel.arg.name}, whose "
+                f"first schedule is used: {error}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+            return None
+        return found
 
     def summary(self) -> str:
         """What the searches of this process took, and what they could not do."""
@@ -134,7 +152,7 @@ class Tuner:
         begin = time.monotonic()
         limit = options.beam_seconds or math.inf
         deadline = begin + limit - self.spent_s
-        weights = {k: math.sqrt(1e4 + self._guess_ns(k)) for k in kernels}
+        weights = {kernel: weight_of(self._guess_ns(kernel)) for kernel in kernels}
         order = sorted(kernels, key=lambda kernel: -weights[kernel])
         left = sum(weights.values())
         workers = max(getattr(self.device, "threads", 1), 1)
@@ -146,18 +164,17 @@ class Tuner:
                 crew.losses = self.losses
                 crew.until = deadline + OVERTIME_S
                 for number, kernel in enumerate(order):
-                    remaining = deadline - time.monotonic()
-                    if remaining < LEAST_S:
+                    if deadline - time.monotonic() < LEAST_S:
                         self.skipped += len(order) - number
                         break
-                    share = remaining * weights[kernel] / left
                     left -= weights[kernel]
-                    seconds = min(max(share, LEAST_S), MOST_S, remaining)
-                    record = self._search_one(crew, kernel, seconds, chosen.get(kernel))
+                    clock = Clock(deadline, left)
+                    record = self._search_one(crew, kernel, clock, chosen.get(kernel))
                     if record is not None:
                         self._keep(record, kernel, records, chosen)
-                    gain = "" if record is None else f" {record.gain:.2f}x"
-                    bar.advance(note=f"{kernel.arg.name}{gain}")
+                    bar.advance(note=_line(kernel, record))
+                    if options.debug >= 1:
+                        print(f"search: {_line(kernel, record)}", file=sys.stderr)
         finally:
             self.spent_s += time.monotonic() - begin
 
@@ -183,12 +200,12 @@ class Tuner:
         return float(estimate_ns(facts_of(prepare(kernel)), self.compiler.target))
 
     def _search_one(
-        self, crew: Crew, kernel: Node, seconds: float, earlier: Schedule | None
+        self, crew: Crew, kernel: Node, clock: Clock, earlier: Schedule | None
     ) -> Record | None:
         """Search for the schedule of one kernel; None where even the first could not be tried."""
         text = dump(kernel).encode()
         wrong = crew.losses.wrong
-        judge = Judge(crew, text, self._cold_nbytes(), time.monotonic() + seconds)
+        judge = Judge(crew, text, self._cold_nbytes(), clock)
         known = () if earlier is None else (earlier,)
         try:
             trials = beam_search(
@@ -220,9 +237,16 @@ class Tuner:
         )
 
     def _cold_nbytes(self) -> int:
-        host = getattr(self.device, "host", None)
-        known = getattr(host, "l3_nbytes", 0) or getattr(self.compiler.target, "l3_bytes", 0)
-        return 2 * int(known)
+        """How much memory a kernel's arrays are rotated through.
+
+        A program's arrays were mostly written a moment before: they are in the third cache, where
+        they fit, and no longer in the nearer ones. Those that do not fit are in none.
+        """
+        host, target = getattr(self.device, "host", None), self.compiler.target
+        near = getattr(host, "l2_nbytes", 0) or getattr(target, "l2_bytes", 0)
+        shared = getattr(host, "l3_nbytes", 0) or getattr(target, "l3_bytes", 0)
+        wanted = 4 * int(near) * max(getattr(self.device, "threads", 1), 1)
+        return min(wanted, int(shared) // 2) if shared else wanted
 
     def _make_child(self) -> Child:
         kept = ("cpu_renderer", "gpu_renderer", "cc", "cuda_home", "cache_dir", "cache")
@@ -233,14 +257,35 @@ class Tuner:
         return Child({"device": self.device.name, "options": setting, "target": row})
 
 
+def weight_of(ns: float) -> float:
+    """How much of the time a kernel that takes so long is given, next to others."""
+    return float((1e5 + ns) ** (1 / 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When all has to end, and how much of the time until then other kernels are to have."""
+
+    end: float
+    others: float
+
+    def deadline(self, ns: float) -> float:
+        """When the search for a kernel that takes so long has to end."""
+        now = time.monotonic()
+        own = weight_of(ns)
+        share = (self.end - now) * own / (own + self.others)
+        return min(now + min(max(share, LEAST_S), MOST_S), self.end)
+
+
 class Judge:
     """Measures the schedules of one kernel, each distinct program once."""
 
-    def __init__(self, crew: Crew, kernel: bytes, cold_nbytes: int, deadline: float) -> None:
+    def __init__(self, crew: Crew, kernel: bytes, cold_nbytes: int, clock: Clock) -> None:
         self.crew = crew
         self.kernel = kernel
         self.cold_nbytes = cold_nbytes
-        self.deadline = deadline
+        self.clock = clock
+        self.deadline = clock.end
         self.bout: Bout | None = None
         self.tried = 0
         self.cut_short = False
@@ -250,7 +295,7 @@ class Judge:
     def has_time(self) -> bool:
         """Whether there is time for another round, and for the last races."""
         first_s = 0.0 if self.bout is None else self.bout.first_ns / 1e9
-        reserve = FINAL_S + 2 * FINAL_ROUNDS[0] * FINALISTS * first_s
+        reserve = max(FINAL_S, (FINALISTS + 3) * FINAL_ROUNDS[0] * first_s)
         enough = self.deadline - time.monotonic() > reserve
         self.cut_short = not enough and self.tried < ENOUGH
         return enough
@@ -276,6 +321,7 @@ class Judge:
         if self.bout is None or program is None:
             return [math.inf]
         self.tried += 1
+        self.deadline = self.clock.deadline(self.bout.first_ns)
         # What has the same code has the same time.
         self._ns["first"] = self._ns[_name(program)] = self.bout.first_ns
         self._names[schedule] = "first"
@@ -298,8 +344,9 @@ class Judge:
     def _race(self, fresh: Sequence[str]) -> None:
         """Better times for the best of what was just checked."""
         best = min(self._ns.values())
-        likely = sorted((n for n in fresh if self._ns[n] < HOPELESS * best), key=self._ns.get)  # type: ignore[arg-type]
-        likely = likely[:8]
+        likely = [name for name in fresh if self._ns[name] < HOPELESS * best]
+        likely.sort(key=self._ns.__getitem__)
+        likely = likely[:RACED]
         if not likely or self.bout is None or time.monotonic() > self.deadline:
             return
         names = ["first", *likely]
@@ -334,6 +381,14 @@ class Judge:
             return None, first, first
         middle = sorted(again[0])[len(again[0]) // 2]
         return finalists[best - 1].schedule, float(middle), middle / ratio(again[0], again[1])
+
+
+def _line(kernel: Node, record: Record | None) -> str:
+    """What a search found, in a line."""
+    if record is None:
+        return f"{kernel.arg.name}: not searched"
+    times = f"{record.first_ns / 1e3:.1f} -> {record.ns / 1e3:.1f} us"
+    return f"{kernel.arg.name}: {times}, {record.gain:.2f}x, {record.tried} tried"
 
 
 def _name(program: bytes) -> str:

@@ -21,9 +21,10 @@ from baregrad.target import AnyTarget, CpuTarget
 # Schedules to measure in a round, for each that is kept: by rank, and drawn at random.
 MEASURED = 3
 DRAWN = 1
-# A round must gain this much, or the next is the last.
-LEAST_GAIN = 0.02
-MOST_ROUNDS = 16
+# After so many rounds that gain less than this there is no other.
+LEAST_GAIN = 0.01
+IDLE_ROUNDS = 3
+MOST_ROUNDS = 24
 # So many changes of a schedule are estimated, drawn at random where there are more.
 MOST_ESTIMATED = 40
 
@@ -50,9 +51,10 @@ def beam_search(
 ) -> list[Trial]:
     """Schedules that were measured, best first.
 
-    `measure` says what schedules take, in nanoseconds, infinite for one that fails; it is given the
-    first schedule by itself, then a round at a time. The search ends when two rounds gain little,
-    or when `proceed` says so. known: schedules to begin with, from an earlier search.
+    `measure` says what schedules take, in nanoseconds, infinite for one that fails and the same for
+    those that make one program; it is given the first schedule by itself, then a round at a time.
+    The search ends when three rounds gain little, or when `proceed` says so. known: schedules to
+    begin with, from an earlier search.
     """
     rng = random.Random(digest(kernel))
     starts = list(seeds(kernel, target))
@@ -78,13 +80,21 @@ def beam_search(
         best = trials[0].ns
         trials.sort(key=lambda trial: trial.ns)
         idle = 0 if trials[0].ns < best * (1 - LEAST_GAIN) else idle + 1
-        if idle > 1:
+        if idle >= IDLE_ROUNDS:
             break
-        fresh = _next_round(kernel, target, trials[:width], seen, rng, width)
+        fresh = _next_round(kernel, target, distinct(trials)[:width], seen, rng, width)
         if not fresh:
             break
     trials.sort(key=lambda trial: trial.ns)
-    return trials
+    return distinct(trials)
+
+
+def distinct(trials: Sequence[Trial]) -> list[Trial]:
+    """Trials without those of a program that is there already: it was given the same time."""
+    found: dict[float, Trial] = {}
+    for trial in trials:
+        found.setdefault(trial.ns, trial)
+    return list(found.values())
 
 
 def _unseen(moves: Sequence[Move], seen: set[Schedule]) -> list[Move]:

@@ -23,6 +23,7 @@ from baregrad.kernel.schedule_value import (
     StageInput,
     StageReduce,
     Step,
+    StreamOutput,
 )
 from baregrad.kernel.search.retile import names_of, retiled
 from baregrad.target import AnyTarget, GpuTarget
@@ -374,8 +375,23 @@ def _more_copies(state: _State, inputs: list[StageInput]) -> _Changes:
                 yield state.with_steps(StageInput(param, tuple(axes))), f"a copy of input {param}"
 
 
+def _streams(state: _State) -> _Changes:
+    """An output past the caches, or through them."""
+    if isinstance(state.target, GpuTarget):
+        return
+    streamed = [step for step in state.schedule.steps if isinstance(step, StreamOutput)]
+    for step in streamed:
+        yield state.with_steps(dropped=(step,)), f"output {step.param} through the caches"
+    taken = {step.param for step in streamed}
+    for access in state.facts.accesses:
+        param = access.array.arg.slot
+        if access.write and param not in taken:
+            taken.add(param)
+            yield state.with_steps(StreamOutput(param)), f"output {param} past the caches"
+
+
 _KINDS: tuple[Callable[[_State], _Changes], ...] = (
-    _sizes, _pool, _order, _units, _copies, _blocks,
+    _sizes, _pool, _streams, _order, _units, _copies, _blocks,
 )
 
 __all__ = ["Move", "is_legal", "names_of", "neighbours", "normal"]

@@ -144,7 +144,7 @@ def without(
 def _renamed(schedule: Schedule, names: dict[str, str]) -> Schedule:
     """`schedule` with axes called otherwise."""
 
-    def new(items: tuple[str, ...]) -> tuple[str, ...]:
+    def called(items: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(name, name) for name in items)
 
     steps: list[Step] = []
@@ -154,11 +154,11 @@ def _renamed(schedule: Schedule, names: dict[str, str]) -> Schedule:
         elif isinstance(step, Bind):
             steps.append(Bind(names.get(step.axis, step.axis), step.unit, step.grain))
         elif isinstance(step, Reorder):
-            steps.append(Reorder(new(step.axes)))
+            steps.append(Reorder(called(step.axes)))
         elif isinstance(step, StageInput):
-            steps.append(StageInput(step.param, new(step.axes)))
+            steps.append(StageInput(step.param, called(step.axes)))
         elif isinstance(step, StageReduce):
-            steps.append(StageReduce(names.get(step.axis, step.axis), new(step.axes)))
+            steps.append(StageReduce(names.get(step.axis, step.axis), called(step.axes)))
         else:
             steps.append(step)
     return Schedule(tuple(steps))

@@ -9,6 +9,7 @@ import os
 import signal
 import zlib
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.assemble.llvm import LlvmAssembler
@@ -16,7 +17,9 @@ from baregrad.engine.search import worker
 from baregrad.kernel import choose_schedule, parse_schedule
 from baregrad.program import Program
 
-BODIES = {"hang": "br label %again\nagain:\n  br label %again", "idle": "ret void"}
+BODIES = MappingProxyType(
+    {"hang": "br label %again\nagain:\n  br label %again", "idle": "ret void"}
+)
 
 
 def stub(entry: str, body: str) -> bytes:

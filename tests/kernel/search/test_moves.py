@@ -1,4 +1,4 @@
-"""Changes of schedules: legal ones compute the same, illegal ones are refused, all are printable."""
+"""Changes of schedules: legal ones compute the same, illegal ones are refused, all print."""
 
 from __future__ import annotations
 

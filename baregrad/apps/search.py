@@ -16,7 +16,6 @@ from pathlib import Path
 
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import options
-from baregrad.cli.table import format_table
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.search import search
 from baregrad.engine.search.records import Record, Records
@@ -89,13 +88,13 @@ def run_program(path: Path, words: list[str]) -> None:
 def report(records: Iterable[Record]) -> str:
     """A line for each kernel: what it took at first, what it takes now, and the median gain."""
     rows = sorted(records, key=lambda record: record.ns - record.first_ns)
-    lines = [
-        (r.name, r.tried, f"{r.first_ns / 1e3:.1f}", f"{r.ns / 1e3:.1f}", f"{r.gain:.2f}")
-        for r in rows
-    ]
-    if not lines:
+    if not rows:
         return "no kernel was searched"
-    table = format_table(("kernel", "tried", "first us", "now us", "gain"), lines)
+    lines = [f"{'kernel':<40} {'tried':>5} {'first us':>10} {'now us':>10} {'gain':>6}"]
+    for each in rows:
+        times = f"{each.first_ns / 1e3:>10.1f} {each.ns / 1e3:>10.1f}"
+        lines.append(f"{each.name:<40.40} {each.tried:>5} {times} {each.gain:>6.2f}")
+    table = "\n".join(lines)
     gains = [record.gain for record in rows]
     first, now = sum(r.first_ns for r in rows), sum(r.ns for r in rows)
     return (

@@ -1,0 +1,293 @@
+"""Schedules for contractions of two operands in blocks: panels for each cache, a tile in registers.
+
+For C[m, n] += A[m, k] * B[k, n], lanes along n:
+
+    for n blocks:                   # B[k block, n block] is copied: the second cache holds it
+      for k blocks:
+        for m tiles:                # A[m tile, k block] is copied: the first cache holds it
+          for n tiles of the block: # C's tile lies in registers
+            for k: C += A * B       # B streams from the second cache, A is broadcast
+          C is written, or what was added so far is added: once for each k block
+
+Copies are padded with zeros to whole tiles and what is written is masked, so that one tile serves
+all sizes: no tails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import Access, Reduction, itemsize
+from baregrad.kernel.heuristic_contract import Machine
+from baregrad.kernel.heuristic_pool import ALONE_NS, estimate_ns
+from baregrad.kernel.schedule_value import Bind, Reorder, Schedule, Split, StageInput, StageReduce
+from baregrad.kernel.tiling import Plan, PlannedAxis
+from baregrad.target.cpu import CpuTarget
+
+# What an instruction beside the products costs a core that another thread shares, in cycles.
+LOAD_CYCLES = 0.08
+# What streams from the second cache while the core computes.
+L2_BYTES_PER_CYCLE = 26.0
+STEP_CYCLES = 0.25
+# For a broadcast under way.
+SPARE_REGISTERS = 1
+MOST_VECTORS = 8
+# Fewer rows of products than this do not pay for a copy of the operand with lanes.
+LEAST_ROWS = 24
+LEAST_STEPS = 16
+# A k block that is not all of k costs reading and writing C once more.
+SPLIT_STEPS = 512
+MOST_STEPS = 768
+# Up to so many for each core, sums are shared out evenly at once; longer ones in smaller chunks, as
+# a core may be slower than another.
+SHORT_NS = 400_000.0
+MASK_PENALTY = 0.01
+# Rows whose elements are adjacent are copied as vectors, best as whole ones.
+ADJACENT_ROWS = 4
+ODD_ROWS_PENALTY = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A sum of products of two operands: `rows` moves A alone, `lane` B alone, `steps` both."""
+
+    a: Access
+    b: Access
+    rows: PlannedAxis
+    lane: PlannedAxis
+    steps: PlannedAxis
+    outside: list[PlannedAxis]
+    inside: list[PlannedAxis]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A register tile of `rows` by `vectors`, `tiles` of them in a block, `steps` in a k block.
+
+    group: so many tiles of rows are a block. chunks: what is to be shared out among threads.
+    """
+
+    rows: int
+    vectors: int
+    tiles: int
+    steps: int
+    group: int
+    chunks: int
+
+
+def plan_blocks(
+    plan: Plan,
+    main: Reduction,
+    reads: list[Access],
+    machine: Machine,
+    target: CpuTarget,
+) -> Schedule | None:
+    """The schedule of a contraction in blocks; None for kernels that are no such contraction."""
+    found = recognise(plan, main, reads, machine, target)
+    if found is None:
+        return None
+    blocks = choose_blocks(found, machine, target, estimate_ns(plan.facts, target))
+    return _schedule(plan, found, blocks, machine, target)
+
+
+def choose_blocks(
+    found: Contraction, machine: Machine, target: CpuTarget, nanoseconds: float
+) -> Blocks:
+    """The register tile, and what of the operands the caches hold.
+
+    nanoseconds: what one core takes for the whole, about.
+    """
+    size = itemsize(found.b.array.dtype)
+    parts = -(-found.steps.size // SPLIT_STEPS) if found.steps.size > MOST_STEPS else 1
+    steps = -(-found.steps.size // parts)
+    chunks = 1
+    if nanoseconds >= ALONE_NS:
+        chunks = max(target.cores, 2) * (1 if nanoseconds < SHORT_NS * target.cores else 2)
+    others = 1
+    for axis in found.outside:
+        others *= axis.size
+    wanted = -(-chunks // others)
+    room = target.l2_bytes // 2 // (steps * size * machine.lanes)
+    counts = []
+    for vectors in range(1, min(MOST_VECTORS, -(-found.lane.size // machine.lanes)) + 1):
+        count = -(-found.lane.size // (machine.lanes * vectors))
+        most = max(min(room // vectors, -(-count // wanted)), 1)
+        counts.append((count, fewest_left_over(count, most)))
+    rows, vectors = choose_tile(found, machine, counts)
+    count, tiles = counts[vectors - 1]
+    group = 1
+    if found.rows.stride(found.a) == 1:
+        # Whole lines of the operand, as many as leave room for the other one.
+        room = target.l2_bytes // 4 // (steps * size * rows)
+        group = fewest_left_over(-(-found.rows.size // rows), max(room, 1))
+    elif -(-count // tiles) * others < chunks:
+        trips = -(-found.rows.size // rows)
+        group = -(-trips // min(chunks, trips))
+    return Blocks(rows, vectors, tiles, steps, group, chunks)
+
+
+def recognise(
+    plan: Plan,
+    main: Reduction,
+    reads: list[Access],
+    machine: Machine,
+    target: CpuTarget,
+) -> Contraction | None:
+    """The parts of a contraction that is worth blocks; lanes run along what is written."""
+    facts = plan.facts
+    if len(facts.reductions) != 1 or facts.stages or facts.ordered or len(reads) != 2:
+        return None
+    if main.node.arg.monoid.primitive is not Ops.ADD or main.node.src[0].op is not Ops.MUL:
+        return None
+    if not target.masks or not all(isinstance(axis.extent, int) for axis in plan.axes):
+        return None
+    write = next(access for access in facts.accesses if access.write)
+    lane = next((axis for axis in plan.axes if axis.stride(write) == 1), None)
+    if lane is None or not lane.inside(main.free):
+        return None
+    a, b = sorted(reads, key=lambda access: lane.stride(access) != 0)
+    own = [axis for axis in plan.axes if axis.inside(main.own) and axis.size > 1]
+    data = [axis for axis in plan.axes if not axis.reduced and axis.size > 1 and axis is not lane]
+    if lane.reduced or lane.stride(a) != 0 or lane.stride(b) == 0 or len(own) != 1:
+        return None
+    if not all(_plain(access, [*data, lane, *own]) for access in (a, b)):
+        return None
+    alone = [axis for axis in data if axis.stride(b) == 0 and axis.stride(a) != 0]
+    rows = max(alone, key=lambda axis: axis.size, default=None)
+    if rows is None or rows.size < LEAST_ROWS or lane.size < machine.lanes:
+        return None
+    steps = own[0]
+    if steps.size < LEAST_STEPS or 0 in (steps.stride(a), steps.stride(b)):
+        return None
+    outside = [axis for axis in data if axis is not rows and axis.stride(b) != 0]
+    inside = [axis for axis in data if axis is not rows and axis.stride(b) == 0]
+    return Contraction(a, b, rows, lane, steps, outside, inside)
+
+
+def _plain(access: Access, axes: list[PlannedAxis]) -> bool:
+    """Whether an access is affine in all axes, and may be copied."""
+    return access.copyable and all(axis.stride(access) is not None for axis in axes)
+
+
+def choose_tile(
+    found: Contraction, machine: Machine, counts: list[tuple[int, int]]
+) -> tuple[int, int]:
+    """Rows and vectors of the register tile that takes least time for the whole contraction.
+
+    counts: for each number of vectors from 1 on, the tiles beside each other and those of a block.
+    """
+    best = (float("inf"), 1, 1)
+    size = itemsize(found.b.array.dtype)
+    adjacent = found.rows.stride(found.a) == 1
+    for vectors, (count, tiles) in enumerate(counts, start=1):
+        columns = -(-count // tiles) * tiles
+        most = (machine.registers - SPARE_REGISTERS - vectors) // vectors
+        for rows in range(min(most, found.rows.size), 0, -1):
+            products = rows * vectors
+            loads = rows + vectors
+            cycles = max(products / machine.fma_per_cycle, loads / 2.0, float(machine.latency))
+            cycles = max(cycles, vectors * machine.lanes * size / L2_BYTES_PER_CYCLE)
+            cycles += LOAD_CYCLES * loads + STEP_CYCLES
+            cost = columns * -(-found.rows.size // rows) * cycles
+            if found.rows.size % rows:
+                cost *= 1.0 + MASK_PENALTY
+            if adjacent and rows % ADJACENT_ROWS:
+                cost *= 1.0 + ODD_ROWS_PENALTY
+            if cost < best[0] * 0.999:
+                best = (cost, rows, vectors)
+    return best[1:]
+
+
+def fewest_left_over(count: int, most: int) -> int:
+    """How many of `count` tiles make a block, at most `most`: few tiles are made for nothing."""
+    return min(
+        range(most, most // 2, -1), key=lambda tiles: (-(-count // tiles) * tiles, -tiles)
+    )
+
+
+def _schedule(
+    plan: Plan, found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
+) -> Schedule:
+    n, m, k = found.lane.name, found.rows.name, found.steps.name
+    for axis in plan.axes:
+        plan.keep(axis)
+    block, tile, unit, lanes = (f"{n}{part}" for part in "btuv")
+    _split(plan, found.lane, {block: 0, tile: blocks.tiles, unit: blocks.vectors, lanes: machine.lanes})
+    plan.bind(unit, "unroll")
+    plan.bind(lanes, "vector")
+    group, rows, row = f"{m}b", f"{m}o", f"{m}u"
+    grouped = {group: 0, rows: blocks.group} if blocks.group > 1 else {rows: 0}
+    _split(plan, found.rows, {**grouped, row: blocks.rows})
+    groups = [group] if blocks.group > 1 else []
+    plan.bind(row, "unroll")
+    outer: list[str] = []
+    inner = k
+    if blocks.steps < found.steps.size:
+        outer, inner = [f"{k}o"], f"{k}i"
+        _split(plan, found.steps, {outer[0]: 0, inner: blocks.steps})
+    outside = [name for axis in found.outside for name, _ in axis.loops]
+    inside = [name for axis in found.inside for name, _ in axis.loops]
+    steps = list(plan.steps)
+    pool = _pool(found, blocks, block, [*groups, rows][0], machine)
+    shared = [group] if groups and pool is not None and pool.axis == group else []
+    within = [*inside, *[name for name in groups if name not in shared], rows, tile]
+    order = [*shared, *outside, block, *outer, *within, inner, row, unit, lanes]
+    steps.append(Reorder(tuple(order)))
+    if pool is not None:
+        steps.append(pool)
+    if not _lies_well(found, blocks, machine, target):
+        panel = (tile, inner, unit, lanes)
+        steps.append(_copy(found.b, found.steps, panel, found.lane, machine))
+    near = (rows, inner, row) if found.rows.stride(found.a) == 1 else (row, inner)
+    steps.append(_copy(found.a, found.steps, near, found.rows, machine))
+    if outer:
+        steps.append(StageReduce(outer[0], (*within, row, unit, lanes)))
+    return Schedule(tuple(steps))
+
+
+def _lies_well(
+    found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
+) -> bool:
+    """Whether the operand with lanes is as good where it lies: small, in whole tiles."""
+    stride = found.steps.stride(found.b) or 0
+    nbytes = found.steps.size * abs(stride) * itemsize(found.b.array.dtype)
+    whole = found.lane.size % (machine.lanes * blocks.vectors * blocks.tiles) == 0
+    whole = whole and found.steps.size % blocks.steps == 0
+    return found.lane.stride(found.b) == 1 and whole and nbytes <= target.l2_bytes // 4
+
+
+def _split(plan: Plan, axis: PlannedAxis, parts: dict[str, int]) -> None:
+    """Split an axis into parts, the first of which takes what is left."""
+    size = 1
+    for count in parts.values():
+        size *= max(count, 1)
+    plan.steps.append(Split(axis.name, tuple(parts.items()), masked=axis.size % size != 0))
+
+
+def _copy(
+    access: Access,
+    steps: PlannedAxis,
+    axes: tuple[str, ...],
+    other: PlannedAxis,
+    machine: Machine,
+) -> StageInput:
+    """The copy of an operand's panel, in vectors where elements along k or m are adjacent."""
+    near = steps.stride(access) == 1 or other.stride(access) == 1
+    return StageInput(access.array.arg.slot, axes, machine.lanes if near else 0)
+
+
+def _pool(
+    found: Contraction, blocks: Blocks, block: str, rows: str, machine: Machine
+) -> Bind | None:
+    """The loop that threads share: an outer one, or that over blocks, or else over rows."""
+    if blocks.chunks < 2:
+        return None
+    for axis in found.outside:
+        if axis.size >= blocks.chunks:
+            name, trips = axis.loops[0]
+            return Bind(name, "pool", max(trips // (8 * blocks.chunks), 1))
+    count = -(-found.lane.size // (machine.lanes * blocks.vectors * blocks.tiles))
+    if count >= blocks.chunks or blocks.group == 1 or count * 2 > blocks.chunks:
+        return Bind(block, "pool")
+    return Bind(rows, "pool")

@@ -1,0 +1,69 @@
+"""Small kernels, and what a schedule makes of their loops: the examples of docs/schedules.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes, to_numpy
+from baregrad.ir.attrs import Reduce
+from baregrad.ir.evaluate_kernel import evaluate_kernel
+from baregrad.ir.evaluate_loop import evaluate_loop
+from baregrad.ir.monoid import primitive
+from baregrad.ir.node import Node, toposort
+from baregrad.ir.op import Ops
+from baregrad.ir.outline import outline
+from baregrad.kernel import Schedule, lower
+from baregrad.kernel.schedule_value import Step
+from baregrad.target import AnyTarget
+from baregrad.testing.examples.levels import contracted, example_target, kernel_of, param
+
+
+def negated(m: int, n: int) -> Node:
+    """p0[i0, i1] = -p1[i0, i1]."""
+    return kernel_of(Node(Ops.NEG, dtypes.float32, (param(1, m, n),)))
+
+
+def row_sums(m: int, n: int) -> Node:
+    """p0[i0] = sum of p1[i0, r1] over r1."""
+    total = Reduce(primitive(Ops.ADD, dtypes.float32), (1,))
+    return kernel_of(Node(Ops.REDUCE, dtypes.float32, (param(1, m, n),), total))
+
+
+def product(m: int, n: int, k: int) -> Node:
+    """p0[i0, i1] = sum of p1[i0, r2] * p2[i1, r2] over r2."""
+    return kernel_of(contracted(param(1, m, k), param(2, n, k)))
+
+
+def product_negated(m: int, n: int, k: int) -> Node:
+    """The product with another sign: something that comes after the sum."""
+    found = contracted(param(1, m, k), param(2, n, k))
+    return kernel_of(Node(Ops.NEG, dtypes.float32, (found,)))
+
+
+def nest(kernel: Node, *steps: Step, target: AnyTarget | None = None) -> None:
+    """Print the loops of a kernel under a schedule, having compared what they compute.
+
+    Raises ScheduleError where a step is not legal, CompilerBug where the loops compute something
+    else than the kernel does without a schedule.
+    """
+    loop = lower(kernel, target or example_target(), Schedule(steps))
+    arrays = _arguments(kernel)
+    wanted = {slot: np.array(array) for slot, array in arrays.items()}
+    evaluate_kernel(kernel, wanted)
+    evaluate_loop(loop, [arrays[slot] for slot in sorted(arrays)])
+    for slot, array in wanted.items():
+        if not np.allclose(arrays[slot], array, rtol=1e-4, atol=1e-5):
+            raise CompilerBug(f"the loops of {Schedule(steps)} compute something else")
+    print(outline(loop))
+
+
+def _arguments(kernel: Node) -> dict[int, Any]:
+    random = np.random.default_rng(0)
+    params = [node for node in toposort(kernel) if node.op is Ops.PARAM]
+    return {
+        node.arg.slot: random.standard_normal(node.arg.shape).astype(to_numpy(node.dtype))
+        for node in params
+    }

@@ -1,0 +1,166 @@
+"""Outputs that pass the caches by, transposed tiles, and points that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import dtypes
+from baregrad.ir.node import Node, alu, const
+from baregrad.ir.op import Ops
+from baregrad.kernel import apply_schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel.linearise_points import TOGETHER, interleave
+from baregrad.kernel.schedule_value import Schedule, stream_output, vectorise
+from baregrad.render.llvm import LlvmRenderer
+from tests.kernel import kernels as k
+from tests.kernel.gpu import HOPPER
+from tests.render.harness import compiled, host
+from tests.render.harness import lower as linearised
+
+HUGE = 1 << 40
+SMALL_CACHE = replace(host(), l3_bytes=4096)
+WAYS = pytest.mark.parametrize("offset", (0, 1), ids=("aligned", "odd"))
+
+
+def placed(array: Any, offset: int) -> Any:
+    """An array of the same values that begins `offset` elements after a line of the cache."""
+    room = np.zeros(array.size + 32, array.dtype)
+    begin = (-room.ctypes.data % 64) // array.itemsize + offset
+    found = room[begin : begin + array.size].reshape(array.shape)
+    found[...] = array
+    return found
+
+
+def run(kernel: Node, schedule: Schedule, arrays: list[Any], chunks: int) -> str:
+    """Compile and run; the text of the module."""
+    program = linearised(lower(kernel, SMALL_CACHE, schedule))
+    compiled(program)(arrays, chunks=(0, chunks))
+    return LlvmRenderer().render(program, host())
+
+
+@WAYS
+@pytest.mark.parametrize(("rows", "columns"), [(64, 96), (50, 67), (16, 200), (7, 5)])
+def test_a_streamed_transpose_is_a_transpose(rows: int, columns: int, offset: int) -> None:
+    kernel = k.transpose(columns, rows)
+    schedule = choose_schedule(kernel, SMALL_CACHE)
+    data = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+    found = placed(np.zeros((columns, rows), np.float32), offset)
+    text = run(kernel, schedule, [found, placed(data, 0)], 1)
+    np.testing.assert_array_equal(found, data.T)
+    whole = rows % 16 == 0 and columns >= 16 and "stream_output(0)" in str(schedule)
+    assert ("nontemporal" in text) == whole
+
+
+@WAYS
+@pytest.mark.parametrize("count", [4096, 12288, 5000])
+def test_a_streamed_map_writes_every_element(count: int, offset: int) -> None:
+    kernel = k.elementwise(count)
+    schedule = choose_schedule(kernel, SMALL_CACHE)
+    assert "stream_output(0)" in str(schedule)
+    rng = np.random.default_rng(1)
+    arrays = {slot: rng.normal(size=count).astype(np.float32) for slot in k.arguments(kernel)}
+    expected = k.run_kernel(kernel, {**arrays, 0: np.zeros(count, np.float32)})[0]
+    found = placed(np.zeros(count, np.float32), offset)
+    inputs = [placed(arrays[slot], 0) for slot in sorted(arrays) if slot]
+    text = run(kernel, schedule, [found, *inputs], 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert "nontemporal" in text
+
+
+def test_what_fits_the_caches_is_not_streamed() -> None:
+    target = replace(host(), l3_bytes=HUGE)
+    for kernel in (k.transpose(512, 512), k.elementwise(1 << 20), k.softmax(64, 64)):
+        assert "stream_output" not in str(choose_schedule(kernel, target))
+
+
+def test_streams_are_said_and_parsed() -> None:
+    schedule = Schedule((vectorise("i0"), stream_output(0)))
+    assert str(schedule) == "Schedule(bind('i0', 'vector'), stream_output(0))"
+    assert parse_schedule(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("kernel", "slot", "target"),
+    [
+        (k.elementwise(64), 1, None),
+        (k.elementwise(64), 9, None),
+        (k.scatter_add(4, 8, 16), 0, None),
+        (k.elementwise(64), 0, HOPPER),
+    ],
+)
+def test_streams_that_cannot_be(kernel: Node, slot: int, target: Any) -> None:
+    with pytest.raises(ScheduleError, match=rf"stream_output\({slot}\) is not legal"):
+        apply_schedule(kernel, Schedule((stream_output(slot),)), target)
+
+
+# --- turns --------------------------------------------------------------------------------------
+
+
+def chain(seed: int, length: int) -> list[Node]:
+    """Instructions of which each reads the one before."""
+    found = [const(float(seed), dtypes.float32)]
+    for step in range(length):
+        found.append(alu(Ops.ADD, found[-1], const(step + 0.5, dtypes.float32)))
+    return found[1:]
+
+
+def in_order(code: list[Node], known: set[Node]) -> bool:
+    for node in code:
+        if any(child.op is not Ops.CONST and child not in known for child in node.src):
+            return False
+        known.add(node)
+    return True
+
+
+def test_points_take_turns() -> None:
+    parts = [chain(seed, 20) for seed in range(TOGETHER)]
+    code = [node for part in parts for node in part]
+    interleave(code, [20 * place for place in range(TOGETHER)])
+    assert code[:TOGETHER] == [part[0] for part in parts]
+    assert in_order(code, set())
+    assert len(set(code)) == 20 * TOGETHER
+
+
+def test_what_a_point_reads_of_another_comes_first() -> None:
+    first = chain(1, 30)
+    second = [alu(Ops.MUL, node, first[25]) for node in chain(2, 15)]
+    second = [node for pair in zip(chain(2, 15), second, strict=True) for node in pair]
+    code = [*first, *second]
+    interleave(code, [0, 30])
+    assert in_order(code, set())
+    assert set(code) == {*first, *second}
+    assert code != [*first, *second]
+
+
+def test_blocks_and_short_points_stay() -> None:
+    block: Callable[[], Node] = lambda: Node(Ops.END, dtypes.token)  # noqa: E731
+    code = [*chain(1, 20), block(), *chain(2, 20), block()]
+    before = list(code)
+    interleave(code, [0, 21])
+    assert code == before
+    code = [*chain(1, 3), *chain(2, 3)]
+    before = list(code)
+    interleave(code, [0, 3])
+    assert code == before
+
+
+def test_turns_change_no_bit() -> None:
+    """Functions of many instructions, four vectors at a time, against one at a time."""
+    x = np.random.default_rng(0).normal(size=256).astype(np.float32)
+    i = k.range_node(256, 0)
+    value = k.at(k.param(1, 256), i)
+    for op in (Ops.EXP, Ops.ERF, Ops.TANH, Ops.SIN):
+        kernel = k.kernel(k.out(k.param(0, 256), alu(op, value), i))
+        found = []
+        for parts in ("u=4, v=16", "u=1, v=16"):
+            binds = "bind('u', 'unroll'), bind('v', 'vector')"
+            text = f"Schedule(split('i0', outer='o', {parts}), {binds})"
+            result = np.zeros(256, np.float32)
+            run(kernel, parse_schedule(text), [result, x], 1)
+            found.append(result)
+        np.testing.assert_array_equal(*found)

@@ -1,0 +1,184 @@
+"""Steps drawn without regard to what is legal: each schedule is refused, or computes the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baregrad.base.errors import ScheduleError
+from baregrad.ir.node import Node
+from baregrad.ir.verify import verify
+from baregrad.kernel import apply_schedule, codegen_passes, lower, parse_schedule
+from baregrad.kernel.analysis import facts_of
+from baregrad.kernel.axes import table_for
+from baregrad.kernel.schedule_value import (
+    Bind,
+    Collapse,
+    Reorder,
+    Schedule,
+    Split,
+    StageInput,
+    StageReduce,
+    Step,
+)
+from baregrad.kernel.sharing import prepare
+from baregrad.target.cpu import cpu_row_named
+from tests.kernel import kernels as k
+from tests.kernel.random_schedules import any_kernel
+
+AVX = cpu_row_named("x86-64-avx2")
+SIZES = ((2,), (3,), (4,), (8,), (2, 4), (3, 2), (1,), (64,))
+UNITS = ("pool", "pool", "vector", "unroll", "unroll", "loop", "thread")
+
+
+def wild_step(rng: random.Random, names: list[str], number: int) -> Step:
+    """A step of any kind over any axes, rarely one that is not there."""
+    name = rng.choice(names) if rng.random() < 0.98 else "nowhere"
+    kind = rng.random()
+    some = rng.sample(names, min(len(names), rng.choice((1, 2, 2, 3))))
+    if kind < 0.35:
+        pairs = zip("abc", rng.choice(SIZES), strict=False)
+        inner = [(f"s{number}{letter}", size) for letter, size in pairs]
+        form = rng.random()
+        tail = f"s{number}t" if form < 0.5 else ""
+        return Split(name, ((f"s{number}o", 0), *inner), tail, form > 0.75)
+    if kind < 0.65:
+        return Bind(name, rng.choice(UNITS), rng.choice((1, 1, 2, 3)))
+    if kind < 0.75:
+        return Reorder(tuple(some))
+    if kind < 0.8:
+        return Collapse(tuple(some), f"c{number}")
+    if kind < 0.92:
+        return StageInput(rng.choice((0, 1, 2)), tuple(some))
+    return StageReduce(name, tuple(some))
+
+
+def wild_schedule(rng: random.Random, kernel: Node) -> Schedule:
+    """Steps, of which those refused at once are mostly left out, so that others are tried."""
+    table = table_for(facts_of(prepare(kernel, AVX)), AVX)
+    steps = []
+    for number in range(rng.randrange(1, 10)):
+        step = wild_step(rng, list(table.axes), number)
+        try:
+            table.apply(step)
+        except ScheduleError as error:
+            assert str(error)
+            if rng.random() < 0.95:
+                continue
+        steps.append(step)
+    return Schedule(tuple(steps))
+
+
+def check_seed(seed: int) -> bool:
+    """Whether a wild schedule is legal; then it computes what its kernel does, at every level."""
+    rng = random.Random(seed)
+    make, args = any_kernel(rng, (1, 2, 7, 8, 9, 16, 17))
+    kernel = make(*args)
+    schedule = wild_schedule(rng, kernel)
+    assert parse_schedule(str(schedule)) == schedule
+    try:
+        applied = apply_schedule(kernel, schedule, AVX)
+        loop = lower(kernel, AVX, schedule)
+    except ScheduleError:
+        return False
+    verify(loop, "loop")
+    arrays = k.arguments(kernel)
+    wanted = k.run_kernel(kernel, arrays)
+    k.assert_equal(wanted, k.run_kernel(applied, arrays))
+    k.assert_equal(wanted, k.run_loop(loop, arrays))
+    node = loop
+    for item in codegen_passes(AVX):
+        node = item.run(node)
+    verify(node, "linear")
+    return True
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1 << 30))
+def test_a_wild_schedule_is_refused_or_right(seed: int) -> None:
+    check_seed(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(8))
+def test_many_wild_schedules(batch: int) -> None:
+    assert sum(check_seed(10_000 * batch + number) for number in range(150)) > 40
+
+
+@pytest.mark.parametrize("seed", [
+    5094,  # chunks of a partial tile
+    5224,  # a copy over the chunks of a partial tile
+])
+def test_what_was_once_wrong(seed: int) -> None:
+    assert wrong_once(seed)
+
+
+def wrong_once(seed: int) -> bool:
+    """Schedules that computed something else, by what they were found with."""
+    kernel, text = {
+        5094: (k.row_reduce(3, 5), "Schedule(split('i0', outer='o', a=4, masked=True), "
+               "bind('a', 'pool', grain=3))"),
+        5224: (k.conv(2, 2, 4, 5, 6, 3, 2, 0, 2), "Schedule(split('i2', outer='o', a=3, "
+               "masked=True), bind('a', 'pool'), stage_input(1, 'a', 'i3'))"),
+    }[seed]
+    arrays = k.arguments(kernel)
+    wanted = k.run_kernel(kernel, arrays)
+    k.assert_equal(wanted, k.run_loop(lower(kernel, AVX, parse_schedule(text)), arrays))
+    return True
+
+
+def refusal(kernel: Node, text: str) -> str:
+    """What is said of a schedule that is not legal."""
+    with pytest.raises(ScheduleError) as caught:
+        lower(kernel, AVX, parse_schedule(text))
+    return str(caught.value)
+
+
+def test_capacity_is_checked() -> None:
+    big = k.matmul(64, 64, 4096)
+    small = replace(AVX, l3_bytes=1 << 16)
+    text = "Schedule(stage_input(2, 'r2', 'i1'))"
+    with pytest.raises(ScheduleError, match="no room in the caches: found 1048576 bytes"):
+        lower(big, small, parse_schedule(text))
+    assert "lies in registers" in refusal(k.elementwise(5000), "Schedule(bind('i0', 'vector'))")
+    wide = "Schedule(bind('i0', 'unroll'), bind('i1', 'vector'))"
+    assert "far more than registers hold" in refusal(k.elementwise(500, 500), wide)
+
+
+def test_copies_lie_over_axes_that_stay() -> None:
+    mm = k.matmul(8, 16, 8)
+    staged = "stage_input(2, 'r2', 'i1')"
+    assert "a copy lies over the axis" in refusal(
+        mm, f"Schedule({staged}, split('i1', outer='o', v=8))"
+    )
+    # Threads may share what a copy lies over where each chunk has as much of it.
+    bad = f"Schedule(bind('i1', 'pool', grain=5), {staged})"
+    assert "the last chunk is shorter" in refusal(mm, bad)
+    good = parse_schedule(f"Schedule(bind('i1', 'pool', grain=4), {staged})")
+    loop = lower(mm, AVX, good)
+    verify(loop, "loop")
+    arrays = k.arguments(mm)
+    k.assert_equal(k.run_kernel(mm, arrays), k.run_loop(loop, arrays))
+
+
+def test_sums_kept_for_a_chunk_are_those_of_the_chunk_alone() -> None:
+    """Each chunk adds up its own part: not every chunk the whole of the axis."""
+    kernel = k.matmul(8, 16, 32)
+    text = "Schedule(bind('i0', 'pool'), stage_reduce('r2', 'i0', 'i1'))"
+    loop = lower(kernel, AVX, parse_schedule(text))
+    verify(loop, "loop")
+    allocated = [n.arg.shape for n in nodes_of(loop) if n.op.name == "ALLOC"]
+    assert (1, 16) in allocated
+    arrays = k.arguments(kernel)
+    k.assert_equal(k.run_kernel(kernel, arrays), k.run_loop(loop, arrays))
+
+
+def nodes_of(root: Node) -> list[Node]:
+    """Everything below a node."""
+    from baregrad.ir.node import toposort
+
+    return list(toposort(root))

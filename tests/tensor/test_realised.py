@@ -1,0 +1,56 @@
+"""The table of realised values: an entry lives as long as its node, and as its memory is intact."""
+
+from __future__ import annotations
+
+import gc
+
+from baregrad.dtypes import dtypes
+from baregrad.engine.realised import Realised
+from baregrad.ir.attrs import BufferRef
+from baregrad.ir.node import Node, alu
+from baregrad.ir.op import Ops
+
+
+class Memory:
+    """A buffer, as far as this table asks for one."""
+
+    nbytes = 12
+
+
+def leaf(memory: Memory) -> Node:
+    return Node(Ops.BUFFER, dtypes.float32, (), BufferRef(memory, (3,), "CPU"))
+
+
+def test_an_entry_goes_with_its_node() -> None:
+    table = Realised()
+    source = leaf(Memory())
+    node = alu(Ops.NEG, source)
+    ref = BufferRef(Memory(), (3,), "CPU")
+    table.set(node, ref)
+    assert table.get(node) is ref
+    assert table.on("CPU")(node) is ref
+    assert table.on("NV")(node) is None
+    del node
+    gc.collect()
+    assert list(table.items()) == []
+    assert table.get(alu(Ops.NEG, source)) is None
+
+
+def test_what_lies_in_overwritten_memory_is_forgotten() -> None:
+    table = Realised()
+    source, memory, other = leaf(Memory()), Memory(), Memory()
+    nodes = [alu(op, source) for op in (Ops.NEG, Ops.SIN, Ops.COS)]
+    for node, place in zip(nodes, (memory, memory, other), strict=True):
+        table.set(node, BufferRef(place, (3,), "CPU"))
+    table.set(nodes[1], BufferRef(other, (3,), "CPU"))
+    table.forget(id(memory))
+    found = [table.get(node) for node in nodes]
+    assert [None if ref is None else ref.handle for ref in found] == [None, other, other]
+
+
+def test_a_buffer_that_was_overwritten_is_another_leaf() -> None:
+    ref = BufferRef(Memory(), (3,), "CPU")
+    again = ref.renewed()
+    assert again.handle is ref.handle
+    assert again != ref != ref.renewed() != again
+    assert ref == BufferRef(ref.handle, (3,), "CPU")
