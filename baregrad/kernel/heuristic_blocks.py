@@ -88,6 +88,14 @@ def plan_blocks(
     if found is None:
         return None
     blocks = choose_blocks(found, machine, target, estimate_ns(plan.facts, target))
+    plan.because(
+        "a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
+        blocks.rows, blocks.vectors, machine.lanes, machine.registers,
+    )
+    plan.because(
+        "{} steps and {} tiles at a time: their panel stays in the second cache",
+        blocks.steps, blocks.tiles,
+    )
     return _schedule(plan, found, blocks, machine, target)
 
 
@@ -237,6 +245,7 @@ def _schedule(
     order = [*shared, *outside, block, *outer, *within, inner, row, unit, lanes]
     steps.append(Reorder(tuple(order)))
     if pool is not None:
+        plan.because("threads share {}: {} chunks are enough", pool.axis, blocks.chunks)
         steps.append(pool)
     if not _lies_well(found, blocks, machine, target):
         panel = (tile, inner, unit, lanes)
