@@ -13,11 +13,11 @@ from baregrad.base.options import options
 from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE
 from tests.runtime.nvidia import hardware_round
 
-QUICK = ("facts", "parts", "random", "copies")
+LONG = ("early",)
 
 
 @pytest.mark.parametrize("name", [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
     for name in hardware_round.PARTS
 ])  # fmt: skip
 def test_a_part_runs(
