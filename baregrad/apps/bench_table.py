@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from baregrad.apps.bench_measure import DISTURBED
 from baregrad.base.bits import human_seconds
 from baregrad.base.errors import ArgumentError, FileFormatError
 
@@ -63,15 +64,19 @@ def _agree(what: str, older: object, newer: object) -> None:
 
 
 def render_table(records: Mapping[str, Any]) -> str:
-    """Return the table of the rows that have a ratio, and a line on where they were measured."""
+    """Return the table of the rows that have a ratio, and a line on where they were measured.
+
+    Rows that other processes disturbed are named beneath, without their figures.
+    """
     peer = records["against"][0]
     name = dict(_NAMES).get(peer, peer)
     machine, versions = records["machine"], records["versions"]
     lines = [
         f"| work | ours | {name} | ratio (quartiles) | wanted |", "|---|---|---|---|---|",
     ]
+    disturbed = _disturbed(records["rows"])
     for row in records["rows"]:
-        if row["ratio"] is None:
+        if row["ratio"] is None or row["name"] in disturbed:
             continue
         spread = row["spread"]
         ours, other = (human_seconds(one["median_s"]) for one in list(row["times"].values())[:2])
@@ -86,7 +91,17 @@ def render_table(records: Mapping[str, Any]) -> str:
         f"{machine['copy_bytes_per_s'] / 1e9:.1f} GB a second (read and written); "
         f"{name} {versions.get(peer, '')}, eager. The second time of a share is that of the copy.",
     ]
+    if disturbed:
+        told = "; ".join(disturbed)
+        lines += ["", f"Not shown, since other processes took part of the machine: {told}."]
     return "\n".join(lines)
+
+
+def _disturbed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of rows, and of their shares, that others disturbed."""
+    own = [row["name"] for row in rows if (row.get("others_share") or 0.0) > DISTURBED]
+    names = {name for one in own for name in (one, f"{one}{COPY_SHARE}")}
+    return [row["name"] for row in rows if row["name"] in names]
 
 
 def markers(suite: str) -> tuple[str, str]:

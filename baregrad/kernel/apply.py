@@ -495,6 +495,8 @@ class _Rewriter:
                 continue
             inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
             if inner:
+                # What is spread over registers is added up in the innermost loops.
+                inner += [axis for axis in own if axis.arg.is_tile]
                 outer = [axis for axis in own if axis not in inner]
                 part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
                 node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
@@ -526,9 +528,8 @@ def is_read(node: Node) -> bool:
 def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
     if monoid.arity == 1:
         return (node,)
-    return tuple(
-        make_node(Ops.PROJ, dtype, (node,), part) for part, dtype in enumerate(monoid.states)
-    )
+    states = enumerate(monoid.states)
+    return tuple([make_node(Ops.PROJ, dtype, (node,), position) for position, dtype in states])
 
 
 def combined(

@@ -252,6 +252,16 @@ def test_the_table_goes_between_its_markers() -> None:
         bench_table.put_table("no markers", RECORDS)
 
 
+def test_disturbed_rows_are_named_without_figures() -> None:
+    (row, absent) = RECORDS["rows"]
+    share = row | {"name": "x+1, share of the copy rate"}
+    told = bench_table.render_table(
+        RECORDS | {"rows": [row | {"others_share": 0.4}, share, absent | {"others_share": None}]}
+    )
+    assert "| x+1" not in told
+    assert told.endswith("part of the machine: x+1; x+1, share of the copy rate.")
+
+
 def test_pieces_of_a_suite_become_one_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
