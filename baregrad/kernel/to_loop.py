@@ -78,8 +78,9 @@ def to_loop(
     """The loop level of a kernel that `apply_steps` chunked; `schedule` is its text, to be shown.
 
     With `fma`, products that are summed use one rounding. With `masks`, loads of part of a vector
-    cost no more, so that sums in memory need no loop that clears them. Writes to the slots `ordered` may meet,
-    so their loops are not shared. Loops over axes bound to the grid are around everything else.
+    cost no more, so that sums in memory need no loop that clears them. Writes to the slots
+    `ordered` may meet, so their loops are not shared. Loops over axes bound to the grid are around
+    everything else.
     """
     pools = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "pool"}
     if len(pools) > 1:
