@@ -174,6 +174,9 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
     if stride == 2 and len(node.src) == 2:
         _every_other(f, node, where)
         return
+    if len(node.src) > 2 and f.target.masks and node.dtype.itemsize >= 4:
+        _masked_gather(f, node, where)
+        return
     function = _function(f, node)
     if function:
         f.lines.append(f"  {f.define(node)} = call {kinds} {function}(ptr {where})")
@@ -184,6 +187,22 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
         )
     _collect(f, node, addresses)
+
+
+def _masked_gather(f: FunctionText, node: Node, where: str) -> None:
+    """One instruction of machines with masks, which reads nothing where the mask is false."""
+    lanes, stride = node.arg.width, node.arg.stride
+    kinds, masks = value_type(node), type_text(dtypes.bool, lanes)
+    places = ", ".join(f"i32 {stride * lane}" for lane in range(lanes))
+    name = f"llvm.masked.gather.{suffix_text(node.dtype, lanes)}.v{lanes}p0"
+    f.declare(name, kinds, f"<{lanes} x ptr>", "i32", masks, kinds)
+    addresses = f.fresh()
+    f.lines.append(
+        f"  {addresses} = getelementptr {type_text(node.dtype)}, ptr {where}, "
+        f"<{lanes} x i32> <{places}>\n"
+        f"  {f.define(node)} = call {kinds} @{name}(<{lanes} x ptr> {addresses}, "
+        f"i32 {node.arg.align}, {masks} {f.use(node.src[2], lanes)}, {kinds} zeroinitializer)"
+    )
 
 
 def _every_other(f: FunctionText, node: Node, where: str) -> None:
