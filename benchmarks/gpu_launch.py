@@ -1,6 +1,6 @@
 """Launches on one GPU, ours beside the CUDA driver API's own, on a machine with CUDA 13 (ptxas).
 
-    python benchmarks/gpu_launch.py [--devices NV,CUDA] [--rounds 7] [--json FILE]
+    python benchmarks/gpu_launch.py [--devices NV,CUDA] [--styles all] [--rounds 7] [--json FILE]
     python benchmarks/gpu_launch.py --costs
 
 Two things are timed, from the call to its end as the host sees it: a replay of 1,000 kernels of
@@ -9,6 +9,10 @@ waited for. Ours are a command list on the devices NV and CUDA; the driver's are
 cuLaunchKernel, called in a loop written in C where there is a compiler (else by ctypes, said so),
 with the scheduling flag and the way to wait that are fastest here. Each side is a process of its
 own; rounds alternate, and the counters that the kernels raise are checked.
+
+With `--styles` the device NV is asked for each way to hand kernels over (`list_style.py`): "all",
+or names with commas between. Styles that begin kernels early are given one that waits by itself. A
+style that fails is said to, and left out. Where the driver's side is missing, times stand alone.
 
 One line each: name, ratio ours/theirs (median over rounds), bar, microseconds, spread, verdict.
 `--costs` times what the device CUDA chooses by: a launch, a graph's launch, a node's change.
@@ -95,11 +99,21 @@ SINGLES = 1000
 REPLAYS = 20
 
 
-def cubin(architecture: str) -> bytes:
-    """The kernel, assembled by the toolkit's ptxas."""
-    from baregrad.assemble.ptxas import PtxAssembler
+WAITING = PTX.replace(".target sm_75", ".target sm_90").replace(
+    "    ld.global", "    griddepcontrol.wait;\n    ld.global"
+)
 
-    return PtxAssembler(architecture).assemble(PTX)
+
+def cubin(architecture: str, text: str = PTX) -> bytes:
+    """The kernel, assembled by the toolkit's ptxas, or packed for a virtual GPU."""
+    from baregrad.assemble.ptxas import PtxAssembler
+    from baregrad.assemble.virtual_cubin import VirtualAssembler
+    from baregrad.base.options import options
+
+    if options.nv_port == "virtual":
+        target = f".target {architecture}"
+        return VirtualAssembler().assemble(text.replace(".target sm_75", target))
+    return PtxAssembler(architecture).assemble(text)
 
 
 # Our side.
@@ -112,37 +126,53 @@ def ours(name: str, count: int) -> tuple[Mapping[str, Any], Callable[[Answer], A
     from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
     from baregrad.runtime import open_device
     from baregrad.runtime.commands import Slot
+    from baregrad.target.gpu import gpu_row
 
     device: Any = open_device(name)
-    program = Program(
-        "step", CUBIN, cubin(device.architecture), "step",
-        (ParamSpec("o", "uint32", 4 * THREADS, "rw"),), source=PTX,
-        launch=GpuLaunch((1, 1, 1), (THREADS, 1, 1)),
-    )  # fmt: skip
-    kernel = device.load(program)
+    device.timeout_s = 5.0
+    kernels = {}
+    for waits, text in ((False, PTX), (True, WAITING)):
+        if waits and not (name.startswith("NV") and gpu_row(device.architecture).dependent_launch):
+            continue
+        kernels[waits] = device.load(Program(
+            "step", CUBIN, cubin(device.architecture, text), "step",
+            (ParamSpec("o", "uint32", 4 * THREADS, "rw"),), source=text,
+            launch=GpuLaunch((1, 1, 1), (THREADS, 1, 1), waits=waits),
+        ))
     counters = np.zeros(THREADS, np.uint32)
     buffer = device.allocate(counters.nbytes)
     device.copy_in(buffer, counters)
-    lists = {}
-    for what, launches in (("chain", count), ("single", 1)):
-        commands = lists[what] = device.command_list()
-        for _ in range(launches):
-            commands.exec(kernel, [Slot(0)])
-    done = 0
+    lists: dict[tuple[str, str], Any] = {}
+
+    def list_of(what: str, style: str) -> Any:
+        found = lists.get((what, style))
+        if found is None:
+            early = False
+            if name.startswith("NV"):
+                from baregrad.runtime.nvidia.list_style import style_of
+
+                device.style = style_of(style)
+                early = device.style.early and True in kernels
+            found = lists[what, style] = device.command_list()
+            for _ in range(count if what == "chain" else 1):
+                found.exec(kernels[early], [Slot(0)])
+        return found
 
     def answer(question: Answer) -> Answer:
-        nonlocal done
-        commands, submit, wait = lists[question["what"]], device.submit, device.synchronize
+        commands = list_of(question["what"], question.get("style", ""))
+        submit, wait = device.submit, device.synchronize
         table = [buffer]
 
         def once() -> None:
             submit(commands, table)
             wait()
 
-        for _ in range(WARM_UP):
+        device.copy_in(buffer, np.zeros_like(counters))
+        warm = question.get("warm", WARM_UP)
+        for _ in range(warm):
             once()
         times = sides.timed_ns(once, question["times"])
-        done += len(commands) * (WARM_UP + question["times"])
+        done = len(commands) * (warm + question["times"])
         device.copy_out(buffer, counters)
         if (counters != done & 0xFFFFFFFF).any():
             return {"error": f"counters are {counters.tolist()}, not {done}"}
@@ -321,51 +351,95 @@ def driver_side(count: int) -> tuple[Mapping[str, Any], Callable[[Answer], Answe
 # The comparison.
 
 
+def styles_of(text: str) -> list[str]:
+    """The styles that were asked for, the default one first."""
+    from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, style_of
+
+    names = list(STYLES) if text == "all" else [name for name in text.split(",") if name]
+    for name in names:
+        style_of(name)
+    return [DEFAULT_STYLE, *(name for name in names if name != DEFAULT_STYLE)]
+
+
+class Times:
+    """Medians of rounds in us, by what was timed and by whom, and who failed at it."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, list[float]]] = {"chain": {}, "single": {}}
+        self.libraries: dict[str, list[str]] = {}
+        self.failed: dict[str, str] = {}
+
+    def ask(self, side: sides.Side, what: str, who: str, share: int, **question: Any) -> None:
+        """Ask a side; one that failed once is not asked again."""
+        if who in self.failed:
+            return
+        try:
+            answer = side.ask(what=what, **question)
+        except RuntimeError as error:
+            self.failed[who] = f"{what}: {error}"
+            return
+        middle = statistics.median(answer["times_ns"]) / 1e3 / share
+        self.found[what].setdefault(who, []).append(middle)
+        if "libraries" in answer:
+            self.libraries[side.name] = answer["libraries"]
+
+    def lines(self, default: str) -> list[str]:
+        """One line for each, the driver's ratio where there is one."""
+        lines = []
+        for what, bar in (("chain", "<0.9"), ("single", "<0.7")):
+            theirs = self.found[what].get("driver")
+            for who, mine in self.found[what].items():
+                told = f"{statistics.median(mine):.3f} us"
+                if who == "driver" or who in self.failed:
+                    continue
+                if theirs is None:
+                    lines.append(f"{what + ' ' + who:34} {'-':>7} {'-':>6}  {told}")
+                    continue
+                ratios = [one / other for one, other in zip(mine, theirs, strict=True)]
+                told += f" / {statistics.median(theirs):.3f} us"
+                held = bar if who == default else ""
+                lines.append(sides.row(f"{what} {who}", ratios, held, told))
+        lines += [f"FAILED {who}: {why}" for who, why in self.failed.items()]
+        return lines
+
+
 def compare(arguments: argparse.Namespace) -> int:
     """Ask all sides in turn, and print and write what they say."""
     me = [sys.executable, str(Path(__file__).resolve()), "--count", str(arguments.count)]
     names = [name for name in arguments.devices.split(",") if name]
-    commands = {name: [*me, "--side", name] for name in ("driver", *names)}
-    ready = sides.start(commands)
-    if "driver" not in ready:
-        print("nothing to compare with: the CUDA driver's own side did not start")
-        return 1
-    times: dict[str, dict[str, list[float]]] = {"chain": {}, "single": {}}
-    libraries: dict[str, list[str]] = {}
+    ready = sides.start({name: [*me, "--side", name] for name in ("driver", *names)})
+    styles = styles_of(arguments.styles) if "NV" in ready else []
+    times = Times()
     try:
         for _ in range(arguments.rounds):
-            for what, number in (("chain", REPLAYS), ("single", SINGLES)):
+            for what, number in (("chain", arguments.replays), ("single", arguments.singles)):
+                share = arguments.count if what == "chain" else 1
                 for name, side in ready.items():
-                    answer = side.ask(what=what, times=number)
-                    share = arguments.count if what == "chain" else 1
-                    middle = statistics.median(answer["times_ns"]) / 1e3 / share
-                    times[what].setdefault(name, []).append(middle)
-                    libraries[name] = answer.get("libraries", [])
+                    if name != "NV":
+                        times.ask(side, what, name, share, times=number)
+                        continue
+                    for style in styles:
+                        who = f"NV {style}"
+                        given = {"times": number, "style": style, "warm": arguments.warm}
+                        times.ask(side, what, who, share, **given)
     finally:
         for side in ready.values():
             side.close()
-    facts = ready["driver"].facts
-    print(f"{facts['gpu']}, CUDA {facts['cuda']}, loops in {facts['loops']}; best settings: "
-          + ", ".join(f"{what}: {best[1]} {best[2]}" for what, best in facts["best"].items()))
-    lines = []
-    for what, bar in (("chain", "<0.9"), ("single", "<0.7")):
-        theirs = times[what]["driver"]
-        for name in ready:
-            if name == "driver":
-                continue
-            mine = times[what][name]
-            ratios = [one / other for one, other in zip(mine, theirs, strict=True)]
-            told = f"{statistics.median(mine):.3f} us / {statistics.median(theirs):.3f} us"
-            lines.append(sides.row(f"{what} {name}", ratios, bar if name == "NV" else "", told))
-    for name, found in libraries.items():
+    if "driver" in ready:
+        facts = ready["driver"].facts
+        print(f"{facts['gpu']}, CUDA {facts['cuda']}, loops in {facts['loops']}; best settings: "
+              + ", ".join(f"{what}: {best[1]} {best[2]}" for what, best in facts["best"].items()))
+    lines = times.lines(f"NV {styles[0]}" if styles else "")
+    for name, found in times.libraries.items():
         if name.startswith("NV"):
             lines.append(f"{'libraries of the vendor in ' + name:34} {found or 'none'}")
     print("\n".join(lines))
     sides.write_report(arguments.json, {
-        "machine": sides.machine(), "times_us": times, "lines": lines, "libraries": libraries,
+        "machine": sides.machine(), "times_us": times.found, "lines": lines,
+        "libraries": times.libraries, "failed": times.failed,
         "facts": {name: side.facts for name, side in ready.items()},
     })
-    return 0
+    return int(not ready or bool(times.failed))
 
 
 def costs(count: int) -> None:
@@ -412,7 +486,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--devices", default="NV,CUDA", help="ours, with commas between")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--styles", default="", help="of the device NV: all, or names")
     parser.add_argument("--count", type=int, default=1000, help="kernels of a chain")
+    parser.add_argument("--replays", type=int, default=REPLAYS, help="chains a round")
+    parser.add_argument("--warm", type=int, default=WARM_UP, help="of each before it is timed")
+    parser.add_argument("--singles", type=int, default=SINGLES, help="single launches a round")
     parser.add_argument("--json", default="", help="where to write all figures")
     parser.add_argument("--costs", action="store_true", help="time what the device CUDA chooses by")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)

@@ -495,13 +495,16 @@ class _Rewriter:
                 continue
             inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
             if inner:
+                # What is spread over registers is added up in the innermost loops.
+                inner += [axis for axis in own if axis.arg.is_tile]
                 outer = [axis for axis in own if axis not in inner]
                 part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
                 node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
             first = len(self.table.order) * 2 * (1 + len(self.copies))
+            args = [axis.arg._replace(id=first + axis.arg.id) for axis in axes]
             copies = tuple(
-                make_node(Ops.RANGE, axis.dtype, axis.src, axis.arg._replace(id=first + axis.arg.id))
-                for axis in axes
+                make_node(Ops.RANGE, axis.dtype, axis.src, arg)
+                for axis, arg in zip(axes, args, strict=True)
             )
             value = substitute(node, dict(zip(axes, copies, strict=True)))
             stage = make_node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
@@ -525,9 +528,8 @@ def is_read(node: Node) -> bool:
 def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
     if monoid.arity == 1:
         return (node,)
-    return tuple(
-        make_node(Ops.PROJ, dtype, (node,), position) for position, dtype in enumerate(monoid.states)
-    )
+    states = enumerate(monoid.states)
+    return tuple([make_node(Ops.PROJ, dtype, (node,), position) for position, dtype in states])
 
 
 def combined(

@@ -36,9 +36,9 @@ MOST_VECTORS = 8
 # Fewer rows of products than this do not pay for a copy of the operand with lanes.
 LEAST_ROWS = 24
 LEAST_STEPS = 16
-# A k block that is not all of k costs reading and writing C once more.
-SPLIT_STEPS = 512
-MOST_STEPS = 768
+# Rows whose elements of a k block fill most of the first cache, or half of it where k is split:
+# each further block costs reading and writing C once more.
+CACHED_ROWS = 8
 # Up to so many for each core, sums are shared out evenly at once; longer ones in smaller chunks, as
 # a core may be slower than another.
 SHORT_NS = 400_000.0
@@ -107,7 +107,8 @@ def choose_blocks(
     nanoseconds: what one core takes for the whole, about.
     """
     size = itemsize(found.b.array.dtype)
-    parts = -(-found.steps.size // SPLIT_STEPS) if found.steps.size > MOST_STEPS else 1
+    held = target.l1_bytes // (CACHED_ROWS * size)
+    parts = -(-found.steps.size // max(held // 2, 1)) if found.steps.size > held * 3 // 4 else 1
     steps = -(-found.steps.size // parts)
     chunks = 1
     if nanoseconds >= ALONE_NS:
@@ -221,7 +222,8 @@ def _schedule(
     for axis in plan.axes:
         plan.keep(axis)
     block, tile, unit, lanes = (f"{n}{part}" for part in "btuv")
-    _split(plan, found.lane, {block: 0, tile: blocks.tiles, unit: blocks.vectors, lanes: machine.lanes})
+    inner_sizes = {tile: blocks.tiles, unit: blocks.vectors, lanes: machine.lanes}
+    _split(plan, found.lane, {block: 0, **inner_sizes})
     plan.bind(unit, "unroll")
     plan.bind(lanes, "vector")
     group, rows, row = f"{m}b", f"{m}o", f"{m}u"

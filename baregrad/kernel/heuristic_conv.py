@@ -1,4 +1,4 @@
-"""Schedules for sliding windows: convolutions, and the gradients of their weights.
+"""Schedules for sliding windows: convolutions, also of one tap, and their weights' gradients.
 
 One operand, the image, is read through windows: an axis of the output and a reduced axis move it by
 steps that overlap. The other, the filter, does not move along some of those axes of the output.
@@ -56,6 +56,14 @@ def _runs(found: Windows) -> bool:
     return len(found.own) > 1 and 0 < step <= NEAR_STEPS and last.stride(found.filter) == 1
 
 
+def _skips(found: Windows, write: Access) -> bool:
+    """Whether neighbours in the output are steps of more than one element in the image."""
+    return any(
+        axis.stride(write) == 1 and 1 < abs(axis.stride(found.image) or 0) <= NEAR_STEPS
+        for axis in found.moves_image
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Windows:
     """A sum of products of an image and a filter, and the axes of its output by what they move.
@@ -86,7 +94,8 @@ def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | No
         for windows in found:
             if fits(windows):
                 return windows
-    return None
+    write = next(access for access in plan.facts.accesses if access.write)
+    return next((windows for windows in found if _skips(windows, write)), None)
 
 
 def _sorted(plan: Plan, main: Reduction, image: Access, other: Access) -> Windows | None:
@@ -160,7 +169,8 @@ def plan_windows(
     Also which of them the threads share. None where no axis moves the filter alone by enough lanes.
     """
     lane = found.lane
-    if lane.size < LEAST_LANES or not found.filter.copyable:
+    # A guarded image is better copied without its guards, which this does not do.
+    if lane.size < LEAST_LANES or not found.filter.copyable or found.image.guarded:
         return None
     tiles = _tiles(plan, main, found, machine, target)
     shares = [_share(main, found, tile, machine, target) for tile in tiles]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
-from baregrad.kernel.analysis import Access, itemsize, iterations
+from baregrad.kernel.analysis import Access, itemsize, iterations, op_flops
 from baregrad.kernel.heuristic_pool import choose_pool
 from baregrad.kernel.linearise_transposed import LEAST_STEPS
 from baregrad.kernel.schedule_value import Schedule, Split, StreamOutput
@@ -16,8 +16,10 @@ SEVERAL = 4
 # Steps of a tile that is transposed in registers, at most, and what one of its vectors then costs.
 MOST_STEPS = 16
 TRANSPOSED_COST = 5.0
-# What is written past the caches goes to as many pages in turns: memory takes it up sooner.
+# What a core's caches do not hold is written to as many pages in turns: memory takes it up sooner.
 PAGES = 4
+# A tile of as many pages and several vectors of each is too much text for more work than this.
+LIGHT_FLOPS = 8
 PAGE_NBYTES = 4096
 # Iterations that use a line again before it leaves the cache.
 LINE_USES = 16
@@ -44,7 +46,7 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
                 plan.because("tiles along {}: another access is contiguous there", across.name)
                 plan.vectorise(vector, lanes)
                 _block(plan, across)
-            elif not (plan.stages and _in_pages(plan, vector, lanes)):
+            elif not _in_pages(plan, vector, lanes, target):
                 plan.vectorise(vector, lanes, SEVERAL)
     for axis in plan.axes:
         plan.keep(axis)
@@ -71,18 +73,24 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
             plan.stages.append(StreamOutput(access.array.arg.slot))
 
 
-def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int) -> bool:
+def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int, target: CpuTarget) -> bool:
     """Tiles that write to several pages in turns; whether the axis is made of such tiles."""
-    accesses = plan.facts.accesses
+    facts = plan.facts
+    accesses = facts.accesses
+    written = [access for access in accesses if access.write]
+    widest = max(itemsize(access.array.dtype) for access in written)
+    if iterations(written[0].axes) * widest < 2 * target.l2_bytes:
+        return False
     if not all(axis.stride(access) in (0, 1) for access in accesses):
         return False
-    widest = max(itemsize(access.array.dtype) for access in accesses if access.write)
-    rows = PAGE_NBYTES // (widest * lanes * SEVERAL)
-    tile = PAGES * rows * SEVERAL * lanes
+    light = sum([op_flops(node) for node in facts.order]) <= LIGHT_FLOPS
+    several = SEVERAL if plan.stages and light else 1
+    rows = PAGE_NBYTES // (widest * lanes * several)
+    tile = PAGES * rows * several * lanes
     if rows < 2 or not isinstance(axis.extent, int) or axis.extent % tile:
         return False
     name = axis.name
-    sizes = ((f"{name}w", PAGES), (f"{name}i", rows), (f"{name}u", SEVERAL), (f"{name}v", lanes))
+    sizes = ((f"{name}w", PAGES), (f"{name}i", rows), (f"{name}u", several), (f"{name}v", lanes))
     plan.steps.append(Split(name, ((f"{name}o", 0), *sizes)))
     plan.bind(f"{name}w", "unroll")
     plan.bind(f"{name}u", "unroll")

@@ -94,7 +94,7 @@ def _in_vectors(
     first: int,
 ) -> Copy:
     """A copy in vectors along the axis `near`; `far`: the axes, those of large strides first."""
-    extents = {name: int(extent_of(ranges[name])) for name in names}
+    extents = {name: int(ranges[name].src[0].arg) for name in names}
     while lanes >= 2 * extents[near]:
         lanes //= 2
     sizes = {near: lanes}

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, cast, const, make_node
+from baregrad.ir.node import Node, cast, const, make_node, toposort
 from baregrad.ir.op import Ops
+
+SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
+_BELOW = "kernel.scoped"
 
 
 def widened(monoid: Monoid, values: tuple[Node, ...]) -> tuple[Monoid, tuple[Node, ...]]:
@@ -60,3 +63,42 @@ def guarded(condition: Node, value: Node) -> Node:
     if condition.op is Ops.CONST:
         return value if condition.arg else const(0, value.dtype)
     return make_node(Ops.GUARD, value.dtype, (condition, value))
+
+
+def is_sum_alone(out: Node, kernel: Node) -> bool:
+    """Whether an OUT writes a staged REDUCE as it is, and nothing else reads that.
+
+    The loops of the reduction stand outside those of its stage.
+    """
+    value = out.src[1]
+    if value.op is not Ops.INDEX or value.src[0].op is not Ops.STAGE or out.arg.monoid is not None:
+        return False
+    stage = value.src[0]
+    total, *axes = stage.src
+    if total.op is not Ops.REDUCE or total.arg.monoid.primitive is None:
+        return False
+    monoid, _ = widened(total.arg.monoid, total.src[:1])
+    if stage.arg.space != "scratch" or monoid.states != (out.src[0].dtype,):
+        return False
+    first = min([axis.arg.id for axis in axes], default=0)
+    if any(child.op is Ops.RANGE and child.arg.id >= first for child in total.src):
+        return False
+    return all(other is out or stage not in scoped_below(other.src[1:]) for other in kernel.src)
+
+
+def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Every REDUCE, SCAN and STAGE at or below `roots`, sources first; kept on each root."""
+    scoped = [root for root in roots if root.mask & SCOPED]
+    if not scoped:
+        return ()
+    found: dict[Node, None] = {}
+    for root in scoped:
+        known: tuple[Node, ...] | None = root.memo.get(_BELOW)
+        if known is None:
+            order = toposort(root, enter=lambda n: bool(n.mask & SCOPED))
+            known = tuple([node for node in order if node.op.bit & SCOPED and node is not root])
+            root.memo[_BELOW] = known
+        found.update(dict.fromkeys(known))
+        if root.op.bit & SCOPED:
+            found[root] = None
+    return tuple(found)

@@ -22,20 +22,21 @@ from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE, filled
 from baregrad.kernel.loop_pieces import (
+    SCOPED,
     factor_where,
     guarded,
+    is_sum_alone,
     load,
     looped,
     narrowed,
     register_places,
+    scoped_below,
     store,
     widened,
 )
 from baregrad.kernel.shared_copies import copied_by_threads, thread_axes
 
 NOTHING = -1
-_BELOW = "kernel.scoped"
-SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 
 
 @dataclass(eq=False, slots=True)
@@ -78,8 +79,9 @@ def to_loop(
     """The loop level of a kernel that `apply_steps` chunked; `schedule` is its text, to be shown.
 
     With `fma`, products that are summed use one rounding. With `masks`, loads of part of a vector
-    cost no more, so that sums in memory need no loop that clears them. Writes to the slots `ordered` may meet,
-    so their loops are not shared. Loops over axes bound to the grid are around everything else.
+    cost no more, so that sums in memory need no loop that clears them. Writes to the slots
+    `ordered` may meet, so their loops are not shared. Loops over axes bound to the grid are around
+    everything else.
     """
     pools = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "pool"}
     if len(pools) > 1:
@@ -557,43 +559,9 @@ class _Builder:
 # --- small pieces -------------------------------------------------------------------------------
 
 
-def is_sum_alone(out: Node, kernel: Node) -> bool:
-    """Whether an OUT writes a staged REDUCE as it is, and nothing else reads that."""
-    value = out.src[1]
-    if value.op is not Ops.INDEX or value.src[0].op is not Ops.STAGE or out.arg.monoid is not None:
-        return False
-    stage = value.src[0]
-    total = stage.src[0]
-    if total.op is not Ops.REDUCE or total.arg.monoid.primitive is None:
-        return False
-    if stage.arg.space != "scratch" or widened(total.arg.monoid, total.src[:1])[0].states != (
-        out.src[0].dtype,
-    ):
-        return False
-    return all(other is out or stage not in scoped_below(other.src[1:]) for other in kernel.src)
-
-
 def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:
     """The item of `block` that holds the loops opened inside it; the last one without any."""
     if len(inner) == len(path):
         return len(block.items) - 1
     body = inner[len(path)]
     return next(n for n, item in enumerate(block.items) if item.body is body)
-
-
-def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Every REDUCE, SCAN and STAGE at or below `roots`, sources first; kept on each root."""
-    scoped = [root for root in roots if root.mask & SCOPED]
-    if not scoped:
-        return ()
-    found: dict[Node, None] = {}
-    for root in scoped:
-        known: tuple[Node, ...] | None = root.memo.get(_BELOW)
-        if known is None:
-            order = toposort(root, enter=lambda n: bool(n.mask & SCOPED))
-            known = tuple([node for node in order if node.op.bit & SCOPED and node is not root])
-            root.memo[_BELOW] = known
-        found.update(dict.fromkeys(known))
-        if root.op.bit & SCOPED:
-            found[root] = None
-    return tuple(found)

@@ -83,7 +83,7 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
     sizes: dict[tuple[Any, ...], float] = {}
     depths, known, readers = survey.depth, survey.size, survey.readers
     work, reading = survey.work, survey.reading
-    costly = COSTLY.get
+    costly = dict(COSTLY).get  # asked faster than a read-only view of it
     for node in order:
         src = node.src
         size = sizes.get(node.shape)

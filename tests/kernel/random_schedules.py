@@ -18,6 +18,7 @@ from baregrad.kernel.schedule_value import (
     Schedule,
     Step,
     split,
+    stream_output,
 )
 from tests.kernel import kernels as k
 
@@ -79,7 +80,7 @@ def _any_step(rng: random.Random, table: AxisTable, number: int) -> Step | None:
     names = list(table.axes)
     name = rng.choice(names)
     axis = table.axes[name]
-    kind = rng.randrange(5)
+    kind = rng.randrange(6)
     if kind <= 1:
         inner = {f"a{number}_{i}": rng.choice((1, 2, 3, 4, 8)) for i in range(rng.randrange(1, 3))}
         return split(name, outer=f"a{number}o", tail=f"a{number}t", **inner)
@@ -95,6 +96,8 @@ def _any_step(rng: random.Random, table: AxisTable, number: int) -> Step | None:
         return Bind(name, unit, rng.choice((1, 1, 2, 3)))
     if kind == 3:
         return Reorder(tuple(rng.sample(names, min(len(names), rng.randrange(2, 4)))))
+    if kind == 4:
+        return stream_output(0)
     if len(names) < 2:
         return None
     place = rng.randrange(len(names) - 1)

@@ -168,62 +168,6 @@ def test_rendered_text_is_deterministic() -> None:
         assert len(texts) == 1
 
 
-# --- tiles transposed in registers ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lanes", (4, 8, 16))
-@pytest.mark.parametrize("steps", (3, 4, 5, 7, 8, 14, 16))
-def test_far_lanes_whose_steps_are_neighbours_are_stored_side_by_side(
-    steps: int, lanes: int
-) -> None:
-    u, v = unroll(steps, 0), vector(lanes, 1)
-    x, out = param(1, steps, lanes), param(0, lanes, steps)
-    node = kernel(store(out, alu(Ops.ADD, load(x, u, v), ONE), v, u))
-    values = data(steps, lanes)
-    (found, _) = check(node, [zeros(lanes, steps), values], routes=ROUTES)
-    np.testing.assert_array_equal(found, values.T + np.float32(1))
-    stores = [each for each in linearise(node).src if each.op is Ops.VSTORE]
-    if 4 <= steps <= lanes:
-        assert len(stores) == lanes
-        assert {each.arg.width for each in stores} == {steps}
-        assert {each.arg.stride for each in stores} == {1}
-    else:
-        assert len(stores) == steps
-
-
-@pytest.mark.parametrize("steps", (4, 5, 8, 13, 16))
-def test_far_lanes_whose_steps_are_neighbours_are_copied_at_once(steps: int) -> None:
-    i, u, v = range_node(3, 0), unroll(steps, 1), vector(16, 2)
-    x, out = param(1, 16, 3, steps), alloc(1, 3, steps, 16)
-    total = param(0, 3, steps, 16)
-    copied = loop(i, store(out, load(x, v, i, u), i, u, v))
-    node = kernel(seq(copied, loop(i, store(total, load(out, i, u, v), i, u, v))))
-    values = data(16, 3, steps)
-    (found, _) = check(node, [zeros(3, steps, 16), values], routes=ROUTES)
-    np.testing.assert_array_equal(found, values.transpose(1, 2, 0))
-    loads = [each for each in linearise(node).src if each.op is Ops.VLOAD]
-    assert {each.arg.stride for each in loads} == {1}
-
-
-def test_neighbours_along_two_axes_are_one_store() -> None:
-    a, b, v = unroll(3, 0), unroll(3, 1), vector(16, 2)
-    x, out = param(1, 3, 3, 16), param(0, 16, 3, 3)
-    node = kernel(store(out, alu(Ops.ADD, load(x, a, b, v), ONE), v, a, b))
-    values = data(3, 3, 16)
-    (found, _) = check(node, [zeros(16, 3, 3), values], routes=ROUTES)
-    np.testing.assert_array_equal(found, values.transpose(2, 0, 1) + np.float32(1))
-    stores = [each for each in linearise(node).src if each.op is Ops.VSTORE]
-    assert [each.arg.width for each in stores] == [9] * 16
-
-
-def test_lanes_that_meet_their_neighbours_are_stored_one_by_one() -> None:
-    u, v = unroll(8, 0), vector(4, 1)
-    x, out = param(1, 8, 4), param(0, 20)
-    place = index.add(index.mul(v, 4), u)
-    node = kernel(store(out, alu(Ops.ADD, load(x, u, v), ONE), place))
-    check(node, [zeros(20), data(8, 4)], routes=ROUTES)
-
-
 # --- addresses ----------------------------------------------------------------------------------
 
 

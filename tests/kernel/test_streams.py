@@ -23,7 +23,7 @@ from tests.render.harness import compiled, host
 from tests.render.harness import lower as linearised
 
 HUGE = 1 << 40
-SMALL_CACHE = replace(host(), l3_bytes=4096)
+SMALL_CACHE = replace(host(), l2_bytes=1024, l3_bytes=4096)
 WAYS = pytest.mark.parametrize("offset", (0, 1), ids=("aligned", "odd"))
 
 
@@ -62,6 +62,7 @@ def test_a_streamed_map_writes_every_element(count: int, offset: int) -> None:
     kernel = k.elementwise(count)
     schedule = choose_schedule(kernel, SMALL_CACHE)
     assert "stream_output(0)" in str(schedule)
+    assert ("i0w=4" in str(schedule)) == (count % 4096 == 0)
     rng = np.random.default_rng(1)
     arrays = {slot: rng.normal(size=count).astype(np.float32) for slot in k.arguments(kernel)}
     expected = k.run_kernel(kernel, {**arrays, 0: np.zeros(count, np.float32)})[0]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baregrad.base.errors import ScheduleError
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.verify import verify
 from baregrad.kernel import apply_schedule, codegen_passes, lower, parse_schedule
 from baregrad.kernel.analysis import facts_of
@@ -53,7 +53,7 @@ def wild_step(rng: random.Random, names: list[str], number: int) -> Step:
     if kind < 0.8:
         return Collapse(tuple(some), f"c{number}")
     if kind < 0.92:
-        return StageInput(rng.choice((0, 1, 2)), tuple(some))
+        return StageInput(rng.choice((0, 1, 2)), tuple(some), rng.choice((0, 0, 4, 8)))
     return StageReduce(name, tuple(some))
 
 
@@ -171,14 +171,25 @@ def test_sums_kept_for_a_chunk_are_those_of_the_chunk_alone() -> None:
     text = "Schedule(bind('i0', 'pool'), stage_reduce('r2', 'i0', 'i1'))"
     loop = lower(kernel, AVX, parse_schedule(text))
     verify(loop, "loop")
-    allocated = [n.arg.shape for n in nodes_of(loop) if n.op.name == "ALLOC"]
-    assert (1, 16) in allocated
+    chunk = [extent_of(n) for n in nodes_of(loop) if n.op.name == "RANGE" and n.arg.axis == "i0"]
+    assert set(chunk) == {1}
+    arrays = k.arguments(kernel)
+    k.assert_equal(k.run_kernel(kernel, arrays), k.run_loop(loop, arrays))
+
+
+def test_sums_kept_outside_of_a_loop_with_a_tile() -> None:
+    """The tile's axis is reduced in registers with the loop inside, not with the one outside."""
+    kernel = k.matmul(6, 8, 24)
+    text = (
+        "Schedule(split('r2', outer='ro', ri=3, ru=2), bind('ru', 'unroll'), bind('i1', 'vector'), "
+        "stage_reduce('ro', 'i0', 'i1'))"
+    )
+    loop = lower(kernel, AVX, parse_schedule(text))
+    verify(loop, "loop")
     arrays = k.arguments(kernel)
     k.assert_equal(k.run_kernel(kernel, arrays), k.run_loop(loop, arrays))
 
 
 def nodes_of(root: Node) -> list[Node]:
     """Everything below a node."""
-    from baregrad.ir.node import toposort
-
     return list(toposort(root))

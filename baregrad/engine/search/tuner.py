@@ -48,8 +48,9 @@ RACED = 8
 ENOUGH = 6
 # Seconds after the last one in which what was begun is brought to an end.
 OVERTIME_S = 5.0
-# Seconds that a kernel is given at least, and at most.
-LEAST_S = 2.0
+# Seconds that a kernel is given at least, with so many of its runs, and at most.
+LEAST_S = 4.0
+LEAST_RUNS = 150
 MOST_S = 120.0
 _Bounds = tuple[int, int]
 
@@ -274,7 +275,9 @@ class Clock:
         now = time.monotonic()
         own = weight_of(ns)
         share = (self.end - now) * own / (own + self.others)
-        return min(now + min(max(share, LEAST_S), MOST_S), self.end)
+        # A few kernels searched are more than many begun.
+        least = LEAST_S + LEAST_RUNS * ns / 1e9
+        return min(now + min(max(share, least), MOST_S), self.end)
 
 
 class Judge:

@@ -8,7 +8,7 @@ knowing beforehand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.index import Dim
@@ -348,8 +348,13 @@ def _copies(state: _State) -> _Changes:
             yield state.with_steps(dropped=own), f"input {param} in place"
         for step in own:
             if len(step.axes) > 1:
-                turned = StageInput(param, (*step.axes[1:], step.axes[0]))
+                turned = replace(step, axes=(*step.axes[1:], step.axes[0]))
                 yield state.with_steps(turned, dropped=(step,)), f"another layout of input {param}"
+    if inputs and not isinstance(state.target, GpuTarget):
+        lanes = 0 if inputs[0].lanes else _lanes(state.target)
+        others = tuple(replace(step, lanes=lanes) for step in inputs)
+        how = "vectors" if lanes else "elements"
+        yield state.with_steps(*others, dropped=tuple(inputs)), f"copies by {how}"
     yield from _more_copies(state, inputs)
 
 

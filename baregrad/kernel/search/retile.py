@@ -8,6 +8,7 @@ schedule would have made it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from baregrad.kernel.schedule_value import (
     Bind,
@@ -134,10 +135,8 @@ def without(
             steps.append(step)
         elif isinstance(step, StageInput | StageReduce) and ends.isdisjoint(names_of(step)):
             left = tuple(name for name in step.axes if name not in gone)
-            if left and isinstance(step, StageInput):
-                steps.append(StageInput(step.param, left))
-            elif left and isinstance(step, StageReduce) and step.axis not in gone:
-                steps.append(StageReduce(step.axis, left))
+            if left and not (isinstance(step, StageReduce) and step.axis in gone):
+                steps.append(replace(step, axes=left))
     return Schedule(tuple(steps))
 
 
@@ -156,7 +155,7 @@ def _renamed(schedule: Schedule, names: dict[str, str]) -> Schedule:
         elif isinstance(step, Reorder):
             steps.append(Reorder(called(step.axes)))
         elif isinstance(step, StageInput):
-            steps.append(StageInput(step.param, called(step.axes)))
+            steps.append(replace(step, axes=called(step.axes)))
         elif isinstance(step, StageReduce):
             steps.append(StageReduce(names.get(step.axis, step.axis), called(step.axes)))
         else:
@@ -207,7 +206,7 @@ def _for_tail(
         elif name != outer:
             found.append(name)
     if isinstance(step, StageInput):
-        return StageInput(step.param, tuple(found))
+        return replace(step, axes=tuple(found))
     if step.axis not in (*main, outer):
         return StageReduce(step.axis, tuple(found))
     return StageReduce(tile[0], step.axes)

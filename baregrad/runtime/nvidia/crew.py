@@ -21,8 +21,8 @@ class Crew:
         self._finished = _taken()
         self._wakes = [_taken() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._work, args=(number,), name=f"{name} {number}", daemon=True)
-            for number in range(1, count + 1)
+            threading.Thread(target=self._work, args=(i,), name=f"{name} {i}", daemon=True)
+            for i in range(1, count + 1)
         ]
         for thread in self._threads:
             thread.start()

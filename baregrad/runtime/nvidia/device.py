@@ -293,9 +293,9 @@ class NvDevice(Device):
             bound = commands.bound
             if (
                 bound.__class__ is BoundList
-                and bound.device is self  # type: ignore[union-attr]
+                and bound.device is self
                 and not (timed or variables or self._attention or self._returned)
-                and self._submit_again(bound, buffers)  # type: ignore[arg-type]
+                and self._submit_again(bound, buffers)
             ):
                 return None
             return self._submit(commands, buffers, variables, timed)

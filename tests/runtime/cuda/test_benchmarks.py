@@ -22,7 +22,7 @@ from benchmarks import gpu_copy, gpu_launch, gpu_sides
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda(gpus=2)
     monkeypatch.setattr(cuda_driver, "load_functions", lambda: fake.functions)
-    monkeypatch.setattr(gpu_launch, "cubin", lambda architecture: image_of(gpu_launch.PTX))
+    monkeypatch.setattr(gpu_launch, "cubin", lambda *given: image_of((*given, gpu_launch.PTX)[1]))
     return fake
 
 

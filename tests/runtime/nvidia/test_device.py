@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from baregrad.base.errors import DeviceError, DriverError
+from baregrad.base.errors import ArgumentError, DeviceError, DriverError
+from baregrad.base.options import options
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.interface import Buffer, Kernel
 from baregrad.runtime.nvidia.cubin import read_cubin
@@ -126,6 +127,45 @@ def test_a_chain_runs_in_order_and_again_with_other_buffers(machine: Machine) ->
             for number in range(20):
                 tools.link64(state, number)
         assert np.array_equal(machine.words(buffer), state)
+
+
+def test_a_list_submitted_again_is_checked_again(machine: Machine) -> None:
+    """What is known of buffers holds for these buffers alone, and while they are open."""
+    device = machine.device
+    commands = device.command_list()
+    commands.exec(machine.load("link64"), [Slot(0)], {"number": 3})
+    states = [ramp(32, seed) for seed in range(3)]
+    buffers = [machine.buffer(state) for state in states]
+    for which in (0, 0, 0, 1, 0, 1, 1, 2, 0, 2, 2):
+        device.submit(commands, [buffers[which]])
+        tools.link64(states[which], 3)
+        if which == 1:
+            device.synchronize()
+    for buffer, state in zip(buffers, states, strict=True):
+        assert np.array_equal(machine.words(buffer), state)
+    short = buffers[2].view(0, 64)
+    with pytest.raises(DeviceError, match="too small"):
+        device.submit(commands, [short])
+    with pytest.raises(DeviceError, match="slots"):
+        device.submit(commands, [buffers[2], buffers[1]])
+    buffers[2].close()
+    with pytest.raises(DeviceError, match="closed"):
+        device.submit(commands, [buffers[2]])
+    # Another buffer in the same memory is another buffer.
+    again = device.allocate(128)
+    device.copy_in(again, states[0])
+    device.submit(commands, [again])
+    tools.link64(states[0], 3)
+    assert np.array_equal(machine.words(again), states[0])
+
+
+def test_the_style_is_an_option() -> None:
+    with options.override(nv_style="early-progress"):
+        device = NvDevice(port=FakePort())
+    assert device.style is STYLES["early-progress"]
+    device.close()
+    with options.override(nv_style="fastest"), pytest.raises(ArgumentError, match="NV_STYLE"):
+        NvDevice(port=FakePort())
 
 
 def test_variables_decide_grids_and_values(machine: Machine) -> None:

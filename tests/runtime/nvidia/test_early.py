@@ -12,6 +12,7 @@ from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.interface import Buffer, Kernel
 from baregrad.runtime.nvidia import list_image
+from baregrad.runtime.nvidia.descriptor_fields import DescriptorLayout
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import STYLES
 from baregrad.testing.virtual_gpu.gpu_faults import ENGINE_EXCEPTION
@@ -176,11 +177,11 @@ def test_a_kernel_that_breaks_its_promise_is_found_out(name: str) -> None:
 def test_a_wait_without_its_latch_is_found_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = list_image.write_latch
 
-    def write(view: memoryview, layout: object, latch: int, *, waits: bool) -> None:
-        right(view, layout, latch + waits * (wrong == "another latch"), waits=waits)  # type: ignore[arg-type]
+    def write(view: memoryview, layout: DescriptorLayout, latch: int, *, waits: bool) -> None:
+        right(view, layout, latch + waits * (wrong == "another latch"), waits=waits)
         if waits and wrong != "another latch":
             name = "wait_latch_valid" if wrong == "no latch" else "latch_drops_data"
-            layout.write(view, name, 0)  # type: ignore[attr-defined]
+            layout.write(view, name, 0)
 
     monkeypatch.setattr(list_image, "write_latch", write)
     port, device = opened("early")

@@ -1,0 +1,142 @@
+"""Contractions in blocks: copies in vectors, padded tiles, sums that are kept in the output."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baregrad import Tensor
+from baregrad.base.errors import ScheduleError
+from baregrad.ir.attrs import Alloc
+from baregrad.ir.node import Node, toposort
+from baregrad.ir.op import Ops
+from baregrad.kernel import choose_schedule, lower, parse_schedule
+from baregrad.kernel.schedule_value import StageInput, StageReduce
+from baregrad.target.cpu import cpu_row_named
+from tests.kernel import kernels as k
+from tests.kernel.test_lowering import check
+
+# Four lanes and caches so small that sums are split into blocks at tests' sizes.
+SMALL = replace(
+    cpu_row_named("x86-64-avx512"), name="small", vector_bytes=16, l1_bytes=512, l2_bytes=4096,
+    cores=2,
+)
+BLOCKS = (
+    "Schedule(split('i1', outer='b', t=2, u=2, v=4, masked=True), bind('u', 'unroll'), "
+    "bind('v', 'vector'), split('i0', outer='m', r=3, masked=True), bind('r', 'unroll'), "
+    "split('r2', outer='ko', ki={ki}, masked=True), reorder('b', 'ko', 'm', 't', 'ki'), "
+    "bind('b', 'pool'), stage_input(2, 't', 'ki', 'u', 'v', lanes=4), "
+    "stage_input(1, {near}, lanes=4), stage_reduce('ko', 'm', 't', 'r', 'u', 'v'))"
+)
+
+
+@pytest.mark.parametrize("a", [False, True])
+@pytest.mark.parametrize("b", [False, True])
+@pytest.mark.parametrize(("m", "n", "inner"), [(6, 32, 16), (7, 35, 19), (1, 3, 9)])
+def test_copies_in_vectors(m: int, n: int, inner: int, a: bool, b: bool) -> None:
+    near = "'ki', 'r'" if a else "'r', 'ki'"
+    schedule = parse_schedule(BLOCKS.format(ki=min(inner, 8), near=near))
+    check(k.matmul(m, n, inner, a, b), schedule, SMALL)
+
+
+def test_a_copy_is_padded_to_whole_vectors() -> None:
+    text = "Schedule(split('i0', outer='m', r=2), bind('r', 'unroll'), reorder('i1', 'm', 'r2'), "
+    schedule = parse_schedule(text + "stage_input(1, 'r', 'r2', lanes=4))")
+    loop = check(k.matmul(4, 3, 10), schedule)
+    shapes = [node.arg.shape for node in allocations(loop) if node.arg.space == "scratch"]
+    assert shapes == [(2, 3, 4)]
+
+
+def test_sums_are_kept_where_they_are_written() -> None:
+    """No array of sums beside the output, no loop that clears it: the first step starts at 0."""
+    loop = lower(k.matmul(6, 32, 16), SMALL, parse_schedule(BLOCKS.format(ki=8, near="'r', 'ki'")))
+    scratch = [node.arg.shape for node in allocations(loop) if node.arg.space == "scratch"]
+    assert sorted(scratch) == [(2, 8, 2, 4), (3, 2, 4)]
+    sums = [
+        node for node in toposort(loop) if node.op is Ops.STORE and node.src[0].op is Ops.PARAM
+    ]
+    assert len(sums) == 1
+    assert sums[0].has(Ops.GUARD)
+
+
+def test_what_reads_a_sum_has_it_whole() -> None:
+    """With more to do than to write the sum, it is made in memory of its own first."""
+    i, j, r = k.range_node(6, 0), k.range_node(32, 1), k.range_node(16, 2)
+    product = k.alu(Ops.MUL, k.at(k.param(1, 6, 16), i, r), k.at(k.param(2, 16, 32), r, j))
+    total = k.reduce(Ops.ADD, product, r)
+    value = k.alu(Ops.MAX, total, k.const(0, k.F32))
+    kernel = k.kernel(k.out(k.param(0, 6, 32), value, i, j))
+    loop = check(kernel, parse_schedule(BLOCKS.format(ki=8, near="'r', 'ki'")), SMALL)
+    assert sum(node.arg.space == "scratch" for node in allocations(loop)) == 3
+
+
+@pytest.mark.parametrize("lanes", ["-1", "2.5", "'x'", "True"])
+def test_lanes_are_a_count(lanes: str) -> None:
+    with pytest.raises(ScheduleError):
+        parse_schedule(f"Schedule(stage_input(1, 'i0', lanes={lanes}))")
+
+
+def test_lanes_print_and_parse() -> None:
+    text = "Schedule(stage_input(1, 'i0', 'i1', lanes=16), stage_input(2, 'i0'))"
+    schedule = parse_schedule(text)
+    assert schedule.steps == (StageInput(1, ("i0", "i1"), 16), StageInput(2, ("i0",)))
+    assert parse_schedule(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "inner", "a", "b", "batch"),
+    [
+        (24, 16, 24, False, False, 0), (25, 17, 40, True, False, 0), (31, 33, 70, False, True, 0),
+        (40, 9, 65, True, True, 0), (26, 12, 18, False, False, 3), (24, 5, 129, True, False, 2),
+    ],
+)
+def test_the_first_schedule_in_blocks(
+    m: int, n: int, inner: int, a: bool, b: bool, batch: int
+) -> None:
+    kernel = k.matmul(m, n, inner, a, b, batch)
+    schedule = choose_schedule(kernel, SMALL)
+    copies = [step for step in schedule.steps if isinstance(step, StageInput)]
+    assert any(step.lanes for step in copies)
+    assert any(isinstance(s, StageReduce) for s in schedule.steps) == (inner > 12)
+    check(kernel, schedule, SMALL)
+
+
+def test_vectors_lie_along_what_is_written() -> None:
+    """Both operands transposed: their own neighbours are not those of the output."""
+    kernel = k.matmul(64, 64, 64, True, True)
+    schedule = str(choose_schedule(kernel, cpu_row_named("x86-64-avx512")))
+    assert "bind('i1v', 'vector')" in schedule
+
+
+@pytest.mark.parametrize(
+    ("m", "inner", "n"),
+    [(100, 100, 100), (33, 1537, 65), (127, 129, 131), (24, 16, 16), (257, 800, 19)],
+)
+@pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
+def test_products_against_numpy(m: int, inner: int, n: int, transposed: str) -> None:
+    rng = np.random.default_rng(m + n)
+    a = rng.standard_normal((inner, m) if "a" in transposed else (m, inner)).astype(np.float32)
+    b = rng.standard_normal((n, inner) if "b" in transposed else (inner, n)).astype(np.float32)
+    left, right = Tensor(a), Tensor(b)
+    if "a" in transposed:
+        left, a = left.transpose(0, 1), a.T
+    if "b" in transposed:
+        right, b = right.transpose(0, 1), b.T
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    bound = (np.abs(a).astype(np.float64) @ np.abs(b)) * inner**0.5 * 2.0**-23
+    assert (np.abs((left @ right).numpy() - exact) <= bound).all()
+
+
+def test_what_lies_past_the_end_is_no_part_of_a_sum() -> None:
+    """Infinities beside zeros that only padding has would give NaNs."""
+    a = np.full((25, 801), np.inf, np.float32)
+    b = np.full((801, 17), 1.0, np.float32)
+    assert ((Tensor(a) @ Tensor(b)).numpy() == np.inf).all()
+
+
+def allocations(loop: Node) -> list[Node]:
+    return [
+        node for node in toposort(loop) if node.op is Ops.ALLOC and isinstance(node.arg, Alloc)
+    ]
