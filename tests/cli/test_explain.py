@@ -87,9 +87,13 @@ def test_a_kernel_is_run_and_explained(program: Path, capsys: pytest.CaptureFixt
     schedule = parse_schedule(text)
     assert len(schedule.steps) > 2
     assert explain_kernel.schedule_text(schedule).split() == text.split()
-    reasons = [line for line in told.partition("why\n")[2].splitlines() if line]
+    why = told.partition("why\n")[2].partition("loops\n")[0]
+    reasons = why.splitlines()
     assert reasons
     assert all(line.startswith("  - ") and "{" not in line for line in reasons)
+    loops = told.partition("loops\n")[2].splitlines()
+    assert loops[0].startswith("  for ")
+    assert "fma(" in told
 
 
 def test_the_kernels_are_listed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
