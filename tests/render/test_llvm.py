@@ -33,13 +33,16 @@ DTYPES = pytest.mark.parametrize(
 
 
 def turned(dtype: DType, count: int, lanes: int = 8) -> Node:
-    """out[j, i] = x[i, j], `count` rows of `lanes` strided elements to a step."""
+    """out[j, i] = x[i, j], `count` rows of `lanes` strided elements to a step.
+
+    The rows of a step are no neighbours: those would be transposed in registers.
+    """
     steps = ROWS // count
     assert COLUMNS % lanes == 0
     i, n = range_node(steps, 0), range_node(COLUMNS // lanes, 1)
     u, v = unroll(count, 2), vector(lanes, 3)
     x, out = param(1, ROWS * COLUMNS, dtype=dtype), param(0, ROWS * COLUMNS, dtype=dtype)
-    row = index.add(index.mul(i, count), u)
+    row = index.add(index.mul(u, steps), i)
     column = index.add(index.mul(n, lanes), v)
     value = load(x, index.add(index.mul(row, COLUMNS), column))
     return kernel(loop(i, loop(n, store(out, value, index.add(index.mul(column, ROWS), row)))))
@@ -50,7 +53,7 @@ def gathered(dtype: DType, count: int, lanes: int = 8) -> Node:
     n = range_node(COLUMNS // count, 1)
     u, v = unroll(count, 2), vector(lanes, 3)
     x, out = param(1, ROWS * COLUMNS, dtype=dtype), param(0, COLUMNS * lanes, dtype=dtype)
-    column = index.add(index.mul(n, count), u)
+    column = index.add(index.mul(u, COLUMNS // count), n)
     value = load(x, index.add(index.mul(v, COLUMNS), column))
     return kernel(loop(n, store(out, value, index.add(index.mul(column, lanes), v))))
 
