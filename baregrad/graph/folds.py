@@ -19,7 +19,7 @@ from baregrad.ir.attrs import Pad, Reduce, Window
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node, make_node
-from baregrad.ir.op import Ops
+from baregrad.ir.op import MOVEMENT, Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +251,8 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
     split = None if found is None else _split_taps(taps, found, before, groups, stride)
     whole_taps = split is None
     if split is None:
+        if _is_sum(taps):
+            return None
         split = _split_any(taps, before, groups, stride)
     # split: [..., position, ..., residue, group]; the residue goes beside the position.
     last = len(split.shape) - 1
@@ -270,6 +272,13 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
     shape = list(taps.shape[:-1])
     shape[window.axis] = quotients * stride
     return cut(reshape(inner, tuple(shape)), window.axis, 0, crop.length)
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether what is folded is a reduction already: a FOLD of it is read where it is used."""
+    while node.op in MOVEMENT:
+        node = node.src[0]
+    return node.op is Ops.REDUCE
 
 
 def _split_any(taps: Node, before: int, groups: int, stride: int) -> Node:
