@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from baregrad.dtypes import dtypes
+from baregrad.ir import index
 from baregrad.ir.monoid import Monoid, primitive
 from baregrad.ir.node import Node, cast, const, make_node, toposort
 from baregrad.ir.op import Ops
@@ -68,7 +69,8 @@ def guarded(condition: Node, value: Node) -> Node:
 def is_sum_alone(out: Node, kernel: Node) -> bool:
     """Whether an OUT writes a staged REDUCE as it is, and nothing else reads that.
 
-    The loops of the reduction stand outside those of its stage.
+    The loops of the reduction stand outside those of its stage. What has the same element at every
+    step may be an argument that the output is written over: its sum is made elsewhere.
     """
     value = out.src[1]
     if value.op is not Ops.INDEX or value.src[0].op is not Ops.STAGE or out.arg.monoid is not None:
@@ -83,7 +85,22 @@ def is_sum_alone(out: Node, kernel: Node) -> bool:
     first = min([axis.arg.id for axis in axes], default=0)
     if any(child.op is Ops.RANGE and child.arg.id >= first for child in total.src):
         return False
-    return all(other is out or stage not in scoped_below(other.src[1:]) for other in kernel.src)
+    if any(stage in scoped_below(other.src[1:]) for other in kernel.src if other is not out):
+        return False
+    return not _reads_one_element(total, out.src[0])
+
+
+def _reads_one_element(total: Node, array: Node) -> bool:
+    """Whether a REDUCE reads an element that its axes do not move, of an array like `array`."""
+    steps = frozenset(total.src[1:])
+    size = index.product(array.arg.shape)
+    for node in toposort(total.src[0]):
+        if node.op not in (Ops.LOAD, Ops.INDEX) or node.src[0].op is not Ops.PARAM:
+            continue
+        alike = node.dtype is array.dtype and index.product(node.src[0].arg.shape) == size
+        if alike and node.ranges.isdisjoint(steps):
+            return True
+    return False
 
 
 def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:

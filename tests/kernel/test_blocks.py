@@ -72,6 +72,16 @@ def test_what_reads_a_sum_has_it_whole() -> None:
     assert sum(node.arg.space == "scratch" for node in allocations(loop)) == 3
 
 
+def test_a_sum_of_what_the_output_may_be_written_over_is_made_elsewhere() -> None:
+    """The second step would read what the first one wrote."""
+    i, j, r = k.range_node(6, 0), k.range_node(8, 1), k.range_node(16, 2)
+    product = k.alu(Ops.MUL, k.at(k.param(1, 6, 8), i, j), k.at(k.param(2, 16), r))
+    kernel = k.kernel(k.out(k.param(0, 6, 8), k.reduce(Ops.ADD, product, r), i, j))
+    schedule = parse_schedule("Schedule(reorder('r2', 'i0', 'i1'), stage_reduce('r2', 'i0', 'i1'))")
+    loop = check(kernel, schedule, SMALL)
+    assert [node.arg.shape for node in allocations(loop) if node.arg.space == "scratch"] == [(6, 8)]
+
+
 @pytest.mark.parametrize("lanes", ["-1", "2.5", "'x'", "True"])
 def test_lanes_are_a_count(lanes: str) -> None:
     with pytest.raises(ScheduleError):
