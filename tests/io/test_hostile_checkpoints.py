@@ -201,7 +201,8 @@ def test_hostile_program(tmp_path, case):
     # Codecs of the standard library load when a name in the archive first needs them.
     assert not [m for m in set(sys.modules) - modules if not m.startswith("encodings.")]
     assert peak < 1_000_000 + 400 * len(program)
-    assert time.process_time() - start < 5
+    # It ends: about a second on a quick machine, five where others take half of a slow one.
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.usefixtures("canary")
