@@ -163,8 +163,17 @@ class Node:
         )
 
 
-def make_node(op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None) -> Node:
-    """What `Node(...)` returns, for code that makes many: calling a class costs more than this."""
+def make_node(
+    op: Op,
+    dtype: DType,
+    src: tuple[Node, ...] = (),
+    arg: Any = None,
+    known: tuple[Any, ...] | None = None,
+) -> Node:
+    """What `Node(...)` returns, for code that makes many: calling a class costs more than this.
+
+    `known` is the node's shape of plain numbers, where the caller has it already.
+    """
     key: Key = (op, dtype, src, arg if op is not _CONST else _const_key(arg))
     entry = _find(key)
     if entry is not None:
@@ -195,13 +204,11 @@ def make_node(op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None)
             shape = theirs
     kind = _kind_of(op)
     # Elementwise ops, most of all, on operands of one shape or on scalars, are done here.
-    if kind & _ASKS or (mixed and not kind & _BARE):
+    if known is not None:
+        shape = known
+    elif kind & _ASKS or (mixed and not kind & _BARE):
         shape = infer_shape(op, dtype, src, arg)
-        for extent in shape:
-            if extent.__class__ is not int:
-                mask |= extent.mask
-        if op is Ops.SHRINK or op is Ops.PAD:
-            mask |= _symbolic_mask(arg)
+        mask |= _symbols(op, shape, arg)
     if kind:
         if kind & _BARE:
             shape = ()
@@ -223,30 +230,8 @@ def remade(node: Node, src: tuple[Node, ...]) -> Node:
 
     So that its shape need not be found again.
     """
-    mask = node.mask
-    if mask & _VAR:
-        return make_node(node.op, node.dtype, src, node.arg)
-    op, dtype, arg = node.op, node.dtype, node.arg
-    key: Key = (op, dtype, src, arg)
-    entry = _find(key)
-    if entry is not None:
-        found = entry()
-        if found is not None:
-            return found
-    made = _create(Node)
-    made.op = op
-    made.dtype = dtype
-    made.src = src
-    made.arg = arg
-    mask = op.bit
-    for child in src:
-        mask |= child.mask
-    made.shape = node.shape
-    made.ranges = NO_RANGES
-    made.mask = mask
-    made._bounds = None
-    made._memo = None
-    return _kept(key, made)
+    shape = None if node.mask & _VAR else node.shape
+    return make_node(node.op, node.dtype, src, node.arg, shape)
 
 
 def _kept(key: Key, node: Node) -> Node:
@@ -261,6 +246,17 @@ def _kept(key: Key, node: Node) -> Node:
         if other is not None:
             return other
         _forget(held)
+
+
+def _symbols(op: Op, shape: tuple[Any, ...], arg: Any) -> int:
+    """The ops of what is symbolic in a node's shape and attribute."""
+    mask = 0
+    for extent in shape:
+        if extent.__class__ is not int:
+            mask |= extent.mask
+    if op is Ops.SHRINK or op is Ops.PAD:
+        mask |= _symbolic_mask(arg)
+    return mask
 
 
 def _symbolic_mask(arg: Any) -> int:
