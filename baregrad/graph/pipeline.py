@@ -32,7 +32,7 @@ _STEPS: tuple[Traced | Joined, ...] = (
 _GPU_STEPS = (
     *_STEPS[:-1], Joined((SUMS, ONE_HOT, PARTIALS_ON_GPU)), SCANS, SCATTER_PARTS,
 )
-passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.parts)
+passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.shown)
 
 
 def canonicalise(

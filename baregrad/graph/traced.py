@@ -68,9 +68,8 @@ class Traced:
 
         return Pass(self.name, self.why, "tensor", "tensor", run, self.needs)
 
-
     @property
-    def parts(self) -> tuple[Traced, ...]:
+    def shown(self) -> tuple[Traced, ...]:
         """The passes that are shown one by one: itself."""
         return (self,)
 
@@ -93,21 +92,13 @@ class Part:
     rule: Callable[[list[Node], dict[Node, Node]], Rule | None]
     needs: tuple[str, ...] = ()
 
-    def walk(self, order: list[Node], changed: dict[Node, Node]) -> Node:
-        """The sink after this pass."""
-        return walk_once((self,), order, changed)
+    def alone(self) -> Traced:
+        """The same as a pass with a walk of its own."""
 
-    def rewrite(self, sink: Node, changed: dict[Node, Node]) -> Node:
-        """`sink` after the pass; changed: receives what each changed node became."""
-        return self.walk(toposort(sink), changed)
+        def walk(order: list[Node], changed: dict[Node, Node]) -> Node:
+            return walk_once((self,), order, changed)
 
-    def as_pass(self) -> Pass:
-        """The same as the compiler's runner takes it."""
-
-        def run(sink: Node) -> Node:
-            return self.rewrite(sink, {})
-
-        return Pass(self.name, self.why, "tensor", "tensor", run, self.needs)
+        return Traced(self.name, self.why, walk, self.needs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +110,11 @@ class Joined:
     def walk(self, order: list[Node], changed: dict[Node, Node]) -> Node:
         """The sink after all of them."""
         return walk_once(self.parts, order, changed)
+
+    @property
+    def shown(self) -> tuple[Traced, ...]:
+        """The passes that are shown one by one."""
+        return tuple(part.alone() for part in self.parts)
 
 
 def walk_once(parts: Sequence[Part], order: list[Node], changed: dict[Node, Node]) -> Node:
@@ -136,12 +132,7 @@ def walk_once(parts: Sequence[Part], order: list[Node], changed: dict[Node, Node
     finished: set[Node] = set()
     finish = finished.add
     for node in order:
-        made = node
-        if changed:
-            for child in node.src:
-                if child in changed:
-                    made = remade(node, tuple([changed.get(one, one) for one in node.src]))
-                    break
+        made = again(node, changed) if changed else node
         if node.op.bit & asked:
             made = _visited(rules, node, made, finished)
         if made is not node:
