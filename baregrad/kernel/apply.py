@@ -30,7 +30,7 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
-from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_for
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_after
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
@@ -66,10 +66,7 @@ def apply_steps(
     The parallel axis then is a loop of chunks and one inside, and inputs are read by LOADs as at
     the loop level, so that most expressions are made once.
     """
-    table = table_for(facts_of(kernel), target)
-    for step in schedule.steps:
-        table.apply(step)
-    table.check_tiles()
+    table = table_after(facts_of(kernel), schedule, target)
     rewriter = _Rewriter(table, chunked)
     result = rewriter.kernel(kernel)
     if table.gpu is not None:

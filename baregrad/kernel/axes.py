@@ -24,6 +24,7 @@ from baregrad.kernel.schedule_value import (
     Bind,
     Collapse,
     Reorder,
+    Schedule,
     Split,
     StageInput,
     StageReduce,
@@ -494,6 +495,15 @@ def table_for(facts: Facts, target: AnyTarget | None) -> AxisTable:
     if isinstance(target, CpuTarget):
         table.room = target.l3_bytes
         table.registers = target.vector_registers * target.vector_bytes
+    return table
+
+
+def table_after(facts: Facts, schedule: Schedule, target: AnyTarget | None) -> AxisTable:
+    """The axes of a kernel after all steps of a schedule. Raises ScheduleError for illegal ones."""
+    table = table_for(facts, target)
+    for step in schedule.steps:
+        table.apply(step)
+    table.check_tiles()
     return table
 
 

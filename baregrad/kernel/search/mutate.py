@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.index import Dim
 from baregrad.kernel.analysis import Facts
-from baregrad.kernel.axes import AxisTable, table_for
+from baregrad.kernel.axes import AxisTable, table_after, table_for
 from baregrad.kernel.schedule_value import (
     Bind,
     Collapse,
@@ -95,11 +95,8 @@ def neighbours(facts: Facts, schedule: Schedule, target: AnyTarget) -> Iterator[
 
 def is_legal(facts: Facts, schedule: Schedule, target: AnyTarget) -> bool:
     """Whether every step may be applied."""
-    table = table_for(facts, target)
     try:
-        for step in schedule.steps:
-            table.apply(step)
-        table.check_tiles()
+        table_after(facts, schedule, target)
     except ScheduleError:
         return False
     return True
@@ -164,8 +161,8 @@ def _traded(state: _State) -> _Changes:
                 extent = state.before[one.axis]
                 assert isinstance(extent, int)
                 changed = retiled(state.schedule, one, shorter, extent)
-                sizes2 = [size for _, size in other.parts[1:]]
-                longer = (*sizes2[:second], sizes2[second] * factor, *sizes2[second + 1 :])
+                theirs = [size for _, size in other.parts[1:]]
+                longer = (*theirs[:second], theirs[second] * factor, *theirs[second + 1 :])
                 extent = state.before[other.axis]
                 assert isinstance(extent, int)
                 if other in changed.steps and longer[second] <= extent:
