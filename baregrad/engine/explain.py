@@ -151,13 +151,13 @@ def kernels_of(path: Path) -> list[Found]:
                 where = session.where(run.program, launch)
                 seen[kernel] = Found(kernel, run.program.variables, where)
 
-    _run_observed(path, note)
+    _run_observed(path, note, debug=1)
     return list(seen.values())
 
 
-def _run_observed(path: Path, note: Callable[[Any, Session], None]) -> None:
-    """Run a program on the NULL device, noting what it computes."""
-    with use_session(Session()) as session, options.override(device="NULL", debug=1):
+def _run_observed(path: Path, note: Callable[[Any, Session], None], **setting: Any) -> None:
+    """Run a program on the NULL device, noting what it computes, with options set."""
+    with use_session(Session()) as session, options.override(device="NULL", **setting):
         session.observers.append(lambda run: note(run, session))
         runpy.run_path(str(path), run_name="__main__")
         session.close()
@@ -165,30 +165,27 @@ def _run_observed(path: Path, note: Callable[[Any, Session], None]) -> None:
 
 def _explain_program(path: Path, after: str | None) -> None:
     """Run a program on the NULL device and show what became of each computation in it."""
-    with use_session(Session()) as session, options.override(device="NULL"):
+    seen: set[Node] = set()
+
+    def note(run: Any, session: Session) -> None:
+        from baregrad.graph import canonicalise
+        from baregrad.graph import stages as graph_stages
+        from baregrad.schedule import stages as schedule_stages
+
         backend = session.backend("NULL")
         assert isinstance(backend, CompiledBackend)
-        seen: set[Node] = set()
+        sink = run.program.sink
+        for name, why, result in (
+            *graph_stages(sink),
+            *schedule_stages(canonicalise(sink)),
+        ):
+            if after is None or name == after:
+                _show(name, why, result, sys.stdout)
+        for launch in run.executable.plan.steps:
+            kernel = getattr(launch, "kernel", None)
+            if kernel is None or kernel in seen:
+                continue
+            seen.add(kernel)
+            _explain_kernel(backend, kernel, after, sys.stdout)
 
-        def observe(run: Any) -> None:
-            from baregrad.graph import canonicalise
-            from baregrad.graph import stages as graph_stages
-            from baregrad.schedule import stages as schedule_stages
-
-            sink = run.program.sink
-            for name, why, result in (
-                *graph_stages(sink),
-                *schedule_stages(canonicalise(sink)),
-            ):
-                if after is None or name == after:
-                    _show(name, why, result, sys.stdout)
-            for launch in run.executable.plan.steps:
-                kernel = getattr(launch, "kernel", None)
-                if kernel is None or kernel in seen:
-                    continue
-                seen.add(kernel)
-                _explain_kernel(backend, kernel, after, sys.stdout)
-
-        session.observers.append(observe)
-        runpy.run_path(str(path), run_name="__main__")
-        session.close()
+    _run_observed(path, note)

@@ -7,6 +7,7 @@ should only read, looked at as well. Times are taken with programs in turn in on
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class Bench:
         # Threads are started and memory is touched for the first time.
         (warm,) = self.race(["first"], LOOK_ROUNDS[0] + 1)
         (times,) = self.race(["first"], self._rounds(min(warm)))
-        return {"ns": _median(times)}
+        return {"ns": statistics.median_high(times)}
 
     def check(self, name: str, code: bytes) -> dict[str, Any]:
         """Run a program once; where it is right, times of the first one and of it, in turn."""
@@ -169,10 +170,6 @@ class Bench:
             if why:
                 return f"against the first schedule: {why}"
         return ""
-
-
-def _median(times: list[int]) -> int:
-    return sorted(times)[len(times) // 2]
 
 
 def _values(raw: Array, dtype: DType) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 import sys
 import time
 import warnings
@@ -382,7 +383,7 @@ class Judge:
         again = self.bout.race(["first", names[best]], self._rounds(names, FINAL_S, FINAL_ROUNDS))
         if again is None or not is_faster(again[0], again[1]):
             return None, first, first
-        middle = sorted(again[0])[len(again[0]) // 2]
+        middle = statistics.median_high(again[0])
         return finalists[best - 1].schedule, float(middle), middle / ratio(again[0], again[1])
 
 
