@@ -221,7 +221,8 @@ class Staging:
             # A little less than a quarter: what is waited for last is small.
             step = max(_LEAST_OWN, (nbytes // 4 - 1) // PAGE_NBYTES * PAGE_NBYTES)
             job = _Job(host, gpu_va, nbytes, min(_OWN_NBYTES, step), out)
-            self._run(job, iter(range(0, nbytes, job.step)), self._own_piece, self._until_by_wait)
+            begins = iter(range(0, nbytes, job.step))
+            self._run(job, begins, self._own_piece, _OWN_PIECES, self._until_by_wait)
 
     def _copy_direct(self, target: int, source: int, nbytes: int) -> None:
         if self._direct is None:
@@ -247,8 +248,10 @@ class Staging:
         def work(number: int) -> None:
             mine = self._shared[number]
             try:
-                self._run(job, begins, lambda turn: mine[turn % len(mine)], self._until_by_naps,
-                          errors)
+                self._run(
+                    job, begins, lambda turn: mine[turn % len(mine)], options.depth,
+                    self._until_by_naps, errors,
+                )
             except BaseException as error:  # noqa: BLE001  raised below, in the caller
                 errors.append(error)
 
@@ -261,13 +264,16 @@ class Staging:
         job: _Job,
         begins: Any,
         piece_of: Callable[[int], _Piece],
+        depth: int,
         until: Callable[[int], None],
         errors: list[BaseException] | None = None,
     ) -> None:
-        """Do pieces until there are none left, or another thread has met an error."""
+        """Do pieces until there are none left, or another thread has met an error.
+
+        So many of them, `depth`, are on their way to the host at a time.
+        """
         host, gpu_va, nbytes, step, out = job
         move, lock = ctypes.memmove, self._lock
-        depth = _OWN_PIECES if piece_of == self._own_piece else self.options.depth
         waiting: list[tuple[_Piece, int, int]] = []
 
         def drain() -> None:
