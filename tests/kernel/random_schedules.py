@@ -62,16 +62,28 @@ def any_kernel(rng: random.Random, sizes: tuple[int, ...]) -> Maker:
 
 def any_schedule(rng: random.Random, kernel: Node) -> Schedule:
     """Steps drawn at random, those that are refused left out."""
-    table = fresh_table(facts_of(kernel))
+    return drawn(rng, fresh_table(facts_of(kernel)), 8, _any_step)
+
+
+def drawn(
+    rng: random.Random,
+    table: AxisTable,
+    most: int,
+    draw: Callable[[random.Random, AxisTable, int], Step | None],
+    refused: float = 0.0,
+) -> Schedule:
+    """At most so many drawn steps, of those that are refused at once a share `refused`."""
     steps: list[Step] = []
-    for number in range(rng.randrange(1, 9)):
-        step = _any_step(rng, table, number)
+    for number in range(rng.randrange(1, most + 1)):
+        step = draw(rng, table, number)
         if step is None:
             continue
         try:
             table.apply(step)
-        except ScheduleError:
-            continue
+        except ScheduleError as error:
+            assert str(error)
+            if not refused or rng.random() < 1 - refused:
+                continue
         steps.append(step)
     return Schedule(tuple(steps))
 

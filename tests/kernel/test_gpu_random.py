@@ -23,7 +23,7 @@ from baregrad.kernel.schedule_value import (
 from baregrad.kernel.sharing import prepare
 from tests.kernel import kernels as k
 from tests.kernel.gpu import HOPPER, lowered, run_threads
-from tests.kernel.random_schedules import any_kernel
+from tests.kernel.random_schedules import any_kernel, drawn
 
 UNITS = ("grid", "thread", "thread", "thread_y", "thread_y", "thread_z", "unroll")
 SIZES = ((2,), (3,), (4,), (8,), (2, 4), (3, 2))
@@ -49,16 +49,7 @@ def any_step(rng: random.Random, table: AxisTable, number: int) -> Step:
 
 def any_gpu_schedule(rng: random.Random, kernel: Node) -> Schedule:
     """Steps drawn at random, those that are refused at once left out."""
-    table = fresh_table(facts_of(prepare(kernel, HOPPER)), HOPPER)
-    steps = []
-    for number in range(rng.randrange(1, 10)):
-        step = any_step(rng, table, number)
-        try:
-            table.apply(step)
-        except ScheduleError:
-            continue
-        steps.append(step)
-    return Schedule(tuple(steps))
+    return drawn(rng, fresh_table(facts_of(prepare(kernel, HOPPER)), HOPPER), 9, any_step)
 
 
 def check_seed(seed: int) -> bool:

@@ -14,7 +14,7 @@ from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.verify import verify
 from baregrad.kernel import apply_schedule, codegen_passes, lower, parse_schedule
 from baregrad.kernel.analysis import facts_of
-from baregrad.kernel.axes import table_for
+from baregrad.kernel.axes import AxisTable, table_for
 from baregrad.kernel.schedule_value import (
     Bind,
     Collapse,
@@ -28,15 +28,16 @@ from baregrad.kernel.schedule_value import (
 from baregrad.kernel.sharing import prepare
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
-from tests.kernel.random_schedules import any_kernel
+from tests.kernel.random_schedules import any_kernel, drawn
 
 AVX = cpu_row_named("x86-64-avx2")
 SIZES = ((2,), (3,), (4,), (8,), (2, 4), (3, 2), (1,), (64,))
 UNITS = ("pool", "pool", "vector", "unroll", "unroll", "loop", "thread")
 
 
-def wild_step(rng: random.Random, names: list[str], number: int) -> Step:
+def wild_step(rng: random.Random, table: AxisTable, number: int) -> Step:
     """A step of any kind over any axes, rarely one that is not there."""
+    names = list(table.axes)
     name = rng.choice(names) if rng.random() < 0.98 else "nowhere"
     kind = rng.random()
     some = rng.sample(names, min(len(names), rng.choice((1, 2, 2, 3))))
@@ -59,18 +60,7 @@ def wild_step(rng: random.Random, names: list[str], number: int) -> Step:
 
 def wild_schedule(rng: random.Random, kernel: Node) -> Schedule:
     """Steps, of which those refused at once are mostly left out, so that others are tried."""
-    table = table_for(facts_of(prepare(kernel, AVX)), AVX)
-    steps = []
-    for number in range(rng.randrange(1, 10)):
-        step = wild_step(rng, list(table.axes), number)
-        try:
-            table.apply(step)
-        except ScheduleError as error:
-            assert str(error)
-            if rng.random() < 0.95:
-                continue
-        steps.append(step)
-    return Schedule(tuple(steps))
+    return drawn(rng, table_for(facts_of(prepare(kernel, AVX)), AVX), 9, wild_step, refused=0.05)
 
 
 def check_seed(seed: int) -> bool:

@@ -22,25 +22,21 @@ from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.runtime.nvidia import device_tools
 from tests.runtime.nvidia.device_tools import Words
 from tests.runtime.nvidia.random_lists import random_lists
-from tests.testing.virtual_gpu.virtual_tools import cubin_of, data_cubin, kernel_text
+from tests.testing.virtual_gpu.virtual_tools import (
+    LINK_BODY,
+    cubin_of,
+    data_cubin,
+    kernel_text,
+)
 
 EARLY = sorted(name for name, style in STYLES.items() if style.early)
-LINK = """
-    mov.u32 %r0, %tid.x;
-    mul.wide.u32 %d0, %r0, 4;
-    add.u64 %a, %a, %d0;
-    ld.global.u32 %r1, [%a];
-    cvt.u32.u64 %r2, %n;
-    mad.lo.u32 %r1, %r1, 1664525, %r2;
-    st.global.u32 [%a], %r1;
-"""
 WAIT = "griddepcontrol.wait;"
 # Each may be waited for; none of them keeps its promise to wait.
 BROKEN = {
-    "reads first": LINK.replace("cvt", f"{WAIT} cvt"),
-    "writes first": LINK.replace("ld.global.u32 %r1, [%a]", "mov.u32 %r1, 0") + WAIT,
-    "some threads do not": "setp.eq.u64 %p0, %n, 0; @%p0 griddepcontrol.wait;" + LINK,
-    "never": LINK,
+    "reads first": LINK_BODY.replace("cvt", f"{WAIT} cvt"),
+    "writes first": LINK_BODY.replace("ld.global.u32 %r1, [%a]", "mov.u32 %r1, 0") + WAIT,
+    "some threads do not": "setp.eq.u64 %p0, %n, 0; @%p0 griddepcontrol.wait;" + LINK_BODY,
+    "never": LINK_BODY,
     "ends without": "add.u64 %n, %n, 1;",
     "copies first": f"""
         .shared .b32 s[32];
@@ -140,8 +136,8 @@ def test_random_lists_of_both_kinds(style: str, seed: int) -> None:
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_89", "sm_100", "sm_120"])
 def test_generations_begin_early_where_they_have_latches(architecture: str) -> None:
     port, device = opened("early-progress", models=(GpuModel(architecture),))
-    waits = device.load(link("waits", WAIT + LINK, True, architecture))
-    plain = device.load(link("plain", LINK, False, architecture))
+    waits = device.load(link("waits", WAIT + LINK_BODY, True, architecture))
+    plain = device.load(link("plain", LINK_BODY, False, architecture))
     buffer = state_of(device, words(32))
     commands, wanted = device.command_list(), words(32)
     for number, kernel in enumerate((plain, waits, waits, plain, waits)):
@@ -156,7 +152,7 @@ def test_generations_begin_early_where_they_have_latches(architecture: str) -> N
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_kernel_that_breaks_its_promise_is_found_out(name: str) -> None:
     port, device = opened("early-progress")
-    good = device.load(link("good", WAIT + LINK, True))
+    good = device.load(link("good", WAIT + LINK_BODY, True))
     broken = device.load(link("broken", BROKEN[name], True))
     buffer = state_of(device, words(32))
     commands = device.command_list()

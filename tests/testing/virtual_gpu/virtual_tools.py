@@ -56,7 +56,7 @@ def kernel_text(body: str, name: str = "one") -> str:
 
 
 # state[thread] = state[thread] * 1664525 + number: neither order nor count may change.
-LINK = kernel_text("""
+LINK_BODY = """
     mov.u32 %r0, %tid.x;
     mul.wide.u32 %d0, %r0, 4;
     add.u64 %a, %a, %d0;
@@ -64,7 +64,8 @@ LINK = kernel_text("""
     cvt.u32.u64 %r2, %n;
     mad.lo.u32 %r1, %r1, 1664525, %r2;
     st.global.u32 [%a], %r1;
-""", "link")
+"""
+LINK = kernel_text(LINK_BODY, "link")
 
 
 def linked(state: Words, numbers: Sequence[int]) -> Words:
