@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 import weakref
@@ -30,6 +31,7 @@ from baregrad.runtime.nvidia.device_channels import (
     wait_for,
 )
 from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
+from baregrad.runtime.nvidia.doorbell import Pair
 from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
 from baregrad.runtime.nvidia.launch import Module
 from baregrad.runtime.nvidia.list_image import ListImage
@@ -91,8 +93,8 @@ class NvDevice(Device):
         self._returned: Returns[ListImage | Module | Allocation] = Returns()
         self._retired: list[tuple[int, int, ListImage | Module | Allocation]] = []
         self._copy_engine = copy_engine
-        # New code was loaded; the last submission did not wait for its end; either of the two.
-        self._code_is_new = self._unheld = self._unsettled = False
+        # New code was loaded that the channel has not been told of.
+        self._code_is_new = False
         # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
         self._attention = False
         self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
@@ -119,6 +121,11 @@ class NvDevice(Device):
         )
         self._compute, self._copies = self._channels
         self._alarms = tuple(channel.alarm for channel in self._channels)
+        self._in_flight = tuple(channel.in_flight for channel in self._channels)
+        states = (ctypes.addressof(channel.ring_state) for channel in self._channels)
+        self._pair = Pair(*states)
+        self._pair_address = ctypes.addressof(self._pair)
+        self._go, self._spin = self.client.port.go, self.client.port.spin
 
     # Memory.
 
@@ -272,7 +279,7 @@ class NvDevice(Device):
             except BaseException:
                 module.close()
                 raise
-            self._code_is_new = self._unsettled = True
+            self._code_is_new = True
         handle = LoadedKernel(module, kernel, local_nbytes)
         made = Kernel(self, program, kernel.address, handle)
         weakref.finalize(made, self._returned.append, module).atexit = False
@@ -295,42 +302,19 @@ class NvDevice(Device):
                 bound.__class__ is BoundList
                 and bound.device is self
                 and not (timed or variables or self._attention or self._returned)
-                and self._submit_again(bound, buffers)
+                and not self._code_is_new
             ):
-                return None
+                # For buffers that an image is patched for: all that was checked then holds still.
+                # This is the way that programs wait for; what is written down comes after it.
+                serials = [one.serial for one in buffers]
+                for image in bound.quick:
+                    if image.serials == serials and (value := self._go(image.ticket)):
+                        image.value = value
+                        self._compute.note(value, image)
+                        for block in image.blocks:
+                            block.compute_value = value
+                        return None
             return self._submit(commands, buffers, variables, timed)
-
-    def _submit_again(self, bound: BoundList, buffers: Sequence[Buffer]) -> bool:
-        """Start a list for buffers that one of its images is patched for; return whether one is.
-
-        All that was checked then holds still. This is the way from a call to the doorbell that
-        programs wait for: what can be written down later comes later.
-        """
-        compute, copies = self._channels
-        done, last = compute.words[0], compute.last_value
-        if copies.last_value > copies.words[0] or compute.alarm[0] or self._code_is_new:
-            return False
-        if self._unsettled:
-            if self._unheld and done < last:
-                return False
-            self._unsettled = self._unheld = False
-        serials = [one.serial for one in buffers]
-        for image in bound.quick:
-            if image.value <= done and image.serials == serials:
-                break
-        else:
-            return False
-        value = last + 1
-        image.set_values(value, 0)
-        try:
-            compute.enter(image.take_entry(), image)
-        except DriverError as error:
-            raise self._failed(error) from None
-        for block in image.blocks:
-            block.compute_value = value
-        if image.released:
-            self._unsettled = self._unheld = True
-        return True
 
     def _submit(
         self,
@@ -351,7 +335,7 @@ class NvDevice(Device):
             image, blocks = bound.ready(
                 commands, buffers, variables or {}, channels, self._wait_for, timed=timed
             )
-            if self._unsettled or copies.last_value > copies.words[0]:
+            if self._code_is_new or compute.held or copies.last_value > copies.words[0]:
                 self._settle()
             value = compute.last_value + 1
             if image.copy_entry:
@@ -365,7 +349,7 @@ class NvDevice(Device):
         for block in blocks:
             block.compute_value = value
         if image.released:
-            self._unsettled = self._unheld = True
+            compute.ring_state.hold = value
         if not timed:
             return None
         self._wait_for(compute, value)
@@ -397,28 +381,29 @@ class NvDevice(Device):
         """Have the channel drop old code, and wait for copies and for kernels that it left."""
         compute, copies = self._channels
         push = PushBuffer()
-        if self._unheld and compute.last_value > compute.timeline.value:
+        if compute.held:
             push.acquire(compute.timeline.gpu_va, compute.last_value)
         # Of a list that copies too: its kernels may come before its first copy.
         if copies.last_value > copies.timeline.value:
             push.acquire(copies.timeline.gpu_va, copies.last_value)
         if self._code_is_new:
             push.invalidate_caches()
-        self._unsettled = self._unheld = self._code_is_new = False
+        self._code_is_new = False
         if push.words:
             compute.submit(push)
+        compute.ring_state.hold = 0
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise DriverError for what went wrong in it."""
         with self._lock:
             if self._attention:
                 self._begin()
-            for channel in self._channels:
-                value = channel.last_value
-                if channel.words[0] < value:
-                    self._wait_for(channel, value)
-                if channel.holds:
-                    channel.forget_done()
+            if not self._spin(self._pair_address):
+                for channel in self._channels:
+                    self._wait_for(channel, channel.last_value)
+            # Nothing is in flight any more, and nothing of it need be held on to.
+            for in_flight in self._in_flight:
+                in_flight.clear()
 
     def _wait_for(self, channel: Channel, value: int) -> None:
         """Wait for a timeline; raise what there is to tell if it never gets there."""
@@ -498,8 +483,7 @@ class NvDevice(Device):
             group.close()
         stacks = 0 if compute.launches is None else compute.launches.thread_nbytes
         self._forget_images()
-        self._unheld = False
-        self._code_is_new = self._unsettled = True
+        self._code_is_new = True
         self._open_channels(*values)
         launches = self._compute.launches
         assert launches is not None

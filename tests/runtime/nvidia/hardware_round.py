@@ -153,7 +153,7 @@ def _timed_rounds(device: NvDevice, commands: CommandList, buffers: list[Buffer]
 
 def part_launch() -> None:
     """Launches in every style beside CUDA's, in one run."""
-    little = ("early", "--rounds", "1", "--count", "3", "--replays", "1", "--singles", "1",
+    little = ("early-progress", "--rounds", "1", "--count", "3", "--replays", "1", "--singles", "1",
               "--warm", "1")
     chosen = little if is_virtual() else ("all", "--rounds", "3")
     _script("benchmarks/gpu_launch.py", "--devices", "NV", "--styles", *chosen)
@@ -161,7 +161,8 @@ def part_launch() -> None:
 
 def part_parts() -> None:
     """Of one launch: the host's way to the doorbell, and the kernel by the GPU's clock."""
-    for name in (DEFAULT_STYLE, "light", "light-told", "light-told-ahead", "light-banks"):
+    told = (name for name, style in STYLES.items() if style.released and name != DEFAULT_STYLE)
+    for name in (DEFAULT_STYLE, "thorough", "light", *told):
         device = NvDevice(style=style_of(name), timeout_s=5)
         commands = device.command_list()
         commands.exec(load(device, "link64_early"), [Slot(0)], {"number": 1})
@@ -177,7 +178,7 @@ def part_parts() -> None:
             found.append(middle - begin)
         timeline = device.submit(commands, buffers, timed=True)
         assert timeline is not None
-        print(f"  {name:18} {np.median(both) / 1e3:.2f} us, of it to the doorbell "
+        print(f"  {name:20} {np.median(both) / 1e3:.2f} us, of it to the doorbell "
               f"{np.median(found) / 1e3:.2f}; between stamps {timeline.durations_ns()[0]} ns",
               flush=True)
         device.close()
@@ -271,7 +272,7 @@ def part_faults() -> None:
     """Faults: when they are told, what is told, how long it takes to go on, and whether rightly."""
     cases = [("store64", {"offset": 1 << 40}, 5.0), ("store64", {"offset": 1 << 22}, 5.0),
              ("trapped64", {}, 5.0), ("endless", {}, 2.0)]
-    for style in (DEFAULT_STYLE, "early-progress"):
+    for style in (DEFAULT_STYLE, "thorough"):
         for name, values, deadline in cases[: few(4, 3)]:
             _fault(style, name, values, deadline)
 
@@ -308,7 +309,7 @@ def _fault(style: str, name: str, values: dict[str, int], deadline: float) -> No
 
 def part_random() -> None:
     """10,000 random lists give what NumPy gives, in the styles that may become the default."""
-    names = (DEFAULT_STYLE, "early-progress", "early-late-drop-progress", "light-told-progress")
+    names = (DEFAULT_STYLE, "early-told-refetched", "early-told-kept", "thorough")
     for name in names:
         device = NvDevice(style=STYLES[name], timeout_s=10)
         begin = time.perf_counter()

@@ -203,7 +203,7 @@ def load_ptx(device: NvDevice, name: str) -> Kernel:
     return device.load(dataclasses.replace(device_tools.program(name), code=data_cubin("device")))
 
 
-@pytest.mark.parametrize("style", ["thorough", "chain-released", "idle"])
+@pytest.mark.parametrize("style", ["thorough", "light-told-progress", "idle"])
 @pytest.mark.parametrize("copy_engine", [None, -1])
 def test_random_lists_give_what_numpy_gives(style: str, copy_engine: int | None) -> None:
     """On a GPU that works when it likes, so that a wait that is missing shows."""
