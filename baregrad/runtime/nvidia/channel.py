@@ -7,7 +7,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import ArgumentError, DriverError
@@ -37,6 +37,7 @@ _USERD_OFFSET = 64 << 10
 _PUSH_OFFSET = 128 << 10
 # Of a notifier: the status of the error that it tells of.
 _ALARM_OFFSET = 14
+_NO_FAULT = "UNRECOGNIZED_FAULT"
 _QUICK_LOOKS = range(500)
 _SPIN_S = 200e-6
 _CHECK_S = 0.005
@@ -172,9 +173,12 @@ class Named(Protocol):
 
 
 class MmuFault(NamedTuple):
-    """A bad address, what is bad about it, and where the code begins that used it, 0 if unknown."""
+    """A bad address, what is bad about it, and where the code begins that used it.
 
-    address: int
+    None and 0 where the driver does not tell.
+    """
+
+    address: int | None
     kind: str
     program: int
 
@@ -183,15 +187,9 @@ def _refuse(state: int, entry: int) -> None:
     raise DriverError("the channel is closed")
 
 
-class _InFlight(NamedTuple):
-    """What a submission holds until the timeline has its value: the words before `end`.
-
-    `names` are the kernels that it launches, or what has them.
-    """
-
-    value: int
-    end: int
-    names: Sequence[str] | Named
+# What a submission holds until the timeline has its value: that value, the end of the words that
+# are kept for it, and the kernels that it launches, or what has them.
+_InFlight: TypeAlias = "tuple[int, int, Sequence[str] | Named]"
 
 
 class Channel:
@@ -350,12 +348,13 @@ class Channel:
         self.ring_state.last = value
 
     @property
-    def held(self) -> bool:
-        """Whether a submission is not done yet that the ones to come have to wait for.
+    def hold(self) -> int:
+        """The timeline's value that the next words have to wait for, 0 where there is none.
 
-        Others are waited for by what follows them in the ring.
+        Submissions that do not hold are waited for by what follows them in the ring.
         """
-        return int(self.ring_state.hold) > self.words[0]
+        value = int(self.ring_state.hold)
+        return value if value > self.words[0] else 0
 
     def submit(self, push: PushBuffer) -> int:
         """Hand words to the GPU and return the value that the timeline has when they are done.
@@ -373,7 +372,7 @@ class Channel:
             self._retire()
         entry = self._push_va + place | len(words) << m.GP_ENTRY_LENGTH_SHIFT
         self.last_value = value
-        self.in_flight.append(_InFlight(value, self._head, push.names))
+        self.in_flight.append((value, self._head, push.names))
         self.ring(self._ring_state, entry | m.GP_ENTRY_SUBROUTINE)
         return value
 
@@ -395,9 +394,9 @@ class Channel:
     def note(self, value: int, names: Sequence[str] | Named) -> None:
         """Write down what was submitted by `enter`, or by the port's `go`."""
         in_flight = self.in_flight
-        if in_flight and in_flight[0].value <= self.words[0]:
+        if in_flight and in_flight[0][0] <= self.words[0]:
             self.forget_done()
-        in_flight.append(_InFlight(value, self._head, names))
+        in_flight.append((value, self._head, names))
 
     def _reserve(self, nbytes: int) -> int:
         """Return where in the buffer of words `nbytes` bytes in one piece are free."""
@@ -419,14 +418,14 @@ class Channel:
 
     def _retire(self) -> None:
         """Wait for the oldest submission and let go of what it held, and of others done by then."""
-        self.wait(self.in_flight[0].value)
+        self.wait(self.in_flight[0][0])
         self.forget_done()
 
     def forget_done(self) -> None:
         """Let go of what submissions hold that are done."""
         in_flight, done = self.in_flight, self.words[0]
-        while in_flight and in_flight[0].value <= done:
-            self._tail = in_flight.popleft().end
+        while in_flight and in_flight[0][0] <= done:
+            self._tail = in_flight.popleft()[1]
 
     def wait(self, value: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait for a submission, the last one by default; raise DriverError if it never comes."""
@@ -448,7 +447,7 @@ class Channel:
     def unfinished(self) -> Sequence[str] | Named:
         """Return what the first submission launches that is not done and launches anything."""
         done = self.timeline.value
-        return next((one.names for one in self.in_flight if one.value > done and one.names), [])
+        return next((names for value, _, names in self.in_flight if value > done and names), [])
 
     def mmu_fault(self) -> MmuFault | None:
         """Return what the driver tells of a bad address, once for each fault; None for nothing."""
@@ -462,7 +461,9 @@ class Channel:
         address = record["addrHi"] << 32 | record["addrLo"]
         if not address and not kind:
             return None
-        return MmuFault(address, kind, record["shaderProgramVA[6]"])
+        # Of traps there is none: 580 then tells address 0 and no kind that it knows.
+        known = address or kind != _NO_FAULT
+        return MmuFault(address if known else None, kind, record["shaderProgramVA[6]"])
 
     def check(self) -> None:
         """Raise DriverError if the driver has reported an error of this channel."""
@@ -478,10 +479,8 @@ class Channel:
     def _blame(self) -> str:
         """Say which kernels the first submission launched that is not done."""
         done = self.timeline.value
-        running = next((one for one in self.in_flight if one.value > done), None)
-        if running is None:
-            return ""
-        found = running.names if isinstance(running.names, Sequence) else running.names.names
+        running = next((names for value, _, names in self.in_flight if value > done), ())
+        found = running if isinstance(running, Sequence) else running.names
         names = [repr(name) for name in dict.fromkeys(found)]
         if not names:
             return ""

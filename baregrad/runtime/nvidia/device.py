@@ -335,7 +335,7 @@ class NvDevice(Device):
             image, blocks = bound.ready(
                 commands, buffers, variables or {}, channels, self._wait_for, timed=timed
             )
-            if self._code_is_new or compute.held or copies.last_value > copies.words[0]:
+            if self._code_is_new or copies.last_value > copies.words[0]:
                 self._settle()
             value = compute.last_value + 1
             if image.copy_entry:
@@ -343,7 +343,7 @@ class NvDevice(Device):
                 copies.enter(image.copy_entry, ())
             else:
                 image.set_values(value, 0)
-            compute.enter(image.take_entry(), image)
+            compute.enter(image.take_entry(compute.hold), image)
         except DriverError as error:
             raise self._failed(error) from None
         for block in blocks:
@@ -381,8 +381,8 @@ class NvDevice(Device):
         """Have the channel drop old code, and wait for copies and for kernels that it left."""
         compute, copies = self._channels
         push = PushBuffer()
-        if compute.held:
-            push.acquire(compute.timeline.gpu_va, compute.last_value)
+        if compute.hold:
+            push.acquire(compute.timeline.gpu_va, compute.hold)
         # Of a list that copies too: its kernels may come before its first copy.
         if copies.last_value > copies.timeline.value:
             push.acquire(copies.timeline.gpu_va, copies.last_value)

@@ -25,7 +25,7 @@ from baregrad.base.errors import DriverError
 
 # `store(address, value)`: orders all earlier stores, then stores 32 bits.
 # `ring(ring state, entry)`: puts an entry into a ring, then moves the pointer, then rings.
-# `go(ticket)`: submits an image, or returns 0 where something stands in its way (`Ticket`).
+# `go(ticket)`: submits words, or returns 0 where something stands in their way (`Ticket`).
 # `spin(pair)`: returns 1 once both timelines are at their last values, or 0 after
 # about 30 us: 65536 ticks of the time stamp counter, or the 32768th part of a second.
 # `called_go`, `called_spin`: the same as functions (self, argument) of Python objects.
@@ -62,8 +62,6 @@ go:
     mov rsi, [rsi]
     cmp [rdi + 24], rsi
     ja 3f
-    cmp [rdx + 64], rsi
-    ja 3f
     mov r8, [rdx + 56]
     cmp word ptr [r8], 0
     jne 3f
@@ -77,7 +75,16 @@ go:
     mov r10d, [rdx + 28]
     cmp r9, r10
     jae 3f
-    inc r8
+    mov r11, [rdi + 32]
+    mov r9, [rdx + 64]
+    cmp r9, rsi
+    jbe 5f
+    mov r11, [rdi + 64]
+    test r11, r11
+    je 3f
+    mov r10, [rdi + 72]
+    mov [r10], r9
+5:  inc r8
     mov r9, [rdi + 40]
     mov r10, [rdi + 48]
 1:  dec r10
@@ -88,7 +95,7 @@ go:
     mov [r9], r8
     mov [rdi + 24], r8
     mov [rdx + 40], r8
-    mov rsi, [rdi + 32]
+    mov rsi, r11
     cmp [rdi + 56], rax
     mov rdi, rdx
     je 4f
@@ -186,9 +193,6 @@ go:
     ldr x4, [x0, 24]
     cmp x4, x3
     b.hi 3f
-    ldr x4, [x1, 64]
-    cmp x4, x3
-    b.hi 3f
     ldr x4, [x1, 56]
     ldrh w4, [x4]
     cbnz w4, 3f
@@ -202,7 +206,17 @@ go:
     ldr w6, [x1, 28]
     cmp x5, x6
     b.hs 3f
-    add x4, x4, 1
+    ldr x12, [x0, 32]
+    ldr x5, [x1, 64]
+    cmp x5, x3
+    b.ls 5f
+    ldr x12, [x0, 64]
+    cbz x12, 3f
+    ldr x6, [x0, 72]
+    str w5, [x6]
+    lsr x7, x5, 32
+    str w7, [x6, 4]
+5:  add x4, x4, 1
     ldp x5, x6, [x0, 40]
 1:  cbz x6, 2f
     str xzr, [x5], 8
@@ -217,9 +231,8 @@ go:
     ldr x5, [x0, 56]
     cbz x5, 4f
     str x4, [x1, 64]
-4:  ldr x5, [x0, 32]
-    mov x0, x1
-    mov x1, x5
+4:  mov x0, x1
+    mov x1, x12
     mov x11, x30
     bl ring
     mov x0, x4
@@ -287,42 +300,43 @@ SOURCES = MappingProxyType({"x86_64": _X86_64, "aarch64": _AARCH64})
 CODE = MappingProxyType({
     "x86_64": bytes.fromhex(
         "0faef089 37c38b47 18488b0f 488934c1 ffc02347 1c894718 0faef048 8b4f0889 010faef0 "
-        "488b4f10 8b572089 11c331c0 488b1748 8b4f0883 7a24000f 84820000 00837924 00747c48 "
-        "8b723048 8b364839 7718776f 48397240 77694c8b 42386641 83380075 5e4c8b41 304d8b00 "
-        "4c394128 77514c8b 42284d89 c14929f1 448b521c 4d39d173 3e49ffc0 4c8b4f28 4c8b5730 "
-        "49ffca78 064b8904 d1ebf54c 8b4f104d 89014c89 47184c89 4228488b 77204839 47384889 "
-        "d774044c 894240e8 46ffffff 4c89c0c3 31c04c8b 17488b4f 08413942 24744b39 41247446 "
-        "0f314189 c1498b72 284d8b42 30493930 7311f390 0f314429 c83d0000 010072ed 31c0c348 "
-        "8b71284c 8b413049 39307311 f3900f31 4429c83d 00000100 72ed31c0 c3b80100 0000c353 "
-        "488d1d07 ffffffeb 0853488d 1d93ffff ff4889f7 ff151600 00004885 c0740f48 89c7ffd3 "
-        "4889c75b ff250a00 00005bc3 00000000 00000000 00000000 00000000"
+        "488b4f10 8b572089 11c331c0 488b1748 8b4f0883 7a24000f 84a00000 00837924 000f8496 "
+        "00000048 8b723048 8b364839 77180f87 85000000 4c8b4238 66418338 00757a4c 8b41304d "
+        "8b004c39 4128776d 4c8b4228 4d89c149 29f1448b 521c4d39 d1735a4c 8b5f204c 8b4a4049 "
+        "39f17610 4c8b5f40 4d85db74 444c8b57 484d890a 49ffc04c 8b4f284c 8b573049 ffca7806 "
+        "4b8904d1 ebf54c8b 4f104d89 014c8947 184c8942 284c89de 48394738 4889d774 044c8942 "
+        "40e828ff ffff4c89 c0c331c0 4c8b1748 8b4f0841 39422474 4b394124 74460f31 4189c149 "
+        "8b72284d 8b423049 39307311 f3900f31 4429c83d 00000100 72ed31c0 c3488b71 284c8b41 "
+        "30493930 7311f390 0f314429 c83d0000 010072ed 31c0c3b8 01000000 c353488d 1de9feff "
+        "ffeb0853 488d1d93 ffffff48 89f7ff15 18000000 4885c074 0f4889c7 ffd34889 c75bff25 "
+        "0c000000 5bc36690 00000000 00000000 00000000 00000000"
     ),
     "aarch64": bytes.fromhex(
         "9f3f03d5 010000b9 c0035fd6 081840b9 090040f9 217928f8 08050011 091c40b9 0801090a "
         "081800b9 9f3f03d5 090440f9 280100b9 9f3f03d5 090840f9 0a2040b9 2a0100b9 c0035fd6 "
-        "010840a9 232440b9 442440b9 a3050034 84050034 231840f9 63fcdfc8 040c40f9 9f0003eb "
-        "e8040054 242040f9 9f0003eb 88040054 241c40f9 84004079 24040035 441840f9 84fcdfc8 "
-        "451440f9 bf0004eb 88030054 241440f9 850003cb 261c40b9 bf0006eb e2020054 84040091 "
-        "059842a9 860000b4 bf8400f8 c60400d1 fdffff17 050840f9 a40000b9 86fc60d3 a60400b9 "
-        "040c00f9 241400f9 051c40f9 450000b4 242000f9 051040f9 e00301aa e10305aa eb031eaa "
-        "c4ffff97 e00304aa 60015fd6 000080d2 c0035fd6 010840a9 000080d2 232440b9 442440b9 "
-        "63030034 44030034 08e03bd5 08fd4fd3 47e03bd5 e700088b 231440f9 241840f9 85fcdfc8 "
-        "bf0003eb c2000054 df3f03d5 48e03bd5 1f0107eb 43ffff54 c0035fd6 431440f9 441840f9 "
-        "85fcdfc8 bf0003eb c2000054 df3f03d5 48e03bd5 1f0107eb 43ffff54 c0035fd6 200080d2 "
-        "c0035fd6 c9f5ff10 02000014 c9fbff10 fd7bbea9 fd030091 e90b00f9 e00301aa 29010058 "
-        "20013fd6 a00000b4 e90b40f9 20013fd6 c9000058 20013fd6 fd7bc2a8 c0035fd6 00000000 "
-        "00000000 00000000 00000000"
+        "010840a9 232440b9 442440b9 63060034 44060034 231840f9 63fcdfc8 040c40f9 9f0003eb "
+        "a8050054 241c40f9 84004079 44050035 441840f9 84fcdfc8 451440f9 bf0004eb a8040054 "
+        "241440f9 850003cb 261c40b9 bf0006eb 02040054 0c1040f9 252040f9 bf0003eb e9000054 "
+        "0c2040f9 4c0300b4 062440f9 c50000b9 a7fc60d3 c70400b9 84040091 059842a9 860000b4 "
+        "bf8400f8 c60400d1 fdffff17 050840f9 a40000b9 86fc60d3 a60400b9 040c00f9 241400f9 "
+        "051c40f9 450000b4 242000f9 e00301aa e1030caa eb031eaa beffff97 e00304aa 60015fd6 "
+        "000080d2 c0035fd6 010840a9 000080d2 232440b9 442440b9 63030034 44030034 08e03bd5 "
+        "08fd4fd3 47e03bd5 e700088b 231440f9 241840f9 85fcdfc8 bf0003eb c2000054 df3f03d5 "
+        "48e03bd5 1f0107eb 43ffff54 c0035fd6 431440f9 441840f9 85fcdfc8 bf0003eb c2000054 "
+        "df3f03d5 48e03bd5 1f0107eb 43ffff54 c0035fd6 200080d2 c0035fd6 09f5ff10 02000014 "
+        "c9fbff10 fd7bbea9 fd030091 e90b00f9 e00301aa 29010058 20013fd6 a00000b4 e90b40f9 "
+        "20013fd6 c9000058 20013fd6 fd7bc2a8 c0035fd6 00000000 00000000 00000000 00000000"
     ),
 })  # fmt: skip
 # Where functions begin, and where the addresses of two functions of Python's go.
 PLACES = MappingProxyType({
     "x86_64": MappingProxyType({
-        "store": 0, "ring": 6, "go": 46, "spin": 196,
-        "called_go": 287, "called_spin": 297, "from_python": 336, "to_python": 344,
+        "store": 0, "ring": 6, "go": 46, "spin": 226,
+        "called_go": 317, "called_spin": 327, "from_python": 368, "to_python": 376,
     }),
     "aarch64": MappingProxyType({
-        "store": 0, "ring": 12, "go": 72, "spin": 272,
-        "called_go": 400, "called_spin": 408, "from_python": 464, "to_python": 472,
+        "store": 0, "ring": 12, "go": 72, "spin": 296,
+        "called_go": 424, "called_spin": 432, "from_python": 488, "to_python": 496,
     }),
 })  # fmt: skip
 
@@ -351,11 +365,11 @@ class Ticket(ctypes.Structure):
 
     Addresses of the RingStates of the channel that takes them and of the one that copies; where the
     timeline's value goes; what the timeline has when the words are not in flight; the ring's entry;
-    how many 64-bit words are set to zero first, and where; whether the next submission must wait
-    for the timeline (`hold`).
+    where 64-bit words are set to zero first, and how many; whether what is submitted next must wait
+    for the timeline (`hold`); the entry, and where the value goes, of words that wait themselves.
 
-    `go` refuses while the words are in flight, the hold is not over, the ring is full, the driver
-    reports an error, or the other channel is at work; then it has changed nothing.
+    `go` refuses while the words are in flight, the ring is full, the driver reports an error, or
+    the other channel is at work; then it has changed nothing.
     """
 
     _fields_ = (
@@ -363,6 +377,7 @@ class Ticket(ctypes.Structure):
         ("value_address", ctypes.c_uint64), ("value", ctypes.c_uint64),
         ("entry", ctypes.c_uint64), ("clear_address", ctypes.c_uint64),
         ("clear_words", ctypes.c_uint64), ("holds", ctypes.c_uint64),
+        ("held_entry", ctypes.c_uint64), ("hold_address", ctypes.c_uint64),
     )  # fmt: skip
 
 
@@ -403,17 +418,23 @@ class ByStores:
             return 0
         done = _word(state.timeline_address)
         alarm = ctypes.c_uint16.from_address(state.alarm_address).value
-        if max(asked.value, state.hold) > done or alarm or not _is_idle(copies):
+        if asked.value > done or alarm or not _is_idle(copies):
             return 0
         if state.last - done >= state.mask:
             return 0
+        entry = asked.entry
+        if state.hold > done:
+            entry = asked.held_entry
+            if not entry:
+                return 0
+            ctypes.c_uint64.from_address(asked.hold_address).value = state.hold
         value = int(state.last) + 1
         ctypes.memset(asked.clear_address, 0, 8 * asked.clear_words)
         ctypes.c_uint64.from_address(asked.value_address).value = value
         asked.value = state.last = value
         if asked.holds:
             state.hold = value
-        self.ring(asked.state, asked.entry)
+        self.ring(asked.state, entry)
         return value
 
     def spin(self, pair: int) -> int:

@@ -36,7 +36,7 @@ from baregrad.runtime.nvidia.launch_descriptor import (
 )
 from baregrad.runtime.nvidia.list_plan import ListPlan
 from baregrad.runtime.nvidia.list_style import ListStyle
-from baregrad.runtime.nvidia.list_words import PROGRESS, ComputeWriter, CopyWriter
+from baregrad.runtime.nvidia.list_words import HOLD, PROGRESS, ComputeWriter, CopyWriter
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.batch import LaunchForm
@@ -183,7 +183,7 @@ class ListImage:
         self._compute_words = writer.words
         self._value_place = writer.value_place
         self.released = writer.released
-        self._again = writer.again
+        self._first, self._again = writer.first, writer.again
         self._order = writer.order
         self._gated = writer.gated or bool(plan.copies) or self.tells_progress
         copier = CopyWriter(self, plan.copies)
@@ -355,10 +355,13 @@ class ListImage:
         self._words_piece.write(0, np.array(compute + copies, np.uint32).tobytes())
         self._data_piece.write(0, self._data)
         begin = self._words_piece.gpu_va
-        self._entry = gp_entry(begin + 4 * self._again, len(compute) - self._again)
-        self._first_entry = gp_entry(begin, len(compute))
+        self._entry, self._fresh_entry, self._held_entry = (
+            gp_entry(begin + 4 * place, len(compute) - place)
+            for place in (self._again, self._first, 0)
+        )
         self.copy_entry = gp_entry(begin + copy_at, len(copies)) if copies else 0
         view = self._words_piece.view
+        self._hold = view[HOLD : HOLD + 8].cast("Q")
         self._words: np.ndarray[Any, np.dtype[np.uint32]] = np.frombuffer(view, np.uint32)
         data = self._data_piece.view
         self._longs: np.ndarray[Any, np.dtype[np.int64]] = np.frombuffer(
@@ -396,6 +399,8 @@ class ListImage:
             clear_address=self._data_piece.host_address,
             clear_words=_STAMPS // 8 if self._gated else 0,
             holds=self.released,
+            held_entry=self._held_entry,
+            hold_address=self._words_piece.host_address + HOLD,
         )
         # For the port's `go`.
         self.ticket = ctypes.addressof(self._ticket)
@@ -466,11 +471,17 @@ class ListImage:
             self._copy_value[0] = copy_value
         self.value, self.copy_value = value, copy_value
 
-    def take_entry(self) -> int:
-        """Return the ring's entry for a submission; `set_values` was told its values."""
+    def take_entry(self, hold: int = 0) -> int:
+        """Return the ring's entry for a submission; `set_values` was told its values.
+
+        With `hold`, its words wait for that value of the timeline first.
+        """
         self._ticket.value = self.value
         fresh, self._fresh = self._fresh, False
-        return self._first_entry if fresh else self._entry
+        if hold:
+            self._hold[0] = hold
+            return self._held_entry
+        return self._fresh_entry if fresh else self._entry
 
     def stamps(self) -> list[int]:
         """Return the stamps' times in nanoseconds of the GPU's clock."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # Where an image has its semaphores: the signals of the channel that computes, the answers of the
 # one that copies, a gate for chains of kernels, and how many kernels are done.
 SIGNAL, ANSWER, GATE, PROGRESS = 0, 16, 32, 48
+# At which byte of the computing channel's words the value is that they wait for: behind the header
+# of the run of methods that acquires a semaphore, and its address.
+HOLD = 12
 _BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
 
 
@@ -36,7 +39,10 @@ class ComputeWriter:
         self._gates = 0
         # Commands in the order in which they are launched.
         self.order: list[int] = []
+        # Only where a submission before tells the timeline by its last kernel, which may still run.
+        self._push.acquire(image.timeline_va, 0)
         marks = self._forget()
+        self.first = marks[0]
         for step in steps:
             self._step(step)
         self.value_place = self._end()

@@ -104,10 +104,13 @@ class Controls:
         self._list(params["fbInfoListSize"], params["fbInfoList"], told)
 
     def fault_info(self, target: DriverObject, params: Arguments) -> None:
-        """The last bad address of a channel, once."""
+        """The last bad address of a channel, once; of what has none, as 580.159 tells a trap."""
         channel = expect(target, ChannelObject).hardware
         fault, channel.fault = channel.fault, None
-        if fault is None or fault.address is None:
+        if fault is None:
+            return
+        if fault.address is None:
+            params["faultString"] = b"UNRECOGNIZED_FAULT"
             return
         params["addrHi"], params["addrLo"] = fault.address >> 32, fault.address & 0xFFFFFFFF
         params["faultString"] = fault.kind.encode()

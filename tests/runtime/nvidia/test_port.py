@@ -80,9 +80,9 @@ class Bench:
     def all(self) -> tuple[bytes, ...]:
         """All that there is, less the addresses of this bench."""
         sizes = (ctypes.sizeof(RingState), ctypes.sizeof(Ticket))
-        state, copies, ticket = bytearray(self.state), bytearray(self.copies), bytearray(self.ticket)
+        state, copies, ticket = map(bytearray, (self.state, self.copies, self.ticket))
         for data, places in ((state, (0, 8, 16, 48, 56)), (copies, (0, 8, 16, 48, 56)),
-                             (ticket, (0, 8, 16, 40))):
+                             (ticket, (0, 8, 16, 40, 72))):
             for place in places:
                 data[place : place + 8] = bytes(8)
         assert (len(state), len(ticket)) == sizes
@@ -144,6 +144,15 @@ def test_a_ticket_is_submitted_or_refused(first: int) -> None:
         bench.ticket.holds, bench.ticket.clear_words = 1, 0
         assert go(port, bench) == first + 6 == bench.state.hold
         assert bench.memory[41:49] == [7] * 8
+        # The last one holds: another may follow, by words that wait for it.
+        bench.ticket.value = first
+        before = bench.all()
+        assert go(port, bench) == 0 and bench.all() == before, "held"
+        bench.ticket.held_entry, hold_at = 0xB00000000000000, 8 * 54 + 4
+        bench.ticket.hold_address = bench.base + hold_at
+        assert go(port, bench) == first + 7 == bench.state.hold
+        assert bytes(bench.memory)[hold_at:][:8] == (first + 6).to_bytes(8, "little")
+        assert bench.memory[2] == bench.ticket.held_entry
         found.append([*stages, bench.all()])
     assert found[0] == found[1]
 
