@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import OrderedDict, deque
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,12 @@ class HostAllocator:
         """Return `nbytes` bytes with any content; raise OutOfMemory."""
         size = size_class(nbytes)
         with self._lock:
-            self._take_back()
+            if self._returned:
+                self._take_back()
             block = self._take_small(size) if size <= _SMALL_NBYTES else self._take_large(size)
             self._in_use_nbytes += block.nbytes
-            self._peak_nbytes = max(self._peak_nbytes, self._in_use_nbytes)
+            if self._in_use_nbytes > self._peak_nbytes:
+                self._peak_nbytes = self._in_use_nbytes
         # The release runs inside garbage collections: appending to a deque is all that it may do.
         return Memory(block.address, nbytes, release=self._returned.append, token=block)
 
@@ -169,6 +172,7 @@ class HostAllocator:
         )
 
 
+@lru_cache(1 << 10)
 def size_class(nbytes: int) -> int:
     """Return the size that `nbytes` is rounded up to: eight sizes for each power of two.
 

@@ -18,7 +18,7 @@ from baregrad.base.errors import DTypeError, GradientError, ShapeError, user_fra
 from baregrad.base.options import options
 from baregrad.dtypes import DType
 from baregrad.ir.attrs import BufferRef
-from baregrad.ir.node import Node, toposort
+from baregrad.ir.node import Node, make_node, toposort
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import views
 from baregrad.tensor.grad_mode import grad_enabled
@@ -28,7 +28,8 @@ from baregrad.tensor.views import Leaf, Step
 # A realised storage is copied whole to read a part of it when that is not much more than the part.
 _WHOLE_NBYTES = 1 << 16
 _clock = itertools.count()
-_alive: weakref.WeakSet[Storage] = weakref.WeakSet()
+# Each goes by itself when its storage does, without running Python.
+_alive: set[weakref.ref[Storage]] = set()
 
 
 class Storage:
@@ -49,7 +50,7 @@ class Storage:
         self.known: tuple[int, int] | None = None
         self.previous: BufferRef | None = None
         self.since = next(_clock)
-        _alive.add(self)
+        _alive.add(weakref.ref(self, _alive.discard))
 
     def put(self, node: Node, grad: bool = False) -> None:
         """Change the value; watchers of the session's writes get the storage and the old node."""
@@ -66,12 +67,13 @@ class Storage:
 
 def live_storages() -> list[Storage]:
     """Every storage that anything still holds, in no order."""
-    return list(_alive)
+    # Copied in one step: entries go at any time.
+    return [storage for entry in list(_alive) if (storage := entry()) is not None]
 
 
 def buffer_node(ref: BufferRef, dtype: DType) -> Node:
-    """The leaf that reads a realised array."""
-    return Node(Ops.BUFFER, dtype, (), ref)
+    """The leaf that reads a realised array, whose extents are numbers."""
+    return make_node(Ops.BUFFER, dtype, (), ref, ref.shape)
 
 
 class Array:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from baregrad.base.errors import JitError
+from baregrad.dtypes import DType
 from baregrad.engine.session import current_session
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor.core import Storage, buffer_node, live_storages, realize_storages
+from baregrad.tensor.jit_state import copied
 from baregrad.tensor.tensor import Tensor
-from baregrad.tensor.trees import is_variable, leaves, map_tree, shape_of_tree
+from baregrad.tensor.trees import describe, map_tree
 from baregrad.tensor.views import Cut, Step
-
-_OWN_REFERENCES = 2  # the storage's, and that of the call that counts
-
 
 # --- arguments ------------------------------------------------------------------------------------
 
@@ -31,34 +29,55 @@ class Call:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.tree = (args, dict(kwargs))
-        found = leaves(self.tree)
-        self.tensors: list[Tensor] = [leaf for leaf in found if isinstance(leaf, Tensor)]
+        self.tree = (args, kwargs)
+        self.tensors: list[Tensor] = []
+        self.variables: dict[str, int] = {}
+        key: list[Any] = [len(args)]
+        for argument in args:
+            describe(argument, self.tensors, self.variables, key)
+        if kwargs:
+            describe(kwargs, self.tensors, self.variables, key)
         self.given = len(self.tensors)
-        self.variables = {
-            leaf.arg.name: int(leaf.src[0].arg) for leaf in found if is_variable(leaf)
-        }
         self.grads: dict[int, int] = {}
         for position in range(self.given):
             gradient = self.tensors[position].grad
             if gradient is not None:
                 self.grads[position] = len(self.tensors)
                 self.tensors.append(gradient)
-        first: dict[int, int] = {}
-        aliases = tuple(first.setdefault(id(t._storage), i) for i, t in enumerate(self.tensors))
-        self.key = (shape_of_tree(self.tree), aliases, tuple(self.grads))
+        storages = [tensor._storage for tensor in self.tensors]
+        if len(set(storages)) < len(storages):
+            key.append(tuple(map(storages.index, storages)))
+        key.extend(self.grads)
+        # What tells this call from calls of other kinds.
+        self.key = tuple(key)
+
+    def handles(self) -> list[Any]:
+        """The buffer of each tensor's value, as a contiguous array."""
+        found = []
+        for tensor in self.tensors:
+            node = tensor._storage.node
+            if node.op is not Ops.BUFFER or (tensor._steps and not is_whole(tensor)):
+                return [ref.handle for ref in self._computed()]
+            found.append(node.arg.handle)
+        return found
+
+    def _computed(self) -> list[BufferRef]:
+        """Where each tensor's value lies, computed if need be, those that need it together."""
+        realize_storages(t._storage for t in self.tensors)
+        owner = current_session()
+        return [
+            t._ref() if is_whole(t) else owner.realize([t._value()], t.device)[0]
+            for t in self.tensors
+        ]
 
     def references(self) -> list[BufferRef]:
-        """Where each tensor's value lies, as a contiguous array of its own handle."""
-        realize_storages(t._storage for t in self.tensors)
+        """Where each tensor's value lies, as a contiguous array of its own handle.
+
+        A view has an identity of its own, so that an argument that is also closed over is told
+        apart. Others may read the same memory, so nothing is written there.
+        """
         refs = []
-        for tensor in self.tensors:
-            if is_whole(tensor):
-                ref = tensor._ref()
-            else:
-                (ref,) = current_session().realize([tensor._value()], tensor.device)
-            # A view has an identity of its own, so that an argument that is also closed over is
-            # told apart. Others may read the same memory, so nothing is written there.
+        for ref in self._computed():
             handle = ref.handle.view(0, ref.handle.nbytes)
             handle.readonly = True
             refs.append(BufferRef(handle, ref.shape, ref.device))
@@ -115,7 +134,7 @@ class Histories:
             ref = None if node.op is Ops.BUFFER else current_session().realised(node)
             if ref is None:
                 continue
-            leaf = buffer_node(replace(ref, handle=copied(ref.handle)), node.dtype)
+            leaf = buffer_node(ref._replace(handle=copied(ref.handle)), node.dtype)
             self.nodes[storage] = node
             storage.node = Node(Ops.DETACH, node.dtype, (leaf,), Cut(node))
             self.cut[storage] = storage.node
@@ -127,18 +146,6 @@ class Histories:
                 storage.node = node
 
 
-def leaf_of(node: Node) -> BufferRef | None:
-    """Where the value of a leaf lies, be it cut or not; None for an expression."""
-    while node.op is Ops.DETACH:
-        node = node.src[0]
-    return node.arg if node.op is Ops.BUFFER else None
-
-
-def copied(handle: Any) -> Any:
-    """A copy of a buffer, in memory of its own."""
-    return handle.device.duplicate(handle)
-
-
 def part_shared(storages: Iterable[Storage]) -> None:
     """Give memory of its own to what lies where another of these storages does."""
     seen: set[int] = set()
@@ -147,7 +154,7 @@ def part_shared(storages: Iterable[Storage]) -> None:
         if node.op is not Ops.BUFFER:
             continue
         if id(node.arg.handle) in seen:
-            own = replace(node.arg, handle=copied(node.arg.handle))
+            own = node.arg._replace(handle=copied(node.arg.handle))
             storage.node = buffer_node(own, node.dtype)
         seen.add(id(storage.node.arg.handle))
 
@@ -155,11 +162,6 @@ def part_shared(storages: Iterable[Storage]) -> None:
 def every_storage() -> dict[int, Storage]:
     """Every storage there is, held so that no later one takes its address."""
     return {id(storage): storage for storage in live_storages()}
-
-
-def is_shared(storage: Storage | None) -> bool:
-    """Whether anything but its storage reads state's leaf: a copy of it, or a lazy expression."""
-    return storage is not None and sys.getrefcount(storage.node) > _OWN_REFERENCES
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -181,6 +183,8 @@ class Place:
 
     def find(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Tensor:
         """The result, from a call's arguments and the storages that it made."""
+        if self.fresh >= 0:
+            return Tensor._on(storages[self.fresh], self.steps)
         if self.same is not None:
             return self.same
         if self.argument >= 0:
@@ -188,22 +192,28 @@ class Place:
             if not self.steps:
                 return tensor
             return Tensor._on(tensor._storage, (*tensor._steps, *self.steps)).detach()
-        storage = storages[self.fresh] if self.kept is None else self.kept
-        shown = Tensor._on(storage, self.steps)
-        return shown.detach() if storage.grad else shown
+        assert self.kept is not None
+        shown = Tensor._on(self.kept, self.steps)
+        return shown.detach() if self.kept.grad else shown
 
 
 @dataclass(slots=True)
 class Results:
-    """The tensors in a function's result: the places of all, and the storages that are fresh."""
+    """The tensors in a function's result: the places of all, and the storages that are fresh.
+
+    `dtypes` are those of the fresh ones.
+    """
 
     template: Any
     places: list[Place]
     fresh: list[Storage]
+    dtypes: list[DType]
 
     def give(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Any:
         """The result of a call with these arguments that made these storages."""
         places = iter(self.places)
+        if isinstance(self.template, Hole):
+            return next(places).find(tensors, storages)
 
         def fill(leaf: Any) -> Any:
             return next(places).find(tensors, storages) if isinstance(leaf, Hole) else leaf
@@ -254,4 +264,4 @@ def sort_results(
             place = Place(steps, fresh=fresh.setdefault(storage, len(fresh)))
         places.append(place)
     template = map_tree(result, lambda leaf: Hole() if isinstance(leaf, Tensor) else leaf)
-    return Results(template, places, list(fresh))
+    return Results(template, places, list(fresh), [storage.node.dtype for storage in fresh])

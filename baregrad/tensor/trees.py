@@ -11,7 +11,7 @@ from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor.tensor import Tensor
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _SEQUENCES = (list, tuple)
 
 
@@ -48,7 +48,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def _gather(tree: Any, found: list[Any]) -> None:
-    """Append the leaves of a tree. Every call of a jitted function does this: no copies."""
+    """Append the leaves of a tree."""
     if isinstance(tree, Tensor):
         found.append(tree)
     elif isinstance(tree, _SEQUENCES):
@@ -57,7 +57,7 @@ def _gather(tree: Any, found: list[Any]) -> None:
     elif isinstance(tree, dict):
         for item in tree.values():
             _gather(item, found)
-    elif isinstance(tree, _PLAIN) or not _is_dataclass(tree):
+    elif not _is_dataclass(tree):
         found.append(tree)
     else:
         for field in dataclasses.fields(tree):
@@ -69,34 +69,56 @@ def _is_dataclass(tree: Any) -> bool:
     return dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Node))
 
 
-def shape_of_tree(tree: Any) -> Any:
-    """A hashable that is equal for trees of equal containers and equal plain leaves.
+def describe(
+    tree: Any, tensors: list[Tensor], variables: dict[str, int], key: list[Any]
+) -> None:
+    """Append a tree's tensors, its symbolic integers' values and what tells its kind to lists.
 
-    Tensors count by shape, dtype, device and whether they require gradients; symbolic integers by
-    name and bounds. Raises JitError for a leaf that cannot be compared by value.
+    Keys are equal for trees of equal containers and equal plain leaves. Tensors count by shape,
+    dtype, device and whether they require gradients; symbolic integers by name and bounds. Every
+    call of a jitted function does this, so it is one walk that copies nothing. Raises JitError for
+    a leaf that cannot be compared by value.
     """
     if isinstance(tree, Tensor):
-        return ("tensor", tree.shape, tree.dtype.name, tree.device, tree.requires_grad)
-    if isinstance(tree, _SEQUENCES):
-        return (type(tree).__name__, *[shape_of_tree(item) for item in tree])
-    if isinstance(tree, dict):
-        return ("dict", *[(key, shape_of_tree(item)) for key, item in tree.items()])
-    if is_variable(tree):
-        return ("variable", tree.arg)
-    if isinstance(tree, _PLAIN):
-        return (type(tree).__name__, repr(tree) if isinstance(tree, float) else tree)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        fields = (f.name for f in dataclasses.fields(tree))
-        return (
-            type(tree).__name__,
-            *((name, shape_of_tree(getattr(tree, name))) for name in fields),
-        )
+        tensors.append(tree)
+        storage = tree._storage
+        if tree._steps:
+            value, grad = tree._value(), tree.requires_grad
+        else:
+            value, grad = storage.node, storage.grad
+        key.append((value.shape, value.dtype, storage.device, grad))
+        return
+    kind = tree.__class__
+    if kind in _PLAIN:
+        key.append((kind, repr(tree) if kind is float else tree))
+    elif isinstance(tree, _SEQUENCES):
+        key.append((kind, len(tree)))
+        for item in tree:
+            describe(item, tensors, variables, key)
+    elif isinstance(tree, dict):
+        key.append((kind, *tree))
+        for item in tree.values():
+            describe(item, tensors, variables, key)
+    elif is_variable(tree):
+        variables[tree.arg.name] = int(tree.src[0].arg)
+        key.append((kind, tree.arg))
+    elif _is_dataclass(tree):
+        key.append(kind)
+        for field in dataclasses.fields(tree):
+            # What is not given when a dataclass is made is looked at, but is no leaf.
+            found = (tensors, variables) if field.init else ([], {})
+            describe(getattr(tree, field.name), *found, key)
+    else:
+        key.append((kind, repr(tree) if isinstance(tree, float) else _hashable(tree)))
+
+
+def _hashable(leaf: Any) -> Any:
     try:
-        hash(tree)
+        hash(leaf)
     except TypeError as error:
         raise JitError(
-            f"a jitted function got a {type(tree).__name__}, which cannot be compared",
+            f"a jitted function got a {type(leaf).__name__}, which cannot be compared",
             wanted="tensors, plain values, or lists, tuples, dicts and dataclasses of them",
             hint="pass arrays as tensors",
         ) from error
-    return ("object", tree)
+    return leaf

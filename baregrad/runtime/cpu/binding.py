@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -144,7 +145,8 @@ class BoundList:
         self.scratch_nbytes = 0
         self._needed = list(commands.slot_nbytes)
         self._static_needed = commands.slot_nbytes
-        self._writes = commands.slot_writes
+        self._pack_slots = Struct(f"={len(self._needed)}q").pack_into
+        self._timed = False
         self._values: tuple[int, ...] | None = None
         self._scratch = tuple(draft.scratch)
         self._sizes = tuple(draft.sizes.items())
@@ -167,26 +169,14 @@ class BoundList:
             self._values = None
             self._set_variables(variables)
             self._values = values
-        needed = self._needed
-        if len(buffers) != len(needed):
-            commands.check_slots(buffers)
-        device = self.device
-        addresses = []
-        for index, buffer in enumerate(buffers):
-            if (
-                buffer.nbytes < needed[index]
-                or buffer.device is not device
-                or buffer.closed
-                or (buffer.readonly and self._writes[index])
-            ):
-                check_buffer(buffer, device, needed[index], self._writes[index], f"slot {index}")
-            addresses.append(buffer.address)
-        if addresses:
-            self.slots[:] = addresses
+        addresses = commands.addresses(buffers, self._needed)
+        self._pack_slots(self.slots.data, 0, *addresses)
 
     def set_timed(self, timed: bool) -> None:
         """Say whether the executor is to take the time of each command."""
-        self.words[5] = self._at(self._times_at) if timed else 0
+        if timed != self._timed:
+            self.words[5] = self._at(self._times_at) if timed else 0
+            self._timed = timed
 
     def rows(self) -> Words:
         """Return the commands, one a row of COMMAND_WORDS words."""
