@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from baregrad.apps.compile_time import CALIBRATION_STEPS, calibrate
+from baregrad.apps.compile_time import calibrate
 
 ROUNDS = 30
-CALLS = 200
+CALLS = 50
+STEPS = 10_000
 LENGTH = 16
 CHAINS = (10, 100)
 PARAMETERS = 100
@@ -65,26 +66,33 @@ def cases() -> dict[str, Callable[[], Any]]:
 
 
 def measure(rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """Replay each case many times: by name, microseconds and interpreter steps a call."""
-    unit_s = calibrate() / CALIBRATION_STEPS
-    found = {}
-    for name, call in cases().items():
+    """Replay each case many times: by name, microseconds and interpreter steps a call.
+
+    Cases and interpreter work take turns, so that all of them meet the machine at its best.
+    """
+    calls = cases()
+    for call in calls.values():
+        _time(call)
+    unit_s = float("inf")
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        unit_s = min(unit_s, calibrate(STEPS, 1) / STEPS)
+        for name, call in calls.items():
+            best[name] = min(best[name], _time(call))
+    return {name: {"us": 1e6 * took, "steps": took / unit_s} for name, took in best.items()}
+
+
+def _time(call: Callable[[], Any]) -> float:
+    """Seconds a call. A search for cycles is what all that makes objects pays for, not a call."""
+    gc.collect()
+    gc.disable()
+    try:
+        begin = time.process_time()
         for _ in range(CALLS):
             call()
-        best = float("inf")
-        # A search for cycles is paid for by everything that makes objects: not by one case alone.
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(rounds):
-                begin = time.process_time()
-                for _ in range(CALLS):
-                    call()
-                best = min(best, (time.process_time() - begin) / CALLS)
-        finally:
-            gc.enable()
-        found[name] = {"us": 1e6 * best, "steps": best / unit_s}
-    return found
+        return (time.process_time() - begin) / CALLS
+    finally:
+        gc.enable()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

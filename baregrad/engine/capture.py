@@ -151,8 +151,8 @@ class Replay:
         # Results that lie where state is: copies taken last, before other state is updated.
         late = (ref.handle for ref in self.outputs if id(ref.handle) in made)
         self._late = [handle for handle in dict.fromkeys(late) if id(handle) in kept]
-        self._shapes = self._result_shapes()
-        self._is_symbolic = any(not _is_plain(shape) for shape in self._shapes)
+        self._forms = self._result_forms()
+        self._is_symbolic = any(not _is_plain(shape) for shape, _ in self._forms)
         self._list: CommandList | None = None
         self._arena: Buffer | None = None
         if self.runs and isinstance(self.runs[0].executable, Executable):
@@ -174,7 +174,8 @@ class Replay:
             commands.copy(Slot(slot), self._place(handle), handle.nbytes)
         self._record_updates(commands)
         self._list = commands
-        self._used = len(commands.slot_nbytes) if commands else 0
+        self._has_work = len(commands) > 0
+        self._used = len(commands.slot_nbytes)
         self._lay_out_table()
 
     def _lay_out_table(self) -> None:
@@ -196,14 +197,14 @@ class Replay:
                 end += 1
         self._places = [places[id(ref.handle)] for ref in self.outputs]
 
-    def _result_shapes(self) -> list[tuple[Any, ...]]:
-        """The shapes of the results, symbolic where those of the nodes that they were are."""
+    def _result_forms(self) -> list[tuple[tuple[Any, ...], str]]:
+        """Shapes, symbolic where those of the nodes that they were are, and devices of results."""
         symbolic: dict[int, tuple[Any, ...]] = {}
         for run in self.runs:
             for node, held in zip(run.program.sink.src, run.outputs, strict=True):
                 if not _is_plain(node.shape):
                     symbolic.setdefault(id(held.handle), node.shape)
-        return [symbolic.get(id(ref.handle), ref.shape) for ref in self.outputs]
+        return [(symbolic.get(id(ref.handle), ref.shape), ref.device) for ref in self.outputs]
 
     def _number_fresh(self) -> None:
         """Give a slot to each array that every call must allocate: results and symbolic sizes."""
@@ -259,39 +260,51 @@ class Replay:
     # --- replaying
     # -----------------------------------------------------------------------------------
 
-    def __call__(self, inputs: Sequence[Buffer], variables: Mapping[str, int]) -> list[BufferRef]:
-        """Run over other arguments: where each result lies now, in the order of `outputs`."""
-        copies = [_twin(self._now(handle, inputs)) for handle in self._unmade]
-        if self._list is None:
-            found = self._reexecute(inputs, variables, copies)
-        else:
-            found = self._submit(self._list, inputs, variables, copies)
-        shapes = self._shapes
-        if self._is_symbolic:
-            shapes = [Session.concrete(shape, variables) for shape in shapes]
-        return [
-            BufferRef(handle, shape, ref.device)
-            for handle, shape, ref in zip(found, shapes, self.outputs, strict=True)
-        ]
-
-    def _submit(
+    def __call__(
         self,
-        commands: CommandList,
         inputs: Sequence[Buffer],
         variables: Mapping[str, int],
-        copies: list[Buffer],
+        spare: Mapping[int, Buffer],
     ) -> list[Buffer]:
-        """Replay as one command list."""
+        """Run over other arguments: where each result lies now, in the order of `outputs`.
+
+        `spare` gives memory, by the number that `slot_of` says, for results that are not to get
+        fresh memory.
+        """
+        copies: list[Buffer] = []
+        if self._unmade:
+            copies = [_twin(self._now(handle, inputs)) for handle in self._unmade]
+        commands = self._list
+        if commands is None:
+            return self._reexecute(inputs, variables, copies)
         device = commands.device
         table = [*inputs]
-        for size in self._sizes:
-            table.append(device.allocate(evaluate(size, variables)))
-        if self._list:
-            used = self._used
-            device.submit(commands, table if used == len(table) else table[:used], variables)
+        for slot, size in enumerate(self._sizes):
+            buffer = spare.get(slot)
+            if buffer is None:
+                nbytes = size if isinstance(size, int) else evaluate(size, variables)
+                buffer = device.allocate(nbytes)
+            table.append(buffer)
+        if self._has_work:
+            device.submit(commands, table[: self._used], variables)
         table += copies
         table += self._same
-        return [table[place] for place in self._places]
+        return list(map(table.__getitem__, self._places))
+
+    def slot_of(self, position: int) -> int:
+        """The number of a result's fresh memory, -1 for one without memory of one size."""
+        if self._list is not None:
+            slot = self._places[position] - len(self.inputs)
+            if 0 <= slot < len(self._sizes) and isinstance(self._sizes[slot], int):
+                return slot
+        return -1
+
+    def ref(self, position: int, handle: Buffer, variables: Mapping[str, int]) -> BufferRef:
+        """A call's result, which lies in `handle`."""
+        shape, device = self._forms[position]
+        if self._is_symbolic:
+            shape = Session.concrete(shape, variables)
+        return BufferRef(handle, shape, device)
 
     def _now(self, handle: Buffer, inputs: Sequence[Buffer]) -> Buffer:
         place = self._position.get(id(handle))

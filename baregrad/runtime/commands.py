@@ -195,8 +195,6 @@ class CommandList:
 
     def check_variables(self, variables: Mapping[str, int]) -> tuple[int, ...]:
         """Return the value of each variable of the list; raise DeviceError if one is missing."""
-        if not self._variables:
-            return ()
         try:
             return tuple(variables[name] for name in self._variables)
         except KeyError:

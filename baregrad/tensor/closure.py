@@ -29,14 +29,14 @@ class Surroundings:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.tensors: list[Tensor] = []
-        self._places: list[tuple[Look, Any, Any, str]] = []
+        self.places: list[tuple[Look, Any, Any, str]] = []
         self._seen: set[int] = set()
         self._kept: list[Any] = []
         self._walk()
 
     def changed(self) -> str:
         """The name of a place that holds something else now; empty when none does."""
-        for look, key, held, name in self._places:
+        for look, key, held, name in self.places:
             now = look(key, _MISSING)
             if now is not held and (not isinstance(held, _PLAIN) or _differs(now, held)):
                 return name
@@ -54,15 +54,15 @@ class Surroundings:
                 value = look(key, _MISSING)
                 place = (look, key, value, inner)
                 if isinstance(value, Tensor):
-                    self._places.append(place)
+                    self.places.append(place)
                     if id(value) not in self._seen:
                         self._seen.add(id(value))
                         self.tensors.append(value)
                 elif isinstance(value, _PLAIN):
-                    self._places.append(place)
+                    self.places.append(place)
                 elif not isinstance(value, _OPAQUE):
                     if _is_container(value):
-                        self._places.append(place)
+                        self.places.append(place)
                     pending.append((value, inner))
 
     @property

@@ -10,7 +10,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -28,8 +28,16 @@ from baregrad.tensor.views import Leaf, Step
 # A realised storage is copied whole to read a part of it when that is not much more than the part.
 _WHOLE_NBYTES = 1 << 16
 _clock = itertools.count()
-# Each goes by itself when its storage does, without running Python.
-_alive: set[weakref.ref[Storage]] = set()
+
+
+class _Alive:
+    """Weak references to every storage; each goes when its storage does, without running Python."""
+
+    entries: ClassVar[set[weakref.ref[Storage]]] = set()
+
+
+_enter = _Alive.entries.add
+_leave = _Alive.entries.discard
 
 
 class Storage:
@@ -50,7 +58,11 @@ class Storage:
         self.known: tuple[int, int] | None = None
         self.previous: BufferRef | None = None
         self.since = next(_clock)
-        _alive.add(weakref.ref(self, _alive.discard))
+        _enter(weakref.ref(self, _leave))
+
+    def stamp(self) -> None:
+        """Note that what the storage holds is new, where its memory has changed."""
+        self.since = next(_clock)
 
     def put(self, node: Node, grad: bool = False) -> None:
         """Change the value; watchers of the session's writes get the storage and the old node."""
@@ -68,7 +80,7 @@ class Storage:
 def live_storages() -> list[Storage]:
     """Every storage that anything still holds, in no order."""
     # Copied in one step: entries go at any time.
-    return [storage for entry in list(_alive) if (storage := entry()) is not None]
+    return [storage for entry in list(_Alive.entries) if (storage := entry()) is not None]
 
 
 def buffer_node(ref: BufferRef, dtype: DType) -> Node:

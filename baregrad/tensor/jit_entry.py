@@ -20,9 +20,8 @@ from baregrad.tensor.jit_parts import (
     Histories,
     every_storage,
     part_shared,
-    shown_apart,
-    sort_results,
 )
+from baregrad.tensor.jit_results import Fresh, Outlet, shown_apart, sort_results
 from baregrad.tensor.jit_state import Look, State, leaf_of
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import leaves, map_tree
@@ -175,7 +174,7 @@ class Entry:
         self.surroundings = Surroundings(self.function)
         self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
         self.calls += 1
-        return self._give(call, last)
+        return self._give(call, last, [None] * len(self.outlets))
 
     def _prepare(self, before: Surroundings, gradients: Sequence[Tensor]) -> Histories:
         """Compute what the function may read, and what is still to be computed of earlier work."""
@@ -236,7 +235,7 @@ class Entry:
         capture: Capture,
         written: dict[Storage, Node],
         histories: Histories,
-    ) -> list[BufferRef]:
+    ) -> list[Any]:
         """Sort every array of the capture into arguments, state, results and intermediates.
 
         Returns where this call's own results lie, in the order in which a replay gives its.
@@ -255,7 +254,7 @@ class Entry:
         changed_refs = [clones[i]._storage.node.arg for i in self.changed]
         kept = {id(ref.handle) for _, ref in state.values()}
         results = [*changed_refs, *fresh_refs]
-        last = self._fresh(results, copies_of_others(capture, results, kept))
+        copies = copies_of_others(capture, results, kept)
         made = [g for _, g in (*self.renewed, *self.argument_gradients) if g is not None]
         gradients = [cast(BufferRef, self._ref_of(g._storage.node)) for g in made]
         read = [*capture.reads(), *(ref for ref, _ in updates), *results, *gradients]
@@ -264,7 +263,7 @@ class Entry:
         self.state = self._holders(outside, state, histories)
         self.changing = len(state)
         updated = [(ref.handle, handle) for ref, handle in updates]
-        last += self._fresh(gradients, copies_of_others(capture, gradients, kept))
+        last_copies = copies_of_others(capture, gradients, kept)
         self._settle(updated, written)
         # Replays write over what this call computed: it is not the value of these nodes for long.
         self.session.forget(kept | capture.own())
@@ -272,15 +271,15 @@ class Entry:
         self.replay = Replay(capture, inputs, [*results, *gradients], updated, kept)
         for one in self.state[: self.changing]:
             one.renew()
-        return last
-
-    @staticmethod
-    def _fresh(refs: Sequence[BufferRef], copies: Mapping[int, Any]) -> list[BufferRef]:
-        """Where the captured call's own results lie, with what was copied for them."""
-        return [
-            BufferRef(copies.get(id(ref.handle), ref.handle), ref.shape, ref.device)
-            for ref in refs
+        places = range(len(self.changed), len(results))
+        slots = [self.replay.slot_of(place) for place in places]
+        self.outlets = [
+            # Storages that share their memory are told apart by being made anew.
+            Outlet(storage.node.dtype, slot if slots.count(slot) == 1 else -1)
+            for storage, slot in zip(self.results.fresh, slots, strict=True)
         ]
+        last = [copies.get(id(ref.handle), ref.handle) for ref in results]
+        return last + [last_copies.get(id(ref.handle), ref.handle) for ref in gradients]
 
     def _changes(
         self, written: Mapping[Storage, Node], own: set[Storage]
@@ -357,24 +356,32 @@ class Entry:
 
     def is_stale(self) -> bool:
         """Whether something the function closes over is not what it was at capture."""
-        if self.surroundings.changed():
+        if self.surroundings.places and self.surroundings.changed():
             return True
         for tensor, was_none in self.gradients:
             if (tensor.grad is None) is not was_none:
                 return True
-        return any(one.is_stale() for one in self.state)
+        return bool(self.state) and any(one.is_stale() for one in self.state)
 
     def play(self, call: Call) -> Any:
         """Replay over this call's arguments."""
         assert self.replay is not None
         handles = call.handles()
-        for tensor in self.surroundings.tensors:
-            # It would count as a reader of the state.
-            tensor._cached = None
-        held = [one.place() for one in self.state]
-        if self.changing:
+        if self.state:
+            for tensor in self.surroundings.tensors:
+                # It would count as a reader of the state.
+                tensor._cached = None
+            held = [one.place() for one in self.state]
             self.session.forget(map(id, held[: self.changing]))
-        return self._give(call, self.replay(handles + held, call.variables))
+            handles += held
+        memory: dict[int, Any] = {}
+        taken: list[Fresh | None] = []
+        for outlet in self.outlets:
+            fresh = outlet.take()
+            taken.append(fresh)
+            if fresh is not None:
+                memory[outlet.slot] = fresh.handle
+        return self._give(call, self.replay(handles, call.variables, memory), taken)
 
     def _renew_gradients(self, call: Call, made: Sequence[BufferRef]) -> None:
         """Put this call's gradients, in memory of their own, where the captured ones were."""
@@ -392,23 +399,31 @@ class Entry:
             steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
             tensor.grad = Tensor._on(storage, steps)
 
-    def _give(self, call: Call, made: list[BufferRef]) -> Any:
-        """The call's result from the replay's arrays; changed arguments change."""
+    def _give(self, call: Call, made: Sequence[Any], taken: Sequence[Fresh | None]) -> Any:
+        """The call's result from the replay's arrays; changed arguments change.
+
+        `taken`: for each outlet what is used again, None where the memory is fresh.
+        """
+        assert self.replay is not None
+        refer, variables = self.replay.ref, call.variables
         count = len(self.changed)
-        for position, ref in zip(self.changed, made, strict=False):
+        for place, position in enumerate(self.changed):
             call.refuse_views_of(position)
             tensor = call.tensors[position]
+            ref = refer(place, made[place], variables)
             tensor._storage.put(buffer_node(ref, tensor.dtype))
         for position in self.marked:
             call.tensors[position].requires_grad_()
-        dtypes = self.results.dtypes
-        rest = count + len(dtypes)
         if self.renewed or self.argument_gradients:
-            self._renew_gradients(call, made[rest:])
-        storages = [
-            Storage(buffer_node(ref, dtype), ref.device)
-            for ref, dtype in zip(made[count:rest], dtypes, strict=True)
-        ]
+            rest = range(count + len(self.outlets), len(made))
+            self._renew_gradients(call, [refer(place, made[place], variables) for place in rest])
+        storages = []
+        for place, (outlet, fresh) in enumerate(zip(self.outlets, taken, strict=True), count):
+            if fresh is None:
+                fresh = Fresh(refer(place, made[place], variables), outlet.dtype)
+            else:
+                fresh.storage.stamp()
+            storages.append(outlet.keep(fresh))
         return self.results.give(call.tensors, storages)
 
     # --- checking ---------------------------------------------------------------------------------

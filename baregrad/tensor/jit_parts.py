@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from baregrad.base.errors import JitError
-from baregrad.dtypes import DType
 from baregrad.engine.session import current_session
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node
@@ -15,8 +13,8 @@ from baregrad.ir.op import Ops
 from baregrad.tensor.core import Storage, buffer_node, live_storages, realize_storages
 from baregrad.tensor.jit_state import copied
 from baregrad.tensor.tensor import Tensor
-from baregrad.tensor.trees import describe, map_tree
-from baregrad.tensor.views import Cut, Step
+from baregrad.tensor.trees import describe
+from baregrad.tensor.views import Cut
 
 # --- arguments ------------------------------------------------------------------------------------
 
@@ -33,21 +31,22 @@ class Call:
         self.tensors: list[Tensor] = []
         self.variables: dict[str, int] = {}
         key: list[Any] = [len(args)]
-        for argument in args:
-            describe(argument, self.tensors, self.variables, key)
+        tensors = self.tensors
+        describe(args, tensors, self.variables, key)
         if kwargs:
-            describe(kwargs, self.tensors, self.variables, key)
-        self.given = len(self.tensors)
+            describe((kwargs,), tensors, self.variables, key)
+        self.given = len(tensors)
         self.grads: dict[int, int] = {}
         for position in range(self.given):
-            gradient = self.tensors[position].grad
+            gradient = tensors[position]._gradient
             if gradient is not None:
-                self.grads[position] = len(self.tensors)
-                self.tensors.append(gradient)
-        storages = [tensor._storage for tensor in self.tensors]
-        if len(set(storages)) < len(storages):
-            key.append(tuple(map(storages.index, storages)))
-        key.extend(self.grads)
+                self.grads[position] = len(tensors)
+                tensors.append(gradient)
+        if len(tensors) > 1:
+            storages = [tensor._storage for tensor in tensors]
+            if len(set(storages)) < len(storages):
+                key.append(tuple(map(storages.index, storages)))
+            key.extend(self.grads)
         # What tells this call from calls of other kinds.
         self.key = tuple(key)
 
@@ -162,106 +161,3 @@ def part_shared(storages: Iterable[Storage]) -> None:
 def every_storage() -> dict[int, Storage]:
     """Every storage there is, held so that no later one takes its address."""
     return {id(storage): storage for storage in live_storages()}
-
-
-# --- results --------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Place:
-    """Where a result is found at each call.
-
-    It shows an argument (`argument`), a storage that outlives the calls (`kept`) or one that each
-    call makes (`fresh`), through `steps`; or it is always the same tensor (`same`).
-    """
-
-    steps: tuple[Step, ...] = ()
-    argument: int = -1
-    fresh: int = -1
-    kept: Storage | None = None
-    same: Tensor | None = None
-
-    def find(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Tensor:
-        """The result, from a call's arguments and the storages that it made."""
-        if self.fresh >= 0:
-            return Tensor._on(storages[self.fresh], self.steps)
-        if self.same is not None:
-            return self.same
-        if self.argument >= 0:
-            tensor = tensors[self.argument]
-            if not self.steps:
-                return tensor
-            return Tensor._on(tensor._storage, (*tensor._steps, *self.steps)).detach()
-        assert self.kept is not None
-        shown = Tensor._on(self.kept, self.steps)
-        return shown.detach() if self.kept.grad else shown
-
-
-@dataclass(slots=True)
-class Results:
-    """The tensors in a function's result: the places of all, and the storages that are fresh.
-
-    `dtypes` are those of the fresh ones.
-    """
-
-    template: Any
-    places: list[Place]
-    fresh: list[Storage]
-    dtypes: list[DType]
-
-    def give(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Any:
-        """The result of a call with these arguments that made these storages."""
-        places = iter(self.places)
-        if isinstance(self.template, Hole):
-            return next(places).find(tensors, storages)
-
-        def fill(leaf: Any) -> Any:
-            return next(places).find(tensors, storages) if isinstance(leaf, Hole) else leaf
-
-        return map_tree(self.template, fill)
-
-
-class Hole:
-    """The place of a tensor in a result."""
-
-
-def shown_apart(tensor: Tensor) -> Tensor:
-    """The tensor, or where its view has symbolic extents, one that holds what it shows.
-
-    A step with a symbolic extent holds the value that the extent has now.
-    """
-    extents = (*tensor.shape, *tensor._storage.node.shape)
-    if is_whole(tensor) or all(isinstance(extent, int) for extent in extents):
-        return tensor
-    return Tensor._make(tensor._value(), tensor.device)
-
-
-def sort_results(
-    result: Any,
-    shown: Sequence[Tensor],
-    clones: Sequence[Tensor],
-    older: Mapping[int, Storage],
-    closed: Sequence[Tensor],
-) -> Results:
-    """Where each tensor of a result comes from. `shown`: those tensors, views settled."""
-    arguments = {clone._storage: i for i, clone in reversed(list(enumerate(clones)))}
-    itself = {id(clone): i for i, clone in enumerate(clones)}
-    known = {id(tensor) for tensor in closed}
-    fresh: dict[Storage, int] = {}
-    places = []
-    for tensor in shown:
-        storage = tensor._storage
-        steps = tuple(step for step in tensor._steps if step[0] is not Ops.DETACH)
-        if id(tensor) in itself:
-            place = Place(argument=itself[id(tensor)])
-        elif storage in arguments:
-            place = Place(steps or ((Ops.DETACH, None),), argument=arguments[storage])
-        elif id(tensor) in known:
-            place = Place(same=tensor)
-        elif id(storage) in older:
-            place = Place(steps, kept=storage)
-        else:
-            place = Place(steps, fresh=fresh.setdefault(storage, len(fresh)))
-        places.append(place)
-    template = map_tree(result, lambda leaf: Hole() if isinstance(leaf, Tensor) else leaf)
-    return Results(template, places, list(fresh), [storage.node.dtype for storage in fresh])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from baregrad.base.errors import JitError
@@ -70,46 +70,44 @@ def _is_dataclass(tree: Any) -> bool:
 
 
 def describe(
-    tree: Any, tensors: list[Tensor], variables: dict[str, int], key: list[Any]
+    items: Iterable[Any], tensors: list[Tensor], variables: dict[str, int], key: list[Any]
 ) -> None:
-    """Append a tree's tensors, its symbolic integers' values and what tells its kind to lists.
+    """Append the items' tensors, symbolic integers' values and what tells their kinds to lists.
 
     Keys are equal for trees of equal containers and equal plain leaves. Tensors count by shape,
     dtype, device and whether they require gradients; symbolic integers by name and bounds. Every
     call of a jitted function does this, so it is one walk that copies nothing. Raises JitError for
     a leaf that cannot be compared by value.
     """
-    if isinstance(tree, Tensor):
-        tensors.append(tree)
-        storage = tree._storage
-        if tree._steps:
-            value, grad = tree._value(), tree.requires_grad
+    for item in items:
+        kind = item.__class__
+        if isinstance(item, Tensor):
+            tensors.append(item)
+            storage = item._storage
+            if item._steps:
+                value, grad = item._value(), item.requires_grad
+            else:
+                value, grad = storage.node, storage.grad
+            key.append((value.shape, value.dtype, storage.device, grad))
+        elif kind in _PLAIN:
+            key.append((kind, repr(item) if kind is float else item))
+        elif isinstance(item, _SEQUENCES):
+            key.append((kind, len(item)))
+            describe(item, tensors, variables, key)
+        elif isinstance(item, dict):
+            key.append((kind, *item))
+            describe(item.values(), tensors, variables, key)
+        elif is_variable(item):
+            variables[item.arg.name] = int(item.src[0].arg)
+            key.append((kind, item.arg))
+        elif _is_dataclass(item):
+            key.append(kind)
+            for field in dataclasses.fields(item):
+                # What is not given when a dataclass is made is looked at, but is no leaf.
+                found = (tensors, variables) if field.init else ([], {})
+                describe((getattr(item, field.name),), *found, key)
         else:
-            value, grad = storage.node, storage.grad
-        key.append((value.shape, value.dtype, storage.device, grad))
-        return
-    kind = tree.__class__
-    if kind in _PLAIN:
-        key.append((kind, repr(tree) if kind is float else tree))
-    elif isinstance(tree, _SEQUENCES):
-        key.append((kind, len(tree)))
-        for item in tree:
-            describe(item, tensors, variables, key)
-    elif isinstance(tree, dict):
-        key.append((kind, *tree))
-        for item in tree.values():
-            describe(item, tensors, variables, key)
-    elif is_variable(tree):
-        variables[tree.arg.name] = int(tree.src[0].arg)
-        key.append((kind, tree.arg))
-    elif _is_dataclass(tree):
-        key.append(kind)
-        for field in dataclasses.fields(tree):
-            # What is not given when a dataclass is made is looked at, but is no leaf.
-            found = (tensors, variables) if field.init else ([], {})
-            describe(getattr(tree, field.name), *found, key)
-    else:
-        key.append((kind, repr(tree) if isinstance(tree, float) else _hashable(tree)))
+            key.append((kind, repr(item) if isinstance(item, float) else _hashable(item)))
 
 
 def _hashable(leaf: Any) -> Any:

@@ -146,7 +146,8 @@ class BoundList:
         self._needed = list(commands.slot_nbytes)
         self._static_needed = commands.slot_nbytes
         self._pack_slots = Struct(f"={len(self._needed)}q").pack_into
-        self._timed = False
+        self._serials: list[int] | None = None
+        self.timed = False
         self._values: tuple[int, ...] | None = None
         self._scratch = tuple(draft.scratch)
         self._sizes = tuple(draft.sizes.items())
@@ -163,20 +164,26 @@ class BoundList:
         self, commands: CommandList, buffers: Sequence[Buffer], variables: Mapping[str, int]
     ) -> None:
         """Fill the slots and set the variables; raise DeviceError if they do not fit."""
-        values = commands.check_variables(variables)
-        if values != self._values:
-            # Not before all of it fits are the values those of the list.
-            self._values = None
-            self._set_variables(variables)
-            self._values = values
-        addresses = commands.addresses(buffers, self._needed)
-        self._pack_slots(self.slots.data, 0, *addresses)
+        if self._values != ():
+            values = commands.check_variables(variables)
+            if values != self._values:
+                # Not before all of it fits are the values those of the list.
+                self._values = None
+                self._set_variables(variables)
+                self._values = values
+                self._serials = None
+        serials = [buffer.serial for buffer in buffers]
+        if serials != self._serials:
+            # What was checked for the submit before holds for the same open buffers.
+            self._serials = None
+            addresses = commands.addresses(buffers, self._needed)
+            self._pack_slots(self.slots.data, 0, *addresses)
+            self._serials = serials
 
     def set_timed(self, timed: bool) -> None:
         """Say whether the executor is to take the time of each command."""
-        if timed != self._timed:
-            self.words[5] = self._at(self._times_at) if timed else 0
-            self._timed = timed
+        self.words[5] = self._at(self._times_at) if timed else 0
+        self.timed = timed
 
     def rows(self) -> Words:
         """Return the commands, one a row of COMMAND_WORDS words."""

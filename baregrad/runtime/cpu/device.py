@@ -105,7 +105,8 @@ class CpuDevice(Device):
             if not isinstance(bound, BoundList):
                 bound = self._bind(commands)
             bound.prepare(commands, buffers, variables or {})
-            bound.set_timed(timed)
+            if bound.timed is not timed:
+                bound.set_timed(timed)
             pool = self._pool or self._started_pool()
             if pool is None:
                 run_in_python(commands, bound, self.allocator, timed)
