@@ -19,9 +19,18 @@ from dataclasses import dataclass
 
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, itemsize
+from baregrad.kernel.byte_dots import BYTES, byte_factors
 from baregrad.kernel.heuristic_contract import Machine
 from baregrad.kernel.heuristic_pool import ALONE_NS, estimate_ns
-from baregrad.kernel.schedule_value import Bind, Reorder, Schedule, Split, StageInput, StageReduce
+from baregrad.kernel.schedule_value import (
+    Bind,
+    Reorder,
+    Schedule,
+    Split,
+    StageInput,
+    StageReduce,
+    Tensorize,
+)
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
@@ -50,7 +59,10 @@ ODD_ROWS_PENALTY = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A sum of products of two operands: `rows` moves A alone, `lane` B alone, `steps` both."""
+    """A sum of products of two operands: `rows` moves A alone, `lane` B alone, `steps` both.
+
+    together: so many steps are one instruction, and their elements one word.
+    """
 
     a: Access
     b: Access
@@ -59,6 +71,17 @@ class Contraction:
     steps: PlannedAxis
     outside: list[PlannedAxis]
     inside: list[PlannedAxis]
+    together: int = 1
+
+    @property
+    def count(self) -> int:
+        """Instructions one after the other that add up one element of the result."""
+        return -(-self.steps.size // self.together)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what one of them takes of an operand, for one element of the result."""
+        return itemsize(self.b.array.dtype) * self.together
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +110,8 @@ def plan_blocks(
     found = recognise(plan, main, reads, machine, target)
     if found is None:
         return None
-    blocks = choose_blocks(found, machine, target, estimate_ns(plan.facts, target))
+    nanoseconds = estimate_ns(plan.facts, target) / found.together
+    blocks = choose_blocks(found, machine, target, nanoseconds)
     plan.because(
         "a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
         blocks.rows, blocks.vectors, machine.lanes, machine.registers,
@@ -106,10 +130,10 @@ def choose_blocks(
 
     nanoseconds: what one core takes for the whole, about.
     """
-    size = itemsize(found.b.array.dtype)
+    size = found.nbytes
     held = target.l1_bytes // (CACHED_ROWS * size)
-    parts = -(-found.steps.size // max(held // 2, 1)) if found.steps.size > held * 3 // 4 else 1
-    steps = -(-found.steps.size // parts)
+    parts = -(-found.count // max(held // 2, 1)) if found.count > held * 3 // 4 else 1
+    steps = -(-found.count // parts)
     chunks = 1
     if nanoseconds >= ALONE_NS:
         chunks = max(target.cores, 2) * (1 if nanoseconds < SHORT_NS * target.cores else 2)
@@ -171,7 +195,8 @@ def recognise(
         return None
     outside = [axis for axis in data if axis is not rows and axis.stride(b) != 0]
     inside = [axis for axis in data if axis is not rows and axis.stride(b) == 0]
-    return Contraction(a, b, rows, lane, steps, outside, inside)
+    dots = target.dots_bytes and byte_factors(main.node.src[0]) is not None
+    return Contraction(a, b, rows, lane, steps, outside, inside, BYTES if dots else 1)
 
 
 def _plain(access: Access, axes: list[PlannedAxis]) -> bool:
@@ -187,7 +212,7 @@ def choose_tile(
     counts: for each number of vectors from 1 on, the tiles beside each other and those of a block.
     """
     best = (float("inf"), 1, 1)
-    size = itemsize(found.b.array.dtype)
+    size = found.nbytes
     adjacent = found.rows.stride(found.a) == 1
     for vectors, (count, tiles) in enumerate(counts, start=1):
         columns = -(-count // tiles) * tiles
@@ -233,9 +258,14 @@ def _schedule(
     plan.bind(row, "unroll")
     outer: list[str] = []
     inner = k
-    if blocks.steps < found.steps.size:
+    dots = {f"{k}d": BYTES} if found.together > 1 else {}
+    if blocks.steps < found.count:
         outer, inner = [f"{k}o"], f"{k}i"
-        _split(plan, found.steps, {outer[0]: 0, inner: blocks.steps})
+        _split(plan, found.steps, {outer[0]: 0, inner: blocks.steps, **dots})
+    elif dots:
+        inner = f"{k}i"
+        _split(plan, found.steps, {inner: 0, **dots})
+    plan.steps += [Tensorize(name, "dot4") for name in dots]
     outside = [name for axis in found.outside for name, _ in axis.loops]
     inside = [name for axis in found.inside for name, _ in axis.loops]
     steps = list(plan.steps)
@@ -249,11 +279,14 @@ def _schedule(
         steps.append(pool)
     if not _lies_well(found, blocks, machine, target):
         panel = (tile, inner, unit, lanes)
-        steps.append(_copy(found.b, found.steps, panel, found.lane, machine))
+        steps.append(_copy(found, found.b, panel, found.lane, machine))
     near = (rows, inner, row) if found.rows.stride(found.a) == 1 else (row, inner)
-    steps.append(_copy(found.a, found.steps, near, found.rows, machine))
+    steps.append(_copy(found, found.a, near, found.rows, machine))
     if outer:
         steps.append(StageReduce(outer[0], (*within, row, unit, lanes)))
+    if dots and found.a.array.dtype is found.b.array.dtype:
+        # What a factor of the wrong sign makes too large: once for all rows.
+        steps.append(StageReduce([*outer, inner][0], (tile, unit, lanes)))
     return Schedule(tuple(steps))
 
 
@@ -261,6 +294,8 @@ def _lies_well(
     found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
 ) -> bool:
     """Whether the operand with lanes is as good where it lies: small, in whole tiles."""
+    if found.together > 1:
+        return False
     stride = found.steps.stride(found.b) or 0
     nbytes = found.steps.size * abs(stride) * itemsize(found.b.array.dtype)
     whole = found.lane.size % (machine.lanes * blocks.vectors * blocks.tiles) == 0
@@ -277,14 +312,14 @@ def _split(plan: Plan, axis: PlannedAxis, parts: dict[str, int]) -> None:
 
 
 def _copy(
+    found: Contraction,
     access: Access,
-    steps: PlannedAxis,
     axes: tuple[str, ...],
     other: PlannedAxis,
     machine: Machine,
 ) -> StageInput:
     """The copy of an operand's panel, in vectors where elements along k or m are adjacent."""
-    near = steps.stride(access) == 1 or other.stride(access) == 1
+    near = found.steps.stride(access) == 1 or other.stride(access) == 1
     return StageInput(access.array.arg.slot, axes, machine.lanes if near else 0)
 
 
