@@ -38,7 +38,7 @@ from baregrad.target.cpu import CpuTarget
 LOAD_CYCLES = 0.08
 # What streams from the second cache while the core computes.
 L2_BYTES_PER_CYCLE = 26.0
-STEP_CYCLES = 0.25
+STEP_CYCLES = 0.5
 # For a broadcast under way.
 SPARE_REGISTERS = 1
 MOST_VECTORS = 8
@@ -51,7 +51,16 @@ CACHED_ROWS = 8
 # Up to so many for each core, sums are shared out evenly at once; longer ones in smaller chunks, as
 # a core may be slower than another.
 SHORT_NS = 400_000.0
-MASK_PENALTY = 0.01
+MASK_PENALTY = 0.003
+# Cycles to copy an element: in vectors as it lies, and where the panel's order is another. Rows of
+# A that are adjacent are read a few at a time, from pages far apart.
+NEAR = 0.5
+FAR_A = 2.7
+FAR_B = 1.2
+# What part of a long kernel's time waiting for the slower core may cost.
+WAITING = 0.03
+# Blocks of rows write each line of C from one core, too, but keep panels of B in both.
+BY_ROWS = 0.01
 # Rows whose elements are adjacent are copied as vectors, best as whole ones.
 ADJACENT_ROWS = 4
 ODD_ROWS_PENALTY = 0.05
@@ -88,7 +97,8 @@ class Contraction:
 class Blocks:
     """A register tile of `rows` by `vectors`, `tiles` of them in a block, `steps` in a k block.
 
-    group: so many tiles of rows are a block. chunks: what is to be shared out among threads.
+    group: so many tiles of rows are a block. chunks: what is to be shared out among threads;
+    by_rows: as blocks of rows.
     """
 
     rows: int
@@ -97,6 +107,7 @@ class Blocks:
     steps: int
     group: int
     chunks: int
+    by_rows: bool = False
 
 
 def plan_blocks(
@@ -132,16 +143,16 @@ def choose_blocks(
     """
     size = found.nbytes
     held = target.l1_bytes // (CACHED_ROWS * size)
-    parts = -(-found.count // max(held // 2, 1)) if found.count > held * 3 // 4 else 1
+    is_far = found.rows.stride(found.a) == 1
+    part = held // 4 if is_far else held // 2
+    parts = -(-found.count // max(part, 1)) if found.count > held * 3 // 4 else 1
     steps = -(-found.count // parts)
-    chunks = 1
-    if nanoseconds >= ALONE_NS:
-        chunks = max(target.cores, 2) * (1 if nanoseconds < SHORT_NS * target.cores else 2)
+    room = target.l2_bytes // 2 // (steps * size * machine.lanes)
+    chunks, by_rows = choose_sharing(found, machine, target, nanoseconds, room)
     others = 1
     for axis in found.outside:
         others *= axis.size
-    wanted = -(-chunks // others)
-    room = target.l2_bytes // 2 // (steps * size * machine.lanes)
+    wanted = 1 if by_rows else -(-chunks // others)
     counts = []
     for vectors in range(1, min(MOST_VECTORS, -(-found.lane.size // machine.lanes)) + 1):
         count = -(-found.lane.size // (machine.lanes * vectors))
@@ -149,15 +160,52 @@ def choose_blocks(
         counts.append((count, fewest_left_over(count, most)))
     rows, vectors = choose_tile(found, machine, counts)
     count, tiles = counts[vectors - 1]
-    group = 1
-    if found.rows.stride(found.a) == 1:
+    blocks = -(-count // tiles)
+    trips = -(-found.rows.size // rows)
+    if not by_rows and blocks * others < chunks:
+        by_rows = blocks * others * 2 <= chunks
+        group = -(-trips // min(chunks, trips))
+    else:
+        group = -(-trips // min(chunks, trips)) if by_rows else 1
+    if is_far:
         # Whole lines of the operand, as many as leave room for the other one.
         room = target.l2_bytes // 4 // (steps * size * rows)
-        group = fewest_left_over(-(-found.rows.size // rows), max(room, 1))
-    elif -(-count // tiles) * others < chunks:
-        trips = -(-found.rows.size // rows)
-        group = -(-trips // min(chunks, trips))
-    return Blocks(rows, vectors, tiles, steps, group, chunks)
+        most = min(max(room, 1), group if by_rows else trips)
+        group = fewest_left_over(trips, most)
+    return Blocks(rows, vectors, tiles, steps, group, chunks, by_rows)
+
+
+def choose_sharing(
+    found: Contraction, machine: Machine, target: CpuTarget, nanoseconds: float, room: int
+) -> tuple[int, bool]:
+    """How many chunks there are for threads, and whether they are blocks of rows.
+
+    A block of columns copies all of A, one of rows all of B. Fewer chunks copy less, more are
+    shared out better where a core is slower than another. room: vectors of a panel of B.
+    """
+    if nanoseconds < ALONE_NS:
+        return 1, False
+    cores = max(target.cores, 2)
+    long = nanoseconds >= SHORT_NS * target.cores
+    others = 1
+    for axis in found.outside:
+        others *= axis.size
+    if others >= cores:
+        return cores * (2 if long else 1), False
+    rows, columns = found.rows.size, found.lane.size
+    products = rows * columns / (machine.lanes * machine.fma_per_cycle)
+    a = rows * (FAR_A if found.rows.stride(found.a) == 1 else NEAR)
+    b = columns * (NEAR if found.lane.stride(found.b) == 1 else FAR_B)
+    panels = -(-columns // (machine.lanes * max(room, 1)))
+    best = (float("inf"), 1, False)
+    for several in (2, 1) if long else (1,):
+        chunks = cores * several
+        wanted = -(-chunks // others)
+        waiting = products * WAITING if long and several == 1 else 0.0
+        by_columns = a * max(panels, wanted) + b + waiting
+        by_rows = a * panels + b * wanted + waiting + products * BY_ROWS
+        best = min(best, (by_columns, chunks, False), (by_rows, chunks, True))
+    return best[1:]
 
 
 def recognise(
@@ -269,7 +317,7 @@ def _schedule(
     outside = [name for axis in found.outside for name, _ in axis.loops]
     inside = [name for axis in found.inside for name, _ in axis.loops]
     steps = list(plan.steps)
-    pool = _pool(found, blocks, block, [*groups, rows][0], machine)
+    pool = _pool(found, blocks, block, [*groups, rows][0])
     shared = [group] if groups and pool is not None and pool.axis == group else []
     within = [*inside, *[name for name in groups if name not in shared], rows, tile]
     order = [*shared, *outside, block, *outer, *within, inner, row, unit, lanes]
@@ -323,17 +371,12 @@ def _copy(
     return StageInput(access.array.arg.slot, axes, machine.lanes if near else 0)
 
 
-def _pool(
-    found: Contraction, blocks: Blocks, block: str, rows: str, machine: Machine
-) -> Bind | None:
-    """The loop that threads share: an outer one, or that over blocks, or else over rows."""
+def _pool(found: Contraction, blocks: Blocks, block: str, rows: str) -> Bind | None:
+    """The loop that threads share: an outer one, or that over blocks of columns or of rows."""
     if blocks.chunks < 2:
         return None
     for axis in found.outside:
         if axis.size >= blocks.chunks:
             name, trips = axis.loops[0]
             return Bind(name, "pool", max(trips // (8 * blocks.chunks), 1))
-    count = -(-found.lane.size // (machine.lanes * blocks.vectors * blocks.tiles))
-    if count >= blocks.chunks or blocks.group == 1 or count * 2 > blocks.chunks:
-        return Bind(block, "pool")
-    return Bind(rows, "pool")
+    return Bind(rows if blocks.by_rows else block, "pool")

@@ -108,7 +108,10 @@ def _in_vectors(
         lanes //= 2
     sizes = {near: lanes}
     order, together = names, frozenset[str]()
-    if near == names[-1]:
+    if near != names[-1] and ranges[names[-1]].arg.bind == "vector":
+        # As many vectors as lanes: a tile that is transposed in registers.
+        together = frozenset(names[-1:])
+    elif near == names[-1]:
         loops = [name for name in far if name != near and ranges[name].arg.bind == "loop"]
         together = frozenset(name for name in names if name != near and name not in loops)
         order = [*loops, near, *together]
