@@ -19,7 +19,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from baregrad.base.errors import DriverError
 
@@ -445,17 +445,18 @@ class ByStores:
 
 
 class Native(NamedTuple):
-    """The machine code as functions; see `Port` for what they do."""
+    """The machine code as functions, see `Port` for what they do; and what they lie in."""
 
     store: Callable[[int, int], None]
     ring: Callable[[int, int], None]
     go: Callable[[int], int]
     spin: Callable[[int], int]
+    kept: tuple[object, ...]
 
 
 @functools.cache
 def native() -> Native:
-    """Return the machine code for this processor, in one page for the process.
+    """Return the machine code for this processor, in one page until the process ends.
 
     Raises DriverError where there is none, or pages may not be made executable.
     """
@@ -463,7 +464,6 @@ def native() -> Native:
     code = CODE.get(machine)
     if code is None:
         raise DriverError("no doorbell code for this processor", found=machine)
-    # Never freed: the functions are this process's until its end.
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     begin = ctypes.addressof(ctypes.c_char.from_buffer(page))
     page[: len(code)] = code
@@ -480,14 +480,11 @@ def native() -> Native:
             f"no page may be made executable: {os.strerror(ctypes.get_errno())}",
             hint="a security policy may forbid programs that make code (SELinux execmem)",
         )
-    _kept.append(page)
     store = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)(places["store"])
     # Nobody needs the interpreter in the meantime, and keeping it is cheaper.
     ring = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(places["ring"])
-    return Native(store, ring, *(_function(places, name) for name in ("go", "spin")))
-
-
-_kept: list[Any] = []
+    (go, go_method), (spin, spin_method) = (_function(places, name) for name in ("go", "spin"))
+    return Native(store, ring, go, spin, (page, go_method, spin_method))
 
 
 class _Method(ctypes.Structure):
@@ -502,17 +499,16 @@ class _Method(ctypes.Structure):
 _METH_O = 8
 
 
-def _function(places: dict[str, int], name: str) -> Callable[[int], int]:
-    """Return a builtin function of one integer."""
+def _function(places: dict[str, int], name: str) -> tuple[Callable[[int], int], object]:
+    """Return a builtin function of one integer, and what must be kept as long as it."""
     if sys.implementation.name != "cpython":
         plain: Callable[[int], int] = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(
             places[name]
         )
-        return plain
+        return plain, None
     method = _Method(name.encode(), places[f"called_{name}"], _METH_O, None)
-    _kept.append(method)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     made: Callable[[int], int] = make(ctypes.addressof(method), None, None)
-    return made
+    return made, method
