@@ -56,6 +56,7 @@ class Timeline:
         keeper = gpu.allocations if owner is None else owner
         keeper.push("the timeline's view", self._words.release)
         self.gpu_va = self._memory.gpu_va
+        self.host_address = self._memory.host_address
 
     @property
     def value(self) -> int:
@@ -112,11 +113,12 @@ class ChannelGroup:
     """Channels that the GPU schedules together, on one engine.
 
     `copy_engine` None is the graphics engine, which computes and copies; a number is that copy
-    engine by itself, whose channels run beside the others.
+    engine by itself, whose channels run beside the others. `why` says why it was chosen.
     """
 
-    def __init__(self, gpu: Gpu, *, copy_engine: int | None = None) -> None:
+    def __init__(self, gpu: Gpu, *, copy_engine: int | None = None, why: str = "") -> None:
         self.gpu = gpu
+        self.why = why
         self.teardown = Teardown()
         self.channels: list[Channel] = []
         client = gpu.client

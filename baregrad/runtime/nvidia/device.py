@@ -28,6 +28,7 @@ from baregrad.runtime.nvidia.device_channels import (
     look,
     open_channels,
     wait_for,
+    watcher,
 )
 from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
 from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
@@ -63,8 +64,8 @@ class NvDevice(Device):
 
     `index` counts the GPUs that this process may open. Work is submitted without waiting for it;
     `timeout_s` is how long the GPU may take for one kernel (None: the option). `copy_engine` is the
-    copy engine to use: a number, None for the first one found that works by itself, -1 for the
-    graphics engine's.
+    copy engine to use: a number, None for the best by what the driver tells, -1 for the graphics
+    engine's.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class NvDevice(Device):
             self.allocator = DeviceAllocator(
                 self.gpu.memory, name, self._wait_quietly, self._other_nbytes
             )
-            self.staging = Staging(self.gpu, lambda: self._copies, self._await)
+            self.staging = Staging(self.gpu, lambda: self._copies, self._await, self._watch)
         except BaseException as error:
             self._give_back(error)
             raise
@@ -427,6 +428,10 @@ class NvDevice(Device):
     def _await(self, channel: Channel, value: int) -> None:
         """Wait for a timeline, or raise DriverError and leave the channel for dead."""
         wait_for(self._channels, channel, value, self.timeout_s)
+
+    def _watch(self, channel: Channel, progress: Callable[[], int]) -> Callable[[], None]:
+        """Return what looks for faults while a channel is waited for, and leaves it for dead."""
+        return watcher(self._channels, channel, self.timeout_s, progress)
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
         """Do what may meet a dead channel."""
