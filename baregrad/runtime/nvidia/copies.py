@@ -71,14 +71,14 @@ class StagingOptions(NamedTuple):
     piece_nbytes: int = 1 << 20
     depth: int = 2
     rounds: int = 4
-    shared_from: int = 2 << 20
+    shared_from: int = 4 << 20
     large_pages: bool = True
     pipelined: bool = True
     native: bool = True
 
 
 # In Python a piece costs more, and so does waking a thread.
-PYTHON_OPTIONS = StagingOptions(piece_nbytes=2 << 20, shared_from=4 << 20, native=False)
+PYTHON_OPTIONS = StagingOptions(piece_nbytes=2 << 20, native=False)
 _MOST_WORKERS = 8
 # What one thread in Python is worth waking for.
 _WORKER_NBYTES = 4 << 20
