@@ -273,6 +273,12 @@ class Staging:
         while words[0] < value and time.perf_counter() < end:
             pass
 
+    def look_for(self, value: int) -> None:
+        """Look for the end of a copy to the GPU by threads, whose last pieces are under way."""
+        native = self._native
+        if native is not None and value == native.last_value and not native.last_out:
+            self._look(self._channel(), value, native.stage.nbytes)
+
     def _copy_natively(self, host: int, gpu_va: int, nbytes: int, out: bool) -> None:
         assert self._code is not None
         if self._native is None:

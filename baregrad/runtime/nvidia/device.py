@@ -427,6 +427,8 @@ class NvDevice(Device):
 
     def _await(self, channel: Channel, value: int) -> None:
         """Wait for a timeline, or raise DriverError and leave the channel for dead."""
+        if channel is self._copies:
+            self.staging.look_for(value)
         wait_for(self._channels, channel, value, self.timeout_s)
 
     def _watch(self, channel: Channel, progress: Callable[[], int]) -> Callable[[], None]:

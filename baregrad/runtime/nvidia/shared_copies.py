@@ -63,6 +63,8 @@ class SharedCopies:
         self._wait, self._watch = wait, watch
         self._pause: Callable[[], None] = gpu.client.port.pause
         self._channel: Channel | None = None
+        # Of the last copy: the timeline's value when it is done, and which way it went.
+        self.last_value, self.last_out = 0, False
         count = 1 << (workers * options.depth - 1).bit_length()
         stride = round_up(options.piece_nbytes, PAGE_NBYTES)
         self.stage: Allocation = gpu.memory.host(count * stride, large_pages=options.large_pages)
@@ -148,7 +150,8 @@ class SharedCopies:
         end = end_words(channel, value)
         view[count : count + len(end)] = end
         entry = self._pieces[0].gpu_va | count + len(end) << m.GP_ENTRY_LENGTH_SHIFT
-        self._values[0] = value
+        self._values[0] = self.last_value = value
+        self.last_out = out
         channel.enter(entry | m.GP_ENTRY_SUBROUTINE, ())
 
     def _finish(self, channel: Channel, interrupt: BaseException | None) -> None:
