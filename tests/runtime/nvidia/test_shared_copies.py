@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ def test_a_fault_is_told_and_the_next_copy_is_right(
     data = noise(1_000_000)
     begin = time.perf_counter()
 
-    def copy() -> None:
+    def once() -> None:
         if out:
             device.staging.copy_out(data, 0x3F00_0000_0000, None)
         else:
@@ -97,7 +98,7 @@ def test_a_fault_is_told_and_the_next_copy_is_right(
             device.staging._wait(device.channels[1], device.channels[1].last_value)
 
     with pytest.raises(DriverError, match="MMU fault"):
-        device._guarded(copy)
+        device._guarded(once)
     assert time.perf_counter() - begin < 4
     assert port.faults
     for seed in range(2):
@@ -128,15 +129,17 @@ def test_an_interrupt_comes_when_the_copy_is_done(
     buffer = device.allocate(data.nbytes)
     if out:
         device.copy_in(buffer, data)
-    pause, left = native(device)._pause, [3]
+    code, left = copy.copy(native(device)._code), [4]
+    join = code.join
 
-    def interrupted() -> None:
-        pause()
+    def interrupted(address: int, turns: int) -> int:
         left[0] -= 1
-        if left[0] in (0, 1):
+        if left[0] in (0, 2):
             raise KeyboardInterrupt
+        return join(address, turns) or left[0] > 0
 
-    monkeypatch.setattr(native(device), "_pause", interrupted)
+    code.join = interrupted
+    monkeypatch.setattr(native(device), "_code", code)
     with pytest.raises(KeyboardInterrupt):
         if out:
             device.copy_out(buffer, back)
