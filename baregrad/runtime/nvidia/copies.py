@@ -260,10 +260,10 @@ class Staging:
             size = min(COPY_CHUNK_NBYTES, nbytes - begin)
             channel = self._channel()
             value = self._direct.send(channel, self._lock, target + begin, source + begin, size)
-            self._look(channel, value, size)
+            self.look(channel, value, size)
             self._wait(channel, value)
 
-    def _look(self, channel: Channel, value: int, nbytes: int) -> None:
+    def look(self, channel: Channel, value: int, nbytes: int) -> None:
         """Look for a value until a copy should be done: a nap would end after it."""
         seconds = nbytes / _SLOW_RATE + _LOOK_S
         if self._code is not None:
@@ -277,7 +277,7 @@ class Staging:
         """Look for the end of a copy to the GPU by threads, whose last pieces are under way."""
         native = self._native
         if native is not None and value == native.last_value and not native.last_out:
-            self._look(self._channel(), value, native.stage.nbytes)
+            self.look(self._channel(), value, native.stage.nbytes)
 
     def _copy_natively(self, host: int, gpu_va: int, nbytes: int, out: bool) -> None:
         assert self._code is not None

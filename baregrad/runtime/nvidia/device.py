@@ -203,7 +203,7 @@ class NvDevice(Device):
             push = PushBuffer()
             push.copy(fresh.address, source.address, source.nbytes)
             blocks = [one.memory.block for one in (source, fresh)]  # type: ignore[attr-defined]
-            self.copy_after(push, *blocks, wait=False)
+            self.copy_after(push, *blocks)
         elif isinstance(source.device, NvDevice):
             from baregrad.runtime.nvidia.peers import copy_between
 
@@ -219,8 +219,11 @@ class NvDevice(Device):
             self._wait_for(self._compute, self._used(block))
             self._wait_for(self._copies, block.copy_value)
 
-    def copy_after(self, work: PushBuffer, *blocks: Block, wait: bool = True) -> None:
-        """Have the copying channel do work after all that uses these blocks."""
+    def copy_after(self, work: PushBuffer, *blocks: Block, nbytes: int = 0) -> None:
+        """Have the copying channel do work after all that uses these blocks.
+
+        Waits for it where it is said how many bytes it copies.
+        """
         with self._lock:
             self._begin()
             compute, copies = self._channels
@@ -232,7 +235,8 @@ class NvDevice(Device):
             value = self._guarded(lambda: copies.submit(push))
             for block in blocks:
                 block.copy_value = value
-            if wait:
+            if nbytes:
+                self.staging.look(copies, value, nbytes)
                 self._wait_for(copies, value)
 
     def _used(self, block: Block) -> int:
