@@ -207,6 +207,7 @@ def part_pinned() -> None:
             cells.append(f"{nbytes:>9} bytes in {into:6.2f}, out {out:6.2f} GB/s")
         print(f"  engine {device.channels[1].group.engine}: {'; '.join(cells)}", flush=True)
         device.close()
+    part_opening()
 
 
 def _rates(device: NvDevice, host: Any) -> tuple[float, float]:
