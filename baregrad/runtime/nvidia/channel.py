@@ -482,10 +482,11 @@ class Channel:
         read, written = self.pointers
         status = int.from_bytes(self._notifier[14:16], "little")
         code = int.from_bytes(self._notifier[8:12], "little")
+        why = f" ({self.group.why})" if self.group.why else ""
         return (
             f"timeline at {self.words[0]} of {self.last_value}, ring read up to {read} and written "
             f"up to {written} of {self.entries}, notifier {status:#x} with code {code}, engine "
-            f"{self.group.engine}, doorbell rung again {self.rung_again} times"
+            f"{self.group.engine}{why}, doorbell rung again {self.rung_again} times"
         )
 
     @property
