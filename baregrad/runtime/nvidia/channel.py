@@ -116,11 +116,12 @@ class ChannelGroup:
     """Channels that the GPU schedules together, on one engine.
 
     `copy_engine` None is the graphics engine, which computes and copies; a number is that copy
-    engine by itself, whose channels run beside the others.
+    engine by itself, whose channels run beside the others. `why` says why it was chosen.
     """
 
-    def __init__(self, gpu: Gpu, *, copy_engine: int | None = None) -> None:
+    def __init__(self, gpu: Gpu, *, copy_engine: int | None = None, why: str = "") -> None:
         self.gpu = gpu
+        self.why = why
         self.teardown = Teardown()
         self.channels: list[Channel] = []
         client = gpu.client
@@ -501,10 +502,11 @@ class Channel:
         read, written = self.pointers
         status = int.from_bytes(self._notifier[14:16], "little")
         code = int.from_bytes(self._notifier[8:12], "little")
+        why = f" ({self.group.why})" if self.group.why else ""
         return (
             f"timeline at {self.words[0]} of {self.last_value}, ring read up to {read} and written "
             f"up to {written} of {self.entries}, notifier {status:#x} with code {code}, engine "
-            f"{self.group.engine}, doorbell rung again {self.rung_again} times"
+            f"{self.group.engine}{why}, doorbell rung again {self.rung_again} times"
         )
 
     @property

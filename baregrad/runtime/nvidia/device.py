@@ -29,6 +29,7 @@ from baregrad.runtime.nvidia.device_channels import (
     look,
     open_channels,
     wait_for,
+    watcher,
 )
 from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
 from baregrad.runtime.nvidia.doorbell import Pair
@@ -65,8 +66,8 @@ class NvDevice(Device):
 
     `index` counts the GPUs that this process may open. Work is submitted without waiting for it;
     `timeout_s` is how long the GPU may take for one kernel (None: the option). `copy_engine` is the
-    copy engine to use: a number, None for the first one found that works by itself, -1 for the
-    graphics engine's.
+    copy engine to use: a number, None for the best by what the driver tells, -1 for the graphics
+    engine's.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class NvDevice(Device):
             self.allocator = DeviceAllocator(
                 self.gpu.memory, name, self._wait_quietly, self._other_nbytes
             )
-            self.staging = Staging(self.gpu, lambda: self._copies, self._await)
+            self.staging = Staging(self.gpu, lambda: self._copies, self._await, self._watch)
         except BaseException as error:
             self._give_back(error)
             raise
@@ -209,7 +210,7 @@ class NvDevice(Device):
             push = PushBuffer()
             push.copy(fresh.address, source.address, source.nbytes)
             blocks = [one.memory.block for one in (source, fresh)]  # type: ignore[attr-defined]
-            self.copy_after(push, *blocks, wait=False)
+            self.copy_after(push, *blocks)
         elif isinstance(source.device, NvDevice):
             from baregrad.runtime.nvidia.peers import copy_between
 
@@ -225,8 +226,11 @@ class NvDevice(Device):
             self._wait_for(self._compute, self._used(block))
             self._wait_for(self._copies, block.copy_value)
 
-    def copy_after(self, work: PushBuffer, *blocks: Block, wait: bool = True) -> None:
-        """Have the copying channel do work after all that uses these blocks."""
+    def copy_after(self, work: PushBuffer, *blocks: Block, nbytes: int = 0) -> None:
+        """Have the copying channel do work after all that uses these blocks.
+
+        Waits for it where it is said how many bytes it copies.
+        """
         with self._lock:
             self._begin()
             compute, copies = self._channels
@@ -238,7 +242,8 @@ class NvDevice(Device):
             value = self._guarded(lambda: copies.submit(push))
             for block in blocks:
                 block.copy_value = value
-            if wait:
+            if nbytes:
+                self.staging.look(copies, value, nbytes)
                 self._wait_for(copies, value)
 
     def _used(self, block: Block) -> int:
@@ -411,7 +416,13 @@ class NvDevice(Device):
 
     def _await(self, channel: Channel, value: int) -> None:
         """Wait for a timeline, or raise DriverError and leave the channel for dead."""
+        if channel is self._copies:
+            self.staging.look_for(value)
         wait_for(self._channels, channel, value, self.timeout_s)
+
+    def _watch(self, channel: Channel, progress: Callable[[], int]) -> Callable[[], None]:
+        """Return what looks for faults while a channel is waited for, and leaves it for dead."""
+        return watcher(self._channels, channel, self.timeout_s, progress)
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
         """Do what may meet a dead channel."""
