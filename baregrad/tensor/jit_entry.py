@@ -271,12 +271,13 @@ class Entry:
         self.replay = Replay(capture, inputs, [*results, *gradients], updated, kept)
         for one in self.state[: self.changing]:
             one.renew()
-        places = range(len(self.changed), len(results))
-        slots = [self.replay.slot_of(place) for place in places]
+        dtypes = [storage.node.dtype for storage in self.results.fresh]
+        dtypes += [gradient.dtype for gradient in made]
+        slots = [self.replay.slot_of(place) for place in range(len(results) + len(made))]
         self.outlets = [
             # Storages that share their memory are told apart by being made anew.
-            Outlet(storage.node.dtype, slot if slots.count(slot) == 1 else -1)
-            for storage, slot in zip(self.results.fresh, slots, strict=True)
+            Outlet(dtype, slot if slots.count(slot) == 1 else -1)
+            for dtype, slot in zip(dtypes, slots[len(self.changed) :], strict=True)
         ]
         last = [copies.get(id(ref.handle), ref.handle) for ref in results]
         return last + [last_copies.get(id(ref.handle), ref.handle) for ref in gradients]
@@ -383,22 +384,6 @@ class Entry:
                 memory[outlet.slot] = fresh.handle
         return self._give(call, self.replay(handles, call.variables, memory), taken)
 
-    def _renew_gradients(self, call: Call, made: Sequence[BufferRef]) -> None:
-        """Put this call's gradients, in memory of their own, where the captured ones were."""
-        places = iter(made)
-        targets: list[tuple[Tensor, Tensor | None]] = [
-            *self.renewed,
-            *((call.tensors[i], g) for i, g in self.argument_gradients),
-        ]
-        for tensor, gradient in targets:
-            if gradient is None:
-                tensor.grad = None
-                continue
-            ref = next(places)
-            storage = Storage(buffer_node(ref, gradient.dtype), ref.device)
-            steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
-            tensor.grad = Tensor._on(storage, steps)
-
     def _give(self, call: Call, made: Sequence[Any], taken: Sequence[Fresh | None]) -> Any:
         """The call's result from the replay's arrays; changed arguments change.
 
@@ -414,9 +399,6 @@ class Entry:
             tensor._storage.put(buffer_node(ref, tensor.dtype))
         for position in self.marked:
             call.tensors[position].requires_grad_()
-        if self.renewed or self.argument_gradients:
-            rest = range(count + len(self.outlets), len(made))
-            self._renew_gradients(call, [refer(place, made[place], variables) for place in rest])
         storages = []
         for place, (outlet, fresh) in enumerate(zip(self.outlets, taken, strict=True), count):
             if fresh is None:
@@ -424,7 +406,23 @@ class Entry:
             else:
                 fresh.storage.stamp()
             storages.append(outlet.keep(fresh))
+        if self.renewed or self.argument_gradients:
+            self._renew_gradients(call, storages[len(self.results.fresh) :])
         return self.results.give(call.tensors, storages)
+
+    def _renew_gradients(self, call: Call, storages: Sequence[Storage]) -> None:
+        """Put this call's gradients, in memory of their own, where the captured ones were."""
+        places = iter(storages)
+        targets: list[tuple[Tensor, Tensor | None]] = [
+            *self.renewed,
+            *((call.tensors[i], g) for i, g in self.argument_gradients),
+        ]
+        for tensor, gradient in targets:
+            if gradient is not None:
+                steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
+                gradient = Tensor._on(next(places), steps)
+            # It has the shape and dtype of the captured one, which were looked at then.
+            tensor._gradient = gradient
 
     # --- checking ---------------------------------------------------------------------------------
 
