@@ -123,8 +123,9 @@ def _parts(holder: Any, name: str) -> Iterator[tuple[Look, Any, str]]:
             yield partial(_item, holder), position, f"{name}[{position}]"
     elif isinstance(holder, dict):
         yield _length, holder, f"len({name})"
+        look = holder.get if type(holder) is dict else partial(_item, holder)
         for key in list(holder):
-            yield partial(_item, holder), key, f"{name}[{key!r}]"
+            yield look, key, f"{name}[{key!r}]"
     elif dataclasses.is_dataclass(holder) and not hasattr(holder, "__dict__"):
         for field in dataclasses.fields(holder):
             yield partial(getattr, holder), field.name, f"{name}.{field.name}"
