@@ -21,7 +21,7 @@ from baregrad.tensor.jit_parts import (
     every_storage,
     part_shared,
 )
-from baregrad.tensor.jit_results import Fresh, Outlet, shown_apart, sort_results
+from baregrad.tensor.jit_results import Outlet, shown_apart, sort_results
 from baregrad.tensor.jit_state import Look, State, leaf_of
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import leaves, map_tree
@@ -174,7 +174,11 @@ class Entry:
         self.surroundings = Surroundings(self.function)
         self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
         self.calls += 1
-        return self._give(call, last, [None] * len(self.outlets))
+        given = self._give(call, last, [None] * len(self.outlets))
+        for outlet in self.outlets:
+            # What this call made stays the capture's own.
+            outlet.clear()
+        return given
 
     def _prepare(self, before: Surroundings, gradients: Sequence[Tensor]) -> Histories:
         """Compute what the function may read, and what is still to be computed of earlier work."""
@@ -376,15 +380,13 @@ class Entry:
             self.session.forget(map(id, held[: self.changing]))
             handles += held
         memory: dict[int, Any] = {}
-        taken: list[Fresh | None] = []
-        for outlet in self.outlets:
-            fresh = outlet.take()
-            taken.append(fresh)
-            if fresh is not None:
-                memory[outlet.slot] = fresh.handle
+        taken = [outlet.take() for outlet in self.outlets]
+        for outlet, storage in zip(self.outlets, taken, strict=True):
+            if storage is not None:
+                memory[outlet.slot] = storage.node.arg.handle
         return self._give(call, self.replay(handles, call.variables, memory), taken)
 
-    def _give(self, call: Call, made: Sequence[Any], taken: Sequence[Fresh | None]) -> Any:
+    def _give(self, call: Call, made: Sequence[Any], taken: Sequence[Storage | None]) -> Any:
         """The call's result from the replay's arrays; changed arguments change.
 
         `taken`: for each outlet what is used again, None where the memory is fresh.
@@ -399,13 +401,10 @@ class Entry:
             tensor._storage.put(buffer_node(ref, tensor.dtype))
         for position in self.marked:
             call.tensors[position].requires_grad_()
-        storages = []
-        for place, (outlet, fresh) in enumerate(zip(self.outlets, taken, strict=True), count):
-            if fresh is None:
-                fresh = Fresh(refer(place, made[place], variables), outlet.dtype)
-            else:
-                fresh.storage.stamp()
-            storages.append(outlet.keep(fresh))
+        storages = [
+            storage or outlet.make(refer(place, made[place], variables))
+            for place, (outlet, storage) in enumerate(zip(self.outlets, taken, strict=True), count)
+        ]
         if self.renewed or self.argument_gradients:
             self._renew_gradients(call, storages[len(self.results.fresh) :])
         return self.results.give(call.tensors, storages)
