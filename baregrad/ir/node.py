@@ -181,10 +181,8 @@ def make_node(
         if found is not None:
             return found
     node = _create(Node)
-    node.op = op
-    node.dtype = dtype
-    node.src = src
-    node.arg = arg
+    node.op, node.dtype = op, dtype
+    node.src, node.arg = src, arg
     mask = op.bit
     ranges = NO_RANGES
     shape: tuple[Any, ...] = ()
@@ -222,7 +220,9 @@ def make_node(
     node.mask = mask
     node._bounds = None
     node._memo = None
-    return _kept(key, node)
+    entry = _Entry(node, _forget)
+    entry.key = key
+    return node if _insert(key, entry) is entry else _kept(key, entry, node)
 
 
 def remade(node: Node, src: tuple[Node, ...]) -> Node:
@@ -234,10 +234,8 @@ def remade(node: Node, src: tuple[Node, ...]) -> Node:
     return make_node(node.op, node.dtype, src, node.arg, shape)
 
 
-def _kept(key: Key, node: Node) -> Node:
+def _kept(key: Key, entry: _Entry, node: Node) -> Node:
     """The node of these fields that is interned: `node`, unless there is one by now."""
-    entry = _Entry(node, _forget)
-    entry.key = key
     while True:
         held = _insert(key, entry)
         if held is entry:

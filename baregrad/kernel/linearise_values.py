@@ -82,7 +82,7 @@ class Values:
 
     def value(self, root: Node) -> Any:
         """The linear value of an expression at the current point: a node, or parts of a tuple."""
-        rule = _DIRECT.get(root.op)
+        rule = _direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
         plan = self._plans.get(root)
@@ -97,7 +97,7 @@ class Values:
 
     def fresh(self, root: Node) -> Any:
         """`value` of an expression that is not asked for again at this point."""
-        rule = _DIRECT.get(root.op)
+        rule = _direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
         return self._evaluate(self._plans.get(root) or self._plan(root))
@@ -156,7 +156,7 @@ class Values:
             # Guards of one condition are found together, so one may be known when its turn comes.
             kept = theirs != own or op is Ops.GUARD or (node in shared and node is not root)
             operands = None
-            rule = _RULES.get(op)
+            rule = _rule_of(op)
             if rule is None:
                 raise CompilerBug("not an expression of the CPU's loop level", found=node)
             if not op.bit & OPAQUE:
@@ -589,7 +589,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.PROJ: _proj,
     }
 )
-# Expressions whose values need no steps, and that are as cheap to make again as to remember.
-_DIRECT: MappingProxyType[Op, Rule] = MappingProxyType(
-    {op: _RULES[op] for op in (Ops.CONST, Ops.VAR, Ops.RANGE, Ops.LOAD)}
-)
+# Asked faster than a read-only view of it.
+_rule_of = dict(_RULES).get
+# Of expressions whose values need no steps, and that are as cheap to make again as to remember.
+_direct_rule = {op: _RULES[op] for op in (Ops.CONST, Ops.VAR, Ops.RANGE, Ops.LOAD)}.get

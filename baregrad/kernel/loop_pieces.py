@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, cast, const, make_node, toposort
+from baregrad.ir.node import Node, cast, const, make_node, toposort, toposort_having
 from baregrad.ir.op import Ops
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
@@ -112,7 +112,7 @@ def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
     for root in scoped:
         known: tuple[Node, ...] | None = root.memo.get(_BELOW)
         if known is None:
-            order = toposort(root, enter=lambda n: bool(n.mask & SCOPED))
+            order = toposort_having(SCOPED, root)
             known = tuple([node for node in order if node.op.bit & SCOPED and node is not root])
             root.memo[_BELOW] = known
         found.update(dict.fromkeys(known))

@@ -47,7 +47,7 @@ class LlvmRenderer:
 def _module(f: FunctionText) -> str:
     """The text of a module."""
     f.prologue()
-    rule_of = _RULES.get
+    rule_of = dict(_RULES).get  # asked faster than a read-only view of it
     for place, node in enumerate(f.program.src):
         f.place = place
         rule = rule_of(node.op)
