@@ -296,5 +296,9 @@ def _is_plain(value: Any) -> bool:
 
 # Asked faster than a read-only view of it.
 _rule_of = dict(_RULES).get
+# Ops whose value has the shape of their sources, as that of arithmetic has.
+LIKE_SOURCES = frozenset(
+    op for op, rule in _RULES.items() if rule is _like_first and op is not Ops.SCATTER
+)
 # Ops whose value never has a shape, whatever it is made of.
 SHAPELESS = frozenset(op for op in all_ops() if op not in _RULES and op not in ALU)

@@ -28,6 +28,7 @@ from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 
 _NEAREST_LAST = itemgetter(0, 1)
 _CONST = Ops.CONST
+_REG = Ops.REG
 _LEAVES = Ops.CONST.bit | Ops.VAR.bit
 INT32 = (-(1 << 31), (1 << 31) - 1)
 Parts = tuple[Node, ...]
@@ -232,7 +233,7 @@ class Values:
         """`value` as a vector of `lanes`, constants too."""
         if lanes == 1 or value.shape:
             return value
-        return self.scopes.emit(Ops.SPLAT, value.dtype, (value,), lanes)
+        return self.scopes.emit(Ops.SPLAT, value.dtype, (value,), lanes, 0, lanes)
 
     def cast(self, value: Node, dtype: DType) -> Node:
         """An integer value as another integer dtype."""
@@ -282,7 +283,7 @@ class Values:
         return [
             operand
             if operand.shape or operand.op is _CONST
-            else emit(Ops.SPLAT, operand.dtype, (operand,), lanes)
+            else emit(Ops.SPLAT, operand.dtype, (operand,), lanes, 0, lanes)
             for operand in operands
         ]
 
@@ -296,7 +297,8 @@ class Values:
 
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""
-        found = make_node(Ops.REG, dtype, (), register_of(len(self._registers), width))
+        shape = (width,) if width > 1 else ()
+        found = make_node(_REG, dtype, (), register_of(len(self._registers), width), shape)
         self._registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
@@ -418,7 +420,7 @@ class Values:
         if mask is not None:
             src += (self.vector(mask, lanes),)
         floor = MOMENT if written or self.masks else self.scopes.innermost.floor
-        return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor)
+        return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor, lanes)
 
     def alignment(
         self, address: Address, lanes: int, stride: int, at: int, dtype: DType
