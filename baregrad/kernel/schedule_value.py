@@ -141,7 +141,27 @@ class StreamOutput:
         return f"stream_output({self.param})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput
+@dataclass(frozen=True, slots=True)
+class Tensorize:
+    """An instruction of the machine does all steps of an axis at once.
+
+    `dot4` adds the products of four bytes to a lane of int32.
+    """
+
+    axis: str
+    instruction: str
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of."""
+        return (self.axis,)
+
+    def __str__(self) -> str:
+        return f"tensorize({self.axis!r}, {self.instruction!r})"
+
+
+Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput | Tensorize
+INSTRUCTIONS = ("dot4",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +234,11 @@ def stream_output(param: int) -> StreamOutput:
     return StreamOutput(param)
 
 
+def tensorize(axis: str, instruction: str) -> Tensorize:
+    """An instruction of the machine does all steps of the axis: `dot4`, of four bytes."""
+    return Tensorize(axis, instruction)
+
+
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
     {
         "split": split,
@@ -223,6 +248,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
         "stream_output": stream_output,
+        "tensorize": tensorize,
     }
 )
 
@@ -275,6 +301,8 @@ def _check_types(step: Step, found: str) -> None:
         good = good and step.lanes >= 0
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
+    elif isinstance(step, Tensorize):
+        texts, good = step.axes, step.instruction in INSTRUCTIONS
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
     else:
