@@ -103,9 +103,6 @@ class NvDevice(Device):
         self.peers: dict[bytes, PeerAccess] = {}
         try:
             self.gpu = Gpu(self.client, index)
-            # As programs of the vendor's do; without it the clocks fall between two launches.
-            with contextlib.suppress(DriverError):
-                self.gpu.boost()
             version = self.gpu.sm_version
             self.architecture = architecture_name(version)
             self._open_channels(0, 0)

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
@@ -37,7 +36,6 @@ from baregrad.runtime.nvidia.copy_code import copy_code
 from baregrad.runtime.nvidia.copy_engines import copy_engines
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, style_of
-from baregrad.runtime.nvidia.objects import Gpu
 from baregrad.runtime.nvidia.peers import copy_between, peer_access
 from baregrad.runtime.nvidia.port import open_port
 from tests.runtime.nvidia import device_tools as tools
@@ -169,15 +167,10 @@ def part_launch() -> None:
 
 def part_parts() -> None:
     """Of one launch: the host's `submit`, and the kernel by the GPU's clock."""
-    rows = [(DEFAULT_STYLE, True), (DEFAULT_STYLE, False)]
-    told = [name for name, style in STYLES.items() if style.released and name != DEFAULT_STYLE]
-    rows += [(name, True) for name in ("thorough", "light", *told)] + rows
-    for name, boosted in rows[: few(len(rows), 2)]:
-        boost = Gpu.boost if boosted else lambda self: None
-        with mock.patch.object(Gpu, "boost", boost):
-            device = NvDevice(style=style_of(name), timeout_s=5)
-        print(f"  {name:20} {'clocks asked for' if boosted else 'not asked for':16} "
-              f"{_parts_of_one(device)}", flush=True)
+    told = (name for name, style in STYLES.items() if style.released and name != DEFAULT_STYLE)
+    for name in (DEFAULT_STYLE, "thorough", "light", *told, DEFAULT_STYLE):
+        device = NvDevice(style=style_of(name), timeout_s=5)
+        print(f"  {name:20} {_parts_of_one(device)}", flush=True)
         device.close()
 
 
