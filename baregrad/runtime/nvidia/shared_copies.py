@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 # Pieces whose words are written at once.
 _MOST_PIECES = 1024
+# Each may be in the ring at once.
+_MOST_SLOTS = 256
 _LEAST_PIECE_NBYTES = 128 << 10
 _EVERYBODY = 1 << 30
 _MASK = 0xFFFFFFFF
@@ -71,7 +73,7 @@ class SharedCopies:
         self._channel: Channel | None = None
         # The timeline's value when the last copy to the GPU is done, 0 if it went to the host.
         self.last_value = 0
-        count = 1 << (workers * options.depth - 1).bit_length()
+        count = min(_MOST_SLOTS, 1 << (workers * options.depth - 1).bit_length())
         stride = round_up(options.piece_nbytes, PAGE_NBYTES)
         self.stage: Allocation = gpu.memory.host(count * stride, large_pages=options.large_pages)
         self._memory = gpu.memory.pinned((count + 1) * SLOT_NBYTES)
