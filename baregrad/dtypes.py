@@ -25,6 +25,7 @@ from baregrad.base.floats import (
     encode_float,
     round_float,
 )
+from baregrad.base.namespaces import namespace
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -139,7 +140,7 @@ def _coded(name: str, format: FloatFormat, storage_only: builtins.bool = True) -
     return DType(name, "float", format.bits, None, storage, format, storage_only)
 
 
-class dtypes:  # noqa: N801 - a namespace, spelled as users of such libraries know it
+class _Table:
     """The dtypes, by name, with PyTorch's short spellings of some."""
 
     bool: Final = _plain("bool", 8)
@@ -175,6 +176,8 @@ class dtypes:  # noqa: N801 - a namespace, spelled as users of such libraries kn
     long: Final = int64
 
 
+# Spelled as users of such libraries know it.
+dtypes: Final = namespace(_Table)
 DEFAULT_FLOAT: Final = dtypes.float32
 DEFAULT_INT: Final = dtypes.int64
 # Every dtype, in the order of promotion, the storage-only and internal ones last.
