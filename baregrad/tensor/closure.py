@@ -85,11 +85,15 @@ def _is_watched(value: Any) -> bool:
 
 
 def _watched_together(holder: Any) -> tuple[Look, Any, Any] | None:
-    """How to look at all that a list or an object holds at once, if each of it is watched."""
+    """How to look at all that a container or object holds at once, if each of it is watched."""
     if isinstance(holder, list | tuple):
         if all(map(_is_watched, holder)):
             items = tuple(holder)
             return partial(_same_items, items), holder, items
+    elif type(holder) is dict:
+        if all(map(_is_watched, holder.values())):
+            entries = dict(holder)
+            return partial(_same_entries, entries), holder, entries
     elif not isinstance(holder, _LOOKED_INTO) and _is_ours(holder) and not _is_engine(holder):
         now = vars(holder)
         if all(_is_watched(value) and getattr(holder, key) is value for key, value in now.items()):
@@ -107,7 +111,14 @@ def _same_items(held: tuple[Any, ...], holder: Any, missing: Any) -> Any:
     return tuple(holder)
 
 
-def _same_attributes(held: dict[str, Any], holder: dict[str, Any], missing: Any) -> Any:
+def _same_entries(held: dict[Any, Any], holder: dict[Any, Any], missing: Any) -> Any:
+    """`held` if a dict still holds the same, else what it holds now."""
+    if len(holder) == len(held):
+        return _same_attributes(held, holder, missing)
+    return dict(holder)
+
+
+def _same_attributes(held: dict[Any, Any], holder: dict[Any, Any], missing: Any) -> Any:
     """`held` if an object's attributes still are the same, whatever was added, else all of them."""
     if len(holder) >= len(held) and all(map(operator.is_, holder.values(), held.values())):
         return held
@@ -119,7 +130,7 @@ def _part_that_changed(name: str, now: Any, held: Any) -> str:
     """The name of what changed among things that are looked at together."""
     if isinstance(held, dict) and isinstance(now, dict):
         changed = (k for k, v in held.items() if _is_change(now.get(k, _MISSING), v))
-        return next((f"{name}.{key}" for key in changed), name)
+        return next((f"{name}: {key}" for key in changed), name)
     if isinstance(held, tuple) and isinstance(now, tuple) and len(now) == len(held):
         return next((f"{name}[{i}]" for i, v in enumerate(held) if _is_change(now[i], v)), name)
     return name
@@ -153,9 +164,8 @@ def _parts(holder: Any, name: str) -> Iterator[tuple[Look, Any, str]]:
             yield partial(_item, holder), position, f"{name}[{position}]"
     elif isinstance(holder, dict):
         yield _length, holder, f"len({name})"
-        look = holder.get if type(holder) is dict else partial(_item, holder)
         for key in list(holder):
-            yield look, key, f"{name}[{key!r}]"
+            yield partial(_item, holder), key, f"{name}[{key!r}]"
     elif dataclasses.is_dataclass(holder) and not hasattr(holder, "__dict__"):
         for field in dataclasses.fields(holder):
             yield partial(getattr, holder), field.name, f"{name}.{field.name}"
