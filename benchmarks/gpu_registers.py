@@ -1,6 +1,6 @@
 """What the assembler makes of every kernel that a set of tests computes, for each GPU generation.
 
-    python benchmarks/gpu_registers.py [--rows sm_75,sm_90a] [--output FILE] [--record FILE] TESTS
+    python benchmarks/gpu_registers.py [--rows sm_75,..] [--jobs N] [--output F] [--record F] TESTS
 
 The tests run on the CPU; what they compute is planned, compiled and rendered for each generation,
 and ptxas says how many registers a thread has and how much it keeps in memory for want of them. One
@@ -12,13 +12,16 @@ use how many registers, and every kernel that spills. No GPU is needed.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +141,25 @@ def measure(programs: list[Canonical], row: GpuTarget) -> list[Row]:
     return rows
 
 
+def measure_each(programs: list[Canonical], names: list[str], jobs: int) -> Iterator[list[Row]]:
+    """Do so for each of the generations, some side by side."""
+    # Forked, since graphs are not made to be sent.
+    actions = [functools.partial(measure, programs, gpu_row(name)) for name in names]
+    if jobs == 1:
+        yield from (action() for action in actions)
+        return
+    _forked.extend(actions)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(_run_forked, range(len(actions)))
+
+
+_forked: list[Callable[[], list[Row]]] = []
+
+
+def _run_forked(number: int) -> list[Row]:
+    return _forked[number]()
+
+
 def report(rows: list[Row], generation: str) -> bool:
     """Print what is worth knowing of one generation; whether every kernel was assembled."""
     refused = [row for row in rows if row.refused]
@@ -178,6 +200,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--rows", default=",".join(row.name for row in GPU_ROWS))
+    parser.add_argument("--jobs", type=int, default=1, help="generations at a time")
     parser.add_argument("--output", default="")
     parser.add_argument("--record", default="")
     given = parser.parse_args()
@@ -187,8 +210,8 @@ def main() -> int:
     print(f"tests ended with status {int(status)} and computed {len(programs)} programs")
     complete = True
     everything: list[Row] = []
-    for name in given.rows.split(","):
-        rows = measure(programs, gpu_row(name))
+    names = given.rows.split(",")
+    for name, rows in zip(names, measure_each(programs, names, given.jobs), strict=True):
         complete &= report(rows, name)
         everything += rows
     if given.output:

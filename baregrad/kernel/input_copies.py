@@ -107,18 +107,18 @@ def _in_vectors(
     while lanes >= 2 * extents[near]:
         lanes //= 2
     sizes = {near: lanes}
-    order, together = names, frozenset[str]()
+    order, together = names, list[str]()
     if near != names[-1] and ranges[names[-1]].arg.bind == "vector":
         # As many vectors as lanes: a tile that is transposed in registers.
-        together = frozenset(names[-1:])
+        together = names[-1:]
     elif near == names[-1]:
         loops = [name for name in far if name != near and ranges[name].arg.bind == "loop"]
-        together = frozenset(name for name in names if name != near and name not in loops)
+        together = [name for name in names if name != near and name not in loops]
         order = [*loops, near, *together]
         if len(loops) > 1 and extents[loops[0]] % BAND == 0:
             # A few rows at a time, or each line of the copy would be fetched for every row.
             sizes[loops[0]] = BAND
-            order = [f"{loops[0]}{OUTER}", *loops[1:], loops[0], near]
+            order = [f"{loops[0]}{OUTER}", *loops[1:], loops[0], near, *together]
     found: dict[str, Node] = {}
     axes: list[Node] = []
     for name in names:

@@ -49,6 +49,15 @@ def test_a_copy_is_padded_to_whole_vectors() -> None:
     assert shapes == [(2, 3, 4)]
 
 
+def test_a_copy_in_bands_of_rows_keeps_the_axes_that_are_unrolled() -> None:
+    """Eight rows at a time, several axes outside, and one whose steps are taken together."""
+    text = "Schedule(split('i0', outer='m', r=2), bind('r', 'unroll'), split('r2', outer='ko', "
+    schedule = parse_schedule(text + "ki=8), stage_input(1, 'r', 'm', 'ko', 'ki', lanes=4))")
+    loop = check(k.matmul(16, 3, 32), schedule)
+    shapes = [node.arg.shape for node in allocations(loop) if node.arg.space == "scratch"]
+    assert [np.prod(shape) for shape in shapes] == [16 * 32]
+
+
 def test_sums_are_kept_where_they_are_written() -> None:
     """No array of sums beside the output, no loop that clears it: the first step starts at 0."""
     loop = lower(k.matmul(6, 32, 16), SMALL, parse_schedule(BLOCKS.format(ki=8, near="'r', 'ki'")))

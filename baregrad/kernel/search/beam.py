@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -136,10 +137,21 @@ def _next_round(
 
 
 def _estimate(kernel: Node, schedule: Schedule, target: AnyTarget) -> float:
-    """The estimate; infinite for what cannot be applied, and 1 where there is no model."""
+    """The estimate; infinite for what cannot be applied, and 1 where there is no model.
+
+    A bug that a schedule uncovers is told, and costs that schedule alone.
+    """
     if not isinstance(target, CpuTarget):
         return 1.0
     try:
         return max(estimated_ns(kernel, schedule, target), 1.0)
     except BaregradError:
+        return math.inf
+    except Exception as error:  # noqa: BLE001 - other schedules are as good as before
+        warnings.warn(
+            f"a schedule for {kernel.arg.name} was dropped that should have been refused, which is "
+            f"a bug in baregrad: {type(error).__name__}: {error}, under {schedule}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return math.inf
