@@ -45,6 +45,7 @@ MOST_VECTORS = 8
 # Fewer rows of products than this do not pay for a copy of the operand with lanes.
 LEAST_ROWS = 24
 LEAST_STEPS = 16
+MOST_ROWS_IN_PLACE = 48
 # Rows whose elements of a k block fill most of the first cache, or half of it where k is split:
 # each further block costs reading and writing C once more.
 CACHED_ROWS = 8
@@ -341,8 +342,11 @@ def _schedule(
 def _lies_well(
     found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
 ) -> bool:
-    """Whether the operand with lanes is as good where it lies: small, in whole tiles."""
-    if found.together > 1:
+    """Whether the operand with lanes is as good where it lies: small, in whole tiles, read little.
+
+    From some rows on its copy pays, as one stream of whole lines.
+    """
+    if found.together > 1 or found.rows.size > MOST_ROWS_IN_PLACE:
         return False
     stride = found.steps.stride(found.b) or 0
     nbytes = found.steps.size * abs(stride) * itemsize(found.b.array.dtype)
