@@ -15,8 +15,9 @@ all sizes: no tails.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, itemsize
 from baregrad.kernel.byte_dots import BYTES, byte_factors
@@ -124,6 +125,9 @@ def plan_blocks(
         return None
     nanoseconds = estimate_ns(plan.facts, target) / found.together
     blocks = choose_blocks(found, machine, target, nanoseconds)
+    held = sums_nbytes(found, blocks, machine) * blocks.rows * blocks.group
+    if blocks.steps < found.count and held > target.l3_bytes:
+        return None
     plan.because(
         "a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
         blocks.rows, blocks.vectors, machine.lanes, machine.registers,
@@ -161,19 +165,43 @@ def choose_blocks(
         counts.append((count, fewest_left_over(count, most)))
     rows, vectors = choose_tile(found, machine, counts)
     count, tiles = counts[vectors - 1]
-    blocks = -(-count // tiles)
+    panels = -(-count // tiles) * others
+    return group_rows(found, Blocks(rows, vectors, tiles, steps, 1, chunks, by_rows), panels,
+                      machine, target)
+
+
+def group_rows(
+    found: Contraction, blocks: Blocks, panels: int, machine: Machine, target: CpuTarget
+) -> Blocks:
+    """`blocks` with so many tiles of rows in one: a chunk's, and what caches have room for.
+
+    panels: of B, each of which is a chunk unless rows are.
+    """
+    rows, steps, by_rows = blocks.rows, blocks.steps, blocks.by_rows
     trips = -(-found.rows.size // rows)
-    if not by_rows and blocks * others < chunks:
-        by_rows = blocks * others * 2 <= chunks
-        group = -(-trips // min(chunks, trips))
-    else:
-        group = -(-trips // min(chunks, trips)) if by_rows else 1
-    if is_far:
+    share = -(-trips // min(blocks.chunks, trips))
+    group = share if by_rows else 1
+    if not by_rows and panels < blocks.chunks:
+        by_rows = panels * 2 <= blocks.chunks
+        group = share
+    if found.rows.stride(found.a) == 1:
         # Whole lines of the operand, as many as leave room for the other one.
-        room = target.l2_bytes // 4 // (steps * size * rows)
-        most = min(max(room, 1), group if by_rows else trips)
-        group = fewest_left_over(trips, most)
-    return Blocks(rows, vectors, tiles, steps, group, chunks, by_rows)
+        room = target.l2_bytes // 4 // (steps * found.nbytes * rows)
+        group = fewest_left_over(trips, min(max(room, 1), group if by_rows else trips))
+    if steps < found.count:
+        # Sums wait in memory for the next k block: those of all rows inside its loop.
+        most = max(target.l3_bytes // 2 // (sums_nbytes(found, blocks, machine) * rows), 1)
+        if trips > most and (not by_rows or group > most):
+            by_rows, group = True, fewest_left_over(trips, most)
+    return replace(blocks, group=group, by_rows=by_rows)
+
+
+def sums_nbytes(found: Contraction, blocks: Blocks, machine: Machine) -> int:
+    """Bytes, at most, of the sums of one row, of as many columns as a panel has."""
+    nbytes = blocks.tiles * blocks.vectors * machine.lanes * dtypes.float64.itemsize
+    for axis in found.inside:
+        nbytes *= axis.size
+    return nbytes
 
 
 def choose_sharing(
@@ -319,7 +347,7 @@ def _schedule(
     inside = [name for axis in found.inside for name, _ in axis.loops]
     steps = list(plan.steps)
     pool = _pool(found, blocks, block, [*groups, rows][0])
-    shared = [group] if groups and pool is not None and pool.axis == group else []
+    shared = groups if blocks.by_rows else []
     within = [*inside, *[name for name in groups if name not in shared], rows, tile]
     order = [*shared, *outside, block, *outer, *within, inner, row, unit, lanes]
     steps.append(Reorder(tuple(order)))
