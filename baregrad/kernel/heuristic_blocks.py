@@ -136,6 +136,11 @@ def plan_blocks(
         "{} steps and {} tiles at a time: their panel stays in the second cache",
         blocks.steps, blocks.tiles,
     )
+    if found.together > 1:
+        plan.because("{} bytes of each operand are one word: an instruction adds their products",
+                     found.together)
+    if blocks.by_rows:
+        plan.because("blocks of rows: their own copies cost less than those of blocks of columns")
     return _schedule(plan, found, blocks, machine, target)
 
 
@@ -222,6 +227,8 @@ def choose_sharing(
     if others >= cores:
         return cores * (2 if long else 1), False
     rows, columns = found.rows.size, found.lane.size
+    for axis in found.inside:
+        rows *= axis.size
     products = rows * columns / (machine.lanes * machine.fma_per_cycle)
     a = rows * (FAR_A if found.rows.stride(found.a) == 1 else NEAR)
     b = columns * (NEAR if found.lane.stride(found.b) == 1 else FAR_B)
