@@ -45,6 +45,7 @@ SPARE_REGISTERS = 1
 MOST_VECTORS = 8
 # Fewer rows of products than this do not pay for a copy of the operand with lanes.
 LEAST_ROWS = 24
+LEAST_ROWS_OF_BYTES = 2
 LEAST_STEPS = 16
 MOST_ROWS_IN_PLACE = 48
 # Rows whose elements of a k block fill most of the first cache, or half of it where k is split:
@@ -272,14 +273,15 @@ def recognise(
         return None
     alone = [axis for axis in data if axis.stride(b) == 0 and axis.stride(a) != 0]
     rows = max(alone, key=lambda axis: axis.size, default=None)
-    if rows is None or rows.size < LEAST_ROWS or lane.size < machine.lanes:
+    dots = target.dots_bytes and byte_factors(main.node.src[0]) is not None
+    least = LEAST_ROWS_OF_BYTES if dots else LEAST_ROWS
+    if rows is None or rows.size < least or lane.size < machine.lanes:
         return None
     steps = own[0]
     if steps.size < LEAST_STEPS or 0 in (steps.stride(a), steps.stride(b)):
         return None
     outside = [axis for axis in data if axis is not rows and axis.stride(b) != 0]
     inside = [axis for axis in data if axis is not rows and axis.stride(b) == 0]
-    dots = target.dots_bytes and byte_factors(main.node.src[0]) is not None
     return Contraction(a, b, rows, lane, steps, outside, inside, BYTES if dots else 1)
 
 
