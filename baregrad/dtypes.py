@@ -12,6 +12,7 @@ import builtins
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -211,6 +212,7 @@ def as_dtype(spec: object) -> DType:
     raise DTypeError("not a dtype", found=repr(spec), wanted="a DType, its name or a NumPy dtype")
 
 
+@lru_cache(1 << 6)
 def from_numpy(dtype: np.dtype[Any]) -> DType:
     """Return the dtype of a NumPy array's elements; raise UnsupportedDType where there is none.
 
