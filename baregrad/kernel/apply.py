@@ -243,7 +243,8 @@ class _Rewriter:
         if found is None:
             arg = node.arg
             streamed = arg.slot in self.table.streamed
-            flat = Param(arg.slot, (index.product(arg.shape),), arg.name, streamed)
+            ahead = self.table.ahead.get(arg.slot, 0)
+            flat = Param(arg.slot, (index.product(arg.shape),), arg.name, streamed, ahead)
             found = self.flat[node] = make_node(Ops.PARAM, node.dtype, (), flat)
         return found
 

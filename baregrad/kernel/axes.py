@@ -23,6 +23,7 @@ from baregrad.kernel.schedule_value import (
     GPU_UNITS,
     Bind,
     Collapse,
+    Prefetch,
     Reorder,
     Schedule,
     Split,
@@ -85,8 +86,9 @@ class AxisTable:
     names: of the original axes. axes: by name. order: outermost first. pieces: of each original
     axis. merged: original axis -> (axis that it was collapsed into, its stride there, its extent).
     groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
-    room: bytes that one copy may have. registers: elements that a tile may have. Both are 0 where
-    nothing is known of the machine.
+    streamed, ahead: the arrays that pass the caches by, and the bytes by which others are asked for
+    before their time. room: bytes that one copy may have. registers: elements that a tile may have.
+    Both are 0 where nothing is known of the machine.
     """
 
     facts: Facts
@@ -100,6 +102,7 @@ class AxisTable:
     staged_reductions: list[StageReduce] = field(default_factory=list)
     staged: set[str] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
+    ahead: dict[int, int] = field(default_factory=dict)
     grain: int = 1
     gpu: GpuTarget | None = None
     room: int = 0
@@ -117,6 +120,8 @@ class AxisTable:
             self._collapse(step)
         elif isinstance(step, StreamOutput):
             self._stream(step)
+        elif isinstance(step, Prefetch):
+            self._prefetch(step)
         else:
             self._stage(step)
 
@@ -129,7 +134,19 @@ class AxisTable:
             raise ScheduleError(f"{step} is not legal: it takes an output that is not read")
         if any(out.arg.monoid is not None for out in self.facts.ordered):
             raise ScheduleError(f"{step} is not legal: an output that is added to is read")
+        if step.param in self.ahead:
+            raise ScheduleError(f"{step} is not legal: its lines are asked for ahead of time")
         self.streamed.add(step.param)
+
+    def _prefetch(self, step: Prefetch) -> None:
+        """An array that is there, and not one that passes the caches by."""
+        if self.gpu is not None:
+            raise ScheduleError(f"{step} is not legal: a GPU's threads wait for each other")
+        if not any(each.array.arg.slot == step.param for each in self.facts.accesses):
+            raise ScheduleError(f"{step} is not legal: the kernel has no such array")
+        if step.param in self.streamed:
+            raise ScheduleError(f"{step} is not legal: what passes the caches by is not read")
+        self.ahead[step.param] = step.nbytes
 
     def _stage(self, step: StageInput | StageReduce) -> None:
         """A copy in scratch memory: of a constant size, over axes that stay as they are."""

@@ -23,7 +23,7 @@ from baregrad.kernel.linearise_access import (
     register_of,
 )
 from baregrad.kernel.linearise_folds import fold_items, fold_lanes, fold_threads
-from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, lazy
+from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, lazy, lazy_load
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 
 _NEAREST_LAST = itemgetter(0, 1)
@@ -413,7 +413,8 @@ class Values:
             scalar, at = self.offset(address)
         written = buffer in memory.written
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
-        access = access_of(lanes, stride, at, align, memory.single and not written)
+        ahead = memory.ahead.get(node, 0) if mask is None else 0
+        access = access_of(lanes, stride, at, align, memory.single and not written, ahead)
         src: Parts = (buffer, scalar)
         if mask is not None:
             src += (self.vector(mask, lanes),)
@@ -491,6 +492,9 @@ def _guard(values: Values, node: Node, operands: Operands) -> Any:
     if mask is not None and inner.src[0] in values.memory.registers:
         value = values.load(inner, None)
         return values.apply(Ops.WHERE, node.dtype, mask, value, const(0, node.dtype))
+    if mask is not None and not mask.shape and mask.op is not _CONST and not values.masks:
+        if values.memory.addresses[inner].is_scattered and not values.gpu:
+            return lazy_load(values, node, mask)
     return values.load(inner, mask)
 
 

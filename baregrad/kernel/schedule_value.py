@@ -141,7 +141,27 @@ class StreamOutput:
         return f"stream_output({self.param})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Lines of the array `param` are asked for `nbytes` bytes before they are read or written.
+
+    Where a kernel reads the array in several loops it is the last of them that asks: what is next
+    comes while this is worked on.
+    """
+
+    param: int
+    nbytes: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"prefetch({self.param}, {self.nbytes})"
+
+
+Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput | Prefetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +234,11 @@ def stream_output(param: int) -> StreamOutput:
     return StreamOutput(param)
 
 
+def prefetch(param: int, nbytes: int) -> Prefetch:
+    """Lines of the array are asked for so many bytes ahead."""
+    return Prefetch(param, nbytes)
+
+
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
     {
         "split": split,
@@ -223,6 +248,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
         "stream_output": stream_output,
+        "prefetch": prefetch,
     }
 )
 
@@ -275,6 +301,9 @@ def _check_types(step: Step, found: str) -> None:
         good = good and step.lanes >= 0
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
+    elif isinstance(step, Prefetch):
+        texts, good = step.axes, type(step.param) is int and type(step.nbytes) is int
+        good = good and step.nbytes >= 1
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
     else:
