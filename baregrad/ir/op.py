@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from baregrad.base.namespaces import namespace
+
 LEVELS = ("tensor", "kernel", "loop", "linear")
 T = ("tensor",)
 K = ("kernel",)
@@ -75,7 +77,7 @@ class _Rows:
 _r = _Rows().row
 
 
-class Ops:
+class _Table:
     """Every op of every level. `Ops.ADD` is the row itself."""
 
     # leaves
@@ -136,6 +138,13 @@ class Ops:
     # ternary arithmetic
     WHERE = _r("WHERE", "ternary", ALL, 3, "y if cond else z, element by element")
     FMA = _r("FMA", "ternary", ALL, 3, "x*y + z with one rounding")
+    DOT4 = _r(
+        "DOT4",
+        "ternary",
+        KLL,
+        3,
+        "z + the products of the four unsigned bytes of x and the signed ones of y, of int32",
+    )
 
     # conversions
     CAST = _r(
@@ -314,6 +323,9 @@ class Ops:
     PROGRAM = _r(
         "PROGRAM", "structure", LIN, (0, MANY), "instructions in order", attribute="KernelInfo"
     )
+
+
+Ops = namespace(_Table)
 
 
 def all_ops() -> tuple[Op, ...]:

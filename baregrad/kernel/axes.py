@@ -18,6 +18,8 @@ from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, by_id, distinct_axes, itemsize, out_axes
+from baregrad.kernel.axes_arrays import check_prefetch, check_stream
+from baregrad.kernel.byte_dots import check_tensorize
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
     GPU_UNITS,
@@ -31,6 +33,7 @@ from baregrad.kernel.schedule_value import (
     StageReduce,
     Step,
     StreamOutput,
+    Tensorize,
 )
 from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
@@ -87,8 +90,9 @@ class AxisTable:
     axis. merged: original axis -> (axis that it was collapsed into, its stride there, its extent).
     groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
     streamed, ahead: the arrays that pass the caches by, and the bytes by which others are asked for
-    before their time. room: bytes that one copy may have. registers: elements that a tile may have.
-    Both are 0 where nothing is known of the machine.
+    before their time. tensorized: what instructions do. dots_bytes: whether the machine has that
+    for bytes. room: bytes that one copy may have. registers: elements that a tile may have. Both
+    are 0 where nothing is known of the machine.
     """
 
     facts: Facts
@@ -103,6 +107,8 @@ class AxisTable:
     staged: set[str] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
     ahead: dict[int, int] = field(default_factory=dict)
+    tensorized: set[str] = field(default_factory=set)
+    dots_bytes: bool = True
     grain: int = 1
     gpu: GpuTarget | None = None
     room: int = 0
@@ -119,34 +125,17 @@ class AxisTable:
         elif isinstance(step, Collapse):
             self._collapse(step)
         elif isinstance(step, StreamOutput):
-            self._stream(step)
+            check_stream(self, step)
+            self.streamed.add(step.param)
         elif isinstance(step, Prefetch):
-            self._prefetch(step)
+            check_prefetch(self, step)
+            self.ahead[step.param] = step.nbytes
+        elif isinstance(step, Tensorize):
+            check_tensorize(self, step)
+            self.tensorized.add(step.axis)
+            self.axes[step.axis].serial = "an instruction does all of the axis"
         else:
             self._stage(step)
-
-    def _stream(self, step: StreamOutput) -> None:
-        """An output that is written alone, and not added to."""
-        uses = [each for each in self.facts.accesses if each.array.arg.slot == step.param]
-        if self.gpu is not None:
-            raise ScheduleError(f"{step} is not legal: a GPU's stores are not told how to go")
-        if not uses or not all(each.write for each in uses):
-            raise ScheduleError(f"{step} is not legal: it takes an output that is not read")
-        if any(out.arg.monoid is not None for out in self.facts.ordered):
-            raise ScheduleError(f"{step} is not legal: an output that is added to is read")
-        if step.param in self.ahead:
-            raise ScheduleError(f"{step} is not legal: its lines are asked for ahead of time")
-        self.streamed.add(step.param)
-
-    def _prefetch(self, step: Prefetch) -> None:
-        """An array that is there, and not one that passes the caches by."""
-        if self.gpu is not None:
-            raise ScheduleError(f"{step} is not legal: a GPU's threads wait for each other")
-        if not any(each.array.arg.slot == step.param for each in self.facts.accesses):
-            raise ScheduleError(f"{step} is not legal: the kernel has no such array")
-        if step.param in self.streamed:
-            raise ScheduleError(f"{step} is not legal: what passes the caches by is not read")
-        self.ahead[step.param] = step.nbytes
 
     def _stage(self, step: StageInput | StageReduce) -> None:
         """A copy in scratch memory: of a constant size, over axes that stay as they are."""
@@ -161,6 +150,8 @@ class AxisTable:
                 raise ScheduleError(f"{step} is not legal: a copy has a constant size")
             if axis.unit == "pool":
                 self._check_chunks(axis, self.grain, step)
+            if name in self.tensorized:
+                raise ScheduleError(f"{step} is not legal: {axis.serial}", found=name)
             if copied or name is not names[0]:
                 count *= self.grain if axis.unit == "pool" else axis.extent
         if self.room and count * self._itemsize(step) > self.room:
@@ -217,12 +208,12 @@ class AxisTable:
 
     def _tile_of(self, piece: Piece) -> int:
         """Elements of a piece that are spread over registers at once."""
-        units = [self.axes[name] for name, _ in piece.terms]
-        return prod(
-            axis.extent
-            for axis in units
-            if axis.unit in ("vector", "unroll") and isinstance(axis.extent, int)
-        )
+        count = 1
+        for name, _ in piece.terms:
+            axis = self.axes[name]
+            if axis.unit in ("vector", "unroll") and isinstance(axis.extent, int):
+                count *= axis.extent
+        return count
 
     def _free(self, axis: Axis, step: Step) -> None:
         """Refuse what would change an axis that a copy lies over."""
@@ -290,7 +281,7 @@ class AxisTable:
         covered = index.mul(count, tile)
         for pieces in self.pieces.values():
             for piece in pieces:
-                if any(name == axis.name for name, _ in piece.terms):
+                if axis.name in dict(piece.terms):
                     limit = _limit(axis.extent, terms) if partial else None
                     pieces[:] = _split_pieces(
                         pieces, axis.name, terms, step.tail, covered, limit
@@ -390,10 +381,11 @@ class AxisTable:
 
     def _collapse(self, step: Collapse) -> None:
         nodes = []
+        named = {name: node for node, name in self.names.items()}
         for name in step.axes:
             axis = self.axis(name, step)
             self._free(axis, step)
-            node = next((node for node, known in self.names.items() if known == name), None)
+            node = named.get(name)
             why = axis.whole or axis.serial or axis.exact
             if node is None or len(self.pieces.get(name, ())) != 1 or why:
                 raise ScheduleError(
@@ -403,8 +395,9 @@ class AxisTable:
             nodes.append(node)
         if len(nodes) < 2 or len({self.axes[name].reduced for name in step.axes}) != 1:
             raise ScheduleError(f"{step} is not legal", wanted="two or more axes of one kind")
+        together = frozenset(nodes)
         for reduction in self.facts.reductions:
-            if len(frozenset(nodes).intersection(reduction.own)) not in (0, len(nodes)):
+            if len(together.intersection(reduction.own)) not in (0, len(nodes)):
                 raise ScheduleError(
                     f"{step} is not legal: a reduction runs along some of these axes alone",
                     wanted="axes that are reduced together",
@@ -435,7 +428,8 @@ def _split_pieces(
 ) -> list[Piece]:
     found: list[Piece] = []
     for piece in pieces:
-        if all(name != axis for name, _ in piece.terms):
+        scales = dict(piece.terms)
+        if axis not in scales:
             found.append(piece)
             continue
         terms = _replaced(piece.terms, axis, parts)
@@ -449,8 +443,7 @@ def _split_pieces(
                 scale = dict(each.terms).get(axis, 0)
                 start = index.add(each.start, index.mul(covered, scale))
                 shifted.append(Limit(start, _replaced(each.terms, axis, last), each.extent))
-            scale = dict(piece.terms)[axis]
-            start = index.add(piece.start, index.mul(covered, scale))
+            start = index.add(piece.start, index.mul(covered, scales[axis]))
             found.append(Piece(start, _replaced(piece.terms, axis, last), tuple(shifted)))
     return found
 
@@ -509,7 +502,9 @@ def fresh_table(facts: Facts, gpu: GpuTarget | None = None) -> AxisTable:
 def table_for(facts: Facts, target: AnyTarget | None) -> AxisTable:
     """The axes of a kernel before any step, with the limits of a machine where it is known."""
     table = fresh_table(facts, target if isinstance(target, GpuTarget) else None)
+    table.dots_bytes = not isinstance(target, GpuTarget)
     if isinstance(target, CpuTarget):
+        table.dots_bytes = target.dots_bytes
         table.room = target.l3_bytes
         table.registers = target.vector_registers * target.vector_bytes
     return table

@@ -27,12 +27,11 @@ def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     """How long one core takes for a kernel, roughly, if it is vectorised well."""
     total_bytes = 0
     for access in facts.accesses:
-        count = iterations(access.axes)
+        touched = iterations(access.axes)
         if facts.reductions:
             # What is read again is near by then.
-            size = index.product(access.array.shape)
-            count = min(count, size) if isinstance(size, int) else count
-        total_bytes += count * itemsize(access.array.dtype)
+            touched = min(touched, index.upper(index.product(access.array.shape)))
+        total_bytes += touched * itemsize(access.array.dtype)
     operations = 0
     # How often what depends on some axes runs: most of a kernel depends on the same ones.
     points: dict[frozenset[Node], int] = {}

@@ -125,22 +125,7 @@ def _tile_inner(
         and any(axis.stride(access) == 0 for access in reads)
     ]
     if not reused:
-        rows = _rows_at_once(plan, main, reads, target)
-        if rows is not None:
-            plan.because("{} rows at once: memory is read in several places", ROWS_AT_ONCE)
-            plan.vectorise(lane, machine.lanes, SEVERAL * 2 // ROWS_AT_ONCE)
-            plan.unroll(rows, ROWS_AT_ONCE)
-            return [rows]
-        count = _accumulators(lane, machine)
-        # Two vectors or fewer are one: nothing is left over.
-        plan.vectorise(lane, machine.lanes, max(count, 2))
-        rows = _short_rows(plan, main, machine.lanes)
-        if rows is None:
-            plan.because("{} sums apart: one alone would wait for its last addition", count)
-            return []
-        plan.because("{} short rows at once: one waits for its steps", ROWS_AT_ONCE)
-        plan.unroll(rows, ROWS_AT_ONCE)
-        return [rows]
+        return _tile_rows(plan, main, reads, lane, machine, target)
     reused = reused[:2]
     # An operand that is read once streams from memory: neighbours in memory, not in registers.
     streamed = any(all(axis.stride(access) != 0 for axis in reused) for access in reads)
@@ -171,6 +156,33 @@ def _tile_inner(
         plan.because("{} steps of {} in registers: loads are shared", times, axis.name)
         plan.unroll(axis, times)
     return list(reversed(reused))
+
+
+def _tile_rows(
+    plan: Plan,
+    main: Reduction,
+    reads: list[Access],
+    lane: PlannedAxis,
+    machine: Machine,
+    target: CpuTarget,
+) -> list[PlannedAxis]:
+    """Lanes along a reduced axis of operands that are read once: several sums, or several rows."""
+    rows = _rows_at_once(plan, main, reads, target)
+    if rows is not None:
+        plan.because("{} rows at once: memory is read in several places", ROWS_AT_ONCE)
+        plan.vectorise(lane, machine.lanes, SEVERAL * 2 // ROWS_AT_ONCE)
+        plan.unroll(rows, ROWS_AT_ONCE)
+        return [rows]
+    count = _accumulators(lane, machine)
+    # Two vectors or fewer are one: nothing is left over.
+    plan.vectorise(lane, machine.lanes, max(count, 2))
+    rows = _short_rows(plan, main, machine.lanes)
+    if rows is None:
+        plan.because("{} sums apart: one alone would wait for its last addition", count)
+        return []
+    plan.because("{} short rows at once: one waits for its steps", ROWS_AT_ONCE)
+    plan.unroll(rows, ROWS_AT_ONCE)
+    return [rows]
 
 
 def _rows_at_once(

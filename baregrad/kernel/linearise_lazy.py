@@ -50,6 +50,13 @@ def lazy(values: Values, node: Node) -> Any:
     return found[group.index(node)]
 
 
+def is_branch(values: Values, load: Node, mask: Node) -> bool:
+    """Whether a guarded LOAD is left out by a branch: many accesses, and one condition for all."""
+    if values.gpu or values.masks or mask.shape or mask.op is Ops.CONST:
+        return False
+    return values.memory.addresses[load].is_scattered
+
+
 def lazy_load(values: Values, node: Node, mask: Node) -> Node:
     """A GUARD of lanes that lie apart, under a condition that is the same for all of them."""
     (found,) = _at_once(values, [node], mask, values.memory.addresses[node.src[1]].width)

@@ -161,7 +161,30 @@ class Prefetch:
         return f"prefetch({self.param}, {self.nbytes})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput | Prefetch
+@dataclass(frozen=True, slots=True)
+class Tensorize:
+    """An instruction of the machine does all steps of an axis at once.
+
+    `dot4` adds the products of four bytes to a lane of int32.
+    """
+
+    axis: str
+    instruction: str
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of."""
+        return (self.axis,)
+
+    def __str__(self) -> str:
+        return f"tensorize({self.axis!r}, {self.instruction!r})"
+
+
+Step = (
+    Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput | Prefetch
+    | Tensorize
+)
+INSTRUCTIONS = ("dot4",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +262,11 @@ def prefetch(param: int, nbytes: int) -> Prefetch:
     return Prefetch(param, nbytes)
 
 
+def tensorize(axis: str, instruction: str) -> Tensorize:
+    """An instruction of the machine does all steps of the axis: `dot4`, of four bytes."""
+    return Tensorize(axis, instruction)
+
+
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
     {
         "split": split,
@@ -249,6 +277,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "stage_reduce": stage_reduce,
         "stream_output": stream_output,
         "prefetch": prefetch,
+        "tensorize": tensorize,
     }
 )
 
@@ -304,6 +333,8 @@ def _check_types(step: Step, found: str) -> None:
     elif isinstance(step, Prefetch):
         texts, good = step.axes, type(step.param) is int and type(step.nbytes) is int
         good = good and step.nbytes >= 1
+    elif isinstance(step, Tensorize):
+        texts, good = step.axes, step.instruction in INSTRUCTIONS
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
     else:

@@ -101,7 +101,7 @@ def _vload(f: FunctionText, node: Node) -> None:
         _strided(f, node, where)
         return
     where = f.pointer(base, f.use(offset), access.at, dtype)
-    kinds = value_type(node)
+    kinds = type_text(dtype, lanes)
     if not mask:
         _prefetch(f, where, node.arg.ahead, lanes * dtype.itemsize, False)
         f.lines.append(
