@@ -142,6 +142,26 @@ class StreamOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Lines of the array `param` are asked for `nbytes` bytes before they are read or written.
+
+    Where a kernel reads the array in several loops it is the last of them that asks: what is next
+    comes while this is worked on.
+    """
+
+    param: int
+    nbytes: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"prefetch({self.param}, {self.nbytes})"
+
+
+@dataclass(frozen=True, slots=True)
 class Tensorize:
     """An instruction of the machine does all steps of an axis at once.
 
@@ -160,7 +180,10 @@ class Tensorize:
         return f"tensorize({self.axis!r}, {self.instruction!r})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput | Tensorize
+Step = (
+    Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput | Prefetch
+    | Tensorize
+)
 INSTRUCTIONS = ("dot4",)
 
 
@@ -234,6 +257,11 @@ def stream_output(param: int) -> StreamOutput:
     return StreamOutput(param)
 
 
+def prefetch(param: int, nbytes: int) -> Prefetch:
+    """Lines of the array are asked for so many bytes ahead."""
+    return Prefetch(param, nbytes)
+
+
 def tensorize(axis: str, instruction: str) -> Tensorize:
     """An instruction of the machine does all steps of the axis: `dot4`, of four bytes."""
     return Tensorize(axis, instruction)
@@ -248,6 +276,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
         "stream_output": stream_output,
+        "prefetch": prefetch,
         "tensorize": tensorize,
     }
 )
@@ -301,6 +330,9 @@ def _check_types(step: Step, found: str) -> None:
         good = good and step.lanes >= 0
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
+    elif isinstance(step, Prefetch):
+        texts, good = step.axes, type(step.param) is int and type(step.nbytes) is int
+        good = good and step.nbytes >= 1
     elif isinstance(step, Tensorize):
         texts, good = step.axes, step.instruction in INSTRUCTIONS
     elif isinstance(step, StageReduce):
