@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,15 @@ def evaluate_threads(
         machine.run()
 
 
+class Flight(NamedTuple):
+    """A copy under way: what will be at some places of a shared array, and whose it is."""
+
+    array: Node
+    places: Array
+    data: Array
+    threads: Array
+
+
 class ThreadsMachine(LinearMachine):
     """The threads of one block. `active` says which of them run the present instruction."""
 
@@ -60,6 +69,10 @@ class ThreadsMachine(LinearMachine):
         self.masks: list[Array] = []
         self.writers: dict[Node, Array] = {}
         self.readers: dict[Node, Array] = {}
+        # Asynchronous copies under way: where, those of no group yet, and groups, the oldest first.
+        self.flying: dict[Node, Array] = {}
+        self.loose: list[Flight] = []
+        self.groups: list[list[Flight]] = []
 
     def execute(self, node: Node) -> None:
         """Run one instruction for the active threads."""
@@ -137,6 +150,12 @@ class ThreadsMachine(LinearMachine):
         who = np.broadcast_to(
             self.threads[:, None] if offset.ndim > 1 else self.threads, offset.shape
         )
+        flying = self.flying.get(array)
+        if flying is not None and flying[offset[active]].any():
+            place = offset[active][flying[offset[active]]][0]
+            raise ProtocolError(
+                f"element {place} of {array!r} is touched while a copy to it is under way"
+            )
         for place, thread in zip(offset[active].tolist(), who[active].tolist(), strict=True):
             clash = writer[place] not in (_NOBODY, thread)
             if write:
@@ -236,8 +255,67 @@ def _any(machine: ThreadsMachine, node: Node) -> None:
     machine.values[node] = np.asarray(np.any(machine.use(node.src[0]), axis=-1))
 
 
+def _copy(machine: ThreadsMachine, node: Node) -> None:
+    """Elements that land when their group is waited for; nobody may touch the places till then."""
+    target, at, array, offset, *mask = node.src
+    nbytes, to, first = node.arg.immediates
+    lanes = nbytes // target.dtype.itemsize
+    every = machine.active[:, None]
+    taken = every & machine.use(mask[0])[..., None] if mask else every
+    count = np.arange(lanes)
+    shape = (machine.count, lanes)
+
+    def places(start: Node, more: int, active: Array, buffer: Node) -> Array:
+        found = np.asarray(machine.use(start), np.int64)[..., None] + more + count
+        found = np.broadcast_to(found, shape)
+        size = machine.buffer(buffer).size
+        bad = active & ((found < 0) | (found >= size) | (found[:, :1] % lanes != 0))
+        if bad.any():
+            raise IndexOutOfRange(
+                f"{node!r} of {buffer!r}", found=found[bad].tolist()[:8],
+                wanted=f"0 <= offset < {size}, a multiple of {lanes}",
+            )
+        return np.where(active, found, 0)
+
+    active = np.broadcast_to(every, shape)
+    target_places = places(at, to, active, target)
+    origin = places(offset, first, np.broadcast_to(taken, shape), array)
+    machine.note(node, target_places, active, True)
+    memory = machine.buffer(target)
+    data = np.where(taken, machine.buffer(array)[origin], np.zeros((), memory.dtype))
+    who = np.broadcast_to(machine.threads[:, None], shape)
+    memory[target_places[active]] = poisoned(int(active.sum()), target.dtype)
+    flying = machine.flying.setdefault(target, np.zeros(memory.size, np.bool_))
+    flying[target_places[active]] = True
+    machine.loose.append(Flight(target, target_places[active], data[active], who[active]))
+
+
+def _commit(machine: ThreadsMachine, node: Node) -> None:
+    machine.meet("a group of copies is closed")
+    machine.groups.append(machine.loose)
+    machine.loose = []
+
+
+def _wait(machine: ThreadsMachine, node: Node) -> None:
+    """All but so many groups land, seen by their own threads until the next barrier."""
+    machine.meet("a wait for copies")
+    last = max(len(machine.groups) - node.arg.immediates[0], 0)
+    landed = [one for group in machine.groups[:last] for one in group]
+    del machine.groups[:last]
+    for one in landed:
+        machine.buffer(one.array)[one.places] = one.data
+        machine.flying[one.array][one.places] = False
+        size = machine.buffer(one.array).size
+        writer = machine.writers.setdefault(one.array, np.full(size, _NOBODY))
+        writer[one.places] = one.threads
+
+
 def _machine(machine: ThreadsMachine, node: Node) -> None:
     name = node.arg.name
+    rule = _COPIES.get(name)
+    if rule is not None:
+        rule(machine, node)
+        return
     if name == "bar.sync":
         machine.meet("a barrier")
         machine.writers.clear()
@@ -254,6 +332,9 @@ def _machine(machine: ThreadsMachine, node: Node) -> None:
     raise CompilerBug("an instruction that ordinary kernels have not", found=name)
 
 
+_COPIES: MappingProxyType[str, Callable[[ThreadsMachine, Node], None]] = MappingProxyType(
+    {"cp.async": _copy, "cp.async.commit": _commit, "cp.async.wait": _wait}
+)
 _RULES: MappingProxyType[Op, Callable[[Any, Node], None]] = MappingProxyType(
     {
         Ops.BEGIN: _begin,

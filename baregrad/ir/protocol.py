@@ -68,9 +68,10 @@ class Pipe:
 class CopyTo:
     """How COPYTO moves its tile: an engine, and what tells that it is done.
 
-    engine: `tma` (device memory to shared memory, completes bytes of a pipe) or `tma_store` (shared
-    memory to device memory, completes in a group of its own). multicast: the tile lands in every
-    block of the cluster.
+    engine: `tma` (device memory to shared memory, completes bytes of a pipe), `tma_store` (shared
+    memory to device memory, completes in a group of its own) or `async` (each thread its own
+    elements, from device memory to shared memory; completes with the group that COMMIT closes).
+    multicast: the tile lands in every block of the cluster.
     """
 
     engine: str
@@ -96,9 +97,11 @@ class Mma:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Wait until at most `keep` groups of an engine (`mma` or `tma_store`) are in flight.
+    """Wait until at most `keep` groups of an engine (`mma`, `tma_store`, `copy`) are in flight.
 
-    reads_only: of stores, it is enough that their source was read.
+    `copy`: the thread's own asynchronous copies; of `lanes` there is nothing in flight. After both
+    the block's threads meet, so that each sees what all have waited for. reads_only: of stores, it
+    is enough that their source was read.
     """
 
     engine: str

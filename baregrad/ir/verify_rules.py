@@ -453,6 +453,10 @@ def _pipe(node: Node, level: str) -> str | None:
 
 
 def _pipe_step(node: Node, level: str) -> str | None:
+    if not node.src and node.op is Ops.COMMIT:
+        return None
+    if len(node.src) != 2:
+        return f"{node.op.name} of {len(node.src)} sources, wanted a pipe and a counter"
     pipe, counter = node.src
     if pipe.op is not Ops.PIPE or counter.dtype is not dtypes.index:
         return f"{node.op.name} of {pipe.op.name} and {counter.dtype}, wanted PIPE and index"
@@ -461,7 +465,7 @@ def _pipe_step(node: Node, level: str) -> str | None:
 
 def _copy_to(node: Node, level: str) -> str | None:
     sources = node.src
-    if sources[-2].op is Ops.PIPE:
+    if len(sources) > 1 and sources[-2].op is Ops.PIPE:
         sources = sources[:-2]
     elif node.arg.engine == "tma":
         return "a COPYTO of engine tma without a pipe that counts its bytes"

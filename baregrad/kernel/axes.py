@@ -18,11 +18,13 @@ from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, by_id, distinct_axes, itemsize, out_axes
+from baregrad.kernel.pipelines import check_pipeline
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
     GPU_UNITS,
     Bind,
     Collapse,
+    Pipeline,
     Reorder,
     Schedule,
     Split,
@@ -31,6 +33,7 @@ from baregrad.kernel.schedule_value import (
     Step,
     StreamOutput,
 )
+from baregrad.kernel.shared_layouts import check_layout
 from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
 SCANNED = "a scan runs along the axis"
@@ -100,6 +103,7 @@ class AxisTable:
     staged_reductions: list[StageReduce] = field(default_factory=list)
     staged: set[str] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
+    pipelines: list[Pipeline] = field(default_factory=list)
     grain: int = 1
     gpu: GpuTarget | None = None
     room: int = 0
@@ -117,6 +121,8 @@ class AxisTable:
             self._collapse(step)
         elif isinstance(step, StreamOutput):
             self._stream(step)
+        elif isinstance(step, Pipeline):
+            check_pipeline(self, step)
         else:
             self._stage(step)
 
@@ -137,6 +143,8 @@ class AxisTable:
         names = step.axes if isinstance(step, StageInput) else (step.axis, *step.axes)
         if len(set(step.axes)) != len(step.axes):
             raise ScheduleError(f"{step} names an axis twice")
+        if isinstance(step, StageInput):
+            check_layout(step, self.gpu is not None)
         count = 1
         for name in names:
             axis = self.axis(name, step)
@@ -319,7 +327,9 @@ class AxisTable:
                 f"{step} is not legal: a tile lies in registers", found=f"{axis.extent} elements",
                 wanted=f"at most {self.registers}", hint="split the axis first",
             )
-        if axis.whole and (axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS):
+        piped = any(pipeline.axis == axis.name for pipeline in self.pipelines)
+        threads = axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS
+        if axis.whole and (threads or piped):
             raise ScheduleError(f"{step} is not legal: {axis.whole}", found=step.unit)
         # An empty axis runs on nothing; a tile of no elements would be no tile. One block or one
         # thread is nothing to tell apart.

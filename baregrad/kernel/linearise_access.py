@@ -107,7 +107,7 @@ class Address:
         return total
 
 
-_ACCESSES = Ops.LOAD.bit | Ops.STORE.bit
+_ACCESSES = Ops.LOAD.bit | Ops.STORE.bit | Ops.COPYTO.bit
 _FIXED, _UNROLLED, _POINT, _LANES, _VECTOR = range(5)
 
 
@@ -166,7 +166,7 @@ class Memory:
         groups: dict[Terms, int] = {}
         for node in toposort_having(_ACCESSES, kernel):
             op = node.op
-            if op is Ops.STORE:
+            if op is Ops.STORE or op is Ops.COPYTO:
                 indices = node.src[2:]
                 self.written.add(node.src[0])
             elif op is Ops.LOAD:

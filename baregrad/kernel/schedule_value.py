@@ -96,15 +96,23 @@ class StageInput:
     axes that the input's elements depend on, outside the loops that they do not depend on. With
     `lanes`, it is made so many elements at a time along the axis on which the input's elements are
     adjacent, which is padded to whole vectors; without, as its axes are bound.
+
+    In the shared memory of a GPU's block a row is the last of `axes`, as many as reach all banks
+    (128 bytes) but not the first. Rows are `pad` elements apart; or chunk c of 16 bytes of row r
+    lies where chunk c ^ r would, in the lowest `swizzle` bits of both.
     """
 
     param: int
     axes: tuple[str, ...]
     lanes: int = 0
+    pad: int | None = None
+    swizzle: int = 0
 
     def __str__(self) -> str:
         lanes = f", lanes={self.lanes}" if self.lanes else ""
-        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{lanes})"
+        pad = f", pad={self.pad}" if self.pad is not None else ""
+        swizzle = f", swizzle={self.swizzle}" if self.swizzle else ""
+        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{lanes}{pad}{swizzle})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,30 @@ class StreamOutput:
         return f"stream_output({self.param})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The copies that each iteration of the loop `axis` makes are begun ahead of their iteration.
+
+    A copy then has `depth` slots, taken in turns: while one is read the next are on their way. With
+    the engine `lanes` the threads hold what comes in registers and store it once the iteration is
+    computed; with `async` it goes from memory to the slot by itself.
+    """
+
+    axis: str
+    depth: int = 2
+    engine: str = "lanes"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of."""
+        return (self.axis,)
+
+    def __str__(self) -> str:
+        engine = f", engine={self.engine!r}" if self.engine != "lanes" else ""
+        return f"pipeline({self.axis!r}, depth={self.depth}{engine})"
+
+
+Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput | Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +230,14 @@ def parallelise(axis: str, grain: int = 1) -> Bind:
     return Bind(axis, "pool", grain)
 
 
-def stage_input(param: int, *axes: str, lanes: int = 0) -> StageInput:
-    """The input is copied to scratch memory laid out over `axes`, `lanes` elements at a time."""
-    return StageInput(param, axes, lanes)
+def stage_input(
+    param: int, *axes: str, lanes: int = 0, pad: int | None = None, swizzle: int = 0
+) -> StageInput:
+    """The input is copied to nearer memory laid out over `axes`, `lanes` elements at a time.
+
+    pad: elements between rows. swizzle: bits of chunks' numbers that are mixed with rows' numbers.
+    """
+    return StageInput(param, axes, lanes, pad, swizzle)
 
 
 def stage_reduce(axis: str, *axes: str) -> StageReduce:
@@ -214,6 +250,11 @@ def stream_output(param: int) -> StreamOutput:
     return StreamOutput(param)
 
 
+def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
+    """What each iteration of the loop copies is begun `depth` - 1 iterations before it."""
+    return Pipeline(axis, depth, engine)
+
+
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
     {
         "split": split,
@@ -223,6 +264,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
         "stream_output": stream_output,
+        "pipeline": pipeline,
     }
 )
 
@@ -272,11 +314,14 @@ def _check_types(step: Step, found: str) -> None:
         texts, good = (*step.axes, step.name), True
     elif isinstance(step, StageInput):
         texts, good = step.axes, type(step.param) is int and type(step.lanes) is int
-        good = good and step.lanes >= 0
+        good = good and step.lanes >= 0 and (step.pad is None or type(step.pad) is int)
+        good = good and type(step.swizzle) is int
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
+    elif isinstance(step, Pipeline):
+        texts, good = (step.axis, step.engine), type(step.depth) is int
     else:
         texts, good = step.axes, True
     if not good or not all(type(text) is str for text in texts):

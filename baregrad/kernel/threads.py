@@ -21,6 +21,7 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, alu, const, extent_of, make_node, rebuild, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.barriers import with_barriers
+from baregrad.kernel.shared_layouts import with_addresses
 
 # Blocks of a launch, at most: the limit of a grid's first dimension.
 MOST_BLOCKS = (1 << 31) - 1
@@ -76,7 +77,8 @@ def to_threads(kernel: Node) -> Node:
         some = index.less(0, worker.expression(index.as_node(total)))
         statements = (make_node(Ops.IF, dtypes.token, (some, _sequence(statements))),)
     info = kernel.arg._replace(device="GPU", block=worker.block)
-    return with_barriers(Node(Ops.KERNEL, kernel.dtype, statements, info))
+    done = with_barriers(Node(Ops.KERNEL, kernel.dtype, statements, info))
+    return with_addresses(done)
 
 
 class _Threads:
@@ -106,7 +108,7 @@ class _Threads:
         for node in toposort(kernel):
             if node.op is Ops.RANGE and node.arg.is_thread:
                 self.memo[node] = self.places.get(node.arg.bind, _ZERO)
-            elif node.op is Ops.LOAD or node.op is Ops.STORE:
+            elif node.op in (Ops.LOAD, Ops.STORE):
                 self._note(node)
 
     def _note(self, access: Node) -> None:
@@ -137,8 +139,10 @@ class _Threads:
             condition, body = node.src
             inside = self.statement(body, around | condition.ranges)
             return make_node(op, dtypes.token, (self.expression(condition), inside))
-        if op is Ops.STORE:
+        if op is Ops.STORE or op is Ops.COPYTO:
             return self.store(node, around)
+        if op is Ops.COMMIT or op is Ops.DONE:
+            return node
         raise CompilerBug("not a statement of a block's threads", found=node)
 
     def store(self, node: Node, around: frozenset[Node]) -> Node:
@@ -149,7 +153,7 @@ class _Threads:
         inside = self.expression(value)
         rewritten = tuple([self.expression(place) for place in places])
         array, rewritten = self.access(array, rewritten)
-        done = make_node(Ops.STORE, dtypes.token, (array, inside, *rewritten), node.arg)
+        done = make_node(node.op, dtypes.token, (array, inside, *rewritten), node.arg)
         if array.op is Ops.ALLOC and array.arg.space in _PRIVATE:
             return done
         axes = around.union(value.ranges, *[place.ranges for place in places])

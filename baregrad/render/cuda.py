@@ -307,11 +307,35 @@ def _atomic_add(f: CText, node: Node) -> None:
         f.define(node, f"({f.type(node.dtype)}){text}")
 
 
+def _copy(f: CText, node: Node) -> None:
+    """An asynchronous copy; in the text of PTX, since the compiler has no headers."""
+    nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
+    shared, at, array, offset, *mask = node.src
+    target = f"(u32)__cvta_generic_to_shared(&{f.names[shared]}[{f.use(at)} + {to}])"
+    origin = f"&{f.names[array]}[{f.use(offset)} + {first}]"
+    taken = f"{f.use(mask[0])} ? {nbytes} : 0" if mask else str(nbytes)
+    way = "cg" if nbytes == 16 else "ca"
+    f.line(
+        f'asm volatile("cp.async.{way}.shared.global [%0], [%1], {nbytes}, %2;" :: '
+        f'"r"({target}), "l"({origin}), "r"({taken}) : "memory");'
+    )
+
+
+def _group(f: CText, node: Node) -> None:
+    """A group of copies is closed, or waited for."""
+    closes = node.arg.name == "cp.async.commit"
+    text = "commit_group" if closes else f"wait_group {node.arg.immediates[0]}"
+    f.line(f'asm volatile("cp.async.{text};" ::: "memory");')
+
+
 _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyType(
     {
         "bar.sync": _barrier,
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in _SHUFFLES], _shuffle),
         "atom.add": _atomic_add,
+        "cp.async": _copy,
+        "cp.async.commit": _group,
+        "cp.async.wait": _group,
     }
 )
 

@@ -6,7 +6,8 @@ immediates in brackets and their sources:
     mma.sync (k, type) A words, B words, C     C += A B^T, of 16 x 8: registers that are changed
     ldmatrix (count, turned) shared, offset, W  `count` 8 x 8 matrices of 16-bit elements into the
                                                registers W; lane 8i + r tells row r of matrix i
-    cp.async (bytes) shared, offset, array, offset[, mask]   zeros where the mask is false
+    cp.async (bytes[, at, first]) shared, offset, array, offset[, mask]   zeros where the mask is
+                                               false; `at` and `first` elements behind the offsets
     cp.async.commit    cp.async.wait (keep)    copies in groups; all but the last `keep` are there
     elect                                      whether this is the one lane that a warp sends
 
@@ -95,13 +96,13 @@ def _load_matrices(f: PtxText, node: Node) -> None:
 
 
 def _copy(f: PtxText, node: Node) -> None:
-    (nbytes,) = node.arg.immediates
+    nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
     shared, at, array, offset, *mask = node.src
     _need(f, node, (8, 0))
     if nbytes not in (4, 8, 16):
         raise CompilerBug("a copy of so many bytes", found=nbytes, wanted="4, 8 or 16")
-    target = place_of(f, shared, at, 0, 0).text()
-    source = place_of(f, array, offset, 0, 0).text()
+    target = place_of(f, shared, at, 0, to).text()
+    source = place_of(f, array, offset, 0, first).text()
     # Whole sectors need not pass through the first level cache.
     operands = [target, source, str(nbytes)]
     if mask:
