@@ -26,17 +26,17 @@ CALIBRATION_STEPS = 200_000
 BATCH = 4
 
 
-def calibrate() -> float:
-    """Seconds of a fixed piece of interpreter work (dicts, tuples, attribute reads), best of 5."""
+def calibrate(steps: int = CALIBRATION_STEPS, rounds: int = 5) -> float:
+    """Seconds of a fixed piece of interpreter work (dicts, tuples, integers), best of `rounds`."""
 
     def work() -> None:
         table: dict[tuple[int, int], int] = {}
-        for step in range(CALIBRATION_STEPS):
+        for step in range(steps):
             key = (step & 1023, step >> 10)
             table[key] = table.get(key, 0) + step
 
     best = float("inf")
-    for _ in range(5):
+    for _ in range(rounds):
         begin = time.process_time()
         work()
         best = min(best, time.process_time() - begin)

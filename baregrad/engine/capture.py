@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from baregrad.base.errors import JitError
 from baregrad.engine.executor import Executable
 from baregrad.engine.session import Run, Session, current_session
 from baregrad.ir.attrs import BufferRef
+from baregrad.program import evaluate
 from baregrad.runtime.commands import CommandList, Operand, Slot
 from baregrad.runtime.interface import Buffer
 from baregrad.schedule import Launch, Plan
@@ -145,13 +146,15 @@ class Replay:
         self._result = {id(ref.handle) for ref in self.outputs}
         made = made_by(self.runs)
         # Results that no run makes: copies of what was read, taken before anything is changed.
-        self._unmade = [ref.handle for ref in self.outputs if id(ref.handle) not in made]
+        unmade = (ref.handle for ref in self.outputs if id(ref.handle) not in made)
+        self._unmade = list(dict.fromkeys(unmade))
         # Results that lie where state is: copies taken last, before other state is updated.
         late = (ref.handle for ref in self.outputs if id(ref.handle) in made)
         self._late = [handle for handle in dict.fromkeys(late) if id(handle) in kept]
+        self._forms = self._result_forms()
+        self._is_symbolic = any(not _is_plain(shape) for shape, _ in self._forms)
         self._list: CommandList | None = None
         self._arena: Buffer | None = None
-        self._keep: list[Any] = []
         if self.runs and isinstance(self.runs[0].executable, Executable):
             self._record()
 
@@ -171,6 +174,37 @@ class Replay:
             commands.copy(Slot(slot), self._place(handle), handle.nbytes)
         self._record_updates(commands)
         self._list = commands
+        self._has_work = len(commands) > 0
+        self._used = len(commands.slot_nbytes)
+        self._lay_out_table()
+
+    def _lay_out_table(self) -> None:
+        """Say what follows the inputs in a call's table of buffers, and where results lie in it.
+
+        That is fresh memory, the first of it in slots of the list, of the sizes in `_sizes`; then
+        copies of what no run makes; then what is the same at every call.
+        """
+        self._sizes = [run.executable.size(index) for run, index, _ in self._fresh]
+        self._sizes += [handle.nbytes for handle in self._late]
+        places = self._slots | self._position
+        end = len(self.inputs) + len(self._fresh)
+        places |= {id(handle): i for i, handle in enumerate((*self._late, *self._unmade), end)}
+        end += len(self._late) + len(self._unmade)
+        self._same: list[Buffer] = []
+        for ref in self.outputs:
+            if places.setdefault(id(ref.handle), end) == end:
+                self._same.append(ref.handle)
+                end += 1
+        self._places = [places[id(ref.handle)] for ref in self.outputs]
+
+    def _result_forms(self) -> list[tuple[tuple[Any, ...], str]]:
+        """Shapes, symbolic where those of the nodes that they were are, and devices of results."""
+        symbolic: dict[int, tuple[Any, ...]] = {}
+        for run in self.runs:
+            for node, held in zip(run.program.sink.src, run.outputs, strict=True):
+                if not _is_plain(node.shape):
+                    symbolic.setdefault(id(held.handle), node.shape)
+        return [(symbolic.get(id(ref.handle), ref.shape), ref.device) for ref in self.outputs]
 
     def _number_fresh(self) -> None:
         """Give a slot to each array that every call must allocate: results and symbolic sizes."""
@@ -227,63 +261,67 @@ class Replay:
     # -----------------------------------------------------------------------------------
 
     def __call__(
-        self, inputs: Sequence[Buffer], variables: Mapping[str, int]
-    ) -> list[tuple[Buffer, tuple[int, ...]]]:
-        """Run over other arguments: each result's fresh memory and its concrete shape."""
-        copied = {id(handle): _twin(self._now(handle, inputs)) for handle in self._unmade}
-        if self._list is None:
-            return self._reexecute(inputs, variables, copied)
-        table = list(inputs)
-        fresh: dict[int, Buffer] = {}
-        for run, index, key in self._fresh:
-            nbytes = run.executable.nbytes_of(index, variables)
-            fresh[key] = run.backend.device.allocate(nbytes)
-            table.append(fresh[key])
-        for handle in self._late:
-            copied[id(handle)] = handle.device.allocate(handle.nbytes)
-            table.append(copied[id(handle)])
-        if len(self._list):
-            device = self.runs[0].backend.device
-            device.submit(self._list, table[: len(self._list.slot_nbytes)], variables)
-        for key, place in self._position.items():
-            fresh[key] = inputs[place]
-        fresh.update(copied)
-        return [
-            (fresh.get(id(ref.handle), ref.handle), self._shape(ref, variables))
-            for ref in self.outputs
-        ]
+        self,
+        inputs: Sequence[Buffer],
+        variables: Mapping[str, int],
+        spare: Mapping[int, Buffer],
+    ) -> list[Buffer]:
+        """Run over other arguments: where each result lies now, in the order of `outputs`.
+
+        `spare` gives memory, by the number that `slot_of` says, for results that are not to get
+        fresh memory.
+        """
+        copies: list[Buffer] = []
+        if self._unmade:
+            copies = [_twin(self._now(handle, inputs)) for handle in self._unmade]
+        commands = self._list
+        if commands is None:
+            return self._reexecute(inputs, variables, copies)
+        device = commands.device
+        table = [*inputs]
+        for slot, size in enumerate(self._sizes):
+            buffer = spare.get(slot)
+            if buffer is None:
+                nbytes = size if isinstance(size, int) else evaluate(size, variables)
+                buffer = device.allocate(nbytes)
+            table.append(buffer)
+        if self._has_work:
+            device.submit(commands, table[: self._used], variables)
+        table += copies
+        table += self._same
+        return list(map(table.__getitem__, self._places))
+
+    def slot_of(self, position: int) -> int:
+        """The number of a result's fresh memory, -1 for one without memory of one size."""
+        if self._list is not None:
+            slot = self._places[position] - len(self.inputs)
+            if 0 <= slot < len(self._sizes) and isinstance(self._sizes[slot], int):
+                return slot
+        return -1
+
+    def ref(self, position: int, handle: Buffer, variables: Mapping[str, int]) -> BufferRef:
+        """A call's result, which lies in `handle`."""
+        shape, device = self._forms[position]
+        if self._is_symbolic:
+            shape = Session.concrete(shape, variables)
+        return BufferRef(handle, shape, device)
 
     def _now(self, handle: Buffer, inputs: Sequence[Buffer]) -> Buffer:
         place = self._position.get(id(handle))
         return handle if place is None else inputs[place]
 
-    def _shape(self, ref: BufferRef, variables: Mapping[str, int]) -> tuple[int, ...]:
-        shape = self._symbolic.get(id(ref.handle))
-        if shape is not None:
-            return Session.concrete(shape, variables)
-        return cast(tuple[int, ...], ref.shape)
-
-    @cached_property
-    def _symbolic(self) -> dict[int, tuple[Any, ...]]:
-        """The shapes, by the id of the handle, of results whose shapes are not numbers alone."""
-        found: dict[int, tuple[Any, ...]] = {}
-        for run in self.runs:
-            for node, held in zip(run.program.sink.src, run.outputs, strict=True):
-                if any(not isinstance(extent, int) for extent in node.shape):
-                    found.setdefault(id(held.handle), node.shape)
-        return found
-
     def _reexecute(
         self,
         inputs: Sequence[Buffer],
         variables: Mapping[str, int],
-        copied: dict[int, Buffer],
-    ) -> list[tuple[Buffer, tuple[int, ...]]]:
+        copies: list[Buffer],
+    ) -> list[Buffer]:
         """Replay on a backend that records no command lists."""
+        copied = {id(handle): copy for handle, copy in zip(self._unmade, copies, strict=True)}
         table: dict[int, Buffer] = {key: inputs[place] for key, place in self._position.items()}
         for run in self.runs:
             refs = tuple(
-                replace(ref, handle=table.get(id(ref.handle), ref.handle))
+                ref._replace(handle=table.get(id(ref.handle), ref.handle))
                 for ref in run.program.inputs
             )
             program = replace(run.program, inputs=refs, variables=variables)
@@ -297,16 +335,15 @@ class Replay:
                     table[id(ref.handle)] = buffer
         for handle in self._late:
             copied[id(handle)] = _twin(table.get(id(handle), handle))
-        copies = [
+        updates = [
             (table.get(id(changed), changed).contents(), table.get(id(kept), kept))
             for changed, kept in self.updates
         ]
-        for data, kept in copies:
+        for data, kept in updates:
             kept.device.copy_in(kept, data)
-        return [
-            (
-                copied.get(id(ref.handle)) or table.get(id(ref.handle), ref.handle),
-                self._shape(ref, variables),
-            )
-            for ref in self.outputs
-        ]
+        table |= copied
+        return [table.get(id(ref.handle), ref.handle) for ref in self.outputs]
+
+
+def _is_plain(shape: tuple[Any, ...]) -> bool:
+    return all(isinstance(extent, int) for extent in shape)

@@ -79,9 +79,9 @@ class Executable:
         found = [i for i, buffer in enumerate(self.plan.buffers) if buffer.kind == "output"]
         return tuple(sorted(found, key=lambda i: self.plan.buffers[i].slot))
 
-    def nbytes_of(self, index: int, variables: Mapping[str, int]) -> int:
+    def size(self, index: int) -> LaunchExpr:
         """The size in bytes of a buffer of the plan."""
-        return evaluate(self._sizes[index], variables)
+        return self._sizes[index]
 
     def arena_nbytes(self, variables: Mapping[str, int]) -> int:
         """The size in bytes of the memory that a run's temporaries share."""
@@ -113,7 +113,8 @@ class Executable:
 
     def allocate_outputs(self, variables: Mapping[str, int]) -> list[Buffer]:
         """Fresh memory for every output of a run."""
-        return [self.device.allocate(self.nbytes_of(i, variables)) for i in self.output_indices()]
+        sizes = (self._sizes[index] for index in self.output_indices())
+        return [self.device.allocate(evaluate(size, variables)) for size in sizes]
 
     def run(
         self,

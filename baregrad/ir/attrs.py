@@ -33,8 +33,7 @@ class Handle(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BufferRef:
+class BufferRef(NamedTuple):
     """A realised array: the runtime's buffer, its shape and its device's name.
 
     The graph keeps `handle` alive, so a buffer lives exactly as long as something can read it.
@@ -46,19 +45,6 @@ class BufferRef:
     shape: tuple[int | Node, ...]
     device: str
     version: int = 0
-
-    def __hash__(self) -> int:
-        return hash((id(self.handle), self.shape))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BufferRef):
-            return NotImplemented
-        return (
-            self.handle is other.handle
-            and self.shape == other.shape
-            and self.device == other.device
-            and self.version == other.version
-        )
 
     def renewed(self, handle: Any = None) -> BufferRef:
         """The same array after its memory, or that of `handle`, was overwritten."""

@@ -300,7 +300,7 @@ TensorRule = Callable[[Node, list[Any], _Inputs], Value]
 TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType(
     {
         **dict.fromkeys(
-            (*SCALAR_RULES, Ops.CAST, Ops.BITCAST),
+            [op for op in (*SCALAR_RULES, Ops.CAST, Ops.BITCAST) if "tensor" in op.levels],
             lambda node, operands, inputs: apply_scalar_op(node, *operands),
         ),
         **dict.fromkeys(

@@ -128,6 +128,16 @@ def _fma(dtype: DType, x: Array, y: Array, z: Array) -> Any:
     return np.vectorize(_fma_exact, otypes=[np.float64])(x, y, z)
 
 
+def _dot4(dtype: DType, x: Array, y: Array, z: Array) -> Array:
+    """z + the products of the unsigned bytes of x and the signed bytes of y, modulo 2**32."""
+    total = np.asarray(z, np.int64)
+    for place in range(0, 32, 8):
+        unsigned = (np.asarray(x, np.int64) >> place) & 255
+        signed = (np.asarray(y, np.int64) << (56 - place)) >> 56
+        total = total + unsigned * signed
+    return total.astype(np.int32)
+
+
 def _fma_float32(x: Array, y: Array, z: Array) -> Array:
     """x*y + z rounded once to float32: the product is exact in float64, the sum rounds to odd.
 
@@ -312,6 +322,7 @@ SCALAR_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.THREEFRY: _own(threefry2x32),
         Ops.WHERE: _own(np.where),
         Ops.FMA: _fma,
+        Ops.DOT4: _dot4,
     }
 )
 

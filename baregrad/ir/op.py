@@ -136,6 +136,13 @@ class Ops:
     # ternary arithmetic
     WHERE = _r("WHERE", "ternary", ALL, 3, "y if cond else z, element by element")
     FMA = _r("FMA", "ternary", ALL, 3, "x*y + z with one rounding")
+    DOT4 = _r(
+        "DOT4",
+        "ternary",
+        KLL,
+        3,
+        "z + the products of the four unsigned bytes of x and the signed ones of y, of int32",
+    )
 
     # conversions
     CAST = _r(

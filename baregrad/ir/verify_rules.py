@@ -60,8 +60,12 @@ KINDS: MappingProxyType[Op, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys((Ops.NOT, Ops.AND, Ops.OR, Ops.XOR), _BITS),
         Ops.MOD: _NUMERIC,
         Ops.THREEFRY: ("uint",),
+        Ops.DOT4: ("int",),
     }
 )
+
+
+_ONE_KIND = MappingProxyType({Ops.THREEFRY: dtypes.uint64, Ops.DOT4: dtypes.int32})
 
 
 def elementwise_rule(node: Node, level: str) -> str | None:
@@ -83,7 +87,7 @@ def elementwise_rule(node: Node, level: str) -> str | None:
     wanted = dtypes.bool if op in COMPARE else kind
     if node.dtype is not wanted:
         return f"{op.name} of {kind} has dtype {node.dtype}, wanted {wanted}"
-    if kind.kind not in KINDS[op] or (op is Ops.THREEFRY and kind is not dtypes.uint64):
+    if kind.kind not in KINDS[op] or _ONE_KIND.get(op, kind) is not kind:
         return f"{op.name} does not compute with {kind}"
     if kind.storage_only:
         return f"{op.name} of {kind}, which is stored and cast but not computed with"

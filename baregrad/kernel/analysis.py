@@ -137,6 +137,11 @@ def offset_of(node: Node) -> Offset:
     return found
 
 
+def is_read(node: Node) -> bool:
+    """Whether a node reads an element of an argument array."""
+    return node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
+
+
 def in_bounds(node: Node) -> bool:
     """Whether an INDEX stays inside its array whatever its axes are, guarded or not."""
     for position, extent in zip(node.src[1:], node.src[0].shape, strict=True):

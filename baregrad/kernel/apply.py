@@ -24,18 +24,27 @@ from baregrad.ir.node import (
     extent_of,
     make_node,
     range_node,
-    rebuild,
     substitute,
     toposort,
 )
 from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import by_id, facts_of, in_bounds, offset_of, out_axes
+from baregrad.kernel.analysis import by_id, facts_of, in_bounds, is_read, offset_of, out_axes
 from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_after
+from baregrad.kernel.byte_dots import (
+    BYTES,
+    Word,
+    at_byte,
+    byte_factors,
+    turned_over,
+    word_of,
+    word_product,
+    word_slots,
+)
 from baregrad.kernel.input_copies import copied_places, copy_loops
+from baregrad.kernel.loop_pieces import combined, state_parts
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
 from baregrad.kernel.pipelines import slots_of
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
-from baregrad.kernel.shared_layouts import layout_of
 from baregrad.kernel.sharing import prepare
 from baregrad.target import AnyTarget
 
@@ -121,7 +130,10 @@ class _Rewriter:
         for position, name in enumerate(table.order):
             axis = table.axes[name]
             several = table.grain > 1 or not isinstance(axis.extent, int) or name in table.staged
-            if axis.unit == "pool" and chunked and several:
+            if name in table.tensorized:
+                self.ranges[name] = range_node(1, position, name)
+                self.dead.add(name)
+            elif axis.unit == "pool" and chunked and several:
                 self.ranges[name] = self.chunks(axis, position)
             else:
                 self.ranges[name] = range_node(axis.extent, position, name, axis.unit)
@@ -140,6 +152,8 @@ class _Rewriter:
         # Held, since what is known is found by the identity of the ranges that it is over.
         self.copied_ranges: list[Mapping[str, Node]] = []
         self.staged_params = frozenset(step.param for step in table.staged_inputs)
+        # Arguments that are read as words of bytes alone, at the loop level.
+        self.words = word_slots(table) if chunked and table.tensorized else frozenset()
         self.masked = any(p.limits for pieces in table.pieces.values() for p in pieces)
 
     def chunks(self, axis: Axis, position: int) -> Node:
@@ -251,8 +265,12 @@ class _Rewriter:
         if found is None:
             arg = node.arg
             streamed = arg.slot in self.table.streamed
-            flat = Param(arg.slot, (index.product(arg.shape),), arg.name, streamed)
-            found = self.flat[node] = make_node(Ops.PARAM, node.dtype, (), flat)
+            size = index.product(arg.shape)
+            dtype = node.dtype
+            if arg.slot in self.words:
+                size, dtype = index.floordiv(size, BYTES), dtypes.int32
+            flat = Param(arg.slot, (size,), arg.name, streamed)
+            found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:
@@ -385,20 +403,28 @@ class _Rewriter:
         simpler = index.resimplify(current)
         return current if simpler is None else simpler
 
-    def read(self, node: Node, scope: Scope) -> Node:
-        """A read of an input, or a guarded one: in place, or through its copy if it has one."""
+    def read(self, node: Node, scope: Scope, word: Word | None = None) -> Node:
+        """A read of an input, or a guarded one: in place, or through its copy if it has one.
+
+        word: bytes are read as one word.
+        """
         where = node if node.op is Ops.INDEX else node.src[1]
         if scope.ranges is self.ranges and where.src[0].arg.slot in self.staged_params:
             for step in self.table.staged_inputs:
                 if step.param == where.src[0].arg.slot:
-                    found = self.staged(step, node, where, scope)
+                    found = self.staged(step, node, where, scope, word)
                     if found is not None:
                         return found
+        if word is not None and where.src[0].arg.slot not in self.words:
+            return self.packed(node, scope, word)
         src = (self.array(where.src[0]), self.offset(where, scope))
-        value = make_node(self.read_op, node.dtype, src)
+        if src[0].dtype is not node.dtype:
+            src = (src[0], index.as_node(index.floordiv(src[1], BYTES)))
+        value = make_node(self.read_op, src[0].dtype, src)
         inside = self.limits(by_id(node.ranges), scope) if scope.early else TRUE
         if where is node:
-            return guarded(inside, value)
+            value = guarded(inside, value)
+            return turned_over(value) if word is not None and word.turned else value
         (condition,) = self.values((node.src[0],), scope)
         if inside is not TRUE:
             condition = index.both(inside, condition)
@@ -406,7 +432,18 @@ class _Rewriter:
         simpler = index.resimplify(covered)
         return covered if simpler is None else simpler
 
-    def staged(self, step: StageInput, node: Node, where: Node, scope: Scope) -> Node | None:
+    def packed(self, node: Node, scope: Scope, word: Word) -> Node:
+        """The word of the bytes that a read gives along an axis."""
+        values = []
+        for place in range(BYTES):
+            pieces = {axis: at_byte(p, word.axis, place) for axis, p in scope.pieces.items()}
+            values.append(self.read(node, Scope(pieces, scope.ranges, scope.early or self.masked)))
+        packed = word_of(values)
+        return turned_over(packed) if word.turned else packed
+
+    def staged(
+        self, step: StageInput, node: Node, where: Node, scope: Scope, word: Word | None
+    ) -> Node | None:
         """A read through a copy in scratch memory; None if the step's copy does not hold it.
 
         A guard stays with the copy, so that what reads the copy is not guarded.
@@ -418,24 +455,27 @@ class _Rewriter:
         free = [axis for axis in used if axis not in names and axis not in self.dead]
         if any(self.ranges[name].arg.is_tile for name in free):
             return None
-        key = (step, node, *(id(scope.pieces[axis]) for axis in by_id(node.ranges)))
+        key = (step, node, word, *(id(scope.pieces[axis]) for axis in by_id(node.ranges)))
         stage = self.copies.get(key)
         if stage is None:
             first = len(self.table.order) * 2 * (1 + len(self.copies))
             gpu = self.table.gpu is not None
-            copy = copy_loops(step, where, names, self.ranges, scope.pieces, first, gpu)
+            inner = "" if word is None else word.axis
+            whole = where.src[0].arg.slot in self.words
+            copy = copy_loops(
+                step, where, names, self.ranges, scope.pieces, first, gpu, inner, whole
+            )
             ranges = {**self.ranges, **copy.ranges}
             self.copied_ranges.append(ranges)
             early = self.masked or copy.pieces is not scope.pieces
-            value = self.read(node, Scope(copy.pieces, ranges, early))
+            value = self.read(node, Scope(copy.pieces, ranges, early), word)
             space = Stage("scratch")
             if gpu:
-                layout = layout_of(step, value, copy.axes)
-                pipeline, space = slots_of(self.table.pipelines, value, copy.axes, layout)
-                self.applied.update(() if pipeline is None else (pipeline,))
-            stage = self.copies[key] = make_node(Ops.STAGE, node.dtype, (value, *copy.axes), space)
+                pipelines, space = slots_of(self.table.pipelines, step, value, copy.axes)
+                self.applied.update(pipelines)
+            stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *copy.axes), space)
         self.applied.add(step)
-        return make_node(Ops.INDEX, node.dtype, (stage, *copied_places(stage, names, self.ranges)))
+        return make_node(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, self.ranges)))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
@@ -479,14 +519,44 @@ class _Rewriter:
         outside = {axis: scope.pieces[axis] for axis in free}
         for choice in self.combinations(own):
             inside = self.scope({**outside, **choice}, scope.ranges, self.masked)
-            new = self.values(values, inside)
-            if self.masked:
-                new = within(monoid, new, self.limits(own, inside))
-            one = make_node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
-            each = _parts(self.carried(one), monoid)
+            each = self.dotted(node, choice, inside) if self.table.tensorized else ()
+            if not each:
+                new = self.values(values, inside)
+                if self.masked:
+                    new = within(monoid, new, self.limits(own, inside))
+                one = make_node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
+                each = state_parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
         return total
+
+    def dotted(self, node: Node, choice: Pieces, scope: Scope) -> tuple[Node, ...]:
+        """A sum of products of bytes, four at a time; nothing where no instruction is to do so.
+
+        What lies past the end of the bytes is 0 in the factor that is not turned over.
+        """
+        names = {name for piece in choice.values() for name, _ in piece.terms}
+        axis = next((name for name in names if name in self.table.tensorized), "")
+        found = byte_factors(node.src[0]) if axis else None
+        if found is None:
+            return ()
+        # The factor with lanes is summed by itself where the other is turned over.
+        turned, other = sorted(found, key=lambda factor: self.has_lanes(factor, scope))
+        signs = (turned.dtype.kind == "int", other.dtype.kind == "int")
+        first = self.read(turned, scope, Word(axis, signs[0] == signs[1]))
+        product, excess = word_product(first, self.read(other, scope, Word(axis, False)), signs)
+        axes = self.final_axes(choice)
+        total, *off = [
+            self.carried(make_node(Ops.REDUCE, node.dtype, (value, *axes), node.arg))
+            for value in (product, excess)
+            if value is not None
+        ]
+        return (alu(Ops.SUB, total, off[0]),) if off else (total,)
+
+    def has_lanes(self, node: Node, scope: Scope) -> bool:
+        """Whether an axis of lanes moves what a node reads."""
+        names = [name for axis in node.ranges for name, _ in scope.pieces[axis].terms]
+        return any(self.ranges[name].arg.bind == "vector" for name in names)
 
     def carried(self, node: Node) -> Node:
         """A REDUCE whose accumulators are kept in scratch memory, if a step says so.
@@ -527,34 +597,3 @@ class _Rewriter:
         names = {name for piece in choice.values() for name, _ in piece.terms}
         chosen = (names - self.dead) or sorted(names)[:1]
         return by_id({self.ranges[name] for name in chosen})
-
-
-def is_read(node: Node) -> bool:
-    """Whether a node reads an element of an argument array."""
-    return node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
-
-
-def _parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
-    if monoid.arity == 1:
-        return (node,)
-    states = enumerate(monoid.states)
-    return tuple([make_node(Ops.PROJ, dtype, (node,), position) for position, dtype in states])
-
-
-def combined(
-    monoid: Monoid, left: tuple[Node, ...], right: tuple[Node, ...]
-) -> tuple[Node, ...]:
-    """The combination of two tuples of states, as expressions."""
-    if monoid.primitive is not None:
-        return (alu(monoid.primitive, left[0], right[0]),)
-    return filled(monoid.combine, left + right)
-
-
-def filled(formulas: tuple[Node, ...], slots: tuple[Node, ...]) -> tuple[Node, ...]:
-    """A monoid's formulas with expressions in place of their SLOTs."""
-
-    def visit(node: Node) -> Node | None:
-        return slots[node.arg] if node.op is Ops.SLOT else None
-
-    memo: dict[Node, Node] = {}
-    return tuple(rebuild(formula, visit, memo=memo) for formula in formulas)

@@ -18,6 +18,7 @@ from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, by_id, distinct_axes, itemsize, out_axes
+from baregrad.kernel.byte_dots import check_tensorize
 from baregrad.kernel.pipelines import check_pipeline
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
@@ -32,6 +33,7 @@ from baregrad.kernel.schedule_value import (
     StageReduce,
     Step,
     StreamOutput,
+    Tensorize,
 )
 from baregrad.kernel.shared_layouts import check_layout
 from baregrad.target import AnyTarget, CpuTarget, GpuTarget
@@ -88,8 +90,9 @@ class AxisTable:
     names: of the original axes. axes: by name. order: outermost first. pieces: of each original
     axis. merged: original axis -> (axis that it was collapsed into, its stride there, its extent).
     groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
-    room: bytes that one copy may have. registers: elements that a tile may have. Both are 0 where
-    nothing is known of the machine.
+    tensorized: what instructions do. dots_bytes: whether the machine has that for bytes. room:
+    bytes that one copy may have. registers: elements that a tile may have. Both are 0 where nothing
+    is known of the machine.
     """
 
     facts: Facts
@@ -104,6 +107,8 @@ class AxisTable:
     staged: set[str] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
     pipelines: list[Pipeline] = field(default_factory=list)
+    tensorized: set[str] = field(default_factory=set)
+    dots_bytes: bool = True
     grain: int = 1
     gpu: GpuTarget | None = None
     room: int = 0
@@ -123,6 +128,10 @@ class AxisTable:
             self._stream(step)
         elif isinstance(step, Pipeline):
             check_pipeline(self, step)
+        elif isinstance(step, Tensorize):
+            check_tensorize(self, step)
+            self.tensorized.add(step.axis)
+            self.axes[step.axis].serial = "an instruction does all of the axis"
         else:
             self._stage(step)
 
@@ -152,6 +161,8 @@ class AxisTable:
                 raise ScheduleError(f"{step} is not legal: a copy has a constant size")
             if axis.unit == "pool":
                 self._check_chunks(axis, self.grain, step)
+            if name in self.tensorized:
+                raise ScheduleError(f"{step} is not legal: {axis.serial}", found=name)
             if copied or name is not names[0]:
                 count *= self.grain if axis.unit == "pool" else axis.extent
         if self.room and count * self._itemsize(step) > self.room:
@@ -502,7 +513,9 @@ def fresh_table(facts: Facts, gpu: GpuTarget | None = None) -> AxisTable:
 def table_for(facts: Facts, target: AnyTarget | None) -> AxisTable:
     """The axes of a kernel before any step, with the limits of a machine where it is known."""
     table = fresh_table(facts, target if isinstance(target, GpuTarget) else None)
+    table.dots_bytes = not isinstance(target, GpuTarget)
     if isinstance(target, CpuTarget):
+        table.dots_bytes = target.dots_bytes
         table.room = target.l3_bytes
         table.registers = target.vector_registers * target.vector_bytes
     return table

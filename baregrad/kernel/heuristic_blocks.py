@@ -19,9 +19,18 @@ from dataclasses import dataclass
 
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, itemsize
+from baregrad.kernel.byte_dots import BYTES, byte_factors
 from baregrad.kernel.heuristic_contract import Machine
 from baregrad.kernel.heuristic_pool import ALONE_NS, estimate_ns
-from baregrad.kernel.schedule_value import Bind, Reorder, Schedule, Split, StageInput, StageReduce
+from baregrad.kernel.schedule_value import (
+    Bind,
+    Reorder,
+    Schedule,
+    Split,
+    StageInput,
+    StageReduce,
+    Tensorize,
+)
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
@@ -29,7 +38,7 @@ from baregrad.target.cpu import CpuTarget
 LOAD_CYCLES = 0.08
 # What streams from the second cache while the core computes.
 L2_BYTES_PER_CYCLE = 26.0
-STEP_CYCLES = 0.25
+STEP_CYCLES = 0.5
 # For a broadcast under way.
 SPARE_REGISTERS = 1
 MOST_VECTORS = 8
@@ -42,7 +51,16 @@ CACHED_ROWS = 8
 # Up to so many for each core, sums are shared out evenly at once; longer ones in smaller chunks, as
 # a core may be slower than another.
 SHORT_NS = 400_000.0
-MASK_PENALTY = 0.01
+MASK_PENALTY = 0.003
+# Cycles to copy an element: in vectors as it lies, and where the panel's order is another. Rows of
+# A that are adjacent are read a few at a time, from pages far apart.
+NEAR = 0.5
+FAR_A = 2.7
+FAR_B = 1.2
+# What part of a long kernel's time waiting for the slower core may cost.
+WAITING = 0.03
+# Blocks of rows write each line of C from one core, too, but keep panels of B in both.
+BY_ROWS = 0.01
 # Rows whose elements are adjacent are copied as vectors, best as whole ones.
 ADJACENT_ROWS = 4
 ODD_ROWS_PENALTY = 0.05
@@ -50,7 +68,10 @@ ODD_ROWS_PENALTY = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A sum of products of two operands: `rows` moves A alone, `lane` B alone, `steps` both."""
+    """A sum of products of two operands: `rows` moves A alone, `lane` B alone, `steps` both.
+
+    together: so many steps are one instruction, and their elements one word.
+    """
 
     a: Access
     b: Access
@@ -59,13 +80,25 @@ class Contraction:
     steps: PlannedAxis
     outside: list[PlannedAxis]
     inside: list[PlannedAxis]
+    together: int = 1
+
+    @property
+    def count(self) -> int:
+        """Instructions one after the other that add up one element of the result."""
+        return -(-self.steps.size // self.together)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what one of them takes of an operand, for one element of the result."""
+        return itemsize(self.b.array.dtype) * self.together
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """A register tile of `rows` by `vectors`, `tiles` of them in a block, `steps` in a k block.
 
-    group: so many tiles of rows are a block. chunks: what is to be shared out among threads.
+    group: so many tiles of rows are a block. chunks: what is to be shared out among threads;
+    by_rows: as blocks of rows.
     """
 
     rows: int
@@ -74,6 +107,7 @@ class Blocks:
     steps: int
     group: int
     chunks: int
+    by_rows: bool = False
 
 
 def plan_blocks(
@@ -87,7 +121,8 @@ def plan_blocks(
     found = recognise(plan, main, reads, machine, target)
     if found is None:
         return None
-    blocks = choose_blocks(found, machine, target, estimate_ns(plan.facts, target))
+    nanoseconds = estimate_ns(plan.facts, target) / found.together
+    blocks = choose_blocks(found, machine, target, nanoseconds)
     plan.because(
         "a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
         blocks.rows, blocks.vectors, machine.lanes, machine.registers,
@@ -106,18 +141,18 @@ def choose_blocks(
 
     nanoseconds: what one core takes for the whole, about.
     """
-    size = itemsize(found.b.array.dtype)
+    size = found.nbytes
     held = target.l1_bytes // (CACHED_ROWS * size)
-    parts = -(-found.steps.size // max(held // 2, 1)) if found.steps.size > held * 3 // 4 else 1
-    steps = -(-found.steps.size // parts)
-    chunks = 1
-    if nanoseconds >= ALONE_NS:
-        chunks = max(target.cores, 2) * (1 if nanoseconds < SHORT_NS * target.cores else 2)
+    is_far = found.rows.stride(found.a) == 1
+    part = held // 4 if is_far else held // 2
+    parts = -(-found.count // max(part, 1)) if found.count > held * 3 // 4 else 1
+    steps = -(-found.count // parts)
+    room = target.l2_bytes // 2 // (steps * size * machine.lanes)
+    chunks, by_rows = choose_sharing(found, machine, target, nanoseconds, room)
     others = 1
     for axis in found.outside:
         others *= axis.size
-    wanted = -(-chunks // others)
-    room = target.l2_bytes // 2 // (steps * size * machine.lanes)
+    wanted = 1 if by_rows else -(-chunks // others)
     counts = []
     for vectors in range(1, min(MOST_VECTORS, -(-found.lane.size // machine.lanes)) + 1):
         count = -(-found.lane.size // (machine.lanes * vectors))
@@ -125,15 +160,52 @@ def choose_blocks(
         counts.append((count, fewest_left_over(count, most)))
     rows, vectors = choose_tile(found, machine, counts)
     count, tiles = counts[vectors - 1]
-    group = 1
-    if found.rows.stride(found.a) == 1:
+    blocks = -(-count // tiles)
+    trips = -(-found.rows.size // rows)
+    if not by_rows and blocks * others < chunks:
+        by_rows = blocks * others * 2 <= chunks
+        group = -(-trips // min(chunks, trips))
+    else:
+        group = -(-trips // min(chunks, trips)) if by_rows else 1
+    if is_far:
         # Whole lines of the operand, as many as leave room for the other one.
         room = target.l2_bytes // 4 // (steps * size * rows)
-        group = fewest_left_over(-(-found.rows.size // rows), max(room, 1))
-    elif -(-count // tiles) * others < chunks:
-        trips = -(-found.rows.size // rows)
-        group = -(-trips // min(chunks, trips))
-    return Blocks(rows, vectors, tiles, steps, group, chunks)
+        most = min(max(room, 1), group if by_rows else trips)
+        group = fewest_left_over(trips, most)
+    return Blocks(rows, vectors, tiles, steps, group, chunks, by_rows)
+
+
+def choose_sharing(
+    found: Contraction, machine: Machine, target: CpuTarget, nanoseconds: float, room: int
+) -> tuple[int, bool]:
+    """How many chunks there are for threads, and whether they are blocks of rows.
+
+    A block of columns copies all of A, one of rows all of B. Fewer chunks copy less, more are
+    shared out better where a core is slower than another. room: vectors of a panel of B.
+    """
+    if nanoseconds < ALONE_NS:
+        return 1, False
+    cores = max(target.cores, 2)
+    long = nanoseconds >= SHORT_NS * target.cores
+    others = 1
+    for axis in found.outside:
+        others *= axis.size
+    if others >= cores:
+        return cores * (2 if long else 1), False
+    rows, columns = found.rows.size, found.lane.size
+    products = rows * columns / (machine.lanes * machine.fma_per_cycle)
+    a = rows * (FAR_A if found.rows.stride(found.a) == 1 else NEAR)
+    b = columns * (NEAR if found.lane.stride(found.b) == 1 else FAR_B)
+    panels = -(-columns // (machine.lanes * max(room, 1)))
+    best = (float("inf"), 1, False)
+    for several in (2, 1) if long else (1,):
+        chunks = cores * several
+        wanted = -(-chunks // others)
+        waiting = products * WAITING if long and several == 1 else 0.0
+        by_columns = a * max(panels, wanted) + b + waiting
+        by_rows = a * panels + b * wanted + waiting + products * BY_ROWS
+        best = min(best, (by_columns, chunks, False), (by_rows, chunks, True))
+    return best[1:]
 
 
 def recognise(
@@ -171,7 +243,8 @@ def recognise(
         return None
     outside = [axis for axis in data if axis is not rows and axis.stride(b) != 0]
     inside = [axis for axis in data if axis is not rows and axis.stride(b) == 0]
-    return Contraction(a, b, rows, lane, steps, outside, inside)
+    dots = target.dots_bytes and byte_factors(main.node.src[0]) is not None
+    return Contraction(a, b, rows, lane, steps, outside, inside, BYTES if dots else 1)
 
 
 def _plain(access: Access, axes: list[PlannedAxis]) -> bool:
@@ -187,7 +260,7 @@ def choose_tile(
     counts: for each number of vectors from 1 on, the tiles beside each other and those of a block.
     """
     best = (float("inf"), 1, 1)
-    size = itemsize(found.b.array.dtype)
+    size = found.nbytes
     adjacent = found.rows.stride(found.a) == 1
     for vectors, (count, tiles) in enumerate(counts, start=1):
         columns = -(-count // tiles) * tiles
@@ -233,13 +306,18 @@ def _schedule(
     plan.bind(row, "unroll")
     outer: list[str] = []
     inner = k
-    if blocks.steps < found.steps.size:
+    dots = {f"{k}d": BYTES} if found.together > 1 else {}
+    if blocks.steps < found.count:
         outer, inner = [f"{k}o"], f"{k}i"
-        _split(plan, found.steps, {outer[0]: 0, inner: blocks.steps})
+        _split(plan, found.steps, {outer[0]: 0, inner: blocks.steps, **dots})
+    elif dots:
+        inner = f"{k}i"
+        _split(plan, found.steps, {inner: 0, **dots})
+    plan.steps += [Tensorize((name,), "dot4") for name in dots]
     outside = [name for axis in found.outside for name, _ in axis.loops]
     inside = [name for axis in found.inside for name, _ in axis.loops]
     steps = list(plan.steps)
-    pool = _pool(found, blocks, block, [*groups, rows][0], machine)
+    pool = _pool(found, blocks, block, [*groups, rows][0])
     shared = [group] if groups and pool is not None and pool.axis == group else []
     within = [*inside, *[name for name in groups if name not in shared], rows, tile]
     order = [*shared, *outside, block, *outer, *within, inner, row, unit, lanes]
@@ -249,11 +327,14 @@ def _schedule(
         steps.append(pool)
     if not _lies_well(found, blocks, machine, target):
         panel = (tile, inner, unit, lanes)
-        steps.append(_copy(found.b, found.steps, panel, found.lane, machine))
+        steps.append(_copy(found, found.b, panel, found.lane, machine))
     near = (rows, inner, row) if found.rows.stride(found.a) == 1 else (row, inner)
-    steps.append(_copy(found.a, found.steps, near, found.rows, machine))
+    steps.append(_copy(found, found.a, near, found.rows, machine))
     if outer:
         steps.append(StageReduce(outer[0], (*within, row, unit, lanes)))
+    if dots and found.a.array.dtype is found.b.array.dtype:
+        # What a factor of the wrong sign makes too large: once for all rows.
+        steps.append(StageReduce([*outer, inner][0], (tile, unit, lanes)))
     return Schedule(tuple(steps))
 
 
@@ -261,6 +342,8 @@ def _lies_well(
     found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
 ) -> bool:
     """Whether the operand with lanes is as good where it lies: small, in whole tiles."""
+    if found.together > 1:
+        return False
     stride = found.steps.stride(found.b) or 0
     nbytes = found.steps.size * abs(stride) * itemsize(found.b.array.dtype)
     whole = found.lane.size % (machine.lanes * blocks.vectors * blocks.tiles) == 0
@@ -277,28 +360,23 @@ def _split(plan: Plan, axis: PlannedAxis, parts: dict[str, int]) -> None:
 
 
 def _copy(
+    found: Contraction,
     access: Access,
-    steps: PlannedAxis,
     axes: tuple[str, ...],
     other: PlannedAxis,
     machine: Machine,
 ) -> StageInput:
     """The copy of an operand's panel, in vectors where elements along k or m are adjacent."""
-    near = steps.stride(access) == 1 or other.stride(access) == 1
+    near = found.steps.stride(access) == 1 or other.stride(access) == 1
     return StageInput(access.array.arg.slot, axes, machine.lanes if near else 0)
 
 
-def _pool(
-    found: Contraction, blocks: Blocks, block: str, rows: str, machine: Machine
-) -> Bind | None:
-    """The loop that threads share: an outer one, or that over blocks, or else over rows."""
+def _pool(found: Contraction, blocks: Blocks, block: str, rows: str) -> Bind | None:
+    """The loop that threads share: an outer one, or that over blocks of columns or of rows."""
     if blocks.chunks < 2:
         return None
     for axis in found.outside:
         if axis.size >= blocks.chunks:
             name, trips = axis.loops[0]
             return Bind(name, "pool", max(trips // (8 * blocks.chunks), 1))
-    count = -(-found.lane.size // (machine.lanes * blocks.vectors * blocks.tiles))
-    if count >= blocks.chunks or blocks.group == 1 or count * 2 > blocks.chunks:
-        return Bind(block, "pool")
-    return Bind(rows, "pool")
+    return Bind(rows if blocks.by_rows else block, "pool")

@@ -10,6 +10,7 @@ from baregrad.ir.attrs import Range
 from baregrad.ir.node import Node, extent_of, range_node
 from baregrad.kernel.analysis import offset_of
 from baregrad.kernel.axes import Limit, Piece, Terms
+from baregrad.kernel.byte_dots import BYTES
 from baregrad.kernel.schedule_value import StageInput
 
 OUTER, LANES = "_copy_outer", "_copy_inner"
@@ -40,8 +41,13 @@ def copy_loops(
     pieces: Pieces,
     first: int,
     gpu: bool,
+    word: str = "",
+    whole: bool = False,
 ) -> Copy:
     """The loops that copy the read `where` over the axes `names`; ids of ranges count from `first`.
+
+    word: the axis of the bytes that are copied as one word. whole: words are read as such; else,
+    where their bytes are adjacent, they are copied one after the other.
 
     Copies run in the order in which the input lies. With lanes of its own the axis of adjacent
     elements becomes vectors, padded with zeros. Where the copy is to have another axis innermost,
@@ -49,11 +55,13 @@ def copy_loops(
     and over. Where that axis is innermost, steps of the axes that are unrolled are taken together:
     so many rows are then fetched at once.
     """
-    strides = dict.fromkeys(names, 0)
+    strides = dict.fromkeys((*names, word), 0)
     for axis, stride in offset_of(where).strides.items():
         for name, scale in pieces[axis].terms:
             if name in strides:
                 strides[name] += abs(stride * scale)
+    if whole:
+        strides = {name: stride // BYTES for name, stride in strides.items()}
     near = next((name for name in names if strides[name] == 1), "")
     far = sorted(names, key=lambda name: -strides[name])
     if step.lanes and near and ranges[near].arg.bind != "vector":
@@ -63,7 +71,8 @@ def copy_loops(
     for name in names:
         axis = ranges[name]
         # The threads of a block share the copying out among themselves.
-        bind = "loop" if gpu else "unroll" if name == beside else axis.arg.bind
+        alone = gpu or strides[word] == 1
+        bind = "loop" if alone else "unroll" if name == beside else axis.arg.bind
         place = Range(first + far.index(name), f"{name}_copy", bind)
         found[name] = Node(axis.op, axis.dtype, axis.src, place)
     return Copy(found, pieces, tuple(found.values()))
@@ -99,7 +108,10 @@ def _in_vectors(
         lanes //= 2
     sizes = {near: lanes}
     order, together = names, list[str]()
-    if near == names[-1]:
+    if near != names[-1] and ranges[names[-1]].arg.bind == "vector":
+        # As many vectors as lanes: a tile that is transposed in registers.
+        together = names[-1:]
+    elif near == names[-1]:
         loops = [name for name in far if name != near and ranges[name].arg.bind == "loop"]
         together = [name for name in names if name != near and name not in loops]
         order = [*loops, near, *together]

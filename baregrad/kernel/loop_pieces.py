@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, cast, const, make_node, toposort
+from baregrad.ir.node import Node, alu, cast, const, make_node, rebuild, toposort
 from baregrad.ir.op import Ops
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
@@ -66,6 +66,15 @@ def guarded(condition: Node, value: Node) -> Node:
     return make_node(Ops.GUARD, value.dtype, (condition, value))
 
 
+def is_carried(stage: Node) -> bool:
+    """Whether a STAGE keeps the sums of a REDUCE whose loops stand outside of its own."""
+    value, *axes = stage.src
+    if value.op is not Ops.REDUCE or value.arg.monoid.primitive is None:
+        return False
+    own = [child for child in value.src if child.op is Ops.RANGE]
+    return all(k.arg.id < axis.arg.id for k in own for axis in axes)
+
+
 def is_sum_alone(out: Node, kernel: Node) -> bool:
     """Whether an OUT writes a staged REDUCE as it is, and nothing else reads that.
 
@@ -76,14 +85,11 @@ def is_sum_alone(out: Node, kernel: Node) -> bool:
     if value.op is not Ops.INDEX or value.src[0].op is not Ops.STAGE or out.arg.monoid is not None:
         return False
     stage = value.src[0]
-    total, *axes = stage.src
-    if total.op is not Ops.REDUCE or total.arg.monoid.primitive is None:
+    if len(stage.src) < 2 or not is_carried(stage):
         return False
+    total = stage.src[0]
     monoid, _ = widened(total.arg.monoid, total.src[:1])
     if stage.arg.space != "scratch" or monoid.states != (out.src[0].dtype,):
-        return False
-    first = min([axis.arg.id for axis in axes], default=0)
-    if any(child.op is Ops.RANGE and child.arg.id >= first for child in total.src):
         return False
     if any(stage in scoped_below(other.src[1:]) for other in kernel.src if other is not out):
         return False
@@ -119,3 +125,30 @@ def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
         if root.op.bit & SCOPED:
             found[root] = None
     return tuple(found)
+
+
+def state_parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
+    """Each state of a reduction."""
+    if monoid.arity == 1:
+        return (node,)
+    states = enumerate(monoid.states)
+    return tuple([make_node(Ops.PROJ, dtype, (node,), position) for position, dtype in states])
+
+
+def combined(
+    monoid: Monoid, left: tuple[Node, ...], right: tuple[Node, ...]
+) -> tuple[Node, ...]:
+    """The combination of two tuples of states, as expressions."""
+    if monoid.primitive is not None:
+        return (alu(monoid.primitive, left[0], right[0]),)
+    return filled(monoid.combine, left + right)
+
+
+def filled(formulas: tuple[Node, ...], slots: tuple[Node, ...]) -> tuple[Node, ...]:
+    """A monoid's formulas with expressions in place of their SLOTs."""
+
+    def visit(node: Node) -> Node | None:
+        return slots[node.arg] if node.op is Ops.SLOT else None
+
+    memo: dict[Node, Node] = {}
+    return tuple(rebuild(formula, visit, memo=memo) for formula in formulas)

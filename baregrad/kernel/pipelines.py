@@ -17,15 +17,15 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Alloc, Stage
 from baregrad.ir.index import Dim
-from baregrad.ir.layout import Layout
 from baregrad.ir.node import Node, extent_of, make_node, substitute
 from baregrad.ir.op import Ops
 from baregrad.ir.protocol import CopyTo, Done
 from baregrad.kernel.analysis import by_id
 from baregrad.kernel.loop_blocks import Block, Item
 from baregrad.kernel.loop_pieces import guarded, store
-from baregrad.kernel.schedule_value import Pipeline
+from baregrad.kernel.schedule_value import Pipeline, StageInput
 from baregrad.kernel.shared_copies import Copy
+from baregrad.kernel.shared_layouts import layout_of
 
 if TYPE_CHECKING:
     from baregrad.kernel.axes import AxisTable
@@ -75,28 +75,28 @@ def check_pipeline(table: AxisTable, step: Pipeline) -> None:
 
 
 def slots_of(
-    pipelines: list[Pipeline], value: Node, own: tuple[Node, ...], layout: Layout | None
-) -> tuple[Pipeline | None, Stage]:
-    """How a copy `value` over the axes `own` is kept, and the pipeline that it is part of.
+    pipelines: list[Pipeline], step: StageInput, value: Node, own: tuple[Node, ...]
+) -> tuple[list[Pipeline], Stage]:
+    """The pipelines that a copy `value` over the axes `own` is part of, and how it is kept.
 
-    Raises ScheduleError where the pipeline's loop has one inside that makes the copy anew.
+    Raises ScheduleError where a pipeline's loop has one inside that makes the copy anew.
     """
-    plain = Stage("shared", layout)
-    if not pipelines:
-        return None, plain
-    free = value.ranges.difference(own)
+    layout = layout_of(step, value, own)
+    free = value.ranges.difference(own) if pipelines else ()
     loops = by_id({one for one in free if not one.arg.is_tile and one.arg.bind != "grid"})
-    for step in pipelines:
-        names = [loop.arg.axis for loop in loops]
-        if step.axis not in names:
+    names = [loop.arg.axis for loop in loops]
+    for pipeline in pipelines:
+        if pipeline.axis not in names:
             continue
-        if names[-1] != step.axis:
+        if names[-1] != pipeline.axis:
             raise ScheduleError(
-                f"{step} is not legal: a copy is made anew in a loop inside it", found=names[-1],
-                wanted=f"pipeline({names[-1]!r}, ...), or the loop {step.axis} innermost",
+                f"{pipeline} is not legal: a copy is made anew in a loop inside it",
+                found=names[-1],
+                wanted=f"pipeline({names[-1]!r}, ...), or the loop {pipeline.axis} innermost",
             )
-        return step, Stage("shared", layout, step.depth, step.engine, step.axis)
-    return None, plain
+        stage = Stage("shared", layout, pipeline.depth, pipeline.engine, pipeline.axis)
+        return [pipeline], stage
+    return [], Stage("shared", layout)
 
 
 @dataclass(slots=True)

@@ -172,7 +172,28 @@ class Pipeline:
         return f"pipeline({self.axis!r}, depth={self.depth}{engine})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput | Pipeline
+@dataclass(frozen=True, slots=True)
+class Tensorize:
+    """An instruction of the machine does all steps of some axes at once.
+
+    `dot4` adds the products of four bytes to a lane of int32: its axis is the summed one.
+    """
+
+    axes: tuple[str, ...]
+    instruction: str
+
+    @property
+    def axis(self) -> str:
+        """The axis that is summed: the last one."""
+        return self.axes[-1]
+
+    def __str__(self) -> str:
+        return f"tensorize({', '.join(map(repr, self.axes))}, instruction={self.instruction!r})"
+
+
+_Copy = StageInput | StageReduce | StreamOutput | Pipeline
+Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
+INSTRUCTIONS = ("dot4",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +276,11 @@ def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
     return Pipeline(axis, depth, engine)
 
 
+def tensorize(*axes: str, instruction: str) -> Tensorize:
+    """An instruction of the machine does all steps of the axes: `dot4`, of four bytes."""
+    return Tensorize(axes, instruction)
+
+
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
     {
         "split": split,
@@ -265,6 +291,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "stage_reduce": stage_reduce,
         "stream_output": stream_output,
         "pipeline": pipeline,
+        "tensorize": tensorize,
     }
 )
 
@@ -318,6 +345,8 @@ def _check_types(step: Step, found: str) -> None:
         good = good and type(step.swizzle) is int
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
+    elif isinstance(step, Tensorize):
+        texts, good = step.axes, bool(step.axes) and step.instruction in INSTRUCTIONS
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
     elif isinstance(step, Pipeline):

@@ -20,12 +20,14 @@ from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, cast, const, make_node, substitute, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
-from baregrad.kernel.apply import NOWHERE, filled
+from baregrad.kernel.apply import NOWHERE
 from baregrad.kernel.loop_blocks import Block, Item, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
     factor_where,
+    filled,
     guarded,
+    is_carried,
     is_sum_alone,
     load,
     looped,
@@ -104,6 +106,8 @@ class _Builder:
         self.rows: dict[Node, tuple[int, ...]] = {}
         # The loops that begin copies ahead of their iterations, by their bodies.
         self.rings: dict[Block, Ring] = {}
+        # Reductions that their stages make: they have no accumulators of their own.
+        self.made_by_stages: set[Node] = set()
         self.count = 0
 
     # --- places ---------------------------------------------------------------------------------
@@ -145,6 +149,7 @@ class _Builder:
             loops = [axis for axis in loops if axis not in out.src[1].src[1:]]
         roots = out.src[1:]
         below = scoped_below(roots)
+        self.made_by_stages.update([n.src[0] for n in below if n.op is Ops.STAGE and is_carried(n)])
         path = [self.root]
         share = out.arg.monoid is None and not crowded
         pool = self.pool
@@ -191,7 +196,7 @@ class _Builder:
         """Place every reduction of `below` that is possible in the loops open so far."""
         axes = path[-1].axes
         for node in below:
-            if self.readable(node, path):
+            if self.readable(node, path) or node in self.made_by_stages:
                 continue
             if not looped(node.ranges - axes):
                 if node.op is Ops.REDUCE:
@@ -330,6 +335,8 @@ class _Builder:
     def step(self, monoid: Monoid, state: Node, value: Node) -> Node:
         """One accumulation; a product that is summed is rounded once."""
         assert monoid.primitive is not None
+        if value.op is Ops.DOT4 and monoid.primitive is Ops.ADD and value.src[2].arg == 0:
+            return make_node(Ops.DOT4, value.dtype, (*value.src[:2], state))
         if self.fma and monoid.primitive is Ops.ADD and value.dtype in (
             dtypes.float32, dtypes.float64
         ):
@@ -391,11 +398,9 @@ class _Builder:
         if node.arg.space == "shared":
             self.shared(node, path)
             return
-        if value.op is Ops.REDUCE and value.arg.monoid.primitive is not None:
-            own = [child for child in value.src if child.op is Ops.RANGE]
-            if all(k.arg.id < axis.arg.id for k in own for axis in axes):
-                self.carried(node, value, own, path)
-                return
+        if is_carried(node):
+            self.carried(node, value, [each for each in value.src if each.op is Ops.RANGE], path)
+            return
         # Each step of a tile around the stage has its own: its loops are not yet told apart.
         tiles = by_id({axis for axis in node.ranges if axis.arg.is_tile})
         before = tuple(axis for axis in tiles if axis.arg.bind != "vector")

@@ -160,6 +160,20 @@ def _bitcast(f: CText, node: Node, x: str) -> str:
     return f"{name}({x})"
 
 
+def _dot4(f: CText, node: Node, x: str, y: str, z: str) -> str:
+    kind, byte = f.type(dtypes.int32), f.type(dtypes.int8)
+    wide = f.unsigned(dtypes.int32)
+    products = " + ".join(
+        f"({wide})(({kind})(({wide})x >> {place} & 255) * ({byte})(({wide})y >> {place}))"
+        for place in range(0, 32, 8)
+    )
+    name = f.function(
+        "dot4",
+        f"{kind} dot4({kind} x, {kind} y, {kind} z) {{ return ({kind})(({wide})z + {products}); }}",
+    )
+    return f"{name}({x}, {y}, {z})"
+
+
 _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
     {
         Ops.ADD: _operator("+"),
@@ -181,6 +195,7 @@ _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
         Ops.TRUNC: _builtin("trunc"),
         Ops.RINT: _builtin("roundeven"),
         Ops.FMA: _builtin("fma"),
+        Ops.DOT4: _dot4,
         Ops.NEG: _negate,
         Ops.ABS: _absolute,
         Ops.NOT: _invert,

@@ -173,6 +173,26 @@ class CommandList:
             needed = self._slot_nbytes[index]
             check_buffer(buffer, self.device, needed, self._slot_writes[index], f"slot {index}")
 
+    def addresses(self, buffers: Sequence[Buffer], needed: Sequence[int]) -> list[int]:
+        """Return where the slots' buffers lie, each of which needs as many bytes at least.
+
+        Raises DeviceError unless they can fill the slots.
+        """
+        if len(buffers) != len(needed):
+            self.check_slots(buffers)
+        device = self.device
+        found: list[int] = []
+        for buffer, nbytes, writes in zip(buffers, needed, self._slot_writes, strict=True):
+            if (
+                buffer.nbytes < nbytes
+                or buffer.device is not device
+                or buffer.serial < 0
+                or (writes and buffer.readonly)
+            ):
+                check_buffer(buffer, device, nbytes, writes, f"slot {len(found)}")
+            found.append(buffer.address)
+        return found
+
     def check_variables(self, variables: Mapping[str, int]) -> tuple[int, ...]:
         """Return the value of each variable of the list; raise DeviceError if one is missing."""
         try:

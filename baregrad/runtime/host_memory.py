@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import OrderedDict, deque
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,16 @@ class HostAllocator:
         """Return `nbytes` bytes with any content; raise OutOfMemory."""
         size = size_class(nbytes)
         with self._lock:
-            self._take_back()
-            block = self._take_small(size) if size <= _SMALL_NBYTES else self._take_large(size)
+            if self._returned:
+                self._take_back()
+            free = self._small.get(size)
+            if free:
+                block = free.pop()
+            else:
+                block = self._cut_small(size) if size <= _SMALL_NBYTES else self._take_large(size)
             self._in_use_nbytes += block.nbytes
-            self._peak_nbytes = max(self._peak_nbytes, self._in_use_nbytes)
+            if self._in_use_nbytes > self._peak_nbytes:
+                self._peak_nbytes = self._in_use_nbytes
         # The release runs inside garbage collections: appending to a deque is all that it may do.
         return Memory(block.address, nbytes, release=self._returned.append, token=block)
 
@@ -100,12 +107,13 @@ class HostAllocator:
             block = self._returned.popleft()
             self._in_use_nbytes -= block.nbytes
             if block.small:
-                self._small.setdefault(block.nbytes, []).append(block)
+                self._small[block.nbytes].append(block)
             else:
                 self._large[block.address] = block
                 self._large_sizes.setdefault(block.nbytes, []).append(block)
                 self._kept_nbytes += block.nbytes
-        self._shrink(max(self.keep_nbytes, self._in_use_nbytes // 2))
+        if self._kept_nbytes > self.keep_nbytes:
+            self._shrink(max(self.keep_nbytes, self._in_use_nbytes // 2))
 
     def _shrink(self, limit: int) -> None:
         while self._kept_nbytes > limit and self._large:
@@ -114,10 +122,8 @@ class HostAllocator:
             self._kept_nbytes -= block.nbytes
             self._reserved_nbytes -= block.nbytes
 
-    def _take_small(self, size: int) -> _Block:
-        free = self._small.get(size)
-        if free:
-            return free.pop()
+    def _cut_small(self, size: int) -> _Block:
+        self._small.setdefault(size, [])
         if self._slab is None or self._slab_next + size > self._slab_end:
             self._slab = self._map(_SLAB_NBYTES)
             self._slab_next = address_of(self._slab)
@@ -169,6 +175,7 @@ class HostAllocator:
         )
 
 
+@lru_cache(1 << 10)
 def size_class(nbytes: int) -> int:
     """Return the size that `nbytes` is rounded up to: eight sizes for each power of two.
 

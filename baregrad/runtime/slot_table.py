@@ -18,7 +18,6 @@ class SlotTable:
     def __init__(self, commands: CommandList) -> None:
         self._commands = commands
         self._device = commands.device
-        self._writes = commands.slot_writes
         self._static_needed = commands.slot_nbytes
         self._needed = list(commands.slot_nbytes)
         self._values: tuple[int, ...] | None = None
@@ -49,21 +48,7 @@ class SlotTable:
             self._values = None
             self._set_sizes(values, variables)
             self._values = values
-        needed = self._needed
-        if len(buffers) != len(needed):
-            self._commands.check_slots(buffers)
-        addresses = []
-        for index, buffer in enumerate(buffers):
-            if (
-                buffer.nbytes < needed[index]
-                or buffer.device is not self._device
-                or buffer.closed
-                or (buffer.readonly and self._writes[index])
-            ):
-                writes = self._writes[index]
-                check_buffer(buffer, self._device, needed[index], writes, f"slot {index}")
-            addresses.append(buffer.address)
-        return tuple(addresses), values
+        return tuple(self._commands.addresses(buffers, self._needed)), values
 
     def _set_sizes(self, values: tuple[int, ...], variables: Mapping[str, int]) -> None:
         for value in values:

@@ -55,6 +55,11 @@ class CpuTarget:
         converts = self.architecture == "aarch64" or "f16c" in self.features
         return ("float16",) if converts else ()
 
+    @property
+    def dots_bytes(self) -> bool:
+        """Whether one instruction adds four products of unsigned and signed bytes to a lane."""
+        return not {"avx512vnni", "avxvnni"}.isdisjoint(self.features)
+
     def lanes(self, itemsize: int) -> int:
         """Return how many elements of `itemsize` bytes a vector register holds."""
         return self.vector_bytes // itemsize

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from baregrad.tensor.tensor import Tensor
@@ -16,6 +17,9 @@ from baregrad.tensor.tensor import Tensor
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
 _MISSING = object()
+# Looks under a key, as `getattr` and `dict.get` do; the second argument is given for what is not
+# there. Every place is looked up at every call of a jitted function.
+Look = Callable[[Any, Any], Any]
 MOST_OBJECTS = 100_000
 
 
@@ -25,15 +29,15 @@ class Surroundings:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.tensors: list[Tensor] = []
-        self._places: list[tuple[Callable[[], Any], Any, str]] = []
+        self.places: list[tuple[Look, Any, Any, str]] = []
         self._seen: set[int] = set()
         self._kept: list[Any] = []
         self._walk()
 
     def changed(self) -> str:
         """The name of a place that holds something else now; empty when none does."""
-        for look, held, name in self._places:
-            now = look()
+        for look, key, held, name in self.places:
+            now = look(key, _MISSING)
             if now is not held and (not isinstance(held, _PLAIN) or _differs(now, held)):
                 return name
         return ""
@@ -46,18 +50,19 @@ class Surroundings:
                 continue
             self._seen.add(id(holder))
             self._kept.append(holder)
-            for look, inner in _parts(holder, name):
-                value = look()
+            for look, key, inner in _parts(holder, name):
+                value = look(key, _MISSING)
+                place = (look, key, value, inner)
                 if isinstance(value, Tensor):
-                    self._places.append((look, value, inner))
+                    self.places.append(place)
                     if id(value) not in self._seen:
                         self._seen.add(id(value))
                         self.tensors.append(value)
                 elif isinstance(value, _PLAIN):
-                    self._places.append((look, value, inner))
+                    self.places.append(place)
                 elif not isinstance(value, _OPAQUE):
                     if _is_container(value):
-                        self._places.append((look, value, inner))
+                        self.places.append(place)
                     pending.append((value, inner))
 
     @property
@@ -80,27 +85,27 @@ def _is_ours(value: Any) -> bool:
     return hasattr(value, "__dict__") and not module.startswith(("numpy", "torch", "builtins"))
 
 
-def _parts(holder: Any, name: str) -> Iterator[tuple[Callable[[], Any], str]]:
-    """Every place that a holder can be looked up in, with its name."""
+def _parts(holder: Any, name: str) -> Iterator[tuple[Look, Any, str]]:
+    """Every place that a holder can be looked up in: how, under which key, and its name."""
     if isinstance(holder, types.MethodType):
-        yield (lambda: holder.__self__), f"{name}.__self__"
-        yield (lambda: holder.__func__), name
+        yield partial(getattr, holder), "__self__", f"{name}.__self__"
+        yield partial(getattr, holder), "__func__", name
     elif isinstance(holder, types.FunctionType):
         yield from _function_parts(holder, name)
     elif isinstance(holder, list | tuple):
-        yield (lambda: len(holder)), f"len({name})"
+        yield _length, holder, f"len({name})"
         for position in range(len(holder)):
-            yield _item(holder, position), f"{name}[{position}]"
+            yield partial(_item, holder), position, f"{name}[{position}]"
     elif isinstance(holder, dict):
-        yield (lambda: len(holder)), f"len({name})"
+        yield _length, holder, f"len({name})"
         for key in list(holder):
-            yield _item(holder, key), f"{name}[{key!r}]"
+            yield partial(_item, holder), key, f"{name}[{key!r}]"
     elif dataclasses.is_dataclass(holder) and not hasattr(holder, "__dict__"):
         for field in dataclasses.fields(holder):
-            yield _attribute(holder, field.name), f"{name}.{field.name}"
+            yield partial(getattr, holder), field.name, f"{name}.{field.name}"
     elif _is_ours(holder) and not _is_engine(holder):
         for key in list(vars(holder)):
-            yield _attribute(holder, key), f"{name}.{key}"
+            yield partial(getattr, holder), key, f"{name}.{key}"
 
 
 def _is_engine(holder: Any) -> bool:
@@ -111,42 +116,34 @@ def _is_engine(holder: Any) -> bool:
     )
 
 
-def _function_parts(
-    function: types.FunctionType, name: str
-) -> Iterator[tuple[Callable[[], Any], str]]:
+def _function_parts(function: types.FunctionType, name: str) -> Iterator[tuple[Look, Any, str]]:
     module = function.__module__ or ""
     if module.startswith("baregrad.") and not module.startswith("baregrad.apps"):
         return
     for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield _cell(cell), free
+        yield _contents, cell, free
     for free in function.__code__.co_names:
         if free in function.__globals__:
-            yield _item(function.__globals__, free), free
+            yield function.__globals__.get, free, free
     for position in range(len(function.__defaults__ or ())):
-        yield _item(function.__defaults__, position), f"default {position} of {name}"
+        yield partial(_item, function.__defaults__), position, f"default {position} of {name}"
     for key in function.__kwdefaults__ or {}:
-        yield _item(function.__kwdefaults__, key), f"default {key} of {name}"
+        yield partial(_item, function.__kwdefaults__), key, f"default {key} of {name}"
 
 
-def _item(holder: Any, key: Any) -> Callable[[], Any]:
-    def look() -> Any:
-        try:
-            return holder[key]
-        except (KeyError, IndexError):
-            return _MISSING
-
-    return look
+def _length(holder: Any, missing: Any) -> int:
+    return len(holder)
 
 
-def _attribute(holder: Any, key: str) -> Callable[[], Any]:
-    return lambda: getattr(holder, key, _MISSING)
+def _item(holder: Any, key: Any, missing: Any) -> Any:
+    try:
+        return holder[key]
+    except (KeyError, IndexError):
+        return missing
 
 
-def _cell(cell: types.CellType) -> Callable[[], Any]:
-    def look() -> Any:
-        try:
-            return cell.cell_contents
-        except ValueError:
-            return _MISSING
-
-    return look
+def _contents(cell: types.CellType, missing: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return missing

@@ -10,7 +10,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from baregrad.base.errors import DTypeError, GradientError, ShapeError, user_fra
 from baregrad.base.options import options
 from baregrad.dtypes import DType
 from baregrad.ir.attrs import BufferRef
-from baregrad.ir.node import Node, toposort
+from baregrad.ir.node import Node, make_node, toposort
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import views
 from baregrad.tensor.grad_mode import grad_enabled
@@ -28,7 +28,16 @@ from baregrad.tensor.views import Leaf, Step
 # A realised storage is copied whole to read a part of it when that is not much more than the part.
 _WHOLE_NBYTES = 1 << 16
 _clock = itertools.count()
-_alive: weakref.WeakSet[Storage] = weakref.WeakSet()
+
+
+class _Alive:
+    """Weak references to every storage; each goes when its storage does, without running Python."""
+
+    entries: ClassVar[set[weakref.ref[Storage]]] = set()
+
+
+_enter = _Alive.entries.add
+_leave = _Alive.entries.discard
 
 
 class Storage:
@@ -49,7 +58,11 @@ class Storage:
         self.known: tuple[int, int] | None = None
         self.previous: BufferRef | None = None
         self.since = next(_clock)
-        _alive.add(self)
+        _enter(weakref.ref(self, _leave))
+
+    def stamp(self) -> None:
+        """Note that what the storage holds is new, where its memory has changed."""
+        self.since = next(_clock)
 
     def put(self, node: Node, grad: bool = False) -> None:
         """Change the value; watchers of the session's writes get the storage and the old node."""
@@ -66,12 +79,13 @@ class Storage:
 
 def live_storages() -> list[Storage]:
     """Every storage that anything still holds, in no order."""
-    return list(_alive)
+    # Copied in one step: entries go at any time.
+    return [storage for entry in list(_Alive.entries) if (storage := entry()) is not None]
 
 
 def buffer_node(ref: BufferRef, dtype: DType) -> Node:
-    """The leaf that reads a realised array."""
-    return Node(Ops.BUFFER, dtype, (), ref)
+    """The leaf that reads a realised array, whose extents are numbers."""
+    return make_node(Ops.BUFFER, dtype, (), ref, ref.shape)
 
 
 class Array:

@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from baregrad.base.errors import JitError
 from baregrad.base.options import Options, options
-from baregrad.engine.session import current_session
+from baregrad.engine.session import Session, current_session
 from baregrad.tensor.grad_mode import grad_enabled
 from baregrad.tensor.jit_entry import Entry
 from baregrad.tensor.jit_parts import Call
@@ -56,29 +56,35 @@ class Jit(Generic[P, R]):
         session = current_session()
         if session.downloads:
             return self.function(*args, **kwargs)
+        settings = options.values()
         call = Call(args, kwargs)
-        key = (id(session), call.key, grad_enabled(), options.device)
+        key = (call.key, id(session), grad_enabled(), settings["device"])
         entry = self._entries.get(key)
-        if entry is None:
-            if len(self._entries) >= CAPTURES_KEPT:
-                raise JitError(
-                    f"{self._called} was captured for {CAPTURES_KEPT} different kinds of arguments",
-                    hint="give it symbolic sizes, or pad its inputs to few shapes",
-                )
-            entry = self._entries[key] = Entry(self.function, session)
-        if entry.replay is not None and entry.is_stale():
-            entry = self._entries[key] = Entry(self.function, session)
-        if entry.calls == 0 or entry.is_tangled(call):
-            with self._searching():
-                return cast(R, entry.first(call))
-        if entry.replay is None:
-            self.captures += 1
-            with self._searching():
-                return cast(R, entry.capture(call))
+        if entry is None or (entry.replay is not None and entry.is_stale()):
+            entry = self._entries[key] = self._fresh_entry(session, entry)
+        if entry.replay is None or entry.is_tangled(call):
+            return self._learn(entry, call)
         self.replays += 1
-        if options.jit_check:
+        if settings["jit_check"]:
             return cast(R, entry.checked(call))
         return cast(R, entry.play(call))
+
+    def _learn(self, entry: Entry, call: Call) -> R:
+        """A call that is not replayed: the first, the captured one, or one that cannot be."""
+        with self._searching():
+            if entry.calls == 0 or entry.is_tangled(call):
+                return cast(R, entry.first(call))
+            self.captures += 1
+            return cast(R, entry.capture(call))
+
+    def _fresh_entry(self, session: Session, stale: Entry | None) -> Entry:
+        """An entry for a kind of arguments that is new, or was captured for what is no more."""
+        if stale is None and len(self._entries) >= CAPTURES_KEPT:
+            raise JitError(
+                f"{self._called} was captured for {CAPTURES_KEPT} different kinds of arguments",
+                hint="give it symbolic sizes, or pad its inputs to few shapes",
+            )
+        return Entry(self.function, session)
 
     def _searching(self) -> AbstractContextManager[None]:
         """Where what is compiled is searched for as widely as was asked for."""

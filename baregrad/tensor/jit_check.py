@@ -39,7 +39,7 @@ def run_checked(entry: Entry, call: Call) -> Any:
 
 
 def _state(entry: Entry, call: Call) -> list[Storage]:
-    held = [look() for look, _ in entry.implicit]
+    held = [one.look() for one in entry.state]
     found = [storage for storage in held if storage is not None]
     found.extend(tensor._storage for tensor in call.tensors)
     return list(dict.fromkeys(found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 from baregrad.base.errors import JitError
@@ -19,19 +18,13 @@ from baregrad.tensor.core import Storage, buffer_node, handles_below, realize_st
 from baregrad.tensor.jit_parts import (
     Call,
     Histories,
-    copied,
     every_storage,
-    is_shared,
-    leaf_of,
     part_shared,
-    shown_apart,
-    sort_results,
 )
+from baregrad.tensor.jit_results import Fresh, Outlet, shown_apart, sort_results
+from baregrad.tensor.jit_state import Look, State, leaf_of
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import leaves, map_tree
-
-Look = Callable[[], Storage | None]
-Made = list[tuple[Any, tuple[int, ...]]]
 
 
 class Entry:
@@ -177,11 +170,11 @@ class Entry:
         self._check(capture, before)
         self._settle_gradients(call, clones, held)
         self.results = sort_results(result, shown, clones, older, before.tensors)
-        self._build(call, clones, refs, capture, written, histories)
+        last = self._build(call, clones, refs, capture, written, histories)
         self.surroundings = Surroundings(self.function)
         self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
         self.calls += 1
-        return self._give(call, self._last)
+        return self._give(call, last, [None] * len(self.outlets))
 
     def _prepare(self, before: Surroundings, gradients: Sequence[Tensor]) -> Histories:
         """Compute what the function may read, and what is still to be computed of earlier work."""
@@ -242,8 +235,11 @@ class Entry:
         capture: Capture,
         written: dict[Storage, Node],
         histories: Histories,
-    ) -> None:
-        """Sort every array of the capture into arguments, state, results and intermediates."""
+    ) -> list[Any]:
+        """Sort every array of the capture into arguments, state, results and intermediates.
+
+        Returns where this call's own results lie, in the order in which a replay gives its.
+        """
         own = {clone._storage for clone in clones}
         self._settle_written(list(written))
         self._note_written(clones, list(written))
@@ -259,26 +255,31 @@ class Entry:
         kept = {id(ref.handle) for _, ref in state.values()}
         results = [*changed_refs, *fresh_refs]
         copies = copies_of_others(capture, results, kept)
-        self._last = [(copies.get(id(r.handle), r.handle), tuple(r.shape)) for r in results]
         made = [g for _, g in (*self.renewed, *self.argument_gradients) if g is not None]
-        self.grad_refs = [cast(BufferRef, self._ref_of(g._storage.node)) for g in made]
-        self.histories = {id(s): weakref.ref(n) for s, n in histories.nodes.items()}
-        read = [*capture.reads(), *(ref for ref, _ in updates), *results, *self.grad_refs]
+        gradients = [cast(BufferRef, self._ref_of(g._storage.node)) for g in made]
+        read = [*capture.reads(), *(ref for ref, _ in updates), *results, *gradients]
         known = {id(ref.handle) for ref in refs} | capture.own()
         outside = [ref for ref in read if id(ref.handle) not in known]
-        self.implicit = self._holders(outside, state, histories)
+        self.state = self._holders(outside, state, histories)
+        self.changing = len(state)
         updated = [(ref.handle, handle) for ref, handle in updates]
-        last_grads = copies_of_others(capture, self.grad_refs, kept)
+        last_copies = copies_of_others(capture, gradients, kept)
         self._settle(updated, written)
         # Replays write over what this call computed: it is not the value of these nodes for long.
         self.session.forget(kept | capture.own())
-        inputs = [*refs, *(ref for _, ref in self.implicit)]
-        self.replay = Replay(capture, inputs, [*results, *self.grad_refs], updated, kept)
-        self.overwritten = kept
-        self._last += [
-            (last_grads.get(id(r.handle), r.handle), tuple(r.shape)) for r in self.grad_refs
+        inputs = [*refs, *(one.ref for one in self.state)]
+        self.replay = Replay(capture, inputs, [*results, *gradients], updated, kept)
+        for one in self.state[: self.changing]:
+            one.renew()
+        places = range(len(self.changed), len(results))
+        slots = [self.replay.slot_of(place) for place in places]
+        self.outlets = [
+            # Storages that share their memory are told apart by being made anew.
+            Outlet(storage.node.dtype, slot if slots.count(slot) == 1 else -1)
+            for storage, slot in zip(self.results.fresh, slots, strict=True)
         ]
-        self._renew_state([self._present(*pair) for pair in self.implicit])
+        last = [copies.get(id(ref.handle), ref.handle) for ref in results]
+        return last + [last_copies.get(id(ref.handle), ref.handle) for ref in gradients]
 
     def _changes(
         self, written: Mapping[Storage, Node], own: set[Storage]
@@ -318,7 +319,7 @@ class Entry:
                 continue
             if id(ref.handle) in read:
                 own = ref.handle.device.allocate(ref.handle.nbytes)
-                storage.node = buffer_node(replace(ref, handle=own), storage.node.dtype)
+                storage.node = buffer_node(ref._replace(handle=own), storage.node.dtype)
                 ref = storage.node.arg
             ref.handle.device.copy_in(ref.handle, data)
 
@@ -327,9 +328,17 @@ class Entry:
         outside: Sequence[BufferRef],
         state: dict[int, tuple[Look, BufferRef]],
         histories: Histories,
-    ) -> list[tuple[Look, BufferRef]]:
-        """The storages whose values the function read without being given them."""
-        found = list(state.values())
+    ) -> list[State]:
+        """The storages whose values the function read without being given them.
+
+        Those that it changes come first.
+        """
+        nodes = {id(s): weakref.ref(n) for s, n in histories.nodes.items()}
+
+        def made(look: Look, ref: BufferRef, changes: bool) -> State:
+            return State(look, ref, changes, nodes.get(id(look())))
+
+        found = [made(look, ref, True) for look, ref in state.values()]
         rest = {id(ref.handle): ref for ref in outside if id(ref.handle) not in state}
         if not rest:
             return found
@@ -339,73 +348,44 @@ class Entry:
         for candidate in (*closed, *every_storage().values()):
             ref = leaf_of(histories.cut.get(candidate, candidate.node))
             if ref is not None and rest.pop(id(ref.handle), None) is not None:
-                found.append((self.looks.get(id(candidate)) or weakref.ref(candidate), ref))
+                look = self.looks.get(id(candidate)) or weakref.ref(candidate)
+                found.append(made(look, ref, False))
         return found
 
     # --- later calls ------------------------------------------------------------------------------
 
     def is_stale(self) -> bool:
         """Whether something the function closes over is not what it was at capture."""
-        if self.surroundings.changed():
+        if self.surroundings.places and self.surroundings.changed():
             return True
-        if any((tensor.grad is None) != was_none for tensor, was_none in self.gradients):
-            return True
-        for look, ref in self.implicit:
-            storage = look()
-            if storage is None:
-                continue
-            node = storage.node
-            if node.shape != ref.shape or storage.device != ref.device:
+        for tensor, was_none in self.gradients:
+            if (tensor.grad is None) is not was_none:
                 return True
-            if storage.grad and node.op is not Ops.BUFFER:
-                known = self.histories.get(id(storage))
-                if known is None or known() is not node:
-                    return True
-        return False
+        return bool(self.state) and any(one.is_stale() for one in self.state)
 
     def play(self, call: Call) -> Any:
         """Replay over this call's arguments."""
         assert self.replay is not None
-        refs = call.references()
-        handles = [ref.handle for ref in refs]
-        for tensor in self.surroundings.tensors:
-            tensor._cached = None
-        for look, ref in self.implicit:
-            handle = self._present(look, ref)
-            if id(ref.handle) in self.overwritten:
-                if is_shared(look()):
-                    handle = copied(handle)
-                self.session.forget((id(handle),))
-            handles.append(handle)
-        made = self.replay(handles, call.variables)
-        self._renew_state(handles[len(refs) :])
-        return self._give(call, made)
+        handles = call.handles()
+        if self.state:
+            for tensor in self.surroundings.tensors:
+                # It would count as a reader of the state.
+                tensor._cached = None
+            held = [one.place() for one in self.state]
+            self.session.forget(map(id, held[: self.changing]))
+            handles += held
+        memory: dict[int, Any] = {}
+        taken: list[Fresh | None] = []
+        for outlet in self.outlets:
+            fresh = outlet.take()
+            taken.append(fresh)
+            if fresh is not None:
+                memory[outlet.slot] = fresh.handle
+        return self._give(call, self.replay(handles, call.variables, memory), taken)
 
-    def _present(self, look: Look, ref: BufferRef) -> Any:
-        """Where state lies now: where its storage says, or where it was if the storage is gone."""
-        storage = look()
-        if storage is None:
-            return ref.handle
-        if storage.node.op is not Ops.BUFFER:
-            realize_storages((storage,))
-        held = self._ref_of(storage.node)
-        assert held is not None
-        return held.handle
-
-    def _renew_state(self, handles: list[Any]) -> None:
-        """Give state whose memory was overwritten a leaf of its own.
-
-        What was computed from the old leaf is then not taken for what is computed from the new.
-        """
-        for (look, ref), handle in zip(self.implicit, handles, strict=True):
-            storage = look()
-            if storage is None or id(ref.handle) not in self.overwritten:
-                continue
-            storage.node = buffer_node(ref.renewed(handle), storage.node.dtype)
-
-    def _renew_gradients(self, call: Call, made: Made) -> None:
+    def _renew_gradients(self, call: Call, made: Sequence[BufferRef]) -> None:
         """Put this call's gradients, in memory of their own, where the captured ones were."""
-        places = iter(zip(self.grad_refs, made, strict=True))
+        places = iter(made)
         targets: list[tuple[Tensor, Tensor | None]] = [
             *self.renewed,
             *((call.tensors[i], g) for i, g in self.argument_gradients),
@@ -414,27 +394,36 @@ class Entry:
             if gradient is None:
                 tensor.grad = None
                 continue
-            ref, (handle, shape) = next(places)
-            node = buffer_node(BufferRef(handle, shape, ref.device), gradient.dtype)
+            ref = next(places)
+            storage = Storage(buffer_node(ref, gradient.dtype), ref.device)
             steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
-            tensor.grad = Tensor._on(Storage(node, ref.device), steps)
+            tensor.grad = Tensor._on(storage, steps)
 
-    def _give(self, call: Call, made: Made) -> Any:
-        """The call's result from the replay's arrays; changed arguments change."""
+    def _give(self, call: Call, made: Sequence[Any], taken: Sequence[Fresh | None]) -> Any:
+        """The call's result from the replay's arrays; changed arguments change.
+
+        `taken`: for each outlet what is used again, None where the memory is fresh.
+        """
+        assert self.replay is not None
+        refer, variables = self.replay.ref, call.variables
         count = len(self.changed)
-        for position, (handle, shape) in zip(self.changed, made[:count], strict=True):
+        for place, position in enumerate(self.changed):
             call.refuse_views_of(position)
             tensor = call.tensors[position]
-            ref = BufferRef(handle, shape, tensor.device)
+            ref = refer(place, made[place], variables)
             tensor._storage.put(buffer_node(ref, tensor.dtype))
         for position in self.marked:
             call.tensors[position].requires_grad_()
-        rest = count + len(self.results.fresh)
-        self._renew_gradients(call, made[rest:])
-        storages = [
-            Storage(buffer_node(BufferRef(handle, shape, s.device), s.node.dtype), s.device)
-            for s, (handle, shape) in zip(self.results.fresh, made[count:rest], strict=True)
-        ]
+        if self.renewed or self.argument_gradients:
+            rest = range(count + len(self.outlets), len(made))
+            self._renew_gradients(call, [refer(place, made[place], variables) for place in rest])
+        storages = []
+        for place, (outlet, fresh) in enumerate(zip(self.outlets, taken, strict=True), count):
+            if fresh is None:
+                fresh = Fresh(refer(place, made[place], variables), outlet.dtype)
+            else:
+                fresh.storage.stamp()
+            storages.append(outlet.keep(fresh))
         return self.results.give(call.tensors, storages)
 
     # --- checking ---------------------------------------------------------------------------------

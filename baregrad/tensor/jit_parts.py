@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from baregrad.base.errors import JitError
@@ -13,12 +11,10 @@ from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor.core import Storage, buffer_node, live_storages, realize_storages
+from baregrad.tensor.jit_state import copied
 from baregrad.tensor.tensor import Tensor
-from baregrad.tensor.trees import is_variable, leaves, map_tree, shape_of_tree
-from baregrad.tensor.views import Cut, Step
-
-_OWN_REFERENCES = 2  # the storage's, and that of the call that counts
-
+from baregrad.tensor.trees import describe
+from baregrad.tensor.views import Cut
 
 # --- arguments ------------------------------------------------------------------------------------
 
@@ -31,34 +27,56 @@ class Call:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.tree = (args, dict(kwargs))
-        found = leaves(self.tree)
-        self.tensors: list[Tensor] = [leaf for leaf in found if isinstance(leaf, Tensor)]
-        self.given = len(self.tensors)
-        self.variables = {
-            leaf.arg.name: int(leaf.src[0].arg) for leaf in found if is_variable(leaf)
-        }
+        self.tree = (args, kwargs)
+        self.tensors: list[Tensor] = []
+        self.variables: dict[str, int] = {}
+        key: list[Any] = [len(args)]
+        tensors = self.tensors
+        describe(args, tensors, self.variables, key)
+        if kwargs:
+            describe((kwargs,), tensors, self.variables, key)
+        self.given = len(tensors)
         self.grads: dict[int, int] = {}
         for position in range(self.given):
-            gradient = self.tensors[position].grad
+            gradient = tensors[position]._gradient
             if gradient is not None:
-                self.grads[position] = len(self.tensors)
-                self.tensors.append(gradient)
-        first: dict[int, int] = {}
-        aliases = tuple(first.setdefault(id(t._storage), i) for i, t in enumerate(self.tensors))
-        self.key = (shape_of_tree(self.tree), aliases, tuple(self.grads))
+                self.grads[position] = len(tensors)
+                tensors.append(gradient)
+        if len(tensors) > 1:
+            storages = [tensor._storage for tensor in tensors]
+            if len(set(storages)) < len(storages):
+                key.append(tuple(map(storages.index, storages)))
+            key.extend(self.grads)
+        # What tells this call from calls of other kinds.
+        self.key = tuple(key)
+
+    def handles(self) -> list[Any]:
+        """The buffer of each tensor's value, as a contiguous array."""
+        found = []
+        for tensor in self.tensors:
+            node = tensor._storage.node
+            if node.op is not Ops.BUFFER or (tensor._steps and not is_whole(tensor)):
+                return [ref.handle for ref in self._computed()]
+            found.append(node.arg.handle)
+        return found
+
+    def _computed(self) -> list[BufferRef]:
+        """Where each tensor's value lies, computed if need be, those that need it together."""
+        realize_storages(t._storage for t in self.tensors)
+        owner = current_session()
+        return [
+            t._ref() if is_whole(t) else owner.realize([t._value()], t.device)[0]
+            for t in self.tensors
+        ]
 
     def references(self) -> list[BufferRef]:
-        """Where each tensor's value lies, as a contiguous array of its own handle."""
-        realize_storages(t._storage for t in self.tensors)
+        """Where each tensor's value lies, as a contiguous array of its own handle.
+
+        A view has an identity of its own, so that an argument that is also closed over is told
+        apart. Others may read the same memory, so nothing is written there.
+        """
         refs = []
-        for tensor in self.tensors:
-            if is_whole(tensor):
-                ref = tensor._ref()
-            else:
-                (ref,) = current_session().realize([tensor._value()], tensor.device)
-            # A view has an identity of its own, so that an argument that is also closed over is
-            # told apart. Others may read the same memory, so nothing is written there.
+        for ref in self._computed():
             handle = ref.handle.view(0, ref.handle.nbytes)
             handle.readonly = True
             refs.append(BufferRef(handle, ref.shape, ref.device))
@@ -115,7 +133,7 @@ class Histories:
             ref = None if node.op is Ops.BUFFER else current_session().realised(node)
             if ref is None:
                 continue
-            leaf = buffer_node(replace(ref, handle=copied(ref.handle)), node.dtype)
+            leaf = buffer_node(ref._replace(handle=copied(ref.handle)), node.dtype)
             self.nodes[storage] = node
             storage.node = Node(Ops.DETACH, node.dtype, (leaf,), Cut(node))
             self.cut[storage] = storage.node
@@ -127,18 +145,6 @@ class Histories:
                 storage.node = node
 
 
-def leaf_of(node: Node) -> BufferRef | None:
-    """Where the value of a leaf lies, be it cut or not; None for an expression."""
-    while node.op is Ops.DETACH:
-        node = node.src[0]
-    return node.arg if node.op is Ops.BUFFER else None
-
-
-def copied(handle: Any) -> Any:
-    """A copy of a buffer, in memory of its own."""
-    return handle.device.duplicate(handle)
-
-
 def part_shared(storages: Iterable[Storage]) -> None:
     """Give memory of its own to what lies where another of these storages does."""
     seen: set[int] = set()
@@ -147,7 +153,7 @@ def part_shared(storages: Iterable[Storage]) -> None:
         if node.op is not Ops.BUFFER:
             continue
         if id(node.arg.handle) in seen:
-            own = replace(node.arg, handle=copied(node.arg.handle))
+            own = node.arg._replace(handle=copied(node.arg.handle))
             storage.node = buffer_node(own, node.dtype)
         seen.add(id(storage.node.arg.handle))
 
@@ -155,103 +161,3 @@ def part_shared(storages: Iterable[Storage]) -> None:
 def every_storage() -> dict[int, Storage]:
     """Every storage there is, held so that no later one takes its address."""
     return {id(storage): storage for storage in live_storages()}
-
-
-def is_shared(storage: Storage | None) -> bool:
-    """Whether anything but its storage reads state's leaf: a copy of it, or a lazy expression."""
-    return storage is not None and sys.getrefcount(storage.node) > _OWN_REFERENCES
-
-
-# --- results --------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Place:
-    """Where a result is found at each call.
-
-    It shows an argument (`argument`), a storage that outlives the calls (`kept`) or one that each
-    call makes (`fresh`), through `steps`; or it is always the same tensor (`same`).
-    """
-
-    steps: tuple[Step, ...] = ()
-    argument: int = -1
-    fresh: int = -1
-    kept: Storage | None = None
-    same: Tensor | None = None
-
-    def find(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Tensor:
-        """The result, from a call's arguments and the storages that it made."""
-        if self.same is not None:
-            return self.same
-        if self.argument >= 0:
-            tensor = tensors[self.argument]
-            if not self.steps:
-                return tensor
-            return Tensor._on(tensor._storage, (*tensor._steps, *self.steps)).detach()
-        storage = storages[self.fresh] if self.kept is None else self.kept
-        shown = Tensor._on(storage, self.steps)
-        return shown.detach() if storage.grad else shown
-
-
-@dataclass(slots=True)
-class Results:
-    """The tensors in a function's result: the places of all, and the storages that are fresh."""
-
-    template: Any
-    places: list[Place]
-    fresh: list[Storage]
-
-    def give(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Any:
-        """The result of a call with these arguments that made these storages."""
-        places = iter(self.places)
-
-        def fill(leaf: Any) -> Any:
-            return next(places).find(tensors, storages) if isinstance(leaf, Hole) else leaf
-
-        return map_tree(self.template, fill)
-
-
-class Hole:
-    """The place of a tensor in a result."""
-
-
-def shown_apart(tensor: Tensor) -> Tensor:
-    """The tensor, or where its view has symbolic extents, one that holds what it shows.
-
-    A step with a symbolic extent holds the value that the extent has now.
-    """
-    extents = (*tensor.shape, *tensor._storage.node.shape)
-    if is_whole(tensor) or all(isinstance(extent, int) for extent in extents):
-        return tensor
-    return Tensor._make(tensor._value(), tensor.device)
-
-
-def sort_results(
-    result: Any,
-    shown: Sequence[Tensor],
-    clones: Sequence[Tensor],
-    older: Mapping[int, Storage],
-    closed: Sequence[Tensor],
-) -> Results:
-    """Where each tensor of a result comes from. `shown`: those tensors, views settled."""
-    arguments = {clone._storage: i for i, clone in reversed(list(enumerate(clones)))}
-    itself = {id(clone): i for i, clone in enumerate(clones)}
-    known = {id(tensor) for tensor in closed}
-    fresh: dict[Storage, int] = {}
-    places = []
-    for tensor in shown:
-        storage = tensor._storage
-        steps = tuple(step for step in tensor._steps if step[0] is not Ops.DETACH)
-        if id(tensor) in itself:
-            place = Place(argument=itself[id(tensor)])
-        elif storage in arguments:
-            place = Place(steps or ((Ops.DETACH, None),), argument=arguments[storage])
-        elif id(tensor) in known:
-            place = Place(same=tensor)
-        elif id(storage) in older:
-            place = Place(steps, kept=storage)
-        else:
-            place = Place(steps, fresh=fresh.setdefault(storage, len(fresh)))
-        places.append(place)
-    template = map_tree(result, lambda leaf: Hole() if isinstance(leaf, Tensor) else leaf)
-    return Results(template, places, list(fresh))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from baregrad.base.errors import JitError
@@ -11,7 +11,7 @@ from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor.tensor import Tensor
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _SEQUENCES = (list, tuple)
 
 
@@ -48,7 +48,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def _gather(tree: Any, found: list[Any]) -> None:
-    """Append the leaves of a tree. Every call of a jitted function does this: no copies."""
+    """Append the leaves of a tree."""
     if isinstance(tree, Tensor):
         found.append(tree)
     elif isinstance(tree, _SEQUENCES):
@@ -57,7 +57,7 @@ def _gather(tree: Any, found: list[Any]) -> None:
     elif isinstance(tree, dict):
         for item in tree.values():
             _gather(item, found)
-    elif isinstance(tree, _PLAIN) or not _is_dataclass(tree):
+    elif not _is_dataclass(tree):
         found.append(tree)
     else:
         for field in dataclasses.fields(tree):
@@ -69,34 +69,54 @@ def _is_dataclass(tree: Any) -> bool:
     return dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Node))
 
 
-def shape_of_tree(tree: Any) -> Any:
-    """A hashable that is equal for trees of equal containers and equal plain leaves.
+def describe(
+    items: Iterable[Any], tensors: list[Tensor], variables: dict[str, int], key: list[Any]
+) -> None:
+    """Append the items' tensors, symbolic integers' values and what tells their kinds to lists.
 
-    Tensors count by shape, dtype, device and whether they require gradients; symbolic integers by
-    name and bounds. Raises JitError for a leaf that cannot be compared by value.
+    Keys are equal for trees of equal containers and equal plain leaves. Tensors count by shape,
+    dtype, device and whether they require gradients; symbolic integers by name and bounds. Every
+    call of a jitted function does this, so it is one walk that copies nothing. Raises JitError for
+    a leaf that cannot be compared by value.
     """
-    if isinstance(tree, Tensor):
-        return ("tensor", tree.shape, tree.dtype.name, tree.device, tree.requires_grad)
-    if isinstance(tree, _SEQUENCES):
-        return (type(tree).__name__, *[shape_of_tree(item) for item in tree])
-    if isinstance(tree, dict):
-        return ("dict", *[(key, shape_of_tree(item)) for key, item in tree.items()])
-    if is_variable(tree):
-        return ("variable", tree.arg)
-    if isinstance(tree, _PLAIN):
-        return (type(tree).__name__, repr(tree) if isinstance(tree, float) else tree)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        fields = (f.name for f in dataclasses.fields(tree))
-        return (
-            type(tree).__name__,
-            *((name, shape_of_tree(getattr(tree, name))) for name in fields),
-        )
+    for item in items:
+        kind = item.__class__
+        if isinstance(item, Tensor):
+            tensors.append(item)
+            storage = item._storage
+            if item._steps:
+                value, grad = item._value(), item.requires_grad
+            else:
+                value, grad = storage.node, storage.grad
+            key.append((value.shape, value.dtype, storage.device, grad))
+        elif kind in _PLAIN:
+            key.append((kind, repr(item) if kind is float else item))
+        elif isinstance(item, _SEQUENCES):
+            key.append((kind, len(item)))
+            describe(item, tensors, variables, key)
+        elif isinstance(item, dict):
+            key.append((kind, *item))
+            describe(item.values(), tensors, variables, key)
+        elif is_variable(item):
+            variables[item.arg.name] = int(item.src[0].arg)
+            key.append((kind, item.arg))
+        elif _is_dataclass(item):
+            key.append(kind)
+            for field in dataclasses.fields(item):
+                # What is not given when a dataclass is made is looked at, but is no leaf.
+                found = (tensors, variables) if field.init else ([], {})
+                describe((getattr(item, field.name),), *found, key)
+        else:
+            key.append((kind, repr(item) if isinstance(item, float) else _hashable(item)))
+
+
+def _hashable(leaf: Any) -> Any:
     try:
-        hash(tree)
+        hash(leaf)
     except TypeError as error:
         raise JitError(
-            f"a jitted function got a {type(tree).__name__}, which cannot be compared",
+            f"a jitted function got a {type(leaf).__name__}, which cannot be compared",
             wanted="tensors, plain values, or lists, tuples, dicts and dataclasses of them",
             hint="pass arrays as tensors",
         ) from error
-    return ("object", tree)
+    return leaf

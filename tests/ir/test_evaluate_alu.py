@@ -154,6 +154,18 @@ def test_unary_integer_ops(dtype: DType) -> None:
         assert z == wrap(x * y + x, dtype)
 
 
+def test_dot4_multiplies_unsigned_bytes_by_signed_ones() -> None:
+    values = integers(dtypes.int32)
+    x, y = (grid.reshape(-1) for grid in np.meshgrid(values, values))
+    z = np.roll(x, 5)
+    found = run(Ops.DOT4, dtypes.int32, x, y, z)
+    for a, b, c, value in zip(x.tolist(), y.tolist(), z.tolist(), found.tolist(), strict=True):
+        unsigned = (a & 0xFFFFFFFF).to_bytes(4, "little")
+        signed = [byte - 256 * (byte > 127) for byte in (b & 0xFFFFFFFF).to_bytes(4, "little")]
+        wanted = c + sum(p * q for p, q in zip(unsigned, signed, strict=True))
+        assert value == wrap(wanted, dtypes.int32), (a, b, c)
+
+
 def test_bool_arithmetic_is_logic() -> None:
     p, q = np.array([False, False, True, True]), np.array([False, True, False, True])
     for op in (Ops.ADD, Ops.OR, Ops.MAX):

@@ -12,7 +12,7 @@ from baregrad.ir.attrs import KernelInfo, Out, Param, Reduce, Scan
 from baregrad.ir.evaluate_kernel import evaluate_kernel
 from baregrad.ir.evaluate_loop import evaluate_loop
 from baregrad.ir.monoid import Monoid, arg_extreme, primitive
-from baregrad.ir.node import Node, alu, const, range_node
+from baregrad.ir.node import Node, alu, cast, const, range_node
 from baregrad.ir.op import Ops
 
 F32 = dtypes.float32
@@ -142,6 +142,22 @@ def matmul(m: int, n: int, k: int, a_t: bool = False, b_t: bool = False, batch: 
     right = at(b, *first, *((j, r) if b_t else (r, j)))
     total = reduce(Ops.ADD, alu(Ops.MUL, left, right), r)
     return kernel(out(param(0, *lead, m, n, dtype=dtype), total, *first, i, j), name="matmul")
+
+
+def byte_product(
+    m: int, n: int, inner: int, a_t: bool = False, b_t: bool = False, batch: int = 0,
+    types: tuple[DType, DType] = (dtypes.int8, dtypes.int8),
+) -> Node:
+    """A product of matrices of bytes, summed as int32."""
+    first = [range_node(batch, 0)] if batch else []
+    lead = [batch] if batch else []
+    i, j, r = (range_node(e, len(first) + p) for p, e in enumerate((m, n, inner)))
+    a = param(1, *lead, *((inner, m) if a_t else (m, inner)), dtype=types[0])
+    b = param(2, *lead, *((n, inner) if b_t else (inner, n)), dtype=types[1])
+    left = at(a, *first, *((r, i) if a_t else (i, r)))
+    right = at(b, *first, *((j, r) if b_t else (r, j)))
+    total = reduce(Ops.ADD, alu(Ops.MUL, cast(left, dtypes.int32), cast(right, dtypes.int32)), r)
+    return kernel(out(param(0, *lead, m, n, dtype=dtypes.int32), total, *first, i, j))
 
 
 def conv(n: int, c: int, o: int, h: int, w: int, taps: int, stride: int = 1, pad: int = 0,

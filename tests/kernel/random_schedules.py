@@ -17,6 +17,7 @@ from baregrad.kernel.schedule_value import (
     Reorder,
     Schedule,
     Step,
+    Tensorize,
     split,
     stream_output,
 )
@@ -47,6 +48,7 @@ def any_kernel(rng: random.Random, sizes: tuple[int, ...]) -> Maker:
         (k.layer_norm, (e(), e())),
         (k.arg_max, (e(), e())),
         (k.matmul, (e(), e(), e(), flag(), flag(), rng.choice((0, 3)))),
+        (k.byte_product, (e(), e(), e(), flag(), flag())),
         (k.conv, (1, 2, 4, 3, rng.choice((6, 9)), 3, 1, 1)),
         (k.conv, (2, 2, 4, 5, 6, 3, 2, 0, 2)),
         (k.cumsum, (e(), e(), 1)),
@@ -93,6 +95,8 @@ def _any_step(rng: random.Random, table: AxisTable, number: int) -> Step | None:
     name = rng.choice(names)
     axis = table.axes[name]
     kind = rng.randrange(6)
+    if kind == 5 and axis.reduced and axis.extent == 4:
+        return Tensorize((name,), "dot4")
     if kind <= 1:
         inner = {f"a{number}_{i}": rng.choice((1, 2, 3, 4, 8)) for i in range(rng.randrange(1, 3))}
         return split(name, outer=f"a{number}o", tail=f"a{number}t", **inner)

@@ -24,13 +24,16 @@ from baregrad.kernel.schedule_value import (
     StageInput,
     StageReduce,
     Step,
+    Tensorize,
 )
 from baregrad.kernel.sharing import prepare
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel, drawn
 
-AVX = cpu_row_named("x86-64-avx2")
+AVX = replace(
+    cpu_row_named("x86-64-avx2"), features=(*cpu_row_named("x86-64-avx2").features, "avxvnni")
+)
 SIZES = ((2,), (3,), (4,), (8,), (2, 4), (3, 2), (1,), (64,))
 UNITS = ("pool", "pool", "vector", "unroll", "unroll", "loop", "thread")
 
@@ -53,6 +56,8 @@ def wild_step(rng: random.Random, table: AxisTable, number: int) -> Step:
         return Reorder(tuple(some))
     if kind < 0.8:
         return Collapse(tuple(some), f"c{number}")
+    if kind < 0.83:
+        return Tensorize((name,), "dot4")
     if kind < 0.92:
         return StageInput(rng.choice((0, 1, 2)), tuple(some), rng.choice((0, 0, 4, 8)))
     return StageReduce(name, tuple(some))

@@ -49,7 +49,8 @@ def test_jitted_steps_leave_memory_flat(steps: int) -> None:
 
     x = Tensor([1.0, 2.0, 3.0]).realize()
     for _ in range(1_000):
-        step(x)
+        loss = step(x)
+    del loss
     device, resident = device_nbytes(), resident_nbytes()
     for _ in range(steps):
         loss = step(x)

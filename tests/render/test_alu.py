@@ -147,6 +147,14 @@ def test_widths_agree(dtype: DType, lanes: int) -> None:
     agree(functions_of(dtype), (dtype, dtype), list(pairs(dtype)), lanes)
 
 
+@pytest.mark.parametrize("lanes", (1, 2, 4, 8, 16))
+def test_dot4_agrees(lanes: int) -> None:
+    """By the machine's instruction where it has one of so many lanes, in plain steps elsewhere."""
+    x, y = pairs(dtypes.int32)
+    functions: list[Function] = [lambda a, b: alu(Ops.DOT4, a, b, a)]
+    agree(functions, (dtypes.int32, dtypes.int32), [x, y], lanes, ("linear", "llvm", "c"))
+
+
 @pytest.mark.parametrize("dtype", COMPUTED, ids=str)
 def test_where_agrees(dtype: DType) -> None:
     x, y = pairs(dtype)

@@ -49,6 +49,8 @@ RACED = 8
 ENOUGH = 6
 # Seconds after the last one in which what was begun is brought to an end.
 OVERTIME_S = 5.0
+# Seconds that are kept for each kernel that is still to come, half of what is left at most.
+KEPT_S = 2.0
 # Seconds that a kernel is given at least, with so many of its runs, and at most.
 LEAST_S = 4.0
 LEAST_RUNS = 150
@@ -166,11 +168,11 @@ class Tuner:
                 crew.losses = self.losses
                 crew.until = deadline + OVERTIME_S
                 for number, kernel in enumerate(order):
-                    if deadline - time.monotonic() < LEAST_S:
+                    if deadline - time.monotonic() < KEPT_S:
                         self.skipped += len(order) - number
                         break
                     left -= weights[kernel]
-                    clock = Clock(deadline, left)
+                    clock = Clock(deadline, left, len(order) - number - 1)
                     record = self._search_one(crew, kernel, clock, chosen.get(kernel))
                     if record is not None:
                         self._keep(record, kernel, records, chosen)
@@ -266,19 +268,25 @@ def weight_of(ns: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When all has to end, and how much of the time until then other kernels are to have."""
+    """When all has to end, and what others are to have of the time until then.
+
+    others: their weights together. behind: how many they are.
+    """
 
     end: float
     others: float
+    behind: int
 
     def deadline(self, ns: float) -> float:
         """When the search for a kernel that takes so long has to end."""
         now = time.monotonic()
         own = weight_of(ns)
-        share = (self.end - now) * own / (own + self.others)
+        left = self.end - now
+        free = left - min(KEPT_S * self.behind, left / 2)
         # A few kernels searched are more than many begun.
         least = LEAST_S + LEAST_RUNS * ns / 1e9
-        return min(now + min(max(share, least), MOST_S), self.end)
+        wanted = max(free * own / (own + self.others), least)
+        return min(now + min(wanted, MOST_S, free), self.end)
 
 
 class Judge:

@@ -24,6 +24,7 @@ from baregrad.kernel.schedule_value import (
     StageReduce,
     Step,
     StreamOutput,
+    Tensorize,
 )
 from baregrad.kernel.search.retile import names_of, retiled
 from baregrad.target import AnyTarget, GpuTarget
@@ -108,6 +109,8 @@ def normal(schedule: Schedule) -> Schedule:
     for step in schedule.steps:
         if isinstance(step, Collapse | Split):
             place = 0
+        elif isinstance(step, Tensorize):
+            place = 1
         elif isinstance(step, Bind):
             place = 3 if step.unit in ("pool", "grid") else 1
         elif isinstance(step, Reorder):

@@ -19,6 +19,7 @@ from baregrad.kernel.schedule_value import (
     StageInput,
     StageReduce,
     Step,
+    Tensorize,
 )
 
 
@@ -110,7 +111,7 @@ def descendants(schedule: Schedule, name: str) -> set[str]:
 
 def names_of(step: Step) -> tuple[str, ...]:
     """The axes that a step speaks of."""
-    if isinstance(step, Split | Bind):
+    if isinstance(step, Split | Bind | Tensorize):
         return (step.axis,)
     if isinstance(step, StageReduce):
         return (step.axis, *step.axes)
@@ -153,6 +154,8 @@ def _renamed(schedule: Schedule, names: dict[str, str]) -> Schedule:
             steps.append(Split(names.get(step.axis, step.axis), step.parts, step.tail, step.masked))
         elif isinstance(step, Bind):
             steps.append(Bind(names.get(step.axis, step.axis), step.unit, step.grain))
+        elif isinstance(step, Tensorize):
+            steps.append(replace(step, axes=called(step.axes)))
         elif isinstance(step, Reorder):
             steps.append(Reorder(called(step.axes)))
         elif isinstance(step, StageInput):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -144,7 +145,9 @@ class BoundList:
         self.scratch_nbytes = 0
         self._needed = list(commands.slot_nbytes)
         self._static_needed = commands.slot_nbytes
-        self._writes = commands.slot_writes
+        self._pack_slots = Struct(f"={len(self._needed)}q").pack_into
+        self._serials: list[int] | None = None
+        self.timed = False
         self._values: tuple[int, ...] | None = None
         self._scratch = tuple(draft.scratch)
         self._sizes = tuple(draft.sizes.items())
@@ -161,32 +164,26 @@ class BoundList:
         self, commands: CommandList, buffers: Sequence[Buffer], variables: Mapping[str, int]
     ) -> None:
         """Fill the slots and set the variables; raise DeviceError if they do not fit."""
-        values = commands.check_variables(variables)
-        if values != self._values:
-            # Not before all of it fits are the values those of the list.
-            self._values = None
-            self._set_variables(variables)
-            self._values = values
-        needed = self._needed
-        if len(buffers) != len(needed):
-            commands.check_slots(buffers)
-        device = self.device
-        addresses = []
-        for index, buffer in enumerate(buffers):
-            if (
-                buffer.nbytes < needed[index]
-                or buffer.device is not device
-                or buffer.closed
-                or (buffer.readonly and self._writes[index])
-            ):
-                check_buffer(buffer, device, needed[index], self._writes[index], f"slot {index}")
-            addresses.append(buffer.address)
-        if addresses:
-            self.slots[:] = addresses
+        if self._values != ():
+            values = commands.check_variables(variables)
+            if values != self._values:
+                # Not before all of it fits are the values those of the list.
+                self._values = None
+                self._set_variables(variables)
+                self._values = values
+                self._serials = None
+        serials = [buffer.serial for buffer in buffers]
+        if serials != self._serials:
+            # What was checked for the submit before holds for the same open buffers.
+            self._serials = None
+            addresses = commands.addresses(buffers, self._needed)
+            self._pack_slots(self.slots.data, 0, *addresses)
+            self._serials = serials
 
     def set_timed(self, timed: bool) -> None:
         """Say whether the executor is to take the time of each command."""
         self.words[5] = self._at(self._times_at) if timed else 0
+        self.timed = timed
 
     def rows(self) -> Words:
         """Return the commands, one a row of COMMAND_WORDS words."""

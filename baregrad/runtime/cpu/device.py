@@ -105,12 +105,13 @@ class CpuDevice(Device):
             if not isinstance(bound, BoundList):
                 bound = self._bind(commands)
             bound.prepare(commands, buffers, variables or {})
-            bound.set_timed(timed)
-            code = self._loaded_executor()
-            if code is None:
+            if bound.timed is not timed:
+                bound.set_timed(timed)
+            pool = self._pool or self._started_pool()
+            if pool is None:
                 run_in_python(commands, bound, self.allocator, timed)
             else:
-                self._running_pool(code).run(bound.address, bound.scratch_nbytes)
+                pool.run(bound.address, bound.scratch_nbytes)
             if not timed:
                 return None
             times = bound.times.tolist()
@@ -181,8 +182,10 @@ class CpuDevice(Device):
             self.threads = 1
         return self._executor
 
-    def _running_pool(self, code: LoadedObject) -> NativePool:
-        if self._pool is None:
+    def _started_pool(self) -> NativePool | None:
+        """Start the pool and return it, None where the native executor cannot be had."""
+        code = self._loaded_executor()
+        if code is not None:
             self._pool = NativePool(code, self.threads, self.allocator)
         return self._pool
 

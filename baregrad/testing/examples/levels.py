@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
@@ -39,8 +39,9 @@ class Levels:
 
 
 def example_target() -> CpuTarget:
-    """The CPU row for which the examples are lowered: vectors of 16 float32."""
-    return cpu_row_named("x86-64-avx512")
+    """The CPU row for which the examples are lowered: vectors of 16 float32, products of bytes."""
+    row = cpu_row_named("x86-64-avx512")
+    return replace(row, features=(*row.features, "avx512vnni"))
 
 
 def param(slot: int, *shape: int, dtype: DType = dtypes.float32, name: str = "") -> Node:
@@ -112,12 +113,11 @@ def reshaped(value: Node, *shape: int) -> Node:
     return Node(Ops.RESHAPE, value.dtype, (value,), shape)
 
 
-def contracted(a: Node, b: Node) -> Node:
-    """(M, K), (N, K) -> (M, N): the sum over k of a[m, k] * b[n, k], in float32."""
+def contracted(a: Node, b: Node, wide: DType = dtypes.float32) -> Node:
+    """(M, K), (N, K) -> (M, N): the sum over k of a[m, k] * b[n, k], in the dtype `wide`."""
     (m, k), (n, _) = a.shape, b.shape
     left = expanded(reshaped(a, m, 1, k), m, n, k)
     right = expanded(reshaped(b, 1, n, k), m, n, k)
-    wide = dtypes.float32
     if a.dtype is not wide:
         left = Node(Ops.CAST, wide, (left,))
         right = Node(Ops.CAST, wide, (right,))

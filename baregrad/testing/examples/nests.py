@@ -43,6 +43,12 @@ def product_negated(m: int, n: int, k: int) -> Node:
     return kernel_of(Node(Ops.NEG, dtypes.float32, (found,)))
 
 
+def byte_product(m: int, n: int, k: int) -> Node:
+    """The product of two arrays of int8, summed as int32."""
+    a, b = param(1, m, k, dtype=dtypes.int8), param(2, n, k, dtype=dtypes.int8)
+    return kernel_of(contracted(a, b, dtypes.int32))
+
+
 def nest(kernel: Node, *steps: Step, target: AnyTarget | None = None) -> None:
     """Print the loops of a kernel under a schedule, having compared what they compute.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
+from baregrad.engine.search import tuner
 from baregrad.engine.search.inputs import differs, make_problem, samples
 from baregrad.engine.search.verdict import chance, is_faster, ratio
 from baregrad.ir.node import Node
@@ -95,3 +98,24 @@ def test_looked_up_places_are_inside_their_arrays() -> None:
     problem = make_problem(k.gather(5, 200, 4))
     assert problem.arrays[2].max() < 5
     assert problem.arrays[2].min() >= 0
+
+
+@pytest.mark.parametrize("seconds", [540.0, 300.0, 60.0])
+def test_time_is_left_for_the_kernels_that_come_last(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """A hundred kernels that each take all the time they may, the longest ones first."""
+    now = 0.0
+    monkeypatch.setattr(tuner, "time", SimpleNamespace(monotonic=lambda: now))
+    kernels = [3e7 / (1 + number) for number in range(100)]
+    weights = [tuner.weight_of(ns) for ns in kernels]
+    spent = []
+    for number, ns in enumerate(kernels):
+        clock = tuner.Clock(seconds, sum(weights[number + 1 :]), len(kernels) - number - 1)
+        begin, now = now, clock.deadline(ns)
+        spent.append(now - begin)
+    assert now <= seconds
+    searched = sum(one >= tuner.KEPT_S - 1e-6 for one in spent)
+    # With little time some are searched well rather than all of them badly.
+    assert searched == 100 if seconds > 2 * 100 * tuner.KEPT_S else searched >= seconds / 12
+    assert spent[0] > spent[len(spent) // 2] and max(spent) <= tuner.MOST_S

@@ -1,0 +1,168 @@
+"""Sums of products of bytes, four at a time: words of four bytes, and what makes their signs fit.
+
+DOT4 multiplies unsigned bytes by signed ones. Where both factors are signed, or both unsigned, one
+has its highest bit turned over, which makes it larger, or smaller, by 128; the sum is then off by
+128 times the sum of the other factor, which is taken off again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import dtypes
+from baregrad.ir import index
+from baregrad.ir.node import Node, alu, cast, const
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import in_bounds, is_read, offset_of
+from baregrad.kernel.schedule_value import Tensorize
+
+if TYPE_CHECKING:
+    from baregrad.kernel.axes import AxisTable, Piece
+
+# Bytes that one lane adds up.
+BYTES = 4
+I32 = dtypes.int32
+# The highest bit of each byte: as unsigned bytes 128, as signed ones -128.
+HIGHEST = const(-0x7F7F7F80, I32)
+_BYTES = (dtypes.int8, dtypes.uint8)
+
+
+class Word(NamedTuple):
+    """Which bytes are read as one word: those along an axis, their highest bits turned or not."""
+
+    axis: str
+    turned: bool
+
+
+def byte_factors(value: Node) -> tuple[Node, Node] | None:
+    """The reads of bytes whose product, as an int32, `value` is; None for anything else."""
+    if value.op is not Ops.MUL or value.dtype is not I32:
+        return None
+    one, other = [child.src[0] if child.op is Ops.CAST else child for child in value.src]
+    if not (_is_byte(one) and _is_byte(other)):
+        return None
+    return one, other
+
+
+def _is_byte(node: Node) -> bool:
+    """Whether a node reads a byte of an argument, guarded or not."""
+    covered = node.src[1] if node.op is Ops.GUARD else node
+    return node.dtype in _BYTES and is_read(covered)
+
+
+def is_byte_sum(reduce: Node) -> bool:
+    """Whether a REDUCE is a sum of products of bytes."""
+    if reduce.arg.monoid.primitive is not Ops.ADD:
+        return False
+    return byte_factors(reduce.src[0]) is not None
+
+
+def turned_over(word: Node) -> Node:
+    """A word of bytes with the highest bit of each turned over."""
+    return alu(Ops.XOR, word, HIGHEST)
+
+
+def word_of(values: Sequence[Node]) -> Node:
+    """The int32 whose bytes are four values, the first the lowest."""
+    total: Node | None = None
+    for place, value in enumerate(values):
+        wide = cast(value, I32)
+        if place < BYTES - 1 and value.dtype is dtypes.int8:
+            wide = alu(Ops.AND, wide, const(255, I32))
+        if place:
+            wide = alu(Ops.SHL, wide, const(8 * place, I32))
+        total = wide if total is None else alu(Ops.OR, total, wide)
+    assert total is not None
+    return total
+
+
+def word_product(
+    turned: Node, other: Node, signed: tuple[bool, bool]
+) -> tuple[Node, Node | None]:
+    """The sum of the products of two words' bytes, and what it is too large by; None for nothing.
+
+    signed: whether the bytes of each word are signed. Where both are the same, the highest bits of
+    `turned` are turned over.
+    """
+    zero = const(0, I32)
+    if signed == (True, True):
+        return alu(Ops.DOT4, turned, other, zero), alu(Ops.DOT4, HIGHEST, other, zero)
+    if signed == (False, False):
+        return alu(Ops.DOT4, other, turned, zero), alu(Ops.DOT4, other, HIGHEST, zero)
+    left, right = (other, turned) if signed[0] else (turned, other)
+    return alu(Ops.DOT4, left, right, zero), None
+
+
+def word_slots(table: AxisTable) -> frozenset[int]:
+    """The arguments of which nothing but whole words is read, each at a multiple of its size."""
+    found: set[Node] = set()
+    for reduction in table.facts.reductions:
+        factors = byte_factors(reduction.node.src[0]) or ()
+        found.update(read for read in factors if _is_whole(table, read, reduction.own))
+    accesses = [access.array.arg.slot for access in table.facts.accesses]
+    slots = [read.src[0].arg.slot for read in found]
+    return frozenset(slot for slot in slots if slots.count(slot) == accesses.count(slot))
+
+
+def _is_whole(table: AxisTable, read: Node, own: tuple[Node, ...]) -> bool:
+    """Whether bytes are read as whole words: four neighbours at a multiple of four."""
+    if read.op is not Ops.INDEX or not in_bounds(read):
+        return False
+    offset = offset_of(read)
+    near = [axis for axis in own if offset.strides.get(axis) == 1]
+    if len(near) != 1 or table.merged.get(near[0]) or offset.rest:
+        return False
+    for piece in table.pieces[table.names[near[0]]]:
+        last = [name for name, scale in piece.terms if scale % BYTES]
+        limited = any(name in last for limit in piece.limits for name, _ in limit.terms)
+        if len(last) != 1 or last[0] not in table.tensorized or limited or piece.start != 0:
+            return False
+    extents = read.src[0].arg.shape
+    others = [stride for axis, stride in offset.strides.items() if axis is not near[0]]
+    whole = [offset.constant, index.product(extents), *others]
+    return all(isinstance(size, int) and size % BYTES == 0 for size in whole)
+
+
+def at_byte(piece: Piece, axis: str, place: int) -> Piece:
+    """A piece at one of the bytes along `axis`, which is none of its axes any more."""
+    scale = dict(piece.terms).get(axis)
+    if scale is None:
+        return piece
+    limits = []
+    for limit in piece.limits:
+        step = dict(limit.terms).get(axis, 0)
+        left = tuple([term for term in limit.terms if term[0] != axis])
+        limits.append(limit._replace(start=index.add(limit.start, place * step), terms=left))
+    terms = tuple([term for term in piece.terms if term[0] != axis])
+    start = index.add(piece.start, place * scale)
+    return piece._replace(start=start, terms=terms, limits=tuple(limits))
+
+
+def check_tensorize(table: AxisTable, step: Tensorize) -> None:
+    """Refuse an axis that the instruction cannot take. Raises ScheduleError."""
+    axis = table.axis(step.axis, step)
+    if not table.dots_bytes:
+        raise ScheduleError(
+            f"{step} is not legal: the machine has no such instruction",
+            wanted="a CPU with avx512vnni or avxvnni",
+        )
+    if axis.serial or axis.unit != "loop" or axis.extent != BYTES or axis.name in table.staged:
+        raise ScheduleError(
+            f"{step} is not legal: the axis is not {BYTES} steps that are free to go",
+            found=axis.serial or f"{axis.extent} steps, bound to {axis.unit}",
+            wanted=f"a part of size {BYTES} of an axis, neither bound nor staged",
+        )
+    for reduction in table.facts.reductions:
+        for node in reduction.own:
+            merged = table.merged.get(node)
+            pieces = table.pieces[merged[0] if merged else table.names[node]]
+            within = any(name == axis.name for piece in pieces for name, _ in piece.terms)
+            if within and not is_byte_sum(reduction.node):
+                raise ScheduleError(
+                    f"{step} is not legal: something else than bytes is reduced along the axis",
+                    wanted="a sum of products of int8 or uint8, each cast to int32",
+                )
+    if not axis.reduced:
+        raise ScheduleError(f"{step} is not legal: the axis is not reduced", found=axis.name)

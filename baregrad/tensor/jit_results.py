@@ -1,0 +1,178 @@
+"""Results of a replay: where each tensor comes from, and what is used again once nobody has it."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baregrad.dtypes import DType
+from baregrad.ir.attrs import BufferRef
+from baregrad.ir.op import Ops
+from baregrad.tensor.core import Storage, buffer_node
+from baregrad.tensor.jit_parts import is_whole
+from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.trees import map_tree
+from baregrad.tensor.views import Step
+
+# Results of up to so many bytes are used again as they are. Larger ones go back to their device,
+# where anything else can have their memory.
+_REUSED_NBYTES = 1 << 20
+# A loop has one result in hand while it asks for the next.
+_REUSED = 2
+
+
+class Fresh:
+    """A storage that a replay made. It can be the next replay's, once nobody else has it."""
+
+    __slots__ = ("handle", "node", "storage")
+
+    def __init__(self, ref: BufferRef, dtype: DType) -> None:
+        self.handle = ref.handle
+        self.node = buffer_node(ref, dtype)
+        self.storage = Storage(self.node, ref.device)
+
+    def is_free(self) -> bool:
+        """Whether nothing else can see the storage, its leaf or its memory.
+
+        Each count has the reference of the call that counts. The leaf is held by the storage too,
+        and where it lies by its key among all nodes; the buffer by that.
+        """
+        count = sys.getrefcount
+        return (
+            count(self.storage) == 2
+            and self.storage.node is self.node
+            and count(self.node) == 3
+            and count(self.node.arg) == 3
+            and count(self.handle) == 3
+            and count(self.handle._memory) == 2
+        )
+
+
+class Outlet:
+    """One fresh result of a function, call after call: what replays made of it before.
+
+    `slot` is its place among the memory that a replay allocates, -1 for a result that is always
+    made anew.
+    """
+
+    __slots__ = ("_made", "dtype", "slot")
+
+    def __init__(self, dtype: DType, slot: int) -> None:
+        self.dtype = dtype
+        self.slot = slot
+        self._made: deque[Fresh] = deque(maxlen=_REUSED)
+
+    def take(self) -> Fresh | None:
+        """What an earlier replay made and nobody has any more."""
+        for _ in range(len(self._made)):
+            # Taken before it is looked at: another thread may replay as well.
+            found = self._made.popleft()
+            if found.is_free():
+                return found
+            self._made.append(found)
+        return None
+
+    def keep(self, made: Fresh) -> Storage:
+        """The storage that a replay has filled, kept in view for a later one."""
+        if self.slot >= 0 and made.handle.nbytes <= _REUSED_NBYTES:
+            self._made.append(made)
+        return made.storage
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a result is found at each call.
+
+    It shows an argument (`argument`), a storage that outlives the calls (`kept`) or one that each
+    call makes (`fresh`), through `steps`; or it is always the same tensor (`same`).
+    """
+
+    steps: tuple[Step, ...] = ()
+    argument: int = -1
+    fresh: int = -1
+    kept: Storage | None = None
+    same: Tensor | None = None
+
+    def find(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Tensor:
+        """The result, from a call's arguments and the storages that it made."""
+        if self.fresh >= 0:
+            return Tensor._on(storages[self.fresh], self.steps)
+        if self.same is not None:
+            return self.same
+        if self.argument >= 0:
+            tensor = tensors[self.argument]
+            if not self.steps:
+                return tensor
+            return Tensor._on(tensor._storage, (*tensor._steps, *self.steps)).detach()
+        assert self.kept is not None
+        shown = Tensor._on(self.kept, self.steps)
+        return shown.detach() if self.kept.grad else shown
+
+
+@dataclass(slots=True)
+class Results:
+    """The tensors in a function's result: the places of all, and the storages that are fresh."""
+
+    template: Any
+    places: list[Place]
+    fresh: list[Storage]
+
+    def give(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Any:
+        """The result of a call with these arguments that made these storages."""
+        if self.template.__class__ is Hole:
+            return self.places[0].find(tensors, storages)
+        places = iter(self.places)
+
+        def fill(leaf: Any) -> Any:
+            return next(places).find(tensors, storages) if isinstance(leaf, Hole) else leaf
+
+        return map_tree(self.template, fill)
+
+
+class Hole:
+    """The place of a tensor in a result."""
+
+
+def shown_apart(tensor: Tensor) -> Tensor:
+    """The tensor, or where its view has symbolic extents, one that holds what it shows.
+
+    A step with a symbolic extent holds the value that the extent has now.
+    """
+    extents = (*tensor.shape, *tensor._storage.node.shape)
+    if is_whole(tensor) or all(isinstance(extent, int) for extent in extents):
+        return tensor
+    return Tensor._make(tensor._value(), tensor.device)
+
+
+def sort_results(
+    result: Any,
+    shown: Sequence[Tensor],
+    clones: Sequence[Tensor],
+    older: Mapping[int, Storage],
+    closed: Sequence[Tensor],
+) -> Results:
+    """Where each tensor of a result comes from. `shown`: those tensors, views settled."""
+    arguments = {clone._storage: i for i, clone in reversed(list(enumerate(clones)))}
+    itself = {id(clone): i for i, clone in enumerate(clones)}
+    known = {id(tensor) for tensor in closed}
+    fresh: dict[Storage, int] = {}
+    places = []
+    for tensor in shown:
+        storage = tensor._storage
+        steps = tuple(step for step in tensor._steps if step[0] is not Ops.DETACH)
+        if id(tensor) in itself:
+            place = Place(argument=itself[id(tensor)])
+        elif storage in arguments:
+            place = Place(steps or ((Ops.DETACH, None),), argument=arguments[storage])
+        elif id(tensor) in known:
+            place = Place(same=tensor)
+        elif id(storage) in older:
+            place = Place(steps, kept=storage)
+        else:
+            place = Place(steps, fresh=fresh.setdefault(storage, len(fresh)))
+        places.append(place)
+    template = map_tree(result, lambda leaf: Hole() if isinstance(leaf, Tensor) else leaf)
+    return Results(template, places, list(fresh))
