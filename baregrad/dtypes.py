@@ -12,6 +12,7 @@ import builtins
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from baregrad.base.floats import (
     encode_float,
     round_float,
 )
+from baregrad.base.namespaces import namespace
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -138,7 +140,7 @@ def _coded(name: str, format: FloatFormat, storage_only: builtins.bool = True) -
     return DType(name, "float", format.bits, None, storage, format, storage_only)
 
 
-class dtypes:  # noqa: N801 - a namespace, spelled as users of such libraries know it
+class _Table:
     """The dtypes, by name, with PyTorch's short spellings of some."""
 
     bool: Final = _plain("bool", 8)
@@ -174,6 +176,8 @@ class dtypes:  # noqa: N801 - a namespace, spelled as users of such libraries kn
     long: Final = int64
 
 
+# Spelled as users of such libraries know it.
+dtypes: Final = namespace(_Table)
 DEFAULT_FLOAT: Final = dtypes.float32
 DEFAULT_INT: Final = dtypes.int64
 # Every dtype, in the order of promotion, the storage-only and internal ones last.
@@ -208,6 +212,7 @@ def as_dtype(spec: object) -> DType:
     raise DTypeError("not a dtype", found=repr(spec), wanted="a DType, its name or a NumPy dtype")
 
 
+@lru_cache(1 << 6)
 def from_numpy(dtype: np.dtype[Any]) -> DType:
     """Return the dtype of a NumPy array's elements; raise UnsupportedDType where there is none.
 

@@ -122,7 +122,13 @@ def ours(name: str) -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
             return {"error": f"between GPUs, {nbytes} bytes arrive changed"}
         return {"times_ns": found}
 
-    return {"device": device.name, "architecture": device.architecture}, answer
+    facts = {"device": device.name, "architecture": device.architecture}
+    if hasattr(device, "staging"):
+        group, staging = device.channels[1].group, device.staging
+        facts["copies"] = f"engine {group.engine} ({group.why}), {staging.workers} threads, " + str(
+            staging.options
+        )
+    return facts, answer
 
 
 def pytorch() -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
@@ -172,7 +178,8 @@ def compare(arguments: argparse.Namespace) -> int:
     if "PyTorch" not in ready:
         print("nothing to compare with: PyTorch's side did not start")
         return 1
-    print(f"{ready['PyTorch'].facts}")
+    for side in ready.values():
+        print(f"{side.facts}")
     lines: list[str] = []
     rates: dict[str, list[float]] = {}
     skipped: dict[str, str] = {}

@@ -26,6 +26,7 @@ from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.nvidia.device import NvDevice
+from baregrad.runtime.nvidia.doorbell import RingState
 from baregrad.runtime.nvidia.list_style import STYLES, style_of
 from baregrad.runtime.nvidia.port import KernelPort
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
@@ -40,7 +41,6 @@ PTX = """.version 8.0
 }
 """
 PARTS = 5
-_ALL_DONE = 1 << 62
 
 
 def silence(device: Any) -> list[Any]:
@@ -51,9 +51,14 @@ def silence(device: Any) -> list[Any]:
         sink = ctypes.create_string_buffer(64)
         kept.append(sink)
         channel.ring = code.ring
-        channel.ring_state.put_address = ctypes.addressof(sink)
-        channel.ring_state.doorbell_address = ctypes.addressof(sink)
-        channel.timeline.words[0] = _ALL_DONE
+        state = channel.ring_state
+        state.put_address = state.doorbell_address = ctypes.addressof(sink)
+        # Whatever is submitted is done: the timeline is where the last value is written down.
+        state.timeline_address = ctypes.addressof(state) + RingState.last.offset
+        channel.words = channel.timeline.words = channel.timeline._words = memoryview(
+            (ctypes.c_uint64 * 1).from_address(state.timeline_address)
+        ).cast("B").cast("Q")
+    device._go, device._spin = code.go, code.spin
     return kept
 
 
@@ -103,6 +108,8 @@ def main() -> int:
     measure("submit, other buffers each time", lambda: submit(commands, tables[next(turn) & 1]),
             times)
     measure("synchronize, nothing to wait for", wait, times)
+    measure("submit and synchronize, the same buffers", lambda: (submit(commands, fixed), wait()),
+            times)
     measure("launch of one kernel (device.run)", lambda: device.run(kernel, fixed), times // 10)
     del kept
     return 0

@@ -96,7 +96,10 @@ class Training:
             optimiser.step()
             return loss
 
-        return lambda x, y: float(step(Tensor(x), Tensor(y)).item())
+        def run(x: Array, y: Array) -> float:
+            return float(step(Tensor.from_numpy(x), Tensor.from_numpy(y)).item())
+
+        return run
 
     def _torch(self, dropout: float, is_quick: bool) -> Callable[[Array, Array], float]:
         torch = peer_module("torch")

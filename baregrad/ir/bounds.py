@@ -63,7 +63,7 @@ def _clamp(node: Node, found: Bounds | None) -> Bounds:
 def _rule(node: Node) -> Bounds | None:
     if node.dtype.kind not in _KINDS:
         return None
-    rule = _RULES.get(node.op)
+    rule = _rule_of(node.op)
     return None if rule is None else rule(node)
 
 
@@ -258,3 +258,5 @@ _RULES: MappingProxyType[Op, Callable[[Node], Bounds | None]] = MappingProxyType
         Ops.GUARD: _guard,
     }
 )
+# Asked faster than a read-only view of it.
+_rule_of = dict(_RULES).get

@@ -462,13 +462,16 @@ def maximum(a: Dim, b: Dim) -> Dim:
 
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of several dimensions."""
-    result: Dim = 1
+    constant = 1
+    symbolic: Dim = 1
     for dim in dims:
-        if isinstance(dim, int) and isinstance(result, int):
-            result *= dim
+        if dim.__class__ is int:
+            constant *= dim
         else:
-            result = mul(result, dim)
-    return as_dim(result)
+            symbolic = mul(symbolic, dim)
+    return constant if symbolic.__class__ is int and symbolic == 1 else as_dim(
+        mul(symbolic, constant)
+    )
 
 
 def resimplify(node: Node) -> Node | None:

@@ -19,7 +19,7 @@ from typing import Any
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Range
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
-from baregrad.ir.shape import SHAPELESS, infer_shape
+from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape
 
 Key = tuple[Op, DType, tuple["Node", ...], Any]
 NO_RANGES: frozenset[Node] = frozenset()
@@ -70,12 +70,13 @@ _range = lru_cache(1 << 10)(Range)
 # What makes an op other than one of elements, which has the shape and axes of its sources: its
 # shape is asked for; it has none; it closes axes; it is one.
 _ASKS, _BARE, _CLOSES, _IS_AXIS = 1, 2, 4, 8
+_LIKE_SOURCES = ELEMENTWISE | LIKE_SOURCES
 
 
 def _kinds() -> dict[Op, int]:
     kinds = {}
     for op in all_ops():
-        kinds[op] = _BARE if op in SHAPELESS else 0 if op in ELEMENTWISE else _ASKS
+        kinds[op] = _BARE if op in SHAPELESS else 0 if op in _LIKE_SOURCES else _ASKS
     for op in (Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS):
         kinds[op] |= _CLOSES
     kinds[_RANGE] |= _IS_AXIS
@@ -181,10 +182,8 @@ def make_node(
         if found is not None:
             return found
     node = _create(Node)
-    node.op = op
-    node.dtype = dtype
-    node.src = src
-    node.arg = arg
+    node.op, node.dtype = op, dtype
+    node.src, node.arg = src, arg
     mask = op.bit
     ranges = NO_RANGES
     shape: tuple[Any, ...] = ()
@@ -222,7 +221,9 @@ def make_node(
     node.mask = mask
     node._bounds = None
     node._memo = None
-    return _kept(key, node)
+    entry = _Entry(node, _forget)
+    entry.key = key
+    return node if _insert(key, entry) is entry else _kept(key, entry, node)
 
 
 def remade(node: Node, src: tuple[Node, ...]) -> Node:
@@ -234,10 +235,8 @@ def remade(node: Node, src: tuple[Node, ...]) -> Node:
     return make_node(node.op, node.dtype, src, node.arg, shape)
 
 
-def _kept(key: Key, node: Node) -> Node:
+def _kept(key: Key, entry: _Entry, node: Node) -> Node:
     """The node of these fields that is interned: `node`, unless there is one by now."""
-    entry = _Entry(node, _forget)
-    entry.key = key
     while True:
         held = _insert(key, entry)
         if held is entry:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from baregrad.base.namespaces import namespace
+
 LEVELS = ("tensor", "kernel", "loop", "linear")
 T = ("tensor",)
 K = ("kernel",)
@@ -75,7 +77,7 @@ class _Rows:
 _r = _Rows().row
 
 
-class Ops:
+class _Table:
     """Every op of every level. `Ops.ADD` is the row itself."""
 
     # leaves
@@ -325,6 +327,9 @@ class Ops:
     PROGRAM = _r(
         "PROGRAM", "structure", LIN, (0, MANY), "instructions in order", attribute="KernelInfo"
     )
+
+
+Ops = namespace(_Table)
 
 
 def all_ops() -> tuple[Op, ...]:

@@ -22,7 +22,7 @@ def infer_shape(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any) -> Shape:
     """The shape of a node about to be made; raises ShapeError when the sources do not fit."""
     if op.bit & _ASKED_AGAIN:
         return _remembered(op, src, arg)
-    rule = _RULES.get(op)
+    rule = _rule_of(op)
     if rule is not None:
         return rule(op, src, arg)
     return _elementwise(op, src, arg) if op in ALU else ()
@@ -294,5 +294,11 @@ def _is_plain(value: Any) -> bool:
     return value.__class__ is int
 
 
+# Asked faster than a read-only view of it.
+_rule_of = dict(_RULES).get
+# Ops whose value has the shape of their sources, as that of arithmetic has.
+LIKE_SOURCES = frozenset(
+    op for op, rule in _RULES.items() if rule is _like_first and op is not Ops.SCATTER
+)
 # Ops whose value never has a shape, whatever it is made of.
 SHAPELESS = frozenset(op for op in all_ops() if op not in _RULES and op not in ALU)

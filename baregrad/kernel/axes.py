@@ -219,12 +219,12 @@ class AxisTable:
 
     def _tile_of(self, piece: Piece) -> int:
         """Elements of a piece that are spread over registers at once."""
-        units = [self.axes[name] for name, _ in piece.terms]
-        return prod(
-            axis.extent
-            for axis in units
-            if axis.unit in ("vector", "unroll") and isinstance(axis.extent, int)
-        )
+        count = 1
+        for name, _ in piece.terms:
+            axis = self.axes[name]
+            if axis.unit in ("vector", "unroll") and isinstance(axis.extent, int):
+                count *= axis.extent
+        return count
 
     def _free(self, axis: Axis, step: Step) -> None:
         """Refuse what would change an axis that a copy lies over."""
@@ -292,7 +292,7 @@ class AxisTable:
         covered = index.mul(count, tile)
         for pieces in self.pieces.values():
             for piece in pieces:
-                if any(name == axis.name for name, _ in piece.terms):
+                if axis.name in dict(piece.terms):
                     limit = _limit(axis.extent, terms) if partial else None
                     pieces[:] = _split_pieces(
                         pieces, axis.name, terms, step.tail, covered, limit
@@ -394,10 +394,11 @@ class AxisTable:
 
     def _collapse(self, step: Collapse) -> None:
         nodes = []
+        named = {name: node for node, name in self.names.items()}
         for name in step.axes:
             axis = self.axis(name, step)
             self._free(axis, step)
-            node = next((node for node, known in self.names.items() if known == name), None)
+            node = named.get(name)
             why = axis.whole or axis.serial or axis.exact
             if node is None or len(self.pieces.get(name, ())) != 1 or why:
                 raise ScheduleError(
@@ -407,8 +408,9 @@ class AxisTable:
             nodes.append(node)
         if len(nodes) < 2 or len({self.axes[name].reduced for name in step.axes}) != 1:
             raise ScheduleError(f"{step} is not legal", wanted="two or more axes of one kind")
+        together = frozenset(nodes)
         for reduction in self.facts.reductions:
-            if len(frozenset(nodes).intersection(reduction.own)) not in (0, len(nodes)):
+            if len(together.intersection(reduction.own)) not in (0, len(nodes)):
                 raise ScheduleError(
                     f"{step} is not legal: a reduction runs along some of these axes alone",
                     wanted="axes that are reduced together",
@@ -439,7 +441,8 @@ def _split_pieces(
 ) -> list[Piece]:
     found: list[Piece] = []
     for piece in pieces:
-        if all(name != axis for name, _ in piece.terms):
+        scales = dict(piece.terms)
+        if axis not in scales:
             found.append(piece)
             continue
         terms = _replaced(piece.terms, axis, parts)
@@ -453,8 +456,7 @@ def _split_pieces(
                 scale = dict(each.terms).get(axis, 0)
                 start = index.add(each.start, index.mul(covered, scale))
                 shifted.append(Limit(start, _replaced(each.terms, axis, last), each.extent))
-            scale = dict(piece.terms)[axis]
-            start = index.add(piece.start, index.mul(covered, scale))
+            start = index.add(piece.start, index.mul(covered, scales[axis]))
             found.append(Piece(start, _replaced(piece.terms, axis, last), tuple(shifted)))
     return found
 

@@ -14,6 +14,7 @@ from baregrad.ir.attrs import Access, Reg
 from baregrad.ir.bounds import bounds
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort_having
 from baregrad.ir.op import Ops
+from baregrad.kernel.loop_pieces import values_below
 
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
@@ -107,7 +108,6 @@ class Address:
         return total
 
 
-_ACCESSES = Ops.LOAD.bit | Ops.STORE.bit | Ops.COPYTO.bit
 _FIXED, _UNROLLED, _POINT, _LANES, _VECTOR = range(5)
 
 
@@ -164,7 +164,7 @@ class Memory:
         refused: set[Node] = set()
         known: dict[Any, Address] = {}
         groups: dict[Terms, int] = {}
-        for node in toposort_having(_ACCESSES, kernel):
+        for node in values_below(kernel):
             op = node.op
             if op is Ops.STORE or op is Ops.COPYTO:
                 indices = node.src[2:]

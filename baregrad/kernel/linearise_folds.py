@@ -47,8 +47,10 @@ def fold_lanes(values: Values, monoid: Monoid, parts: Parts, lanes: int) -> Part
     emit = values.scopes.emit
     while monoid.commutative and lanes > 2 and lanes % 2 == 0:
         lanes //= 2
-        low = tuple([emit(Ops.PART, part.dtype, (part,), (0, lanes)) for part in parts])
-        high = tuple([emit(Ops.PART, part.dtype, (part,), (lanes, lanes)) for part in parts])
+        low, high = [
+            tuple([emit(Ops.PART, part.dtype, (part,), half, 0, lanes) for part in parts])
+            for half in ((0, lanes), (lanes, lanes))
+        ]
         parts = values.combine(monoid, low, high)
     items = [
         tuple([emit(Ops.EXTRACT, part.dtype, (part,), lane) for part in parts])

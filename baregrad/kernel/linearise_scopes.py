@@ -111,12 +111,15 @@ class Scopes:
         src: tuple[Node, ...] = (),
         arg: Any = None,
         floor: int = 0,
+        lanes: int = 0,
     ) -> Node:
         """The value of an instruction, emitted where it belongs unless it is there already.
 
-        floor: the outermost scope that it may go to, MOMENT if it is momentary.
+        floor: the outermost scope that it may go to, MOMENT if it is momentary. lanes: of the
+        value, where the caller has them at hand and they do not follow from the operands.
         """
-        node = make_node(op, dtype, src, arg)
+        shape = None if not lanes else (lanes,) if lanes > 1 else ()
+        node = make_node(op, dtype, src, arg, shape)
         depth = self.depth
         if node in depth:
             return node

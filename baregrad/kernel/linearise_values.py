@@ -28,6 +28,7 @@ from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 
 _NEAREST_LAST = itemgetter(0, 1)
 _CONST = Ops.CONST
+_REG = Ops.REG
 _LEAVES = Ops.CONST.bit | Ops.VAR.bit
 INT32 = (-(1 << 31), (1 << 31) - 1)
 Parts = tuple[Node, ...]
@@ -82,7 +83,7 @@ class Values:
 
     def value(self, root: Node) -> Any:
         """The linear value of an expression at the current point: a node, or parts of a tuple."""
-        rule = _DIRECT.get(root.op)
+        rule = _direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
         plan = self._plans.get(root)
@@ -97,7 +98,7 @@ class Values:
 
     def fresh(self, root: Node) -> Any:
         """`value` of an expression that is not asked for again at this point."""
-        rule = _DIRECT.get(root.op)
+        rule = _direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
         return self._evaluate(self._plans.get(root) or self._plan(root))
@@ -156,7 +157,7 @@ class Values:
             # Guards of one condition are found together, so one may be known when its turn comes.
             kept = theirs != own or op is Ops.GUARD or (node in shared and node is not root)
             operands = None
-            rule = _RULES.get(op)
+            rule = _rule_of(op)
             if rule is None:
                 raise CompilerBug("not an expression of the CPU's loop level", found=node)
             if not op.bit & OPAQUE:
@@ -232,7 +233,7 @@ class Values:
         """`value` as a vector of `lanes`, constants too."""
         if lanes == 1 or value.shape:
             return value
-        return self.scopes.emit(Ops.SPLAT, value.dtype, (value,), lanes)
+        return self.scopes.emit(Ops.SPLAT, value.dtype, (value,), lanes, 0, lanes)
 
     def cast(self, value: Node, dtype: DType) -> Node:
         """An integer value as another integer dtype."""
@@ -282,7 +283,7 @@ class Values:
         return [
             operand
             if operand.shape or operand.op is _CONST
-            else emit(Ops.SPLAT, operand.dtype, (operand,), lanes)
+            else emit(Ops.SPLAT, operand.dtype, (operand,), lanes, 0, lanes)
             for operand in operands
         ]
 
@@ -296,7 +297,8 @@ class Values:
 
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""
-        found = make_node(Ops.REG, dtype, (), register_of(len(self._registers), width))
+        shape = (width,) if width > 1 else ()
+        found = make_node(_REG, dtype, (), register_of(len(self._registers), width), shape)
         self._registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
@@ -418,7 +420,7 @@ class Values:
         if mask is not None:
             src += (self.vector(mask, lanes),)
         floor = MOMENT if written or self.masks else self.scopes.innermost.floor
-        return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor)
+        return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor, lanes)
 
     def alignment(
         self, address: Address, lanes: int, stride: int, at: int, dtype: DType
@@ -589,7 +591,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.PROJ: _proj,
     }
 )
-# Expressions whose values need no steps, and that are as cheap to make again as to remember.
-_DIRECT: MappingProxyType[Op, Rule] = MappingProxyType(
-    {op: _RULES[op] for op in (Ops.CONST, Ops.VAR, Ops.RANGE, Ops.LOAD)}
-)
+# Asked faster than a read-only view of it.
+_rule_of = dict(_RULES).get
+# Of expressions whose values need no steps, and that are as cheap to make again as to remember.
+_direct_rule = {op: _RULES[op] for op in (Ops.CONST, Ops.VAR, Ops.RANGE, Ops.LOAD)}.get

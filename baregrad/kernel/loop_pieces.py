@@ -8,11 +8,34 @@ from collections.abc import Iterable
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, alu, cast, const, make_node, rebuild, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.node import (
+    Node,
+    alu,
+    cast,
+    const,
+    make_node,
+    rebuild,
+    toposort,
+    toposort_having,
+)
+from baregrad.ir.op import Ops, mask_of
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 _BELOW = "kernel.scoped"
+_VALUES = "kernel.values"
+# What loop-level nodes hold beside constants and arithmetic on positions.
+_HOLD_VALUES = mask_of(
+    (
+        Ops.CAST,
+        Ops.BITCAST,
+        Ops.PARAM,
+        Ops.ALLOC,
+        Ops.LOAD,
+        Ops.GUARD,
+        Ops.REDUCE,
+        Ops.STORE,
+    )
+)
 
 
 def widened(monoid: Monoid, values: tuple[Node, ...]) -> tuple[Monoid, tuple[Node, ...]]:
@@ -109,6 +132,19 @@ def _reads_one_element(total: Node, array: Node) -> bool:
     return False
 
 
+def values_below(kernel: Node) -> list[Node]:
+    """What is below a loop-level KERNEL but constants and positions, sources first.
+
+    It is kept: of most kernels the passes change nothing, and each asks for it.
+    """
+    memo = kernel.memo
+    found: list[Node] | None = memo.get(_VALUES)
+    if found is None:
+        # Without the kernel: a node that held itself would never be freed.
+        found = memo[_VALUES] = toposort_having(_HOLD_VALUES, *kernel.src)
+    return found
+
+
 def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
     """Every REDUCE, SCAN and STAGE at or below `roots`, sources first; kept on each root."""
     scoped = [root for root in roots if root.mask & SCOPED]
@@ -118,7 +154,7 @@ def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
     for root in scoped:
         known: tuple[Node, ...] | None = root.memo.get(_BELOW)
         if known is None:
-            order = toposort(root, enter=lambda n: bool(n.mask & SCOPED))
+            order = toposort_having(SCOPED, root)
             known = tuple([node for node in order if node.op.bit & SCOPED and node is not root])
             root.memo[_BELOW] = known
         found.update(dict.fromkeys(known))

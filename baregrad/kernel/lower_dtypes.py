@@ -15,8 +15,9 @@ from baregrad.dtypes import DType, dtypes, round_scalar
 from baregrad.ir import index
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort, toposort_having
+from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort
 from baregrad.ir.op import ALU, Op, Ops, mask_of
+from baregrad.kernel.loop_pieces import values_below
 from baregrad.kernel.narrow_floats import (
     decode_float,
     encode_float,
@@ -92,8 +93,8 @@ def lower_dtypes(kernel: Node, native: frozenset[DType]) -> Node:
 
     Narrow floats in `native` are left in memory and in CASTs from and to float32.
     """
-    # What has none of these below it is made of constants and positions, which are native.
-    for node in toposort_having(_CHECKED, kernel):
+    # Constants and positions are native.
+    for node in values_below(kernel):
         # Most are plain: asking the rest of the question costs more than the walk.
         if (node.dtype not in _PLAIN or node.op.bit & _ASKED) and not _is_native(node):
             break

@@ -79,6 +79,7 @@ class Plan:
     tile_order: list[str] = field(default_factory=list)
     vectors: list[PlannedAxis] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
+    together: frozenset[frozenset[Node]] | None = None
 
     def because(self, text: str, *facts: object) -> None:
         """Note why something was chosen; it is put into words only where somebody reads it."""
@@ -122,9 +123,11 @@ class Plan:
         taken = {node for other in self.vectors if other is not axis for node in other.nodes}
         if not taken:
             return False
+        if self.together is None:
+            self.together = axes_together(self.facts)
         return any(
             not taken.isdisjoint(axes) and not axes.isdisjoint(axis.nodes)
-            for axes in axes_together(self.facts)
+            for axes in self.together
         )
 
     def bind(self, name: str, unit: str) -> None:

@@ -508,7 +508,10 @@ class _Builder:
 
     def convert(self, roots: tuple[Node, ...]) -> tuple[Node, ...]:
         """Expressions of the loop level: what is staged or reduced is read from its array."""
-        if not any(root.mask & SCOPED for root in roots):
+        mask = 0
+        for root in roots:
+            mask |= root.mask
+        if not mask & SCOPED:
             return roots
         placed = self.placed
         # Where an expression is read decides what its reductions are read from.

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, cast, const, make_node, rebuild, toposort_having
-from baregrad.ir.op import STATEMENTS, Op, Ops, mask_of
+from baregrad.ir.node import Node, cast, const, make_node, rebuild
+from baregrad.ir.op import Op, Ops, mask_of
 from baregrad.kernel import transcendental_erf, transcendental_exp, transcendental_trig
+from baregrad.kernel.loop_pieces import values_below
 
 U32, U64 = dtypes.uint32, dtypes.uint64
 
@@ -97,7 +98,6 @@ FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
 )
 _MASK = mask_of(FUNCTIONS)
 _REDUCE = Ops.REDUCE.bit
-_STATEMENT = mask_of(STATEMENTS) | _REDUCE
 
 
 def lower_functions(kernel: Node) -> Node:
@@ -122,7 +122,7 @@ def lower_functions(kernel: Node) -> Node:
 
 def _combines(kernel: Node) -> bool:
     """Whether some REDUCE or STORE combines by functions."""
-    for node in toposort_having(_STATEMENT, kernel):
+    for node in values_below(kernel):
         if node.op is Ops.STORE:
             if node.arg is not None and _needs(node.arg):
                 return True

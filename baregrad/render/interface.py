@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from baregrad.base.bits import prod, round_up
@@ -109,8 +110,8 @@ def _leaves(program: Node) -> list[Node]:
     found: list[Node] | None = memo.get("leaves")
     if found is None:
         # Most operands are made by instructions, which have operands themselves.
-        ends = dict.fromkeys([end for node in program.src for end in node.src if not end.src])
-        found = [node for node in ends if node.op in _LEAVES]
+        used = dict.fromkeys(chain.from_iterable([node.src for node in program.src]))
+        found = [node for node in used if not node.src and node.op in _LEAVES]
         memo["leaves"] = found
     return found
 
@@ -161,7 +162,7 @@ class BlockRegisters:
 _CONTROL = frozenset((Ops.BEGIN, Ops.TEST, Ops.END))
 _SET = Ops.SET
 _REG = Ops.REG
-_REG_BIT = Ops.REG.bit
+_END = Ops.END
 # The place of an instruction, itself, and the registers that it reads.
 _Event = tuple[int, Node, Collection[Node]]
 
@@ -189,17 +190,21 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
     events: list[_Event] = []
     innermost = _Open(-1, False)
     stack = [innermost]
-    for place, node in enumerate(code):
+    unrelated = known.isdisjoint
+    touching = [
+        (place, node)
+        for place, node in enumerate(code)
+        if node.op in _CONTROL or not unrelated(node.src)
+    ]
+    for place, node in touching:
         op = node.op
         reads: Collection[Node] = ()
         if op is _SET:
             register, value = node.src
             if value.op is _REG:
                 reads = (value,)
-        elif node.mask & _REG_BIT and not known.isdisjoint(node.src):
+        else:
             reads = known.intersection(node.src)
-        elif op not in _CONTROL:
-            continue
         events.append((place, node, reads))
         for read in reads:
             for block in reversed(stack):
@@ -212,7 +217,7 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
             innermost.written[register] = None
         elif op not in _CONTROL:
             continue
-        elif op is Ops.END:
+        elif op is _END:
             closed = stack.pop()
             innermost = stack[-1]
             scanned[closed.begin] = closed

@@ -47,10 +47,9 @@ class LlvmRenderer:
 def _module(f: FunctionText) -> str:
     """The text of a module."""
     f.prologue()
-    rule_of = _RULES.get
     for place, node in enumerate(f.program.src):
         f.place = place
-        rule = rule_of(node.op)
+        rule = _rule_of(node.op)
         if rule is None:
             raise CompilerBug("LLVM IR has no rule for an op", found=node)
         rule(f, node)
@@ -212,3 +211,5 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.END: _end,
     }
 )
+# Asked faster than a read-only view of it.
+_rule_of = dict(_RULES).get

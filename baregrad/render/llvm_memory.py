@@ -101,7 +101,7 @@ def _vload(f: FunctionText, node: Node) -> None:
         _strided(f, node, where)
         return
     where = f.pointer(base, f.use(offset), access.at, dtype)
-    kinds = value_type(node)
+    kinds = type_text(dtype, lanes)
     if not mask:
         f.lines.append(
             f"  {f.define(node)} = load {kinds}, ptr {where}, align {access.align}{constant}"

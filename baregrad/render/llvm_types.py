@@ -66,8 +66,9 @@ def suffix_text(dtype: DType, lanes: int) -> str:
     return name if lanes == 1 else f"v{lanes}{name}"
 
 
+@lru_cache(1 << 10)
 def constant_text(node: Node, lanes: int = 1) -> str:
-    """A constant as LLVM spells it; in every lane of a vector."""
+    """A constant as LLVM spells it; in every lane of a vector. Kernels have the same few."""
     scalar = _scalar_text(node)
     if lanes == 1:
         return scalar

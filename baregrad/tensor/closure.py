@@ -7,6 +7,7 @@ the same as at capture. `Surroundings` remembers it, and says whether it still i
 from __future__ import annotations
 
 import dataclasses
+import operator
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -50,19 +51,18 @@ class Surroundings:
                 continue
             self._seen.add(id(holder))
             self._kept.append(holder)
+            items = _watched_items(holder)
+            if items is not None:
+                self.places.append((partial(_same_items, items), holder, items, name))
             for look, key, inner in _parts(holder, name):
                 value = look(key, _MISSING)
-                place = (look, key, value, inner)
+                if items is None and _is_watched(value):
+                    self.places.append((look, key, value, inner))
                 if isinstance(value, Tensor):
-                    self.places.append(place)
                     if id(value) not in self._seen:
                         self._seen.add(id(value))
                         self.tensors.append(value)
-                elif isinstance(value, _PLAIN):
-                    self.places.append(place)
-                elif not isinstance(value, _OPAQUE):
-                    if _is_container(value):
-                        self.places.append(place)
+                elif not isinstance(value, _PLAIN + _OPAQUE):
                     pending.append((value, inner))
 
     @property
@@ -73,6 +73,31 @@ class Surroundings:
 
 def _differs(now: Any, held: Any) -> bool:
     return type(now) is not type(held) or (now != held and not (now != now and held != held))
+
+
+def _is_watched(value: Any) -> bool:
+    """Whether another object in a value's place is a change."""
+    if isinstance(value, (Tensor, *_PLAIN)):
+        return True
+    return not isinstance(value, _OPAQUE) and _is_container(value)
+
+
+def _watched_items(holder: Any) -> tuple[Any, ...] | None:
+    """The items of a list that can be looked at together: each of them is watched."""
+    if isinstance(holder, list | tuple) and all(map(_is_watched, holder)):
+        return tuple(holder)
+    return None
+
+
+def _same_items(held: tuple[Any, ...], holder: Any, missing: Any) -> Any:
+    """`held` if a list still holds the same, else what it holds now."""
+    if len(holder) == len(held):
+        if all(map(operator.is_, holder, held)):
+            return held
+        pairs = zip(holder, held, strict=True)
+        if all(a is b or (isinstance(b, _PLAIN) and not _differs(a, b)) for a, b in pairs):
+            return held
+    return tuple(holder)
 
 
 def _is_container(value: Any) -> bool:
@@ -98,8 +123,9 @@ def _parts(holder: Any, name: str) -> Iterator[tuple[Look, Any, str]]:
             yield partial(_item, holder), position, f"{name}[{position}]"
     elif isinstance(holder, dict):
         yield _length, holder, f"len({name})"
+        look = holder.get if type(holder) is dict else partial(_item, holder)
         for key in list(holder):
-            yield partial(_item, holder), key, f"{name}[{key!r}]"
+            yield look, key, f"{name}[{key!r}]"
     elif dataclasses.is_dataclass(holder) and not hasattr(holder, "__dict__"):
         for field in dataclasses.fields(holder):
             yield partial(getattr, holder), field.name, f"{name}.{field.name}"

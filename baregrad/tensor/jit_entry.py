@@ -21,7 +21,7 @@ from baregrad.tensor.jit_parts import (
     every_storage,
     part_shared,
 )
-from baregrad.tensor.jit_results import Fresh, Outlet, shown_apart, sort_results
+from baregrad.tensor.jit_results import Outlet, shown_apart, sort_results
 from baregrad.tensor.jit_state import Look, State, leaf_of
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import leaves, map_tree
@@ -174,7 +174,11 @@ class Entry:
         self.surroundings = Surroundings(self.function)
         self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
         self.calls += 1
-        return self._give(call, last, [None] * len(self.outlets))
+        given = self._give(call, last, [None] * len(self.outlets))
+        for outlet in self.outlets:
+            # What this call made stays the capture's own.
+            outlet.clear()
+        return given
 
     def _prepare(self, before: Surroundings, gradients: Sequence[Tensor]) -> Histories:
         """Compute what the function may read, and what is still to be computed of earlier work."""
@@ -271,12 +275,13 @@ class Entry:
         self.replay = Replay(capture, inputs, [*results, *gradients], updated, kept)
         for one in self.state[: self.changing]:
             one.renew()
-        places = range(len(self.changed), len(results))
-        slots = [self.replay.slot_of(place) for place in places]
+        dtypes = [storage.node.dtype for storage in self.results.fresh]
+        dtypes += [gradient.dtype for gradient in made]
+        slots = [self.replay.slot_of(place) for place in range(len(results) + len(made))]
         self.outlets = [
             # Storages that share their memory are told apart by being made anew.
-            Outlet(storage.node.dtype, slot if slots.count(slot) == 1 else -1)
-            for storage, slot in zip(self.results.fresh, slots, strict=True)
+            Outlet(dtype, slot if slots.count(slot) == 1 else -1)
+            for dtype, slot in zip(dtypes, slots[len(self.changed) :], strict=True)
         ]
         last = [copies.get(id(ref.handle), ref.handle) for ref in results]
         return last + [last_copies.get(id(ref.handle), ref.handle) for ref in gradients]
@@ -375,31 +380,13 @@ class Entry:
             self.session.forget(map(id, held[: self.changing]))
             handles += held
         memory: dict[int, Any] = {}
-        taken: list[Fresh | None] = []
-        for outlet in self.outlets:
-            fresh = outlet.take()
-            taken.append(fresh)
-            if fresh is not None:
-                memory[outlet.slot] = fresh.handle
+        taken = [outlet.take() for outlet in self.outlets]
+        for outlet, storage in zip(self.outlets, taken, strict=True):
+            if storage is not None:
+                memory[outlet.slot] = storage.node.arg.handle
         return self._give(call, self.replay(handles, call.variables, memory), taken)
 
-    def _renew_gradients(self, call: Call, made: Sequence[BufferRef]) -> None:
-        """Put this call's gradients, in memory of their own, where the captured ones were."""
-        places = iter(made)
-        targets: list[tuple[Tensor, Tensor | None]] = [
-            *self.renewed,
-            *((call.tensors[i], g) for i, g in self.argument_gradients),
-        ]
-        for tensor, gradient in targets:
-            if gradient is None:
-                tensor.grad = None
-                continue
-            ref = next(places)
-            storage = Storage(buffer_node(ref, gradient.dtype), ref.device)
-            steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
-            tensor.grad = Tensor._on(storage, steps)
-
-    def _give(self, call: Call, made: Sequence[Any], taken: Sequence[Fresh | None]) -> Any:
+    def _give(self, call: Call, made: Sequence[Any], taken: Sequence[Storage | None]) -> Any:
         """The call's result from the replay's arrays; changed arguments change.
 
         `taken`: for each outlet what is used again, None where the memory is fresh.
@@ -414,17 +401,27 @@ class Entry:
             tensor._storage.put(buffer_node(ref, tensor.dtype))
         for position in self.marked:
             call.tensors[position].requires_grad_()
+        storages = [
+            storage or outlet.make(refer(place, made[place], variables))
+            for place, (outlet, storage) in enumerate(zip(self.outlets, taken, strict=True), count)
+        ]
         if self.renewed or self.argument_gradients:
-            rest = range(count + len(self.outlets), len(made))
-            self._renew_gradients(call, [refer(place, made[place], variables) for place in rest])
-        storages = []
-        for place, (outlet, fresh) in enumerate(zip(self.outlets, taken, strict=True), count):
-            if fresh is None:
-                fresh = Fresh(refer(place, made[place], variables), outlet.dtype)
-            else:
-                fresh.storage.stamp()
-            storages.append(outlet.keep(fresh))
+            self._renew_gradients(call, storages[len(self.results.fresh) :])
         return self.results.give(call.tensors, storages)
+
+    def _renew_gradients(self, call: Call, storages: Sequence[Storage]) -> None:
+        """Put this call's gradients, in memory of their own, where the captured ones were."""
+        places = iter(storages)
+        targets: list[tuple[Tensor, Tensor | None]] = [
+            *self.renewed,
+            *((call.tensors[i], g) for i, g in self.argument_gradients),
+        ]
+        for tensor, gradient in targets:
+            if gradient is not None:
+                steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
+                gradient = Tensor._on(next(places), steps)
+            # It has the shape and dtype of the captured one, which were looked at then.
+            tensor._gradient = gradient
 
     # --- checking ---------------------------------------------------------------------------------
 

@@ -65,21 +65,29 @@ class Outlet:
         self.slot = slot
         self._made: deque[Fresh] = deque(maxlen=_REUSED)
 
-    def take(self) -> Fresh | None:
-        """What an earlier replay made and nobody has any more."""
-        for _ in range(len(self._made)):
-            # Taken before it is looked at: another thread may replay as well.
-            found = self._made.popleft()
-            if found.is_free():
-                return found
-            self._made.append(found)
+    def take(self) -> Storage | None:
+        """The storage that an earlier replay made and nobody has any more, to be filled anew."""
+        made = self._made
+        for _ in range(len(made)):
+            # Out of sight while it is looked at: another thread may replay as well.
+            found = made.popleft()
+            storage = found.storage if found.is_free() else None
+            made.append(found)
+            if storage is not None:
+                storage.stamp()
+                return storage
         return None
 
-    def keep(self, made: Fresh) -> Storage:
-        """The storage that a replay has filled, kept in view for a later one."""
+    def make(self, ref: BufferRef) -> Storage:
+        """A storage over fresh memory, kept in view for later replays."""
+        made = Fresh(ref, self.dtype)
         if self.slot >= 0 and made.handle.nbytes <= _REUSED_NBYTES:
             self._made.append(made)
         return made.storage
+
+    def clear(self) -> None:
+        """Forget what was made so far."""
+        self._made.clear()
 
 
 @dataclass(slots=True)
@@ -114,22 +122,25 @@ class Place:
 
 @dataclass(slots=True)
 class Results:
-    """The tensors in a function's result: the places of all, and the storages that are fresh."""
+    """The tensors in a function's result: the places of all, and the storages that are fresh.
+
+    `is_plain`: the result is a tuple of tensors and nothing else.
+    """
 
     template: Any
     places: list[Place]
     fresh: list[Storage]
+    is_plain: bool
 
     def give(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Any:
         """The result of a call with these arguments that made these storages."""
+        found = [place.find(tensors, storages) for place in self.places]
         if self.template.__class__ is Hole:
-            return self.places[0].find(tensors, storages)
-        places = iter(self.places)
-
-        def fill(leaf: Any) -> Any:
-            return next(places).find(tensors, storages) if isinstance(leaf, Hole) else leaf
-
-        return map_tree(self.template, fill)
+            return found[0]
+        if self.is_plain:
+            return tuple(found)
+        rest = iter(found)
+        return map_tree(self.template, lambda leaf: next(rest) if isinstance(leaf, Hole) else leaf)
 
 
 class Hole:
@@ -175,4 +186,5 @@ def sort_results(
             place = Place(steps, fresh=fresh.setdefault(storage, len(fresh)))
         places.append(place)
     template = map_tree(result, lambda leaf: Hole() if isinstance(leaf, Tensor) else leaf)
-    return Results(template, places, list(fresh))
+    is_plain = type(template) is tuple and all(isinstance(leaf, Hole) for leaf in template)
+    return Results(template, places, list(fresh), is_plain)

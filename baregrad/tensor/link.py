@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from baregrad.dtypes import DType
+from baregrad.engine.session import current_session
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node
 
@@ -62,6 +63,4 @@ class SessionLike(Protocol):
 
 def session() -> SessionLike:
     """The session in force."""
-    from baregrad.engine.session import current_session
-
     return cast(SessionLike, current_session())

@@ -122,8 +122,12 @@ class CpuDevice(Device):
     ) -> None:
         """Copy bytes that the host sees to as many others; threads share what is large."""
         nbytes = target.nbytes
-        apart = abs(target.ctypes.data - source.ctypes.data) >= nbytes
-        if nbytes < _SHARED_NBYTES or self.threads == 1 or self._closed or not apart:
+        if (
+            nbytes < _SHARED_NBYTES
+            or self.threads == 1
+            or self._closed
+            or abs(target.ctypes.data - source.ctypes.data) < nbytes
+        ):
             super()._move(target, source)
             return
         commands = self._copies.pop(nbytes, None)

@@ -7,17 +7,17 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import ArgumentError, DriverError
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.faults import fault_name
+from baregrad.runtime.nvidia.doorbell import RingState
 from baregrad.runtime.nvidia.launch_memory import LaunchMemory
 from baregrad.runtime.nvidia.memory import HUGE_PAGE_NBYTES
 from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.port import RingState
 from baregrad.runtime.nvidia.pushbuffer import (
     COMPUTE_SUBCHANNEL,
     COPY_SUBCHANNEL,
@@ -35,6 +35,9 @@ _CONTEXT_NBYTES = 64 << 20
 _RING_ENTRIES = 1024
 _USERD_OFFSET = 64 << 10
 _PUSH_OFFSET = 128 << 10
+# Of a notifier: the status of the error that it tells of.
+_ALARM_OFFSET = 14
+_NO_FAULT = "UNRECOGNIZED_FAULT"
 _QUICK_LOOKS = range(500)
 _SPIN_S = 200e-6
 _CHECK_S = 0.005
@@ -56,6 +59,7 @@ class Timeline:
         keeper = gpu.allocations if owner is None else owner
         keeper.push("the timeline's view", self._words.release)
         self.gpu_va = self._memory.gpu_va
+        self.host_address = self._memory.host_address
 
     @property
     def value(self) -> int:
@@ -112,11 +116,12 @@ class ChannelGroup:
     """Channels that the GPU schedules together, on one engine.
 
     `copy_engine` None is the graphics engine, which computes and copies; a number is that copy
-    engine by itself, whose channels run beside the others.
+    engine by itself, whose channels run beside the others. `why` says why it was chosen.
     """
 
-    def __init__(self, gpu: Gpu, *, copy_engine: int | None = None) -> None:
+    def __init__(self, gpu: Gpu, *, copy_engine: int | None = None, why: str = "") -> None:
         self.gpu = gpu
+        self.why = why
         self.teardown = Teardown()
         self.channels: list[Channel] = []
         client = gpu.client
@@ -169,9 +174,12 @@ class Named(Protocol):
 
 
 class MmuFault(NamedTuple):
-    """A bad address, what is bad about it, and where the code begins that used it, 0 if unknown."""
+    """A bad address, what is bad about it, and where the code begins that used it.
 
-    address: int
+    None and 0 where the driver does not tell.
+    """
+
+    address: int | None
     kind: str
     program: int
 
@@ -180,15 +188,9 @@ def _refuse(state: int, entry: int) -> None:
     raise DriverError("the channel is closed")
 
 
-class _InFlight(NamedTuple):
-    """What a submission holds until the timeline has its value: the words before `end`.
-
-    `names` are the kernels that it launches, or what has them.
-    """
-
-    value: int
-    end: int
-    names: Sequence[str] | Named
+# What a submission holds until the timeline has its value: that value, the end of the words that
+# are kept for it, and the kernels that it launches, or what has them.
+_InFlight: TypeAlias = "tuple[int, int, Sequence[str] | Named]"
 
 
 class Channel:
@@ -225,12 +227,13 @@ class Channel:
             )
         self.entries = entries
         self._push_nbytes = push_nbytes
-        self._in_flight: deque[_InFlight] = deque()
+        # What of the submissions may not be done yet; empty, if all are.
+        self.in_flight: deque[_InFlight] = deque()
         self._head = self._tail = 0
         self.rung_again = 0
         self._most = entries - 1
-        # What the timeline has when all submissions so far are done.
-        self.last_value = begin_at
+        # What the port is told of the ring and the timeline.
+        self.ring_state = RingState(mask=entries - 1, last=begin_at)
         self.teardown = Teardown()
         with self.teardown:
             self._open()
@@ -248,21 +251,20 @@ class Channel:
         page = gpu.memory.driver_page(owner=teardown)
         self._notifier = page.view
         # Not zero once the driver has reported an error.
-        self.alarm = page.view[14:16].cast("H")
+        self.alarm = page.view[_ALARM_OFFSET : _ALARM_OFFSET + 2].cast("H")
         release = PushBuffer()
         release.release(self.timeline.gpu_va, 0)
         self._release = release.words
         view = memory.view
         self._userd = view[_USERD_OFFSET : _USERD_OFFSET + m.USERD_NBYTES].cast("I")
         self._push = view[_PUSH_OFFSET : _PUSH_OFFSET + self._push_nbytes].cast("I")
-        # What the port is told of the ring.
-        self.ring_state = RingState(
-            ring=memory.host_address,
-            put_address=memory.host_address + _USERD_OFFSET + m.USERD_GP_PUT,
-            doorbell_address=gpu.doorbell_address,
-            mask=self.entries - 1,
-        )
-        self._ring_state = ctypes.addressof(self.ring_state)
+        state = self.ring_state
+        state.ring = memory.host_address
+        state.put_address = memory.host_address + _USERD_OFFSET + m.USERD_GP_PUT
+        state.doorbell_address = gpu.doorbell_address
+        state.timeline_address = self.timeline.host_address
+        state.alarm_address = page.host_address + _ALARM_OFFSET
+        self._ring_state = ctypes.addressof(state)
         self._push_va = memory.gpu_va + _PUSH_OFFSET
         view[_USERD_OFFSET : _USERD_OFFSET + m.USERD_NBYTES] = bytes(m.USERD_NBYTES)
         teardown.push("views of the ring", self._release_views)
@@ -289,12 +291,14 @@ class Channel:
         client.control(self.handle, nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN, token)
         self.ring_state.token = token["workSubmitToken"]
         self.ring: Callable[[int, int], None] = client.port.ring
+        self.ring_state.open = 1
         self._register()
         teardown.push("idleness", self._drain)
 
     def _release_views(self) -> None:
-        # The ring is written by its address: nobody may do so any more.
+        # All of this is used by its address: nobody may do so any more.
         self.ring = _refuse
+        self.ring_state.open = 0
         for view in (self._userd, self._push, self._notifier, self.alarm):
             view.release()
 
@@ -335,6 +339,24 @@ class Channel:
 
     # Work.
 
+    @property
+    def last_value(self) -> int:
+        """What the timeline has when all submissions so far are done."""
+        return int(self.ring_state.last)
+
+    @last_value.setter
+    def last_value(self, value: int) -> None:
+        self.ring_state.last = value
+
+    @property
+    def hold(self) -> int:
+        """The timeline's value that the next words have to wait for, 0 where there is none.
+
+        Submissions that do not hold are waited for by what follows them in the ring.
+        """
+        value = int(self.ring_state.hold)
+        return value if value > self.words[0] else 0
+
     def submit(self, push: PushBuffer) -> int:
         """Hand words to the GPU and return the value that the timeline has when they are done.
 
@@ -347,11 +369,11 @@ class Channel:
         words[-3:-1] = value & 0xFFFFFFFF, value >> 32
         place = self._reserve(4 * len(words))
         self._push[place // 4 : place // 4 + len(words)] = memoryview(array("I", words))
-        while len(self._in_flight) >= self.entries - 1:
+        while len(self.in_flight) >= self.entries - 1:
             self._retire()
         entry = self._push_va + place | len(words) << m.GP_ENTRY_LENGTH_SHIFT
         self.last_value = value
-        self._in_flight.append(_InFlight(value, self._head, push.names))
+        self.in_flight.append((value, self._head, push.names))
         self.ring(self._ring_state, entry | m.GP_ENTRY_SUBROUTINE)
         return value
 
@@ -360,7 +382,7 @@ class Channel:
 
         `entry` is that of the ring; `names` are the kernels that the words launch.
         """
-        in_flight = self._in_flight
+        in_flight = self.in_flight
         if len(in_flight) >= self._most:
             self.forget_done()
             while len(in_flight) >= self._most:
@@ -368,9 +390,14 @@ class Channel:
         self.ring(self._ring_state, entry)
         # The GPU is at work while we write down what it does.
         self.last_value = value = self.last_value + 1
-        if in_flight and in_flight[0].value <= self.words[0]:
+        self.note(value, names)
+
+    def note(self, value: int, names: Sequence[str] | Named) -> None:
+        """Write down what was submitted by `enter`, or by the port's `go`."""
+        in_flight = self.in_flight
+        if in_flight and in_flight[0][0] <= self.words[0]:
             self.forget_done()
-        in_flight.append(_InFlight(value, self._head, names))
+        in_flight.append((value, self._head, names))
 
     def _reserve(self, nbytes: int) -> int:
         """Return where in the buffer of words `nbytes` bytes in one piece are free."""
@@ -381,7 +408,7 @@ class Channel:
                 wanted=f"at most {self._push_nbytes}",
             )
         while True:
-            if not self._in_flight:
+            if not self.in_flight:
                 self._head = self._tail = 0
             place = self._head % self._push_nbytes
             skipped = self._push_nbytes - place if place + nbytes > self._push_nbytes else 0
@@ -392,19 +419,14 @@ class Channel:
 
     def _retire(self) -> None:
         """Wait for the oldest submission and let go of what it held, and of others done by then."""
-        self.wait(self._in_flight[0].value)
+        self.wait(self.in_flight[0][0])
         self.forget_done()
 
     def forget_done(self) -> None:
         """Let go of what submissions hold that are done."""
-        in_flight, done = self._in_flight, self.words[0]
-        while in_flight and in_flight[0].value <= done:
-            self._tail = in_flight.popleft().end
-
-    @property
-    def holds(self) -> bool:
-        """Whether it holds on to what submissions refer to."""
-        return bool(self._in_flight)
+        in_flight, done = self.in_flight, self.words[0]
+        while in_flight and in_flight[0][0] <= done:
+            self._tail = in_flight.popleft()[1]
 
     def wait(self, value: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait for a submission, the last one by default; raise DriverError if it never comes."""
@@ -426,7 +448,7 @@ class Channel:
     def unfinished(self) -> Sequence[str] | Named:
         """Return what the first submission launches that is not done and launches anything."""
         done = self.timeline.value
-        return next((one.names for one in self._in_flight if one.value > done and one.names), [])
+        return next((names for value, _, names in self.in_flight if value > done and names), [])
 
     def mmu_fault(self) -> MmuFault | None:
         """Return what the driver tells of a bad address, once for each fault; None for nothing."""
@@ -440,7 +462,9 @@ class Channel:
         address = record["addrHi"] << 32 | record["addrLo"]
         if not address and not kind:
             return None
-        return MmuFault(address, kind, record["shaderProgramVA[6]"])
+        # Of traps there is none: 580 then tells address 0 and no kind that it knows.
+        known = address or kind != _NO_FAULT
+        return MmuFault(address if known else None, kind, record["shaderProgramVA[6]"])
 
     def check(self) -> None:
         """Raise DriverError if the driver has reported an error of this channel."""
@@ -456,10 +480,8 @@ class Channel:
     def _blame(self) -> str:
         """Say which kernels the first submission launched that is not done."""
         done = self.timeline.value
-        running = next((one for one in self._in_flight if one.value > done), None)
-        if running is None:
-            return ""
-        found = running.names if isinstance(running.names, Sequence) else running.names.names
+        running = next((names for value, _, names in self.in_flight if value > done), ())
+        found = running if isinstance(running, Sequence) else running.names
         names = [repr(name) for name in dict.fromkeys(found)]
         if not names:
             return ""
@@ -480,10 +502,11 @@ class Channel:
         read, written = self.pointers
         status = int.from_bytes(self._notifier[14:16], "little")
         code = int.from_bytes(self._notifier[8:12], "little")
+        why = f" ({self.group.why})" if self.group.why else ""
         return (
             f"timeline at {self.words[0]} of {self.last_value}, ring read up to {read} and written "
             f"up to {written} of {self.entries}, notifier {status:#x} with code {code}, engine "
-            f"{self.group.engine}, doorbell rung again {self.rung_again} times"
+            f"{self.group.engine}{why}, doorbell rung again {self.rung_again} times"
         )
 
     @property

@@ -2,7 +2,8 @@
 
 Memory of an ordinary array may be moved or swapped by the system, so the GPU cannot reach it. Its
 bytes go through pieces of pinned memory: some threads fill pieces while the copy engine empties
-others, for `memmove` lets other threads run. What is pinned already is copied as it is.
+others. They do so in machine code where there is some for the processor (shared_copies.py), else in
+Python, for `memmove` lets other threads run. What is pinned already is copied as it is.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.runtime.nvidia.copy_code import copy_code
 from baregrad.runtime.nvidia.crew import Crew
 from baregrad.runtime.nvidia.memory import PAGE_NBYTES, Allocation
 from baregrad.runtime.nvidia.pushbuffer import COPY_CHUNK_NBYTES, PushBuffer
+from baregrad.runtime.nvidia.shared_copies import SharedCopies
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.channel import Channel
@@ -31,6 +34,15 @@ if TYPE_CHECKING:
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Wait = Callable[["Channel", int], None]
+
+
+class Watch(Protocol):
+    """Makes what is called again and again while a channel's work is waited for."""
+
+    def __call__(self, channel: Channel, progress: Callable[[], int]) -> Callable[[], None]:
+        """Return what raises DriverError for a fault, or where nothing moves for too long."""
+        ...
+
 
 # What one thread uses for itself.
 _OWN_NBYTES = 4 << 20
@@ -51,7 +63,8 @@ class StagingOptions(NamedTuple):
     From `shared_from` bytes on, so many `workers` (0: half of the processors, 8 at most) copy
     pieces of `piece_nbytes` at most, each with `depth` of them under way, and cut the work so that
     each has `rounds` pieces at least. `large_pages`: pieces lie in pages of 2 MiB of the driver's
-    own, where there are some. `pipelined`: a copy may begin before the one in front has ended.
+    own, where there are some. `native`: threads run machine code; `pipelined`: a piece of theirs
+    may begin before the one in front has ended.
     """
 
     workers: int = 0
@@ -60,26 +73,36 @@ class StagingOptions(NamedTuple):
     rounds: int = 4
     shared_from: int = 4 << 20
     large_pages: bool = True
-    pipelined: bool = False
+    pipelined: bool = True
+    native: bool = True
 
 
-DEFAULT_OPTIONS = StagingOptions()
+# In Python a piece costs more, and so does waking a thread.
+PYTHON_OPTIONS = StagingOptions(piece_nbytes=2 << 20, native=False)
 _MOST_WORKERS = 8
+# What one thread in Python is worth waking for.
+_WORKER_NBYTES = 4 << 20
+# Direct copies are looked at without naps for as long as they take at this rate, and some more.
+_SLOW_RATE, _LOOK_S = 20e9, 200e-6
+
+
+def default_options() -> StagingOptions:
+    """Return what is best for this machine."""
+    return PYTHON_OPTIONS if copy_code() is None else StagingOptions()
 
 
 class Sender:
     """A copy's words in the GPU's memory, for one copy at a time: what changes is written over."""
 
-    def __init__(self, gpu: Gpu, pipelined: bool) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self._piece = gpu.pieces.take(_WORDS_ALIGNMENT, _WORDS_ALIGNMENT)
-        self._pipelined = pipelined
         self._channel: Channel | None = None
         # The timeline's value when the last copy is done.
         self.value = 0
 
     def _write(self, channel: Channel) -> None:
         push = PushBuffer()
-        push.copy(0, 0, 1, pipelined=self._pipelined)
+        push.copy(0, 0, 1)
         begin = 4 * len(push.words)
         push.release(channel.timeline.gpu_va, 0)
         # Behind their headers: two addresses, upper halves first; the length; the value.
@@ -136,8 +159,8 @@ class _Job(NamedTuple):
 class Staging:
     """Copies between host arrays and addresses of one GPU, through one copying channel.
 
-    `wait` waits for a value of a channel's timeline, and raises what went wrong. `channel` is asked
-    for each time, since a fault has it replaced.
+    `wait` waits for a value of a channel's timeline, and raises what went wrong; `watch` makes what
+    looks for that meanwhile. `channel` is asked for each time, since a fault has it replaced.
     """
 
     def __init__(
@@ -145,12 +168,16 @@ class Staging:
         gpu: Gpu,
         channel: Callable[[], Channel],
         wait: Wait,
-        options: StagingOptions = DEFAULT_OPTIONS,
+        watch: Watch,
+        options: StagingOptions | None = None,
     ) -> None:
         self._gpu = gpu
         self._channel = channel
         self._wait = wait
-        self.options = options
+        self._watch = watch
+        self.options = options = default_options() if options is None else options
+        self._code = copy_code()
+        self._native: SharedCopies | None = None
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         self.workers = options.workers or max(1, min(_MOST_WORKERS, processors // 2))
         self._lock = threading.Lock()
@@ -165,7 +192,8 @@ class Staging:
     @property
     def nbytes(self) -> int:
         """Bytes of pinned memory that are held."""
-        return sum(memory.nbytes for memory in self._memory)
+        native = 0 if self._native is None else self._native.nbytes
+        return native + sum(memory.nbytes for memory in self._memory)
 
     # Memory that is pinned already.
 
@@ -216,7 +244,8 @@ class Staging:
             ends = (pinned, gpu_va) if out else (gpu_va, pinned)
             self._copy_direct(*ends, nbytes)
         elif nbytes >= self.options.shared_from and self.workers > 1:
-            self._copy_together(host, gpu_va, nbytes, out)
+            native = self.options.native and self._code is not None
+            (self._copy_natively if native else self._copy_together)(host, gpu_va, nbytes, out)
         else:
             # A little less than a quarter: what is waited for last is small.
             step = max(_LEAST_OWN, (nbytes // 4 - 1) // PAGE_NBYTES * PAGE_NBYTES)
@@ -231,7 +260,32 @@ class Staging:
             size = min(COPY_CHUNK_NBYTES, nbytes - begin)
             channel = self._channel()
             value = self._direct.send(channel, self._lock, target + begin, source + begin, size)
+            self.look(channel, value, size)
             self._wait(channel, value)
+
+    def look(self, channel: Channel, value: int, nbytes: int) -> None:
+        """Look for a value until a copy should be done: a nap would end after it."""
+        seconds = nbytes / _SLOW_RATE + _LOOK_S
+        if self._code is not None:
+            self._code.until(channel.timeline.host_address, value, self._code.turns(seconds))
+            return
+        words, end = channel.words, time.perf_counter() + seconds
+        while words[0] < value and time.perf_counter() < end:
+            pass
+
+    def look_for(self, value: int) -> None:
+        """Look for the end of a copy to the GPU by threads, whose last pieces are under way."""
+        native = self._native
+        if native is not None and value == native.last_value and not native.last_out:
+            self.look(self._channel(), value, native.stage.nbytes)
+
+    def _copy_natively(self, host: int, gpu_va: int, nbytes: int, out: bool) -> None:
+        assert self._code is not None
+        if self._native is None:
+            self._native = SharedCopies(
+                self._gpu, self._code, self.workers, self.options, self._wait, self._watch
+            )
+        self._native.copy(self._channel(), host, gpu_va, nbytes, out=out)
 
     def _copy_together(self, host: int, gpu_va: int, nbytes: int, out: bool) -> None:
         """Do all pieces with the help of the crew."""
@@ -239,7 +293,8 @@ class Staging:
         if self._crew is None:
             self._make_shared()
             self._crew = Crew(self.workers - 1, "copies")
-        step = round_up(-(-nbytes // (self.workers * options.rounds)), PAGE_NBYTES)
+        helpers = min(self.workers, max(2, nbytes // _WORKER_NBYTES))
+        step = round_up(-(-nbytes // (helpers * options.rounds)), PAGE_NBYTES)
         step = min(options.piece_nbytes, max(_LEAST_SHARED, step))
         job = _Job(host, gpu_va, nbytes, step, out)
         begins = iter(range(0, nbytes, step))
@@ -255,7 +310,7 @@ class Staging:
             except BaseException as error:  # noqa: BLE001  raised below, in the caller
                 errors.append(error)
 
-        self._crew.share(work)
+        self._crew.share(work, helpers - 1)
         if errors:
             raise errors[0]
 
@@ -320,7 +375,7 @@ class Staging:
     # Pieces.
 
     def _sender(self) -> Sender:
-        made = Sender(self._gpu, self.options.pipelined)
+        made = Sender(self._gpu)
         self._senders.append(made)
         return made
 
@@ -352,6 +407,9 @@ class Staging:
         if self._crew is not None:
             self._crew.close()
             self._crew = None
+        if self._native is not None:
+            self._native.close()
+            self._native = None
         for sender in self._senders:
             sender.close()
         for memory in self._memory:
@@ -363,4 +421,4 @@ class Staging:
     def after_fork(self) -> None:
         """Take a fresh lock, which another thread may have held, and forget its threads."""
         self._lock = threading.Lock()
-        self._crew = None
+        self._crew = self._native = None

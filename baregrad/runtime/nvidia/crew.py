@@ -27,20 +27,21 @@ class Crew:
         for thread in self._threads:
             thread.start()
 
-    def share(self, job: Callable[[int], None]) -> None:
-        """Call `job(number)` in every thread, 0 in this one; return when all are done.
+    def share(self, job: Callable[[int], None], count: int) -> None:
+        """Call `job(number)` here, for 0, and in `count` threads; return when all are done.
 
         A job raises nothing. An interrupt of this thread is raised when all are done.
         """
-        self._job, self._left = job, len(self._wakes)
-        for wake in self._wakes:
+        wakes = self._wakes[:count]
+        self._job, self._left = job, len(wakes)
+        for wake in wakes:
             wake.release()
         interrupt: BaseException | None = None
         try:
             job(0)
         except BaseException as error:  # noqa: BLE001  raised again below
             interrupt = error
-        while self._wakes:
+        while wakes:
             try:
                 self._finished.acquire()
                 break

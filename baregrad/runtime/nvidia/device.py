@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 import weakref
@@ -28,8 +29,10 @@ from baregrad.runtime.nvidia.device_channels import (
     look,
     open_channels,
     wait_for,
+    watcher,
 )
 from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
+from baregrad.runtime.nvidia.doorbell import Pair
 from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
 from baregrad.runtime.nvidia.launch import Module
 from baregrad.runtime.nvidia.list_image import ListImage
@@ -63,8 +66,8 @@ class NvDevice(Device):
 
     `index` counts the GPUs that this process may open. Work is submitted without waiting for it;
     `timeout_s` is how long the GPU may take for one kernel (None: the option). `copy_engine` is the
-    copy engine to use: a number, None for the first one found that works by itself, -1 for the
-    graphics engine's.
+    copy engine to use: a number, None for the best by what the driver tells, -1 for the graphics
+    engine's.
     """
 
     def __init__(
@@ -91,8 +94,8 @@ class NvDevice(Device):
         self._returned: Returns[ListImage | Module | Allocation] = Returns()
         self._retired: list[tuple[int, int, ListImage | Module | Allocation]] = []
         self._copy_engine = copy_engine
-        # New code was loaded; the last submission did not wait for its end; either of the two.
-        self._code_is_new = self._unheld = self._unsettled = False
+        # New code was loaded that the channel has not been told of.
+        self._code_is_new = False
         # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
         self._attention = False
         self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
@@ -106,7 +109,7 @@ class NvDevice(Device):
             self.allocator = DeviceAllocator(
                 self.gpu.memory, name, self._wait_quietly, self._other_nbytes
             )
-            self.staging = Staging(self.gpu, lambda: self._copies, self._await)
+            self.staging = Staging(self.gpu, lambda: self._copies, self._await, self._watch)
         except BaseException as error:
             self._give_back(error)
             raise
@@ -119,6 +122,11 @@ class NvDevice(Device):
         )
         self._compute, self._copies = self._channels
         self._alarms = tuple(channel.alarm for channel in self._channels)
+        self._in_flight = tuple(channel.in_flight for channel in self._channels)
+        states = (ctypes.addressof(channel.ring_state) for channel in self._channels)
+        self._pair = Pair(*states)
+        self._pair_address = ctypes.addressof(self._pair)
+        self._go, self._spin = self.client.port.go, self.client.port.spin
 
     # Memory.
 
@@ -202,7 +210,7 @@ class NvDevice(Device):
             push = PushBuffer()
             push.copy(fresh.address, source.address, source.nbytes)
             blocks = [one.memory.block for one in (source, fresh)]  # type: ignore[attr-defined]
-            self.copy_after(push, *blocks, wait=False)
+            self.copy_after(push, *blocks)
         elif isinstance(source.device, NvDevice):
             from baregrad.runtime.nvidia.peers import copy_between
 
@@ -218,8 +226,11 @@ class NvDevice(Device):
             self._wait_for(self._compute, self._used(block))
             self._wait_for(self._copies, block.copy_value)
 
-    def copy_after(self, work: PushBuffer, *blocks: Block, wait: bool = True) -> None:
-        """Have the copying channel do work after all that uses these blocks."""
+    def copy_after(self, work: PushBuffer, *blocks: Block, nbytes: int = 0) -> None:
+        """Have the copying channel do work after all that uses these blocks.
+
+        Waits for it where it is said how many bytes it copies.
+        """
         with self._lock:
             self._begin()
             compute, copies = self._channels
@@ -231,7 +242,8 @@ class NvDevice(Device):
             value = self._guarded(lambda: copies.submit(push))
             for block in blocks:
                 block.copy_value = value
-            if wait:
+            if nbytes:
+                self.staging.look(copies, value, nbytes)
                 self._wait_for(copies, value)
 
     def _used(self, block: Block) -> int:
@@ -272,7 +284,7 @@ class NvDevice(Device):
             except BaseException:
                 module.close()
                 raise
-            self._code_is_new = self._unsettled = True
+            self._code_is_new = True
         handle = LoadedKernel(module, kernel, local_nbytes)
         made = Kernel(self, program, kernel.address, handle)
         weakref.finalize(made, self._returned.append, module).atexit = False
@@ -295,42 +307,19 @@ class NvDevice(Device):
                 bound.__class__ is BoundList
                 and bound.device is self
                 and not (timed or variables or self._attention or self._returned)
-                and self._submit_again(bound, buffers)
+                and not self._code_is_new
             ):
-                return None
+                # For buffers that an image is patched for: all that was checked then holds still.
+                # This is the way that programs wait for; what is written down comes after it.
+                serials = [one.serial for one in buffers]
+                for image in bound.quick:
+                    if image.serials == serials and (value := self._go(image.ticket)):
+                        image.value = value
+                        self._compute.note(value, image)
+                        for block in image.blocks:
+                            block.compute_value = value
+                        return None
             return self._submit(commands, buffers, variables, timed)
-
-    def _submit_again(self, bound: BoundList, buffers: Sequence[Buffer]) -> bool:
-        """Start a list for buffers that one of its images is patched for; return whether one is.
-
-        All that was checked then holds still. This is the way from a call to the doorbell that
-        programs wait for: what can be written down later comes later.
-        """
-        compute, copies = self._channels
-        done, last = compute.words[0], compute.last_value
-        if copies.last_value > copies.words[0] or compute.alarm[0] or self._code_is_new:
-            return False
-        if self._unsettled:
-            if self._unheld and done < last:
-                return False
-            self._unsettled = self._unheld = False
-        serials = [one.serial for one in buffers]
-        for image in bound.quick:
-            if image.value <= done and image.serials == serials:
-                break
-        else:
-            return False
-        value = last + 1
-        image.set_values(value, 0)
-        try:
-            compute.enter(image.take_entry(), image)
-        except DriverError as error:
-            raise self._failed(error) from None
-        for block in image.blocks:
-            block.compute_value = value
-        if image.released:
-            self._unsettled = self._unheld = True
-        return True
 
     def _submit(
         self,
@@ -351,7 +340,7 @@ class NvDevice(Device):
             image, blocks = bound.ready(
                 commands, buffers, variables or {}, channels, self._wait_for, timed=timed
             )
-            if self._unsettled or copies.last_value > copies.words[0]:
+            if self._code_is_new or copies.last_value > copies.words[0]:
                 self._settle()
             value = compute.last_value + 1
             if image.copy_entry:
@@ -359,13 +348,13 @@ class NvDevice(Device):
                 copies.enter(image.copy_entry, ())
             else:
                 image.set_values(value, 0)
-            compute.enter(image.take_entry(), image)
+            compute.enter(image.take_entry(compute.hold), image)
         except DriverError as error:
             raise self._failed(error) from None
         for block in blocks:
             block.compute_value = value
         if image.released:
-            self._unsettled = self._unheld = True
+            compute.ring_state.hold = value
         if not timed:
             return None
         self._wait_for(compute, value)
@@ -397,28 +386,29 @@ class NvDevice(Device):
         """Have the channel drop old code, and wait for copies and for kernels that it left."""
         compute, copies = self._channels
         push = PushBuffer()
-        if self._unheld and compute.last_value > compute.timeline.value:
-            push.acquire(compute.timeline.gpu_va, compute.last_value)
+        if compute.hold:
+            push.acquire(compute.timeline.gpu_va, compute.hold)
         # Of a list that copies too: its kernels may come before its first copy.
         if copies.last_value > copies.timeline.value:
             push.acquire(copies.timeline.gpu_va, copies.last_value)
         if self._code_is_new:
             push.invalidate_caches()
-        self._unsettled = self._unheld = self._code_is_new = False
+        self._code_is_new = False
         if push.words:
             compute.submit(push)
+        compute.ring_state.hold = 0
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise DriverError for what went wrong in it."""
         with self._lock:
             if self._attention:
                 self._begin()
-            for channel in self._channels:
-                value = channel.last_value
-                if channel.words[0] < value:
-                    self._wait_for(channel, value)
-                if channel.holds:
-                    channel.forget_done()
+            if not self._spin(self._pair_address):
+                for channel in self._channels:
+                    self._wait_for(channel, channel.last_value)
+            # Nothing is in flight any more, and nothing of it need be held on to.
+            for in_flight in self._in_flight:
+                in_flight.clear()
 
     def _wait_for(self, channel: Channel, value: int) -> None:
         """Wait for a timeline; raise what there is to tell if it never gets there."""
@@ -426,7 +416,13 @@ class NvDevice(Device):
 
     def _await(self, channel: Channel, value: int) -> None:
         """Wait for a timeline, or raise DriverError and leave the channel for dead."""
+        if channel is self._copies:
+            self.staging.look_for(value)
         wait_for(self._channels, channel, value, self.timeout_s)
+
+    def _watch(self, channel: Channel, progress: Callable[[], int]) -> Callable[[], None]:
+        """Return what looks for faults while a channel is waited for, and leaves it for dead."""
+        return watcher(self._channels, channel, self.timeout_s, progress)
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
         """Do what may meet a dead channel."""
@@ -498,8 +494,7 @@ class NvDevice(Device):
             group.close()
         stacks = 0 if compute.launches is None else compute.launches.thread_nbytes
         self._forget_images()
-        self._unheld = False
-        self._code_is_new = self._unsettled = True
+        self._code_is_new = True
         self._open_channels(*values)
         launches = self._compute.launches
         assert launches is not None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.copy_engines import copy_engines
 from baregrad.runtime.nvidia.list_image import ListImage
 
 if TYPE_CHECKING:
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Channels = tuple[Channel, Channel]
 
-# A copy engine by itself, beside the one that the graphics engine shares.
-_ENGINES = (2, 3, 4, 5, 6, 7, 8, 9, 1, 0)
 # After so long without a sign of life doorbells are rung again, which changes nothing where all is
 # well, and tells a GPU that has missed one.
 _RING_AGAIN_S = 1.0
@@ -48,36 +48,46 @@ def open_channels(
 ) -> tuple[Channels, int]:
     """Return new channels whose timelines begin at values, and the number of the copy engine.
 
-    `engine` is the copy engine to use, None for the first one found that works by itself, -1 for
-    the graphics engine's.
+    `engine` is the copy engine to use, None for the best by what the driver tells, -1 for the
+    graphics engine's.
     """
     group = ChannelGroup(gpu)
     compute = Channel(group, begin_at=value)
-    if engine is None:
-        engine = _find_engine(gpu)
-    alone = ChannelGroup(gpu, copy_engine=engine) if engine >= 0 else None
-    copies = Channel(alone or group, copies=alone is None, begin_at=copy_value)
+    engine, copies = _open_copies(gpu, group, engine, copy_value)
     group.schedule()
-    if alone is not None:
-        alone.schedule()
+    if copies.group is not group:
+        copies.group.schedule()
     return (compute, copies), engine
 
 
-def _find_engine(gpu: Gpu) -> int:
-    """Return a copy engine that works by itself, -1 if there is none."""
-    for candidate in _ENGINES:
+def _open_copies(
+    gpu: Gpu, group: ChannelGroup, engine: int | None, value: int
+) -> tuple[int, Channel]:
+    """Return the copy engine's number and a channel of it: of the first that works, if any may."""
+    why = "as asked for"
+    numbers: tuple[int, ...] = () if engine is None else (engine,)
+    if engine is None:
+        numbers, why = copy_engines(gpu)
+    for number in numbers:
+        if number < 0:
+            break
         try:
-            group = ChannelGroup(gpu, copy_engine=candidate)
-        except DriverError:
-            continue
-        try:
-            Channel(group).close()
-        except DriverError:
-            group.close()
-            continue
+            return number, _open_alone(gpu, number, why, value)
+        except DriverError as error:
+            if engine is not None:
+                raise
+            why += f"; {number} is refused: {error}"
+    group.why = why
+    return -1, Channel(group, copies=True, begin_at=value)
+
+
+def _open_alone(gpu: Gpu, number: int, why: str, value: int) -> Channel:
+    group = ChannelGroup(gpu, copy_engine=number, why=why)
+    try:
+        return Channel(group, begin_at=value)
+    except BaseException:
         group.close()
-        return candidate
-    return -1
+        raise
 
 
 def is_dead(channels: Channels) -> bool:
@@ -94,17 +104,29 @@ def look(channels: Channels) -> None:
 def wait_for(channels: Channels, channel: Channel, value: int, timeout_s: float) -> None:
     """Wait for a channel's timeline, or raise DriverError and leave the channel for dead.
 
-    The time counts from the last sign of life before the wait gives up: its beginning, the end of
-    a submission of either channel, or that of a kernel of a list whose kernels tell (`progress`).
-    So one kernel has `timeout_s`, however many are waited for, and no more than that.
+    The time is that of `watcher`.
     """
-    seen = _signs(channels)
+    channel.timeline.wait(value, math.inf, watcher(channels, channel, timeout_s))
+
+
+def watcher(
+    channels: Channels, channel: Channel, timeout_s: float, progress: Callable[[], int] = int
+) -> Callable[[], None]:
+    """Return what is called every few milliseconds by whoever waits for a channel.
+
+    It raises DriverError, and leaves the channel for dead, where the driver has told of an error or
+    nothing moves. The time counts from the last sign of life before the wait gives up: its
+    beginning, the end of a submission of either channel, that of a kernel of a list whose kernels
+    tell (`progress` of the style), or another value of `progress`. So one kernel has `timeout_s`,
+    however many are waited for, and no more than that.
+    """
+    seen = _signs(channels), progress()
     moved = rung = time.perf_counter()
 
     def watch() -> None:
         nonlocal seen, moved, rung
         look(channels)
-        now, signs = time.perf_counter(), _signs(channels)
+        now, signs = time.perf_counter(), (_signs(channels), progress())
         if signs != seen:
             seen, moved, rung = signs, now, now
         elif now - moved > timeout_s:
@@ -114,15 +136,18 @@ def wait_for(channels: Channels, channel: Channel, value: int, timeout_s: float)
             for one in channels:
                 one.ring_again()
 
-    try:
-        channel.timeline.wait(value, math.inf, watch)
-    except DriverError as error:
-        if not is_dead(channels):
-            # A copy that is not done may be waiting for a kernel that is not.
-            compute, _ = channels
-            stuck = compute if compute.words[0] < compute.last_value else channel
-            stuck.group.dead = str(error)
-        raise
+    def watch_and_blame() -> None:
+        try:
+            watch()
+        except DriverError as error:
+            if not is_dead(channels):
+                # A copy that is not done may be waiting for a kernel that is not.
+                compute, _ = channels
+                stuck = compute if compute.words[0] < compute.last_value else channel
+                stuck.group.dead = str(error)
+            raise
+
+    return watch_and_blame
 
 
 def _signs(channels: Channels) -> tuple[int, int, int]:

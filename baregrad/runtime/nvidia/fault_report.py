@@ -34,10 +34,10 @@ def report(device: NvDevice, error: DriverError) -> DriverError:
         parts.append(f"was stopped by {fault_name(code)}")
     else:
         parts.append(f"did not end in {device.timeout_s:g} s")
-    if fault is not None:
+    if fault is not None and fault.address is not None:
         parts.append(f"at {fault.address:#x} ({fault.kind}), {nearest(device, fault.address)}")
     elif code == ENGINE_EXCEPTION:
-        parts.append("(a trap or an instruction that is refused: the driver tells no address)")
+        parts.append("(a trap or an instruction that is refused: the GPU tells no address for it)")
     places = [_PLACE.search(label) for _, label in suspects]
     at = places[0].group() if len(suspects) == 1 and places[0] else None
     return DriverError(

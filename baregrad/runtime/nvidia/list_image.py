@@ -9,6 +9,7 @@ the channel waits for chained kernels), time stamps, and the launches; the words
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import struct
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from baregrad.program import LaunchExpr, evaluate
 from baregrad.runtime.commands import Command, Exec, Slot
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.constant_bank import write_grid, write_place
+from baregrad.runtime.nvidia.doorbell import Ticket
 from baregrad.runtime.nvidia.launch_descriptor import (
     ALIGNMENT,
     Release,
@@ -34,7 +36,7 @@ from baregrad.runtime.nvidia.launch_descriptor import (
 )
 from baregrad.runtime.nvidia.list_plan import ListPlan
 from baregrad.runtime.nvidia.list_style import ListStyle
-from baregrad.runtime.nvidia.list_words import PROGRESS, ComputeWriter, CopyWriter
+from baregrad.runtime.nvidia.list_words import HOLD, PROGRESS, ComputeWriter, CopyWriter
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.batch import LaunchForm
@@ -50,6 +52,8 @@ _FEW = 24
 _NOTHING = bytes(_STAMPS)
 _INT64 = range(-(1 << 63), 1 << 63)
 _MASK = 0xFFFFFFFF
+# A value that no timeline reaches: words that nobody may submit by their ticket.
+_NEVER = (1 << 64) - 1
 
 
 class ImageKind(NamedTuple):
@@ -165,7 +169,6 @@ class ListImage:
             shared_nbytes=launch.shared_nbytes,
             cluster=(launch.cluster, 1, 1),
             manners=self._style.between,
-            prefetch=self._style.prefetch,
         )  # fmt: skip
 
     # Contents.
@@ -178,9 +181,9 @@ class ListImage:
         self._overlaps = not self.kind.serial and plan.overlaps
         writer = ComputeWriter(self, plan.compute)
         self._compute_words = writer.words
-        self._skip = writer.skip
         self._value_place = writer.value_place
         self.released = writer.released
+        self._first, self._again = writer.first, writer.again
         self._order = writer.order
         self._gated = writer.gated or bool(plan.copies) or self.tells_progress
         copier = CopyWriter(self, plan.copies)
@@ -228,9 +231,6 @@ class ListImage:
                 write_latch(view, one.form.layout, number + 1, waits=waits)
                 if waits and self._style.late_drop:
                     write_kept(view, one.form.layout)
-        if not self._style.chain_prefetch and "next_prefetch" in launch.form.layout.fields:
-            view = memoryview(self._data)[launch.offset :]
-            launch.form.layout.write(view, "next_prefetch", 0)
 
     def _may_begin_early(self, number: int) -> bool:
         """Return whether a launch may begin before the one in front of it in a chain has ended.
@@ -355,10 +355,13 @@ class ListImage:
         self._words_piece.write(0, np.array(compute + copies, np.uint32).tobytes())
         self._data_piece.write(0, self._data)
         begin = self._words_piece.gpu_va
-        self._entry = gp_entry(begin + 4 * self._skip, len(compute) - self._skip)
-        self._first_entry = gp_entry(begin, len(compute))
+        self._entry, self._fresh_entry, self._held_entry = (
+            gp_entry(begin + 4 * place, len(compute) - place)
+            for place in (self._again, self._first, 0)
+        )
         self.copy_entry = gp_entry(begin + copy_at, len(copies)) if copies else 0
         view = self._words_piece.view
+        self._hold = view[HOLD : HOLD + 8].cast("Q")
         self._words: np.ndarray[Any, np.dtype[np.uint32]] = np.frombuffer(view, np.uint32)
         data = self._data_piece.view
         self._longs: np.ndarray[Any, np.dtype[np.int64]] = np.frombuffer(
@@ -369,8 +372,10 @@ class ListImage:
         if self._value_place < 0:
             place = 4 * (-self._value_place)
             self._value = view[place : place + 8].cast("Q")
+            value_address = self._words_piece.host_address + place
         else:
             self._value = data[self._value_place : self._value_place + 8].cast("Q")
+            value_address = self._data_piece.host_address + self._value_place
         self._copy_value = view[:0].cast("Q")
         if copies:
             place = copy_at + 4 * (len(copies) - 3)
@@ -385,12 +390,32 @@ class ListImage:
             (name, np.array(places, np.int64)) for name, places in self._patches.variables.items()
         ]
         self._changing = [one for one in self._launches.values() if one.grid is not None]
+        self._ticket = Ticket(
+            state=ctypes.addressof(self._compute.ring_state),
+            copies=ctypes.addressof(self._copies.ring_state),
+            value_address=value_address,
+            value=_NEVER,
+            entry=self._entry,
+            clear_address=self._data_piece.host_address,
+            clear_words=_STAMPS // 8 if self._gated else 0,
+            holds=self.released,
+            held_entry=self._held_entry,
+            hold_address=self._words_piece.host_address + HOLD,
+        )
+        # For the port's `go`.
+        self.ticket = ctypes.addressof(self._ticket)
         # Nobody has seen these descriptors yet; the memory may have held others.
-        self.fresh = True
+        self._change()
+
+    def _change(self) -> None:
+        """Have the next submission tell the GPU that something is not what it may have cached."""
+        self._fresh = True
+        self._ticket.value = _NEVER
 
     def set_addresses(self, addresses: list[int]) -> None:
         """Patch the slots' addresses."""
         self.serials = None
+        self._change()
         if len(self._patches.places) <= _FEW:
             words = self._quick
             patches = self._patches
@@ -414,6 +439,7 @@ class ListImage:
     def set_variables(self, values: tuple[int, ...], variables: Mapping[str, int]) -> None:
         """Patch the values of variables, and the grids that they decide."""
         self.values = None
+        self._change()
         for name, places in self._variables:
             self._longs[places] = checked(variables[name])
         for launch in self._changing:
@@ -435,7 +461,6 @@ class ListImage:
         # Parameters may have been patched since: they stay.
         head = form.bank_offset + kernel.bank_layout.parameter_base
         self._data_piece.write(launch.offset, self._data[launch.offset : launch.offset + head])
-        self.fresh = True
 
     def set_values(self, value: int, copy_value: int) -> None:
         """Say what the timelines have when the list is done; its semaphores begin at zero."""
@@ -446,13 +471,17 @@ class ListImage:
             self._copy_value[0] = copy_value
         self.value, self.copy_value = value, copy_value
 
-    def take_entry(self) -> int:
-        """Return the ring's entry for the next submission."""
-        # The last launch of a chain is another each time where it tells the timeline.
-        if self.fresh or self.released:
-            self.fresh = False
-            return self._first_entry
-        return self._entry
+    def take_entry(self, hold: int = 0) -> int:
+        """Return the ring's entry for a submission; `set_values` was told its values.
+
+        With `hold`, its words wait for that value of the timeline first.
+        """
+        self._ticket.value = self.value
+        fresh, self._fresh = self._fresh, False
+        if hold:
+            self._hold[0] = hold
+            return self._held_entry
+        return self._fresh_entry if fresh else self._entry
 
     def stamps(self) -> list[int]:
         """Return the stamps' times in nanoseconds of the GPU's clock."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # Where an image has its semaphores: the signals of the channel that computes, the answers of the
 # one that copies, a gate for chains of kernels, and how many kernels are done.
 SIGNAL, ANSWER, GATE, PROGRESS = 0, 16, 32, 48
+# At which byte of the computing channel's words the value is that they wait for: behind the header
+# of the run of methods that acquires a semaphore, and its address.
+HOLD = 12
 _BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
 
 
@@ -31,20 +34,50 @@ class ComputeWriter:
         self._chain: list[int] = []
         self._wave: list[int] = []
         self._running = False
-        # Whether anything was launched before the open chain; whether the last launch tells the
-        # timeline.
-        self._before = self.released = False
+        # Whether the last launch tells the timeline, and whether it is the head of its chain.
+        self.released = self.head_tells = False
         self._gates = 0
         # Commands in the order in which they are launched.
         self.order: list[int] = []
-        self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
-        self.skip = len(self._push.words)
-        if self._style.forget:
-            self._push.drop_constants()
+        # Only where a submission before tells the timeline by its last kernel, which may still run.
+        self._push.acquire(image.timeline_va, 0)
+        marks = self._forget()
+        self.first = marks[0]
         for step in steps:
             self._step(step)
         self.value_place = self._end()
+        if image.tells_progress:
+            # The last one's is the timeline's, where it tells that.
+            told = self.order[: len(self.order) - self.released]
+            for count, number in enumerate(told, 1):
+                image.tell_progress(number, count)
+        # Where a submission begins that changed nothing but the timeline's value.
+        self.again = marks[self._kept()]
         self.words = self._push.words
+
+    def _forget(self) -> tuple[int, int, int]:
+        """Have the GPU forget what may have changed; return where to begin that it keeps some."""
+        first = len(self._push.words)
+        if self._style.keeps:
+            self._push.drop_constants()
+        else:
+            self._forget_descriptors()
+        second = len(self._push.words)
+        if self._style.keeps:
+            self._forget_descriptors()
+        else:
+            self._push.drop_constants()
+        return first, second, len(self._push.words)
+
+    def _forget_descriptors(self) -> None:
+        self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
+
+    def _kept(self) -> int:
+        """Return how much is kept where nothing changed: neither, one, or both of the two."""
+        style = self._style
+        # The last launch of a chain is another each time where it tells the timeline.
+        same = not self.released or (self.head_tells and style.refetched)
+        return same + style.keeps
 
     @property
     def gated(self) -> bool:
@@ -56,8 +89,6 @@ class ComputeWriter:
         if step.kind == "run":
             self._wave.append(step.value)
             self.order.append(step.value)
-            if image.tells_progress:
-                image.tell_progress(step.value, len(self.order))
             return
         self._end_wave()
         if step.kind == "idle":
@@ -89,7 +120,6 @@ class ComputeWriter:
         if self._chain:
             self._image.follow(number, self._chain[-1])
         else:
-            self._before = self._running
             self._idle()
             self._send(number)
         self._chain.append(number)
@@ -127,9 +157,8 @@ class ComputeWriter:
         """Tell the timeline; return the place of its value, negative for one among the words."""
         self._end_wave()
         image, chain = self._image, self._chain
-        alone = len(chain) > 1 or not self._before
-        if self._style.released and chain and alone and image.can_release:
-            self.released = True
+        if self._style.released and chain and image.can_release:
+            self.released, self.head_tells = True, len(chain) == 1
             barrier = self._style.release_barrier
             return image.finish(chain[-1], Release(image.timeline_va, 0, barrier=barrier))
         self._end_chain()

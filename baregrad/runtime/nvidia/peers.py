@@ -106,7 +106,8 @@ def _copy_directly(to: NvDevice, come: NvDevice, target: Buffer, source: Buffer)
     map_on(come.gpu, block.allocation)
     push = PushBuffer()
     push.copy(target.address, source.address, source.nbytes)
-    come.copy_after(push, source.memory.block)  # type: ignore[attr-defined]
+    block = source.memory.block  # type: ignore[attr-defined]
+    come.copy_after(push, block, nbytes=source.nbytes)
 
 
 def _copy_by_host(to: NvDevice, come: NvDevice, target: Buffer, source: Buffer) -> None:

@@ -26,6 +26,11 @@ class Piece:
         begin = self.gpu_va - self._block.gpu_va
         return self._block.view[begin : begin + self.nbytes]
 
+    @property
+    def host_address(self) -> int:
+        """Where the host sees the bytes, as long as the GPU is open."""
+        return self._block.host_address + self.gpu_va - self._block.gpu_va
+
     def write(self, offset: int, data: bytes | bytearray) -> None:
         """Put bytes there."""
         begin = self.gpu_va - self._block.gpu_va + offset

@@ -7,64 +7,19 @@ import fcntl
 import importlib
 import mmap
 import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from baregrad.base.errors import ArgumentError, DriverError
+from baregrad.base.errors import ArgumentError
 from baregrad.base.options import options
 from baregrad.runtime.nvidia.abi.layout import Record
+from baregrad.runtime.nvidia.doorbell import native
 
-# mfence; mov [rdi], esi; ret, and for AArch64 dsb sy; str w1, [x0]; ret.
-_STORE_CODE = MappingProxyType({
-    "x86_64": bytes.fromhex("0faef0 8937 c3"),
-    "aarch64": bytes.fromhex("9f3f03d5 010000b9 c0035fd6"),
-})  # fmt: skip
-# `ring` of a RingState: mov eax, [rdi+24]; mov rcx, [rdi]; mov [rcx+8*rax], rsi; inc eax;
-# and eax, [rdi+28]; mov [rdi+24], eax; mfence; mov rcx, [rdi+8]; mov [rcx], eax; mfence;
-# mov rcx, [rdi+16]; mov edx, [rdi+32]; mov [rcx], edx; ret. For AArch64: ldr w8, [x0, 24];
-# ldr x9, [x0]; str x1, [x9, x8, lsl 3]; add w8, w8, 1; ldr w9, [x0, 28]; and w8, w8, w9;
-# str w8, [x0, 24]; dsb sy; ldr x9, [x0, 8]; str w8, [x9]; dsb sy; ldr x9, [x0, 16];
-# ldr w10, [x0, 32]; str w10, [x9]; ret.
-_RING_CODE = MappingProxyType({
-    "x86_64": bytes.fromhex(
-        "8b4718 488b0f 488934c1 ffc0 23471c 894718 0faef0 488b4f08 8901 0faef0"
-        "488b4f10 8b5720 8911 c3"
-    ),
-    "aarch64": bytes.fromhex(
-        "081840b9 090040f9 217928f8 08050011 091c40b9 0801090a 081800b9 9f3f03d5 090440f9"
-        "280100b9 9f3f03d5 090840f9 0a2040b9 2a0100b9 c0035fd6"
-    ),
-})  # fmt: skip
-_RING_OFFSET = 64
 _PAUSE_S = 50e-6
 _MAP_FAILED = ctypes.c_void_p(-1).value
-
-
-class RingState(ctypes.Structure):
-    """A ring of 64-bit entries as `Port.ring` uses it.
-
-    Addresses of its first entry, of the pointer that the GPU reads, and of the doorbell; the next
-    entry's number; what keeps numbers in the ring, their count less one; the doorbell's token.
-    """
-
-    _fields_ = (
-        ("ring", ctypes.c_uint64), ("put_address", ctypes.c_uint64),
-        ("doorbell_address", ctypes.c_uint64), ("put", ctypes.c_uint32),
-        ("mask", ctypes.c_uint32), ("token", ctypes.c_uint32),
-    )  # fmt: skip
-
-
-def ring_by_stores(store: Callable[[int, int], None], state: int, entry: int) -> None:
-    """Do what `Port.ring` does, with a port's `store`."""
-    found = RingState.from_address(state)
-    ctypes.c_uint64.from_address(found.ring + 8 * found.put).value = entry
-    found.put = found.put + 1 & found.mask
-    store(found.put_address, found.put)
-    store(found.doorbell_address, found.token)
 
 
 class Port(Protocol):
@@ -114,6 +69,20 @@ class Port(Protocol):
         """
         ...
 
+    def go(self, ticket: int) -> int:
+        """Submit the Ticket at an address, or change nothing.
+
+        Returns the timeline's value when it is done, 0 where something stands in its way.
+        """
+        ...
+
+    def spin(self, pair: int) -> int:
+        """Return whether the timelines of the Pair at an address are at their last values.
+
+        Waits for that, but no longer than it takes to sleep and wake up.
+        """
+        ...
+
     def pause(self) -> None:
         """Pass a moment, for who waits for a GPU; a virtual one works meanwhile."""
         ...
@@ -132,30 +101,11 @@ class KernelPort:
         )  # fmt: skip
         self._munmap = library.munmap
         self._munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-        self._code = self._store_page()
-        place = ctypes.addressof(ctypes.c_char.from_buffer(self._code))
-        library.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        if library.mprotect(place, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
-            raise DriverError(
-                f"no page may be made executable: {os.strerror(ctypes.get_errno())}",
-                hint="a security policy may forbid programs that make code (SELinux execmem)",
-            )
-        prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
-        self._store: Callable[[int, int], None] = prototype(place)
-        # Nobody needs the interpreter in the meantime, and keeping it is cheaper.
-        ring = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
-        self.ring: Callable[[int, int], None] = ring(place + _RING_OFFSET)
-
-    @staticmethod
-    def _store_page() -> mmap.mmap:
-        code = _STORE_CODE.get(platform.machine())
-        if code is None:
-            raise DriverError("no doorbell code for this processor", found=platform.machine())
-        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        ring = _RING_CODE[platform.machine()]
-        page[: len(code)] = code
-        page[_RING_OFFSET : _RING_OFFSET + len(ring)] = ring
-        return page
+        code = native()
+        self.store: Callable[[int, int], None] = code.store
+        self.ring: Callable[[int, int], None] = code.ring
+        self.go: Callable[[int], int] = code.go
+        self.spin: Callable[[int], int] = code.spin
 
     def open(self, path: str) -> int:
         """Open a device node; the descriptor is not inherited by programs that we start."""
@@ -196,10 +146,6 @@ class KernelPort:
     def view(self, address: int, nbytes: int) -> memoryview:
         """Return the bytes of mapped memory."""
         return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
-
-    def store(self, address: int, value: int) -> None:
-        """Drain combined stores, then store 32 bits."""
-        self._store(address, value)
 
     def pause(self) -> None:
         """Sleep for 50 us."""

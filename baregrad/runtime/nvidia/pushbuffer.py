@@ -21,6 +21,9 @@ _RELEASE_IDLE = _RELEASE | m.HOST["SEM_EXECUTE"].word(RELEASE_WFI=1)
 _ACQUIRE = m.HOST["SEM_EXECUTE"].word(
     OPERATION=m.SEM_EXECUTE_ACQ_CIRC_GEQ, ACQUIRE_SWITCH_TSG=1, PAYLOAD_SIZE=1
 )
+_ACQUIRE_WORD = m.HOST["SEM_EXECUTE"].word(
+    OPERATION=m.SEM_EXECUTE_ACQ_CIRC_GEQ, ACQUIRE_SWITCH_TSG=1
+)
 _CONSTANTS = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"].word(CONSTANT=1)
 _ALL_CACHES = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"].word(
     INSTRUCTION=1, GLOBAL_DATA=1, CONSTANT=1
@@ -62,6 +65,10 @@ class PushBuffer:
         """Hold this channel until a semaphore is `value` or more; others of its group go on."""
         self._semaphore(gpu_va, value, _ACQUIRE)
 
+    def acquire_word(self, gpu_va: int, value: int) -> None:
+        """Hold this channel until 32 bits are `value` or more, compared in a circle."""
+        self._semaphore(gpu_va, value, _ACQUIRE_WORD)
+
     def _semaphore(self, gpu_va: int, value: int, execute: int) -> None:
         if gpu_va % 16:
             raise ArgumentError("a semaphore lies on 16 bytes", found=hex(gpu_va))
@@ -92,6 +99,27 @@ class PushBuffer:
             )  # fmt: skip
             self.methods(COPY_SUBCHANNEL, m.COPY["LINE_LENGTH_IN"], chunk, 1)
             self.methods(COPY_SUBCHANNEL, m.COPY["LAUNCH_DMA"], launch)
+
+    def copy_and_tell(
+        self, target: int, source: int, nbytes: int, word: int, value: int, *, pipelined: bool
+    ) -> None:
+        """Copy at most 2 GiB, and have the copy engine write 32 bits to `word` when they are there.
+
+        With `pipelined`, the copy may begin before those before it are done.
+        """
+        self.methods(
+            COPY_SUBCHANNEL, m.COPY["OFFSET_IN_UPPER"], *split(source), *split(target)
+        )
+        self.methods(COPY_SUBCHANNEL, m.COPY["LINE_LENGTH_IN"], nbytes, 1)
+        self.methods(COPY_SUBCHANNEL, m.COPY["SET_SEMAPHORE_A"], *split(word), value)
+        launch = m.COPY["LAUNCH_DMA"].word(
+            DATA_TRANSFER_TYPE=m.TRANSFER_PIPELINED if pipelined else m.TRANSFER_NON_PIPELINED,
+            FLUSH_ENABLE=1,
+            SEMAPHORE_TYPE=m.SEMAPHORE_WITHOUT_TIMESTAMP,
+            SRC_MEMORY_LAYOUT=m.LAYOUT_PITCH,
+            DST_MEMORY_LAYOUT=m.LAYOUT_PITCH,
+        )
+        self.methods(COPY_SUBCHANNEL, m.COPY["LAUNCH_DMA"], launch)
 
     def fill(self, target: int, pattern: int, words: int) -> None:
         """Write a 32-bit pattern to `words` words at a GPU address."""

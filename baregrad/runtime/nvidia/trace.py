@@ -30,7 +30,7 @@ import numpy as np
 
 from baregrad.base.errors import FileFormatError
 from baregrad.runtime.nvidia.abi import numbers as nv
-from baregrad.runtime.nvidia.port import ring_by_stores
+from baregrad.runtime.nvidia.doorbell import ByStores
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.abi.layout import Record
@@ -131,7 +131,7 @@ def _list_bytes(places: Mapping[str, tuple[int, int]]) -> dict[str, str]:
     return {name: ctypes.string_at(*place).hex() for name, place in places.items()}
 
 
-class RecordingPort:
+class RecordingPort(ByStores):
     """A port in front of another, which writes a trace of all calls to `path`.
 
     `about` is written into the head of the file. `close_trace` ends the file.
@@ -224,10 +224,6 @@ class RecordingPort:
         number, offset = self._names.place(address)
         self._port.store(address, value)
         self._put({"call": "store", "map": number, "offset": offset, "value": value})
-
-    def ring(self, state: int, entry: int) -> None:
-        """Put an entry into a ring and ring its doorbell."""
-        ring_by_stores(self.store, state, entry)
 
     def pause(self) -> None:
         """Pass a moment; how often that is differs from run to run and is not written down."""
@@ -341,7 +337,7 @@ def read_trace(path: str | Path) -> tuple[Event, list[Event]]:
     return head, events
 
 
-class ReplayPort:
+class ReplayPort(ByStores):
     """The driver of a trace: answers what that one answered, as long as it is asked the same.
 
     Raises FileFormatError for another call than the recorded one, naming both. What comes after
@@ -426,10 +422,6 @@ class ReplayPort:
         event = self._next(asked)
         ctypes.c_uint32.from_address(address).value = value
         self._change(event)
-
-    def ring(self, state: int, entry: int) -> None:
-        """Put an entry into a ring and ring its doorbell."""
-        ring_by_stores(self.store, state, entry)
 
     def pause(self) -> None:
         """Nothing happens; raise FileFormatError where the runtime waits for what never came."""

@@ -103,11 +103,30 @@ class Controls:
         }
         self._list(params["fbInfoListSize"], params["fbInfoList"], told)
 
+    def copy_caps(self, target: DriverObject, params: Arguments) -> None:
+        """What the copy engines can do, and which there are."""
+        engines = expect(target, DeviceObject).gpu.model.copy_engines
+        params["capsTbl"] = b"".join(struct.pack("<H", caps) for caps, _ in engines)
+        params["present"] = sum(1 << place for place, one in enumerate(engines) if one[1])
+
+    def copy_parts(self, target: DriverObject, params: Arguments) -> None:
+        """The physical engines of a copy engine."""
+        model = expect(target, DeviceObject).gpu.model
+        number = params["ceEngineType"] - nv.NV2080_ENGINE_TYPE_COPY0
+        if not model.tells_copy_parts:
+            raise Refusal("INSUFFICIENT_PERMISSIONS", "it does not tell")
+        if not 0 <= number < len(model.copy_engines) or not model.copy_engines[number][1]:
+            raise Refusal("INVALID_ARGUMENT", f"there is no copy engine {number}")
+        params["pceMask"] = model.copy_engines[number][1]
+
     def fault_info(self, target: DriverObject, params: Arguments) -> None:
-        """The last bad address of a channel, once."""
+        """The last bad address of a channel, once; of what has none, as 580.159 tells a trap."""
         channel = expect(target, ChannelObject).hardware
         fault, channel.fault = channel.fault, None
-        if fault is None or fault.address is None:
+        if fault is None:
+            return
+        if fault.address is None:
+            params["faultString"] = b"UNRECOGNIZED_FAULT"
             return
         params["addrHi"], params["addrLo"] = fault.address >> 32, fault.address & 0xFFFFFFFF
         params["faultString"] = fault.kind.encode()
@@ -147,6 +166,8 @@ _COMMANDS: MappingProxyType[
     nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO: ("gid_info", Controls.uuid),
     nv.NV2080_CTRL_CMD_GR_GET_INFO: ("gr_info_list", Controls.facts),
     nv.NV2080_CTRL_CMD_FB_GET_INFO: ("fb_info_list", Controls.heap),
+    nv.NV2080_CTRL_CMD_CE_GET_ALL_CAPS: ("all_copy_caps", Controls.copy_caps),
+    nv.NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK: ("parts_of_copy_engine", Controls.copy_parts),
     nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO: ("mmu_fault", Controls.fault_info),
     nv.NV2080_CTRL_CMD_PERF_BOOST: ("perf_boost", Controls.boost),
     nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: ("work_submit_token", Controls.token),

@@ -26,11 +26,20 @@ _log = logging.getLogger(__name__)
 
 _FIRST_TOKEN = 0x0003_0001
 _LAUNCHES_KEPT = 4096
+# Two of the graphics engine's runlist, two small ones, one with most, and some more small ones.
+_COPY_ENGINES = (
+    (0x63, 0x1), (0x63, 0x2), (0x62, 0x1), (0x62, 0x2), (0x70, 0xFFC),
+    *((0x60, 0x1 << 12 + number) for number in range(5)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A GPU to pretend: its architecture ("sm_90"), its memory in bytes, and its counts."""
+    """A GPU to pretend: its architecture ("sm_90"), its memory in bytes, and its counts.
+
+    `copy_engines` are the abilities (NV2080_CTRL_CE_CAPS) and the mask of physical engines of each,
+    0 for one that is not there; `tells_copy_parts` whether an ordinary client is told the latter.
+    """
 
     architecture: str = "sm_90"
     memory_nbytes: int = 16 << 30
@@ -38,6 +47,8 @@ class GpuModel:
     tpcs_per_gpc: int = 2
     units_per_tpc: int = 2
     warps_per_unit: int = 64
+    copy_engines: tuple[tuple[int, int], ...] = _COPY_ENGINES
+    tells_copy_parts: bool = True
 
     @property
     def sm_version(self) -> int:

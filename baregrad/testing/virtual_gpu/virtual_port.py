@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.layout import Record
-from baregrad.runtime.nvidia.port import ring_by_stores
+from baregrad.runtime.nvidia.doorbell import ByStores
 from baregrad.testing.virtual_gpu.driver_objects import MemoryObject
 from baregrad.testing.virtual_gpu.driver_trace import told_call
 from baregrad.testing.virtual_gpu.gpu_faults import FaultReport
@@ -70,7 +70,7 @@ class _Mapping:
     memory: MemoryObject | None
 
 
-class VirtualPort:
+class VirtualPort(ByStores):
     """One machine with virtual GPUs behind a driver of one release.
 
     `models` are its GPUs. `seed` draws the order of work; with `lag` False all of it is done at
@@ -220,10 +220,6 @@ class VirtualPort:
                 channel.doorbell()
             self.machine.run(self.machine.random.choice(_AT_DOORBELL) if self._lag else None)
             self._later()
-
-    def ring(self, state: int, entry: int) -> None:
-        """Put an entry into a ring and ring its doorbell."""
-        ring_by_stores(self.store, state, entry)
 
     def pause(self) -> None:
         """Let the GPUs work while the host waits for them."""

@@ -18,8 +18,8 @@ from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi import release_for
 from baregrad.runtime.nvidia.abi.layout import Record
 from baregrad.runtime.nvidia.descriptor_fields import descriptor_layout
+from baregrad.runtime.nvidia.doorbell import ByStores
 from baregrad.runtime.nvidia.launch_descriptor import Launch, decode
-from baregrad.runtime.nvidia.port import ring_by_stores
 from baregrad.target.nvidia import nvidia_row
 
 HOPPER_CLASSES = (0xC461, 0xC661, 0xC86F, 0xC46F, 0xCBC0, 0xC8B5, 0xC7B5)
@@ -65,7 +65,7 @@ class FakeChannel:
     engine: dict[int, int] = field(default_factory=dict)
 
 
-class FakePort:
+class FakePort(ByStores):
     """One GPU of the given classes behind a driver of the given release."""
 
     def __init__(self, version: str = "580.159.04", classes: tuple[int, ...] = HOPPER_CLASSES):
@@ -136,9 +136,6 @@ class FakePort:
         if address == self._doorbell:
             struct.pack_into("<Q", self._pages[address], 0x80, time.perf_counter_ns())
         return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
-
-    def ring(self, state: int, entry: int) -> None:
-        ring_by_stores(self.store, state, entry)
 
     def store(self, address: int, value: int) -> None:
         ctypes.c_uint32.from_address(address).value = value

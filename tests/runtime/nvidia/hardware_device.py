@@ -26,7 +26,7 @@ from baregrad.base.errors import BaregradError, DriverError, OutOfMemory
 from baregrad.runtime.commands import CommandList, Slot
 from baregrad.runtime.interface import Buffer, Kernel
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.list_style import STYLES
+from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES
 from baregrad.runtime.nvidia.peers import PeerAccess, copy_between, peer_access
 from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
@@ -117,7 +117,7 @@ def step_right() -> None:
 
 def step_latency() -> None:
     """One tiny kernel launched and waited for, by style; and the parts of it."""
-    for name in ("thorough", "chain", "chain-no-prefetch", "chain-released", "idle-released"):
+    for name in ("thorough", "chain", "light-told-progress", DEFAULT_STYLE):
         device = make_device(style=STYLES[name])
         kernel = load(device, "link64")
         commands = chain_of(device, kernel, 1)
@@ -296,7 +296,7 @@ def step_copies() -> None:
 
 def step_random() -> None:
     """Random command lists give what NumPy gives."""
-    for name in ("thorough", "chain", "idle", "chain-released"):
+    for name in ("thorough", "chain", "idle", DEFAULT_STYLE):
         device = make_device(style=STYLES[name])
         begin = time.perf_counter()
         done = random_lists(device, 1000, 7)

@@ -31,15 +31,20 @@ from baregrad.base.options import options
 from baregrad.program import Program
 from baregrad.runtime.commands import CommandList, Slot
 from baregrad.runtime.interface import Buffer, Kernel
-from baregrad.runtime.nvidia.copies import Staging, StagingOptions
+from baregrad.runtime.nvidia.copies import Staging, default_options
+from baregrad.runtime.nvidia.copy_code import copy_code
+from baregrad.runtime.nvidia.copy_engines import copy_engines
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, style_of
 from baregrad.runtime.nvidia.peers import copy_between, peer_access
+from baregrad.runtime.nvidia.port import open_port
 from tests.runtime.nvidia import device_tools as tools
-from tests.runtime.nvidia.hardware_tools import MIB, expect
+from tests.runtime.nvidia.hardware_tools import MIB, TimedPort, expect
 from tests.runtime.nvidia.random_lists import buffer_of, ramp, random_lists, same, words_of
 
 ROOT = Path(__file__).resolve().parents[3]
+# How long the part `cycles` may go on.
+CYCLES_S = 550
 EARLY = tuple(name for name, style in STYLES.items() if style.early)
 
 
@@ -88,7 +93,8 @@ def part_facts() -> None:
     device = NvDevice()
     maps = Path("/proc/self/maps").read_text()
     print(f"  {device.architecture}, driver {device.client.version}, "
-          f"{len(device.client.cards())} GPUs, copy engine {device.channels[1].group.engine}, "
+          f"{len(device.client.cards())} GPUs, copy engine {device.channels[1].group.engine} "
+          f"({device.channels[1].group.why}), "
           f"{device.staging.workers} workers of {os.cpu_count()} processors, "
           f"default style {DEFAULT_STYLE}, libcuda mapped: {'libcuda' in maps}")
     device.close()
@@ -153,7 +159,7 @@ def _timed_rounds(device: NvDevice, commands: CommandList, buffers: list[Buffer]
 
 def part_launch() -> None:
     """Launches in every style beside CUDA's, in one run."""
-    little = ("early", "--rounds", "1", "--count", "3", "--replays", "1", "--singles", "1",
+    little = ("early-progress", "--rounds", "1", "--count", "3", "--replays", "1", "--singles", "1",
               "--warm", "1")
     chosen = little if is_virtual() else ("all", "--rounds", "3")
     _script("benchmarks/gpu_launch.py", "--devices", "NV", "--styles", *chosen)
@@ -161,7 +167,8 @@ def part_launch() -> None:
 
 def part_parts() -> None:
     """Of one launch: the host's way to the doorbell, and the kernel by the GPU's clock."""
-    for name in (DEFAULT_STYLE, "light", "light-told", "light-told-ahead", "light-banks"):
+    told = (name for name, style in STYLES.items() if style.released and name != DEFAULT_STYLE)
+    for name in (DEFAULT_STYLE, "thorough", "light", *told):
         device = NvDevice(style=style_of(name), timeout_s=5)
         commands = device.command_list()
         commands.exec(load(device, "link64_early"), [Slot(0)], {"number": 1})
@@ -177,7 +184,7 @@ def part_parts() -> None:
             found.append(middle - begin)
         timeline = device.submit(commands, buffers, timed=True)
         assert timeline is not None
-        print(f"  {name:18} {np.median(both) / 1e3:.2f} us, of it to the doorbell "
+        print(f"  {name:20} {np.median(both) / 1e3:.2f} us, of it to the doorbell "
               f"{np.median(found) / 1e3:.2f}; between stamps {timeline.durations_ns()[0]} ns",
               flush=True)
         device.close()
@@ -185,7 +192,11 @@ def part_parts() -> None:
 
 def part_pinned() -> None:
     """Pinned copies by engine, and what one costs besides its bytes."""
-    for engine in (None, 4) if is_virtual() else (None, -1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9):
+    device = NvDevice(timeout_s=10)
+    print(f"  {device.channels[1].group.why}")
+    numbers = copy_engines(device.gpu).numbers
+    device.close()
+    for engine in (None, *numbers[: few(4, 1)]):
         try:
             device = NvDevice(copy_engine=engine, timeout_s=10)
         except BaregradError as error:
@@ -197,6 +208,7 @@ def part_pinned() -> None:
             cells.append(f"{nbytes:>9} bytes in {into:6.2f}, out {out:6.2f} GB/s")
         print(f"  engine {device.channels[1].group.engine}: {'; '.join(cells)}", flush=True)
         device.close()
+    part_opening()
 
 
 def _rates(device: NvDevice, host: Any) -> tuple[float, float]:
@@ -211,31 +223,49 @@ def _rates(device: NvDevice, host: Any) -> tuple[float, float]:
 def part_ordinary() -> None:
     """Ordinary arrays by threads, pieces, pieces under way and kind of staging memory."""
     device = NvDevice(timeout_s=10)
-    sizes = (few(16, 1) * MIB, few(256, 5) * MIB)
-    hosts = [np.empty(nbytes, np.uint8) for nbytes in sizes]
-    rows = [StagingOptions(few(0, 2)), StagingOptions(few(0, 2), large_pages=False)]
-    workers = (2,) if is_virtual() else (4, 6, 8, 10, 12, 16)
-    for count in workers:
-        for piece in (256 << 10, 512 << 10, MIB, 2 * MIB, 4 * MIB):
-            for depth in (2, 3):
-                rows.append(StagingOptions(count, piece, depth))
-    rows += [StagingOptions(8, MIB, 2, rounds) for rounds in (2, 8)]
-    rows.append(StagingOptions(8, MIB, 2, pipelined=True))
+    nbytes = (4, 16, 64, 256)
+    hosts = [np.empty(few(one, 5) * MIB, np.uint8) for one in nbytes[: few(4, 1)]]
+    most, count = default_options(), few(8, 2)
+    rows = [most, most._replace(pipelined=False), most._replace(native=False, piece_nbytes=2 * MIB)]
+    rows += [most._replace(workers=count, piece_nbytes=piece, depth=depth)
+             for piece in (256 << 10, 512 << 10, 2 * MIB) for depth in (2, 4)]
+    rows += [most._replace(workers=workers) for workers in (4, 6, 12, 16)]
+    rows += [most._replace(rounds=rounds) for rounds in (2, 8)]
+    rows.append(most._replace(large_pages=False))
     found = []
-    for row in rows[: few(len(rows), 2)]:
+    for row in rows[: few(len(rows), 3)]:
+        row = row._replace(workers=row.workers or count)
         device.staging.close()
-        device.staging = Staging(device.gpu, lambda: device.channels[1], device._await, row)
+        device.staging = Staging(
+            device.gpu, lambda: device.channels[1], device._await, device._watch, row
+        )
         rates = [_rates(device, host) for host in hosts]
-        found.append((min(min(pair) for pair in rates), row, rates))
+        found.append((min(min(pair) for pair in rates[-2:]), row))
         told = "; ".join(f"{host.nbytes >> 20} MiB in {pair[0]:5.1f}, out {pair[1]:5.1f}"
                          for host, pair in zip(hosts, rates, strict=True))
-        print(f"  {device.staging.workers:2} workers, {row.piece_nbytes >> 10:4} KiB, depth "
-              f"{row.depth}, rounds {row.rounds}, large pages {row.large_pages:1}, pipelined "
-              f"{row.pipelined:1}: {told} GB/s", flush=True)
+        print(f"  {'native' if row.native else 'python'} {device.staging.workers:2} workers, "
+              f"{row.piece_nbytes >> 10:4} KiB, depth {row.depth}, rounds {row.rounds}, "
+              f"large pages {row.large_pages:1}, pipelined {row.pipelined:1}: {told} GB/s",
+              flush=True)
     print(f"  best: {max(found, key=lambda one: one[0])[1]}")
-    for host in hosts:
+    code = copy_code()
+    print(f"  a look takes {code.turn_ns if code else 0:.1f} ns, wakes of all threads "
+          f"{_wake_us(device):.1f} us")
+    for host in hosts[1::2]:
         _pin_in_place(device, host)
     device.close()
+
+
+def _wake_us(device: NvDevice) -> float:
+    """The least time that the caller takes to wake all threads which sleep."""
+    native = device.staging._native
+    if native is None:
+        return 0.0
+    best = float("inf")
+    for _ in range(5):
+        time.sleep(0.01)
+        best = min(best, best_us(lambda: native._code.wake(native._address, 1 << 30), 1))
+    return best
 
 
 def _pin_in_place(device: NvDevice, host: Any) -> None:
@@ -271,7 +301,7 @@ def part_faults() -> None:
     """Faults: when they are told, what is told, how long it takes to go on, and whether rightly."""
     cases = [("store64", {"offset": 1 << 40}, 5.0), ("store64", {"offset": 1 << 22}, 5.0),
              ("trapped64", {}, 5.0), ("endless", {}, 2.0)]
-    for style in (DEFAULT_STYLE, "early-progress"):
+    for style in (DEFAULT_STYLE, "thorough"):
         for name, values, deadline in cases[: few(4, 3)]:
             _fault(style, name, values, deadline)
 
@@ -308,7 +338,7 @@ def _fault(style: str, name: str, values: dict[str, int], deadline: float) -> No
 
 def part_random() -> None:
     """10,000 random lists give what NumPy gives, in the styles that may become the default."""
-    names = (DEFAULT_STYLE, "early-progress", "early-late-drop-progress", "light-told-progress")
+    names = (DEFAULT_STYLE, "early-told-refetched", "early-told-kept", "thorough")
     for name in names:
         device = NvDevice(style=STYLES[name], timeout_s=10)
         begin = time.perf_counter()
@@ -357,7 +387,7 @@ def _rss() -> int:
 
 
 def part_peers() -> None:
-    """Two GPUs: peers, rates, right data, and 1,000 times opened and closed together."""
+    """Two GPUs: peers, rates, right data."""
     first = NvDevice("NV:0", index=0)
     if len(first.client.cards()) < 2:
         print("  there is one GPU")
@@ -369,14 +399,11 @@ def part_peers() -> None:
         print(f"  {one.name} uses the memory of {other.name}: {access.direct}, {access.why}")
     words = ramp(few(70 * MIB, 3 * MIB) // 4)
     same(words_of(second, second.duplicate(buffer_of(first, words))), words, "a copy to a peer")
+    others = second_best(first)
     first.close()
     second.close()
-    for engine in (None, *range(few(10, 1)), -1):
-        try:
-            first = NvDevice("NV:0", index=0, copy_engine=engine)
-        except BaregradError as error:
-            print(f"  engine {engine}: {error}")
-            continue
+    for engine in (None, *others):
+        first = NvDevice("NV:0", index=0, copy_engine=engine)
         second = NvDevice("NV:1", index=1)
         nbytes = few(1 << 30, 4 * MIB)
         come, to = first.allocate(nbytes), second.allocate(nbytes)
@@ -386,19 +413,57 @@ def part_peers() -> None:
               flush=True)
         first.close()
         second.close()
-    begin, sizes = time.perf_counter(), []
-    for _ in range(few(1000, 3)):
-        pair = [NvDevice(f"NV:{index}", index=index) for index in range(2)]
-        for one in pair:
+
+
+def second_best(device: NvDevice) -> tuple[int, ...]:
+    """The engine that is second best for copies, if there is one."""
+    return copy_engines(device.gpu).numbers[1:2]
+
+
+def part_cycles() -> None:
+    """1,000 times opened and closed, two GPUs together where there are two: what stays?"""
+    first = NvDevice()
+    count = min(2, len(first.client.cards()))
+    first.close()
+    begin, sizes, wanted = time.perf_counter(), [], few(1000, 3)
+    for number in range(1, wanted + 1):
+        devices = [NvDevice(f"NV:{index}", index=index) for index in range(count)]
+        for one in devices:
             one.close()
         maps = Path("/proc/self/maps").read_text().count("nvidia")
         sizes.append((len(list(Path("/proc/self/fd").iterdir())), maps, _rss()))
-        if time.perf_counter() - begin > 150:
+        taken = time.perf_counter() - begin
+        if number % 100 == 0 or number == wanted:
+            print(f"  {number} times, {taken / number * 1e3:.0f} ms each: descriptors, mappings, "
+                  f"resident bytes {sizes[-1]}", flush=True)
+        if taken > CYCLES_S:
             break
-    print(f"  both opened and closed {len(sizes)} times, "
-          f"{(time.perf_counter() - begin) / len(sizes) * 1e3:.0f} ms each: descriptors, mappings, "
-          f"resident bytes {sizes[1]} -> {sizes[-1]}")
+    print(f"  {count} GPUs opened and closed {len(sizes)} times of {wanted}: {sizes[1]} -> "
+          f"{sizes[-1]}")
     expect(sizes[1][:2] == sizes[-1][:2], "something stays")
+    expect(len(sizes) == wanted, f"there was time for {len(sizes)}")
+
+
+def part_opening() -> None:
+    """Where the time of opening and closing goes: calls of the system by kind."""
+    for number in range(2):
+        port = TimedPort(open_port())
+        begin = time.perf_counter()
+        device = NvDevice(port=port)
+        opened = time.perf_counter()
+        told = [("opening", opened - begin, port.take())]
+        device.copy_in(device.allocate(8 * MIB), bytes(8 * MIB))
+        device.synchronize()
+        copied = time.perf_counter()
+        told.append(("a copy of 8 MiB", copied - opened, port.take()))
+        device.close()
+        told.append(("closing", time.perf_counter() - copied, port.take()))
+        for what, seconds, calls in told:
+            inside = sum(spent for _, spent, _ in calls)
+            print(f"  {number}: {what} takes {seconds * 1e3:.1f} ms, {inside * 1e3:.1f} of them in "
+                  f"{sum(times for _, _, times in calls)} calls", flush=True)
+            for name, spent, times in calls[: few(12, 2)]:
+                print(f"     {spent * 1e3:7.2f} ms in {times:3} {name}", flush=True)
 
 
 def _script(*command: str) -> None:
@@ -435,7 +500,7 @@ class Part(NamedTuple):
 # The order is that of what is decided by them.
 PARTS = {
     "facts": Part(part_facts, 20),
-    "early": Part(part_early, 60),
+    "early": Part(part_early, 150),
     "launch": Part(part_launch, 120),
     "parts": Part(part_parts, 20),
     "pinned": Part(part_pinned, 60),
@@ -444,7 +509,9 @@ PARTS = {
     "copies": Part(part_copies, 90),
     "random": Part(part_random, 120),
     "flat": Part(part_flat, 60),
-    "peers": Part(part_peers, 200),
+    "peers": Part(part_peers, 60),
+    "opening": Part(part_opening, 30),
+    "cycles": Part(part_cycles, 560),
 }
 
 
@@ -461,7 +528,9 @@ def main() -> int:
         for name in names:
             PARTS[name].run()
         return 0
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "BAREGRAD_PROGRESS": "off"}
+    # Behind ours is what the caller has: packages may lie in a folder of their own.
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "BAREGRAD_PROGRESS": "off"}
     if chosen.virtual:
         environment["BAREGRAD_NV_PORT"] = "virtual"
     end, failed = time.perf_counter() + chosen.total, []

@@ -8,9 +8,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
+from baregrad.runtime.nvidia.abi import names
+from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
 from baregrad.runtime.nvidia.objects import Gpu
+from baregrad.runtime.nvidia.port import Port
 
 MIB = 1 << 20
 
@@ -35,6 +39,50 @@ def noise(nbytes: int, seed: int = 1) -> bytes:
     """Return bytes that repeat only after a prime number of them."""
     block = bytes((i * i * 31 + i * 7 + seed) & 0xFF for i in range(65521))
     return (block * (nbytes // len(block) + 1))[:nbytes]
+
+
+class TimedPort:
+    """A port that keeps the times of the calls of another one."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._spent: dict[str, list[float]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._port, name)
+        if name not in ("open", "close", "ioctl", "map_device", "map_memory", "unmap"):
+            return found
+
+        def timed_call(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return found(*arguments)
+            finally:
+                what = _call_name(name, arguments)
+                self._spent.setdefault(what, []).append(time.perf_counter() - begin)
+
+        return timed_call
+
+    def take(self) -> list[tuple[str, float, int]]:
+        """Calls since the last time: name, seconds of all, how many; the longest first."""
+        found, self._spent = self._spent, {}
+        rows = [(name, sum(spent), len(spent)) for name, spent in found.items()]
+        return sorted(rows, key=lambda row: -row[1])
+
+
+def _call_name(name: str, arguments: tuple[Any, ...]) -> str:
+    """What a call asks for: the class, the command, the ioctl, the size."""
+    if name in ("map_device", "map_memory", "unmap"):
+        return f"{name} of {arguments[-1]} bytes"
+    if name != "ioctl":
+        return f"{name} {arguments[0] if name == 'open' else ''}"
+    request, record = arguments[1], arguments[2]
+    number = request & 0xFF
+    if number == nv.NV_ESC_RM_ALLOC and request >> 30:
+        return f"{names.class_name(record['hClass'])}"
+    if number == nv.NV_ESC_RM_CONTROL and request >> 30:
+        return f"{names.command_name(record['cmd'])}"
+    return names.escape_name(number) if request >> 30 == 3 else names.uvm_name(request)
 
 
 def two_channels(gpu: Gpu, **options: int) -> tuple[Channel, Channel]:

@@ -315,7 +315,7 @@ def faulty(machine: Machine, bad: str, *, label: str = "") -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("style", ["thorough", "thorough-idle", "chain-progress"])
+@pytest.mark.parametrize("style", ["thorough", "idle", "early-told-progress"])
 def test_the_kernel_that_failed_is_told_from_its_neighbours(style: str) -> None:
     machine = Machine(style)
     text = faulty(machine, "trapped64", label="trapped64 train.py:17")
@@ -375,7 +375,7 @@ def test_memory_is_used_again_and_counted(one: Machine) -> None:
     assert after.reserved_nbytes <= 2 * (5 << 20) + (32 << 20) + (2 << 20)
 
 
-@pytest.mark.parametrize("style", ["thorough", "chain-released", "idle"])
+@pytest.mark.parametrize("style", ["thorough", "early-told-progress", "idle"])
 def test_random_lists_give_what_numpy_gives(style: str) -> None:
     made = Machine(style)
     assert random_lists(made.device, 100, 11, lambda _, name: made.load(name)) > 100

@@ -203,7 +203,7 @@ def load_ptx(device: NvDevice, name: str) -> Kernel:
     return device.load(dataclasses.replace(device_tools.program(name), code=data_cubin("device")))
 
 
-@pytest.mark.parametrize("style", ["thorough", "chain-released", "idle"])
+@pytest.mark.parametrize("style", ["thorough", "light-told-progress", "idle"])
 @pytest.mark.parametrize("copy_engine", [None, -1])
 def test_random_lists_give_what_numpy_gives(style: str, copy_engine: int | None) -> None:
     """On a GPU that works when it likes, so that a wait that is missing shows."""
@@ -215,14 +215,17 @@ def test_random_lists_give_what_numpy_gives(style: str, copy_engine: int | None)
         assert not port.held() and not port.faults
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
 @pytest.mark.parametrize("workers,depth,large_pages", [(3, 2, True), (2, 1, False), (5, 3, True)])
 def test_threads_share_large_copies(
-    port: VirtualPort, workers: int, depth: int, large_pages: bool
+    port: VirtualPort, workers: int, depth: int, large_pages: bool, native: bool
 ) -> None:
     device = NvDevice(port=port)
     device.staging.close()
-    options = StagingOptions(workers, 300_000, depth, 2, 1 << 20, large_pages)
-    device.staging = Staging(device.gpu, lambda: device.channels[1], device._await, options)
+    options = StagingOptions(workers, 300_000, depth, 2, 1 << 20, large_pages, native=native)
+    device.staging = Staging(
+        device.gpu, lambda: device.channels[1], device._await, device._watch, options
+    )
     data = words((5 << 20) // 4 + 77)
     buffer = device.allocate(data.nbytes)
     for shift in range(3):

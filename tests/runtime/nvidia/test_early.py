@@ -101,7 +101,7 @@ def test_a_chain_begins_early_and_is_right(style: str) -> None:
     assert not port.held() and not port.faults
 
 
-@pytest.mark.parametrize("style", ["thorough", "chain", "light-told"])
+@pytest.mark.parametrize("style", ["thorough", "chain", "light-told-progress"])
 def test_other_styles_begin_nothing_early(style: str) -> None:
     port, device = opened(style)
     kernel = load_early(device, "link64")
@@ -180,7 +180,7 @@ def test_a_wait_without_its_latch_is_found_out(wrong: str, monkeypatch: pytest.M
             layout.write(view, name, 0)
 
     monkeypatch.setattr(list_image, "write_latch", write)
-    port, device = opened("early")
+    port, device = opened("early-progress")
     kernel = load_early(device, "link64")
     buffer = state_of(device, words(32))
     commands = device.command_list()

@@ -39,7 +39,7 @@ _HEADERS = (
     "class/clb0b5sw.h", "class/clc361.h",
     "ctrl/ctrl0000/ctrl0000system.h", "ctrl/ctrl0000/ctrl0000gpu.h",
     "ctrl/ctrl0080/ctrl0080gpu.h", "ctrl/ctrl2080/ctrl2080gpu.h", "ctrl/ctrl2080/ctrl2080gr.h",
-    "ctrl/ctrl2080/ctrl2080fb.h", "ctrl/ctrl906f.h",
+    "ctrl/ctrl2080/ctrl2080fb.h", "ctrl/ctrl2080/ctrl2080ce.h", "ctrl/ctrl906f.h",
     "ctrl/ctrl2080/ctrl2080perf.h", "ctrl/ctrlc36f.h", "ctrl/ctrla06f/ctrla06fgpfifo.h",
     "ctrl/ctrla06c.h",
 )  # fmt: skip
@@ -68,6 +68,12 @@ _COMPOSED = MappingProxyType({
     "ATTR2_GPU_CACHED": "DRF_DEF(OS32,_ATTR2,_GPU_CACHEABLE,_YES)",
     "ATTR2_GPU_UNCACHED": "DRF_DEF(OS32,_ATTR2,_GPU_CACHEABLE,_NO)",
     "ATTR2_HUGE_2M": "DRF_DEF(OS32,_ATTR2,_PAGE_SIZE_HUGE,_2MB)",
+    # The header writes `byte:bits`, which is the second half of a conditional.
+    "COPY_CAPS_GRAPHICS": "(0 ? NV2080_CTRL_CE_CAPS_CE_GRCE)",
+    "COPY_CAPS_SHARED": "(0 ? NV2080_CTRL_CE_CAPS_CE_SHARED)",
+    "COPY_CAPS_HOST_READ": "(0 ? NV2080_CTRL_CE_CAPS_CE_SYSMEM_READ)",
+    "COPY_CAPS_HOST_WRITE": "(0 ? NV2080_CTRL_CE_CAPS_CE_SYSMEM_WRITE)",
+    "COPY_CAPS_NVLINK": "(0 ? NV2080_CTRL_CE_CAPS_CE_NVLINK_P2P)",
     "VA_SPACE_FLAGS":
         "NV_VASPACE_ALLOCATION_FLAGS_IS_EXTERNALLY_OWNED"
         " | NV_VASPACE_ALLOCATION_FLAGS_ENABLE_PAGE_FAULTING",

@@ -54,6 +54,8 @@ _ROOT: Mapping[str, Struct] = MappingProxyType({
     "context_share": rm.CONTEXT_SHARE,
     "channel": rm.CHANNEL_304,
     "copy_engine": rm.COPY_ENGINE,
+    "all_copy_caps": rm.ALL_COPY_CAPS_68,
+    "parts_of_copy_engine": rm.PARTS_OF_COPY_ENGINE,
     "debugger": rm.DEBUGGER,
     "build_version": rm.BUILD_VERSION_776,
     "id_info": rm.ID_INFO,
@@ -96,7 +98,11 @@ class _Node:
 _TREE = (
     _Node((535, 54, 3), None, _ROOT),
     _Node((535, 86, 5), (535, 54, 3), {"channel": rm.CHANNEL_360}),
-    _Node((545, 23, 6), (535, 86, 5), {"memory": rm.MEMORY_128}),
+    _Node(
+        (545, 23, 6),
+        (535, 86, 5),
+        {"memory": rm.MEMORY_128, "all_copy_caps": rm.ALL_COPY_CAPS},
+    ),
     _Node((550, 40, 53), (545, 23, 6), {"uvm_map_external": uvm.MAP_EXTERNAL_9264}),
     _Node((560, 28, 3), (550, 40, 53), {"build_version": rm.BUILD_VERSION}),
     _Node((570, 86, 15), (560, 28, 3), {"channel": rm.CHANNEL_368}),

@@ -266,6 +266,24 @@ FB_INFO = struct("NV2080_CTRL_FB_INFO", "ctrl/ctrlxxxx.h:71", 8, """
     4  u32 data
 """)
 
+# Two bytes of abilities for each copy engine, and which of them there are.
+ALL_COPY_CAPS_68 = struct("NV2080_CTRL_CE_GET_ALL_CAPS_PARAMS",
+                          "ctrl/ctrl2080/ctrl2080ce.h:331", 68, """
+    0  bytes[64] capsTbl
+    64 u32 present
+""")
+ALL_COPY_CAPS = struct("NV2080_CTRL_CE_GET_ALL_CAPS_PARAMS",
+                       "ctrl/ctrl2080/ctrl2080ce.h:331", 136, """
+    0   bytes[128] capsTbl
+    128 u64 present
+""")
+
+PARTS_OF_COPY_ENGINE = struct("NV2080_CTRL_CE_GET_CE_PCE_MASK_PARAMS",
+                              "ctrl/ctrl2080/ctrl2080ce.h:167", 8, """
+    0  u32 ceEngineType
+    4  u32 pceMask
+""")
+
 # Of the seven kinds of programs, the last is that of grids.
 MMU_FAULT = struct("NV906F_CTRL_GET_MMU_FAULT_INFO_PARAMS", "ctrl/ctrl906f.h:214", 104, """
     0  u32 addrHi

@@ -1,0 +1,229 @@
+"""Copies of ordinary arrays by threads that need no Python while they copy.
+
+A copy is one submission: the channel waits for each piece of pinned memory until the threads have
+filled it, copies it and says so (or the other way round), while the threads, and the caller's with
+them, run machine code that waits for the GPU's words, moves bytes and writes words (copy_code.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baregrad.base.bits import round_up
+from baregrad.base.errors import DriverError
+from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.runtime.nvidia.copy_code import CopyCode, CrewState
+from baregrad.runtime.nvidia.memory import PAGE_NBYTES, Allocation
+from baregrad.runtime.nvidia.piece_words import (
+    DONE_OFFSET,
+    MARK_OFFSET,
+    SLOT_NBYTES,
+    PieceWords,
+    Slots,
+    Words,
+    end_words,
+    words_nbytes,
+)
+
+if TYPE_CHECKING:
+    from baregrad.runtime.nvidia.channel import Channel
+    from baregrad.runtime.nvidia.copies import StagingOptions, Wait, Watch
+    from baregrad.runtime.nvidia.objects import Gpu
+    from baregrad.runtime.nvidia.pieces import Piece
+
+# Pieces of one submission.
+_MOST_PIECES = 1024
+_LEAST_PIECE_NBYTES = 128 << 10
+_EVERYBODY = 1 << 30
+_MASK = 0xFFFFFFFF
+# How long threads look for the GPU before they nap, and for how long; how long they look for the
+# next copy before they sleep until they are woken.
+_LOOK_S, _NAP_NS, _IDLE_S = 1e-3, 50_000, 400e-6
+# The caller's look, the first and later ones, and how often it looks for faults.
+_FIRST_LOOK_S, _LATER_LOOK_S, _CHECK_S = 1e-3, 100e-6, 5e-3
+
+
+class SharedCopies:
+    """Pinned memory in slots, their words, and `workers` less one threads; one copy at a time.
+
+    `wait` waits for a value of a channel's timeline; `watch` makes what looks for faults, given the
+    channel and what tells of progress.
+    """
+
+    def __init__(
+        self, gpu: Gpu, code: CopyCode, workers: int, options: StagingOptions, wait: Wait,
+        watch: Watch,
+    ) -> None:  # fmt: skip
+        self._code, self._workers, self._options = code, workers, options
+        self._wait, self._watch = wait, watch
+        self._pause: Callable[[], None] = gpu.client.port.pause
+        self._channel: Channel | None = None
+        # Of the last copy: the timeline's value when it is done, and which way it went.
+        self.last_value, self.last_out = 0, False
+        count = 1 << (workers * options.depth - 1).bit_length()
+        stride = round_up(options.piece_nbytes, PAGE_NBYTES)
+        self.stage: Allocation = gpu.memory.host(count * stride, large_pages=options.large_pages)
+        self._memory = gpu.memory.pinned(count * SLOT_NBYTES)
+        self._slot_words = self._memory.view[: count * SLOT_NBYTES].cast("I")
+        slots = self._slots = Slots(self.stage.gpu_va, self._memory.gpu_va, stride, count)
+        # Made when a copy of their direction is.
+        self._words: dict[bool, PieceWords] = {}
+        self._pieces = [gpu.pieces.take(words_nbytes(_MOST_PIECES), 64) for _ in range(2)]
+        self._views = [_word_array(piece) for piece in self._pieces]
+        # The timeline's values when the words of each of the two are done with.
+        self._values = [0, 0]
+        self._address = code.take_page()
+        self._state = CrewState.from_address(self._address)
+        self._fill_state(slots)
+        self._threads = [
+            threading.Thread(
+                target=code.work, args=(self._address,), name=f"copies {number}", daemon=True
+            )
+            for number in range(1, workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _fill_state(self, slots: Slots) -> None:
+        state, code = self._state, self._code
+        assert code.move is not None
+        state.stage, state.stride = self.stage.host_address, slots.stride
+        state.words, state.mask = self._memory.host_address, slots.total - 1
+        state.move = code.move
+        state.spins, state.idle_spins = code.turns(_LOOK_S), code.turns(_IDLE_S)
+        state.nap[1] = _NAP_NS
+
+    def copy(self, channel: Channel, host: int, gpu_va: int, nbytes: int, *, out: bool) -> None:
+        """Copy host memory to the GPU's or back; of the former nothing is needed any more then."""
+        options = self._options
+        step = round_up(-(-nbytes // (self._workers * options.rounds)), PAGE_NBYTES)
+        step = min(self._slots.stride, max(_LEAST_PIECE_NBYTES, step))
+        for begin in range(0, nbytes, step * _MOST_PIECES):
+            part = min(step * _MOST_PIECES, nbytes - begin)
+            self._copy(channel, host + begin, gpu_va + begin, part, step, out=out)
+
+    def _copy(
+        self, channel: Channel, host: int, gpu_va: int, nbytes: int, step: int, *, out: bool
+    ) -> None:
+        if channel.group.dead is not None:
+            raise DriverError("the channel is dead", found=channel.group.dead)
+        if self._channel is not channel:
+            self._begin_anew(channel)
+        # The words of the copy before the last are written over.
+        self._values.reverse()
+        self._views.reverse()
+        self._pieces.reverse()
+        if channel.words[0] < self._values[0]:
+            self._wait(channel, self._values[0])
+        state = self._state
+        first, count = state.end, -(-nbytes // step)
+        state.base, state.host, state.nbytes, state.step = first, host, nbytes, step
+        state.out, state.lag = out, 0 if out else self._slots.total
+        value, interrupt = channel.last_value + 1, None
+        try:
+            # From here on threads use the array.
+            state.end = first + count
+            self._code.wake(self._address, min(self._workers - 1, count - 1))
+            self._submit(channel, first, gpu_va, nbytes, step, out=out)
+        except BaseException as error:
+            if channel.last_value < value:
+                self._give_up()
+                raise
+            interrupt = error
+        self._finish(channel, interrupt)
+
+    def _submit(
+        self, channel: Channel, first: int, gpu_va: int, nbytes: int, step: int, *, out: bool
+    ) -> None:
+        words = self._words.get(out)
+        if words is None:
+            words = self._words[out] = PieceWords(
+                self._slots, _MOST_PIECES, out=out, pipelined=self._options.pipelined
+            )
+        view, value = self._views[0], channel.last_value + 1
+        count = words.write(view, first, gpu_va, nbytes, step)
+        end = end_words(channel, value)
+        view[count : count + len(end)] = end
+        entry = self._pieces[0].gpu_va | count + len(end) << m.GP_ENTRY_LENGTH_SHIFT
+        self._values[0] = self.last_value = value
+        self.last_out = out
+        channel.enter(entry | m.GP_ENTRY_SUBROUTINE, ())
+
+    def _finish(self, channel: Channel, interrupt: BaseException | None) -> None:
+        """Copy until all is done; an interrupt of this thread is raised then, a fault at once."""
+        code, state = self._code, self._state
+        check = self._watch(channel, lambda: int(state.finished))
+        turns, later = code.turns(_FIRST_LOOK_S), code.turns(_LATER_LOOK_S)
+        check_at = time.perf_counter() + _CHECK_S
+        while True:
+            try:
+                if not code.join(self._address, turns):
+                    break
+                turns = later
+                self._pause()
+                if time.perf_counter() > check_at:
+                    check()
+                    check_at = time.perf_counter() + _CHECK_S
+            except Exception as error:
+                channel.group.dead = channel.group.dead or str(error)
+                self._give_up()
+                raise
+            except BaseException as error:  # noqa: BLE001  raised below, when all is done
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _give_up(self) -> None:
+        """Have the threads let go of the array; what the GPU still waits for never comes."""
+        state, turns = self._state, self._code.turns(_LATER_LOOK_S)
+        state.abort = 1
+        while True:
+            try:
+                if not self._code.join(self._address, turns):
+                    break
+            except KeyboardInterrupt:
+                # Whoever gives up raises already.
+                continue
+        state.abort = 0
+        self._channel = None
+
+    def _begin_anew(self, channel: Channel) -> None:
+        """Mark all slots as used by pieces that are done, once the channel uses none of them."""
+        if channel.words[0] < channel.last_value:
+            self._wait(channel, channel.last_value)
+        end, count = self._state.end, self._slots.total
+        for number in range(end, end + count):
+            at = number % count * SLOT_NBYTES
+            for offset in (MARK_OFFSET, DONE_OFFSET):
+                self._slot_words[at + offset >> 2] = number + 1 - count & _MASK
+        self._values = [0, 0]
+        self._channel = channel
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of pinned memory that are held."""
+        return self.stage.nbytes + self._memory.nbytes
+
+    def close(self) -> None:
+        """Stop the threads and free the memory; nothing is being copied."""
+        self._state.stop = 1
+        self._code.wake(self._address, _EVERYBODY)
+        for thread in self._threads:
+            thread.join()
+        self._code.give_page(self._address)
+        self._slot_words.release()
+        self._views = []
+        for piece in self._pieces:
+            piece.close()
+        self._memory.close()
+        self.stage.close()
+
+
+def _word_array(piece: Piece) -> Words:
+    """Return a piece of the GPU's memory as an array of words."""
+    return np.frombuffer(piece.view, np.uint32)
