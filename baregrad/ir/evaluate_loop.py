@@ -147,6 +147,8 @@ class LoopMachine:
                 self.loose = []
             elif item.op is Ops.DONE:
                 self._done(item)
+            elif item.op is Ops.MMA:
+                self._multiply(item)
             else:
                 raise CompilerBug("not a statement of the CPU's loop level", found=item)
 
@@ -226,6 +228,20 @@ class LoopMachine:
             (total,) = combine(node.arg, (old,), (np.asarray(one).reshape(1),))
             memory[place] = to_raw(total, buffer.dtype)[0]
 
+
+    def _multiply(self, node: Node) -> None:
+        """A product of matrices is added, exactly, and rounded once."""
+        total, left, right = node.src[:3]
+        tile = tile_of(node, self.conditions)
+        expression = Expression(self, tile)
+        mask = expression.all_true(self.conditions)
+        old = expression.value(total, mask)
+        factors = [expression.value(side, mask).astype(np.float64) for side in (left, right)]
+        summed = (factors[0] * factors[1]).sum(axis=tile.axes[node.src[6]], keepdims=True)
+        offset = expression.offset(total.src[0], total.src[1:], mask)
+        new = (old + summed).astype(np.float32)
+        memory = self.buffer(total.src[0])
+        memory[np.broadcast_to(offset, new.shape).reshape(-1)] = new.reshape(-1)
 
     def _done(self, node: Node) -> None:
         """Let all but the last groups land, as late as possible."""

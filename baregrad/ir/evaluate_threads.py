@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from baregrad.base.errors import CompilerBug, IndexOutOfRange
+from baregrad.dtypes import as_dtype
 from baregrad.ir.attrs import Access
 from baregrad.ir.evaluate_alu import apply_scalar_op, to_array, to_raw, working_dtype
 from baregrad.ir.evaluate_linear import LINEAR_RULES, LinearMachine
-from baregrad.ir.evaluate_loop import poisoned
+from baregrad.ir.evaluate_loop import memory_dtype, poisoned
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.ir.protocol import ProtocolError
@@ -332,8 +333,69 @@ def _machine(machine: ThreadsMachine, node: Node) -> None:
     raise CompilerBug("an instruction that ordinary kernels have not", found=name)
 
 
+def _load_matrices(machine: ThreadsMachine, node: Node) -> None:
+    """Lane l of a warp has elements 2 (l % 4) and the next of row l / 4, of each matrix.
+
+    The address of row r of matrix i is that of lane 8 i + r. Turned, rows are columns.
+    """
+    machine.meet("matrices are loaded")
+    _, turned, first = (*node.arg.immediates, 0)[:3]
+    array, offset, *registers = node.src
+    starts = np.asarray(machine.use(offset), np.int64) + first
+    starts = np.broadcast_to(starts, (machine.count,)).reshape(-1, WARP)
+    lane = np.arange(WARP)
+    memory = machine.buffer(array).view(np.uint16)
+    for number, register in enumerate(registers):
+        halves = []
+        for half in range(2):
+            row, column = lane // 4, 2 * (lane % 4) + half
+            if turned:
+                row, column = column, row
+            places = (starts[:, 8 * number + row] + column).reshape(-1)
+            if (starts[:, 8 * number + row] % 8).any() or (places >= memory.size).any():
+                raise IndexOutOfRange(f"{node!r} of {array!r}", found=places.tolist()[:8])
+            machine.note(node, places, np.ones(machine.count, np.bool_), False)
+            halves.append(memory[places].astype(np.uint32))
+        machine.values[register] = halves[0] | halves[1] << np.uint32(16)
+
+
+def _multiply_matrices(machine: ThreadsMachine, node: Node) -> None:
+    """Products of a warp's fragments, element by element where the manual says that they are."""
+    machine.meet("matrices are multiplied")
+    depth, name = node.arg.immediates
+    words = depth // 4
+    operand = as_dtype(name)
+    pairs = [np.asarray(machine.use(one)).reshape(-1, WARP) for one in node.src[:-2]]
+    values = [
+        [to_array((word >> np.uint32(16 * half)).astype(np.uint16).view(memory_dtype(operand)),
+                  operand).astype(np.float64) for half in range(2)]
+        for word in pairs
+    ]  # fmt: skip
+    lane = np.arange(WARP)
+    warps = len(pairs[0])
+    left, right = np.zeros((warps, 16, depth)), np.zeros((warps, depth, 8))
+    for half in range(2):
+        for number in range(words):
+            step = 8 * (number >> 1) + 2 * (lane % 4) + half
+            left[:, lane // 4 + 8 * (number & 1), step] = values[number][half]
+        for number in range(words // 2):
+            right[:, 8 * number + 2 * (lane % 4) + half, lane // 4] = values[words + number][half]
+    total = left @ right
+    for half, register in enumerate(node.src[-2:]):
+        old = np.broadcast_to(machine.use(register), (machine.count, 2)).reshape(-1, WARP, 2)
+        rows = lane // 4 + 8 * half
+        added = np.stack([total[:, rows, 2 * (lane % 4) + pair] for pair in range(2)], axis=-1)
+        machine.values[register] = (old + added).astype(np.float32).reshape(-1, 2)
+
+
 _COPIES: MappingProxyType[str, Callable[[ThreadsMachine, Node], None]] = MappingProxyType(
-    {"cp.async": _copy, "cp.async.commit": _commit, "cp.async.wait": _wait}
+    {
+        "cp.async": _copy,
+        "cp.async.commit": _commit,
+        "cp.async.wait": _wait,
+        "ldmatrix": _load_matrices,
+        "mma.sync": _multiply_matrices,
+    }
 )
 _RULES: MappingProxyType[Op, Callable[[Any, Node], None]] = MappingProxyType(
     {

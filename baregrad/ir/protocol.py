@@ -83,8 +83,11 @@ class Mma:
     """A matrix instruction: acc[m, n] (+)= sum over k of a[m, k] * b[n, k], exact products in f32.
 
     shape: (m, n, k) of one instruction; an MMA node over a longer k is several, one group. a_space:
-    `shared` or `register`. b_major: the axis of b whose elements are neighbours, `k` or `n`.
-    Layouts of the operands are those of `operand_layouts`.
+    `shared` or `register`. b_major: the axis of b whose elements are neighbours, `k` or `n`;
+    a_major likewise `k` or `m`. Layouts of the operands are those of `operand_layouts`.
+
+    `mma.sync` is a warp's own: it is done when it returns, its accumulator is a LOAD of registers
+    over the tile (16 x 8) and what is spread over more of them.
     """
 
     name: str
@@ -93,6 +96,7 @@ class Mma:
     accumulator: DType
     a_space: str = "shared"
     b_major: str = "k"
+    a_major: str = "k"
 
 
 @dataclass(frozen=True, slots=True)

@@ -480,9 +480,20 @@ def _copy_to(node: Node, level: str) -> str | None:
     return _indices_fault(array, tuple(indices))
 
 
+def _warp_mma(node: Node) -> str | None:
+    total, a, b, _, *axes = node.src
+    if any(one.op is not Ops.LOAD for one in (total, a, b)) or a.dtype is not b.dtype:
+        return "MMA of a warp wants a LOAD of registers, and two of shared memory"
+    if any(axis.op is not Ops.RANGE or not axis.arg.is_tile for axis in axes):
+        return "MMA over something that is not a tile range"
+    return None
+
+
 def _mma(node: Node, level: str) -> str | None:
     total, a, b, keep, *axes = node.src
     mma = node.arg
+    if mma.name == "mma.sync":
+        return _warp_mma(node)
     if total.op is not Ops.ALLOC or total.dtype is not mma.accumulator:
         return f"MMA into {total.op.name} of {total.dtype}, wanted a register ALLOC"
     if a.dtype is not mma.operand or b.dtype is not mma.operand or keep.dtype is not dtypes.bool:

@@ -36,12 +36,15 @@ from baregrad.kernel.schedule_value import (
     Tensorize,
 )
 from baregrad.kernel.shared_layouts import check_layout
+from baregrad.kernel.warp_tiles import INSTRUCTION as MMA
+from baregrad.kernel.warp_tiles import check_mma
 from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
 SCANNED = "a scan runs along the axis"
 # A tile may have so many times the elements that the registers hold: what is spilled is slow, and
 # each element is code.
 TILES = 4
+WARP = 32
 
 
 @dataclass(eq=False, slots=True)
@@ -108,6 +111,7 @@ class AxisTable:
     streamed: set[int] = field(default_factory=set)
     pipelines: list[Pipeline] = field(default_factory=list)
     tensorized: set[str] = field(default_factory=set)
+    matrix: bool = False
     dots_bytes: bool = True
     grain: int = 1
     gpu: GpuTarget | None = None
@@ -129,9 +133,7 @@ class AxisTable:
         elif isinstance(step, Pipeline):
             check_pipeline(self, step)
         elif isinstance(step, Tensorize):
-            check_tensorize(self, step)
-            self.tensorized.add(step.axis)
-            self.axes[step.axis].serial = "an instruction does all of the axis"
+            (check_mma if step.instruction == MMA else check_tensorize)(self, step)
         else:
             self._stage(step)
 
@@ -351,7 +353,10 @@ class AxisTable:
 
     def _check_threads(self, step: Bind, axis: Axis) -> None:
         """Axes of one dimension of the block are as long as each other; a block has its limit."""
-        sizes: dict[str, Dim] = {}
+        # The lanes of a warp that has a matrix unit do are nobody else's.
+        sizes: dict[str, Dim] = {"thread": WARP} if self.matrix else {}
+        if self.matrix and step.unit == "thread":
+            raise ScheduleError(f"{step} is not legal: the lanes of a warp are taken")
         for other in self.axes.values():
             if other.unit not in THREAD_BINDS:
                 continue

@@ -26,6 +26,7 @@ from baregrad.kernel.linearise_access import (
 )
 from baregrad.kernel.linearise_copies import commit, copy_to, done
 from baregrad.kernel.linearise_folds import BARRIER
+from baregrad.kernel.linearise_mma import multiply
 from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_scopes import END, ZERO
 from baregrad.kernel.linearise_transposed import (
@@ -298,5 +299,6 @@ _STATEMENTS: MappingProxyType[Op, Callable[[Values, Node, list[Any]], None]] = M
         Ops.COPYTO: copy_to,
         Ops.COMMIT: commit,
         Ops.DONE: done,
+        Ops.MMA: multiply,
     }
 )

@@ -176,7 +176,9 @@ class Pipeline:
 class Tensorize:
     """An instruction of the machine does all steps of some axes at once.
 
-    `dot4` adds the products of four bytes to a lane of int32: its axis is the summed one.
+    `dot4` adds the products of four bytes to a lane of int32: its axis is the summed one. `mma` is
+    a warp's matrix unit: 16 rows, 8 columns, and 8 or 16 steps of a sum of products of 16-bit
+    floats, in float32; the 32 lanes of the warp are the block's first dimension.
     """
 
     axes: tuple[str, ...]
@@ -193,7 +195,7 @@ class Tensorize:
 
 _Copy = StageInput | StageReduce | StreamOutput | Pipeline
 Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
-INSTRUCTIONS = ("dot4",)
+INSTRUCTIONS = ("dot4", "mma")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
 
 
 def tensorize(*axes: str, instruction: str) -> Tensorize:
-    """An instruction of the machine does all steps of the axes: `dot4`, of four bytes."""
+    """An instruction of the machine does all steps of the axes: `dot4` or `mma`."""
     return Tensorize(axes, instruction)
 
 

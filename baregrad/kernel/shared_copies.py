@@ -20,12 +20,13 @@ from baregrad.ir.node import Node, extent_of, range_node, substitute, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id
 from baregrad.kernel.shared_layouts import in_rows, pitch_of
+from baregrad.kernel.warp_tiles import LANES, TILE
 from baregrad.target.gpu import GpuTarget
 
 # Beyond the ids of a kernel's own axes and of its copies' axes.
 FIRST_ID = 1 << 21
-# Elements between the ends of rows that are written across.
-APART = 4
+# Bytes between the ends of rows that are written across: rows stay aligned to vectors.
+APART = 16
 VECTOR_BYTES = 16
 # Rounds of copying that are written out one by one, so that their loads are under way together.
 MOST_ROUNDS = 4
@@ -49,6 +50,8 @@ def thread_axes(kernel: Node) -> tuple[Node, ...]:
     for node in toposort(kernel):
         if node.op is Ops.RANGE and node.arg.is_thread:
             found.setdefault(node.arg.bind, node)
+        elif node.op is Ops.RANGE and node.arg.bind == TILE:
+            found["thread"] = LANES
     return tuple([found[bind] for bind in THREAD_BINDS if bind in found])
 
 
@@ -65,7 +68,7 @@ def copied_by_threads(stage: Node, threads: tuple[Node, ...], number: int) -> tu
     if layout is not None:
         shape[-len(row) :] = [pitch_of(layout)]
     elif crossed:
-        shape[-1] += APART
+        shape[-1] += APART // max(value.dtype.itemsize, 1)
     swizzled = layout if layout is not None and layout.swizzle is not None else None
     where = Alloc(number, "shared", tuple(shape), swizzled, stage.arg.depth, f"s{number}")
     buffer = Node(Ops.ALLOC, value.dtype, (), where)

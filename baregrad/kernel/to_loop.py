@@ -40,6 +40,7 @@ from baregrad.kernel.loop_pieces import (
 from baregrad.kernel.pipelines import Ring, add_copy, open_ring, slot_now
 from baregrad.kernel.shared_copies import copied_by_threads, row_of, thread_axes
 from baregrad.kernel.shared_layouts import in_rows
+from baregrad.kernel.warp_tiles import TILE, product
 
 NOTHING = -1
 
@@ -216,9 +217,10 @@ class _Builder:
         block = path[-1]
         own = by_id({child for child in node.src if child.op is Ops.RANGE})
         values = tuple([child for child in node.src if child.op is not Ops.RANGE])
+        matrix = any(axis.arg.bind == TILE for axis in own)
         monoid, values = widened(node.arg.monoid, values)
         tiles = register_places(by_id({axis for axis in node.ranges if axis.arg.is_tile}))
-        lanes = tuple([axis for axis in own if axis.arg.is_tile])
+        lanes = tuple([axis for axis in own if axis.arg.is_tile and not matrix])
         loops = looped(own)
         self.reductions(scoped_below(values), path)
         places = register_places(lanes + tiles)
@@ -232,7 +234,11 @@ class _Builder:
             for buffer, identity in zip(accumulators, monoid.identity, strict=True)
         ]
         self.open(inner, loops, conditions, below, needs, start)
-        update = self.update(monoid, accumulators, values, places)
+        if matrix:
+            total = load(accumulators[0], places)
+            update = [product(total, self.convert(values)[0], own)]
+        else:
+            update = self.update(monoid, accumulators, values, places)
         inner[-1].items.extend(Item(step) for step in update)
         loads = tuple([load(buffer, places) for buffer in accumulators])
         if lanes:

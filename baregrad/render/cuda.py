@@ -328,6 +328,47 @@ def _group(f: CText, node: Node) -> None:
     f.line(f'asm volatile("cp.async.{text};" ::: "memory");')
 
 
+def _cells(f: CText, register: Node) -> list[str]:
+    """The variables of a register, one a lane."""
+    name = f.use(register).removesuffix("[l]")
+    return [f"{name}[{lane}]" for lane in range(register.shape[0])] if register.shape else [name]
+
+
+def _load_matrices(f: CText, node: Node) -> None:
+    """Matrices of 8 x 8 to registers."""
+    count, turned, first = (*node.arg.immediates, 0)[:3]
+    array, offset, *registers = node.src
+    names = [name for register in registers for name in _cells(f, register)]
+    way = ".trans" if turned else ""
+    holes = ", ".join([f"%{place}" for place in range(count)])
+    outs = ", ".join([f'"=r"({name})' for name in names])
+    place = f"(u32)__cvta_generic_to_shared(&{f.names[array]}[{f.use(offset)} + {first}])"
+    f.line(
+        f'asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{way}.shared.b16 {{{holes}}}, '
+        f'[%{count}];" : {outs} : "r"({place}) : "memory");'
+    )
+
+
+_SHORT = MappingProxyType({"float16": "f16", "bfloat16": "bf16"})
+
+
+def _multiply(f: CText, node: Node) -> None:
+    """A product of a warp's matrices, added to registers."""
+    depth, kind = node.arg.immediates
+    if kind not in _SHORT:
+        raise CompilerBug("CUDA C has no such product of matrices", found=kind)
+    names = [name for register in node.src for name in _cells(f, register)]
+    total, factors = names[-4:], names[:-4]
+    holes = [f"%{place}" for place in range(len(names))]
+    words = 2 * len(factors) // 3
+    c, a, b = holes[:4], holes[4 : 4 + words], holes[4 + words :]
+    braces = ["{" + ", ".join(part) + "}" for part in (c, a, b, c)]
+    outs = ", ".join([f'"+f"({name})' for name in total])
+    ins = ", ".join([f'"r"({name})' for name in factors])
+    opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{_SHORT[kind]}.{_SHORT[kind]}.f32"
+    f.line(f'asm volatile("{opcode} {", ".join(braces)};" : {outs} : {ins});')
+
+
 _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyType(
     {
         "bar.sync": _barrier,
@@ -336,6 +377,8 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "cp.async": _copy,
         "cp.async.commit": _group,
         "cp.async.wait": _group,
+        "ldmatrix": _load_matrices,
+        "mma.sync": _multiply,
     }
 )
 
