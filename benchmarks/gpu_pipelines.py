@@ -25,7 +25,7 @@ from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
-from baregrad.kernel import Schedule, choose_schedule
+from baregrad.kernel import Schedule, choose_schedule, parse_schedule
 from baregrad.kernel.schedule_value import Pipeline, Split, StageInput
 from baregrad.render import get
 from baregrad.runtime import open_device
@@ -76,6 +76,29 @@ def variants(first: Schedule) -> Iterator[tuple[str, Schedule]]:
                 yield what, based
             for name, pipe in pipes.items():
                 yield f"{what}, {name}", based.then(pipe)
+
+
+def on_matrix_units(turned: bool) -> Iterator[tuple[str, Schedule]]:
+    """Schedules of a product of 16-bit floats for the matrix units of warps."""
+    for w, u, x, v, deep in ((2, 4, 4, 4, 4), (2, 4, 2, 8, 2), (4, 2, 2, 8, 4), (2, 2, 2, 4, 4)):
+        head = (
+            f"split('i0', outer='bm', w={w}, u={u}, m=16, masked=True),"
+            f"split('i1', outer='bn', x={x}, v={v}, n=8, masked=True),"
+            f"split('r2', outer='ko', ki={deep}, kk=16, masked=True),"
+            "bind('bm', 'grid'), bind('bn', 'grid'), bind('w', 'thread_z'), bind('x', 'thread_y'),"
+            "bind('u', 'unroll'), bind('v', 'unroll'),"
+            "tensorize('m', 'n', 'kk', instruction='mma')"
+        )
+        for how in ("pad=8", "swizzle=3" if deep == 4 else "pad=0"):
+            right = "'x', 'v', 'n', 'ki', 'kk'" if turned else "'ki', 'kk', 'x', 'v', 'n'"
+            also = how if turned else "pad=8"
+            left = f"stage_input(1, 'w', 'u', 'm', 'ki', 'kk', {how})"
+            copies = f"{left}, stage_input(2, {right}, {also})"
+            for slots in (0, 2, 3, 4):
+                pipe = f", pipeline('ko', {slots}, 'async')" if slots else ""
+                what = f"mma {16 * w * u} x {8 * x * v} x {16 * deep}, {w * x} warps, {how}"
+                more = f", {slots} slots async" if slots else ""
+                yield what + more, parse_schedule(f"Schedule({head}, {copies}{pipe})")
 
 
 def _changed(step: Any, depth: int, pad: int | None) -> Any:
@@ -156,7 +179,10 @@ def compare(bench: Bench, size: int, dtype: DType, turned: bool, rounds: int) ->
     random = np.random.default_rng(0)
     inputs = [random.standard_normal((size, size)).astype(to_numpy(dtype)) for _ in range(2)]
     kernel = product(size, dtype, turned)
-    for what, schedule in variants(choose_schedule(kernel, bench.row)):
+    every = list(variants(choose_schedule(kernel, bench.row)))
+    if dtype.bits == 16:
+        every = [*every[:1], *on_matrix_units(turned)]
+    for what, schedule in every:
         arrays = [np.zeros((size, size), np.float32), *inputs]
         try:
             seconds = bench.run(kernel, schedule, arrays, rounds)

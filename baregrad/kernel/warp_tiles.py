@@ -16,7 +16,7 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, const, make_node, range_node
 from baregrad.ir.op import Ops
 from baregrad.ir.protocol import Mma
-from baregrad.kernel.analysis import is_read
+from baregrad.kernel.analysis import Facts, is_read
 from baregrad.kernel.schedule_value import Tensorize
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check_mma(table: AxisTable, step: Tensorize) -> None:
             wanted="warps along thread_y and thread_z, and one such step",
         )
     depth = axes[2].extent
-    dtype = _operand(table)
+    dtype = operand_of(table.facts)
     since = SINCE.get((dtype, depth)) if dtype is not None and isinstance(depth, int) else None
     if since is None or table.gpu.capability < since:
         raise ScheduleError(
@@ -78,9 +78,8 @@ def check_mma(table: AxisTable, step: Tensorize) -> None:
     table.matrix = True
 
 
-def _operand(table: AxisTable) -> DType | None:
-    """The dtype of the factors of a kernel's only sum; None where it is no sum of such products."""
-    facts = table.facts
+def operand_of(facts: Facts) -> DType | None:
+    """The 16-bit dtype of the factors of a kernel's only sum; None where it is no such sum."""
     if len(facts.reductions) != 1 or len(facts.outs) != 1:
         return None
     node = facts.reductions[0].node
@@ -93,7 +92,7 @@ def _operand(table: AxisTable) -> DType | None:
     plain = [read.src[1] if read.op is Ops.GUARD else read for read in reads]
     if not all(map(is_read, plain)) or reads[0].dtype is not reads[1].dtype:
         return None
-    return reads[0].dtype
+    return reads[0].dtype if (reads[0].dtype, M) in SINCE else None
 
 
 def product(total: Node, value: Node, own: tuple[Node, ...]) -> Node:

@@ -13,13 +13,15 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.evaluate_alu import to_array
 from baregrad.ir.node import Node, alu, cast
 from baregrad.ir.op import Ops
-from baregrad.kernel import lower, parse_schedule
+from baregrad.kernel import choose_schedule, lower, parse_schedule
 from baregrad.render import get
 from baregrad.target import gpu_row
 from baregrad.target.gpu import GPU_ROWS
+from baregrad.tensor import Tensor
 from baregrad.testing.examples.levels import example_target
+from baregrad.testing.ptx_device import ptx_session
 from tests.kernel import kernels as k
-from tests.kernel.gpu import HOPPER, check_gpu, lowered
+from tests.kernel.gpu import HOPPER, check_gpu, lowered, run_text
 from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 
 HALF, BRAIN = dtypes.float16, dtypes.bfloat16
@@ -103,8 +105,6 @@ def test_sums_are_those_of_numpy_in_float64() -> None:
     loop, program = lowered(kernel, text())
     arrays = k.arguments(kernel)
     left, right = (to_array(arrays[slot], BRAIN).astype(np.float64) for slot in (1, 2))
-    from tests.kernel.gpu import run_text
-
     found = run_text(loop, program, arrays)[0]
     wanted = left @ right.T
     assert np.abs(found - wanted).max() < 256 * 2.0**-24 * np.abs(wanted).max()
@@ -145,6 +145,35 @@ def test_other_sums_and_machines_are_refused() -> None:
 def test_a_turing_machine_has_the_shorter_sum() -> None:
     head = HEAD.replace("kk=16", "kk=8")
     check_gpu(product(64, 16, 64), text(head=head), gpu_row("sm_75"))
+
+
+@pytest.mark.parametrize(("shape", "turned", "taken"), [
+    ((80, 96, 160), (False, False), True),
+    ((80, 96, 160), (True, True), True),
+    ((65, 64, 64), (False, False), True),
+    # Rows of 72 elements are no whole number of the steps of an instruction.
+    ((64, 64, 72), (False, True), False),
+    ((64, 48, 64), (False, False), False),
+])  # fmt: skip
+def test_what_fits_the_unit_is_given_to_it(
+    shape: tuple[int, int, int], turned: tuple[bool, bool], taken: bool
+) -> None:
+    kernel = product(*shape, *turned, bias=turned[0])
+    schedule = choose_schedule(kernel, HOPPER)
+    assert ("tensorize" in str(schedule)) == taken
+    assert "tensorize" not in str(choose_schedule(kernel, gpu_row("sm_75")))
+    check_gpu(kernel, schedule)
+
+
+def test_a_product_of_tensors_runs_on_the_unit() -> None:
+    rng = np.random.default_rng(0)
+    left, right = (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
+    with ptx_session() as session:
+        found = (Tensor(left) @ Tensor(right)).numpy()
+        (made,) = session.backend("NV").compiler._programs.values()
+        assert "mma.sync" in made.source
+    wanted = left.astype(np.float64) @ right.astype(np.float64)
+    assert np.abs(found - wanted).max() < 2.0**-10 * np.abs(wanted).max()
 
 
 @needs_ptxas
