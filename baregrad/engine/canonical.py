@@ -15,12 +15,13 @@ from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
-from baregrad.ir.node import Node, make_node, rebuild, toposort
+from baregrad.ir.node import Node, make_node, rebuild, remade, toposort
 from baregrad.ir.op import MOVEMENT, Ops, mask_of
 
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
 # is no reason to read memory, and what was computed before must not change a graph's kernels.
 _SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
+_COMPUTED = ~_SPELLED
 _VAR = Ops.VAR.bit
 
 
@@ -59,7 +60,7 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
     refs: dict[Node, BufferRef] = {}
 
     def enter(node: Node) -> bool:
-        ref = realised(node) if node.mask & ~_SPELLED else None
+        ref = realised(node) if node.mask & _COMPUTED else None
         if ref is None:
             return True
         refs[node] = ref
@@ -83,7 +84,7 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
             done[node] = _renew(node, done, variables)
     values = []
     for root in roots:
-        ref = realised(root) if not root.mask & ~_SPELLED else None
+        ref = realised(root) if not root.mask & _COMPUTED else None
         values.append(done[root] if ref is None else param(ref, root))
     sink = Node(Ops.SINK, dtypes.token, tuple(values))
     origins = {new: old for old, new in done.items()}
@@ -99,9 +100,9 @@ def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Nod
     arg = node.arg
     if node.mask & _VAR:
         arg = _unbind_arg(arg, variables, done)
-    if src is node.src and arg is node.arg:
-        return node
-    return make_node(node.op, node.dtype, src, arg)
+    if arg is not node.arg:
+        return make_node(node.op, node.dtype, src, arg)
+    return node if src is node.src else remade(node, src)
 
 
 def bind(variable: Node, value: int) -> Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from baregrad.base.progress import ProgressBar
@@ -74,6 +75,7 @@ class Executable:
                 places[index] = Slot(self.input_count + written, buffer.offset)
         return places
 
+    @cached_property
     def output_indices(self) -> tuple[int, ...]:
         """The plan's buffers that a run allocates, in slot order."""
         found = [i for i, buffer in enumerate(self.plan.buffers) if buffer.kind == "output"]
@@ -113,7 +115,7 @@ class Executable:
 
     def allocate_outputs(self, variables: Mapping[str, int]) -> list[Buffer]:
         """Fresh memory for every output of a run."""
-        sizes = (self._sizes[index] for index in self.output_indices())
+        sizes = (self._sizes[index] for index in self.output_indices)
         return [self.device.allocate(evaluate(size, variables)) for size in sizes]
 
     def run(
@@ -142,7 +144,7 @@ class Executable:
 
     def gather(self, inputs: Sequence[Buffer], written: Sequence[Buffer]) -> list[Buffer]:
         """The plan's results, in order, from its inputs and the memory it wrote."""
-        by_index = dict(zip(self.output_indices(), written, strict=True))
+        by_index = dict(zip(self.output_indices, written, strict=True))
         results = []
         for index in self.plan.outputs:
             buffer = self.plan.buffers[index]

@@ -21,10 +21,12 @@ from baregrad.base.tracing import span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
+from baregrad.engine.launch import launch_expr
 from baregrad.engine.realised import Realised
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
+from baregrad.program import evaluate
 from baregrad.runtime.interface import Buffer
 
 PLANS_KEPT = 512
@@ -270,9 +272,6 @@ class Session:
     @staticmethod
     def concrete(shape: tuple[Any, ...], variables: Mapping[str, int]) -> tuple[int, ...]:
         """A shape with the values of its variables put in."""
-        from baregrad.engine.launch import launch_expr
-        from baregrad.program import evaluate
-
         return tuple(
             extent if isinstance(extent, int) else evaluate(launch_expr(extent), variables)
             for extent in shape

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.attrs import Range
+from baregrad.ir.attrs import TILE_BINDS, Range
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
 from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape
 
@@ -293,8 +293,8 @@ def _closed(
     if op in (Ops.OUT, Ops.KERNEL):
         return NO_RANGES
     for axis in found:
-        if axis.arg.is_tile:
-            return frozenset([one for one in found if not one.arg.is_tile])
+        if axis.arg.bind in TILE_BINDS:
+            return frozenset([one for one in found if one.arg.bind not in TILE_BINDS])
     return found
 
 

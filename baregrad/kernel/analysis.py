@@ -153,10 +153,9 @@ def in_bounds(node: Node) -> bool:
 
 def out_axes(out: Node) -> frozenset[Node]:
     """The free axes of an OUT, computed once: it executes once per point of them."""
-    memo = out.memo
-    found: frozenset[Node] | None = memo.get(_AXES)
+    found: frozenset[Node] | None = out.memo.get(_AXES)
     if found is None:
-        found = memo[_AXES] = NO_RANGES.union(*[child.ranges for child in out.src[1:]])
+        found = out.memo[_AXES] = NO_RANGES.union(*[child.ranges for child in out.src[1:]])
     return found
 
 

@@ -8,7 +8,7 @@ REDUCEs that are combined.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baregrad.base.errors import CompilerBug, ScheduleError
@@ -155,6 +155,7 @@ class _Rewriter:
         # Arguments that are read as words of bytes alone, at the loop level.
         self.words = word_slots(table) if chunked and table.tensorized else frozenset()
         self.masked = any(p.limits for pieces in table.pieces.values() for p in pieces)
+        self.several = any(len(pieces) > 1 for pieces in table.pieces.values())
 
     def chunks(self, axis: Axis, position: int) -> Node:
         """The iterations of one chunk of the parallel axis; the last chunk may have fewer."""
@@ -215,7 +216,10 @@ class _Rewriter:
         """
         if ranges is not self.ranges:
             return Scope(pieces, ranges, early)
-        key = tuple([(axis, id(p)) for axis, p in pieces.items() if len(self.choices[axis]) > 1])
+        key: tuple[tuple[Node, int], ...] = ()
+        if self.several:
+            choices = self.choices
+            key = tuple([(axis, id(p)) for axis, p in pieces.items() if len(choices[axis]) > 1])
         scopes = self.early_scopes if early else self.scopes
         found = scopes.get(key)
         if found is None:
@@ -238,13 +242,18 @@ class _Rewriter:
             self.choices[node] = found
         return found
 
-    def combinations(self, axes: Iterable[Node]) -> Iterable[Pieces]:
+    def combinations(self, axes: Sequence[Node]) -> Iterable[Pieces]:
         """Every choice of one piece per axis; axes that were collapsed choose together."""
-        axes = tuple(axes)
-        choices = [self.pieces(node) for node in axes]
-        if all(len(pieces) == 1 for pieces in choices):
-            yield {node: pieces[0] for node, pieces in zip(axes, choices, strict=True)}
-            return
+        first: Pieces = {}
+        several = False
+        for node in axes:
+            choices = self.pieces(node)
+            several = several or len(choices) > 1
+            first[node] = choices[0]
+        return self.products(axes) if several else (first,)
+
+    def products(self, axes: Sequence[Node]) -> Iterable[Pieces]:
+        """The choices where an axis has several pieces."""
         groups: dict[str, list[Node]] = {}
         for node in axes:
             merged = self.table.merged.get(node)

@@ -15,8 +15,9 @@ all sizes: no tails.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, itemsize
 from baregrad.kernel.byte_dots import BYTES, byte_factors
@@ -44,7 +45,9 @@ SPARE_REGISTERS = 1
 MOST_VECTORS = 8
 # Fewer rows of products than this do not pay for a copy of the operand with lanes.
 LEAST_ROWS = 24
+LEAST_ROWS_OF_BYTES = 2
 LEAST_STEPS = 16
+MOST_ROWS_IN_PLACE = 48
 # Rows whose elements of a k block fill most of the first cache, or half of it where k is split:
 # each further block costs reading and writing C once more.
 CACHED_ROWS = 8
@@ -123,6 +126,9 @@ def plan_blocks(
         return None
     nanoseconds = estimate_ns(plan.facts, target) / found.together
     blocks = choose_blocks(found, machine, target, nanoseconds)
+    held = sums_nbytes(found, blocks, machine) * blocks.rows * blocks.group
+    if blocks.steps < found.count and held > target.l3_bytes:
+        return None
     plan.because(
         "a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
         blocks.rows, blocks.vectors, machine.lanes, machine.registers,
@@ -131,6 +137,11 @@ def plan_blocks(
         "{} steps and {} tiles at a time: their panel stays in the second cache",
         blocks.steps, blocks.tiles,
     )
+    if found.together > 1:
+        plan.because("{} bytes of each operand are one word: an instruction adds their products",
+                     found.together)
+    if blocks.by_rows:
+        plan.because("blocks of rows: their own copies cost less than those of blocks of columns")
     return _schedule(plan, found, blocks, machine, target)
 
 
@@ -160,19 +171,43 @@ def choose_blocks(
         counts.append((count, fewest_left_over(count, most)))
     rows, vectors = choose_tile(found, machine, counts)
     count, tiles = counts[vectors - 1]
-    blocks = -(-count // tiles)
+    panels = -(-count // tiles) * others
+    return group_rows(found, Blocks(rows, vectors, tiles, steps, 1, chunks, by_rows), panels,
+                      machine, target)
+
+
+def group_rows(
+    found: Contraction, blocks: Blocks, panels: int, machine: Machine, target: CpuTarget
+) -> Blocks:
+    """`blocks` with so many tiles of rows in one: a chunk's, and what caches have room for.
+
+    panels: of B, each of which is a chunk unless rows are.
+    """
+    rows, steps, by_rows = blocks.rows, blocks.steps, blocks.by_rows
     trips = -(-found.rows.size // rows)
-    if not by_rows and blocks * others < chunks:
-        by_rows = blocks * others * 2 <= chunks
-        group = -(-trips // min(chunks, trips))
-    else:
-        group = -(-trips // min(chunks, trips)) if by_rows else 1
-    if is_far:
+    share = -(-trips // min(blocks.chunks, trips))
+    group = share if by_rows else 1
+    if not by_rows and panels < blocks.chunks:
+        by_rows = panels * 2 <= blocks.chunks
+        group = share
+    if found.rows.stride(found.a) == 1:
         # Whole lines of the operand, as many as leave room for the other one.
-        room = target.l2_bytes // 4 // (steps * size * rows)
-        most = min(max(room, 1), group if by_rows else trips)
-        group = fewest_left_over(trips, most)
-    return Blocks(rows, vectors, tiles, steps, group, chunks, by_rows)
+        room = target.l2_bytes // 4 // (steps * found.nbytes * rows)
+        group = fewest_left_over(trips, min(max(room, 1), group if by_rows else trips))
+    if steps < found.count:
+        # Sums wait in memory for the next k block: those of all rows inside its loop.
+        most = max(target.l3_bytes // 2 // (sums_nbytes(found, blocks, machine) * rows), 1)
+        if trips > most and (not by_rows or group > most):
+            by_rows, group = True, fewest_left_over(trips, most)
+    return replace(blocks, group=group, by_rows=by_rows)
+
+
+def sums_nbytes(found: Contraction, blocks: Blocks, machine: Machine) -> int:
+    """Bytes, at most, of the sums of one row, of as many columns as a panel has."""
+    nbytes = blocks.tiles * blocks.vectors * machine.lanes * dtypes.float64.itemsize
+    for axis in found.inside:
+        nbytes *= axis.size
+    return nbytes
 
 
 def choose_sharing(
@@ -193,6 +228,8 @@ def choose_sharing(
     if others >= cores:
         return cores * (2 if long else 1), False
     rows, columns = found.rows.size, found.lane.size
+    for axis in found.inside:
+        rows *= axis.size
     products = rows * columns / (machine.lanes * machine.fma_per_cycle)
     a = rows * (FAR_A if found.rows.stride(found.a) == 1 else NEAR)
     b = columns * (NEAR if found.lane.stride(found.b) == 1 else FAR_B)
@@ -236,14 +273,15 @@ def recognise(
         return None
     alone = [axis for axis in data if axis.stride(b) == 0 and axis.stride(a) != 0]
     rows = max(alone, key=lambda axis: axis.size, default=None)
-    if rows is None or rows.size < LEAST_ROWS or lane.size < machine.lanes:
+    dots = target.dots_bytes and byte_factors(main.node.src[0]) is not None
+    least = LEAST_ROWS_OF_BYTES if dots else LEAST_ROWS
+    if rows is None or rows.size < least or lane.size < machine.lanes:
         return None
     steps = own[0]
     if steps.size < LEAST_STEPS or 0 in (steps.stride(a), steps.stride(b)):
         return None
     outside = [axis for axis in data if axis is not rows and axis.stride(b) != 0]
     inside = [axis for axis in data if axis is not rows and axis.stride(b) == 0]
-    dots = target.dots_bytes and byte_factors(main.node.src[0]) is not None
     return Contraction(a, b, rows, lane, steps, outside, inside, BYTES if dots else 1)
 
 
@@ -318,7 +356,7 @@ def _schedule(
     inside = [name for axis in found.inside for name, _ in axis.loops]
     steps = list(plan.steps)
     pool = _pool(found, blocks, block, [*groups, rows][0])
-    shared = [group] if groups and pool is not None and pool.axis == group else []
+    shared = groups if blocks.by_rows else []
     within = [*inside, *[name for name in groups if name not in shared], rows, tile]
     order = [*shared, *outside, block, *outer, *within, inner, row, unit, lanes]
     steps.append(Reorder(tuple(order)))
@@ -341,8 +379,11 @@ def _schedule(
 def _lies_well(
     found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
 ) -> bool:
-    """Whether the operand with lanes is as good where it lies: small, in whole tiles."""
-    if found.together > 1:
+    """Whether the operand with lanes is as good where it lies: small, in whole tiles, read little.
+
+    From some rows on its copy pays, as one stream of whole lines.
+    """
+    if found.together > 1 or found.rows.size > MOST_ROWS_IN_PLACE:
         return False
     stride = found.steps.stride(found.b) or 0
     nbytes = found.steps.size * abs(stride) * itemsize(found.b.array.dtype)

@@ -10,7 +10,7 @@ from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType
 from baregrad.ir import index
-from baregrad.ir.attrs import Access, Reg
+from baregrad.ir.attrs import TILE_BINDS, Access, Reg
 from baregrad.ir.bounds import bounds
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort_having
 from baregrad.ir.op import Ops
@@ -114,10 +114,10 @@ _FIXED, _UNROLLED, _POINT, _LANES, _VECTOR = range(5)
 def _kind(atom: Node) -> tuple[int, Node | None]:
     """How an atom moves an offset, and the vector range that it depends on."""
     if atom.op is Ops.RANGE:
-        bind = atom.arg
-        if not bind.is_tile:
+        bind = atom.arg.bind
+        if bind not in TILE_BINDS:
             return _FIXED, None
-        return (_VECTOR, atom) if bind.bind == "vector" else (_UNROLLED, None)
+        return (_VECTOR, atom) if bind == "vector" else (_UNROLLED, None)
     vector: Node | None = None
     kind = _FIXED
     for axis in atom.ranges:
@@ -125,7 +125,7 @@ def _kind(atom: Node) -> tuple[int, Node | None]:
             if vector is not None:
                 raise CompilerBug("an index with two vector ranges", found=atom)
             vector = axis
-        elif axis.arg.is_tile:
+        elif axis.arg.bind in TILE_BINDS:
             kind = _POINT
     return (kind, None) if vector is None else (_LANES, vector)
 

@@ -146,8 +146,12 @@ class Values:
         if root.mask & Ops.GUARD.bit:
             self._share(order)
         own = self.axes_of(root.ranges)
-        leaves = [node for node in order if node.op.bit & _LEAVES]
-        places = {node: place for place, node in enumerate(leaves)}
+        places: dict[Node, int] = {}
+        values: list[Any] = []
+        for node in order:
+            if node.op.bit & _LEAVES:
+                places[node] = len(values)
+                values.append(_RULES[node.op](self, node, ()))
         steps: list[Step] = []
         for node in order:
             op = node.op
@@ -169,7 +173,6 @@ class Values:
                 rule = _index
             places[node] = len(places)
             steps.append((node, rule, operands, kept, self._where(theirs) if kept else None))
-        values = [_RULES[node.op](self, node, ()) for node in leaves]
         found = self._plans[root] = Plan(self._where(own), values, steps)
         return found
 

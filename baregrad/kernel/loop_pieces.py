@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
+from baregrad.ir.attrs import TILE_BINDS
 from baregrad.ir.monoid import Monoid, primitive
 from baregrad.ir.node import (
     Node,
@@ -62,7 +63,7 @@ def register_places(tiles: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def looped(axes: Iterable[Node]) -> list[Node]:
     """The axes that are no tile axes."""
-    return [axis for axis in axes if not axis.arg.is_tile]
+    return [axis for axis in axes if axis.arg.bind not in TILE_BINDS]
 
 
 def load(buffer: Node, places: tuple[Node, ...]) -> Node:

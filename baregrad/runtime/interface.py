@@ -133,12 +133,7 @@ class Buffer:
 
         Raises UnsupportedDevice where the host cannot see the device's memory.
         """
-        memory = self.memory
-        if not self.device.host_visible:
-            raise UnsupportedDevice(
-                f"the host cannot see the memory of {self.device.name}", hint="use copy_out"
-            )
-        return host_array(memory, self.address, self.nbytes).data
+        return self.device._seen(self).data
 
     def contents(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return a copy of the bytes in host memory, as all submitted work leaves them."""
@@ -263,7 +258,7 @@ class Device(ABC):
             )
         source = flat_bytes(data)
         self._check_transfer(buffer, source.nbytes)
-        self._move(np.frombuffer(buffer.as_memoryview(), np.uint8), source)
+        self._move(self._seen(buffer), source)
 
     def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
         """Copy the buffer's bytes to host memory of the same size, after all submitted work."""
@@ -272,7 +267,7 @@ class Device(ABC):
             raise DeviceError("copy_out needs memory that can be written", found="read-only memory")
         self._check_transfer(buffer, target.nbytes)
         self.synchronize()
-        self._move(target, np.frombuffer(buffer.as_memoryview(), np.uint8))
+        self._move(target, self._seen(buffer))
 
     def duplicate(self, source: Buffer) -> Buffer:
         """Return a buffer with the same bytes in memory of its own on this device."""
@@ -287,6 +282,15 @@ class Device(ABC):
         elif source.nbytes:
             self.copy_in(fresh, source.contents())
         return fresh
+
+    def _seen(self, buffer: Buffer) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return a buffer's bytes as the host sees them; raise UnsupportedDevice if it does not."""
+        memory = buffer.memory
+        if not self.host_visible:
+            raise UnsupportedDevice(
+                f"the host cannot see the memory of {self.name}", hint="use copy_out"
+            )
+        return host_array(memory, buffer.address, buffer.nbytes)
 
     def _move(
         self, target: np.ndarray[Any, np.dtype[np.uint8]], source: np.ndarray[Any, Any]

@@ -17,6 +17,8 @@ from baregrad.tensor.tensor import Tensor
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
+# What is looked into in a way of its own, whatever attributes it has.
+_LOOKED_INTO = (types.FunctionType, types.MethodType, dict)
 _MISSING = object()
 # Looks under a key, as `getattr` and `dict.get` do; the second argument is given for what is not
 # there. Every place is looked up at every call of a jitted function.
@@ -39,8 +41,8 @@ class Surroundings:
         """The name of a place that holds something else now; empty when none does."""
         for look, key, held, name in self.places:
             now = look(key, _MISSING)
-            if now is not held and (not isinstance(held, _PLAIN) or _differs(now, held)):
-                return name
+            if now is not held and _is_change(now, held):
+                return _part_that_changed(name, now, held)
         return ""
 
     def _walk(self) -> None:
@@ -51,12 +53,12 @@ class Surroundings:
                 continue
             self._seen.add(id(holder))
             self._kept.append(holder)
-            items = _watched_items(holder)
-            if items is not None:
-                self.places.append((partial(_same_items, items), holder, items, name))
+            together = _watched_together(holder)
+            if together is not None:
+                self.places.append((*together, name))
             for look, key, inner in _parts(holder, name):
                 value = look(key, _MISSING)
-                if items is None and _is_watched(value):
+                if together is None and _is_watched(value):
                     self.places.append((look, key, value, inner))
                 if isinstance(value, Tensor):
                     if id(value) not in self._seen:
@@ -82,22 +84,61 @@ def _is_watched(value: Any) -> bool:
     return not isinstance(value, _OPAQUE) and _is_container(value)
 
 
-def _watched_items(holder: Any) -> tuple[Any, ...] | None:
-    """The items of a list that can be looked at together: each of them is watched."""
-    if isinstance(holder, list | tuple) and all(map(_is_watched, holder)):
-        return tuple(holder)
+def _watched_together(holder: Any) -> tuple[Look, Any, Any] | None:
+    """How to look at all that a container or object holds at once, if each of it is watched."""
+    if isinstance(holder, list | tuple):
+        if all(map(_is_watched, holder)):
+            items = tuple(holder)
+            return partial(_same_items, items), holder, items
+    elif type(holder) is dict:
+        if all(map(_is_watched, holder.values())):
+            entries = dict(holder)
+            return partial(_same_entries, entries), holder, entries
+    elif not isinstance(holder, _LOOKED_INTO) and _is_ours(holder) and not _is_engine(holder):
+        now = vars(holder)
+        if all(_is_watched(value) and getattr(holder, key) is value for key, value in now.items()):
+            held = dict(now)
+            return partial(_same_attributes, held), now, held
     return None
 
 
 def _same_items(held: tuple[Any, ...], holder: Any, missing: Any) -> Any:
     """`held` if a list still holds the same, else what it holds now."""
-    if len(holder) == len(held):
-        if all(map(operator.is_, holder, held)):
-            return held
-        pairs = zip(holder, held, strict=True)
-        if all(a is b or (isinstance(b, _PLAIN) and not _differs(a, b)) for a, b in pairs):
-            return held
+    if len(holder) == len(held) and (
+        all(map(operator.is_, holder, held)) or not any(map(_is_change, holder, held))
+    ):
+        return held
     return tuple(holder)
+
+
+def _same_entries(held: dict[Any, Any], holder: dict[Any, Any], missing: Any) -> Any:
+    """`held` if a dict still holds the same, else what it holds now."""
+    if len(holder) == len(held):
+        return _same_attributes(held, holder, missing)
+    return dict(holder)
+
+
+def _same_attributes(held: dict[Any, Any], holder: dict[Any, Any], missing: Any) -> Any:
+    """`held` if an object's attributes still are the same, whatever was added, else all of them."""
+    if len(holder) >= len(held) and all(map(operator.is_, holder.values(), held.values())):
+        return held
+    now = [holder.get(key, missing) for key in held]
+    return dict(holder) if any(map(_is_change, now, held.values())) else held
+
+
+def _part_that_changed(name: str, now: Any, held: Any) -> str:
+    """The name of what changed among things that are looked at together."""
+    if isinstance(held, dict) and isinstance(now, dict):
+        changed = (k for k, v in held.items() if _is_change(now.get(k, _MISSING), v))
+        return next((f"{name}: {key}" for key in changed), name)
+    if isinstance(held, tuple) and isinstance(now, tuple) and len(now) == len(held):
+        return next((f"{name}[{i}]" for i, v in enumerate(held) if _is_change(now[i], v)), name)
+    return name
+
+
+def _is_change(now: Any, held: Any) -> bool:
+    """Whether what a place holds now is another thing, or another plain value, than it held."""
+    return now is not held and (not isinstance(held, _PLAIN) or _differs(now, held))
 
 
 def _is_container(value: Any) -> bool:
@@ -123,9 +164,8 @@ def _parts(holder: Any, name: str) -> Iterator[tuple[Look, Any, str]]:
             yield partial(_item, holder), position, f"{name}[{position}]"
     elif isinstance(holder, dict):
         yield _length, holder, f"len({name})"
-        look = holder.get if type(holder) is dict else partial(_item, holder)
         for key in list(holder):
-            yield look, key, f"{name}[{key!r}]"
+            yield partial(_item, holder), key, f"{name}[{key!r}]"
     elif dataclasses.is_dataclass(holder) and not hasattr(holder, "__dict__"):
         for field in dataclasses.fields(holder):
             yield partial(getattr, holder), field.name, f"{name}.{field.name}"

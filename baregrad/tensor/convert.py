@@ -12,7 +12,8 @@ from baregrad.dtypes import DType, as_dtype, decode, dtypes, to_numpy
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.creation import choose_device
+from baregrad.tensor.core import buffer_node
+from baregrad.tensor.creation import as_raw, choose_device
 from baregrad.tensor.link import session
 from baregrad.tensor.operands import is_tensor, result
 
@@ -222,14 +223,11 @@ def from_numpy(cls: type[Tensor], array: np.ndarray[Any, Any]) -> Tensor:
 
 def share(cls: type[Tensor], array: np.ndarray[Any, Any], device: str | None) -> Tensor:
     """A tensor over a NumPy array's memory, or a copy when that is not in row-major order."""
-    from baregrad.tensor.core import buffer_node
-    from baregrad.tensor.creation import as_raw
-
     raw, found = as_raw(array, None)
     where = choose_device(device)
     if not raw.nbytes:
         return cls(array, device=device)
-    ref = session().wrap(raw.reshape(-1).view(np.uint8).data, found, raw.shape, where)
+    ref = session().wrap(raw, found, raw.shape, where)
     return cls._make(buffer_node(ref, found), where)
 
 

@@ -284,7 +284,8 @@ class Array:
 
     def _ref(self) -> BufferRef:
         """Where the storage's value lies, computed if need be."""
-        realize_storages((self._storage,))
+        if self._storage.node.op is not Ops.BUFFER:
+            realize_storages((self._storage,))
         node = self._storage.node
         ref = node.arg if node.op is Ops.BUFFER else session().realised(node)
         assert isinstance(ref, BufferRef)

@@ -380,8 +380,10 @@ class Entry:
             self.session.forget(map(id, held[: self.changing]))
             handles += held
         memory: dict[int, Any] = {}
-        taken = [outlet.take() for outlet in self.outlets]
-        for outlet, storage in zip(self.outlets, taken, strict=True):
+        taken: list[Storage | None] = []
+        for outlet in self.outlets:
+            storage = outlet.take()
+            taken.append(storage)
             if storage is not None:
                 memory[outlet.slot] = storage.node.arg.handle
         return self._give(call, self.replay(handles, call.variables, memory), taken)
@@ -391,23 +393,32 @@ class Entry:
 
         `taken`: for each outlet what is used again, None where the memory is fresh.
         """
-        assert self.replay is not None
-        refer, variables = self.replay.ref, call.variables
-        count = len(self.changed)
-        for place, position in enumerate(self.changed):
-            call.refuse_views_of(position)
-            tensor = call.tensors[position]
-            ref = refer(place, made[place], variables)
-            tensor._storage.put(buffer_node(ref, tensor.dtype))
-        for position in self.marked:
-            call.tensors[position].requires_grad_()
+        if self.changed or self.marked:
+            self._change_arguments(call, made)
         storages = [
-            storage or outlet.make(refer(place, made[place], variables))
-            for place, (outlet, storage) in enumerate(zip(self.outlets, taken, strict=True), count)
+            storage or self._make(place, made, call.variables)
+            for place, storage in enumerate(taken)
         ]
         if self.renewed or self.argument_gradients:
             self._renew_gradients(call, storages[len(self.results.fresh) :])
         return self.results.give(call.tensors, storages)
+
+    def _change_arguments(self, call: Call, made: Sequence[Any]) -> None:
+        """Change the arguments that the function changes."""
+        assert self.replay is not None
+        for place, position in enumerate(self.changed):
+            call.refuse_views_of(position)
+            tensor = call.tensors[position]
+            ref = self.replay.ref(place, made[place], call.variables)
+            tensor._storage.put(buffer_node(ref, tensor.dtype))
+        for position in self.marked:
+            call.tensors[position].requires_grad_()
+
+    def _make(self, place: int, made: Sequence[Any], variables: Mapping[str, int]) -> Storage:
+        """A storage over the fresh memory of an outlet."""
+        assert self.replay is not None
+        position = len(self.changed) + place
+        return self.outlets[place].make(self.replay.ref(position, made[position], variables))
 
     def _renew_gradients(self, call: Call, storages: Sequence[Storage]) -> None:
         """Put this call's gradients, in memory of their own, where the captured ones were."""

@@ -54,7 +54,8 @@ class Maker:
         return cast(self.rng.choice(shaped), x.dtype)
 
     def elementwise(self, x: Node) -> Node | None:
-        op = self.rng.choice([op for op in sorted(KINDS, key=str) if x.dtype.kind in KINDS[op]])
+        ops = [op for op in sorted(KINDS, key=str) if "tensor" in op.levels]
+        op = self.rng.choice([op for op in ops if x.dtype.kind in KINDS[op]])
         if op is Ops.THREEFRY and x.dtype is not dtypes.uint64:
             return cast(x, self.kind())
         if op is Ops.WHERE:

@@ -12,8 +12,8 @@ from baregrad.base.errors import ScheduleError
 from baregrad.ir.attrs import Alloc
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
-from baregrad.kernel import choose_schedule, lower, parse_schedule
-from baregrad.kernel.schedule_value import StageInput, StageReduce
+from baregrad.kernel import Schedule, choose_schedule, codegen_passes, lower, parse_schedule
+from baregrad.kernel.schedule_value import Bind, Split, StageInput, StageReduce
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.test_lowering import check
@@ -153,6 +153,54 @@ def test_what_lies_past_the_end_is_no_part_of_a_sum() -> None:
     a = np.full((25, 801), np.inf, np.float32)
     b = np.full((801, 17), 1.0, np.float32)
     assert ((Tensor(a) @ Tensor(b)).numpy() == np.inf).all()
+
+
+WIDE = replace(cpu_row_named("x86-64-avx512"), name="wide", cores=2)
+
+
+def steps_of(schedule: Schedule, axis: str) -> dict[str, int]:
+    """The parts that an axis is split into, and their sizes."""
+    return next(dict(s.parts) for s in schedule.steps if isinstance(s, Split) and s.axis == axis)
+
+
+def pool_of(schedule: Schedule) -> str:
+    return next(s.axis for s in schedule.steps if isinstance(s, Bind) and s.unit == "pool")
+
+
+def test_rows_are_shared_where_their_copies_are_dear() -> None:
+    """A transposed operand is copied once for each block of columns: one block, shared by rows."""
+    assert pool_of(choose_schedule(k.matmul(1024, 256, 1024, True), WIDE)) == "i0b"
+    assert pool_of(choose_schedule(k.matmul(1024, 1024, 1024), WIDE)) == "i1b"
+
+
+def test_a_block_has_no_more_tiles_than_there_are() -> None:
+    parts = steps_of(choose_schedule(k.matmul(64, 128, 128, True, False, 32), WIDE), "i1")
+    rows = [size for name, size in parts.items() if name.endswith("u")]
+    tiles = [size for name, size in parts.items() if name.endswith("o")]
+    assert max(tiles) * max(rows) < 64 + max(rows)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_sums_of_many_rows_have_room(after: bool) -> None:
+    """Between k blocks the sums of all rows inside wait in memory, so there are blocks of rows."""
+    i, j, r = k.range_node(1 << 19, 0), k.range_node(512, 1), k.range_node(4096, 2)
+    product = k.alu(Ops.MUL, k.at(k.param(1, 1 << 19, 4096), i, r),
+                    k.at(k.param(2, 4096, 512), r, j))
+    total = k.reduce(Ops.ADD, product, r)
+    value = k.alu(Ops.MAX, total, k.const(0, k.F32)) if after else total
+    kernel = k.kernel(k.out(k.param(0, 1 << 19, 512), value, i, j))
+    scratch = [node.arg.shape for node in allocations(lower(kernel, WIDE))]
+    assert max(np.prod(shape, dtype=int) for shape in scratch) * 4 < WIDE.l3_bytes
+
+
+@pytest.mark.parametrize("inner", [16, 19, 40])
+def test_panels_of_transposed_operands_are_turned_in_registers(inner: int) -> None:
+    kernel = k.matmul(25, 35, inner, False, True)
+    loop = check(kernel, choose_schedule(kernel, SMALL), SMALL)
+    program = loop
+    for item in codegen_passes(SMALL):
+        program = item.run(program)
+    assert any(node.op is Ops.WEAVE for node in program.src)
 
 
 def allocations(loop: Node) -> list[Node]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,6 +204,23 @@ def test_a_forgotten_device_stops_its_threads() -> None:
     del device
     gc.collect()
     assert threads_of_the_process() == before
+
+
+@linux
+def test_workers_keep_their_code_whatever_is_finalised_first() -> None:
+    """In a cycle of garbage the code may be finalised before the device that stops its workers."""
+    device = open_cpu(3)
+    device.submit(chain(device, 3)[0])
+    code = weakref.ref(device._executor)
+    pool = device._pool
+    device._pool = device._executor = pool._code = None
+    gc.collect()
+    assert code() is not None
+    device._pool, device._executor, pool._code = pool, code(), code()
+    device.close()
+    del pool, device
+    gc.collect()
+    assert code() is None
 
 
 def resident_kib() -> int:

@@ -358,3 +358,56 @@ def test_state_that_nobody_else_reads_keeps_its_memory() -> None:
         if call > 1:
             places.add(state._storage.node.arg.handle.address)
     assert len(places) == 1
+
+
+class Holder:
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+def test_what_an_object_holds_is_seen_however_it_changes() -> None:
+    model = Holder(weight=Tensor([1.0]), scale=2.0, parts=[Tensor([1.0]), Tensor([2.0])], rest=(3,))
+
+    @jit
+    def apply(x: Tensor) -> Tensor:
+        return x * model.weight * model.scale + model.parts[0] - model.parts[1] + model.rest[0]
+
+    def wanted(x: float) -> float:
+        parts = [part.item() for part in model.parts]
+        return float(x * model.weight.item() * model.scale + parts[0] - parts[1] + model.rest[0])
+
+    def check(captures: int) -> None:
+        for x in (1.0, 2.0, 3.0):
+            assert apply(Tensor([x])).item() == pytest.approx(wanted(x))
+        assert apply.captures == captures
+
+    check(1)
+    model.scale = float("2.0")  # an equal value is no change
+    model.extra = "added"
+    check(1)
+    model.scale = 3.0
+    check(2)
+    model.weight = Tensor([5.0])
+    check(3)
+    model.parts[1] = Tensor([7.0])
+    check(4)
+    model.parts = [*model.parts]
+    check(5)
+    model.rest = (4,)
+    check(6)
+    del model.scale
+    model.scale = 3.0  # in another order now
+    check(6)
+
+
+def test_a_change_at_every_call_is_named() -> None:
+    model = Holder(count=0, weight=Tensor([1.0]))
+
+    @jit
+    def counted(x: Tensor) -> Tensor:
+        model.count += 1
+        return x * model.weight
+
+    counted(Tensor([1.0]))
+    with pytest.raises(JitError, match="changes model: count"):
+        counted(Tensor([1.0]))

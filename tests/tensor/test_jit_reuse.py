@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,6 +137,33 @@ def test_trees_of_results_keep_their_form() -> None:
         assert name == "name"
         for found, wanted in ((a, x * 2), (b, x + 1), (c, x - 1)):
             np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+def test_threads_do_not_get_each_other_s_results() -> None:
+    function = doubled()
+    wrong: list[int] = []
+    device = options.device
+
+    def go(number: int) -> None:
+        with options.override(device=device):
+            x = numbers(number)
+            given = Tensor(x).realize()
+            for _ in range(200):
+                result = function(given)
+                if not np.array_equal(result.numpy(), x * 2):
+                    wrong.append(number)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=go, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
 
 
 def test_large_results_go_back_to_their_device() -> None:

@@ -14,6 +14,7 @@ import signal
 import struct
 import time
 from collections.abc import Iterator
+from typing import ClassVar
 
 from baregrad.base.errors import DriverError
 from baregrad.runtime.cpu import executor
@@ -34,6 +35,10 @@ class NativePool:
     and joins the workers; it must be called before the pool is let go of.
     """
 
+    # The code that workers run in, for as long as they do. A device may be found in a cycle of
+    # garbage, whose parts are finalised in any order: its workers must not lose their code first.
+    _in_use: ClassVar[set[LoadedObject]] = set()
+
     def __init__(self, code: LoadedObject, threads: int, allocator: HostAllocator) -> None:
         self.threads = threads
         self._code = code
@@ -52,6 +57,7 @@ class NativePool:
         for index in range(threads):
             place = executor.PARTICIPANT_AT + index * executor.PARTICIPANT_NBYTES
             struct.pack_into("<QQQQ", self._shared, place, 0, 0, self._address, index)
+        self._in_use.add(code)
         try:
             self._start_workers()
         except BaseException:
@@ -67,16 +73,19 @@ class NativePool:
     def close(self) -> None:
         """Stop the workers and wait for their end."""
         if not self._handles:
+            self._in_use.discard(self._code)
             return
         stop = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._code.address(executor.STOP))
         stop(self._address)
         libc = ctypes.CDLL(None)
         while self._handles:
             libc.pthread_join(ctypes.c_ulong(self._handles.pop()), None)
+        self._in_use.discard(self._code)
 
     def abandon(self) -> None:
         """Forget the workers, which a forked child does not have."""
         self._handles = []
+        self._in_use.discard(self._code)
 
     def _set(self, offset: int, value: int) -> None:
         struct.pack_into("<Q", self._shared, offset, value)

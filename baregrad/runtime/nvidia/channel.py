@@ -392,6 +392,18 @@ class Channel:
         self.last_value = value = self.last_value + 1
         self.note(value, names)
 
+    def enter_part(self, entry: int) -> None:
+        """Submit words that have no end of their own: `make_room` was called for them.
+
+        What is submitted next ends them too.
+        """
+        self.ring(self._ring_state, entry)
+
+    def make_room(self, entries: int) -> None:
+        """Wait until so many entries of the ring are free beside those of all submissions."""
+        while len(self.in_flight) + entries > self._most:
+            self._retire()
+
     def note(self, value: int, names: Sequence[str] | Named) -> None:
         """Write down what was submitted by `enter`, or by the port's `go`."""
         in_flight = self.in_flight

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # How many images of a kind a list has: while one is in flight, the other is patched.
 _IMAGES = 2
+# The so-manieth time that an image would be patched for other buffers, another is made.
+_PATCHES = 2
 
 
 class BoundList:
@@ -75,6 +77,7 @@ class BoundList:
         }
         self._kind = ImageKind(skipped=self._skipped)
         self._plain: list[ListImage] = []
+        self._patched = 0
         self._images[self._kind] = self._plain
         # Images that may be submitted again as they are, if the buffers are those they are for.
         self.quick: list[ListImage] = []
@@ -146,14 +149,18 @@ class BoundList:
     ) -> ListImage:
         compute, copies = channels
         done, copied = compute.words[0], copies.words[0]
-        free = None
+        free: ListImage | None = None
         for image in images:
             if image.value <= done and image.copy_value <= copied:
                 if image.addresses == addresses:
                     return image
-                free = free or image
+                if free is None or image.value < free.value:
+                    free = image
         if free is not None:
-            return free
+            # Results often lie in two places in turn: each has an image of its own then.
+            self._patched += 1
+            if self._patched < _PATCHES or len(images) >= _IMAGES:
+                return free
         if len(images) >= _IMAGES:
             oldest = min(images, key=lambda one: one.value)
             wait(compute, oldest.value)

@@ -68,8 +68,8 @@ class StagingOptions(NamedTuple):
     """
 
     workers: int = 0
-    piece_nbytes: int = 1 << 20
-    depth: int = 2
+    piece_nbytes: int = 512 << 10
+    depth: int = 4
     rounds: int = 4
     shared_from: int = 4 << 20
     large_pages: bool = True
@@ -78,7 +78,7 @@ class StagingOptions(NamedTuple):
 
 
 # In Python a piece costs more, and so does waking a thread.
-PYTHON_OPTIONS = StagingOptions(piece_nbytes=2 << 20, native=False)
+PYTHON_OPTIONS = StagingOptions(piece_nbytes=2 << 20, depth=2, native=False)
 _MOST_WORKERS = 8
 # What one thread in Python is worth waking for.
 _WORKER_NBYTES = 4 << 20
@@ -261,7 +261,8 @@ class Staging:
             channel = self._channel()
             value = self._direct.send(channel, self._lock, target + begin, source + begin, size)
             self.look(channel, value, size)
-            self._wait(channel, value)
+            if channel.words[0] < value:
+                self._wait(channel, value)
 
     def look(self, channel: Channel, value: int, nbytes: int) -> None:
         """Look for a value until a copy should be done: a nap would end after it."""
@@ -276,7 +277,7 @@ class Staging:
     def look_for(self, value: int) -> None:
         """Look for the end of a copy to the GPU by threads, whose last pieces are under way."""
         native = self._native
-        if native is not None and value == native.last_value and not native.last_out:
+        if native is not None and value == native.last_value:
             self.look(self._channel(), value, native.stage.nbytes)
 
     def _copy_natively(self, host: int, gpu_va: int, nbytes: int, out: bool) -> None:

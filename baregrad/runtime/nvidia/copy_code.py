@@ -2,17 +2,21 @@
 
 Some threads and the caller's share the pieces of one copy. Whoever is free takes the next piece
 (`next`, up to `end`), waits until the piece's slot of pinned memory may be used, moves the bytes
-between it and the array with the C library's `memmove`, and says so in a word that the GPU waits
-for. Numbers of pieces go on from copy to copy and never begin again, so a thread that is late finds
-either nothing to do or a piece that is its own: `next` only grows, and reaches the `end` of a copy
-before that of the next one is set. The caller sets the rest before `end`, and leaves it alone until
-`finished` is `end` too.
+between it and the array with the C library's `memmove`, and rings the doorbell for the words of the
+next copy that this allows: of the same piece to the GPU, or of the piece `ahead` that comes to the
+host in the same slot. So pieces are submitted in any order, each as soon as it can be. Numbers of
+pieces go on from copy to copy and never begin again, so a thread that is late finds either nothing
+to do or a piece that is its own: `next` only grows, and reaches the `end` of a copy before that of
+the next one is set. The caller sets the rest before `end`, and leaves it alone until `finished` is
+`end` too; only the words may come later, until when `held` is set.
 
-A slot's number is that of the piece modulo their count. It has two words of 32 bits, compared in a
-circle: the first is the threads' (the number of the piece that they have moved, plus 1), the other,
-64 bytes further, the GPU's (the same of the piece that it has moved). `lag` is the count of slots
-for copies to the GPU, where a slot may be used once the GPU has emptied it, and 0 for copies to the
-host, where it may be used once the GPU has filled it.
+A slot's number is that of the piece modulo their count. It has a word of 32 bits, which the GPU
+writes when it has moved a piece (its number plus 1) and which is compared in a circle. `lag` is the
+count of slots for copies to the GPU, where a slot may be used once the GPU has emptied it, and 0
+for copies to the host, where it may be used once the GPU has filled it.
+
+(A channel that waits for words of the host by itself, with one submission for a copy, is looked at
+by the GPU every 0.2 ms only: that gave 20 to 44 GB/s with 4 to 16 MiB of slots on an H200.)
 
 Calls are those of Linux for x86-64: futex (202: wait 128, wake 129, both of this process) and
 nanosleep (35). Registers are saved as the System V ABI wants.
@@ -47,12 +51,12 @@ work:
     4157              push r15
     4889fb            mov rbx, rdi
 again:
-    488bab18010000    mov rbp, [rbx+S_idle_spins]
+    488bab58010000    mov rbp, [rbx+S_idle_spins]
 look:
-    448bb388000000    mov r14d, [rbx+S_called]
-    83bb9000000000    cmp dword ptr [rbx+S_stop], 0
+    448bb3c8000000    mov r14d, [rbx+S_called]
+    83bbd000000000    cmp dword ptr [rbx+S_stop], 0
     7573              jne leave
-    488b8380000000    mov rax, [rbx+S_end]
+    488b83c0000000    mov rax, [rbx+S_end]
     4c8b23            mov r12, [rbx+S_next]
     4939c4            cmp r12, rax
     7331              jae none
@@ -61,12 +65,12 @@ look:
     f0480fb10b        lock cmpxchg [rbx+S_next], rcx
     75d2              jne look
 take:
-    488bab10010000    mov rbp, [rbx+S_spins]
+    488bab50010000    mov rbp, [rbx+S_spins]
     e8e7000000        call piece
     85c0              test eax, eax
     75bb              jne again
     b823000000        mov eax, 35
-    488dbb20010000    lea rdi, [rbx+S_nap]
+    488dbb60010000    lea rdi, [rbx+S_nap]
     31f6              xor esi, esi
     0f05              syscall
     ebde              jmp take
@@ -74,14 +78,14 @@ none:
     f390              pause
     48ffcd            dec rbp
     75a9              jne look
-    f0ff838c000000    lock inc dword ptr [rbx+S_sleepers]
+    f0ff83cc000000    lock inc dword ptr [rbx+S_sleepers]
     b8ca000000        mov eax, 202
-    488dbb88000000    lea rdi, [rbx+S_called]
+    488dbbc8000000    lea rdi, [rbx+S_called]
     be80000000        mov esi, 128
     4489f2            mov edx, r14d
     4531d2            xor r10d, r10d
     0f05              syscall
-    f0ff8b8c000000    lock dec dword ptr [rbx+S_sleepers]
+    f0ff8bcc000000    lock dec dword ptr [rbx+S_sleepers]
     e976ffffff        jmp again
 leave:
     415f              pop r15
@@ -100,12 +104,12 @@ join:
     4156              push r14
     4157              push r15
     4889fb            mov rbx, rdi
-    4889b338010000    mov [rbx+S_turns], rsi
-    4c8ba330010000    mov r12, [rbx+S_mine]
+    4889b378010000    mov [rbx+S_turns], rsi
+    4c8ba370010000    mov r12, [rbx+S_mine]
     49ffcc            dec r12
     791e              jns mine
 claim:
-    488b8380000000    mov rax, [rbx+S_end]
+    488b83c0000000    mov rax, [rbx+S_end]
     4c8b23            mov r12, [rbx+S_next]
     4939c4            cmp r12, rax
     7338              jae others
@@ -114,21 +118,21 @@ claim:
     f0480fb10b        lock cmpxchg [rbx+S_next], rcx
     75e2              jne claim
 mine:
-    488bab38010000    mov rbp, [rbx+S_turns]
+    488bab78010000    mov rbp, [rbx+S_turns]
     e849000000        call piece
     85c0              test eax, eax
     740d              je keep
-    48c7833001000000000000  mov qword ptr [rbx+S_mine], 0
+    48c7837001000000000000  mov qword ptr [rbx+S_mine], 0
     ebc5              jmp claim
 keep:
     49ffc4            inc r12
-    4c89a330010000    mov [rbx+S_mine], r12
+    4c89a370010000    mov [rbx+S_mine], r12
     eb1b              jmp later
 others:
-    488bab38010000    mov rbp, [rbx+S_turns]
+    488bab78010000    mov rbp, [rbx+S_turns]
 wait:
     488b4340          mov rax, [rbx+S_finished]
-    483b8380000000    cmp rax, [rbx+S_end]
+    483b83c0000000    cmp rax, [rbx+S_end]
     7411              je all
     f390              pause
     48ffcd            dec rbp
@@ -139,60 +143,97 @@ later:
 all:
     31c0              xor eax, eax
     e962ffffff        jmp leave
-# One piece, r12: waits until its slot may be used, moves it and says so; 1 when done, 0 not yet.
+# One piece, r12: waits until its slot may be used, moves it, submits; 1 when done, 0 not yet.
 piece:
     4d89e7            mov r15, r12
-    4c23bbf8000000    and r15, [rbx+S_mask]
+    4c23bb38010000    and r15, [rbx+S_mask]
     4d89fd            mov r13, r15
-    49c1e507          shl r13, 7
-    4c03abf0000000    add r13, [rbx+S_words]
+    49c1e506          shl r13, 6
+    4c03ab30010000    add r13, [rbx+S_words]
     458d742401        lea r14d, [r12+1]
-    442bb300010000    sub r14d, [rbx+S_lag]
+    442bb340010000    sub r14d, [rbx+S_lag]
 turn:
-    83bb9400000000    cmp dword ptr [rbx+S_abort], 0
-    757a              jne drop
-    418b4540          mov eax, [r13+64]
+    83bbd400000000    cmp dword ptr [rbx+S_abort], 0
+    0f85f8000000      jne drop
+    418b4500          mov eax, [r13]
     4429f0            sub eax, r14d
     790a              jns ready
     f390              pause
     48ffcd            dec rbp
-    75e7              jne turn
+    75e3              jne turn
     31c0              xor eax, eax
     c3                ret
 ready:
     4c89e6            mov rsi, r12
-    482bb3c0000000    sub rsi, [rbx+S_base]
-    480fafb3d8000000  imul rsi, [rbx+S_step]
-    488b93d0000000    mov rdx, [rbx+S_nbytes]
+    482bb300010000    sub rsi, [rbx+S_base]
+    480fafb318010000  imul rsi, [rbx+S_step]
+    488b9310010000    mov rdx, [rbx+S_nbytes]
     4829f2            sub rdx, rsi
-    488b83d8000000    mov rax, [rbx+S_step]
+    488b8318010000    mov rax, [rbx+S_step]
     4839c2            cmp rdx, rax
     480f47d0          cmova rdx, rax
-    4803b3c8000000    add rsi, [rbx+S_host]
+    4803b308010000    add rsi, [rbx+S_host]
     4c89ff            mov rdi, r15
-    480fafbbe8000000  imul rdi, [rbx+S_stride]
-    4803bbe0000000    add rdi, [rbx+S_stage]
-    83bb0401000000    cmp dword ptr [rbx+S_out], 0
+    480fafbb28010000  imul rdi, [rbx+S_stride]
+    4803bb20010000    add rdi, [rbx+S_stage]
+    83bb4401000000    cmp dword ptr [rbx+S_out], 0
     7409              je move
     4889f9            mov rcx, rdi
     4889f7            mov rdi, rsi
     4889ce            mov rsi, rcx
 move:
-    ff9308010000      call [rbx+S_move]
+    ff9348010000      call [rbx+S_move]
+    4d89e6            mov r14, r12
+    4c03b390010000    add r14, [rbx+S_ahead]
+    4c3bb3c0000000    cmp r14, [rbx+S_end]
+    7377              jae drop
+    4c2bb300010000    sub r14, [rbx+S_base]
+held:
+    83bbd400000000    cmp dword ptr [rbx+S_abort], 0
+    7567              jne drop
+    83bbd800000000    cmp dword ptr [rbx+S_held], 0
+    7404              je free
+    f390              pause
+    ebea              jmp held
+# The words are there now, and where they are.
+free:
+    4c0fafb398010000  imul r14, [rbx+S_apart]
+    4c03b388010000    add r14, [rbx+S_entry]
+lock_it:
+    b801000000        mov eax, 1
+    878380000000      xchg eax, [rbx+S_lock]
+    85c0              test eax, eax
+    7404              je ring
+    f390              pause
+    ebed              jmp lock_it
+# As `ring` of doorbell.py does.
+ring:
+    488bbb80010000    mov rdi, [rbx+S_ring]
+    8b4718            mov eax, [rdi+24]
+    488b0f            mov rcx, [rdi]
+    4c8934c1          mov [rcx+8*rax], r14
+    ffc0              inc eax
+    23471c            and eax, [rdi+28]
+    894718            mov [rdi+24], eax
     0faef0            mfence
-    418d442401        lea eax, [r12+1]
-    41894500          mov [r13], eax
+    488b4f08          mov rcx, [rdi+8]
+    8901              mov [rcx], eax
+    0faef0            mfence
+    488b4f10          mov rcx, [rdi+16]
+    8b5720            mov edx, [rdi+32]
+    8911              mov [rcx], edx
+    c7838000000000000000  mov dword ptr [rbx+S_lock], 0
 drop:
     f048ff4340        lock inc qword ptr [rbx+S_finished]
     b801000000        mov eax, 1
     c3                ret
 # Of the caller: wakes so many threads as sleep.
 wake:
-    f0ff8788000000    lock inc dword ptr [rdi+S_called]
-    83bf8c00000000    cmp dword ptr [rdi+S_sleepers], 0
+    f0ff87c8000000    lock inc dword ptr [rdi+S_called]
+    83bfcc00000000    cmp dword ptr [rdi+S_sleepers], 0
     7415              je woken
     89f2              mov edx, esi
-    4881c788000000    add rdi, S_called
+    4881c7c8000000    add rdi, S_called
     be81000000        mov esi, 129
     b8ca000000        mov eax, 202
     0f05              syscall
@@ -217,20 +258,25 @@ class CrewState(ctypes.Structure):
     """What threads of a copy share; offsets are those that the code has.
 
     What all write is kept apart by 64 bytes. `called` is what they sleep on and `sleepers` how many
-    do; `mine` is the caller's piece plus 1 while it waits, else 0; `nap` a timespec.
+    do; `mine` is the caller's piece plus 1 while it waits, else 0; `nap` a timespec. `held` keeps
+    them from submitting, and `lock` from doing so at once; `ring` is the RingState of the channel,
+    `entry` that of the first piece's words, `apart` what the entries of two pieces differ by.
     """
 
     _fields_ = (
         ("next", ctypes.c_uint64), ("_next_line", ctypes.c_uint8 * 56),
         ("finished", ctypes.c_uint64), ("_finished_line", ctypes.c_uint8 * 56),
+        ("lock", ctypes.c_uint32), ("_lock_line", ctypes.c_uint8 * 60),
         ("end", ctypes.c_uint64), ("called", ctypes.c_uint32), ("sleepers", ctypes.c_uint32),
-        ("stop", ctypes.c_uint32), ("abort", ctypes.c_uint32), ("_line", ctypes.c_uint8 * 40),
+        ("stop", ctypes.c_uint32), ("abort", ctypes.c_uint32), ("held", ctypes.c_uint32),
+        ("_line", ctypes.c_uint8 * 36),
         ("base", ctypes.c_uint64), ("host", ctypes.c_uint64), ("nbytes", ctypes.c_uint64),
         ("step", ctypes.c_uint64), ("stage", ctypes.c_uint64), ("stride", ctypes.c_uint64),
         ("words", ctypes.c_uint64), ("mask", ctypes.c_uint64), ("lag", ctypes.c_uint32),
         ("out", ctypes.c_uint32), ("move", ctypes.c_uint64), ("spins", ctypes.c_uint64),
         ("idle_spins", ctypes.c_uint64), ("nap", ctypes.c_uint64 * 2), ("mine", ctypes.c_uint64),
-        ("turns", ctypes.c_uint64),
+        ("turns", ctypes.c_uint64), ("ring", ctypes.c_uint64), ("entry", ctypes.c_uint64),
+        ("ahead", ctypes.c_uint64), ("apart", ctypes.c_uint64),
     )  # fmt: skip
 
 

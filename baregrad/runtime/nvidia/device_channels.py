@@ -104,9 +104,17 @@ def look(channels: Channels) -> None:
 def wait_for(channels: Channels, channel: Channel, value: int, timeout_s: float) -> None:
     """Wait for a channel's timeline, or raise DriverError and leave the channel for dead.
 
-    The time is that of `watcher`.
+    The time is that of `watcher`, which is made at the first check: most waits end before.
     """
-    channel.timeline.wait(value, math.inf, watcher(channels, channel, timeout_s))
+    watch: Callable[[], None] | None = None
+
+    def check() -> None:
+        nonlocal watch
+        if watch is None:
+            watch = watcher(channels, channel, timeout_s)
+        watch()
+
+    channel.timeline.wait(value, math.inf, check)
 
 
 def watcher(

@@ -107,7 +107,6 @@ class _Shape:
     shared_nbytes: int
     cluster: Triple
     manners: Manners
-    prefetch: bool
 
 
 class Kernel:
@@ -159,10 +158,9 @@ class Kernel:
         shared_nbytes: int = 0,
         cluster: Triple = _ONE,
         manners: Manners = THOROUGH,
-        prefetch: bool = True,
     ) -> LaunchForm:
         """Return the form of launches of a shape; raise ArgumentError if it does not fit."""
-        shape = _Shape(grid, block, shared_nbytes, cluster, manners, prefetch)
+        shape = _Shape(grid, block, shared_nbytes, cluster, manners)
         found = self._forms.get(shape)
         if found is None:
             found = self._forms[shape] = self._make_form(shape)
@@ -218,7 +216,7 @@ class Kernel:
             banks=(Bank(0, 0, len(bank)), *self._banks()),
             barrier_count=facts.barrier_count,
             cluster=cluster,
-            program_nbytes=code.nbytes if shape.prefetch else 0,
+            program_nbytes=code.nbytes,
             manners=shape.manners,
         )
         return LaunchForm(self.name, launch, self._layout, bytes(bank), self._local_nbytes)

@@ -51,7 +51,6 @@ class Manners:
     read there as constant (`ld.global.nc`, textures); a kernel that reads what others wrote since
     needs both dropped. `textures` are descriptors of textures and samplers. `banks` are constants,
     whose memory may have held others that are still in the cache. Code is dropped by the channel.
-    With `chasing`, where the version has it, the next launch may be set up during the barrier.
     """
 
     textures: bool = True
@@ -59,7 +58,6 @@ class Manners:
     data: bool = True
     banks: bool = True
     barrier: int = BARRIER_SYSTEM
-    chasing: bool = False
 
 
 THOROUGH = Manners()
@@ -273,7 +271,7 @@ def _manners(manners: Manners) -> tuple[tuple[str, int], ...]:
     textures = tuple((name, int(manners.textures)) for name in _TEXTURES)
     barrier = ("completion_barrier", manners.barrier)
     data = ((_FETCHED, int(manners.fetched)), (_DATA, int(manners.data)))
-    return (*textures, *data, barrier, ("barrier_chasing", int(manners.chasing)))
+    return (*textures, *data, barrier)
 
 
 def _program(launch: Launch) -> Values:
@@ -424,7 +422,6 @@ def decode(data: bytes | bytearray | memoryview, layout: DescriptorLayout) -> La
                     if value("bank_valid", number)
                 ),
                 barrier=value("completion_barrier"),
-                chasing=bool(value("barrier_chasing")),
             ),
         )
     except ArgumentError as error:

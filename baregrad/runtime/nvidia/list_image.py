@@ -247,8 +247,12 @@ class ListImage:
           wait never keep one that they wait for from its place.
         - What a launch reads before the wait (descriptor, bank 0 with its arguments, code) is
           written by the host before the list is submitted, while nothing of the image is in flight.
+        - A launch ends when all its threads have, so not before the one in front has: the last one
+          of a chain ends last, and what it tells then (gate, timeline) is true of all.
         - Copies and stamps are between chains: the channel goes on to them when the last launch of
-          a chain has opened its gate. The head of a chain never begins early.
+          a chain has opened its gate. The head of a chain never begins early, nor do launches that
+          need nothing of each other, which are in no chain. Where slots may be the same memory,
+          each launch waits for the one before, in one chain.
         """
         launch = self._launches[number]
         command = self._commands[number]

@@ -67,7 +67,7 @@ _early = dataclasses.replace(_chain, early=True)
 # For one launch and its end: nothing waits for more than the GPU's own memory.
 _light = dataclasses.replace(_chain, last=_LEAN)
 _told = dataclasses.replace(_light, progress=True, released=True, release_barrier=False)
-_early_told = dataclasses.replace(_told, early=True, keeps=True)
+_early_told = dataclasses.replace(_told, early=True, keeps=True, refetched=True)
 
 # What the hardware check times side by side. `thorough` drops every cache and waits for the whole
 # machine after each kernel. There is none whose kernels keep what their multiprocessor has cached
@@ -85,8 +85,10 @@ STYLES: Mapping[str, ListStyle] = MappingProxyType({
     "light-told-progress": _told,
     "early-told-progress": _early_told,
     "early-told-drops": dataclasses.replace(_early_told, keeps=False),
-    "early-told-refetched": dataclasses.replace(_early_told, refetched=True),
-    "early-told-kept": dataclasses.replace(_early_told, action=PCAS_PREFETCH_SCHEDULE),
+    "early-told-forgets": dataclasses.replace(_early_told, refetched=False),
+    "early-told-kept": dataclasses.replace(
+        _early_told, refetched=False, action=PCAS_PREFETCH_SCHEDULE
+    ),
 })  # fmt: skip
 
 # The one in use where none is asked for: of those that name the kernel of every fault (`progress`),

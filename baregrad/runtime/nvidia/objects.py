@@ -178,13 +178,6 @@ class Gpu:
         """The architecture of its multiprocessors: major << 8 | minor."""
         return self.facts(nv.NV2080_CTRL_GR_INFO_INDEX_SM_VERSION)[0]
 
-    def boost(self) -> None:
-        """Ask for the highest clocks while this client lives; raises DriverError if refused."""
-        record = self.client.struct("perf_boost").record(
-            flags=nv.PERF_BOOST_FLAGS, duration=nv.PERF_BOOST_FOREVER
-        )
-        self.client.control(self.subdevice, nv.NV2080_CTRL_CMD_PERF_BOOST, record)
-
     # The user mode page.
 
     @property

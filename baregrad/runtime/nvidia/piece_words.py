@@ -1,6 +1,8 @@
 """The channel's words of a copy in pieces: written at once, by arrays.
 
-Each piece is: wait until the threads have marked its slot; copy; say that it is done.
+Words of a copy begin with a wait for all that was copied before, for its pieces may overtake it and
+each other. Behind it lie those of the pieces, one behind the other, each an entry of the ring:
+copy, and say that it is done.
 """
 
 from __future__ import annotations
@@ -16,15 +18,13 @@ if TYPE_CHECKING:
 
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 
-# Of a slot's words, what the threads write and what the GPU writes.
-SLOT_NBYTES = 128
-MARK_OFFSET, DONE_OFFSET = 0, 64
+# The word of a slot; behind those of all slots is one that nobody reads.
+SLOT_NBYTES = 64
 
-# Words of one piece, and where in them is what differs between copies: the value waited for; a
-# pair of source and target addresses, upper halves first; bytes; the value told; the launch.
-_PIECE_WORDS = 20
-_WAITED, _SOURCE, _TARGET, _NBYTES, _TOLD, _LAUNCH = 3, 7, 9, 12, 17, 19
-_RELEASE_VALUE = -3
+# Words of one piece, and where in them is what differs between copies: a pair of source and target
+# addresses, upper halves first; bytes; the value told.
+PIECE_WORDS = 14
+_SOURCE, _TARGET, _NBYTES, _TOLD = 1, 3, 6, 11
 _MASK = 0xFFFFFFFF
 
 
@@ -46,58 +46,51 @@ class PieceWords:
         rows = [self._row(slot, pipelined=pipelined) for slot in range(slots.total)]
         repeated = np.tile(np.array(rows, np.uint32), (-(-most // slots.total) + 1, 1))
         self._rows: Words = np.ascontiguousarray(repeated)
-        self._later = int(self._rows[0, _LAUNCH])
-        # The first of a copy comes after all that was copied before.
-        self._first = self._row(0, pipelined=False)[_LAUNCH]
         self._numbers = np.arange(most, dtype=np.uint64)
-        self.most = most
+        push = PushBuffer()
+        push.release(slots.words_va + slots.total * SLOT_NBYTES, 0)
+        self._before = np.array(push.words, np.uint32)
+        # How many words come before those of the pieces.
+        self.lead = len(push.words)
 
     def _row(self, slot: int, *, pipelined: bool) -> list[int]:
         push, slots = PushBuffer(), self._slots
         stage = slots.stage_va + slot * slots.stride
-        words = slots.words_va + slot * SLOT_NBYTES
-        ends = (0, stage) if self._out else (stage, 0)
-        push.acquire_word(words + MARK_OFFSET, 0)
-        push.copy_and_tell(
-            ends[1], ends[0], 1, words + DONE_OFFSET, 0, pipelined=pipelined
-        )
-        assert len(push.words) == _PIECE_WORDS
+        target, source = (stage, 0) if self._out else (0, stage)
+        word = slots.words_va + slot * SLOT_NBYTES
+        push.copy_and_tell(target, source, 1, word, 0, pipelined=pipelined)
+        assert len(push.words) == PIECE_WORDS
         return push.words
 
     def write(self, into: Words, first: int, gpu_va: int, nbytes: int, step: int) -> int:
-        """Write the words of a copy's pieces, the first of which is number `first`.
+        """Write the words of a copy, whose first piece is number `first`.
 
         Returns how many words there are.
         """
         count = -(-nbytes // step)
-        slots = self._slots
-        phase = first % slots.total
+        phase = first % self._slots.total
         rows = self._rows[phase : phase + count]
         numbers = self._numbers[:count]
-        told = numbers + np.uint64(first + 1 & _MASK)
-        rows[:, _TOLD] = told & np.uint64(_MASK)
-        # A slot is waited for until the host has filled it, or has emptied it the last time.
-        waited = told + np.uint64(-slots.total & _MASK) if self._out else told
-        rows[:, _WAITED] = waited & np.uint64(_MASK)
+        rows[:, _TOLD] = numbers + np.uint64(first + 1 & _MASK) & np.uint64(_MASK)
         places = numbers * np.uint64(step) + np.uint64(gpu_va)
         upper = _SOURCE if self._out else _TARGET
         rows[:, upper] = places >> np.uint64(32)
         rows[:, upper + 1] = places & np.uint64(_MASK)
         rows[:, _NBYTES] = step
         rows[-1, _NBYTES] = nbytes - (count - 1) * step
-        rows[0, _LAUNCH] = self._first
-        into[: count * _PIECE_WORDS] = rows.reshape(-1)
-        rows[0, _LAUNCH] = self._later
-        return count * _PIECE_WORDS
+        end = self.lead + count * PIECE_WORDS
+        into[: self.lead] = self._before
+        into[self.lead : end] = rows.reshape(-1)
+        return end
 
 
 def words_nbytes(most: int) -> int:
-    """Return how many bytes the words of so many pieces need, and of their end."""
-    return 4 * (most * _PIECE_WORDS + 16)
+    """Return how many bytes the words of so many pieces need, with what is around them."""
+    return 4 * (most * PIECE_WORDS + 32)
 
 
 def end_words(channel: Channel, value: int) -> list[int]:
-    """Return the words that end a submission: the channel's timeline has `value` then."""
+    """Return the words after which the channel's timeline has `value`, when all is copied."""
     push = PushBuffer()
     push.release(channel.timeline.gpu_va, value)
     return push.words

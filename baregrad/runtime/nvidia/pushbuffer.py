@@ -21,9 +21,6 @@ _RELEASE_IDLE = _RELEASE | m.HOST["SEM_EXECUTE"].word(RELEASE_WFI=1)
 _ACQUIRE = m.HOST["SEM_EXECUTE"].word(
     OPERATION=m.SEM_EXECUTE_ACQ_CIRC_GEQ, ACQUIRE_SWITCH_TSG=1, PAYLOAD_SIZE=1
 )
-_ACQUIRE_WORD = m.HOST["SEM_EXECUTE"].word(
-    OPERATION=m.SEM_EXECUTE_ACQ_CIRC_GEQ, ACQUIRE_SWITCH_TSG=1
-)
 _CONSTANTS = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"].word(CONSTANT=1)
 _ALL_CACHES = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"].word(
     INSTRUCTION=1, GLOBAL_DATA=1, CONSTANT=1
@@ -64,10 +61,6 @@ class PushBuffer:
     def acquire(self, gpu_va: int, value: int) -> None:
         """Hold this channel until a semaphore is `value` or more; others of its group go on."""
         self._semaphore(gpu_va, value, _ACQUIRE)
-
-    def acquire_word(self, gpu_va: int, value: int) -> None:
-        """Hold this channel until 32 bits are `value` or more, compared in a circle."""
-        self._semaphore(gpu_va, value, _ACQUIRE_WORD)
 
     def _semaphore(self, gpu_va: int, value: int, execute: int) -> None:
         if gpu_va % 16:

@@ -1,12 +1,13 @@
 """Copies of ordinary arrays by threads that need no Python while they copy.
 
-A copy is one submission: the channel waits for each piece of pinned memory until the threads have
-filled it, copies it and says so (or the other way round), while the threads, and the caller's with
-them, run machine code that waits for the GPU's words, moves bytes and writes words (copy_code.py).
+Threads, and the caller's with them, run machine code that fills slots of pinned memory, or empties
+them, and rings the doorbell for each piece when it may be copied (copy_code.py). Words for all of
+them are written before; what ends a copy to the GPU is submitted when all its pieces were.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -20,8 +21,7 @@ from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.copy_code import CopyCode, CrewState
 from baregrad.runtime.nvidia.memory import PAGE_NBYTES, Allocation
 from baregrad.runtime.nvidia.piece_words import (
-    DONE_OFFSET,
-    MARK_OFFSET,
+    PIECE_WORDS,
     SLOT_NBYTES,
     PieceWords,
     Slots,
@@ -29,6 +29,8 @@ from baregrad.runtime.nvidia.piece_words import (
     end_words,
     words_nbytes,
 )
+from baregrad.runtime.nvidia.port import KernelPort
+from baregrad.runtime.nvidia.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.channel import Channel
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.objects import Gpu
     from baregrad.runtime.nvidia.pieces import Piece
 
-# Pieces of one submission.
+# Pieces whose words are written at once.
 _MOST_PIECES = 1024
+# Each may be in the ring at once.
+_MOST_SLOTS = 256
 _LEAST_PIECE_NBYTES = 128 << 10
 _EVERYBODY = 1 << 30
 _MASK = 0xFFFFFFFF
@@ -46,6 +50,8 @@ _MASK = 0xFFFFFFFF
 _LOOK_S, _NAP_NS, _IDLE_S = 1e-3, 50_000, 400e-6
 # The caller's look, the first and later ones, and how often it looks for faults.
 _FIRST_LOOK_S, _LATER_LOOK_S, _CHECK_S = 1e-3, 100e-6, 5e-3
+# Where doorbells are seen by the port alone, the caller rings them, this often.
+_RING_S = 20e-6
 
 
 class SharedCopies:
@@ -61,14 +67,16 @@ class SharedCopies:
     ) -> None:  # fmt: skip
         self._code, self._workers, self._options = code, workers, options
         self._wait, self._watch = wait, watch
-        self._pause: Callable[[], None] = gpu.client.port.pause
+        self._port = gpu.client.port
+        self._pause: Callable[[], None] = self._port.pause
+        self._by_hand = not isinstance(self._port, KernelPort)
         self._channel: Channel | None = None
-        # Of the last copy: the timeline's value when it is done, and which way it went.
-        self.last_value, self.last_out = 0, False
-        count = 1 << (workers * options.depth - 1).bit_length()
+        # The timeline's value when the last copy to the GPU is done, 0 if it went to the host.
+        self.last_value = 0
+        count = min(_MOST_SLOTS, 1 << (workers * options.depth - 1).bit_length())
         stride = round_up(options.piece_nbytes, PAGE_NBYTES)
         self.stage: Allocation = gpu.memory.host(count * stride, large_pages=options.large_pages)
-        self._memory = gpu.memory.pinned(count * SLOT_NBYTES)
+        self._memory = gpu.memory.pinned((count + 1) * SLOT_NBYTES)
         self._slot_words = self._memory.view[: count * SLOT_NBYTES].cast("I")
         slots = self._slots = Slots(self.stage.gpu_va, self._memory.gpu_va, stride, count)
         # Made when a copy of their direction is.
@@ -94,7 +102,7 @@ class SharedCopies:
         assert code.move is not None
         state.stage, state.stride = self.stage.host_address, slots.stride
         state.words, state.mask = self._memory.host_address, slots.total - 1
-        state.move = code.move
+        state.move, state.apart = code.move, 4 * PIECE_WORDS
         state.spins, state.idle_spins = code.turns(_LOOK_S), code.turns(_IDLE_S)
         state.nap[1] = _NAP_NS
 
@@ -120,51 +128,69 @@ class SharedCopies:
         self._pieces.reverse()
         if channel.words[0] < self._values[0]:
             self._wait(channel, self._values[0])
-        state = self._state
+        state, slots = self._state, self._slots
+        channel.make_room(slots.total + 2)
         first, count = state.end, -(-nbytes // step)
         state.base, state.host, state.nbytes, state.step = first, host, nbytes, step
-        state.out, state.lag = out, 0 if out else self._slots.total
-        value, interrupt = channel.last_value + 1, None
+        state.out, state.lag, state.ahead = out, *((0, slots.total) if out else (slots.total, 0))
+        state.ring, state.held = ctypes.addressof(channel.ring_state), 1
         try:
             # From here on threads use the array.
             state.end = first + count
-            self._code.wake(self._address, min(self._workers - 1, count - 1))
-            self._submit(channel, first, gpu_va, nbytes, step, out=out)
-        except BaseException as error:
-            if channel.last_value < value:
-                self._give_up()
-                raise
-            interrupt = error
-        self._finish(channel, interrupt)
+            helpers = min(self._workers - 1, count - 1)
+            if not out:
+                self._code.wake(self._address, helpers)
+            end = self._begin(channel, first, gpu_va, nbytes, step, out=out)
+            if out:
+                self._code.wake(self._address, helpers)
+        except BaseException:
+            self._give_up()
+            raise
+        interrupt = self._finish(channel)
+        self.last_value = self._values[0] = 0
+        if not out:
+            channel.enter(end, ())
+            self.last_value = self._values[0] = channel.last_value
+        if interrupt is not None:
+            self._wait(channel, channel.last_value)
+            raise interrupt
 
-    def _submit(
+    def _begin(
         self, channel: Channel, first: int, gpu_va: int, nbytes: int, step: int, *, out: bool
-    ) -> None:
+    ) -> int:
+        """Write the words, let the threads submit them, and return the entry of the end."""
         words = self._words.get(out)
         if words is None:
             words = self._words[out] = PieceWords(
                 self._slots, _MOST_PIECES, out=out, pipelined=self._options.pipelined
             )
-        view, value = self._views[0], channel.last_value + 1
+        view, place = self._views[0], self._pieces[0].gpu_va
         count = words.write(view, first, gpu_va, nbytes, step)
-        end = end_words(channel, value)
+        end = end_words(channel, channel.last_value + 1)
         view[count : count + len(end)] = end
-        entry = self._pieces[0].gpu_va | count + len(end) << m.GP_ENTRY_LENGTH_SHIFT
-        self._values[0] = self.last_value = value
-        self.last_out = out
-        channel.enter(entry | m.GP_ENTRY_SUBROUTINE, ())
+        self._state.entry = _entry(place + 4 * words.lead, PIECE_WORDS)
+        # To the host, what goes into free slots need not wait for any thread.
+        pieces = min(-(-nbytes // step), self._slots.total) if out else 0
+        channel.enter_part(_entry(place, words.lead + PIECE_WORDS * pieces))
+        self._port.store(self._address + CrewState.held.offset, 0)
+        return _entry(place + 4 * count, len(end))
 
-    def _finish(self, channel: Channel, interrupt: BaseException | None) -> None:
-        """Copy until all is done; an interrupt of this thread is raised then, a fault at once."""
+    def _finish(self, channel: Channel) -> BaseException | None:
+        """Copy until all is done; return an interrupt of this thread, raise a fault at once."""
         code, state = self._code, self._state
+        interrupt: BaseException | None = None
         check = self._watch(channel, lambda: int(state.finished))
-        turns, later = code.turns(_FIRST_LOOK_S), code.turns(_LATER_LOOK_S)
+        looks = (_RING_S, _RING_S) if self._by_hand else (_FIRST_LOOK_S, _LATER_LOOK_S)
+        turns, later = map(code.turns, looks)
         check_at = time.perf_counter() + _CHECK_S
         while True:
             try:
                 if not code.join(self._address, turns):
                     break
                 turns = later
+                if self._by_hand:
+                    ring = channel.ring_state
+                    self._port.store(ring.doorbell_address, ring.token)
                 self._pause()
                 if time.perf_counter() > check_at:
                     check()
@@ -173,13 +199,12 @@ class SharedCopies:
                 channel.group.dead = channel.group.dead or str(error)
                 self._give_up()
                 raise
-            except BaseException as error:  # noqa: BLE001  raised below, when all is done
+            except BaseException as error:  # noqa: BLE001  raised when all is done
                 interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        return interrupt
 
     def _give_up(self) -> None:
-        """Have the threads let go of the array; what the GPU still waits for never comes."""
+        """Have the threads let go of the array; pieces that they have not submitted never are."""
         state, turns = self._state, self._code.turns(_LATER_LOOK_S)
         state.abort = 1
         while True:
@@ -189,18 +214,16 @@ class SharedCopies:
             except KeyboardInterrupt:
                 # Whoever gives up raises already.
                 continue
-        state.abort = 0
+        state.abort = state.held = 0
         self._channel = None
 
     def _begin_anew(self, channel: Channel) -> None:
         """Mark all slots as used by pieces that are done, once the channel uses none of them."""
-        if channel.words[0] < channel.last_value:
-            self._wait(channel, channel.last_value)
+        self._wait(channel, channel.submit(PushBuffer()))
         end, count = self._state.end, self._slots.total
         for number in range(end, end + count):
             at = number % count * SLOT_NBYTES
-            for offset in (MARK_OFFSET, DONE_OFFSET):
-                self._slot_words[at + offset >> 2] = number + 1 - count & _MASK
+            self._slot_words[at >> 2] = number + 1 - count & _MASK
         self._values = [0, 0]
         self._channel = channel
 
@@ -222,6 +245,11 @@ class SharedCopies:
             piece.close()
         self._memory.close()
         self.stage.close()
+
+
+def _entry(gpu_va: int, words: int) -> int:
+    """Return the ring's entry for words at an address."""
+    return gpu_va | words << m.GP_ENTRY_LENGTH_SHIFT | m.GP_ENTRY_SUBROUTINE
 
 
 def _word_array(piece: Piece) -> Words:

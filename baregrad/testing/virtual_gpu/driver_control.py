@@ -132,10 +132,6 @@ class Controls:
         params["faultString"] = fault.kind.encode()
         params["shaderProgramVA[6]"] = fault.program
 
-    def boost(self, target: DriverObject, params: Arguments) -> None:
-        """Clocks, of which there are none."""
-        expect(target, DeviceObject)
-
     def token(self, target: DriverObject, params: Arguments) -> None:
         """What to write to the doorbell."""
         params["workSubmitToken"] = expect(target, ChannelObject).token
@@ -169,7 +165,6 @@ _COMMANDS: MappingProxyType[
     nv.NV2080_CTRL_CMD_CE_GET_ALL_CAPS: ("all_copy_caps", Controls.copy_caps),
     nv.NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK: ("parts_of_copy_engine", Controls.copy_parts),
     nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO: ("mmu_fault", Controls.fault_info),
-    nv.NV2080_CTRL_CMD_PERF_BOOST: ("perf_boost", Controls.boost),
     nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: ("work_submit_token", Controls.token),
     nv.NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: ("schedule", Controls.schedule),
 })

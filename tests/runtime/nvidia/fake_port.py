@@ -237,6 +237,8 @@ class FakePort(ByStores):
                 data = struct.pack(f"<{len(self.classes)}I", *self.classes)
                 ctypes.memmove(params["classList"], data, len(data))
             params["numClasses"] = len(self.classes)
+        elif command == nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO and params.nbytes != 268:
+            call["status"] = 0x3A
         elif command == nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO:
             params["data"] = b"a GPU's own uuid".ljust(256, b"\0")
         elif command == nv.NV2080_CTRL_CMD_GR_GET_INFO:
@@ -246,8 +248,6 @@ class FakePort(ByStores):
                 ctypes.c_uint32.from_address(where + 4).value = self.facts[index]
         elif command == nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN:
             params["workSubmitToken"] = call["hObject"] & 0xFFFF
-        elif command == nv.NV2080_CTRL_CMD_PERF_BOOST and params.nbytes != 8:
-            call["status"] = 0x3A
         elif command == nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO:
             address, kind, params["shaderProgramVA[6]"] = self.mmu_fault
             params["addrHi"], params["addrLo"] = address >> 32, address & 0xFFFFFFFF

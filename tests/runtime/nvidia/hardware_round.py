@@ -31,7 +31,7 @@ from baregrad.base.options import options
 from baregrad.program import Program
 from baregrad.runtime.commands import CommandList, Slot
 from baregrad.runtime.interface import Buffer, Kernel
-from baregrad.runtime.nvidia.copies import Staging, default_options
+from baregrad.runtime.nvidia.copies import PYTHON_OPTIONS, Staging, default_options
 from baregrad.runtime.nvidia.copy_code import copy_code
 from baregrad.runtime.nvidia.copy_engines import copy_engines
 from baregrad.runtime.nvidia.device import NvDevice
@@ -166,28 +166,36 @@ def part_launch() -> None:
 
 
 def part_parts() -> None:
-    """Of one launch: the host's way to the doorbell, and the kernel by the GPU's clock."""
+    """Of one launch: the host's `submit`, and the kernel by the GPU's clock."""
     told = (name for name, style in STYLES.items() if style.released and name != DEFAULT_STYLE)
-    for name in (DEFAULT_STYLE, "thorough", "light", *told):
+    for name in (DEFAULT_STYLE, "thorough", "light", *told, DEFAULT_STYLE):
         device = NvDevice(style=style_of(name), timeout_s=5)
-        commands = device.command_list()
-        commands.exec(load(device, "link64_early"), [Slot(0)], {"number": 1})
-        buffers = [buffer_of(device, ramp(32))]
-        found, both = [], []
-        for _ in range(few(3000, 3)):
-            device.synchronize()
-            begin = time.perf_counter_ns()
-            device.submit(commands, buffers)
-            middle = time.perf_counter_ns()
-            device.synchronize()
-            both.append(time.perf_counter_ns() - begin)
-            found.append(middle - begin)
-        timeline = device.submit(commands, buffers, timed=True)
-        assert timeline is not None
-        print(f"  {name:20} {np.median(both) / 1e3:.2f} us, of it to the doorbell "
-              f"{np.median(found) / 1e3:.2f}; between stamps {timeline.durations_ns()[0]} ns",
-              flush=True)
+        print(f"  {name:20} {_parts_of_one(device)}", flush=True)
         device.close()
+
+
+def _parts_of_one(device: NvDevice) -> str:
+    commands = device.command_list()
+    commands.exec(load(device, "link64_early"), [Slot(0)], {"number": 1})
+    buffers = [buffer_of(device, ramp(32))]
+    found, both, times = [], [], few(3000, 3)
+    for _ in range(times):
+        device.synchronize()
+        begin = time.perf_counter_ns()
+        device.submit(commands, buffers)
+        middle = time.perf_counter_ns()
+        device.synchronize()
+        both.append(time.perf_counter_ns() - begin)
+        found.append(middle - begin)
+    begin = time.perf_counter_ns()
+    for _ in range(times):
+        device.submit(commands, buffers)
+    device.synchronize()
+    each = (time.perf_counter_ns() - begin) / times / 1e3
+    timeline = device.submit(commands, buffers, timed=True)
+    assert timeline is not None
+    return (f"{np.median(both) / 1e3:.2f} us, of it submit {np.median(found) / 1e3:.2f}; "
+            f"without waiting {each:.2f}; between stamps {timeline.durations_ns()[0]} ns")
 
 
 def part_pinned() -> None:
@@ -208,7 +216,6 @@ def part_pinned() -> None:
             cells.append(f"{nbytes:>9} bytes in {into:6.2f}, out {out:6.2f} GB/s")
         print(f"  engine {device.channels[1].group.engine}: {'; '.join(cells)}", flush=True)
         device.close()
-    part_opening()
 
 
 def _rates(device: NvDevice, host: Any) -> tuple[float, float]:
@@ -226,12 +233,11 @@ def part_ordinary() -> None:
     nbytes = (4, 16, 64, 256)
     hosts = [np.empty(few(one, 5) * MIB, np.uint8) for one in nbytes[: few(4, 1)]]
     most, count = default_options(), few(8, 2)
-    rows = [most, most._replace(pipelined=False), most._replace(native=False, piece_nbytes=2 * MIB)]
-    rows += [most._replace(workers=count, piece_nbytes=piece, depth=depth)
-             for piece in (256 << 10, 512 << 10, 2 * MIB) for depth in (2, 4)]
-    rows += [most._replace(workers=workers) for workers in (4, 6, 12, 16)]
+    rows = [most, most._replace(pipelined=False), PYTHON_OPTIONS]
+    rows += [most._replace(piece_nbytes=piece << 10, depth=depth)
+             for piece, depth in ((256, 4), (256, 8), (512, 2), (1024, 2), (1024, 4), (2048, 4))]
+    rows += [most._replace(workers=workers) for workers in (4, 6, 10, 12)]
     rows += [most._replace(rounds=rounds) for rounds in (2, 8)]
-    rows.append(most._replace(large_pages=False))
     found = []
     for row in rows[: few(len(rows), 3)]:
         row = row._replace(workers=row.workers or count)
@@ -338,7 +344,7 @@ def _fault(style: str, name: str, values: dict[str, int], deadline: float) -> No
 
 def part_random() -> None:
     """10,000 random lists give what NumPy gives, in the styles that may become the default."""
-    names = (DEFAULT_STYLE, "early-told-refetched", "early-told-kept", "thorough")
+    names = (DEFAULT_STYLE, "early-told-drops", "thorough")
     for name in names:
         device = NvDevice(style=STYLES[name], timeout_s=10)
         begin = time.perf_counter()
@@ -408,7 +414,7 @@ def part_peers() -> None:
         nbytes = few(1 << 30, 4 * MIB)
         come, to = first.allocate(nbytes), second.allocate(nbytes)
         first.copy_in(come, bytes(nbytes))
-        best = best_us(functools.partial(copy_between, to, come), few(5, 1))
+        best = best_us(functools.partial(copy_between, to, come), few(40, 1))
         print(f"  engine {first.channels[1].group.engine}: {nbytes / best / 1e3:.1f} GB/s",
               flush=True)
         first.close()

@@ -64,10 +64,6 @@ def step_gpu() -> None:
         print(f"  50 ms by the host are {gpu_ns / 1e6:.3f} ms by the GPU, host {host_ns / 1e6:.3f}")
         expect(0.9 < gpu_ns / host_ns < 1.1, "the GPU's clock does not keep time")
         timed("read the GPU's clock", gpu.timer_ns, 1000)
-        try:
-            gpu.boost()
-        except DriverError as error:
-            print(f"  boost refused: {error}")
 
 
 def step_channel() -> None:
@@ -261,7 +257,8 @@ def step_refusals() -> None:
             ("bad class", lambda: client.allocate(gpu.device, 0xBEEF, None)),
             ("bad parent", lambda: client.allocate(0x1234, nv.NV20_SUBDEVICE_0, None)),
             ("bad size", lambda: client.control(
-                gpu.subdevice, nv.NV2080_CTRL_CMD_PERF_BOOST, client.struct("gid_info").record())),
+                gpu.subdevice, nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO,
+                client.struct("work_submit_token").record())),
             ("bad fd", lambda: gpu.register_fd(client.uvm_fd)),
         ):  # fmt: skip
             try:

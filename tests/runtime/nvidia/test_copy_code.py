@@ -19,9 +19,10 @@ from baregrad.runtime.nvidia.copy_code import (
     copy_code,
     read_listing,
 )
+from baregrad.runtime.nvidia.doorbell import RingState
 
 SLOTS, STEP = 8, 192
-WORDS_APART = 32
+WORDS_APART, ENTRY, APART, RING = 16, 1 << 40, 56, 64
 
 
 @pytest.fixture
@@ -68,6 +69,12 @@ class Crew:
         state.words, state.mask = self.words.ctypes.data, SLOTS - 1
         assert code.move is not None
         state.move, state.spins, state.idle_spins = code.move, 1000, 300
+        # A ring with its pointer and doorbell behind it.
+        self.ring = np.zeros(RING + 2, np.uint64)
+        place = self.ring.ctypes.data
+        self.ring_state = RingState(place, place + 8 * RING, place + 8 * RING + 8, 0, RING - 1, 77)
+        state.entry = ENTRY
+        state.ring, state.apart = ctypes.addressof(self.ring_state), APART
         state.nap[1] = 50_000
         self.threads = [
             threading.Thread(target=code.work, args=(self.address,), daemon=True)
@@ -80,7 +87,7 @@ class Crew:
         """Begin a copy of an array and return the first piece's number."""
         state, first = self.state, self.state.end
         state.base, state.host, state.nbytes, state.step = first, host.ctypes.data, host.size, STEP
-        state.out, state.lag = out, 0 if out else SLOTS
+        state.out, state.lag, state.ahead = out, *((0, SLOTS) if out else (SLOTS, 0))
         state.end = first + -(-host.size // STEP)
         self.code.wake(self.address, len(self.threads))
         return first
@@ -98,19 +105,23 @@ def test_each_piece_is_moved_once_to_its_place(code: CopyCode) -> None:
     """Many short copies: threads that are late for one meet the next."""
     crew = Crew(code, 3)
     crew.stage[:] = np.arange(1, SLOTS + 1, dtype=np.uint8)[:, None]
-    crew.words[:, 16] = 1 << 30
+    crew.words[:, 0] = 1 << 30
     random = np.random.default_rng(1)
     for _ in range(400):
         host = np.zeros(int(random.integers(1, 30 * STEP)), np.uint8)
+        put = crew.ring_state.put
         first = crew.begin(host, out=True)
         while code.join(crew.address, 2000):
             pass
-        pieces = np.arange(-(-host.size // STEP)) + first
-        wanted = np.repeat((pieces % SLOTS + 1).astype(np.uint8), STEP)[: host.size]
+        pieces = np.arange(-(-host.size // STEP))
+        wanted = np.repeat(((pieces + first) % SLOTS + 1).astype(np.uint8), STEP)[: host.size]
         assert np.array_equal(host, wanted)
         assert crew.state.finished == crew.state.next == crew.state.end
-        for piece in pieces[-SLOTS:]:
-            assert crew.words[piece % SLOTS, 0] == piece + 1
+        # What comes into a slot that was emptied is submitted, each once.
+        rung = (crew.ring_state.put - put) % RING
+        assert rung == max(0, len(pieces) - SLOTS)
+        entries = [int(crew.ring[(put + i) % RING]) for i in range(rung)]
+        assert sorted(entries) == [ENTRY + APART * i for i in range(SLOTS, len(pieces))]
     crew.close()
 
 
@@ -118,22 +129,33 @@ def test_a_slot_is_filled_when_it_is_free_and_not_before(code: CopyCode) -> None
     crew = Crew(code, 2)
     host = np.random.default_rng(2).integers(0, 256, 3 * SLOTS * STEP - 7, np.uint8)
     # The slots' last pieces, numbered below 0, are done.
-    crew.words[:, 16] = np.arange(SLOTS, dtype=np.int64).astype(np.uint32) - np.uint32(SLOTS - 1)
+    crew.words[:, 0] = np.arange(SLOTS, dtype=np.int64).astype(np.uint32) - np.uint32(SLOTS - 1)
+    crew.state.held, crew.state.entry = 1, 0
     crew.begin(host, out=False)
-    seen = []
-    for piece in range(3 * SLOTS):
-        slot = piece % SLOTS
-        deadline = time.perf_counter() + 20
-        while crew.words[slot, 0] != piece + 1:
-            code.join(crew.address, 100)
-            assert time.perf_counter() < deadline
-        # No slot is used twice before we have said that it is free.
-        assert int(crew.words[:, 0].max()) <= piece + SLOTS
-        nbytes = min(STEP, host.size - piece * STEP)
-        seen.append(crew.stage[slot, :nbytes].copy())
-        crew.words[slot, 16] = piece + 1
+    seen = {}
+    time.sleep(0.01)
+    assert not crew.ring_state.put and not crew.ring[RING:].any()
+    # The place of the words is known no sooner than they are there.
+    crew.state.entry = ENTRY
+    crew.state.held = 0
+    deadline = time.perf_counter() + 20
+    while len(seen) < 3 * SLOTS:
+        code.join(crew.address, 100)
+        assert time.perf_counter() < deadline
+        at = len(seen)
+        if at % RING == crew.ring_state.put:
+            continue
+        piece, left = divmod(int(crew.ring[at]) - ENTRY, APART)
+        assert not left and piece not in seen
+        slot, nbytes = piece % SLOTS, min(STEP, host.size - piece * STEP)
+        # No slot is used again before we have said that it is free.
+        assert piece < SLOTS or piece - SLOTS in seen
+        seen[piece] = crew.stage[slot, :nbytes].copy()
+        crew.words[slot, 0] = piece + 1
     assert not code.join(crew.address, 10_000)
-    assert np.array_equal(np.concatenate(seen), host)
+    assert np.array_equal(np.concatenate([seen[piece] for piece in sorted(seen)]), host)
+    assert crew.ring[RING] & 0xFFFFFFFF == crew.ring_state.put == 3 * SLOTS
+    assert crew.ring[RING + 1] == 77
     crew.close()
 
 

@@ -85,15 +85,15 @@ def test_memory_ends_and_comes_back(gpu: Gpu) -> None:
 
 def test_controls_have_an_exact_size(gpu: Gpu) -> None:
     client = gpu.client
-    wrong = client.struct("gid_info").record()
-    boost = nv.NV2080_CTRL_CMD_PERF_BOOST
-    assert refused(lambda: client.control(gpu.subdevice, boost, wrong)) == (
+    wrong = client.struct("work_submit_token").record()
+    name = nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO
+    assert refused(lambda: client.control(gpu.subdevice, name, wrong)) == (
         "NV_ERR_INVALID_PARAM_STRUCT"
     )
     assert refused(lambda: client.control(gpu.subdevice, 0x2080_FFFF, wrong)) == (
         "NV_ERR_NOT_SUPPORTED"
     )
-    assert refused(lambda: client.control(0x4321, boost, wrong)) == "NV_ERR_OBJECT_NOT_FOUND"
+    assert refused(lambda: client.control(0x4321, name, wrong)) == "NV_ERR_OBJECT_NOT_FOUND"
     token = client.struct("work_submit_token").record()
     command = nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN
     assert refused(lambda: client.control(gpu.device, command, token)) == "NV_ERR_INVALID_OBJECT"

@@ -40,7 +40,7 @@ _HEADERS = (
     "ctrl/ctrl0000/ctrl0000system.h", "ctrl/ctrl0000/ctrl0000gpu.h",
     "ctrl/ctrl0080/ctrl0080gpu.h", "ctrl/ctrl2080/ctrl2080gpu.h", "ctrl/ctrl2080/ctrl2080gr.h",
     "ctrl/ctrl2080/ctrl2080fb.h", "ctrl/ctrl2080/ctrl2080ce.h", "ctrl/ctrl906f.h",
-    "ctrl/ctrl2080/ctrl2080perf.h", "ctrl/ctrlc36f.h", "ctrl/ctrla06f/ctrla06fgpfifo.h",
+    "ctrl/ctrlc36f.h", "ctrl/ctrla06f/ctrla06fgpfifo.h",
     "ctrl/ctrla06c.h",
 )  # fmt: skip
 
@@ -78,11 +78,6 @@ _COMPOSED = MappingProxyType({
         "NV_VASPACE_ALLOCATION_FLAGS_IS_EXTERNALLY_OWNED"
         " | NV_VASPACE_ALLOCATION_FLAGS_ENABLE_PAGE_FAULTING",
     "CONTEXT_SHARE_ASYNC": "DRF_DEF(_CTXSHARE,_ALLOCATION_FLAGS,_SUBCONTEXT,_ASYNC)",
-    "PERF_BOOST_FLAGS":
-        "DRF_DEF(2080_CTRL,_PERF_BOOST_FLAGS,_CMD,_BOOST_TO_MAX)"
-        " | DRF_DEF(2080_CTRL,_PERF_BOOST_FLAGS,_CUDA,_YES)"
-        " | DRF_DEF(2080_CTRL,_PERF_BOOST_FLAGS,_CUDA_PRIORITY,_HIGH)",
-    "PERF_BOOST_FOREVER": "NV2080_CTRL_PERF_BOOST_DURATION_INFINITE",
     "GID_FORMAT_BINARY": "DRF_DEF(2080_GPU_CMD,_GPU_GET_GID_FLAGS,_FORMAT,_BINARY)",
     "MAPPING_READ_WRITE_ATOMIC": "UvmGpuMappingTypeReadWriteAtomic",
     "COPY_ENGINE_VERSION": "NVB0B5_ALLOCATION_PARAMETERS_VERSION_1",

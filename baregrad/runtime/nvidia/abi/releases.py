@@ -63,7 +63,6 @@ _ROOT: Mapping[str, Struct] = MappingProxyType({
     "gid_info": rm.GID_INFO,
     "gr_info_list": rm.GR_INFO_LIST,
     "gr_info": rm.GR_INFO,
-    "perf_boost": rm.PERF_BOOST,
     "fb_info_list": rm.FB_INFO_LIST,
     "fb_info": rm.FB_INFO,
     "mmu_fault": rm.MMU_FAULT,

@@ -251,11 +251,6 @@ GR_INFO = struct("NV2080_CTRL_GR_INFO", "ctrl/ctrlxxxx.h:71", 8, """
     4  u32 data
 """)
 
-PERF_BOOST = struct("NV2080_CTRL_PERF_BOOST_PARAMS", "ctrl/ctrl2080/ctrl2080perf.h:99", 8, """
-    0  u32 flags
-    4  u32 duration
-""")
-
 FB_INFO_LIST = struct("NV2080_CTRL_FB_GET_INFO_PARAMS", "ctrl/ctrl2080/ctrl2080fb.h:454", 16, """
     0  u32 fbInfoListSize
     8  u64 fbInfoList
