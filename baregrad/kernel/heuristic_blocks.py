@@ -353,7 +353,7 @@ def _schedule(
     elif dots:
         inner = f"{k}i"
         _split(plan, found.steps, {inner: 0, **dots})
-    plan.steps += [Tensorize(name, "dot4") for name in dots]
+    plan.steps += [Tensorize((name,), "dot4") for name in dots]
     outside = [name for axis in found.outside for name, _ in axis.loops]
     inside = [name for axis in found.inside for name, _ in axis.loops]
     steps = list(plan.steps)

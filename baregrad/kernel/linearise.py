@@ -24,7 +24,9 @@ from baregrad.kernel.linearise_access import (
     is_streamed,
     streamed_nbytes,
 )
+from baregrad.kernel.linearise_copies import commit, copy_to, done
 from baregrad.kernel.linearise_folds import BARRIER
+from baregrad.kernel.linearise_mma import multiply
 from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_scopes import END, ZERO
 from baregrad.kernel.linearise_transposed import (
@@ -289,5 +291,15 @@ def _scatter(
 
 
 _STATEMENTS: MappingProxyType[Op, Callable[[Values, Node, list[Any]], None]] = MappingProxyType(
-    {Ops.SEQ: _seq, Ops.LOOP: _loop, Ops.IF: _if, Ops.STORE: _store, Ops.BARRIER: _barrier}
+    {
+        Ops.SEQ: _seq,
+        Ops.LOOP: _loop,
+        Ops.IF: _if,
+        Ops.STORE: _store,
+        Ops.BARRIER: _barrier,
+        Ops.COPYTO: copy_to,
+        Ops.COMMIT: commit,
+        Ops.DONE: done,
+        Ops.MMA: multiply,
+    }
 )

@@ -172,7 +172,7 @@ class Memory:
         groups: dict[Terms, int] = {}
         for node in values_below(kernel):
             op = node.op
-            if op is Ops.STORE:
+            if op is Ops.STORE or op is Ops.COPYTO:
                 indices = node.src[2:]
                 self.written.add(node.src[0])
             elif op is Ops.LOAD:

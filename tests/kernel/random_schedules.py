@@ -97,7 +97,7 @@ def _any_step(rng: random.Random, table: AxisTable, number: int) -> Step | None:
     axis = table.axes[name]
     kind = rng.randrange(6)
     if kind == 5 and axis.reduced and axis.extent == 4:
-        return Tensorize(name, "dot4")
+        return Tensorize((name,), "dot4")
     if kind <= 1:
         inner = {f"a{number}_{i}": rng.choice((1, 2, 3, 4, 8)) for i in range(rng.randrange(1, 3))}
         return split(name, outer=f"a{number}o", tail=f"a{number}t", **inner)
