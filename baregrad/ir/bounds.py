@@ -217,6 +217,14 @@ def _or(node: Node) -> Bounds | None:
     return (max(a, c), max(b, d)) if node.dtype.kind == "bool" else None
 
 
+def _xor(node: Node) -> Bounds | None:
+    x, y = node.src
+    (a, b), (c, d) = bounds(x), bounds(y)
+    if node.dtype.kind == "bool" or a < 0 or c < 0:
+        return None
+    return (0, (1 << max(b, d).bit_length()) - 1)
+
+
 def _guard(node: Node) -> Bounds:
     lo, hi = bounds(node.src[1])
     return (min(lo, 0), max(hi, 0))
@@ -246,6 +254,7 @@ _RULES: MappingProxyType[Op, Callable[[Node], Bounds | None]] = MappingProxyType
         Ops.CAST: _cast,
         Ops.AND: _and,
         Ops.OR: _or,
+        Ops.XOR: _xor,
         Ops.GUARD: _guard,
     }
 )

@@ -126,6 +126,10 @@ class LoopMachine:
         self.memory: dict[int | Node, Array] = {}
         self.counters: dict[Node, int] = {}
         self.conditions: list[Node] = []
+        # Asynchronous copies: those of no group yet, and groups, the oldest first. Each has the
+        # memory, the places in it, and what will be there.
+        self.loose: list[tuple[Array, Array, Array]] = []
+        self.landing: list[list[tuple[Array, Array, Array]]] = []
 
     def run(self, root: Node) -> None:
         """Execute statements in order; an explicit stack stands in for recursion over bodies."""
@@ -136,8 +140,15 @@ class LoopMachine:
                 item(stack)
             elif item.op in STRUCTURE:
                 self.structure(item, stack)
-            elif item.op is Ops.STORE:
+            elif item.op is Ops.STORE or item.op is Ops.COPYTO:
                 self._store(item)
+            elif item.op is Ops.COMMIT:
+                self.landing.append(self.loose)
+                self.loose = []
+            elif item.op is Ops.DONE:
+                self._done(item)
+            elif item.op is Ops.MMA:
+                self._multiply(item)
             else:
                 raise CompilerBug("not a statement of the CPU's loop level", found=item)
 
@@ -204,6 +215,11 @@ class LoopMachine:
         places = np.broadcast_to(offset, shape).reshape(-1)[active]
         data = np.broadcast_to(data, shape).reshape(-1)[active]
         memory = self.buffer(buffer)
+        if node.op is Ops.COPYTO:
+            # It lands at any time from now on: nobody can count on what is there before.
+            self.loose.append((memory, places, to_raw(data, buffer.dtype)))
+            memory[places] = poisoned(places.size, buffer.dtype)
+            return
         if node.arg is None:
             memory[places] = to_raw(data, buffer.dtype)
             return
@@ -211,6 +227,31 @@ class LoopMachine:
             old = to_array(memory[place : place + 1], buffer.dtype)
             (total,) = combine(node.arg, (old,), (np.asarray(one).reshape(1),))
             memory[place] = to_raw(total, buffer.dtype)[0]
+
+
+    def _multiply(self, node: Node) -> None:
+        """A product of matrices is added, exactly, and rounded once."""
+        total, left, right = node.src[:3]
+        tile = tile_of(node, self.conditions)
+        expression = Expression(self, tile)
+        mask = expression.all_true(self.conditions)
+        old = expression.value(total, mask)
+        factors = [expression.value(side, mask).astype(np.float64) for side in (left, right)]
+        summed = (factors[0] * factors[1]).sum(axis=tile.axes[node.src[6]], keepdims=True)
+        offset = expression.offset(total.src[0], total.src[1:], mask)
+        new = (old + summed).astype(np.float32)
+        memory = self.buffer(total.src[0])
+        memory[np.broadcast_to(offset, new.shape).reshape(-1)] = new.reshape(-1)
+
+    def _done(self, node: Node) -> None:
+        """Let all but the last groups land, as late as possible."""
+        if node.arg.engine != "copy":
+            return
+        last = max(len(self.landing) - node.arg.keep, 0)
+        for group in self.landing[:last]:
+            for memory, places, data in group:
+                memory[places] = data
+        del self.landing[:last]
 
 
 class _Counter:
@@ -269,6 +310,8 @@ class Expression:
     def offset(self, buffer: Node, indices: Sequence[Node], mask: Array) -> Array:
         """Flat element positions; raises IndexOutOfRange for an active point outside."""
         extents = self.machine.shape(buffer)
+        if buffer.op is Ops.ALLOC and buffer.arg.depth > 1:
+            extents = (buffer.arg.depth, *extents)
         flat = np.zeros((1,) * len(self.tile.extents), np.int64)
         if len(extents) != len(indices):
             raise CompilerBug("as many indices as axes are wanted", found=buffer, wanted=extents)

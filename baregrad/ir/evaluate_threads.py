@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from baregrad.base.errors import CompilerBug, IndexOutOfRange
+from baregrad.dtypes import as_dtype
 from baregrad.ir.attrs import Access
 from baregrad.ir.evaluate_alu import apply_scalar_op, to_array, to_raw, working_dtype
 from baregrad.ir.evaluate_linear import LINEAR_RULES, LinearMachine
-from baregrad.ir.evaluate_loop import poisoned
+from baregrad.ir.evaluate_loop import memory_dtype, poisoned
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.ir.protocol import ProtocolError
@@ -49,6 +50,15 @@ def evaluate_threads(
         machine.run()
 
 
+class Flight(NamedTuple):
+    """A copy under way: what will be at some places of a shared array, and whose it is."""
+
+    array: Node
+    places: Array
+    data: Array
+    threads: Array
+
+
 class ThreadsMachine(LinearMachine):
     """The threads of one block. `active` says which of them run the present instruction."""
 
@@ -60,6 +70,10 @@ class ThreadsMachine(LinearMachine):
         self.masks: list[Array] = []
         self.writers: dict[Node, Array] = {}
         self.readers: dict[Node, Array] = {}
+        # Asynchronous copies under way: where, those of no group yet, and groups, the oldest first.
+        self.flying: dict[Node, Array] = {}
+        self.loose: list[Flight] = []
+        self.groups: list[list[Flight]] = []
 
     def execute(self, node: Node) -> None:
         """Run one instruction for the active threads."""
@@ -137,6 +151,12 @@ class ThreadsMachine(LinearMachine):
         who = np.broadcast_to(
             self.threads[:, None] if offset.ndim > 1 else self.threads, offset.shape
         )
+        flying = self.flying.get(array)
+        if flying is not None and flying[offset[active]].any():
+            place = offset[active][flying[offset[active]]][0]
+            raise ProtocolError(
+                f"element {place} of {array!r} is touched while a copy to it is under way"
+            )
         for place, thread in zip(offset[active].tolist(), who[active].tolist(), strict=True):
             clash = writer[place] not in (_NOBODY, thread)
             if write:
@@ -236,8 +256,67 @@ def _any(machine: ThreadsMachine, node: Node) -> None:
     machine.values[node] = np.asarray(np.any(machine.use(node.src[0]), axis=-1))
 
 
+def _copy(machine: ThreadsMachine, node: Node) -> None:
+    """Elements that land when their group is waited for; nobody may touch the places till then."""
+    target, at, array, offset, *mask = node.src
+    nbytes, to, first = node.arg.immediates
+    lanes = nbytes // target.dtype.itemsize
+    every = machine.active[:, None]
+    taken = every & machine.use(mask[0])[..., None] if mask else every
+    count = np.arange(lanes)
+    shape = (machine.count, lanes)
+
+    def places(start: Node, more: int, active: Array, buffer: Node) -> Array:
+        found = np.asarray(machine.use(start), np.int64)[..., None] + more + count
+        found = np.broadcast_to(found, shape)
+        size = machine.buffer(buffer).size
+        bad = active & ((found < 0) | (found >= size) | (found[:, :1] % lanes != 0))
+        if bad.any():
+            raise IndexOutOfRange(
+                f"{node!r} of {buffer!r}", found=found[bad].tolist()[:8],
+                wanted=f"0 <= offset < {size}, a multiple of {lanes}",
+            )
+        return np.where(active, found, 0)
+
+    active = np.broadcast_to(every, shape)
+    target_places = places(at, to, active, target)
+    origin = places(offset, first, np.broadcast_to(taken, shape), array)
+    machine.note(node, target_places, active, True)
+    memory = machine.buffer(target)
+    data = np.where(taken, machine.buffer(array)[origin], np.zeros((), memory.dtype))
+    who = np.broadcast_to(machine.threads[:, None], shape)
+    memory[target_places[active]] = poisoned(int(active.sum()), target.dtype)
+    flying = machine.flying.setdefault(target, np.zeros(memory.size, np.bool_))
+    flying[target_places[active]] = True
+    machine.loose.append(Flight(target, target_places[active], data[active], who[active]))
+
+
+def _commit(machine: ThreadsMachine, node: Node) -> None:
+    machine.meet("a group of copies is closed")
+    machine.groups.append(machine.loose)
+    machine.loose = []
+
+
+def _wait(machine: ThreadsMachine, node: Node) -> None:
+    """All but so many groups land, seen by their own threads until the next barrier."""
+    machine.meet("a wait for copies")
+    last = max(len(machine.groups) - node.arg.immediates[0], 0)
+    landed = [one for group in machine.groups[:last] for one in group]
+    del machine.groups[:last]
+    for one in landed:
+        machine.buffer(one.array)[one.places] = one.data
+        machine.flying[one.array][one.places] = False
+        size = machine.buffer(one.array).size
+        writer = machine.writers.setdefault(one.array, np.full(size, _NOBODY))
+        writer[one.places] = one.threads
+
+
 def _machine(machine: ThreadsMachine, node: Node) -> None:
     name = node.arg.name
+    rule = _COPIES.get(name)
+    if rule is not None:
+        rule(machine, node)
+        return
     if name == "bar.sync":
         machine.meet("a barrier")
         machine.writers.clear()
@@ -254,6 +333,70 @@ def _machine(machine: ThreadsMachine, node: Node) -> None:
     raise CompilerBug("an instruction that ordinary kernels have not", found=name)
 
 
+def _load_matrices(machine: ThreadsMachine, node: Node) -> None:
+    """Lane l of a warp has elements 2 (l % 4) and the next of row l / 4, of each matrix.
+
+    The address of row r of matrix i is that of lane 8 i + r. Turned, rows are columns.
+    """
+    machine.meet("matrices are loaded")
+    _, turned, first = (*node.arg.immediates, 0)[:3]
+    array, offset, *registers = node.src
+    starts = np.asarray(machine.use(offset), np.int64) + first
+    starts = np.broadcast_to(starts, (machine.count,)).reshape(-1, WARP)
+    lane = np.arange(WARP)
+    memory = machine.buffer(array).view(np.uint16)
+    for number, register in enumerate(registers):
+        halves = []
+        for half in range(2):
+            row, column = lane // 4, 2 * (lane % 4) + half
+            if turned:
+                row, column = column, row
+            places = (starts[:, 8 * number + row] + column).reshape(-1)
+            if (starts[:, 8 * number + row] % 8).any() or (places >= memory.size).any():
+                raise IndexOutOfRange(f"{node!r} of {array!r}", found=places.tolist()[:8])
+            machine.note(node, places, np.ones(machine.count, np.bool_), False)
+            halves.append(memory[places].astype(np.uint32))
+        machine.values[register] = halves[0] | halves[1] << np.uint32(16)
+
+
+def _multiply_matrices(machine: ThreadsMachine, node: Node) -> None:
+    """Products of a warp's fragments, element by element where the manual says that they are."""
+    machine.meet("matrices are multiplied")
+    depth, name = node.arg.immediates
+    words = depth // 4
+    operand = as_dtype(name)
+    pairs = [np.asarray(machine.use(one)).reshape(-1, WARP) for one in node.src[:-2]]
+    values = [
+        [to_array((word >> np.uint32(16 * half)).astype(np.uint16).view(memory_dtype(operand)),
+                  operand).astype(np.float64) for half in range(2)]
+        for word in pairs
+    ]  # fmt: skip
+    lane = np.arange(WARP)
+    warps = len(pairs[0])
+    left, right = np.zeros((warps, 16, depth)), np.zeros((warps, depth, 8))
+    for half in range(2):
+        for number in range(words):
+            step = 8 * (number >> 1) + 2 * (lane % 4) + half
+            left[:, lane // 4 + 8 * (number & 1), step] = values[number][half]
+        for number in range(words // 2):
+            right[:, 8 * number + 2 * (lane % 4) + half, lane // 4] = values[words + number][half]
+    total = left @ right
+    for half, register in enumerate(node.src[-2:]):
+        old = np.broadcast_to(machine.use(register), (machine.count, 2)).reshape(-1, WARP, 2)
+        rows = lane // 4 + 8 * half
+        added = np.stack([total[:, rows, 2 * (lane % 4) + pair] for pair in range(2)], axis=-1)
+        machine.values[register] = (old + added).astype(np.float32).reshape(-1, 2)
+
+
+_COPIES: MappingProxyType[str, Callable[[ThreadsMachine, Node], None]] = MappingProxyType(
+    {
+        "cp.async": _copy,
+        "cp.async.commit": _commit,
+        "cp.async.wait": _wait,
+        "ldmatrix": _load_matrices,
+        "mma.sync": _multiply_matrices,
+    }
+)
 _RULES: MappingProxyType[Op, Callable[[Any, Node], None]] = MappingProxyType(
     {
         Ops.BEGIN: _begin,

@@ -243,7 +243,11 @@ class _Table:
         "pipe, counter: wait until the slot is empty, then announce what will arrive",
     )
     COMMIT = _r(
-        "COMMIT", "statement", L, 2, "pipe, counter: nothing more is put in; full on arrival"
+        "COMMIT",
+        "statement",
+        L,
+        (0, 2),
+        "pipe, counter: nothing more is put in, full on arrival; of none, copies are a group",
     )
     WAIT = _r("WAIT", "statement", L, 2, "pipe, counter: wait until the slot is full")
     RELEASE = _r("RELEASE", "statement", L, 2, "pipe, counter: the slot may be reused")

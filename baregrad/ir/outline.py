@@ -48,6 +48,21 @@ def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]
     elif node.op is Ops.STORE:
         target = _element([texts[node.src[0]], *(texts[place] for place in node.src[2:])])
         yield f"{indent}{_cut(target)} = {_cut(texts[node.src[1]])}{_tile(node, texts)}"
+    elif node.op is Ops.COPYTO:
+        target = _element([texts[node.src[0]], *(texts[place] for place in node.src[2:])])
+        how = _tile(node, texts) or "  # "
+        how = f"{how}{', ' if _tile(node, texts) else ''}{node.arg.engine}"
+        yield f"{indent}{_cut(target)} = {_cut(texts[node.src[1]])}{how}"
+    elif node.op is Ops.MMA and node.arg.name == "mma.sync":
+        total, left, right = [texts[one] for one in node.src[:3]]
+        tiles = ", ".join([f"{texts[one]}={extent_text(one, texts)}" for one in node.src[4:]])
+        yield f"{indent}{_cut(total)} += {_cut(left)} * {_cut(right)}  # mma.sync {tiles}"
+    elif node.op is Ops.DONE:
+        some = f"but {node.arg.keep} groups " if node.arg.keep else ""
+        what = "" if node.arg.engine == "lanes" else f"all {some}of copies are done, and "
+        yield f"{indent}wait until {what}threads meet"
+    elif node.op is Ops.COMMIT and not node.src:
+        yield f"{indent}these copies are a group"
     else:
         yield f"{indent}{_cut(texts[node])}"
 

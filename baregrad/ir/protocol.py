@@ -68,9 +68,10 @@ class Pipe:
 class CopyTo:
     """How COPYTO moves its tile: an engine, and what tells that it is done.
 
-    engine: `tma` (device memory to shared memory, completes bytes of a pipe) or `tma_store` (shared
-    memory to device memory, completes in a group of its own). multicast: the tile lands in every
-    block of the cluster.
+    engine: `tma` (device memory to shared memory, completes bytes of a pipe), `tma_store` (shared
+    memory to device memory, completes in a group of its own) or `async` (each thread its own
+    elements, from device memory to shared memory; completes with the group that COMMIT closes).
+    multicast: the tile lands in every block of the cluster.
     """
 
     engine: str
@@ -82,8 +83,11 @@ class Mma:
     """A matrix instruction: acc[m, n] (+)= sum over k of a[m, k] * b[n, k], exact products in f32.
 
     shape: (m, n, k) of one instruction; an MMA node over a longer k is several, one group. a_space:
-    `shared` or `register`. b_major: the axis of b whose elements are neighbours, `k` or `n`.
-    Layouts of the operands are those of `operand_layouts`.
+    `shared` or `register`. b_major: the axis of b whose elements are neighbours, `k` or `n`;
+    a_major likewise `k` or `m`. Layouts of the operands are those of `operand_layouts`.
+
+    `mma.sync` is a warp's own: it is done when it returns, its accumulator is a LOAD of registers
+    over the tile (16 x 8) and what is spread over more of them.
     """
 
     name: str
@@ -92,13 +96,16 @@ class Mma:
     accumulator: DType
     a_space: str = "shared"
     b_major: str = "k"
+    a_major: str = "k"
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Wait until at most `keep` groups of an engine (`mma` or `tma_store`) are in flight.
+    """Wait until at most `keep` groups of an engine (`mma`, `tma_store`, `copy`) are in flight.
 
-    reads_only: of stores, it is enough that their source was read.
+    `copy`: the thread's own asynchronous copies; of `lanes` there is nothing in flight. After both
+    the block's threads meet, so that each sees what all have waited for. reads_only: of stores, it
+    is enough that their source was read.
     """
 
     engine: str

@@ -457,6 +457,10 @@ def _pipe(node: Node, level: str) -> str | None:
 
 
 def _pipe_step(node: Node, level: str) -> str | None:
+    if not node.src and node.op is Ops.COMMIT:
+        return None
+    if len(node.src) != 2:
+        return f"{node.op.name} of {len(node.src)} sources, wanted a pipe and a counter"
     pipe, counter = node.src
     if pipe.op is not Ops.PIPE or counter.dtype is not dtypes.index:
         return f"{node.op.name} of {pipe.op.name} and {counter.dtype}, wanted PIPE and index"
@@ -465,7 +469,7 @@ def _pipe_step(node: Node, level: str) -> str | None:
 
 def _copy_to(node: Node, level: str) -> str | None:
     sources = node.src
-    if sources[-2].op is Ops.PIPE:
+    if len(sources) > 1 and sources[-2].op is Ops.PIPE:
         sources = sources[:-2]
     elif node.arg.engine == "tma":
         return "a COPYTO of engine tma without a pipe that counts its bytes"
@@ -476,9 +480,20 @@ def _copy_to(node: Node, level: str) -> str | None:
     return _indices_fault(array, tuple(indices))
 
 
+def _warp_mma(node: Node) -> str | None:
+    total, a, b, _, *axes = node.src
+    if any(one.op is not Ops.LOAD for one in (total, a, b)) or a.dtype is not b.dtype:
+        return "MMA of a warp wants a LOAD of registers, and two of shared memory"
+    if any(axis.op is not Ops.RANGE or not axis.arg.is_tile for axis in axes):
+        return "MMA over something that is not a tile range"
+    return None
+
+
 def _mma(node: Node, level: str) -> str | None:
     total, a, b, keep, *axes = node.src
     mma = node.arg
+    if mma.name == "mma.sync":
+        return _warp_mma(node)
     if total.op is not Ops.ALLOC or total.dtype is not mma.accumulator:
         return f"MMA into {total.op.name} of {total.dtype}, wanted a register ALLOC"
     if a.dtype is not mma.operand or b.dtype is not mma.operand or keep.dtype is not dtypes.bool:

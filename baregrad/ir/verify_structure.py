@@ -121,6 +121,10 @@ def _program_faults(program: Node) -> Iterator[Fault]:
     written: set[Node] = set()
     for node in program.src:
         operands = node.src[1:] if node.op is Ops.SET else node.src
+        if node.op is Ops.MACHINE and node.arg.name == "ldmatrix":
+            # The registers are what it loads.
+            operands = node.src[:2]
+            written.update(node.src[2:])
         for operand in operands:
             if operand.op is Ops.REG and operand not in written:
                 yield node, f"{operand!r} is read before it is written"

@@ -43,7 +43,8 @@ from baregrad.kernel.byte_dots import (
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.loop_pieces import combined, state_parts
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
-from baregrad.kernel.schedule_value import Schedule, StageInput, StageReduce
+from baregrad.kernel.pipelines import slots_of
+from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
 from baregrad.target import AnyTarget
 
@@ -89,6 +90,12 @@ def apply_steps(
             what = "access of that input" if copied else "reduction over it"
             raise ScheduleError(
                 f"{request} is not legal: no {what} runs along all of these axes, inside its bounds"
+            )
+    for step in table.pipelines:
+        if step not in rewriter.applied:
+            raise ScheduleError(
+                f"{step} is not legal: no copy is made anew in each iteration of the loop",
+                hint="stage an input that is read along the axis, but not over it",
             )
     return result
 
@@ -140,7 +147,7 @@ class _Rewriter:
         self.choices: dict[Node, tuple[Piece, ...]] = {}
         self.scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.early_scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
-        self.applied: set[StageInput | StageReduce] = set()
+        self.applied: set[StageInput | StageReduce | Pipeline] = set()
         self.copies: dict[tuple[object, ...], Node] = {}
         # Held, since what is known is found by the identity of the ranges that it is over.
         self.copied_ranges: list[Mapping[str, Node]] = []
@@ -271,7 +278,8 @@ class _Rewriter:
             dtype = node.dtype
             if arg.slot in self.words:
                 size, dtype = index.floordiv(size, BYTES), dtypes.int32
-            flat = Param(arg.slot, (size,), arg.name, streamed)
+            ahead = self.table.ahead.get(arg.slot, 0)
+            flat = Param(arg.slot, (size,), arg.name, streamed, ahead)
             found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat)
         return found
 
@@ -471,7 +479,10 @@ class _Rewriter:
             self.copied_ranges.append(ranges)
             early = self.masked or copy.pieces is not scope.pieces
             value = self.read(node, Scope(copy.pieces, ranges, early), word)
-            space = Stage("shared" if gpu else "scratch")
+            space = Stage("scratch")
+            if gpu:
+                pipelines, space = slots_of(self.table.pipelines, step, value, copy.axes)
+                self.applied.update(pipelines)
             stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *copy.axes), space)
         self.applied.add(step)
         return make_node(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, self.ranges)))

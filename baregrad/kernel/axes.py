@@ -18,12 +18,16 @@ from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, by_id, distinct_axes, itemsize, out_axes
+from baregrad.kernel.axes_arrays import check_prefetch, check_stream
 from baregrad.kernel.byte_dots import check_tensorize
+from baregrad.kernel.pipelines import check_pipeline
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
     GPU_UNITS,
     Bind,
     Collapse,
+    Pipeline,
+    Prefetch,
     Reorder,
     Schedule,
     Split,
@@ -33,12 +37,16 @@ from baregrad.kernel.schedule_value import (
     StreamOutput,
     Tensorize,
 )
+from baregrad.kernel.shared_layouts import check_layout
+from baregrad.kernel.warp_tiles import INSTRUCTION as MMA
+from baregrad.kernel.warp_tiles import check_mma
 from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
 SCANNED = "a scan runs along the axis"
 # A tile may have so many times the elements that the registers hold: what is spilled is slow, and
 # each element is code.
 TILES = 4
+WARP = 32
 
 
 @dataclass(eq=False, slots=True)
@@ -87,9 +95,10 @@ class AxisTable:
     names: of the original axes. axes: by name. order: outermost first. pieces: of each original
     axis. merged: original axis -> (axis that it was collapsed into, its stride there, its extent).
     groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
-    tensorized: what instructions do. dots_bytes: whether the machine has that for bytes. room:
-    bytes that one copy may have. registers: elements that a tile may have. Both are 0 where nothing
-    is known of the machine.
+    streamed, ahead: the arrays that pass the caches by, and the bytes by which others are asked for
+    before their time. tensorized: what instructions do. dots_bytes: whether the machine has that
+    for bytes. room: bytes that one copy may have. registers: elements that a tile may have. Both
+    are 0 where nothing is known of the machine.
     """
 
     facts: Facts
@@ -103,7 +112,10 @@ class AxisTable:
     staged_reductions: list[StageReduce] = field(default_factory=list)
     staged: set[str] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
+    ahead: dict[int, int] = field(default_factory=dict)
+    pipelines: list[Pipeline] = field(default_factory=list)
     tensorized: set[str] = field(default_factory=set)
+    matrix: bool = False
     dots_bytes: bool = True
     grain: int = 1
     gpu: GpuTarget | None = None
@@ -121,24 +133,17 @@ class AxisTable:
         elif isinstance(step, Collapse):
             self._collapse(step)
         elif isinstance(step, StreamOutput):
-            self._stream(step)
+            check_stream(self, step)
+            self.streamed.add(step.param)
+        elif isinstance(step, Prefetch):
+            check_prefetch(self, step)
+            self.ahead[step.param] = step.nbytes
+        elif isinstance(step, Pipeline):
+            check_pipeline(self, step)
         elif isinstance(step, Tensorize):
-            check_tensorize(self, step)
-            self.tensorized.add(step.axis)
-            self.axes[step.axis].serial = "an instruction does all of the axis"
+            (check_mma if step.instruction == MMA else check_tensorize)(self, step)
         else:
             self._stage(step)
-
-    def _stream(self, step: StreamOutput) -> None:
-        """An output that is written alone, and not added to."""
-        uses = [each for each in self.facts.accesses if each.array.arg.slot == step.param]
-        if self.gpu is not None:
-            raise ScheduleError(f"{step} is not legal: a GPU's stores are not told how to go")
-        if not uses or not all(each.write for each in uses):
-            raise ScheduleError(f"{step} is not legal: it takes an output that is not read")
-        if any(out.arg.monoid is not None for out in self.facts.ordered):
-            raise ScheduleError(f"{step} is not legal: an output that is added to is read")
-        self.streamed.add(step.param)
 
     def _stage(self, step: StageInput | StageReduce) -> None:
         """A copy in scratch memory: of a constant size, over axes that stay as they are."""
@@ -146,6 +151,8 @@ class AxisTable:
         names = step.axes if isinstance(step, StageInput) else (step.axis, *step.axes)
         if len(set(step.axes)) != len(step.axes):
             raise ScheduleError(f"{step} names an axis twice")
+        if isinstance(step, StageInput):
+            check_layout(step, self.gpu is not None)
         count = 1
         for name in names:
             axis = self.axis(name, step)
@@ -330,7 +337,9 @@ class AxisTable:
                 f"{step} is not legal: a tile lies in registers", found=f"{axis.extent} elements",
                 wanted=f"at most {self.registers}", hint="split the axis first",
             )
-        if axis.whole and (axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS):
+        piped = any(pipeline.axis == axis.name for pipeline in self.pipelines)
+        threads = axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS
+        if axis.whole and (threads or piped):
             raise ScheduleError(f"{step} is not legal: {axis.whole}", found=step.unit)
         # An empty axis runs on nothing; a tile of no elements would be no tile. One block or one
         # thread is nothing to tell apart.
@@ -341,7 +350,10 @@ class AxisTable:
 
     def _check_threads(self, step: Bind, axis: Axis) -> None:
         """Axes of one dimension of the block are as long as each other; a block has its limit."""
-        sizes: dict[str, Dim] = {}
+        # The lanes of a warp that has a matrix unit do are nobody else's.
+        sizes: dict[str, Dim] = {"thread": WARP} if self.matrix else {}
+        if self.matrix and step.unit == "thread":
+            raise ScheduleError(f"{step} is not legal: the lanes of a warp are taken")
         for other in self.axes.values():
             if other.unit not in THREAD_BINDS:
                 continue

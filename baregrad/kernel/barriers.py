@@ -2,7 +2,8 @@
 
 A barrier stands between a write of a shared array and a read of it, and between a read and the next
 write, on every path, the way around a loop included. It never stands where some threads of the
-block do not come.
+block do not come. Where copies are begun ahead of their iteration, the one that waits for them
+(`DONE`) has it behind it, and slots that are taken in turns need no other.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ THREAD = ".thread"
 
 @dataclass(slots=True)
 class _State:
-    """The shared arrays touched since the threads last met."""
+    """The shared arrays touched since the threads last met.
+
+    apart: those of several slots in the loop whose iterations take them in turns, so that what is
+    read and what is written there do not meet before the next iteration.
+    """
 
     written: set[Node] = field(default_factory=set)
     read: set[Node] = field(default_factory=set)
+    apart: frozenset[Node] = frozenset()
 
     def meet(self) -> None:
         self.written.clear()
@@ -39,9 +45,10 @@ class _State:
 
     def clashes(self, touched: _State) -> bool:
         """Whether threads must meet before these arrays are touched."""
-        return bool(
-            touched.read & self.written or touched.written & (self.read | self.written)
-        )
+        clashing = touched.read & self.written | touched.written & self.read
+        # Slots that are filled one after the other are different ones.
+        again = {one for one in touched.written & self.written if one.arg.depth == 1}
+        return bool((clashing | again) - self.apart)
 
 
 def with_barriers(kernel: Node) -> Node:
@@ -63,9 +70,20 @@ def _placed(node: Node, state: _State) -> list[Node]:
         for child in node.src:
             found.extend(_placed(child, state))
         return found
+    if op is Ops.DONE:
+        state.meet()
+        return [node, BARRIER]
     touched = _touched(node)
     if not (touched.read or touched.written):
         return [node]
+    if op is Ops.LOOP and _meets_first(node.src[1]):
+        axis, body = node.src
+        before, apart = state.copy(), state.apart
+        state.apart = apart.union([one for one in touched.written if one.arg.depth > 1])
+        inside = _placed(body, state)
+        state.apart = apart
+        state.include(before)
+        return [make_node(op, dtypes.token, (axis, _sequence(inside)))]
     if op is Ops.LOOP:
         axis, body = node.src
         # Better once ahead of the loop than in each iteration.
@@ -95,6 +113,11 @@ def _placed(node: Node, state: _State) -> list[Node]:
     return [*lead, node]
 
 
+def _meets_first(body: Node) -> bool:
+    """Whether threads wait for a slot, and so meet, before anything else in a loop."""
+    return body.op is Ops.SEQ and body.src[0].op is Ops.DONE
+
+
 def _meeting(state: _State, touched: _State) -> list[Node]:
     if not state.clashes(touched):
         return []
@@ -106,7 +129,7 @@ def _touched(statement: Node) -> _State:
     """The shared arrays that a statement reads and writes, those inside it included."""
     state = _touches(statement)
     for node in toposort(statement):
-        if node.op is Ops.STORE and _is_shared(node.src[0]):
+        if node.op in (Ops.STORE, Ops.COPYTO) and _is_shared(node.src[0]):
             state.written.add(node.src[0])
     return state
 

@@ -166,3 +166,5 @@ def check_tensorize(table: AxisTable, step: Tensorize) -> None:
                 )
     if not axis.reduced:
         raise ScheduleError(f"{step} is not legal: the axis is not reduced", found=axis.name)
+    table.tensorized.add(axis.name)
+    axis.serial = "an instruction does all of the axis"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from baregrad.ir.node import Node, extent_of
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, in_bounds, offset_of
+from baregrad.kernel.heuristic_gpu_matrix import plan_matrix
 from baregrad.kernel.schedule_value import Bind, Reorder, Split, StageInput
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ def plan_tiles(plan: GpuPlan) -> bool:
     k, outside = _size(factors.depth), _size(factors.shared)
     if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
         return False
+    sides = (factors.rows, factors.columns, factors.depth)
+    if plan_matrix(plan, (factors.left, factors.right), sides, factors.shared):
+        return True
     tile = _tile(m, n, outside)
     plan.grid(factors.shared)
     rows = plan.joined(plan.by_stride(factors.rows, plan.write))

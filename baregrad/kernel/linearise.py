@@ -24,7 +24,9 @@ from baregrad.kernel.linearise_access import (
     is_streamed,
     streamed_nbytes,
 )
+from baregrad.kernel.linearise_copies import commit, copy_to, done
 from baregrad.kernel.linearise_folds import BARRIER
+from baregrad.kernel.linearise_mma import multiply
 from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_scopes import END, ZERO
 from baregrad.kernel.linearise_transposed import (
@@ -247,7 +249,8 @@ def _store_at(
     align = values.alignment(address, lanes, stride, at, buffer.dtype)
     if is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
         align = streamed_nbytes(lanes, buffer.dtype)
-    access = access_of(lanes, stride or 1, at, align)
+    ahead = values.memory.ahead.get(node, 0) if mask is None and monoid is None else 0
+    access = access_of(lanes, stride or 1, at, align, False, ahead)
     test = mask is not None and lanes == 1
     if test:
         assert mask is not None
@@ -288,5 +291,15 @@ def _scatter(
 
 
 _STATEMENTS: MappingProxyType[Op, Callable[[Values, Node, list[Any]], None]] = MappingProxyType(
-    {Ops.SEQ: _seq, Ops.LOOP: _loop, Ops.IF: _if, Ops.STORE: _store, Ops.BARRIER: _barrier}
+    {
+        Ops.SEQ: _seq,
+        Ops.LOOP: _loop,
+        Ops.IF: _if,
+        Ops.STORE: _store,
+        Ops.BARRIER: _barrier,
+        Ops.COPYTO: copy_to,
+        Ops.COMMIT: commit,
+        Ops.DONE: done,
+        Ops.MMA: multiply,
+    }
 )

@@ -336,6 +336,26 @@ class _Lowering:
         code = self.encode(self.done[value], target.dtype)
         return Node(Ops.STORE, node.dtype, (buffer, code, *places), monoid)
 
+    def copy(self, node: Node) -> Node:
+        """A COPYTO: of codes as they are."""
+        target, value, *indices = node.src
+        read = value.src[1] if value.op is Ops.GUARD else value
+        src = tuple([self.done[child] for child in read.src])
+        code = Node(Ops.LOAD, src[0].dtype, src)
+        if value.op is Ops.GUARD:
+            code = Node(Ops.GUARD, code.dtype, (self.done[value.src[0]], code))
+        places = tuple([self.done[child] for child in indices])
+        return Node(Ops.COPYTO, node.dtype, (self.done[target], code, *places), node.arg)
+
+    def multiply(self, node: Node) -> Node:
+        """An MMA: of factors as they lie in memory."""
+        total, *factors = node.src[:3]
+        codes = []
+        for load in factors:
+            src = tuple([self.done[child] for child in load.src])
+            codes.append(Node(Ops.LOAD, src[0].dtype, src))
+        return Node(Ops.MMA, node.dtype, (self.done[total], *codes, *node.src[3:]), node.arg)
+
     def arg(self, store: Node) -> Monoid | None:
         """The monoid of an accumulating STORE whose buffer holds plain values."""
         return None if store.arg is None else self.wide_monoid(store.arg)
@@ -433,5 +453,7 @@ _RULES: MappingProxyType[Op, Callable[[_Lowering, Node], Node]] = MappingProxyTy
         Ops.REDUCE: _Lowering.reduce,
         Ops.PROJ: _Lowering.proj,
         Ops.STORE: _Lowering.store,
+        Ops.COPYTO: _Lowering.copy,
+        Ops.MMA: _Lowering.multiply,
     }
 )

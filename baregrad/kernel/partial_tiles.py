@@ -52,7 +52,7 @@ def is_padded_copy(stage: Node) -> bool:
     value = stage.src[0]
     if value.op is Ops.GUARD:
         value = value.src[1]
-    return value.op is Ops.INDEX and value.src[0].op is Ops.PARAM
+    return value.op in (Ops.INDEX, Ops.LOAD) and value.src[0].op is Ops.PARAM
 
 
 def guarded(condition: Node, value: Node) -> Node:

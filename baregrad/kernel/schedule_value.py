@@ -96,15 +96,23 @@ class StageInput:
     axes that the input's elements depend on, outside the loops that they do not depend on. With
     `lanes`, it is made so many elements at a time along the axis on which the input's elements are
     adjacent, which is padded to whole vectors; without, as its axes are bound.
+
+    In the shared memory of a GPU's block a row is the last of `axes`, as many as reach all banks
+    (128 bytes) but not the first. Rows are `pad` elements apart; or chunk c of 16 bytes of row r
+    lies where chunk c ^ r would, in the lowest `swizzle` bits of both.
     """
 
     param: int
     axes: tuple[str, ...]
     lanes: int = 0
+    pad: int | None = None
+    swizzle: int = 0
 
     def __str__(self) -> str:
         lanes = f", lanes={self.lanes}" if self.lanes else ""
-        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{lanes})"
+        pad = f", pad={self.pad}" if self.pad is not None else ""
+        swizzle = f", swizzle={self.swizzle}" if self.swizzle else ""
+        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{lanes}{pad}{swizzle})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +150,37 @@ class StreamOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensorize:
-    """An instruction of the machine does all steps of an axis at once.
+class Prefetch:
+    """Lines of the array `param` are asked for `nbytes` bytes before they are read or written.
 
-    `dot4` adds the products of four bytes to a lane of int32.
+    Where a kernel reads the array in several loops it is the last of them that asks: what is next
+    comes while this is worked on.
+    """
+
+    param: int
+    nbytes: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"prefetch({self.param}, {self.nbytes})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The copies that each iteration of the loop `axis` makes are begun ahead of their iteration.
+
+    A copy then has `depth` slots, taken in turns: while one is read the next are on their way. With
+    the engine `lanes` the threads hold what comes in registers and store it once the iteration is
+    computed; with `async` it goes from memory to the slot by itself.
     """
 
     axis: str
-    instruction: str
+    depth: int = 2
+    engine: str = "lanes"
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -157,11 +188,34 @@ class Tensorize:
         return (self.axis,)
 
     def __str__(self) -> str:
-        return f"tensorize({self.axis!r}, {self.instruction!r})"
+        engine = f", engine={self.engine!r}" if self.engine != "lanes" else ""
+        return f"pipeline({self.axis!r}, depth={self.depth}{engine})"
 
 
-Step = Collapse | Split | Reorder | Bind | StageInput | StageReduce | StreamOutput | Tensorize
-INSTRUCTIONS = ("dot4",)
+@dataclass(frozen=True, slots=True)
+class Tensorize:
+    """An instruction of the machine does all steps of some axes at once.
+
+    `dot4` adds the products of four bytes to a lane of int32: its axis is the summed one. `mma` is
+    a warp's matrix unit: 16 rows, 8 columns, and 8 or 16 steps of a sum of products of 16-bit
+    floats, in float32; the 32 lanes of the warp are the block's first dimension.
+    """
+
+    axes: tuple[str, ...]
+    instruction: str
+
+    @property
+    def axis(self) -> str:
+        """The axis that is summed: the last one."""
+        return self.axes[-1]
+
+    def __str__(self) -> str:
+        return f"tensorize({', '.join(map(repr, self.axes))}, instruction={self.instruction!r})"
+
+
+_Copy = StageInput | StageReduce | StreamOutput | Prefetch | Pipeline
+Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
+INSTRUCTIONS = ("dot4", "mma")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +273,14 @@ def parallelise(axis: str, grain: int = 1) -> Bind:
     return Bind(axis, "pool", grain)
 
 
-def stage_input(param: int, *axes: str, lanes: int = 0) -> StageInput:
-    """The input is copied to scratch memory laid out over `axes`, `lanes` elements at a time."""
-    return StageInput(param, axes, lanes)
+def stage_input(
+    param: int, *axes: str, lanes: int = 0, pad: int | None = None, swizzle: int = 0
+) -> StageInput:
+    """The input is copied to nearer memory laid out over `axes`, `lanes` elements at a time.
+
+    pad: elements between rows. swizzle: bits of chunks' numbers that are mixed with rows' numbers.
+    """
+    return StageInput(param, axes, lanes, pad, swizzle)
 
 
 def stage_reduce(axis: str, *axes: str) -> StageReduce:
@@ -234,9 +293,19 @@ def stream_output(param: int) -> StreamOutput:
     return StreamOutput(param)
 
 
-def tensorize(axis: str, instruction: str) -> Tensorize:
-    """An instruction of the machine does all steps of the axis: `dot4`, of four bytes."""
-    return Tensorize(axis, instruction)
+def prefetch(param: int, nbytes: int) -> Prefetch:
+    """Lines of the array are asked for so many bytes ahead."""
+    return Prefetch(param, nbytes)
+
+
+def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
+    """What each iteration of the loop copies is begun `depth` - 1 iterations before it."""
+    return Pipeline(axis, depth, engine)
+
+
+def tensorize(*axes: str, instruction: str) -> Tensorize:
+    """An instruction of the machine does all steps of the axes: `dot4` or `mma`."""
+    return Tensorize(axes, instruction)
 
 
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
@@ -248,6 +317,8 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
         "stream_output": stream_output,
+        "prefetch": prefetch,
+        "pipeline": pipeline,
         "tensorize": tensorize,
     }
 )
@@ -298,13 +369,19 @@ def _check_types(step: Step, found: str) -> None:
         texts, good = (*step.axes, step.name), True
     elif isinstance(step, StageInput):
         texts, good = step.axes, type(step.param) is int and type(step.lanes) is int
-        good = good and step.lanes >= 0
+        good = good and step.lanes >= 0 and (step.pad is None or type(step.pad) is int)
+        good = good and type(step.swizzle) is int
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
+    elif isinstance(step, Prefetch):
+        texts, good = step.axes, type(step.param) is int and type(step.nbytes) is int
+        good = good and step.nbytes >= 1
     elif isinstance(step, Tensorize):
-        texts, good = step.axes, step.instruction in INSTRUCTIONS
+        texts, good = step.axes, bool(step.axes) and step.instruction in INSTRUCTIONS
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
+    elif isinstance(step, Pipeline):
+        texts, good = (step.axis, step.engine), type(step.depth) is int
     else:
         texts, good = step.axes, True
     if not good or not all(type(text) is str for text in texts):

@@ -7,26 +7,31 @@ another order: then its rows are a little apart, so that writes do not meet in a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from baregrad.base.bits import prod
 from baregrad.base.errors import ScheduleError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS, Alloc
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of, range_node, substitute, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id
+from baregrad.kernel.shared_layouts import in_rows, pitch_of
+from baregrad.kernel.warp_tiles import LANES, TILE
 from baregrad.target.gpu import GpuTarget
 
 # Beyond the ids of a kernel's own axes and of its copies' axes.
 FIRST_ID = 1 << 21
-# Elements between the ends of rows that are written across.
-APART = 4
+# Bytes between the ends of rows that are written across: rows stay aligned to vectors.
+APART = 16
 VECTOR_BYTES = 16
 # Rounds of copying that are written out one by one, so that their loads are under way together.
 MOST_ROUNDS = 4
+# The same where they are under way while the threads compute.
+MOST_ROUNDS_AHEAD = 16
 
 
 @dataclass(slots=True)
@@ -45,6 +50,8 @@ def thread_axes(kernel: Node) -> tuple[Node, ...]:
     for node in toposort(kernel):
         if node.op is Ops.RANGE and node.arg.is_thread:
             found.setdefault(node.arg.bind, node)
+        elif node.op is Ops.RANGE and node.arg.bind == TILE:
+            found["thread"] = LANES
     return tuple([found[bind] for bind in THREAD_BINDS if bind in found])
 
 
@@ -56,11 +63,16 @@ def copied_by_threads(stage: Node, threads: tuple[Node, ...], number: int) -> tu
     elements = prod(sizes)
     crossed = order[-1] is not axes[-1]
     shape = [_constant(axis) for axis in axes]
-    if crossed:
-        shape[-1] += APART
-    where = Alloc(number, "shared", tuple(shape), name=f"s{number}")
+    layout = stage.arg.layout
+    row = row_of(stage)
+    if layout is not None:
+        shape[-len(row) :] = [pitch_of(layout)]
+    elif crossed:
+        shape[-1] += APART // max(value.dtype.itemsize, 1)
+    swizzled = layout if layout is not None and layout.swizzle is not None else None
+    where = Alloc(number, "shared", tuple(shape), swizzled, stage.arg.depth, f"s{number}")
     buffer = Node(Ops.ALLOC, value.dtype, (), where)
-    lanes = 1 if crossed else _lanes(value, order[-1])
+    lanes = 1 if crossed else math.gcd(_lanes(value, order[-1]), shape[-1])
     base = FIRST_ID + 8 * number
     place: Dim = 0
     stride = 1
@@ -74,7 +86,8 @@ def copied_by_threads(stage: Node, threads: tuple[Node, ...], number: int) -> tu
     rounds = -(-elements // stride)
     loop: Node | None = None
     if rounds > 1:
-        unit = "unroll" if rounds <= MOST_ROUNDS else "loop"
+        most = MOST_ROUNDS if stage.arg.depth == 1 else MOST_ROUNDS_AHEAD
+        unit = "unroll" if rounds <= most else "loop"
         each = range_node(rounds, base + 5, "", unit)
         place = index.add(place, index.mul(each, stride))
         loop = each if unit == "loop" else None
@@ -84,19 +97,47 @@ def copied_by_threads(stage: Node, threads: tuple[Node, ...], number: int) -> tu
         condition = index.less(whole, elements // lanes)
     digits = tuple([index.as_node(digit) for digit in index.unflatten(place, sizes)])
     mapping = dict(zip(order, digits, strict=True))
-    places = tuple([mapping[axis] for axis in axes])
+    places = in_rows([mapping[axis] for axis in axes], row)
     return buffer, Copy(loop, condition, substitute(value, mapping), places)
+
+
+def row_of(stage: Node) -> tuple[int, ...]:
+    """The sizes of a STAGE's axes, the last ones, that are one in its array."""
+    axes = stage.src[1:]
+    layout = stage.arg.layout
+    count = 1 if layout is None else len(axes) - len(layout.digits) + 1
+    return tuple([_constant(axis) for axis in axes[len(axes) - count :]])
 
 
 def check_shared(kernel: Node, target: GpuTarget) -> None:
     """Raise ScheduleError if a loop-level KERNEL keeps more for a block than it can hold."""
-    arrays = {n for n in toposort(kernel) if n.op is Ops.ALLOC and n.arg.space == "shared"}
-    nbytes = sum(prod(array.shape) * max(array.dtype.itemsize, 1) for array in arrays)
+    nodes = toposort(kernel)
+    arrays = {n for n in nodes if n.op is Ops.ALLOC and n.arg.space == "shared"}
+    nbytes = sum(
+        prod(array.shape) * array.arg.depth * max(array.dtype.itemsize, 1) for array in arrays
+    )
+    nbytes += _exchanged(nodes)
     if nbytes > target.shared_bytes_per_block:
         raise ScheduleError(
             f"copies do not fit the shared memory of {target.name}'s blocks",
             found=f"{nbytes} bytes", wanted=f"at most {target.shared_bytes_per_block}",
         )
+
+
+def _exchanged(nodes: list[Node]) -> int:
+    """Bytes through which threads show each other what they fold, at most."""
+    dims: dict[str, int] = {}
+    folds: set[tuple[int, DType, int]] = set()
+    for node in nodes:
+        if node.op is Ops.RANGE and node.arg.is_thread:
+            dims[node.arg.bind] = _constant(node)
+        elif node.op is Ops.REDUCE:
+            over = [child for child in node.src if child.op is Ops.RANGE and child.arg.is_thread]
+            free = [axis for axis in node.ranges if axis.arg.bind == "vector"]
+            lanes = prod([_constant(axis) for axis in free])
+            for place, dtype in enumerate(node.arg.monoid.states if over else ()):
+                folds.add((place, dtype, lanes * max(dtype.itemsize, 1)))
+    return sum(prod(dims.values()) * nbytes for _, _, nbytes in folds)
 
 
 def _constant(axis: Node) -> int:
@@ -112,13 +153,11 @@ def _lanes(value: Node, inner: Node) -> int:
         condition, value = value.src
     if value.op is not Ops.LOAD or (condition is not None and inner in condition.ranges):
         return 1
-    lanes = VECTOR_BYTES // max(value.dtype.itemsize, 1)
     terms, constant = index.linear(value.src[1])
-    if terms.get(inner) != 1 or _constant(inner) % lanes or value.dtype is dtypes.bool:
+    if terms.get(inner) != 1 or value.dtype is dtypes.bool:
         return 1
     others = [scale for atom, scale in terms.items() if atom is not inner]
-    if constant % lanes or any(scale % lanes for scale in others):
-        return 1
     if any(inner in atom.ranges for atom in terms if atom is not inner):
         return 1
-    return min(lanes, 8)
+    lanes = min(VECTOR_BYTES // max(value.dtype.itemsize, 1), 8)
+    return math.gcd(lanes, _constant(inner), constant, *others)

@@ -21,6 +21,8 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, alu, const, extent_of, make_node, rebuild, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.barriers import with_barriers
+from baregrad.kernel.shared_layouts import with_addresses
+from baregrad.kernel.warp_tiles import HALVES, PAIR, lane_places, registers_of
 
 # Blocks of a launch, at most: the limit of a grid's first dimension.
 MOST_BLOCKS = (1 << 31) - 1
@@ -76,7 +78,8 @@ def to_threads(kernel: Node) -> Node:
         some = index.less(0, worker.expression(index.as_node(total)))
         statements = (make_node(Ops.IF, dtypes.token, (some, _sequence(statements))),)
     info = kernel.arg._replace(device="GPU", block=worker.block)
-    return with_barriers(Node(Ops.KERNEL, kernel.dtype, statements, info))
+    done = with_barriers(Node(Ops.KERNEL, kernel.dtype, statements, info))
+    return with_addresses(done)
 
 
 class _Threads:
@@ -96,6 +99,9 @@ class _Threads:
             [int(self.dims[b].src[0].arg) if b in self.dims else 1 for b in THREAD_BINDS]
         )
         self.places: dict[str, Node] = {}
+        # Which positions of a private array's places are a warp's tile, and its registers' axes.
+        self.tiled: dict[Node, dict[int, Node]] = {}
+        self.tiles: dict[Node, Node] = {}
         self.axis_at: dict[Node, Node] = {}
         stride = 1
         for (bind, axis), size in zip(self.dims.items(), sizes, strict=True):
@@ -104,9 +110,14 @@ class _Threads:
             self.axis_at[place] = axis
             stride *= size
         for node in toposort(kernel):
+            if node.op is Ops.MMA:
+                rows, columns = node.src[4:6]
+                self.tiles = {rows: HALVES, columns: PAIR}
+                self.memo[rows], self.memo[columns] = registers_of(self.places["thread"])
+        for node in toposort(kernel):
             if node.op is Ops.RANGE and node.arg.is_thread:
                 self.memo[node] = self.places.get(node.arg.bind, _ZERO)
-            elif node.op is Ops.LOAD or node.op is Ops.STORE:
+            elif node.op in (Ops.LOAD, Ops.STORE):
                 self._note(node)
 
     def _note(self, access: Node) -> None:
@@ -117,6 +128,7 @@ class _Threads:
         across = frozenset(
             [p for p, place in enumerate(places) if place.op is Ops.RANGE and place.arg.is_thread]
         )
+        self.tiled[array] = {p: self.tiles[at] for p, at in enumerate(places) if at in self.tiles}
         if self.private.setdefault(array, across) != across:
             raise CompilerBug("a thread reads what another one keeps to itself", found=access)
 
@@ -137,9 +149,25 @@ class _Threads:
             condition, body = node.src
             inside = self.statement(body, around | condition.ranges)
             return make_node(op, dtypes.token, (self.expression(condition), inside))
-        if op is Ops.STORE:
+        if op is Ops.STORE or op is Ops.COPYTO:
             return self.store(node, around)
+        if op is Ops.COMMIT or op is Ops.DONE:
+            return node
+        if op is Ops.MMA:
+            return self.multiply(node)
         raise CompilerBug("not a statement of a block's threads", found=node)
+
+    def multiply(self, node: Node) -> Node:
+        """An MMA whose factors are read where this lane's address points."""
+        total, left, right, keep, rows, columns, summed = node.src
+        lane = self.places["thread"]
+        axes = {axis: place for axis, place in self.memo.items() if axis.op is Ops.RANGE}
+        where = lane_places(node.arg, lane)
+        found = [self.expression(total)]
+        for load, tile, (across, step) in zip((left, right), (rows, columns), where, strict=True):
+            places = {tile: index.as_node(across), summed: index.as_node(step)}
+            found.append(rebuild(load, self.visit, memo={**axes, **places}))
+        return make_node(node.op, node.dtype, (*found, keep, HALVES, PAIR, summed), node.arg)
 
     def store(self, node: Node, around: frozenset[Node]) -> Node:
         """A STORE by each thread of its own element, or by the first thread alone."""
@@ -149,11 +177,14 @@ class _Threads:
         inside = self.expression(value)
         rewritten = tuple([self.expression(place) for place in places])
         array, rewritten = self.access(array, rewritten)
-        done = make_node(Ops.STORE, dtypes.token, (array, inside, *rewritten), node.arg)
+        done = make_node(node.op, dtypes.token, (array, inside, *rewritten), node.arg)
         if array.op is Ops.ALLOC and array.arg.space in _PRIVATE:
             return done
         axes = around.union(value.ranges, *[place.ranges for place in places])
         binds = {axis.arg.bind for axis in axes}
+        if not axes.isdisjoint(self.tiles):
+            # A tile of results lies along the lanes of a warp.
+            binds.add("thread")
         first = [
             alu(Ops.CMPEQ, place, _ZERO)
             for bind, place in self.places.items()
@@ -189,11 +220,13 @@ class _Threads:
 
     def access(self, array: Node, places: tuple[Node, ...]) -> tuple[Node, tuple[Node, ...]]:
         """An access without the places that are threads, if each thread has its own array."""
-        across = self.private.get(array)
-        if not across:
+        across, tiled = self.private.get(array), self.tiled.get(array)
+        if not across and not tiled:
             return array, places
-        kept = tuple([place for p, place in enumerate(places) if p not in across])
-        shape = tuple([size for p, size in enumerate(array.arg.shape) if p not in across])
+        axes = tiled or {}
+        every = [p for p in range(len(places)) if p not in (across or ())]
+        kept = tuple([axes.get(p, places[p]) for p in every])
+        shape = tuple([2 if p in axes else array.arg.shape[p] for p in every])
         return Node(Ops.ALLOC, array.dtype, (), array.arg._replace(shape=shape)), kept
 
 

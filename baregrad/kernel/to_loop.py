@@ -10,7 +10,7 @@ far as no reduction then reads what the loop is still computing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
@@ -21,6 +21,7 @@ from baregrad.ir.node import Node, alu, cast, const, make_node, substitute, topo
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE
+from baregrad.kernel.loop_blocks import Block, Item, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
     factor_where,
@@ -36,30 +37,12 @@ from baregrad.kernel.loop_pieces import (
     store,
     widened,
 )
-from baregrad.kernel.shared_copies import copied_by_threads, thread_axes
+from baregrad.kernel.pipelines import Ring, add_copy, open_ring, slot_now
+from baregrad.kernel.shared_copies import copied_by_threads, row_of, thread_axes
+from baregrad.kernel.shared_layouts import in_rows
+from baregrad.kernel.warp_tiles import TILE, product
 
 NOTHING = -1
-
-
-@dataclass(eq=False, slots=True)
-class Block:
-    """Statements in order, in the scope of the loops over `axes`."""
-
-    axes: frozenset[Node]
-    items: list[Item] = field(default_factory=list)
-
-
-@dataclass(eq=False, slots=True)
-class Item:
-    """A statement, or a nest: `key` is the range of a loop or the condition of an IF.
-
-    `before` is run ahead of the nest: what was placed here once the nest was there already.
-    """
-
-    statement: Node | None = None
-    key: Node | None = None
-    body: Block | None = None
-    before: list[Node] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -98,19 +81,6 @@ def to_loop(
     return make_node(Ops.KERNEL, kernel.dtype, (body,), info)
 
 
-def statement(block: Block) -> Node:
-    """A block as a SEQ or a single statement."""
-    done: list[Node] = []
-    for item in block.items:
-        done.extend(item.before)
-        if item.statement is not None:
-            done.append(item.statement)
-        elif item.body is not None and item.key is not None:
-            op = Ops.LOOP if item.key.op is Ops.RANGE else Ops.IF
-            done.append(make_node(op, dtypes.token, (item.key, statement(item.body))))
-    return done[0] if len(done) == 1 else make_node(Ops.SEQ, dtypes.token, tuple(done))
-
-
 class _Builder:
     """Builds the statement tree of one kernel."""
 
@@ -133,6 +103,10 @@ class _Builder:
         self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
         # Stages whose values lie in an output from the start: that OUT.
         self.in_place: dict[Node, Node] = {}
+        # The sizes of the axes that are one in a shared array: its last ones.
+        self.rows: dict[Node, tuple[int, ...]] = {}
+        # The loops that begin copies ahead of their iterations, by their bodies.
+        self.rings: dict[Block, Ring] = {}
         # Reductions that their stages make: they have no accumulators of their own.
         self.made_by_stages: set[Node] = set()
         self.count = 0
@@ -243,9 +217,10 @@ class _Builder:
         block = path[-1]
         own = by_id({child for child in node.src if child.op is Ops.RANGE})
         values = tuple([child for child in node.src if child.op is not Ops.RANGE])
+        matrix = any(axis.arg.bind == TILE for axis in own)
         monoid, values = widened(node.arg.monoid, values)
         tiles = register_places(by_id({axis for axis in node.ranges if axis.arg.is_tile}))
-        lanes = tuple([axis for axis in own if axis.arg.is_tile])
+        lanes = tuple([axis for axis in own if axis.arg.is_tile and not matrix])
         loops = looped(own)
         self.reductions(scoped_below(values), path)
         places = register_places(lanes + tiles)
@@ -259,7 +234,11 @@ class _Builder:
             for buffer, identity in zip(accumulators, monoid.identity, strict=True)
         ]
         self.open(inner, loops, conditions, below, needs, start)
-        update = self.update(monoid, accumulators, values, places)
+        if matrix:
+            total = load(accumulators[0], places)
+            update = [product(total, self.convert(values)[0], own)]
+        else:
+            update = self.update(monoid, accumulators, values, places)
         inner[-1].items.extend(Item(step) for step in update)
         loads = tuple([load(buffer, places) for buffer in accumulators])
         if lanes:
@@ -423,7 +402,7 @@ class _Builder:
         block = path[-1]
         value, *axes = node.src
         if node.arg.space == "shared":
-            self.shared(node, block)
+            self.shared(node, path)
             return
         if is_carried(node):
             self.carried(node, value, [each for each in value.src if each.op is Ops.RANGE], path)
@@ -445,20 +424,28 @@ class _Builder:
         inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
         self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
 
-    def shared(self, node: Node, block: Block) -> None:
+    def shared(self, node: Node, path: list[Block]) -> None:
         """A value kept for all threads of a block, which make it together."""
         if scoped_below((node.src[0],)):
             raise CompilerBug("a reduction is staged for a block's threads", found=node)
+        block = path[-1]
         threads = thread_axes(self.kernel)
         buffer, copy = copied_by_threads(node, threads, self.count + 1)
         self.count += 1
-        keys = [copy.loop] if copy.loop is not None else []
-        if copy.condition is not None:
-            keys.append(copy.condition)
-        place = block
-        for key in keys:
-            place = self.nest(place, key, len(place.items) - 1, share=False)
-        place.items.append(Item(store(buffer, self.convert((copy.value,))[0], copy.places)))
+        self.rows[buffer] = row_of(node)
+        if node.arg.depth > 1:
+            self.count += 1
+            ring = self.rings.get(block)
+            if ring is None:
+                ring = self.rings[block] = open_ring(node.arg, path[-2], block)
+            add_copy(ring, buffer, copy, self.count)
+            self.around[buffer] = ((slot_now(ring),), ())
+        else:
+            place = block
+            for key in (copy.loop, copy.condition):
+                if key is not None:
+                    place = self.nest(place, key, len(place.items) - 1, share=False)
+            place.items.append(Item(store(buffer, copy.value, copy.places)))
         self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
 
     def carried(self, node: Node, reduce: Node, own: list[Node], path: list[Block]) -> None:
@@ -549,6 +536,8 @@ class _Builder:
         op = node.op
         if op is Ops.INDEX:
             source, *places = [done.get(child, child) for child in node.src]
+            if source in self.rows:
+                places = list(in_rows(places, self.rows[source]))
             before, after = self.around.get(source, ((), ()))
             read = make_node(Ops.LOAD, source.dtype, (source, *before, *places, *after))
             return cast(read, node.dtype)

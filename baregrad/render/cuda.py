@@ -307,11 +307,78 @@ def _atomic_add(f: CText, node: Node) -> None:
         f.define(node, f"({f.type(node.dtype)}){text}")
 
 
+def _copy(f: CText, node: Node) -> None:
+    """An asynchronous copy; in the text of PTX, since the compiler has no headers."""
+    nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
+    shared, at, array, offset, *mask = node.src
+    target = f"(u32)__cvta_generic_to_shared(&{f.names[shared]}[{f.use(at)} + {to}])"
+    origin = f"&{f.names[array]}[{f.use(offset)} + {first}]"
+    taken = f"{f.use(mask[0])} ? {nbytes} : 0" if mask else str(nbytes)
+    way = "cg" if nbytes == 16 else "ca"
+    f.line(
+        f'asm volatile("cp.async.{way}.shared.global [%0], [%1], {nbytes}, %2;" :: '
+        f'"r"({target}), "l"({origin}), "r"({taken}) : "memory");'
+    )
+
+
+def _group(f: CText, node: Node) -> None:
+    """A group of copies is closed, or waited for."""
+    closes = node.arg.name == "cp.async.commit"
+    text = "commit_group" if closes else f"wait_group {node.arg.immediates[0]}"
+    f.line(f'asm volatile("cp.async.{text};" ::: "memory");')
+
+
+def _cells(f: CText, register: Node) -> list[str]:
+    """The variables of a register, one a lane."""
+    name = f.use(register).removesuffix("[l]")
+    return [f"{name}[{lane}]" for lane in range(register.shape[0])] if register.shape else [name]
+
+
+def _load_matrices(f: CText, node: Node) -> None:
+    """Matrices of 8 x 8 to registers."""
+    count, turned, first = (*node.arg.immediates, 0)[:3]
+    array, offset, *registers = node.src
+    names = [name for register in registers for name in _cells(f, register)]
+    way = ".trans" if turned else ""
+    holes = ", ".join([f"%{place}" for place in range(count)])
+    outs = ", ".join([f'"=r"({name})' for name in names])
+    place = f"(u32)__cvta_generic_to_shared(&{f.names[array]}[{f.use(offset)} + {first}])"
+    f.line(
+        f'asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{way}.shared.b16 {{{holes}}}, '
+        f'[%{count}];" : {outs} : "r"({place}) : "memory");'
+    )
+
+
+_SHORT = MappingProxyType({"float16": "f16", "bfloat16": "bf16"})
+
+
+def _multiply(f: CText, node: Node) -> None:
+    """A product of a warp's matrices, added to registers."""
+    depth, kind = node.arg.immediates
+    if kind not in _SHORT:
+        raise CompilerBug("CUDA C has no such product of matrices", found=kind)
+    names = [name for register in node.src for name in _cells(f, register)]
+    total, factors = names[-4:], names[:-4]
+    holes = [f"%{place}" for place in range(len(names))]
+    words = 2 * len(factors) // 3
+    c, a, b = holes[:4], holes[4 : 4 + words], holes[4 + words :]
+    braces = ["{" + ", ".join(part) + "}" for part in (c, a, b, c)]
+    outs = ", ".join([f'"+f"({name})' for name in total])
+    ins = ", ".join([f'"r"({name})' for name in factors])
+    opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{_SHORT[kind]}.{_SHORT[kind]}.f32"
+    f.line(f'asm volatile("{opcode} {", ".join(braces)};" : {outs} : {ins});')
+
+
 _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyType(
     {
         "bar.sync": _barrier,
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in _SHUFFLES], _shuffle),
         "atom.add": _atomic_add,
+        "cp.async": _copy,
+        "cp.async.commit": _group,
+        "cp.async.wait": _group,
+        "ldmatrix": _load_matrices,
+        "mma.sync": _multiply,
     }
 )
 

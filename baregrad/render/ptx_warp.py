@@ -4,9 +4,11 @@ They stand in the code of one thread; the lanes of a warp do them together. The 
 immediates in brackets and their sources:
 
     mma.sync (k, type) A words, B words, C     C += A B^T, of 16 x 8: registers that are changed
-    ldmatrix (count, turned) shared, offset, W  `count` 8 x 8 matrices of 16-bit elements into the
-                                               registers W; lane 8i + r tells row r of matrix i
-    cp.async (bytes) shared, offset, array, offset[, mask]   zeros where the mask is false
+    ldmatrix (count, turned[, first]) shared, offset, W   `count` 8 x 8 matrices of 16-bit elements
+                                               into the registers W; lane 8i + r tells row r of
+                                               matrix i, `first` elements behind the offset
+    cp.async (bytes[, at, first]) shared, offset, array, offset[, mask]   zeros where the mask is
+                                               false; `at` and `first` elements behind the offsets
     cp.async.commit    cp.async.wait (keep)    copies in groups; all but the last `keep` are there
     elect                                      whether this is the one lane that a warp sends
 
@@ -72,9 +74,10 @@ def _multiply(f: PtxText, node: Node) -> None:
     words = depth * element.nbytes // 8
     # The first to have matrices of this shape had them half as deep.
     _need(f, node, max(element.since, (8, 0) if words == 4 else (7, 5)))
-    if len(node.src) != words + words // 2 + 4:
-        raise CompilerBug("mma.sync of so many words", found=len(node.src))
-    names = [f.one(child) for child in node.src]
+    # Neighbours of C may be a vector.
+    names = [name for child in node.src for name in f.use(child)]
+    if len(names) != words + words // 2 + 4:
+        raise CompilerBug("mma.sync of so many words", found=len(names))
     total = _braces(names[-4:])
     kinds = f"{element.accumulator}.{element.name}.{element.name}.{element.accumulator}"
     f.emit(
@@ -84,24 +87,24 @@ def _multiply(f: PtxText, node: Node) -> None:
 
 
 def _load_matrices(f: PtxText, node: Node) -> None:
-    count, turned = node.arg.immediates
+    count, turned, first = (*node.arg.immediates, 0)[:3]
     buffer, offset, *registers = node.src
     if count not in (1, 2, 4) or len(registers) != count:
         raise CompilerBug("ldmatrix of so many matrices", found=count, wanted="1, 2 or 4")
-    where = place_of(f, buffer, offset, 0, 0)
+    where = place_of(f, buffer, offset, 0, first)
     targets = _braces([f.one(register) for register in registers])
     way = ".trans" if turned else ""
     f.emit(f"ldmatrix.sync.aligned.m8n8.x{count}{way}.shared.b16", targets, where.text())
 
 
 def _copy(f: PtxText, node: Node) -> None:
-    (nbytes,) = node.arg.immediates
+    nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
     shared, at, array, offset, *mask = node.src
     _need(f, node, (8, 0))
     if nbytes not in (4, 8, 16):
         raise CompilerBug("a copy of so many bytes", found=nbytes, wanted="4, 8 or 16")
-    target = place_of(f, shared, at, 0, 0).text()
-    source = place_of(f, array, offset, 0, 0).text()
+    target = place_of(f, shared, at, 0, to).text()
+    source = place_of(f, array, offset, 0, first).text()
     # Whole sectors need not pass through the first level cache.
     operands = [target, source, str(nbytes)]
     if mask:

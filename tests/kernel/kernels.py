@@ -9,6 +9,7 @@ import numpy as np
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import KernelInfo, Out, Param, Reduce, Scan
+from baregrad.ir.evaluate_alu import to_raw
 from baregrad.ir.evaluate_kernel import evaluate_kernel
 from baregrad.ir.evaluate_loop import evaluate_loop
 from baregrad.ir.monoid import Monoid, arg_extreme, primitive
@@ -233,7 +234,11 @@ def arguments(node: Node, seed: int = 0, rows: int = 3) -> dict[int, Any]:
                 arrays[leaf.arg.slot] = generator.integers(0, 2, shape).astype(np.bool_)
             elif leaf.dtype.kind == "float":
                 values = generator.standard_normal(shape).astype(np.float32)
-                arrays[leaf.arg.slot] = values.astype(leaf.dtype.numpy)
+                # What NumPy has no dtype for is stored as codes.
+                plain = leaf.dtype.numpy
+                arrays[leaf.arg.slot] = (
+                    to_raw(values, leaf.dtype) if plain is None else values.astype(plain)
+                )
             else:
                 high = rows if leaf.arg.slot == 2 else 100
                 arrays[leaf.arg.slot] = generator.integers(0, high, shape).astype(leaf.dtype.numpy)

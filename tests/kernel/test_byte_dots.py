@@ -23,6 +23,7 @@ ROW = cpu_row_named("x86-64-avx512")
 DOTS = replace(ROW, name="dots", features=(*ROW.features, "avx512vnni"), cores=2)
 # Four lanes and caches so small that sums are split into blocks at tests' sizes.
 SMALL = replace(DOTS, name="small", vector_bytes=16, l1_bytes=512, l2_bytes=4096)
+DOT = "tensorize('d', instruction='dot4')"
 SIGNS = [(I8, I8), (U8, I8), (I8, U8), (U8, U8)]
 
 
@@ -33,7 +34,7 @@ def count(root: Node, op: object) -> int:
 @pytest.mark.parametrize("types", SIGNS, ids=str)
 @pytest.mark.parametrize("inner", [8, 10])
 def test_four_bytes_at_a_time_without_copies(types: tuple[DType, DType], inner: int) -> None:
-    text = "Schedule(split('r2', outer='k', d=4, masked=True), tensorize('d', 'dot4'))"
+    text = f"Schedule(split('r2', outer='k', d=4, masked=True), {DOT})"
     loop = check(k.byte_product(3, 5, inner, types=types), parse_schedule(text), SMALL)
     # Where the signs are the same, what is too large is added up beside the products.
     assert count(loop, Ops.DOT4) == (2 if types[0] is types[1] else 1)
@@ -76,13 +77,13 @@ def test_without_the_instruction_nothing_is_tensorized() -> None:
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ("tensorize('r2', 'dot4')", "not 4 steps"),
-        ("split('r2', outer='k', d=4), bind('d', 'unroll'), tensorize('d', 'dot4')", "unroll"),
-        ("split('r2', outer='k', d=4), tensorize('d', 'dot4'), bind('d', 'unroll')", "instruction"),
-        ("split('r2', outer='k', d=4), tensorize('d', 'dot4'), stage_input(1, 'd')", "instruction"),
-        ("split('r2', outer='k', d=4), stage_input(1, 'd'), tensorize('d', 'dot4')", "free"),
-        ("split('i1', outer='k', d=4), tensorize('d', 'dot4')", "not reduced"),
-        ("tensorize('d', 'dot5')", "wrong type"),
+        ("tensorize('r2', instruction='dot4')", "not 4 steps"),
+        (f"split('r2', outer='k', d=4), bind('d', 'unroll'), {DOT}", "unroll"),
+        (f"split('r2', outer='k', d=4), {DOT}, bind('d', 'unroll')", "instruction"),
+        (f"split('r2', outer='k', d=4), {DOT}, stage_input(1, 'd')", "instruction"),
+        (f"split('r2', outer='k', d=4), stage_input(1, 'd'), {DOT}", "free"),
+        (f"split('i1', outer='k', d=4), {DOT}", "not reduced"),
+        ("tensorize('d', instruction='dot5')", "wrong type"),
     ],
 )
 def test_what_is_refused(steps: str, said: str) -> None:
@@ -91,7 +92,7 @@ def test_what_is_refused(steps: str, said: str) -> None:
 
 
 def test_other_sums_and_other_machines_are_refused() -> None:
-    schedule = parse_schedule("Schedule(split('r2', outer='k', d=4), tensorize('d', 'dot4'))")
+    schedule = parse_schedule(f"Schedule(split('r2', outer='k', d=4), {DOT})")
     with pytest.raises(ScheduleError, match="something else than bytes"):
         lower(k.matmul(8, 8, 8), DOTS, schedule)
     with pytest.raises(ScheduleError, match="no such instruction"):

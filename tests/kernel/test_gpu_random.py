@@ -13,6 +13,7 @@ from baregrad.kernel.analysis import facts_of
 from baregrad.kernel.axes import AxisTable, fresh_table
 from baregrad.kernel.schedule_value import (
     Bind,
+    Pipeline,
     Reorder,
     Schedule,
     Split,
@@ -43,6 +44,8 @@ def any_step(rng: random.Random, table: AxisTable, number: int) -> Step:
         return Bind(name, rng.choice(UNITS))
     if kind < 0.93 and len(names) > 1:
         return Reorder(tuple(rng.sample(names, 2)))
+    if kind > 0.97:
+        return Pipeline(name, rng.choice((2, 3)), rng.choice(("lanes", "async")))
     count = min(len(names), rng.choice((1, 2)))
     return StageInput(rng.choice((1, 2)), tuple(rng.sample(names, count)))
 

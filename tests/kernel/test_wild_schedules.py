@@ -57,7 +57,7 @@ def wild_step(rng: random.Random, table: AxisTable, number: int) -> Step:
     if kind < 0.8:
         return Collapse(tuple(some), f"c{number}")
     if kind < 0.83:
-        return Tensorize(name, "dot4")
+        return Tensorize((name,), "dot4")
     if kind < 0.92:
         return StageInput(rng.choice((0, 1, 2)), tuple(some), rng.choice((0, 0, 4, 8)))
     return StageReduce(name, tuple(some))

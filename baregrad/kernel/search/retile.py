@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from baregrad.kernel.schedule_value import (
     Bind,
+    Pipeline,
     Reorder,
     Schedule,
     Split,
@@ -154,11 +155,13 @@ def _renamed(schedule: Schedule, names: dict[str, str]) -> Schedule:
         elif isinstance(step, Bind):
             steps.append(Bind(names.get(step.axis, step.axis), step.unit, step.grain))
         elif isinstance(step, Tensorize):
-            steps.append(replace(step, axis=names.get(step.axis, step.axis)))
+            steps.append(replace(step, axes=called(step.axes)))
         elif isinstance(step, Reorder):
             steps.append(Reorder(called(step.axes)))
         elif isinstance(step, StageInput):
             steps.append(replace(step, axes=called(step.axes)))
+        elif isinstance(step, Pipeline):
+            steps.append(replace(step, axis=names.get(step.axis, step.axis)))
         elif isinstance(step, StageReduce):
             steps.append(StageReduce(names.get(step.axis, step.axis), called(step.axes)))
         else:

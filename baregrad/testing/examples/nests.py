@@ -49,6 +49,12 @@ def byte_product(m: int, n: int, k: int) -> Node:
     return kernel_of(contracted(a, b, dtypes.int32))
 
 
+def half_product(m: int, n: int, k: int) -> Node:
+    """The product of two arrays of float16, summed as float32."""
+    a, b = param(1, m, k, dtype=dtypes.float16), param(2, n, k, dtype=dtypes.float16)
+    return kernel_of(contracted(a, b))
+
+
 def nest(kernel: Node, *steps: Step, target: AnyTarget | None = None) -> None:
     """Print the loops of a kernel under a schedule, having compared what they compute.
 

@@ -1,0 +1,54 @@
+"""Products of a warp's matrix unit as instructions: matrices to registers, and their product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import Machine
+from baregrad.ir.node import Node, make_node
+from baregrad.ir.op import Ops
+from baregrad.kernel.linearise_values import Values
+from baregrad.kernel.warp_tiles import HALVES, ROW
+
+Registers = tuple[Node, ...]
+
+
+def multiply(values: Values, node: Node, stack: list[Any]) -> None:
+    """An MMA: for each point of the unrolled axes, of which factors are loaded once."""
+    if not values.gpu or node.arg.name != "mma.sync" or values.masks:
+        raise CompilerBug("not a statement of an ordinary kernel", found=node)
+    total, left, right = node.src[:3]
+    mma = node.arg
+    deep = mma.shape[2] // ROW
+    ranges = total.ranges | left.ranges | right.ranges
+    axes = tuple([axis for axis in values.axes_of(ranges) if axis is not HALVES])
+    known: dict[Any, Registers] = {}
+    accumulators = values.memory.addresses[total]
+    for point in values.points(axes):
+        values.point = point
+        a = _matrices(values, known, left, 2 * deep, mma.a_major != "k")
+        b = _matrices(values, known, right, deep, mma.b_major != "k")
+        c = [values.register(total.src[0], accumulators.at({**point, HALVES: half}))
+             for half in range(2)]
+        what = Machine("mma.sync", (mma.shape[2], mma.operand.name))
+        values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*a, *b, *c), what))
+    values.point = {}
+    values.scopes.forget_since()
+
+
+def _matrices(
+    values: Values, known: dict[Any, Registers], load: Node, count: int, turned: bool
+) -> Registers:
+    """The registers that hold a factor's matrices at the present point."""
+    key = (load, tuple([values.point[axis] for axis in values.axes_of(load.ranges)]))
+    found = known.get(key)
+    if found is None:
+        offset, at = values.offset(values.memory.addresses[load])
+        registers = [values.fresh_register(dtypes.uint32, 1) for _ in range(count)]
+        found = known[key] = tuple(registers)
+        what = Machine("ldmatrix", (count, int(turned), at))
+        src = (load.src[0], offset, *found)
+        values.scopes.append(make_node(Ops.MACHINE, dtypes.token, src, what))
+    return found
