@@ -68,7 +68,7 @@ class StagingOptions(NamedTuple):
     """
 
     workers: int = 0
-    piece_nbytes: int = 512 << 10
+    piece_nbytes: int = 1 << 20
     depth: int = 4
     rounds: int = 4
     shared_from: int = 4 << 20

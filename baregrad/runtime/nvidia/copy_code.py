@@ -15,8 +15,8 @@ writes when it has moved a piece (its number plus 1) and which is compared in a 
 count of slots for copies to the GPU, where a slot may be used once the GPU has emptied it, and 0
 for copies to the host, where it may be used once the GPU has filled it.
 
-(A channel that waits for words of the host by itself, with one submission for a copy, is looked at
-by the GPU every 0.2 ms only: that gave 20 to 44 GB/s with 4 to 16 MiB of slots on an H200.)
+(A channel that waits for words of the host by itself, with one submission for a copy, gave 20 to 44
+GB/s with 4 to 16 MiB of slots on an H200, as if the GPU looked at them every 0.2 ms.)
 
 Calls are those of Linux for x86-64: futex (202: wait 128, wake 129, both of this process) and
 nanosleep (35). Registers are saved as the System V ABI wants.
