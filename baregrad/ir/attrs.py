@@ -55,13 +55,15 @@ class BufferRef(NamedTuple):
 class Param(NamedTuple):
     """The `slot`-th argument array of a program, row-major with this shape.
 
-    streamed: what is written to it passes the caches by, where whole vectors are.
+    streamed: what is written to it passes the caches by, where whole vectors are. ahead: so many
+    bytes before a vector is read or written, its line is asked for; 0 where it is not.
     """
 
     slot: int
     shape: tuple[int | Node, ...]
     name: str = ""
     streamed: bool = False
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,8 @@ class Access(NamedTuple):
 
     `width` lanes, `stride` elements apart, from the offset plus `at` elements; addresses are
     multiples of `align` bytes. `constant`: a load that may pass any store, because nothing that the
-    kernel writes changes what it reads.
+    kernel writes changes what it reads. `ahead`: what lies so many bytes further on is brought into
+    the nearest cache meanwhile, if there is memory; 0 for nothing.
     """
 
     width: int = 1
@@ -245,6 +248,7 @@ class Access(NamedTuple):
     at: int = 0
     align: int = 1
     constant: bool = False
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -397,7 +397,28 @@ def less(a: Dim, b: Dim) -> Node:
         # g*x + k < 0  <=>  x < ceil(-k / g)
         terms = {atom: scale // common for atom, scale in terms.items()}
         constant = -((common - 1 - constant) // common)
+    if len(terms) > 1:
+        terms, constant = _decisive(terms, constant)
     return alu(Ops.CMPLT, from_linear(terms, 0), const(-constant, dtypes.index))
+
+
+def _decisive(terms: Terms, constant: int) -> tuple[Terms, int]:
+    """Those of the terms that decide whether the sum is less than 0, and their constant.
+
+    64*i + j < 256 for 0 <= j < 64 is i < 4: j moves the sum within one step of the others.
+    """
+    for size in sorted({abs(scale) for scale in terms.values()}, reverse=True):
+        fine = {atom: scale for atom, scale in terms.items() if scale % size}
+        if not fine:
+            break
+        lo = hi = constant
+        for atom, scale in fine.items():
+            ends = [scale * end for end in bounds(atom)]
+            lo, hi = lo + min(ends), hi + max(ends)
+        if lo // size == hi // size:
+            coarse = {atom: scale // size for atom, scale in terms.items() if atom not in fine}
+            return coarse, lo // size
+    return terms, constant
 
 
 def at_least(a: Dim, b: Dim) -> Node:

@@ -264,7 +264,8 @@ class _Rewriter:
             dtype = node.dtype
             if arg.slot in self.words:
                 size, dtype = index.floordiv(size, BYTES), dtypes.int32
-            flat = Param(arg.slot, (size,), arg.name, streamed)
+            ahead = self.table.ahead.get(arg.slot, 0)
+            flat = Param(arg.slot, (size,), arg.name, streamed, ahead)
             found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat)
         return found
 

@@ -18,6 +18,7 @@ from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, by_id, distinct_axes, itemsize, out_axes
+from baregrad.kernel.axes_arrays import check_prefetch, check_stream
 from baregrad.kernel.byte_dots import check_tensorize
 from baregrad.kernel.pipelines import check_pipeline
 from baregrad.kernel.schedule_value import (
@@ -26,6 +27,7 @@ from baregrad.kernel.schedule_value import (
     Bind,
     Collapse,
     Pipeline,
+    Prefetch,
     Reorder,
     Schedule,
     Split,
@@ -93,9 +95,10 @@ class AxisTable:
     names: of the original axes. axes: by name. order: outermost first. pieces: of each original
     axis. merged: original axis -> (axis that it was collapsed into, its stride there, its extent).
     groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
-    tensorized: what instructions do. dots_bytes: whether the machine has that for bytes. room:
-    bytes that one copy may have. registers: elements that a tile may have. Both are 0 where nothing
-    is known of the machine.
+    streamed, ahead: the arrays that pass the caches by, and the bytes by which others are asked for
+    before their time. tensorized: what instructions do. dots_bytes: whether the machine has that
+    for bytes. room: bytes that one copy may have. registers: elements that a tile may have. Both
+    are 0 where nothing is known of the machine.
     """
 
     facts: Facts
@@ -109,6 +112,7 @@ class AxisTable:
     staged_reductions: list[StageReduce] = field(default_factory=list)
     staged: set[str] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
+    ahead: dict[int, int] = field(default_factory=dict)
     pipelines: list[Pipeline] = field(default_factory=list)
     tensorized: set[str] = field(default_factory=set)
     matrix: bool = False
@@ -129,24 +133,17 @@ class AxisTable:
         elif isinstance(step, Collapse):
             self._collapse(step)
         elif isinstance(step, StreamOutput):
-            self._stream(step)
+            check_stream(self, step)
+            self.streamed.add(step.param)
+        elif isinstance(step, Prefetch):
+            check_prefetch(self, step)
+            self.ahead[step.param] = step.nbytes
         elif isinstance(step, Pipeline):
             check_pipeline(self, step)
         elif isinstance(step, Tensorize):
             (check_mma if step.instruction == MMA else check_tensorize)(self, step)
         else:
             self._stage(step)
-
-    def _stream(self, step: StreamOutput) -> None:
-        """An output that is written alone, and not added to."""
-        uses = [each for each in self.facts.accesses if each.array.arg.slot == step.param]
-        if self.gpu is not None:
-            raise ScheduleError(f"{step} is not legal: a GPU's stores are not told how to go")
-        if not uses or not all(each.write for each in uses):
-            raise ScheduleError(f"{step} is not legal: it takes an output that is not read")
-        if any(out.arg.monoid is not None for out in self.facts.ordered):
-            raise ScheduleError(f"{step} is not legal: an output that is added to is read")
-        self.streamed.add(step.param)
 
     def _stage(self, step: StageInput | StageReduce) -> None:
         """A copy in scratch memory: of a constant size, over axes that stay as they are."""

@@ -11,6 +11,8 @@ from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 
 BOOL = dtypes.bool
+# Coefficients from which on a polynomial is two.
+LONG = 5
 
 
 class FloatBuilder:
@@ -80,7 +82,15 @@ class FloatBuilder:
         return Node(Ops.ABS, self.dtype, (x,))
 
     def polynomial(self, x: Node, coefficients: Sequence[float]) -> Node:
-        """c0 + c1*x + c2*x**2 + ..., by Horner's scheme in fused steps."""
+        """c0 + c1*x + c2*x**2 + ..., by Horner's scheme in fused steps.
+
+        Long ones are two of the square of x, of the even powers and the odd ones: as many steps, of
+        which half wait for each other.
+        """
+        if len(coefficients) >= LONG:
+            square = self.mul(x, x)
+            even = self.polynomial(square, coefficients[0::2])
+            return self.fma(self.polynomial(square, coefficients[1::2]), x, even)
         *rest, last = coefficients
         total = self.c(last)
         for coefficient in reversed(rest):

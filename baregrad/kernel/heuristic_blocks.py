@@ -9,8 +9,10 @@ For C[m, n] += A[m, k] * B[k, n], lanes along n:
             for k: C += A * B       # B streams from the second cache, A is broadcast
           C is written, or what was added so far is added: once for each k block
 
-Copies are padded with zeros to whole tiles and what is written is masked, so that one tile serves
-all sizes: no tails.
+Threads share the n blocks, each of which copies all of A; or blocks of m, outside everything else,
+each of which copies all of B. Products of bytes are added four at a time: a word of each operand is
+a step. Copies are padded with zeros to whole tiles and what is written is masked, so that one tile
+serves all sizes: no tails.
 """
 
 from __future__ import annotations

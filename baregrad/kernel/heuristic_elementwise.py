@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
-from baregrad.kernel.analysis import Access, itemsize, iterations, op_flops
+from baregrad.kernel.analysis import Access, itemsize, op_flops
 from baregrad.kernel.heuristic_pool import choose_pool
+from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.linearise_transposed import LEAST_STEPS
-from baregrad.kernel.schedule_value import Schedule, Split, StreamOutput
+from baregrad.kernel.schedule_value import Schedule, Split
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
@@ -16,7 +17,7 @@ SEVERAL = 4
 # Steps of a tile that is transposed in registers, at most, and what one of its vectors then costs.
 MOST_STEPS = 16
 TRANSPOSED_COST = 5.0
-# What a core's caches do not hold is written to as many pages in turns: memory takes it up sooner.
+# What passes the caches by is written to as many pages in turns: memory takes it up sooner.
 PAGES = 4
 # A tile of as many pages and several vectors of each is too much text for more work than this.
 LIGHT_FLOPS = 8
@@ -46,7 +47,7 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
                 plan.because("tiles along {}: another access is contiguous there", across.name)
                 plan.vectorise(vector, lanes)
                 _block(plan, across)
-            elif not _in_pages(plan, vector, lanes, target):
+            elif not _in_pages(plan, vector, lanes):
                 plan.vectorise(vector, lanes, SEVERAL)
     for axis in plan.axes:
         plan.keep(axis)
@@ -55,36 +56,25 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
         order.remove(vector)
         order.append(vector)
     order, pool = choose_pool(plan, order, target)
+    if not plan.stages and across is None:
+        prefetch_arrays(plan, target)
     names = [name for axis in order for name, _ in axis.loops[:1]]
     names += [name for axis in order for name, _ in axis.loops[1:]]
     return plan.schedule(names, pool)
 
 
-def stream_outputs(plan: Plan, target: CpuTarget) -> None:
-    """Write past the caches what does not fit them, unless it is read as well."""
-    facts = plan.facts
-    if facts.ordered:
-        return
-    read = {access.array for access in facts.accesses if not access.write}
-    for access in facts.accesses:
-        if not access.write or access.array in read:
-            continue
-        if iterations(access.axes) * itemsize(access.array.dtype) >= target.l3_bytes:
-            plan.stages.append(StreamOutput(access.array.arg.slot))
-
-
-def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int, target: CpuTarget) -> bool:
+def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int) -> bool:
     """Tiles that write to several pages in turns; whether the axis is made of such tiles."""
     facts = plan.facts
     accesses = facts.accesses
     written = [access for access in accesses if access.write]
     widest = max(itemsize(access.array.dtype) for access in written)
-    if iterations(written[0].axes) * widest < 2 * target.l2_bytes:
+    if not plan.stages:
         return False
     if not all(axis.stride(access) in (0, 1) for access in accesses):
         return False
     light = sum([op_flops(node) for node in facts.order]) <= LIGHT_FLOPS
-    several = SEVERAL if plan.stages and light else 1
+    several = SEVERAL if light else 1
     rows = PAGE_NBYTES // (widest * lanes * several)
     tile = PAGES * rows * several * lanes
     if rows < 2 or not isinstance(axis.extent, int) or axis.extent % tile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
+from baregrad.ir import index
 from baregrad.ir.node import Node
 from baregrad.ir.op import ALU, Ops
 from baregrad.kernel.analysis import Facts, itemsize, iterations, op_flops, out_axes
@@ -25,9 +26,12 @@ _INDEX = dtypes.index
 def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     """How long one core takes for a kernel, roughly, if it is vectorised well."""
     total_bytes = 0
-    if not facts.reductions:
-        for access in facts.accesses:
-            total_bytes += iterations(access.axes) * itemsize(access.array.dtype)
+    for access in facts.accesses:
+        touched = iterations(access.axes)
+        if facts.reductions:
+            # What is read again is near by then.
+            touched = min(touched, index.upper(index.product(access.array.shape)))
+        total_bytes += touched * itemsize(access.array.dtype)
     operations = 0
     # How often what depends on some axes runs: most of a kernel depends on the same ones.
     points: dict[frozenset[Node], int] = {}

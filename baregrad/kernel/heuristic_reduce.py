@@ -8,13 +8,14 @@ several products.
 
 from __future__ import annotations
 
-from baregrad.kernel.analysis import Access, Reduction, iterations
+from baregrad.kernel.analysis import Access, Reduction, itemsize, iterations, out_axes
 from baregrad.kernel.heuristic_blocks import plan_blocks
 from baregrad.kernel.heuristic_contract import Machine, plan_contraction
 from baregrad.kernel.heuristic_conv import plan_windows, windows_of
-from baregrad.kernel.heuristic_elementwise import lanes_of, stream_outputs
+from baregrad.kernel.heuristic_elementwise import lanes_of
 from baregrad.kernel.heuristic_lanes import FOLD_OPS, accesses_below, lane_axis
 from baregrad.kernel.heuristic_pool import choose_pool
+from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
@@ -22,6 +23,11 @@ from baregrad.target.cpu import CpuTarget
 SEVERAL = 4
 MOST_ROWS = 8
 STREAMED_ROWS = 2
+# Rows that are summed at once where they are long and in memory, and how many groups of them there
+# must be, for threads to share.
+ROWS_AT_ONCE = 4
+LEAST_ROWS = 8
+LONG_ROW = 1 << 10
 
 
 def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
@@ -56,6 +62,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     names = _names(plan, main, order)
     if lane is None or lane.reduced:
         stream_outputs(plan, target)
+        prefetch_arrays(plan, target)
     return plan.schedule(names, pool)
 
 
@@ -88,8 +95,11 @@ def _tile(
     machine = _machine(main, lanes, target)
     if not lane.reduced:
         return plan_contraction(plan, main, reads, lane, machine, target)
-    inner = _tile_inner(plan, main, reads, lane, machine)
-    return [axis for axis in plan.axes if not axis.reduced and axis not in inner] + inner
+    inner = _tile_inner(plan, main, reads, lane, machine, target)
+    data = [axis for axis in plan.axes if not axis.reduced and axis not in inner]
+    # The reduction is done once for all that runs along other axes than its results.
+    first = [axis for axis in data if axis.inside(main.free)]
+    return first + inner + [axis for axis in data if axis not in first]
 
 
 def _machine(main: Reduction, lanes: int, target: CpuTarget) -> Machine:
@@ -98,7 +108,12 @@ def _machine(main: Reduction, lanes: int, target: CpuTarget) -> Machine:
 
 
 def _tile_inner(
-    plan: Plan, main: Reduction, reads: list[Access], lane: PlannedAxis, machine: Machine
+    plan: Plan,
+    main: Reduction,
+    reads: list[Access],
+    lane: PlannedAxis,
+    machine: Machine,
+    target: CpuTarget,
 ) -> list[PlannedAxis]:
     """Lanes along a reduced axis: several rows times several columns, or several accumulators."""
     reused = [
@@ -110,10 +125,7 @@ def _tile_inner(
         and any(axis.stride(access) == 0 for access in reads)
     ]
     if not reused:
-        count = _accumulators(lane, machine)
-        plan.because("{} sums apart: one alone would wait for its last addition", count)
-        plan.vectorise(lane, machine.lanes, count)
-        return []
+        return _tile_rows(plan, main, reads, lane, machine, target)
     reused = reused[:2]
     # An operand that is read once streams from memory: neighbours in memory, not in registers.
     streamed = any(all(axis.stride(access) != 0 for axis in reused) for access in reads)
@@ -146,6 +158,67 @@ def _tile_inner(
     return list(reversed(reused))
 
 
+def _tile_rows(
+    plan: Plan,
+    main: Reduction,
+    reads: list[Access],
+    lane: PlannedAxis,
+    machine: Machine,
+    target: CpuTarget,
+) -> list[PlannedAxis]:
+    """Lanes along a reduced axis of operands that are read once: several sums, or several rows."""
+    rows = _rows_at_once(plan, main, reads, target)
+    if rows is not None:
+        plan.because("{} rows at once: memory is read in several places", ROWS_AT_ONCE)
+        plan.vectorise(lane, machine.lanes, SEVERAL * 2 // ROWS_AT_ONCE)
+        plan.unroll(rows, ROWS_AT_ONCE)
+        return [rows]
+    count = _accumulators(lane, machine)
+    # Two vectors or fewer are one: nothing is left over.
+    plan.vectorise(lane, machine.lanes, max(count, 2))
+    rows = _short_rows(plan, main, machine.lanes)
+    if rows is None:
+        plan.because("{} sums apart: one alone would wait for its last addition", count)
+        return []
+    plan.because("{} short rows at once: one waits for its steps", ROWS_AT_ONCE)
+    plan.unroll(rows, ROWS_AT_ONCE)
+    return [rows]
+
+
+def _rows_at_once(
+    plan: Plan, main: Reduction, reads: list[Access], target: CpuTarget
+) -> PlannedAxis | None:
+    """The axis of the results of a lone sum of long rows, each read from memory once.
+
+    A core has more lines under way where it reads several streams: the machine follows each of
+    them for a page at a time.
+    """
+    facts = plan.facts
+    if len(facts.reductions) > 1 or len(facts.outs) > 1 or iterations(main.own) < LONG_ROW:
+        return None
+    if out_axes(facts.outs[0]) != main.free:
+        return None
+    if max([iterations(access.axes) * itemsize(access.array.dtype) for access in reads],
+           default=0) < target.l2_bytes:
+        return None
+    for axis in plan.axes:
+        if axis.inside(main.free) and isinstance(axis.extent, int):
+            if axis.extent % ROWS_AT_ONCE == 0 and axis.extent >= LEAST_ROWS * ROWS_AT_ONCE:
+                return axis
+    return None
+
+
+def _short_rows(plan: Plan, main: Reduction, lanes: int) -> PlannedAxis | None:
+    """The axis of rows that are folded in one or two vectors, of which several take turns."""
+    if iterations(main.own) > 2 * lanes:
+        return None
+    for axis in reversed(plan.axes):
+        if axis.inside(main.free) and isinstance(axis.extent, int):
+            if axis.extent % ROWS_AT_ONCE == 0 and axis.extent > ROWS_AT_ONCE:
+                return axis
+    return None
+
+
 def _accumulators(lane: PlannedAxis, machine: Machine, others: int = 1) -> int:
     """How many vectors of a reduced axis are summed apart, to hide the latency of one sum."""
     vectors = lane.size // machine.lanes
@@ -171,7 +244,7 @@ def _plan_other(
             continue
         if any(axis.stride(access) == 1 for access in reads):
             machine = Machine(lanes, 16, 2, 4)
-            plan.vectorise(axis, lanes, _accumulators(axis, machine))
+            plan.vectorise(axis, lanes, max(_accumulators(axis, machine), 2))
             return
 
 
@@ -189,7 +262,7 @@ def _plan_outputs(plan: Plan, taken: PlannedAxis | None, lanes: int) -> None:
             if any(axis.inside(reduction.free) for reduction in facts.reductions):
                 continue
             if not plan.meets_vector(axis):
-                plan.vectorise(axis, lanes, 2 if axis.size >= 2 * lanes else 1)
+                plan.vectorise(axis, lanes, 2)
 
 
 def _plan_stages(plan: Plan, taken: PlannedAxis | None, lanes: int) -> None:
@@ -199,6 +272,9 @@ def _plan_stages(plan: Plan, taken: PlannedAxis | None, lanes: int) -> None:
         if axis.planned or (taken is not None and taken.inside(stage.ranges)):
             continue
         if plan.meets_vector(axis):
+            continue
+        if axis.extent == axis.size < 2 * lanes:
+            plan.vectorise(axis, lanes, 2)
             continue
         width = lanes
         while width > 1 and axis.size % width:

@@ -249,7 +249,8 @@ def _store_at(
     align = values.alignment(address, lanes, stride, at, buffer.dtype)
     if is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
         align = streamed_nbytes(lanes, buffer.dtype)
-    access = access_of(lanes, stride or 1, at, align)
+    ahead = values.memory.ahead.get(node, 0) if mask is None and monoid is None else 0
+    access = access_of(lanes, stride or 1, at, align, False, ahead)
     test = mask is not None and lanes == 1
     if test:
         assert mask is not None

@@ -87,6 +87,11 @@ class Address:
         """Whether `lanes` lanes lie a constant number of elements apart."""
         return not self.lanes and lanes == max(self.width, 1)
 
+    @property
+    def is_scattered(self) -> bool:
+        """Whether lanes are not side by side in memory."""
+        return self.width > 1 and (bool(self.lanes) or self.stride not in (0, 1))
+
     def is_even(self, lanes: int) -> bool:
         """Whether the offset is a multiple of `lanes`, but for its constant and its lanes."""
         parts = (*self.fixed, *self.points, *self.unrolled)
@@ -154,6 +159,7 @@ class Memory:
     addresses: of each LOAD and STORE. registers: lanes of each register of an ALLOC. loads: the
     LOADs of each buffer. single: no more than one argument is written. That one may lie over an
     argument that is read, element by element, so a load must not pass the write of another.
+    ahead: the accesses that ask for what comes after them, and by how many bytes.
     """
 
     def __init__(self, kernel: Node, gpu: bool = False) -> None:
@@ -191,6 +197,7 @@ class Memory:
                     refused.add(buffer)
                     self.registers.pop(buffer, None)
 
+        self.ahead = _asking(self.addresses)
         self.single = sum(1 for buffer in self.written if buffer.op is Ops.PARAM) <= 1
 
     def reads_elsewhere(self, store: Node, axes: tuple[Node, ...]) -> bool:
@@ -206,6 +213,20 @@ class Memory:
             return False
         below = set(toposort_having(Ops.LOAD.bit, store.src[1]))
         return not below.isdisjoint(loads)
+
+
+def _asking(addresses: Mapping[Node, Address]) -> dict[Node, int]:
+    """Of each array that is asked for ahead of time, the last access inside the most loops."""
+    found: dict[Node, tuple[int, Node]] = {}
+    for node, address in addresses.items():
+        buffer = node.src[0]
+        if buffer.op is not Ops.PARAM or not buffer.arg.ahead:
+            continue
+        if address.stride == 1 and not address.lanes:
+            loops = len(address.fixed)
+            if loops >= found.get(buffer, (0, node))[0]:
+                found[buffer] = (loops, node)
+    return {node: node.src[0].arg.ahead for _, node in found.values()}
 
 
 def _fits_registers(address: Address) -> bool:

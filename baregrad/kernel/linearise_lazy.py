@@ -50,10 +50,23 @@ def lazy(values: Values, node: Node) -> Any:
     return found[group.index(node)]
 
 
-def _at_once(values: Values, group: list[Node], mask: Node) -> list[Node]:
-    """A register for each guard, set for all lanes if any lane wants it."""
+def is_branch(values: Values, load: Node, mask: Node) -> bool:
+    """Whether a guarded LOAD is left out by a branch: many accesses, and one condition for all."""
+    if values.gpu or values.masks or mask.shape or mask.op is Ops.CONST:
+        return False
+    return values.memory.addresses[load].is_scattered
+
+
+def lazy_load(values: Values, node: Node, mask: Node) -> Node:
+    """A GUARD of lanes that lie apart, under a condition that is the same for all of them."""
+    (found,) = _at_once(values, [node], mask, values.memory.addresses[node.src[1]].width)
+    return found
+
+
+def _at_once(values: Values, group: list[Node], mask: Node, lanes: int = 0) -> list[Node]:
+    """A register for each guard, set for all lanes, those of the mask, if any lane wants it."""
     scopes = values.scopes
-    lanes = mask.shape[0] if mask.shape else 1
+    lanes = lanes or (mask.shape[0] if mask.shape else 1)
     wanted = scopes.emit(Ops.ANY, dtypes.bool, (mask,)) if mask.shape else mask
     registers = []
     for guard in group:

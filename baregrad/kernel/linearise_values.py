@@ -23,7 +23,7 @@ from baregrad.kernel.linearise_access import (
     register_of,
 )
 from baregrad.kernel.linearise_folds import fold_items, fold_lanes, fold_threads
-from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, lazy
+from baregrad.kernel.linearise_lazy import OPAQUE, is_branch, is_transparent, lazy, lazy_load
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 
 _NEAREST_LAST = itemgetter(0, 1)
@@ -418,7 +418,8 @@ class Values:
             scalar, at = self.offset(address)
         written = buffer in memory.written
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
-        access = access_of(lanes, stride, at, align, memory.single and not written)
+        ahead = 0 if mask is not None else memory.ahead.get(node, 0)
+        access = access_of(lanes, stride, at, align, memory.single and not written, ahead)
         src: Parts = (buffer, scalar)
         if mask is not None:
             src += (self.vector(mask, lanes),)
@@ -494,9 +495,11 @@ def _guard(values: Values, node: Node, operands: Operands) -> Any:
         return lazy(values, node)
     mask = values.mask((*values.masks, cond))
     if mask is not None and inner.src[0] in values.memory.registers:
-        value = values.load(inner, None)
-        return values.apply(Ops.WHERE, node.dtype, mask, value, const(0, node.dtype))
-    return values.load(inner, mask)
+        zero = const(0, node.dtype)
+        return values.apply(Ops.WHERE, node.dtype, mask, values.load(inner, None), zero)
+    if mask is None or not is_branch(values, inner, mask):
+        return values.load(inner, mask)
+    return lazy_load(values, node, mask)
 
 
 def _known(values: Values, node: Node, operands: Operands) -> Any:

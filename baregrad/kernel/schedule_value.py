@@ -150,6 +150,26 @@ class StreamOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Lines of the array `param` are asked for `nbytes` bytes before they are read or written.
+
+    Where a kernel reads the array in several loops it is the last of them that asks: what is next
+    comes while this is worked on.
+    """
+
+    param: int
+    nbytes: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"prefetch({self.param}, {self.nbytes})"
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """The copies that each iteration of the loop `axis` makes are begun ahead of their iteration.
 
@@ -193,7 +213,7 @@ class Tensorize:
         return f"tensorize({', '.join(map(repr, self.axes))}, instruction={self.instruction!r})"
 
 
-_Copy = StageInput | StageReduce | StreamOutput | Pipeline
+_Copy = StageInput | StageReduce | StreamOutput | Prefetch | Pipeline
 Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
 INSTRUCTIONS = ("dot4", "mma")
 
@@ -273,6 +293,11 @@ def stream_output(param: int) -> StreamOutput:
     return StreamOutput(param)
 
 
+def prefetch(param: int, nbytes: int) -> Prefetch:
+    """Lines of the array are asked for so many bytes ahead."""
+    return Prefetch(param, nbytes)
+
+
 def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
     """What each iteration of the loop copies is begun `depth` - 1 iterations before it."""
     return Pipeline(axis, depth, engine)
@@ -292,6 +317,7 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
         "stream_output": stream_output,
+        "prefetch": prefetch,
         "pipeline": pipeline,
         "tensorize": tensorize,
     }
@@ -347,6 +373,9 @@ def _check_types(step: Step, found: str) -> None:
         good = good and type(step.swizzle) is int
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
+    elif isinstance(step, Prefetch):
+        texts, good = step.axes, type(step.param) is int and type(step.nbytes) is int
+        good = good and step.nbytes >= 1
     elif isinstance(step, Tensorize):
         texts, good = step.axes, bool(step.axes) and step.instruction in INSTRUCTIONS
     elif isinstance(step, StageReduce):

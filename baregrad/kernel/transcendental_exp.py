@@ -40,8 +40,16 @@ def exp(x: Node) -> Node:
     """e**x."""
     f = builder_of(x.dtype)
     low, high = (-104.0, 89.0) if _is_single(f) else (-746.0, 710.0)
-    # Beyond these the result is 0 or infinity, which two scalings of a finite value still give.
-    x = f.at_most(f.at_least(x, low), high)
+    vanishes = f.less(x, f.c(low))
+    # Beyond these the result is 0 or infinity, the latter by two scalings of a finite value. The
+    # former as well, but processors take a hundred times as long for a product below the normal
+    # range, and arguments far below are what masks are made of.
+    x = f.at_most(f.where(vanishes, f.c(0.0), x), high)
+    return f.where(vanishes, f.c(0.0), _exp(f, x))
+
+
+def _exp(f: FloatBuilder, x: Node) -> Node:
+    """e**x where it is in the range of floats."""
     if _is_single(f):
         # x/ln(2) = n + r takes as many steps as x = n*ln(2) + r, and the polynomial one fewer.
         held = f.fma(x, f.c(LOG2E_F32[0]), f.c(f.magic))
@@ -74,7 +82,13 @@ def exp2(x: Node) -> Node:
 def _exp2(f: FloatBuilder, x: Node, rest: Node | None) -> Node:
     """2**(x + rest) for a rest far below x's last place."""
     low, high = (-151.0, 129.0) if _is_single(f) else (-1076.0, 1025.0)
-    x = f.at_most(f.at_least(x, low), high)
+    vanishes = f.less(x, f.c(low))
+    x = f.at_most(f.where(vanishes, f.c(0.0), x), high)
+    return f.where(vanishes, f.c(0.0), _exp2_in_range(f, x, rest))
+
+
+def _exp2_in_range(f: FloatBuilder, x: Node, rest: Node | None) -> Node:
+    """2**(x + rest) where it is in the range of floats."""
     n, held = f.round_scaled(x, 1.0)
     r = f.sub(x, n)
     table = tables.EXP2_F32 if _is_single(f) else tables.EXP2_F64

@@ -103,6 +103,7 @@ def _vload(f: FunctionText, node: Node) -> None:
     where = f.pointer(base, f.use(offset), access.at, dtype)
     kinds = type_text(dtype, lanes)
     if not mask:
+        _prefetch(f, where, node.arg.ahead, lanes * dtype.itemsize, False)
         f.lines.append(
             f"  {f.define(node)} = load {kinds}, ptr {where}, align {access.align}{constant}"
         )
@@ -119,6 +120,19 @@ def _vload(f: FunctionText, node: Node) -> None:
         f"  {f.define(node)} = call {kinds} @{name}(ptr {where}, i32 {access.align}, "
         f"{masks} {condition}, {kinds} zeroinitializer)"
     )
+
+
+def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool) -> None:
+    """Ask for the lines that lie `ahead` bytes beyond an access of `nbytes`, if that is not 0."""
+    if not ahead:
+        return
+    f.declare("llvm.prefetch.p0", "void", "ptr", "i32", "i32", "i32")
+    for at in range(ahead, ahead + nbytes, f.target.line_bytes):
+        place = f.fresh()
+        f.lines.append(f"  {place} = getelementptr i8, ptr {where}, i64 {at}")
+        f.lines.append(
+            f"  call void @llvm.prefetch.p0(ptr {place}, i32 {int(write)}, i32 3, i32 1)"
+        )
 
 
 def _masks(f: FunctionText, dtype: DType) -> bool:
@@ -264,6 +278,7 @@ def _vstore(f: FunctionText, node: Node) -> None:
         if access.align in _STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
             f.streamed[base] = None
             streamed = STREAMED
+        _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
         f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}{streamed}")
         return
     name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"

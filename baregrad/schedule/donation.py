@@ -19,10 +19,11 @@ Donation = dict[Node, Node]  # output value -> PARAM whose memory it takes
 
 
 def settle_donations(fusion: Fusion, steps: list[Step], donate: Mapping[int, int]) -> Donation:
-    """The donations that are safe; steps are remade where their outputs must change order."""
+    """The donations that are safe; steps change places, or their outputs do, to make more so."""
     if not donate:
         return {}
     params = {node.arg.slot: node for node in fusion.order if node.op is Ops.PARAM}
+    _delay(fusion, steps, donate, params)
     writers: dict[Node, list[int]] = {}
     readers: dict[Node, list[int]] = {}
     for position, step in enumerate(steps):
@@ -47,6 +48,44 @@ def settle_donations(fusion: Fusion, steps: list[Step], donate: Mapping[int, int
             continue
         found[value] = param
     return found
+
+
+def _delay(
+    fusion: Fusion, steps: list[Step], donate: Mapping[int, int], params: Mapping[int, Node]
+) -> None:
+    """Let steps that write over an argument wait for those that still read it, if none needs them.
+
+    An update of a weight may be part of the kernel of its gradient, which comes before the kernel
+    that passes the gradient on through that weight.
+    """
+    over: dict[Node, Node] = {}
+    for output, slot in donate.items():
+        if slot in params and output < len(fusion.outputs):
+            over[fusion.outputs[output]] = params[slot]
+    last: dict[Node, int] = {}
+    for position, step in enumerate(steps):
+        for read in step.read:
+            last[read] = position
+    until: dict[int, int] = {}
+    for position, step in enumerate(steps):
+        ends = [last.get(over[value], 0) for value in step.written if value in over]
+        end = max(ends, default=0)
+        if end > position and _may_wait(fusion, step, steps[position + 1 : end + 1]):
+            until[position] = end
+    if until:
+        # Right after the step that it waits for.
+        order = sorted(range(len(steps)), key=lambda at: (until.get(at, at), at in until, at))
+        steps[:] = [steps[position] for position in order]
+
+
+def _may_wait(fusion: Fusion, step: Step, others: list[Step]) -> bool:
+    """Whether a step may run after some that follow it: they need nothing of what it writes."""
+    written = {fusion.memory_of(value) for value in step.written}
+    for other in others:
+        used = {fusion.memory_of(value) for value in (*other.written, *other.read)}
+        if step.draft in other.draft.after or not written.isdisjoint(used):
+            return False
+    return True
 
 
 def _alike(value: Node, param: Node) -> bool:

@@ -73,7 +73,7 @@ class CpuTarget:
 # What a row must have, and what its code uses besides where the host has it; neither list changes
 # an answer's meaning, only how fast it comes.
 _SSE_EXTRAS = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
-_AVX2_EXTRAS = (*_SSE_EXTRAS, "f16c", "bmi", "bmi2", "lzcnt", "movbe", "avxvnni")
+_AVX2_EXTRAS = (*_SSE_EXTRAS, "f16c", "bmi", "bmi2", "lzcnt", "movbe", "prfchw", "avxvnni")
 _AVX512_EXTRAS = (*_AVX2_EXTRAS, "avx512cd", "avx512vnni", "avx512bf16", "avx512fp16")
 _SSE2 = ("sse2",)
 _AVX2 = ("sse2", "avx", "avx2", "fma")
@@ -82,7 +82,7 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 # What Linux calls some of them in /proc/cpuinfo, and LLVM's name.
 _SPELLINGS = (
     ("pni", "sse3"), ("bmi1", "bmi"), ("sse4_1", "sse4.1"), ("sse4_2", "sse4.2"),
-    ("abm", "lzcnt"),
+    ("abm", "lzcnt"), ("3dnowprefetch", "prfchw"),
     ("avx512_bf16", "avx512bf16"), ("avx512_fp16", "avx512fp16"), ("avx512_vnni", "avx512vnni"),
     ("avx_vnni", "avxvnni"), ("asimd", "neon"), ("fp", "fp-armv8"), ("asimddp", "dotprod"),
     ("asimdhp", "fullfp16"),

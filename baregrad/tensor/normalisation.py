@@ -222,7 +222,7 @@ def _attend(scores: Tensor) -> Tensor:
     shift = (high == float("-inf")).where(0, high)
     weights = (scores - shift).exp()
     total = weights.sum(-1, True)
-    return weights / (total == 0).where(1, total)
+    return weights * (total == 0).where(1, total).reciprocal()
 
 
 def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from baregrad.kernel.schedule_value import (
     Schedule,
     Step,
     Tensorize,
+    prefetch,
     split,
     stream_output,
 )
@@ -113,7 +114,7 @@ def _any_step(rng: random.Random, table: AxisTable, number: int) -> Step | None:
     if kind == 3:
         return Reorder(tuple(rng.sample(names, min(len(names), rng.randrange(2, 4)))))
     if kind == 4:
-        return stream_output(0)
+        return rng.choice((stream_output(0), prefetch(0, 64), prefetch(1, 256)))
     if len(names) < 2:
         return None
     place = rng.randrange(len(names) - 1)

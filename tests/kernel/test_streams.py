@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,8 +15,16 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, alu, const
 from baregrad.ir.op import Ops
 from baregrad.kernel import apply_schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel.heuristic_streams import AHEAD_NBYTES
 from baregrad.kernel.linearise_points import TOGETHER, interleave
-from baregrad.kernel.schedule_value import Schedule, stream_output, vectorise
+from baregrad.kernel.schedule_value import (
+    Bind,
+    Reorder,
+    Schedule,
+    prefetch,
+    stream_output,
+    vectorise,
+)
 from baregrad.render.llvm import LlvmRenderer
 from tests.kernel import kernels as k
 from tests.kernel.gpu import HOPPER
@@ -97,6 +106,120 @@ def test_streams_are_said_and_parsed() -> None:
 def test_streams_that_cannot_be(kernel: Node, slot: int, target: Any) -> None:
     with pytest.raises(ScheduleError, match=rf"stream_output\({slot}\) is not legal"):
         apply_schedule(kernel, Schedule((stream_output(slot),)), target)
+
+
+# --- lines that are asked for ---------------------------------------------------------------------
+
+
+def chunks_of(schedule: Schedule, trips: int) -> int:
+    """Into how many chunks the threads' axis of so many iterations falls; 1 without one."""
+    found = [step for step in schedule.steps if isinstance(step, Bind) and step.unit == "pool"]
+    return -(-trips // found[0].grain) if found else 1
+
+
+def asked(text: str) -> list[tuple[int, bool]]:
+    """The bytes ahead of each line that a module's text asks for, and whether it is written."""
+    places = dict(re.findall(r"(%\w+) = getelementptr i8, ptr %\w+, i64 (\d+)", text))
+    calls = re.findall(r"call void @llvm.prefetch.p0\(ptr (%\w+), i32 ([01]),", text)
+    return [(int(places[name]), write == "1") for name, write in calls]
+
+
+def test_arrays_in_memory_are_asked_for_ahead() -> None:
+    target = replace(SMALL_CACHE, l3_bytes=HUGE)
+    kernel = k.elementwise(4096)
+    schedule = choose_schedule(kernel, target)
+    slots = k.arguments(kernel)
+    assert all(f"prefetch({slot}, {AHEAD_NBYTES})" in str(schedule) for slot in slots)
+    rng = np.random.default_rng(1)
+    arrays = {slot: rng.normal(size=4096).astype(np.float32) for slot in slots}
+    expected = k.run_kernel(kernel, {**arrays, 0: np.zeros(4096, np.float32)})[0]
+    found = np.zeros(4096, np.float32)
+    text = run(kernel, schedule, [found, *(arrays[slot] for slot in sorted(slots) if slot)], 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    lines = asked(text)
+    # One line for each vector of each array.
+    assert len(lines) == 4 * len(slots) * (host().vector_bytes // 64 or 1)
+    assert {write for _, write in lines} == {False, True}
+
+
+def test_rows_that_are_read_again_are_asked_for_once_and_a_row_ahead() -> None:
+    target = replace(SMALL_CACHE, l2_bytes=1 << 16, l3_bytes=HUGE)
+    kernel = k.softmax(64, 1024)
+    schedule = choose_schedule(kernel, target)
+    assert "prefetch(1, 4096)" in str(schedule)
+    x = np.random.default_rng(2).normal(size=(64, 1024)).astype(np.float32)
+    found = np.zeros_like(x)
+    text = run(kernel, schedule, [found, x], chunks_of(schedule, 64))
+    exact = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(found, exact / exact.sum(1, keepdims=True), rtol=1e-5)
+    reads = [nbytes for nbytes, write in asked(text) if not write]
+    assert reads
+    assert set(reads) == {4096}
+
+
+def test_small_and_scattered_arrays_are_not_asked_for() -> None:
+    for kernel in (k.elementwise(1 << 12), k.softmax(64, 64), k.transpose(4096, 4096)):
+        assert "prefetch" not in str(choose_schedule(kernel, host()))
+
+
+def test_long_rows_are_summed_several_at_once() -> None:
+    target = replace(SMALL_CACHE, l3_bytes=HUGE)
+    kernel = k.row_reduce(64, 2048)
+    schedule = choose_schedule(kernel, target)
+    assert "i0u=4" in str(schedule)
+    x = np.random.default_rng(3).normal(size=(64, 2048)).astype(np.float32)
+    found = np.zeros(64, np.float32)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 64 // 4))
+    np.testing.assert_allclose(found, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
+
+
+def test_short_rows_take_turns() -> None:
+    """Of 24 elements, each in one vector, four rows at a time; their exponentials as well."""
+    kernel = k.softmax(64, 24)
+    schedule = choose_schedule(kernel, host())
+    if host().lanes(4) == 16:
+        assert "i0u=4" in str(schedule)
+    x = np.random.default_rng(4).normal(size=(64, 24)).astype(np.float32)
+    found = np.zeros_like(x)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 16))
+    exact = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(found, exact / exact.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_a_row_is_folded_once_for_all_its_elements() -> None:
+    """What runs along another axis than a fold's results stands inside, or it is done again."""
+    rows, columns, steps = (k.range_node(size, place) for place, size in enumerate((64, 256, 256)))
+    x, weights = k.param(1, 64, 256), k.param(2, 256)
+    product = alu(Ops.MUL, k.at(x, rows, steps), k.at(weights, steps))
+    total = k.reduce(Ops.ADD, product, steps)
+    value = alu(Ops.MUL, k.at(x, rows, columns), total)
+    kernel = k.kernel(k.out(k.param(0, 64, 256), value, rows, columns))
+    schedule = choose_schedule(kernel, host())
+    (order,) = [step.axes for step in schedule.steps if isinstance(step, Reorder)]
+    assert min(order.index(name) for name in order if name.startswith("i0")) < min(
+        order.index(name) for name in order if name.startswith("i1")
+    )
+    rng = np.random.default_rng(5)
+    data = rng.normal(size=(64, 256)).astype(np.float32), rng.normal(size=256).astype(np.float32)
+    found = np.zeros((64, 256), np.float32)
+    run(kernel, schedule, [found, *data], chunks_of(schedule, 32))
+    exact = data[0] * (data[0].astype(np.float64) @ data[1])[:, None]
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "steps", "target"),
+    [
+        (k.elementwise(64), (prefetch(9, 64),), None),
+        (k.elementwise(64), (prefetch(0, 64),), HOPPER),
+        (k.elementwise(64), (stream_output(0), prefetch(0, 64)), None),
+        (k.elementwise(64), (prefetch(0, 64), stream_output(0)), None),
+    ],
+)
+def test_arrays_that_cannot_be_asked_for(kernel: Node, steps: Any, target: Any) -> None:
+    with pytest.raises(ScheduleError, match="is not legal"):
+        apply_schedule(kernel, Schedule(steps), target)
+    assert parse_schedule(str(Schedule(steps))) == Schedule(steps)
 
 
 # --- turns --------------------------------------------------------------------------------------

@@ -121,6 +121,22 @@ def test_earlier_reader_does_not() -> None:
     assert shared_param(plan, 0) == 0
 
 
+@pytest.mark.parametrize("place", (0, 1))
+def test_an_update_waits_for_those_that_still_read_the_weights(place: int) -> None:
+    """Whichever comes first, the gradient passed on or the new weights."""
+    w, x = param(0, 24, 40), param(1, 24, 40)
+    outputs = [w - x * 0.1, w.flip(1).sum(0)]
+    plan = check(outputs if not place else outputs[::-1], kernels=2, donate={place: 0})
+    assert shared_param(plan, place) == 0
+
+
+def test_an_update_that_others_need_does_not_wait() -> None:
+    w, x = param(0, 24, 40), param(1, 24, 40)
+    new = (w - x * 0.1).contiguous()
+    plan = check([new, (new.flip(1) * w).sum(0)], donate={0: 0})
+    assert shared_param(plan, 0) is None
+
+
 def test_argument_that_is_an_output_stays() -> None:
     x = param(0, 40)
     plan = check([x + 1.0, x], donate={0: 0})

@@ -14,9 +14,11 @@ from baregrad.base.errors import ScheduleError
 from baregrad.ir.index import Dim
 from baregrad.kernel.analysis import Facts
 from baregrad.kernel.axes import AxisTable, table_after, table_for
+from baregrad.kernel.heuristic_streams import AHEAD_NBYTES
 from baregrad.kernel.schedule_value import (
     Bind,
     Collapse,
+    Prefetch,
     Reorder,
     Schedule,
     Split,
@@ -32,6 +34,7 @@ from baregrad.target import AnyTarget, GpuTarget
 BLOCKS = (4, 8, 16, 32, 64)
 LONGEST_UNROLL = 16
 LEAST_BLOCKED = 8
+FURTHEST_NBYTES = 1 << 14
 GRAINS = (0.25, 0.5, 2.0, 4.0)
 
 
@@ -384,7 +387,8 @@ def _streams(state: _State) -> _Changes:
     """An output past the caches, or through them."""
     if isinstance(state.target, GpuTarget):
         return
-    streamed = [step for step in state.schedule.steps if isinstance(step, StreamOutput)]
+    steps = state.schedule.steps
+    streamed = [step for step in steps if isinstance(step, StreamOutput)]
     for step in streamed:
         yield state.with_steps(dropped=(step,)), f"output {step.param} through the caches"
     taken = {step.param for step in streamed}
@@ -392,11 +396,35 @@ def _streams(state: _State) -> _Changes:
         param = access.array.arg.slot
         if access.write and param not in taken:
             taken.add(param)
-            yield state.with_steps(StreamOutput(param)), f"output {param} past the caches"
+            asked = tuple([step for step in steps if _asks(step, param)])
+            found = state.with_steps(StreamOutput(param), dropped=asked)
+            yield found, f"output {param} past the caches"
+
+
+def _asks(step: Step, param: int) -> bool:
+    return isinstance(step, Prefetch) and step.param == param
+
+
+def _requests(state: _State) -> _Changes:
+    """An array asked for ahead of time, further ahead, or not at all."""
+    if isinstance(state.target, GpuTarget):
+        return
+    known = [step for step in state.schedule.steps if isinstance(step, Prefetch)]
+    for step in known:
+        yield state.with_steps(dropped=(step,)), f"array {step.param} not asked for"
+        if step.nbytes < FURTHEST_NBYTES:
+            further = Prefetch(step.param, 2 * step.nbytes)
+            yield state.with_steps(further, dropped=(step,)), f"array {step.param} asked earlier"
+    taken = {step.param for step in known}
+    for access in state.facts.accesses:
+        param = access.array.arg.slot
+        if param not in taken:
+            taken.add(param)
+            yield state.with_steps(Prefetch(param, AHEAD_NBYTES)), f"array {param} asked for"
 
 
 _KINDS: tuple[Callable[[_State], _Changes], ...] = (
-    _sizes, _pool, _streams, _order, _units, _copies, _blocks,
+    _sizes, _pool, _streams, _requests, _order, _units, _copies, _blocks,
 )
 
 __all__ = ["Move", "is_legal", "names_of", "neighbours", "normal"]
