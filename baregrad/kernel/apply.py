@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baregrad.base.errors import CompilerBug, ScheduleError
+from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param, Stage
@@ -43,7 +43,7 @@ from baregrad.kernel.byte_dots import (
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.loop_pieces import combined, state_parts
 from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
-from baregrad.kernel.pipelines import slots_of
+from baregrad.kernel.pipelines import check_applied, slots_of
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
 from baregrad.target import AnyTarget
@@ -82,21 +82,7 @@ def apply_steps(
     result = rewriter.kernel(kernel)
     if table.gpu is not None:
         check_threads(result)
-    staging: list[StageInput | StageReduce] = [*table.staged_inputs, *table.staged_reductions]
-    for request in staging:
-        copied = isinstance(request, StageInput)
-        named = request.axes if isinstance(request, StageInput) else (request.axis, *request.axes)
-        if request not in rewriter.applied and rewriter.empty.isdisjoint(named):
-            what = "access of that input" if copied else "reduction over it"
-            raise ScheduleError(
-                f"{request} is not legal: no {what} runs along all of these axes, inside its bounds"
-            )
-    for step in table.pipelines:
-        if step not in rewriter.applied:
-            raise ScheduleError(
-                f"{step} is not legal: no copy is made anew in each iteration of the loop",
-                hint="stage an input that is read along the axis, but not over it",
-            )
+    check_applied(table, rewriter.applied, rewriter.empty)
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
-from baregrad.dtypes import DType
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import TILE_BINDS, Access, Reg
 from baregrad.ir.bounds import bounds
@@ -248,3 +248,8 @@ def streamed_nbytes(lanes: int, dtype: DType) -> int:
     """Bytes of a vector that may be streamed to its own place; of an element for odd ones."""
     nbytes = lanes * dtype.itemsize
     return nbytes if is_power_of_two(nbytes) else dtype.itemsize
+
+
+def touches_index(node: Node) -> bool:
+    """Whether a node computes with positions."""
+    return node.dtype is dtypes.index or node.src[-1].dtype is dtypes.index

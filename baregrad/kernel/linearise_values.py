@@ -21,6 +21,7 @@ from baregrad.kernel.linearise_access import (
     access_of,
     lanes_of,
     register_of,
+    touches_index,
 )
 from baregrad.kernel.linearise_folds import fold_items, fold_lanes, fold_threads
 from baregrad.kernel.linearise_lazy import OPAQUE, is_branch, is_transparent, lazy, lazy_load
@@ -169,7 +170,7 @@ class Values:
                     operands = _picker([places[child] for child in node.src])
                 except KeyError:
                     rule = _known
-            if rule is _elementwise and _touches_index(node):
+            if rule is _elementwise and touches_index(node):
                 rule = _index
             places[node] = len(places)
             steps.append((node, rule, operands, kept, self._where(theirs) if kept else None))
@@ -542,10 +543,6 @@ def _index(values: Values, node: Node, operands: Operands) -> Node:
         return divide_index(values.apply, node, operands, width)
     dtype = node.dtype if node.dtype is not dtypes.index else width
     return values.apply(node.op, dtype, *operands)
-
-
-def _touches_index(node: Node) -> bool:
-    return node.dtype is dtypes.index or node.src[-1].dtype is dtypes.index
 
 
 def _reduce(values: Values, node: Node, operands: Operands) -> Any:

@@ -23,7 +23,7 @@ from baregrad.ir.protocol import CopyTo, Done
 from baregrad.kernel.analysis import by_id
 from baregrad.kernel.loop_blocks import Block, Item
 from baregrad.kernel.loop_pieces import guarded, store
-from baregrad.kernel.schedule_value import Pipeline, StageInput
+from baregrad.kernel.schedule_value import Pipeline, StageInput, StageReduce
 from baregrad.kernel.shared_copies import Copy
 from baregrad.kernel.shared_layouts import layout_of
 
@@ -97,6 +97,27 @@ def slots_of(
         stage = Stage("shared", layout, pipeline.depth, pipeline.engine, pipeline.axis)
         return [pipeline], stage
     return [], Stage("shared", layout)
+
+
+def check_applied(
+    table: AxisTable, applied: set[StageInput | StageReduce | Pipeline], empty: set[str]
+) -> None:
+    """Raise ScheduleError for a copy that nothing reads, and a pipeline that nothing is part of."""
+    staging: list[StageInput | StageReduce] = [*table.staged_inputs, *table.staged_reductions]
+    for request in staging:
+        copied = isinstance(request, StageInput)
+        named = request.axes if isinstance(request, StageInput) else (request.axis, *request.axes)
+        if request not in applied and empty.isdisjoint(named):
+            what = "access of that input" if copied else "reduction over it"
+            raise ScheduleError(
+                f"{request} is not legal: no {what} runs along all of these axes, inside its bounds"
+            )
+    for step in table.pipelines:
+        if step not in applied:
+            raise ScheduleError(
+                f"{step} is not legal: no copy is made anew in each iteration of the loop",
+                hint="stage an input that is read along the axis, but not over it",
+            )
 
 
 @dataclass(slots=True)
