@@ -68,7 +68,7 @@ class StagingOptions(NamedTuple):
     """
 
     workers: int = 0
-    piece_nbytes: int = 1 << 20
+    piece_nbytes: int = 2 << 20
     depth: int = 4
     rounds: int = 4
     shared_from: int = 4 << 20
@@ -78,7 +78,7 @@ class StagingOptions(NamedTuple):
 
 
 # In Python a piece costs more, and so does waking a thread.
-PYTHON_OPTIONS = StagingOptions(piece_nbytes=2 << 20, depth=2, native=False)
+PYTHON_OPTIONS = StagingOptions(depth=2, native=False)
 _MOST_WORKERS = 8
 # What one thread in Python is worth waking for.
 _WORKER_NBYTES = 4 << 20
