@@ -116,10 +116,9 @@ class Thread(LoopMachine):
         return super().buffer(node)
 
     def shape(self, node: Node) -> tuple[int, ...]:
-        """The extents of a buffer; slots of a ring come first."""
+        """The extents of a buffer; slots come first, be it the only one of a ring."""
         extents = super().shape(node)
-        ring = node.op is Ops.ALLOC and (node.arg.depth > 1 or node in self.cluster.rings)
-        return (node.arg.depth, *extents) if ring else extents
+        return (1, *extents) if node in self.cluster.rings and node.arg.depth == 1 else extents
 
     def frozen(self, view: str) -> Thread:
         """This thread as it is now, seeing shared memory in a view: what an engine was given."""

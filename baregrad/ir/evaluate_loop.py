@@ -192,13 +192,15 @@ class LoopMachine:
         if node.op is not Ops.ALLOC:
             raise CompilerBug("neither PARAM nor ALLOC", found=node)
         if node not in self.memory:
-            count = int(np.prod(self.shape(node), dtype=np.int64)) * max(node.arg.depth, 1)
+            count = int(np.prod(self.shape(node), dtype=np.int64))
             self.memory[node] = poisoned(count, node.dtype)
         return self.memory[node]
 
     def shape(self, node: Node) -> tuple[int, ...]:
-        """The extents of a buffer, symbolic ones evaluated."""
-        return tuple(e if isinstance(e, int) else int(self.scalar(e)) for e in node.shape)
+        """The extents of a buffer, symbolic ones evaluated; several slots come first."""
+        extents = tuple(e if isinstance(e, int) else int(self.scalar(e)) for e in node.shape)
+        slots = node.op is Ops.ALLOC and node.arg.depth > 1
+        return (node.arg.depth, *extents) if slots else extents
 
     def _store(self, node: Node) -> None:
         buffer, value, *indices = node.src
@@ -310,8 +312,6 @@ class Expression:
     def offset(self, buffer: Node, indices: Sequence[Node], mask: Array) -> Array:
         """Flat element positions; raises IndexOutOfRange for an active point outside."""
         extents = self.machine.shape(buffer)
-        if buffer.op is Ops.ALLOC and buffer.arg.depth > 1:
-            extents = (buffer.arg.depth, *extents)
         flat = np.zeros((1,) * len(self.tile.extents), np.int64)
         if len(extents) != len(indices):
             raise CompilerBug("as many indices as axes are wanted", found=buffer, wanted=extents)

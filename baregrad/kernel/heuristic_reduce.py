@@ -213,8 +213,11 @@ def _short_rows(plan: Plan, main: Reduction, lanes: int) -> PlannedAxis | None:
     if iterations(main.own) > 2 * lanes:
         return None
     for axis in reversed(plan.axes):
-        if axis.inside(main.free) and isinstance(axis.extent, int):
-            if axis.extent % ROWS_AT_ONCE == 0 and axis.extent > ROWS_AT_ONCE:
+        # An axis that another reduction folds is planned with that one.
+        if axis.reduced or axis.planned or not axis.inside(main.free):
+            continue
+        if isinstance(axis.extent, int) and axis.extent > ROWS_AT_ONCE:
+            if axis.extent % ROWS_AT_ONCE == 0:
                 return axis
     return None
 

@@ -101,6 +101,12 @@ def sum_of_row_logs(m: int, n: int) -> Node:
     return kernel(out(param(0), reduce(Ops.ADD, value, i)))
 
 
+def smallest_column_sum(m: int, n: int) -> Node:
+    i, j = range_node(m, 0), range_node(n, 1)
+    total = reduce(Ops.ADD, at(param(1, m, n), i, j), i)
+    return kernel(out(param(0), reduce(Ops.MIN, total, j)))
+
+
 def rows_scaled_by_columns(m: int, n: int) -> Node:
     """Two reductions whose lanes would both be wanted where their results meet."""
     i, j, a, b = range_node(m, 0), range_node(n, 1), range_node(m, 2), range_node(n, 3)

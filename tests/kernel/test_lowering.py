@@ -58,6 +58,8 @@ FAMILIES: tuple[tuple[Callable[..., Node], tuple[Any, ...]], ...] = (
     (k.layer_norm, (3, 41)),
     (k.sum_of_row_logs, (6, 41)),
     (k.sum_of_row_logs, (40, 5)),
+    (k.smallest_column_sum, (16, 16)),
+    (k.smallest_column_sum, (9, 40)),
     (k.rows_scaled_by_columns, (3, 17)),
     (k.arg_max, (5, 33)),
     (k.matmul, (13, 17, 9)),
