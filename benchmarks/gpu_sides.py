@@ -27,7 +27,9 @@ class Side:
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "BAREGRAD_PROGRESS": "off"}
+        # Behind ours is what the caller has: packages may lie in a folder of their own.
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environ = {**os.environ, "PYTHONPATH": path, "BAREGRAD_PROGRESS": "off"}
         self._process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
         )
