@@ -439,7 +439,8 @@ def compare(arguments: argparse.Namespace) -> int:
         "libraries": times.libraries, "failed": times.failed,
         "facts": {name: side.facts for name, side in ready.items()},
     })
-    return int(not ready or bool(times.failed))
+    # A side that was asked for and is not there is no success.
+    return int(bool(times.failed) or any(name not in ready for name in names))
 
 
 def costs(count: int) -> None:
