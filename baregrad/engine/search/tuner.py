@@ -167,28 +167,42 @@ class Tuner:
             ):
                 crew.losses = self.losses
                 crew.until = deadline + OVERTIME_S
+                late: list[Node] = []
                 for number, kernel in enumerate(order):
                     if deadline - time.monotonic() < KEPT_S:
                         self.skipped += len(order) - number
                         break
                     left -= weights[kernel]
                     clock = Clock(deadline, left, len(order) - number - 1)
+                    skipped = self.skipped
                     record = self._search_one(crew, kernel, clock, chosen.get(kernel))
-                    if record is not None:
-                        self._keep(record, kernel, records, chosen)
+                    if self.skipped > skipped:
+                        late.append(kernel)
+                    self._keep(kernel, record, records, chosen)
                     bar.advance(note=_line(kernel, record))
-                    if options.debug >= 1:
-                        print(f"search: {_line(kernel, record)}", file=sys.stderr)
+                # What was thought to take less than it does has the time that others left.
+                for number, kernel in enumerate(late):
+                    if deadline - time.monotonic() < LEAST_S:
+                        break
+                    self.skipped -= 1
+                    clock = Clock(deadline, 0.0, len(late) - number - 1)
+                    record = self._search_one(crew, kernel, clock, chosen.get(kernel))
+                    self._keep(kernel, record, records, chosen)
         finally:
             self.spent_s += time.monotonic() - begin
 
     def _keep(
         self,
-        record: Record,
         kernel: Node,
+        record: Record | None,
         records: Records | None,
         chosen: dict[Node, Schedule],
     ) -> None:
+        """Keep what a search found, if it found anything, and say it."""
+        if options.debug >= 1:
+            print(f"search: {_line(kernel, record)}", file=sys.stderr)
+        if record is None:
+            return
         self.found.append(record)
         if records is not None:
             records.put(record)

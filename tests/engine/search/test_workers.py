@@ -13,9 +13,10 @@ from baregrad.base.errors import FileFormatError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
 from baregrad.engine.search.child import Child, ChildLost
-from baregrad.engine.search.records import Records
+from baregrad.engine.search.records import Record, Records
 from baregrad.engine.search.tuner import Tuner
 from baregrad.engine.search.wire import receive, send
+from baregrad.ir.node import Node
 from baregrad.kernel.search import beam
 from tests.engine.search import faults
 from tests.kernel import kernels as k
@@ -162,3 +163,29 @@ def test_an_interrupted_search_keeps_what_it_has_found(
         later.schedules(kernels)
         assert len(later.found) == 1
         assert len(Records(file).all()) == 2
+
+
+def test_a_kernel_whose_time_was_too_short_has_what_is_left(
+    backend: CompiledBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def search_one(tuner: Tuner, crew: object, kernel: Node, *_: object) -> Record | None:
+        asked.append(kernel.arg.name)
+        if asked == ["long"]:
+            tuner.skipped += 1
+            return None
+        return tuner._record(kernel, None, 1.0, 1.0, 9)
+
+    monkeypatch.setattr(Tuner, "_search_one", search_one)
+    kernels = [replace_name(k.matmul(64, 64, 64), "long"), replace_name(k.bias(3, 5), "short")]
+    with options.override(beam=2, beam_seconds=90, beam_file=tmp_path / "found.jsonl"):
+        tuner = Tuner(backend.compiler, backend.device)
+        tuner.schedules(kernels)
+    assert asked == ["long", "short", "long"]
+    assert tuner.skipped == 0
+    assert [record.name for record in tuner.found] == ["short", "long"]
+
+
+def replace_name(kernel: Node, name: str) -> Node:
+    return Node(kernel.op, kernel.dtype, kernel.src, kernel.arg._replace(name=name))
