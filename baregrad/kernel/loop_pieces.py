@@ -25,7 +25,7 @@ SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 _BELOW = "kernel.scoped"
 _VALUES = "kernel.values"
 # What loop-level nodes hold beside constants and arithmetic on positions.
-_HOLD_VALUES = mask_of(
+HOLD_VALUES = mask_of(
     (
         Ops.CAST,
         Ops.BITCAST,
@@ -142,7 +142,7 @@ def values_below(kernel: Node) -> list[Node]:
     found: list[Node] | None = memo.get(_VALUES)
     if found is None:
         # Without the kernel: a node that held itself would never be freed.
-        found = memo[_VALUES] = toposort_having(_HOLD_VALUES, *kernel.src)
+        found = memo[_VALUES] = toposort_having(HOLD_VALUES, *kernel.src)
     return found
 
 

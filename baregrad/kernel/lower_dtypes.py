@@ -17,7 +17,7 @@ from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort
 from baregrad.ir.op import ALU, Op, Ops, mask_of
-from baregrad.kernel.loop_pieces import values_below
+from baregrad.kernel.loop_pieces import HOLD_VALUES, values_below
 from baregrad.kernel.narrow_floats import (
     decode_float,
     encode_float,
@@ -54,18 +54,6 @@ _POSITIONS = mask_of(
         Ops.MOD,
         Ops.MIN,
         Ops.MAX,
-    )
-)
-_CHECKED = mask_of(
-    (
-        Ops.CAST,
-        Ops.BITCAST,
-        Ops.PARAM,
-        Ops.ALLOC,
-        Ops.LOAD,
-        Ops.GUARD,
-        Ops.REDUCE,
-        Ops.STORE,
     )
 )
 # Dtypes that the machine has in memory as well, and the ops that may have to change over them.
@@ -122,7 +110,7 @@ def _is_native(node: Node) -> bool:
     if (dtype.kind == "float" and dtype.bits < 32) or dtype.bits == 4:
         return False
     op = node.op
-    if not op.bit & _CHECKED:
+    if not op.bit & HOLD_VALUES:
         return True
     if op is Ops.GUARD:
         # A load whose address is read from memory hands its guard on to what it reads there.
