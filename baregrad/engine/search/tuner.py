@@ -158,8 +158,8 @@ class Tuner:
         deadline = begin + limit - self.spent_s
         weights = {kernel: weight_of(self._guess_ns(kernel)) for kernel in kernels}
         order = sorted(kernels, key=lambda kernel: -weights[kernel])
-        left = sum(weights.values())
         workers = max(getattr(self.device, "threads", 1), 1)
+        late: list[Node] = []
         try:
             with (
                 Crew(self.make_child or self._make_child, workers, options.beam_timeout) as crew,
@@ -167,28 +167,26 @@ class Tuner:
             ):
                 crew.losses = self.losses
                 crew.until = deadline + OVERTIME_S
-                late: list[Node] = []
-                for number, kernel in enumerate(order):
-                    if deadline - time.monotonic() < KEPT_S:
-                        self.skipped += len(order) - number
-                        break
-                    left -= weights[kernel]
-                    clock = Clock(deadline, left, len(order) - number - 1)
-                    skipped = self.skipped
-                    record = self._search_one(crew, kernel, clock, chosen.get(kernel))
-                    if self.skipped > skipped:
-                        late.append(kernel)
-                    self._keep(kernel, record, records, chosen)
-                    bar.advance(note=_line(kernel, record))
+
+                def search_each(some: Sequence[Node], least_s: float) -> None:
+                    left = sum(weights[kernel] for kernel in some)
+                    for number, kernel in enumerate(some):
+                        if deadline - time.monotonic() < least_s:
+                            late.extend(some[number:])
+                            break
+                        left -= weights[kernel]
+                        clock = Clock(deadline, left, len(some) - number - 1)
+                        record = self._search_one(crew, kernel, clock, chosen.get(kernel), late)
+                        self._keep(kernel, record, records, chosen)
+                        bar.advance(kernel not in late, note=_line(kernel, record))
+
+                search_each(order, KEPT_S)
                 # What was thought to take less than it does has the time that others left.
-                for number, kernel in enumerate(late):
-                    if deadline - time.monotonic() < LEAST_S:
-                        break
-                    self.skipped -= 1
-                    clock = Clock(deadline, 0.0, len(late) - number - 1)
-                    record = self._search_one(crew, kernel, clock, chosen.get(kernel))
-                    self._keep(kernel, record, records, chosen)
+                again = late.copy()
+                late.clear()
+                search_each(again, LEAST_S)
         finally:
+            self.skipped += len(late)
             self.spent_s += time.monotonic() - begin
 
     def _keep(
@@ -218,9 +216,17 @@ class Tuner:
         return float(estimate_ns(facts_of(prepare(kernel)), self.compiler.target))
 
     def _search_one(
-        self, crew: Crew, kernel: Node, clock: Clock, earlier: Schedule | None
+        self,
+        crew: Crew,
+        kernel: Node,
+        clock: Clock,
+        earlier: Schedule | None,
+        late: list[Node],
     ) -> Record | None:
-        """Search for the schedule of one kernel; None where even the first could not be tried."""
+        """Search for the schedule of one kernel; None where even the first could not be tried.
+
+        A kernel whose time was too short joins those that are `late`.
+        """
         text = dump(kernel).encode()
         wrong = crew.losses.wrong
         judge = Judge(crew, text, self._cold_nbytes(), clock)
@@ -241,7 +247,7 @@ class Tuner:
         winner, first_ns, ns = judge.winner(trials)
         if winner is None and judge.cut_short:
             # Not enough to say that there is nothing to find.
-            self.skipped += 1
+            late.append(kernel)
             return None
         return self._record(kernel, winner, first_ns, ns, judge.tried)
 
