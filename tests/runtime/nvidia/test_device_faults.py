@@ -170,10 +170,17 @@ def test_opening_and_closing_leaves_no_object_behind() -> None:
 
     for _ in range(3):
         once()
-    before, held = counts(), resources()
-    for _ in range(50):
-        once()
-    more = {name: count - before[name] for name, count in counts().items()}
+
+    def growth() -> collections.Counter[str]:
+        before = counts()
+        for _ in range(50):
+            once()
+        return counts() - before
+
+    # What is left behind grows each time; a cache that fills (abstract classes keep what
+    # `isinstance` answered, for instance) grows once.
+    held = resources()
+    more = growth() & growth()
     assert {name: count for name, count in more.items() if count >= 25} == {}
     assert resources()[1] == held[1] and resources()[0] < held[0] + 25
     assert not port.held()
