@@ -198,6 +198,10 @@ def _shrunk(below: Node, cuts: list[Slice | None]) -> Node:
             return _shrunk(below.src[0], _needed(twice, below.src[0].shape))
         found = _shrunk_pad(below, whole)
         return make_node(Ops.SHRINK, below.dtype, (below,), whole) if found is None else found
+    if below.op is Ops.WHERE and below.src[0].op is Ops.PAD:
+        chosen = _chosen(below, cuts)
+        if chosen is not None:
+            return chosen
     if below.op is Ops.EXPAND:
         # A cut of repeated elements is fewer repetitions.
         fewer = list(cuts)
@@ -214,6 +218,15 @@ def _shrunk(below: Node, cuts: list[Slice | None]) -> Node:
         for one, extent in zip(cuts, below.shape, strict=True)
     ]
     return _over(below, _shrunk(below.src[0], inner), tuple(shape))
+
+
+def _chosen(node: Node, cuts: list[Slice | None]) -> Node | None:
+    """A cut of a choice between an array and what surrounds it, if it is a cut of the array."""
+    condition, value = node.src[:2]
+    if constant_of(condition.src[0]) is None or not value.shape:
+        return None
+    found = constant_of(_shrunk(condition, cuts))
+    return _shrunk(value, cuts) if found is not None and found.arg else None
 
 
 def _whole(cuts: list[Slice | None], shape: tuple[Any, ...]) -> tuple[Slice, ...]:

@@ -201,6 +201,8 @@ def guard(condition: Node, value: Node) -> Node:
         value = value.src[1]
     if value.op is Ops.CONST and value.arg == 0:
         return value
+    if value.op is Ops.CONST and value.dtype is dtypes.bool:
+        return condition
     return make_node(Ops.GUARD, value.dtype, (condition, value))
 
 

@@ -302,9 +302,39 @@ def find_sibling(
             continue
         near = neighbours(fusion, node)
         other = neighbours(fusion, draft.outs[0].target)
-        if not near.values.isdisjoint(other.values) and _reduce_alike(near, other):
+        if near.values.isdisjoint(other.values) or not _reduce_alike(near, other):
+            continue
+        if not _contract_apart(fusion, node, draft.outs[0].target):
             return draft
     return None
+
+
+def _contract_apart(fusion: Fusion, left: Node, right: Node) -> bool:
+    """Whether each of two values is computed from sums of its own, one of them a contraction.
+
+    One kernel for both would have no good tile for either.
+    """
+    ours, theirs = _sums_of(left), _sums_of(right)
+    if not ours or not theirs or ours == theirs:
+        return False
+    return not fusion.survey.contractions.isdisjoint(ours | theirs)
+
+
+def _sums_of(node: Node) -> set[Node]:
+    """The reductions that a value is computed from, as far as they are close below it."""
+    found: set[Node] = set()
+    seen = {node}
+    queue = [node]
+    while queue and len(seen) < NEIGHBOURS:
+        value = queue.pop()
+        if value.op.bit & _FOLDS:
+            found.add(value)
+            continue
+        for child in value.src:
+            if child.mask & _FOLDS and child not in seen:
+                seen.add(child)
+                queue.append(child)
+    return found
 
 
 def _reduce_alike(left: Neighbours, right: Neighbours) -> bool:

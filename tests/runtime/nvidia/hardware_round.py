@@ -235,7 +235,7 @@ def part_ordinary() -> None:
     most, count = default_options(), few(8, 2)
     rows = [most, most._replace(pipelined=False), PYTHON_OPTIONS]
     rows += [most._replace(piece_nbytes=piece << 10, depth=depth)
-             for piece, depth in ((256, 4), (256, 8), (512, 2), (1024, 2), (1024, 4), (2048, 4))]
+             for piece, depth in ((256, 4), (512, 4), (1024, 2), (1024, 4), (2048, 2), (4096, 2))]
     rows += [most._replace(workers=workers) for workers in (4, 6, 10, 12)]
     rows += [most._replace(rounds=rounds) for rounds in (2, 8)]
     found = []
