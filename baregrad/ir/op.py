@@ -310,6 +310,14 @@ class _Table:
         "two vectors' blocks of so many lanes in turns: the even blocks (0) or the odd ones (1)",
         attribute="tuple[int]",
     )
+    ACROSS = _r(
+        "ACROSS",
+        "memory",
+        LIN,
+        1,
+        "the lanes of a vector folded by a commutative primitive monoid, by halves",
+        attribute="Reduce",
+    )
     ANY = _r("ANY", "memory", LIN, 1, "whether any lane of a vector of bools is true")
     BEGIN = _r(
         "BEGIN",

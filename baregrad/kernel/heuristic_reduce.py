@@ -8,7 +8,15 @@ several products.
 
 from __future__ import annotations
 
-from baregrad.kernel.analysis import Access, Reduction, itemsize, iterations, out_axes
+from baregrad.ir.node import Node
+from baregrad.kernel.analysis import (
+    EXPENSIVE,
+    Access,
+    Reduction,
+    itemsize,
+    iterations,
+    out_axes,
+)
 from baregrad.kernel.heuristic_blocks import plan_blocks
 from baregrad.kernel.heuristic_contract import Machine, plan_contraction
 from baregrad.kernel.heuristic_conv import plan_windows, windows_of
@@ -16,6 +24,7 @@ from baregrad.kernel.heuristic_elementwise import lanes_of
 from baregrad.kernel.heuristic_lanes import FOLD_OPS, accesses_below, lane_axis
 from baregrad.kernel.heuristic_pool import choose_pool
 from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
+from baregrad.kernel.loop_pieces import scoped_below
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
@@ -28,6 +37,14 @@ STREAMED_ROWS = 2
 ROWS_AT_ONCE = 4
 LEAST_ROWS = 8
 LONG_ROW = 1 << 10
+# Bytes of the vectors of sums that may be made wider than a register.
+REGISTER_NBYTES = 16
+# An axis of at most so many registers is one vector.
+WHOLE_VECTORS = 4
+# What a step costs beside its vectors, in one of them, and how much more than full vectors may cost
+# so that nothing is left over.
+STEP_COST = 0.25
+UNEVEN_COST = 1.3
 
 
 def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
@@ -150,7 +167,7 @@ def _tile_inner(
             if cost < best[0] * 0.999:
                 best = (cost, first, second)
     products = best[1] * best[2]
-    count = 1 if products >= 6 else _accumulators(lane, machine, products)
+    count = 1 if products >= 6 else _accumulators(lane, machine.lanes, products)
     plan.vectorise(lane, machine.lanes, count)
     for axis, times in zip(reused, best[1:], strict=False):
         plan.because("{} steps of {} in registers: loads are shared", times, axis.name)
@@ -173,16 +190,75 @@ def _tile_rows(
         plan.vectorise(lane, machine.lanes, SEVERAL * 2 // ROWS_AT_ONCE)
         plan.unroll(rows, ROWS_AT_ONCE)
         return [rows]
-    count = _accumulators(lane, machine)
-    # Two vectors or fewer are one: nothing is left over.
-    plan.vectorise(lane, machine.lanes, max(count, 2))
+    together = _side_by_side(plan, main)
+    count = _vectorise_sums(plan, main, lane, machine.lanes, together)
     rows = _short_rows(plan, main, machine.lanes)
     if rows is None:
-        plan.because("{} sums apart: one alone would wait for its last addition", count)
+        plan.because("{} sums apart: one alone would wait for its last addition",
+                     count * together)
         return []
     plan.because("{} short rows at once: one waits for its steps", ROWS_AT_ONCE)
     plan.unroll(rows, ROWS_AT_ONCE)
     return [rows]
+
+
+def _vectorise_sums(
+    plan: Plan, reduction: Reduction, lane: PlannedAxis, lanes: int, together: int
+) -> int:
+    """Lanes along a reduced axis for sums that are read once; how many vectors each sum has.
+
+    They are one wide vector, of a length that leaves nothing over if there is one.
+    """
+    count = _accumulators(lane, lanes, together)
+    width = 0
+    # What is dear to compute has values of its own in registers.
+    if lanes * reduction.node.dtype.itemsize >= REGISTER_NBYTES and not _is_dear(plan):
+        width = _even_width(lane, lanes, max(SEVERAL * 2 // together, 2))
+    if width:
+        plan.vectorise(lane, width)
+        return -(-width // lanes)
+    # Two vectors or fewer are one: nothing is left over.
+    plan.vectorise(lane, lanes, max(count, 2) if together == 1 else count)
+    return count
+
+
+def _is_dear(plan: Plan) -> bool:
+    """Whether a kernel computes what takes many operations."""
+    return any(node.op in EXPENSIVE for node in plan.facts.order)
+
+
+def _even_width(lane: PlannedAxis, lanes: int, most: int) -> int:
+    """How many lanes of at most `most` registers divide an axis and fill them best; 0 for none."""
+    size = lane.extent
+    if not isinstance(size, int):
+        return 0
+    if size <= WHOLE_VECTORS * lanes:
+        return size
+    # In vectors for each element: one step costs a bit more than its vectors.
+    best, found = (1 + STEP_COST) / lanes * UNEVEN_COST, 0
+    for width in range(lanes // 2 + 1, min(most * lanes, size) + 1):
+        if size % width:
+            continue
+        cost = (-(-width // lanes) + STEP_COST) / width
+        if cost < best:
+            best, found = cost, width
+    return found
+
+
+def _side_by_side(plan: Plan, main: Reduction) -> int:
+    """How many reductions run in the loops of the main one: none of them reads another."""
+    depth: dict[Node, int] = {}
+    for reduction in plan.facts.reductions:
+        node = reduction.node
+        below = [depth[other] for other in scoped_below(node.src) if other in depth]
+        depth[node] = max(below, default=-1) + 1
+    same = [
+        each
+        for each in plan.facts.reductions
+        if each.own == main.own and each.free == main.free
+        and depth[each.node] == depth[main.node]
+    ]
+    return len(same)
 
 
 def _rows_at_once(
@@ -222,9 +298,9 @@ def _short_rows(plan: Plan, main: Reduction, lanes: int) -> PlannedAxis | None:
     return None
 
 
-def _accumulators(lane: PlannedAxis, machine: Machine, others: int = 1) -> int:
+def _accumulators(lane: PlannedAxis, lanes: int, others: int = 1) -> int:
     """How many vectors of a reduced axis are summed apart, to hide the latency of one sum."""
-    vectors = lane.size // machine.lanes
+    vectors = lane.size // lanes
     most = max(min(SEVERAL * 2 // others, vectors), 1)
     for count in (most, most - 1, most - 2):
         if count >= 3 and vectors % count == 0:
@@ -246,8 +322,7 @@ def _plan_other(
         if axis.size < 2 or plan.meets_vector(axis):
             continue
         if any(axis.stride(access) == 1 for access in reads):
-            machine = Machine(lanes, 16, 2, 4)
-            plan.vectorise(axis, lanes, max(_accumulators(axis, machine), 2))
+            _vectorise_sums(plan, reduction, axis, lanes, _side_by_side(plan, reduction))
             return
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baregrad.base.bits import is_power_of_two
+from baregrad.base.bits import is_power_of_two, next_power_of_two
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import THREAD_BINDS, Alloc, Machine, Var
+from baregrad.ir.attrs import THREAD_BINDS, Alloc, Machine, Reduce, Var
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
@@ -29,10 +29,13 @@ Parts = tuple[Node, ...]
 
 
 def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
-    """Items folded by halves, item i with item i + ceil(n / 2); neighbours if order counts."""
+    """Items folded by halves, in the order of the loop level's evaluator.
+
+    Item i meets item i + h, h the largest power of two below n; neighbours if order counts.
+    """
     while len(items) > 1:
-        half = (len(items) + 1) // 2
         if monoid.commutative:
+            half = next_power_of_two(len(items)) // 2
             pairs = zip(items, items[half:], strict=False)
             rest = items[len(items) - half : half]
         else:
@@ -43,9 +46,11 @@ def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
 
 
 def fold_lanes(values: Values, monoid: Monoid, parts: Parts, lanes: int) -> Parts:
-    """The lanes of vectors folded into scalars, in the order of `fold`."""
+    """The lanes of vectors folded into scalars, in the order of `fold_items`."""
     emit = values.scopes.emit
-    while monoid.commutative and lanes > 2 and lanes % 2 == 0:
+    if monoid.primitive is not None and monoid.commutative and not values.gpu:
+        return (emit(Ops.ACROSS, monoid.states[0], parts, Reduce(monoid)),)
+    while monoid.commutative and lanes > 2 and is_power_of_two(lanes):
         lanes //= 2
         low, high = [
             tuple([emit(Ops.PART, part.dtype, (part,), half, 0, lanes) for part in parts])
