@@ -141,6 +141,9 @@ class _Rewriter:
         # Arguments that are read as words of bytes alone, at the loop level.
         self.words = word_slots(table) if chunked and table.tensorized else frozenset()
         self.masked = any(p.limits for pieces in table.pieces.values() for p in pieces)
+        # Whether reads have guards of their own. Where reduced axes alone are partial, on a CPU, what
+        # is reduced has one guard for all that is below it.
+        self.early = self.masked and (table.gpu is not None or table.partial_data())
         self.several = any(len(pieces) > 1 for pieces in table.pieces.values())
 
     def chunks(self, axis: Axis, position: int) -> Node:
@@ -514,7 +517,7 @@ class _Rewriter:
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
         for choice in self.combinations(own):
-            inside = self.scope({**outside, **choice}, scope.ranges, self.masked)
+            inside = self.scope({**outside, **choice}, scope.ranges, self.early)
             each = self.dotted(node, choice, inside) if self.table.tensorized else ()
             if not each:
                 new = self.values(values, inside)

@@ -39,12 +39,11 @@ LEAST_ROWS = 8
 LONG_ROW = 1 << 10
 # Bytes of the vectors of sums that may be made wider than a register.
 REGISTER_NBYTES = 16
-# An axis of at most so many registers is one vector.
-WHOLE_VECTORS = 4
-# What a step costs beside its vectors, in one of them, and how much more than full vectors may cost
-# so that nothing is left over.
+# Registers of the widest vector of sums, what a step costs beside them, in one of them, and how much
+# more masked ones cost.
+WIDEST = 4
 STEP_COST = 0.25
-UNEVEN_COST = 1.3
+MASKED_COST = 1.1
 
 
 def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
@@ -58,7 +57,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
         found = plan_windows(plan, main, windows, _machine(main, lanes, target), target)
         if found is not None:
             loops, pool = found
-            _plan_rest(plan, main, windows.lane, lanes)
+            _plan_rest(plan, main, windows.lane, lanes, target)
             return plan.schedule(_names(plan, main, loops), pool)
     blocked = plan_blocks(plan, main, reads, _machine(main, lanes, target), target)
     if blocked is not None:
@@ -73,7 +72,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
                      lanes, lane.name, kind)
         order = _tile(plan, main, reads, lane, lanes, target)
     order = order or [axis for axis in plan.axes if not axis.reduced]
-    _plan_rest(plan, main, lane, lanes)
+    _plan_rest(plan, main, lane, lanes, target)
     # What is left a loop is known only now: the threads may share it.
     order, pool = choose_pool(plan, order, target)
     names = _names(plan, main, order)
@@ -83,12 +82,14 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     return plan.schedule(names, pool)
 
 
-def _plan_rest(plan: Plan, main: Reduction, lane: PlannedAxis | None, lanes: int) -> None:
+def _plan_rest(
+    plan: Plan, main: Reduction, lane: PlannedAxis | None, lanes: int, target: CpuTarget
+) -> None:
     """Plan what is beside the main reduction."""
     taken = lane if lane is not None and not lane.reduced else None
     for reduction in plan.facts.reductions:
         if reduction is not main:
-            _plan_other(plan, reduction, taken, lanes)
+            _plan_other(plan, reduction, taken, lanes, target)
     _plan_outputs(plan, taken, lanes)
     _plan_stages(plan, taken, lanes)
     for axis in plan.axes:
@@ -191,7 +192,7 @@ def _tile_rows(
         plan.unroll(rows, ROWS_AT_ONCE)
         return [rows]
     together = _side_by_side(plan, main)
-    count = _vectorise_sums(plan, main, lane, machine.lanes, together)
+    count = _vectorise_sums(plan, main, lane, machine.lanes, together, target)
     rows = _short_rows(plan, main, machine.lanes)
     if rows is None:
         plan.because("{} sums apart: one alone would wait for its last addition",
@@ -203,20 +204,27 @@ def _tile_rows(
 
 
 def _vectorise_sums(
-    plan: Plan, reduction: Reduction, lane: PlannedAxis, lanes: int, together: int
+    plan: Plan,
+    reduction: Reduction,
+    lane: PlannedAxis,
+    lanes: int,
+    together: int,
+    target: CpuTarget,
 ) -> int:
     """Lanes along a reduced axis for sums that are read once; how many vectors each sum has.
 
-    They are one wide vector, of a length that leaves nothing over if there is one.
+    They are one wide vector, masked where it does not divide the axis.
     """
     count = _accumulators(lane, lanes, together)
-    width = 0
+    bits = lanes * reduction.node.dtype.itemsize
     # What is dear to compute has values of its own in registers.
-    if lanes * reduction.node.dtype.itemsize >= REGISTER_NBYTES and not _is_dear(plan):
-        width = _even_width(lane, lanes, max(SEVERAL * 2 // together, 2))
-    if width:
-        plan.vectorise(lane, width)
-        return -(-width // lanes)
+    if bits >= REGISTER_NBYTES and reduction.node.arg.monoid.primitive and not _is_dear(plan):
+        most = min(WIDEST, max(SEVERAL * 2 // together, 2))
+        width = _wide(lane, lanes, most, target.masks)
+        # A lone sum does too little beside a mask, where several vectors leave nothing over.
+        if width and (together > 1 or lane.size % width == 0 or lane.size % (lanes * count)):
+            plan.vectorise_masked(lane, width)
+            return width // lanes
     # Two vectors or fewer are one: nothing is left over.
     plan.vectorise(lane, lanes, max(count, 2) if together == 1 else count)
     return count
@@ -227,21 +235,23 @@ def _is_dear(plan: Plan) -> bool:
     return any(node.op in EXPENSIVE for node in plan.facts.order)
 
 
-def _even_width(lane: PlannedAxis, lanes: int, most: int) -> int:
-    """How many lanes of at most `most` registers divide an axis and fill them best; 0 for none."""
+def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:
+    """The lanes, in one to `most` registers, in which an axis costs least; 0 to split it.
+
+    Powers of two: compilers take others apart. In part of an axis they cost as much as in all.
+    """
     size = lane.extent
-    if not isinstance(size, int):
+    if not isinstance(size, int) or size <= lanes:
         return 0
-    if size <= WHOLE_VECTORS * lanes:
-        return size
-    # In vectors for each element: one step costs a bit more than its vectors.
-    best, found = (1 + STEP_COST) / lanes * UNEVEN_COST, 0
-    for width in range(lanes // 2 + 1, min(most * lanes, size) + 1):
-        if size % width:
-            continue
-        cost = (-(-width // lanes) + STEP_COST) / width
-        if cost < best:
+    best, found = 0.0, 0
+    registers = 1
+    while registers <= most:
+        width = registers * lanes
+        even = size % width == 0
+        cost = -(-size // width) * (registers + STEP_COST) * (1.0 if even else MASKED_COST)
+        if (even or masks) and (not found or cost < best):
             best, found = cost, width
+        registers *= 2
     return found
 
 
@@ -309,7 +319,11 @@ def _accumulators(lane: PlannedAxis, lanes: int, others: int = 1) -> int:
 
 
 def _plan_other(
-    plan: Plan, reduction: Reduction, taken: PlannedAxis | None, lanes: int
+    plan: Plan,
+    reduction: Reduction,
+    taken: PlannedAxis | None,
+    lanes: int,
+    target: CpuTarget,
 ) -> None:
     """Vectorise a further reduction along its own contiguous axis, unless it has lanes already."""
     if taken is not None and taken.inside(reduction.free):
@@ -322,7 +336,8 @@ def _plan_other(
         if axis.size < 2 or plan.meets_vector(axis):
             continue
         if any(axis.stride(access) == 1 for access in reads):
-            _vectorise_sums(plan, reduction, axis, lanes, _side_by_side(plan, reduction))
+            together = _side_by_side(plan, reduction)
+            _vectorise_sums(plan, reduction, axis, lanes, together, target)
             return
 
 

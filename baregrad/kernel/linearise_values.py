@@ -424,8 +424,24 @@ class Values:
         src: Parts = (buffer, scalar)
         if mask is not None:
             src += (self.vector(mask, lanes),)
-        floor = MOMENT if written or self.masks else self.scopes.innermost.floor
+        floor = self.scopes.innermost.floor
+        if written or (self.masks and self.gpu):
+            floor = MOMENT
+        elif self.masks and mask is not None:
+            floor = len(self.scopes.stack) - 1
         return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor, lanes)
+
+    def is_safe(self, node: Node) -> bool:
+        """Whether a LOAD of one element for all lanes may be done whatever the masks are.
+
+        The place is in the array wherever its loops are.
+        """
+        address = self.memory.addresses[node]
+        size = node.src[0].shape[0] if len(node.src[0].shape) == 1 else None
+        if address.width > 1 or len(node.src) != 2 or not isinstance(size, int):
+            return False
+        low, high = bounds(node.src[1])
+        return low >= 0 and high < size
 
     def alignment(
         self, address: Address, lanes: int, stride: int, at: int, dtype: DType
@@ -487,7 +503,9 @@ def _range(values: Values, node: Node, operands: Operands) -> Node:
 
 
 def _load(values: Values, node: Node, operands: Operands) -> Node:
-    return values.load(node, values.mask(values.masks) if values.masks else None)
+    if not values.masks or values.is_safe(node):
+        return values.load(node, None)
+    return values.load(node, values.mask(values.masks))
 
 
 def _guard(values: Values, node: Node, operands: Operands) -> Any:

@@ -25,7 +25,7 @@ def within(monoid: Monoid, values: tuple[Node, ...], own: Node) -> tuple[Node, .
             wanted="tail='name'",
         )
     pairs = zip(values, monoid.identity, strict=True)
-    return tuple([alu(Ops.WHERE, own, value, identity) for value, identity in pairs])
+    return tuple([alu(Ops.WHERE, own, guarded(own, value), start) for value, start in pairs])
 
 
 def is_staged_product(value: Node, axes: frozenset[Node]) -> bool:

@@ -11,14 +11,13 @@ import re
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from baregrad.base.bits import next_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
 from baregrad.render.llvm_memory import MEMORY_RULES, STREAMED
 from baregrad.render.llvm_ops import ELEMENTWISE_RULES
 from baregrad.render.llvm_text import Block, FunctionText, Rule
-from baregrad.render.llvm_types import carried_type, is_odd, order_text, value_type
+from baregrad.render.llvm_types import value_type
 from baregrad.target.cpu import CpuTarget
 
 # What a store that passes the caches by says of its place.
@@ -147,9 +146,6 @@ def _begin(f: FunctionText, node: Node) -> None:
     block.phi_at = len(f.lines)
     block.phis = [f.define(register) for register in block.registers.carried]
     f.lines.extend([""] * (1 + len(block.phis)))
-    for register in block.registers.carried:
-        if is_odd(register):
-            _narrow(f, register)
     f.label = body
 
 
@@ -158,8 +154,7 @@ def _open(f: FunctionText) -> Block:
     registers = f.registers[f.place]
     block = Block(f.labels, f.label, registers)
     for register in (*registers.carried, *registers.merged):
-        name = f.use(register)
-        block.before[register] = _wide(f, register, name) if is_odd(register) else name
+        block.before[register] = f.use(register)
     f.blocks.append(block)
     return block
 
@@ -179,11 +174,6 @@ def _end(f: FunctionText, node: Node) -> None:
         f.pointers.pop(key, None)
     lines, label, last, before = f.lines, block.label, f.label, block.before
     registers = block.registers
-    changed = registers.carried if registers.certain else (*registers.carried, *registers.merged)
-    after = {register: f.names[register] for register in changed}
-    for register in changed:
-        if is_odd(register):
-            after[register] = _wide(f, register, after[register])
     if block.counter is None:
         lines.append(f"  br label %E{label}")
     else:
@@ -194,7 +184,7 @@ def _end(f: FunctionText, node: Node) -> None:
         lines.append(f"  br i1 {more}, label %L{label}, label %E{label}")
         phis = [("i64", counter, start, following)]
         for register, phi in zip(registers.carried, block.phis, strict=True):
-            phis.append((carried_type(register), phi, before[register], after[register]))
+            phis.append((value_type(register), phi, before[register], f.names[register]))
         lines[block.phi_at : block.phi_at + len(phis)] = [
             f"  {phi} = phi {kinds} [ {first}, %{block.start} ], [ {again}, %{last} ]"
             for kinds, phi, first, again in phis
@@ -204,33 +194,12 @@ def _end(f: FunctionText, node: Node) -> None:
     if registers.certain:
         return
     for register in registers.merged:
+        after = f.names[register]
         merged = f.define(register)
         lines.append(
-            f"  {merged} = phi {carried_type(register)} [ {before[register]}, %{block.start} ], "
-            f"[ {after[register]}, %{last} ]"
+            f"  {merged} = phi {value_type(register)} [ {before[register]}, %{block.start} ], "
+            f"[ {after}, %{last} ]"
         )
-    for register in registers.merged:
-        if is_odd(register):
-            _narrow(f, register)
-
-
-def _wide(f: FunctionText, register: Node, name: str) -> str:
-    """A register's value `name` with lanes of no value, to go through a phi node."""
-    wide = f.fresh()
-    kinds = value_type(register)
-    order = order_text(0, register.arg.width, next_power_of_two(register.arg.width))
-    f.lines.append(f"  {wide} = shufflevector {kinds} {name}, {kinds} poison, {order}")
-    return wide
-
-
-def _narrow(f: FunctionText, register: Node) -> None:
-    """The lanes of a register that came through a phi node."""
-    wide = f.names[register]
-    kinds = carried_type(register)
-    order = order_text(0, register.arg.width)
-    f.lines.append(
-        f"  {f.define(register)} = shufflevector {kinds} {wide}, {kinds} poison, {order}"
-    )
 
 
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(

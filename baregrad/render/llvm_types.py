@@ -7,7 +7,6 @@ import struct
 from functools import lru_cache
 from types import MappingProxyType
 
-from baregrad.base.bits import next_power_of_two
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.render.interface import round_float32
@@ -44,27 +43,11 @@ def value_type(node: Node) -> str:
     return type_text(node.dtype, shape[0]) if shape else _ELEMENTS[node.dtype][0]
 
 
-def is_odd(register: Node) -> bool:
-    """Whether the lanes of a register are no power of two.
-
-    LLVM takes such a vector apart, lane by lane, where it goes through a phi node.
-    """
-    width: int = register.arg.width
-    return width & (width - 1) != 0
-
-
-def carried_type(register: Node) -> str:
-    """LLVM's type of a register in phi nodes: of a power of two of lanes."""
-    return type_text(register.dtype, next_power_of_two(register.arg.width))
-
-
 @lru_cache(1 << 10)
-def order_text(first: int, count: int, filled: int = 0) -> str:
-    """The constant lanes first, first + 1, ... that a `shufflevector` takes; no value up to filled.
-    """
-    lanes = [f"i32 {lane}" for lane in range(first, first + count)]
-    lanes += ["i32 poison"] * (filled - count)
-    return f"<{len(lanes)} x i32> <{', '.join(lanes)}>"
+def order_text(first: int, count: int) -> str:
+    """The constant lanes first, first + 1, ... that a `shufflevector` takes."""
+    lanes = ", ".join([f"i32 {lane}" for lane in range(first, first + count)])
+    return f"<{count} x i32> <{lanes}>"
 
 
 @lru_cache(1 << 8)
