@@ -8,7 +8,8 @@ Order of a horizontal REDUCE over tile ranges, which the linear level follows bi
 ranges first, then vector ranges, each in source order, then the threads of a block along their
 first dimension, their second and their third; a range of n points is folded by halves,
 point i with point i + h, h the largest power of two below n, until one is left (neighbours i and
-i + 1 where the monoid does not commute). Its values are states already: `lift` is not applied again.
+i + 1 where the monoid does not commute). Its values are states already: `lift` is not applied
+again.
 """
 
 from __future__ import annotations

@@ -298,17 +298,6 @@ class AxisTable:
                     )
                     break
 
-    def partial_data(self) -> bool:
-        """Whether the last tile of an axis of the outputs is partial."""
-        data = {self.names[node] for node in self.facts.data}
-        merged = {name for node, (name, *_) in self.merged.items() if node in self.facts.data}
-        return any(
-            piece.limits
-            for name, pieces in self.pieces.items()
-            if name in data or name in merged
-            for piece in pieces
-        )
-
     def _bind(self, step: Bind) -> None:
         axis = self.axis(step.axis, step)
         units = CPU_UNITS if self.gpu is None else GPU_UNITS

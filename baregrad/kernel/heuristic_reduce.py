@@ -39,8 +39,8 @@ LEAST_ROWS = 8
 LONG_ROW = 1 << 10
 # Bytes of the vectors of sums that may be made wider than a register.
 REGISTER_NBYTES = 16
-# Registers of the widest vector of sums, what a step costs beside them, in one of them, and how much
-# more masked ones cost.
+# Registers of the widest vector of sums, what a step costs beside them, in one of them, and how
+# much more masked ones cost.
 WIDEST = 4
 STEP_COST = 0.25
 MASKED_COST = 1.1

@@ -14,15 +14,9 @@ from baregrad.ir.bounds import bounds
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, const, make_node, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.kernel import linearise_access
 from baregrad.kernel.divide import divide_index, fold_integers
-from baregrad.kernel.linearise_access import (
-    Address,
-    Memory,
-    access_of,
-    lanes_of,
-    register_of,
-    touches_index,
-)
+from baregrad.kernel.linearise_access import Address, Memory, lanes_of, touches_index
 from baregrad.kernel.linearise_folds import fold_items, fold_lanes, fold_threads
 from baregrad.kernel.linearise_lazy import OPAQUE, is_branch, is_transparent, lazy, lazy_load
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
@@ -302,7 +296,8 @@ class Values:
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""
         shape = (width,) if width > 1 else ()
-        found = make_node(_REG, dtype, (), register_of(len(self._registers), width), shape)
+        arg = linearise_access.register_of(len(self._registers), width)
+        found = make_node(_REG, dtype, (), arg, shape)
         self._registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
@@ -420,28 +415,15 @@ class Values:
         written = buffer in memory.written
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
         ahead = 0 if mask is not None else memory.ahead.get(node, 0)
-        access = access_of(lanes, stride, at, align, memory.single and not written, ahead)
+        constant = memory.single and not written
+        access = linearise_access.access_of(lanes, stride, at, align, constant, ahead)
         src: Parts = (buffer, scalar)
         if mask is not None:
             src += (self.vector(mask, lanes),)
-        floor = self.scopes.innermost.floor
-        if written or (self.masks and self.gpu):
-            floor = MOMENT
-        elif self.masks and mask is not None:
-            floor = len(self.scopes.stack) - 1
+        floor = MOMENT if written or (self.masks and self.gpu) else self.scopes.innermost.floor
+        if self.masks and mask is not None:
+            floor = max(floor, len(self.scopes.stack) - 1)
         return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor, lanes)
-
-    def is_safe(self, node: Node) -> bool:
-        """Whether a LOAD of one element for all lanes may be done whatever the masks are.
-
-        The place is in the array wherever its loops are.
-        """
-        address = self.memory.addresses[node]
-        size = node.src[0].shape[0] if len(node.src[0].shape) == 1 else None
-        if address.width > 1 or len(node.src) != 2 or not isinstance(size, int):
-            return False
-        low, high = bounds(node.src[1])
-        return low >= 0 and high < size
 
     def alignment(
         self, address: Address, lanes: int, stride: int, at: int, dtype: DType
@@ -503,7 +485,7 @@ def _range(values: Values, node: Node, operands: Operands) -> Node:
 
 
 def _load(values: Values, node: Node, operands: Operands) -> Node:
-    if not values.masks or values.is_safe(node):
+    if not values.masks or values.memory.is_safe(node):
         return values.load(node, None)
     return values.load(node, values.mask(values.masks))
 

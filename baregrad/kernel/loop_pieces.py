@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import TILE_BINDS
+from baregrad.ir.bounds import bounds
 from baregrad.ir.monoid import Monoid, primitive
 from baregrad.ir.node import (
     Node,
@@ -76,6 +77,16 @@ def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
     return make_node(Ops.STORE, dtypes.token, (buffer, value, *places))
 
 
+def is_inside(load: Node) -> bool:
+    """Whether a LOAD of an argument is in its array wherever the loops are."""
+    buffer, *places = load.src
+    if buffer.op is not Ops.PARAM or len(places) != 1:
+        return False
+    low, high = bounds(places[0])
+    size = buffer.shape[0]
+    return low >= 0 and isinstance(size, int) and high < size
+
+
 def factor_where(condition: Node, factor: Node) -> Node:
     """A factor that is 0 where the condition is false; a finite constant needs no guard."""
     if factor.op is Ops.CONST and math.isfinite(factor.arg):
@@ -88,6 +99,37 @@ def guarded(condition: Node, value: Node) -> Node:
     if condition.op is Ops.CONST:
         return value if condition.arg else const(0, value.dtype)
     return make_node(Ops.GUARD, value.dtype, (condition, value))
+
+
+def peeled_masks(
+    monoid: Monoid, values: tuple[Node, ...], lanes: frozenset[Node]
+) -> tuple[list[Node], tuple[Node, ...]]:
+    """Conditions on the tile axes `lanes` that are reduced, and what is reduced without them.
+
+    Where one fails the accumulator is left as it is: no value has to be made up for it.
+    """
+    value = values[0]
+    if monoid.primitive is None:
+        return [], values
+    if value.op is Ops.WHERE and value.src[2] is monoid.identity[0]:
+        if value.src[1].op is Ops.GUARD and value.src[1].src[0] is value.src[0]:
+            value = value.src[1]
+    elif monoid.primitive not in (Ops.ADD, Ops.OR, Ops.XOR):
+        return [], values
+    if value.op is not Ops.GUARD:
+        return [], values
+    masks: list[Node] = []
+    others: list[Node] = []
+    for part in index.conjuncts(value.src[0]):
+        tiles = {axis for axis in part.ranges if axis.arg.is_tile}
+        (masks if tiles and tiles <= lanes else others).append(part)
+    if not masks or any(part.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE) for part in masks):
+        return [], values
+    if not others:
+        return masks, (value.src[1],)
+    if value is not values[0]:
+        return [], values
+    return masks, (guarded(index.both(*others), value.src[1]),)
 
 
 def is_carried(stage: Node) -> bool:

@@ -17,7 +17,7 @@ from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort
 from baregrad.ir.op import ALU, Op, Ops, mask_of
-from baregrad.kernel.loop_pieces import HOLD_VALUES, values_below
+from baregrad.kernel.loop_pieces import HOLD_VALUES, is_inside, values_below
 from baregrad.kernel.narrow_floats import (
     decode_float,
     encode_float,
@@ -412,7 +412,12 @@ def _widened(node: Node) -> Node:
 
 
 def _guard_loads(cond: Node, value: Node) -> Node:
-    """`value` with its loads done only where `cond` holds, those that addresses are made of too."""
+    """`value` with its loads done only where `cond` holds, those that addresses are made of too.
+
+    But for what is read once for all lanes, of a place that is there whatever `cond` says: that
+    waits for no condition, outside loops.
+    """
+    tiled = any(axis.arg.is_tile for axis in cond.ranges)
     done: dict[Node, Node] = {}
     bit = Ops.LOAD.bit
     for node in toposort(value, enter=lambda n: bool(n.mask & bit)):
@@ -422,11 +427,19 @@ def _guard_loads(cond: Node, value: Node) -> Node:
         src = tuple(done[child] for child in node.src)
         if node.op is Ops.GUARD:
             # Its load was given the guard: one of both conditions is left.
-            done[node] = Node(Ops.GUARD, node.dtype, (index.both(cond, src[0]), src[1].src[1]))
+            load = src[1].src[1] if src[1].op is Ops.GUARD else src[1]
+            done[node] = Node(Ops.GUARD, node.dtype, (index.both(cond, src[0]), load))
             continue
         found = node if src == node.src else Node(node.op, node.dtype, src, node.arg)
-        done[node] = Node(Ops.GUARD, node.dtype, (cond, found)) if node.op is Ops.LOAD else found
+        if node.op is Ops.LOAD and not (tiled and _is_plain(found)):
+            found = Node(Ops.GUARD, node.dtype, (cond, found))
+        done[node] = found
     return done[value]
+
+
+def _is_plain(load: Node) -> bool:
+    """Whether a LOAD is of one element for all lanes and surely in its array."""
+    return is_inside(load) and not any(axis.arg.is_tile for axis in load.ranges)
 
 
 _RULES: MappingProxyType[Op, Callable[[_Lowering, Node], Node]] = MappingProxyType(

@@ -32,6 +32,7 @@ from baregrad.kernel.loop_pieces import (
     load,
     looped,
     narrowed,
+    peeled_masks,
     register_places,
     scoped_below,
     store,
@@ -227,7 +228,7 @@ class _Builder:
         accumulators = self.accumulators(monoid, places)
         conditions, values = self.peeled_guards(monoid, values)
         if lanes and self.masks:
-            masks, values = self.peeled_masks(monoid, values, frozenset(lanes))
+            masks, values = peeled_masks(monoid, values, frozenset(lanes))
             conditions += masks
         below = scoped_below(values)
         needs = self.needs(below, block)
@@ -321,36 +322,6 @@ class _Builder:
         if tiled:
             value = guarded(index.both(*tiled), value)
         return scalar, (value,)
-
-    def peeled_masks(
-        self, monoid: Monoid, values: tuple[Node, ...], lanes: frozenset[Node]
-    ) -> tuple[list[Node], tuple[Node, ...]]:
-        """Conditions on tile axes that are reduced, and a value without them.
-
-        Where one fails the accumulator is left as it is: no value has to be made up for it.
-        """
-        value = values[0]
-        if monoid.primitive is None:
-            return [], values
-        if value.op is Ops.WHERE and value.src[2] is monoid.identity[0]:
-            if value.src[1].op is Ops.GUARD and value.src[1].src[0] is value.src[0]:
-                value = value.src[1]
-        elif monoid.primitive not in (Ops.ADD, Ops.OR, Ops.XOR):
-            return [], values
-        if value.op is not Ops.GUARD:
-            return [], values
-        masks: list[Node] = []
-        others: list[Node] = []
-        for part in index.conjuncts(value.src[0]):
-            tiles = {axis for axis in part.ranges if axis.arg.is_tile}
-            (masks if tiles and tiles <= lanes else others).append(part)
-        if not masks or any(part.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE) for part in masks):
-            return [], values
-        if others:
-            if value is not values[0]:
-                return [], values
-            return masks, (guarded(index.both(*others), value.src[1]),)
-        return masks, (value.src[1],)
 
     def update(
         self,
