@@ -14,7 +14,7 @@ from baregrad.ir.attrs import TILE_BINDS, Access, Reg
 from baregrad.ir.bounds import bounds
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort_having
 from baregrad.ir.op import Ops
-from baregrad.kernel.loop_pieces import is_inside, values_below
+from baregrad.kernel.loop_pieces import values_below
 
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
@@ -213,13 +213,6 @@ class Memory:
             return False
         below = set(toposort_having(Ops.LOAD.bit, store.src[1]))
         return not below.isdisjoint(loads)
-
-    def is_safe(self, load: Node) -> bool:
-        """Whether a LOAD of one element for all lanes may be done whatever the masks are.
-
-        Its place is in the array wherever the loops are.
-        """
-        return self.addresses[load].width == 1 and is_inside(load)
 
 
 def _asking(addresses: Mapping[Node, Address]) -> dict[Node, int]:

@@ -77,14 +77,15 @@ def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
     return make_node(Ops.STORE, dtypes.token, (buffer, value, *places))
 
 
-def is_inside(load: Node) -> bool:
-    """Whether a LOAD of an argument is in its array wherever the loops are."""
-    buffer, *places = load.src
-    if buffer.op is not Ops.PARAM or len(places) != 1:
+def stays_inside(read: Node) -> bool:
+    """Whether a LOAD reads an element of an argument, whatever its axes are."""
+    if read.src[0].op is not Ops.PARAM:
         return False
-    low, high = bounds(places[0])
-    size = buffer.shape[0]
-    return low >= 0 and isinstance(size, int) and high < size
+    for place, extent in zip(read.src[1:], read.src[0].shape, strict=True):
+        low, high = bounds(place)
+        if low < 0 or not isinstance(extent, int) or high >= extent:
+            return False
+    return True
 
 
 def factor_where(condition: Node, factor: Node) -> Node:
