@@ -42,7 +42,7 @@ from baregrad.kernel.byte_dots import (
     word_slots,
 )
 from baregrad.kernel.input_copies import copied_places, copy_loops
-from baregrad.kernel.loop_pieces import combined, state_parts
+from baregrad.kernel.loop_pieces import combined, moves_reductions, state_parts
 from baregrad.kernel.pipelines import check_applied, slots_of
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
@@ -516,8 +516,10 @@ class _Rewriter:
         values = tuple(child for child in node.src if child.op is not Ops.RANGE)
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
+        # What is reduced inside along these axes is computed ahead of the statement that is masked.
+        early = self.early or (self.masked and moves_reductions(values, own))
         for choice in self.combinations(own):
-            inside = self.scope({**outside, **choice}, scope.ranges, self.early)
+            inside = self.scope({**outside, **choice}, scope.ranges, early)
             each = self.dotted(node, choice, inside) if self.table.tensorized else ()
             if not each:
                 new = self.values(values, inside)

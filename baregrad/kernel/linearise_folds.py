@@ -8,9 +8,11 @@ the order of the evaluator.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from baregrad.base.bits import is_power_of_two, next_power_of_two
+from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS, Alloc, Machine, Reduce, Var
@@ -26,6 +28,38 @@ if TYPE_CHECKING:
 WARP = 32
 BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
 Parts = tuple[Node, ...]
+
+
+def reduce(values: Values, node: Node, operands: Sequence[Any]) -> Any:
+    """The rule of a REDUCE over tile ranges: unrolled ones first, then lanes, then threads."""
+    monoid: Monoid = node.arg.monoid
+    inner = [child for child in node.src if child.op is Ops.RANGE]
+    parts = node.src[: len(node.src) - len(inner)]
+    threads = [axis for axis in inner if axis.arg.is_thread]
+    inner = [axis for axis in inner if not axis.arg.is_thread]
+    unrolled = [axis for axis in inner if axis.arg.bind != "vector"]
+    vectors = [axis for axis in inner if axis.arg.bind == "vector" and lanes_of(axis) > 1]
+    if len(vectors) > 1:
+        raise CompilerBug("a reduction over two vector ranges", found=node)
+    # The first range varies slowest; folding it first means folding columns of the others.
+    items: list[Parts] = []
+    before = values.point
+    for point in values.points(tuple(unrolled)):
+        values.point = point
+        items.append(tuple([values.value(part) for part in parts]))
+    values.point = before
+    for axis in unrolled:
+        count = lanes_of(axis)
+        stride = len(items) // count
+        items = [fold_items(values, monoid, items[place::stride]) for place in range(stride)]
+    result = items[0]
+    if vectors:
+        lanes = lanes_of(vectors[0])
+        result = tuple(values.vector(part, lanes) for part in result)
+        result = fold_lanes(values, monoid, result, lanes)
+    if threads:
+        result = fold_threads(values, monoid, result, threads)
+    return result if monoid.arity > 1 else result[0]
 
 
 def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:

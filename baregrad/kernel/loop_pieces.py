@@ -207,6 +207,11 @@ def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(found)
 
 
+def moves_reductions(roots: tuple[Node, ...], axes: Iterable[Node]) -> bool:
+    """Whether a REDUCE, SCAN or STAGE at or below `roots` differs along one of `axes`."""
+    return any(not node.ranges.isdisjoint(axes) for node in scoped_below(roots))
+
+
 def state_parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:
     """Each state of a reduction."""
     if monoid.arity == 1:
