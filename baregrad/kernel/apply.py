@@ -517,7 +517,7 @@ class _Rewriter:
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
         # What is reduced inside along these axes is computed ahead of the statement that is masked.
-        early = self.early or (self.masked and moves_reductions(values, own))
+        early = self.early or scope.early or (self.masked and moves_reductions(values, own))
         for choice in self.combinations(own):
             inside = self.scope({**outside, **choice}, scope.ranges, early)
             each = self.dotted(node, choice, inside) if self.table.tensorized else ()
