@@ -445,7 +445,7 @@ class Values:
             scalar, at = self.offset(address)
         written = buffer in memory.written
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
-        ahead = 0 if mask is not None else memory.ahead.get(node, 0)
+        ahead = memory.ahead.get(node, 0)
         constant = memory.single and not written
         access = linearise_access.access_of(lanes, stride, at, align, constant, ahead)
         src: Parts = (buffer, scalar)

@@ -123,7 +123,10 @@ def peeled_masks(
     others: list[Node] = []
     for part in index.conjuncts(value.src[0]):
         tiles = {axis for axis in part.ranges if axis.arg.is_tile}
-        (masks if tiles and tiles <= lanes else others).append(part)
+        if tiles and tiles <= lanes:
+            masks.append(_lanes_apart(part))
+        else:
+            others.append(part)
     if not masks or any(part.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE) for part in masks):
         return [], values
     if not others:
@@ -131,6 +134,19 @@ def peeled_masks(
     if value is not values[0]:
         return [], values
     return masks, (guarded(index.both(*others), value.src[1]),)
+
+
+def _lanes_apart(condition: Node) -> Node:
+    """A comparison of positions with the lanes alone on its left: they are never added up."""
+    if condition.op is not Ops.CMPLT:
+        return condition
+    terms, constant = index.linear(condition.src[0])
+    lanes = {a: scale for a, scale in terms.items() if a.op is Ops.RANGE and a.arg.is_tile}
+    if len(lanes) in (0, len(terms)):
+        return condition
+    others = {atom: scale for atom, scale in terms.items() if atom not in lanes}
+    limit = index.sub(condition.src[1], index.from_linear(others, constant))
+    return alu(Ops.CMPLT, index.from_linear(lanes, 0), index.as_node(limit))
 
 
 def is_carried(stage: Node) -> bool:

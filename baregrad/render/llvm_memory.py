@@ -146,8 +146,8 @@ def _vload(f: FunctionText, node: Node) -> None:
         return
     where = f.pointer(base, f.use(offset), access.at, dtype)
     kinds = type_text(dtype, lanes)
+    _prefetch(f, where, access.ahead, lanes * dtype.itemsize, False)
     if not mask:
-        _prefetch(f, where, node.arg.ahead, lanes * dtype.itemsize, False)
         f.lines.append(
             f"  {f.define(node)} = load {kinds}, ptr {where}, align {access.align}{constant}"
         )
