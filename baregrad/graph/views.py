@@ -204,9 +204,11 @@ def _shrunk(below: Node, cuts: list[Slice | None]) -> Node:
             return chosen
     if below.op is Ops.EXPAND:
         # A cut of repeated elements is fewer repetitions.
-        pairs = zip(cuts, below.src[0].shape, strict=True)
-        inner: list[Slice | None] | None
-        inner = [None if is_one(extent) else one for one, extent in pairs]
+        fewer = list(cuts)
+        for axis, extent in enumerate(below.src[0].shape):
+            if is_one(extent):
+                fewer[axis] = None
+        inner: list[Slice | None] | None = fewer
     else:
         inner = _below(below, cuts)
     if inner is None:
@@ -302,19 +304,31 @@ _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
 
 
 _ASKED = mask_of(_POINTWISE | _RULES.keys() | {Ops.WINDOW})
+_ARITHMETIC = mask_of(_POINTWISE)
+_SPREAD = Ops.EXPAND.bit | Ops.WINDOW.bit
+# Asked faster than a read-only view of it.
+_rule_of = dict(_RULES).get
 
 
 def _visit(node: Node) -> Node | None:
-    rule = _RULES.get(node.op)
+    op = node.op
+    if op.bit & _ARITHMETIC:
+        if not node.shape:
+            return None
+        if op is Ops.CAST and node.src[0].op in _CAST_PASSES:
+            return _cast_below(node)
+        below = 0
+        for child in node.src:
+            below |= child.op.bit
+        if not below & _SPREAD:
+            return None
+        found = _under_expand(node)
+        return _under_window(node) if found is None else found
+    rule = _rule_of(op)
     if rule is not None:
         found = _constant_view(node)
         return rule(node) if found is None else found
-    if node.op in _POINTWISE and node.shape:
-        if node.op is Ops.CAST and node.src[0].op in _CAST_PASSES:
-            return _cast_below(node)
-        found = _under_expand(node)
-        return _under_window(node) if found is None else found
-    return _constant_view(node) if node.op is Ops.WINDOW else None
+    return _constant_view(node) if op is Ops.WINDOW else None
 
 
 def _cast_below(node: Node) -> Node:

@@ -151,7 +151,9 @@ def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
     assembly.complete(roots)
     made = []
     for written in outs:
-        idx = tuple(assembly.finish(place) for place in written.idx)
+        idx = written.idx
+        if draft.placeholders:
+            idx = tuple([assembly.finish(place) for place in idx])
         value = assembly.finish(written.value)
         if written.how.monoid is not None:
             value = repeated(written.how.monoid, value, idx, draft.outer)
@@ -196,7 +198,7 @@ def guard(condition: Node, value: Node) -> Node:
 
 def reduction(monoid: Monoid, values: tuple[Node, ...], axes: Idx, merges: bool) -> Node:
     """A REDUCE over ranges; with `merges`, a sum of guarded sums becomes one sum."""
-    ranges = tuple(axis for axis in axes if axis.op is Ops.RANGE)
+    ranges = tuple([axis for axis in axes if axis.op is Ops.RANGE])
     if merges:
         inner = values[0]
         condition = None

@@ -242,11 +242,14 @@ def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> Reaso
     itemsize = node.dtype.itemsize
     inline = work * total
     stored = work * size + itemsize * (size + total) + LAUNCH
-    draft = requests[0].draft
-    if len(requests) > 1 and all(request.draft is draft for request in requests):
-        stored *= SAME_KERNEL
-    if inline > stored and len(requests) > 1 and node.op.bit & _ELEMENTWISE:
-        inline = sum(request.evals * _marginal(fusion, request, work) for request in requests)
+    if len(requests) > 1:
+        draft = requests[0].draft
+        if not [request for request in requests if request.draft is not draft]:
+            stored *= SAME_KERNEL
+        if inline > stored and node.op.bit & _ELEMENTWISE:
+            inline = 0.0
+            for request in requests:
+                inline += request.evals * _marginal(fusion, request, work)
     if inline <= stored:
         return ""
     return _Dearer(total / max(size, 1.0), inline / stored)
