@@ -209,7 +209,7 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
 
 def _wants_tuple(draft: Draft) -> bool:
     """Whether a kernel is about to compute a reduction of several parts."""
-    return any([is_tuple(node) for node, _ in draft.requests])
+    return any(is_tuple(node) for node, _ in draft.requests)
 
 
 def _rows(request: Request, free: frozenset[Node], outer: frozenset[Node]) -> float:
@@ -340,7 +340,7 @@ def _sum_apart(fusion: Fusion, left: Node, right: Node) -> bool:
     if not ours or not theirs or ours == theirs:
         return False
     contractions = fusion.survey.contractions
-    return any([node in contractions or is_tuple(node) for node in ours | theirs])
+    return any(node in contractions or is_tuple(node) for node in ours | theirs)
 
 
 def _sums_of(node: Node) -> set[Node]:
