@@ -13,7 +13,7 @@ from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import DATA, constant_of, full
 from baregrad.ir.algebra import ALGEBRA, simplify
 from baregrad.ir.node import Node, const, toposort
-from baregrad.ir.op import ELEMENTWISE, MOVEMENT, Op, Ops
+from baregrad.ir.op import ELEMENTWISE, MOVEMENT, Op, Ops, mask_of
 
 _ANY = -1  # every op: arrays without elements may be made in any way
 _UNFOLDED = frozenset((Ops.SINK, Ops.CONTIGUOUS, Ops.COPY, Ops.PARAM, Ops.BUFFER, Ops.CONST))
@@ -21,15 +21,17 @@ _UNFOLDED = frozenset((Ops.SINK, Ops.CONTIGUOUS, Ops.COPY, Ops.PARAM, Ops.BUFFER
 
 def _visit(node: Node) -> Node | None:
     shape = node.shape
+    op = node.op
     if not shape:
-        return None if node.op not in _RULES else _RULES[node.op](node)
-    if 0 in shape and node.op not in _UNFOLDED:
-        if node.op not in MOVEMENT or constant_of(node) is None:
+        rule = _rule_of(op)
+        return None if rule is None else rule(node)
+    if 0 in shape and op not in _UNFOLDED:
+        if op not in MOVEMENT or constant_of(node) is None:
             return full(const(0, node.dtype), shape)
         return None
-    if node.op in ELEMENTWISE:
+    if op.bit & _ELEMENTWISE:
         return _elementwise(node)
-    rule = _RULES.get(node.op)
+    rule = _rule_of(op)
     return None if rule is None else rule(node)
 
 
@@ -92,6 +94,9 @@ def _scan(node: Node) -> Node | None:
 _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
     {Ops.GATHER: _gather, Ops.FOLD: _fold_or_pad, Ops.SCAN: _scan}
 )
+# Asked faster than a read-only view of it.
+_rule_of = dict(_RULES).get
+_ELEMENTWISE = mask_of(ELEMENTWISE)
 
 
 def fold_constants(order: list[Node], changed: dict[Node, Node]) -> Node:

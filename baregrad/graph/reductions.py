@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import expand, full, is_one, is_zero, reshape
+from baregrad.graph.views import expand, full, is_one, reshape
 from baregrad.ir import index
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.index import Dim
@@ -25,10 +25,10 @@ def _reduce(node: Node) -> Node | None:
     if op is None or not node.arg.axes:
         return None
     value = node.src[0]
-    for axis in node.arg.axes:
-        if is_zero(value.shape[axis]):
-            return full(node.arg.monoid.identity[0], node.shape)
-    if all(is_one(value.shape[axis]) for axis in node.arg.axes):
+    extents = [value.shape[axis] for axis in node.arg.axes]
+    if 0 in extents:
+        return full(node.arg.monoid.identity[0], node.shape)
+    if extents.count(1) == len(extents):
         return _again(node, value, list(node.arg.axes))
     if value.op is Ops.EXPAND:
         found = _reduce_expand(node, op)

@@ -6,11 +6,12 @@ from typing import Any
 
 from baregrad.graph.views import DATA, constant_of, is_one
 from baregrad.ir.node import Node
-from baregrad.ir.op import ELEMENTWISE, Ops
+from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
 from baregrad.ir.regroup import same_axes
 
 _DEPTH = 16  # nodes that are looked at
 _EXPAND = Ops.EXPAND.bit
+_ELEMENTWISE = mask_of(ELEMENTWISE)
 
 
 def is_repeated(node: Node, axis: int) -> bool:
@@ -23,7 +24,10 @@ def is_repeated(node: Node, axis: int) -> bool:
         if seen > _DEPTH:
             return False
         shape = node.shape
-        if not shape or is_one(shape[axis]):
+        if not shape:
+            continue
+        extent = shape[axis]
+        if extent.__class__ is int and extent == 1:
             continue
         mask = node.mask
         if not mask & DATA and constant_of(node) is not None:
@@ -45,9 +49,8 @@ def is_repeated(node: Node, axis: int) -> bool:
             stack.append((node.src[0], axis))
         elif op is Ops.WINDOW and axis not in (node.arg.axis, len(shape) - 1):
             stack.append((node.src[0], axis))
-        elif op in ELEMENTWISE:
-            for child in node.src:
-                stack.append((child, axis))
+        elif op.bit & _ELEMENTWISE:
+            stack.extend([(child, axis) for child in node.src])
         else:
             return False
     return True

@@ -261,7 +261,7 @@ def _owned(body: Node, readers: Mapping[Node, int]) -> set[Node]:
         for node in tuple(owned):
             for child in node.src:
                 if child.op.bit & _TAKEN_APART and child not in owned:
-                    if sum(child in one.src for one in owned) == readers[child]:
+                    if len([one for one in owned if child in one.src]) == readers[child]:
                         owned.add(child)
                         grown = True
     return owned

@@ -198,11 +198,17 @@ def _shrunk(below: Node, cuts: list[Slice | None]) -> Node:
             return _shrunk(below.src[0], _needed(twice, below.src[0].shape))
         found = _shrunk_pad(below, whole)
         return make_node(Ops.SHRINK, below.dtype, (below,), whole) if found is None else found
+    if below.op is Ops.WHERE and below.src[0].op is Ops.PAD:
+        chosen = _chosen(below, cuts)
+        if chosen is not None:
+            return chosen
     if below.op is Ops.EXPAND:
         # A cut of repeated elements is fewer repetitions.
-        pairs = zip(cuts, below.src[0].shape, strict=True)
-        inner: list[Slice | None] | None
-        inner = [None if is_one(extent) else one for one, extent in pairs]
+        fewer = list(cuts)
+        for axis, extent in enumerate(below.src[0].shape):
+            if is_one(extent):
+                fewer[axis] = None
+        inner: list[Slice | None] | None = fewer
     else:
         inner = _below(below, cuts)
     if inner is None:
@@ -212,6 +218,15 @@ def _shrunk(below: Node, cuts: list[Slice | None]) -> Node:
         for one, extent in zip(cuts, below.shape, strict=True)
     ]
     return _over(below, _shrunk(below.src[0], inner), tuple(shape))
+
+
+def _chosen(node: Node, cuts: list[Slice | None]) -> Node | None:
+    """A cut of a choice between an array and what surrounds it, if it is a cut of the array."""
+    condition, value = node.src[:2]
+    if constant_of(condition.src[0]) is None or not value.shape:
+        return None
+    found = constant_of(_shrunk(condition, cuts))
+    return _shrunk(value, cuts) if found is not None and found.arg else None
 
 
 def _whole(cuts: list[Slice | None], shape: tuple[Any, ...]) -> tuple[Slice, ...]:
@@ -289,19 +304,31 @@ _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
 
 
 _ASKED = mask_of(_POINTWISE | _RULES.keys() | {Ops.WINDOW})
+_ARITHMETIC = mask_of(_POINTWISE)
+_SPREAD = Ops.EXPAND.bit | Ops.WINDOW.bit
+# Asked faster than a read-only view of it.
+_rule_of = dict(_RULES).get
 
 
 def _visit(node: Node) -> Node | None:
-    rule = _RULES.get(node.op)
+    op = node.op
+    if op.bit & _ARITHMETIC:
+        if not node.shape:
+            return None
+        if op is Ops.CAST and node.src[0].op in _CAST_PASSES:
+            return _cast_below(node)
+        below = 0
+        for child in node.src:
+            below |= child.op.bit
+        if not below & _SPREAD:
+            return None
+        found = _under_expand(node)
+        return _under_window(node) if found is None else found
+    rule = _rule_of(op)
     if rule is not None:
         found = _constant_view(node)
         return rule(node) if found is None else found
-    if node.op in _POINTWISE and node.shape:
-        if node.op is Ops.CAST and node.src[0].op in _CAST_PASSES:
-            return _cast_below(node)
-        found = _under_expand(node)
-        return _under_window(node) if found is None else found
-    return _constant_view(node) if node.op is Ops.WINDOW else None
+    return _constant_view(node) if op is Ops.WINDOW else None
 
 
 def _cast_below(node: Node) -> Node:

@@ -8,14 +8,15 @@ dtype `index` and give an int when every input was one (`Dim` in, `Dim` out).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.digest import digest
 from baregrad.ir.node import Node, alu, const, make_node
-from baregrad.ir.op import Ops
+from baregrad.ir.op import Op, Ops, mask_of
 
 Dim = int | Node
 Terms = dict[Node, int]
@@ -31,7 +32,7 @@ def as_node(value: Dim) -> Node:
 
 def as_dim(value: Dim) -> Dim:
     """`value` as an int when it is constant."""
-    return int(value.arg) if isinstance(value, Node) and value.op is Ops.CONST else value
+    return value.arg if isinstance(value, Node) and value.op is _CONST else value
 
 
 def variable(name: str, lo: int, hi: int) -> Node:
@@ -207,6 +208,8 @@ def sub(a: Dim, b: Dim) -> Dim:
 
 def mul(a: Dim, b: Dim) -> Dim:
     """Return a * b; a constant factor is distributed over sums."""
+    if a.__class__ is int and b.__class__ is int:
+        return a * b
     a, b = as_dim(a), as_dim(b)
     if isinstance(a, int) and isinstance(b, int):
         return a * b
@@ -216,6 +219,8 @@ def mul(a: Dim, b: Dim) -> Dim:
     if isinstance(b, int):
         if b == 1:
             return a
+        if a.op is _RANGE and b and a.src[0].op is _CONST and a.src[0].arg != 1:
+            return make_node(_MUL, _INDEX, (a, const(b, _INDEX)))
         terms, constant = linear(a)
         return from_linear({atom: scale * b for atom, scale in terms.items()}, constant * b)
     terms, constant = linear(a)
@@ -259,6 +264,8 @@ def _coarse(terms: Terms, constant: int, size: int) -> tuple[int, Terms, int, Te
 
 def floordiv(a: Dim, b: Dim) -> Dim:
     """Return floor(a / b) for b > 0; 0 for b = 0, in arrays without elements."""
+    if a.__class__ is int and b.__class__ is int:
+        return a // b if b else 0
     a, b = as_dim(a), as_dim(b)
     if isinstance(b, int):
         if b == 1:
@@ -294,6 +301,8 @@ def _floordiv_const(a: Node, size: int) -> Dim:
 
 def mod(a: Dim, b: Dim) -> Dim:
     """Return a - b*floor(a / b) for b > 0; 0 for b = 0, in arrays without elements."""
+    if a.__class__ is int and b.__class__ is int:
+        return a % b if b else 0
     a, b = as_dim(a), as_dim(b)
     if isinstance(b, int):
         if b in (0, 1):
@@ -498,29 +507,34 @@ def product(dims: Iterable[Dim]) -> Dim:
 def resimplify(node: Node) -> Node | None:
     """`node` built again through the smart constructors, when it is index arithmetic."""
     op = node.op
+    if node.dtype is _INDEX:
+        rule = _arithmetic(op)
+        if rule is not None:
+            return as_node(rule(*node.src))
     if op is Ops.CMPLT and node.src[0].dtype is dtypes.index:
         return less(node.src[0], node.src[1])
     if op is Ops.AND and node.dtype is dtypes.bool:
         return both(*node.src)
     if op is Ops.GUARD and node.src[0].op is Ops.CONST:
         return node.src[1] if node.src[0].arg else const(0, node.dtype)
-    if node.dtype is not dtypes.index:
-        return None
-    if op is Ops.ADD:
-        return as_node(add(*node.src))
-    if op is Ops.SUB:
-        return as_node(sub(*node.src))
-    if op is Ops.MUL:
-        return as_node(mul(*node.src))
-    if op is Ops.FLOORDIV:
-        return as_node(floordiv(*node.src))
-    if op is Ops.MOD:
-        return as_node(mod(*node.src))
-    if op is Ops.MIN:
-        return as_node(minimum(*node.src))
-    if op is Ops.MAX:
-        return as_node(maximum(*node.src))
     return None
+
+
+_ARITHMETIC: MappingProxyType[Op, Callable[[Dim, Dim], Dim]] = MappingProxyType(
+    {
+        Ops.ADD: add,
+        Ops.SUB: sub,
+        Ops.MUL: mul,
+        Ops.FLOORDIV: floordiv,
+        Ops.MOD: mod,
+        Ops.MIN: minimum,
+        Ops.MAX: maximum,
+    }
+)
+# What `resimplify` may make simpler, beside arithmetic on positions.
+CONDITIONS = mask_of((Ops.CMPLT, Ops.AND, Ops.GUARD))
+# Asked faster than a read-only view of it.
+_arithmetic = dict(_ARITHMETIC).get
 
 
 def flatten(indices: Iterable[Dim], shape: Iterable[Dim]) -> Dim:

@@ -56,8 +56,6 @@ NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
 # What is rewritten other than by its sources, in some cases at least.
 _OWN_WAY = _SCOPED | Ops.INDEX.bit | Ops.GUARD.bit | Ops.PROJ.bit
-# What may be simpler for other sources, beside arithmetic on positions.
-_CONDITIONS = Ops.CMPLT.bit | Ops.AND.bit | Ops.GUARD.bit
 
 
 def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = None) -> Node:
@@ -394,7 +392,7 @@ class _Rewriter:
                 src = tuple([done[c] for c in node.src])
                 current = make_node(node.op, node.dtype, src, node.arg)
                 break
-        if node.dtype is not dtypes.index and not node.op.bit & _CONDITIONS:
+        if node.dtype is not dtypes.index and not node.op.bit & index.CONDITIONS:
             return current
         simpler = index.resimplify(current)
         return current if simpler is None else simpler

@@ -34,7 +34,7 @@ from baregrad.kernel.schedule_value import (
     StageReduce,
     Tensorize,
 )
-from baregrad.kernel.tiling import Plan, PlannedAxis
+from baregrad.kernel.tiling import Plan, PlannedAxis, merged
 from baregrad.target.cpu import CpuTarget
 
 # What an instruction beside the products costs a core that another thread shares, in cycles.
@@ -335,9 +335,14 @@ def _schedule(
     for axis in plan.axes:
         plan.keep(axis)
     block, tile, unit, lanes = (f"{n}{part}" for part in "btuv")
-    inner_sizes = {tile: blocks.tiles, unit: blocks.vectors, lanes: machine.lanes}
-    _split(plan, found.lane, {block: 0, **inner_sizes})
-    plan.bind(unit, "unroll")
+    count, width = blocks.vectors, machine.lanes
+    if found.together == 1:
+        # An instruction that adds products of bytes is of one register.
+        count, width = merged(count, width)
+    units = {unit: count} if count > 1 else {}
+    _split(plan, found.lane, {block: 0, tile: blocks.tiles, **units, lanes: width})
+    for name in units:
+        plan.bind(name, "unroll")
     plan.bind(lanes, "vector")
     group, rows, row = f"{m}b", f"{m}o", f"{m}u"
     grouped = {group: 0, rows: blocks.group} if blocks.group > 1 else {rows: 0}
@@ -360,21 +365,21 @@ def _schedule(
     pool = _pool(found, blocks, block, [*groups, rows][0])
     shared = groups if blocks.by_rows else []
     within = [*inside, *[name for name in groups if name not in shared], rows, tile]
-    order = [*shared, *outside, block, *outer, *within, inner, row, unit, lanes]
+    order = [*shared, *outside, block, *outer, *within, inner, row, *units, lanes]
     steps.append(Reorder(tuple(order)))
     if pool is not None:
         plan.because("threads share {}: {} chunks are enough", pool.axis, blocks.chunks)
         steps.append(pool)
     if not _lies_well(found, blocks, machine, target):
-        panel = (tile, inner, unit, lanes)
+        panel = (tile, inner, *units, lanes)
         steps.append(_copy(found, found.b, panel, found.lane, machine))
     near = (rows, inner, row) if found.rows.stride(found.a) == 1 else (row, inner)
     steps.append(_copy(found, found.a, near, found.rows, machine))
     if outer:
-        steps.append(StageReduce(outer[0], (*within, row, unit, lanes)))
+        steps.append(StageReduce(outer[0], (*within, row, *units, lanes)))
     if dots and found.a.array.dtype is found.b.array.dtype:
         # What a factor of the wrong sign makes too large: once for all rows.
-        steps.append(StageReduce([*outer, inner][0], (tile, unit, lanes)))
+        steps.append(StageReduce([*outer, inner][0], (tile, *units, lanes)))
     return Schedule(tuple(steps))
 
 

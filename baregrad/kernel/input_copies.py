@@ -108,11 +108,15 @@ def _in_vectors(
         lanes //= 2
     sizes = {near: lanes}
     order, together = names, list[str]()
-    if near != names[-1] and ranges[names[-1]].arg.bind == "vector":
+    last = names[-1]
+    if near != last and ranges[last].arg.bind == "vector":
         # As many vectors as lanes: a tile that is transposed in registers. A few rows are read to
         # their ends before the next ones, as machines fetch ahead on few pages at a time.
-        together = names[-1:]
-        order = [*[name for name in names[:-1] if name != near], near, *together]
+        together = [last]
+        order = [*[name for name in names[:-1] if name != near], near, last]
+        if extents[last] > lanes and extents[last] % lanes == 0:
+            sizes[last] = lanes
+            order.insert(-2, f"{last}{OUTER}")
     elif near == names[-1]:
         loops = [name for name in far if name != near and ranges[name].arg.bind == "loop"]
         together = [name for name in names if name != near and name not in loops]

@@ -236,7 +236,9 @@ def _store_at(
     result: Node,
     mask: Node | None,
 ) -> None:
-    """A VSTORE, after a VLOAD and the combination when it accumulates; scalars test their mask.
+    """A VSTORE, after a VLOAD and the combination when it accumulates.
+
+    A condition that is the same for all lanes is tested; on GPUs that of a scalar alone.
 
     stride: elements between neighbouring lanes, 0 for a scalar.
     """
@@ -251,7 +253,7 @@ def _store_at(
         align = streamed_nbytes(lanes, buffer.dtype)
     ahead = values.memory.ahead.get(node, 0) if mask is None and monoid is None else 0
     access = access_of(lanes, stride or 1, at, align, False, ahead)
-    test = mask is not None and lanes == 1
+    test = mask is not None and not mask.shape and (lanes == 1 or not values.gpu)
     if test:
         assert mask is not None
         scopes.append(make_node(Ops.TEST, dtypes.token, (mask,)))

@@ -26,6 +26,7 @@ from baregrad.kernel.linearise_access import (
 from baregrad.kernel.linearise_folds import fold_items, fold_lanes, fold_threads
 from baregrad.kernel.linearise_lazy import OPAQUE, is_branch, is_transparent, lazy, lazy_load
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
+from baregrad.kernel.loop_pieces import stays_inside
 
 _NEAREST_LAST = itemgetter(0, 1)
 _CONST = Ops.CONST
@@ -481,13 +482,13 @@ def _range(values: Values, node: Node, operands: Operands) -> Node:
     if node.arg.bind != "vector":
         return number(values.point[node])
     lanes = lanes_of(node)
-    if lanes == 1:
-        return ZERO
-    return values.scopes.emit(Ops.LANES, dtypes.int32, (), lanes)
+    return ZERO if lanes == 1 else values.scopes.emit(Ops.LANES, dtypes.int32, (), lanes)
 
 
 def _load(values: Values, node: Node, operands: Operands) -> Node:
-    return values.load(node, values.mask(values.masks) if values.masks else None)
+    # A statement's masks keep what it reads inside its arrays, and its values for its own lanes.
+    masked = values.masks and not stays_inside(node)
+    return values.load(node, values.mask(values.masks) if masked else None)
 
 
 def _guard(values: Values, node: Node, operands: Operands) -> Any:
@@ -521,10 +522,8 @@ def _cast(values: Values, node: Node, operands: Operands) -> Node:
     if node.src[0].dtype is dtypes.index and operand.op is Ops.CONST:
         value = operand.arg
         return const(bool(value) if node.dtype.kind == "bool" else value, node.dtype)
-    if operand.dtype is node.dtype:
-        same: Node = operand
-        return same
-    return values.apply(Ops.CAST, node.dtype, operand)
+    same: Node = operand
+    return same if same.dtype is node.dtype else values.apply(Ops.CAST, node.dtype, same)
 
 
 def _index(values: Values, node: Node, operands: Operands) -> Node:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import TILE_BINDS
+from baregrad.ir.bounds import bounds
 from baregrad.ir.monoid import Monoid, primitive
 from baregrad.ir.node import (
     Node,
@@ -74,6 +75,17 @@ def load(buffer: Node, places: tuple[Node, ...]) -> Node:
 def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
     """Write one element of a buffer."""
     return make_node(Ops.STORE, dtypes.token, (buffer, value, *places))
+
+
+def stays_inside(read: Node) -> bool:
+    """Whether a LOAD reads an element of an argument, whatever its axes are."""
+    if read.src[0].op is not Ops.PARAM:
+        return False
+    for place, extent in zip(read.src[1:], read.src[0].shape, strict=True):
+        low, high = bounds(place)
+        if low < 0 or not isinstance(extent, int) or high >= extent:
+            return False
+    return True
 
 
 def factor_where(condition: Node, factor: Node) -> Node:

@@ -17,7 +17,7 @@ from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort
 from baregrad.ir.op import ALU, Op, Ops, mask_of
-from baregrad.kernel.loop_pieces import HOLD_VALUES, values_below
+from baregrad.kernel.loop_pieces import HOLD_VALUES, stays_inside, values_below
 from baregrad.kernel.narrow_floats import (
     decode_float,
     encode_float,
@@ -207,10 +207,19 @@ class _Lowering:
 
     def arithmetic(self, node: Node) -> Node:
         """An ALU op: on narrow floats in float32, then rounded."""
+        if node.op is Ops.WHERE:
+            return self.where(node)
         if not is_narrow(node.dtype):
             return self.same(node)
         value = Node(node.op, F32, tuple(self.done[child] for child in node.src), node.arg)
         return value if node.op in _EXACT else self.round(value, node.dtype)
+
+    def where(self, node: Node) -> Node:
+        """A choice, for which a guard of the same condition need not choose as well."""
+        cond, value, other = (self.done[child] for child in node.src)
+        if value.op is Ops.WHERE and value.src[0] is cond:
+            value = value.src[1]
+        return Node(Ops.WHERE, F32 if is_narrow(node.dtype) else node.dtype, (cond, value, other))
 
     def const(self, node: Node) -> Node:
         """A constant: narrow floats as the float32 that they are."""
@@ -282,11 +291,10 @@ class _Lowering:
         zero = const(False if value.dtype.kind == "bool" else 0, value.dtype)
         if not value.has(Ops.LOAD):
             return alu(Ops.WHERE, cond, value, zero)
-        guarded = _guard_loads(cond, value)
         # Decoding gives 0 for the code 0, so a guarded load needs no choice after it.
-        if node.src[1].op is Ops.LOAD:
-            return guarded
-        return alu(Ops.WHERE, cond, guarded, zero)
+        if node.src[1].op is Ops.LOAD and not _is_shared(cond, value):
+            return _guard_loads(cond, value, False)
+        return alu(Ops.WHERE, cond, _guard_loads(cond, value, True), zero)
 
     def reduce(self, node: Node) -> Node:
         """A fold of tile ranges: of narrow floats in float32."""
@@ -411,8 +419,12 @@ def _widened(node: Node) -> Node:
     return rebuild(node, visit)
 
 
-def _guard_loads(cond: Node, value: Node) -> Node:
-    """`value` with its loads done only where `cond` holds, those that addresses are made of too."""
+def _guard_loads(cond: Node, value: Node, chosen: bool) -> Node:
+    """`value` with its loads done only where `cond` holds, those that addresses are made of too.
+
+    chosen: a choice by `cond` comes after it, so that what is inside its array anyway needs no
+    guard: elements that lanes share, which a condition on each lane would have loaded one by one.
+    """
     done: dict[Node, Node] = {}
     bit = Ops.LOAD.bit
     for node in toposort(value, enter=lambda n: bool(n.mask & bit)):
@@ -425,8 +437,17 @@ def _guard_loads(cond: Node, value: Node) -> Node:
             done[node] = Node(Ops.GUARD, node.dtype, (index.both(cond, src[0]), src[1].src[1]))
             continue
         found = node if src == node.src else Node(node.op, node.dtype, src, node.arg)
-        done[node] = Node(Ops.GUARD, node.dtype, (cond, found)) if node.op is Ops.LOAD else found
+        if node.op is Ops.LOAD and not (chosen and stays_inside(node)):
+            found = Node(Ops.GUARD, node.dtype, (cond, found))
+        done[node] = found
     return done[value]
+
+
+def _is_shared(cond: Node, value: Node) -> bool:
+    """Whether a guarded LOAD is the same for lanes that its guard tells apart, and always there."""
+    if not any(axis.arg.bind == "vector" for axis in cond.ranges - value.ranges):
+        return False
+    return value.op is Ops.LOAD and stays_inside(value)
 
 
 _RULES: MappingProxyType[Op, Callable[[_Lowering, Node], Node]] = MappingProxyType(

@@ -29,6 +29,19 @@ _UNKNOWN: Any = object()
 Reason = tuple[Any, ...]
 
 
+# Vectors side by side that are one value, at most: of one instruction LLVM makes as many.
+MOST_TOGETHER = 4
+
+
+def merged(count: int, lanes: int) -> tuple[int, int]:
+    """`count` vectors of `lanes` as fewer that are wider: how many, and their lanes.
+
+    Compilers split values of a power of two of registers, and take others apart lane by lane.
+    """
+    times = min(count & -count, MOST_TOGETHER)
+    return count // times, lanes * times
+
+
 @dataclass(eq=False, slots=True)
 class PlannedAxis:
     """An axis (or several collapsed into one) and what was decided about it.
@@ -167,12 +180,18 @@ class Plan:
             axis.loops.append((tail, 1))
 
     def vectorise(
-        self, axis: PlannedAxis, lanes: int, count: int = 1, carried: bool = False
+        self,
+        axis: PlannedAxis,
+        lanes: int,
+        count: int = 1,
+        carried: bool = False,
+        wide: bool = False,
     ) -> None:
         """Tiles of `count` vectors of `lanes` elements; what is left over is a smaller tile.
 
         An axis of fewer than two vectors is one vector of its own length, unless its vectors are
         `carried` around loops: then all lengths are powers of two, since compilers split others.
+        wide: vectors side by side are one value.
         """
         axis.planned = True
         self.vectors.append(axis)
@@ -191,22 +210,23 @@ class Plan:
         rest = index.mod(axis.extent, tile)
         tail = "" if rest == 0 else f"{axis.name}t"
         outer = f"{axis.name}o"
-        names = (f"{axis.name}u", f"{axis.name}v") if count > 1 else (f"{axis.name}v",)
-        sizes = (count, lanes) if count > 1 else (lanes,)
+        each, width = merged(count, lanes) if wide else (count, lanes)
+        names = (f"{axis.name}u", f"{axis.name}v") if each > 1 else (f"{axis.name}v",)
+        sizes = (each, width) if each > 1 else (width,)
         parts = ((outer, 0), *zip(names, sizes, strict=True))
         self.steps.append(Split(axis.name, parts, tail))
-        if count > 1:
+        if each > 1:
             self.bind(names[0], "unroll")
         self.bind(names[-1], "vector")
         axis.tiles.append(names)
         axis.loops = [(outer, max(axis.size // tile, 1))]
         if tail and isinstance(rest, int):
-            self.vector_tail(axis, tail, rest, lanes, carried)
+            self.vector_tail(axis, tail, rest, lanes, carried, wide)
         elif tail:
             axis.loops.append((tail, 1))
 
     def vector_tail(
-        self, axis: PlannedAxis, tail: str, rest: int, lanes: int, carried: bool
+        self, axis: PlannedAxis, tail: str, rest: int, lanes: int, carried: bool, wide: bool
     ) -> None:
         """The tail of a vectorised axis: whole vectors in registers, then one shorter vector."""
         if carried and rest < lanes:
@@ -219,8 +239,9 @@ class Plan:
             return
         vectors, left = divmod(rest, lanes)
         last = f"{tail}t" if left else ""
-        self.steps.append(Split(tail, ((f"{tail}u", 0), (f"{tail}v", lanes)), last))
-        if vectors > 1:
+        each, width = merged(vectors, lanes) if wide else (vectors, lanes)
+        self.steps.append(Split(tail, ((f"{tail}u", 0), (f"{tail}v", width)), last))
+        if each > 1:
             self.bind(f"{tail}u", "unroll")
         self.bind(f"{tail}v", "vector")
         axis.tiles.append((f"{tail}u", f"{tail}v"))

@@ -16,7 +16,15 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, extent_of, make_node, range_node, rebuild, toposort
+from baregrad.ir.node import (
+    Node,
+    extent_of,
+    make_node,
+    range_node,
+    rebuild,
+    toposort,
+    toposort_having,
+)
 from baregrad.ir.op import Ops
 from baregrad.schedule.build import repeated
 from baregrad.schedule.pairing import shared_axes
@@ -61,7 +69,7 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
     data = [size for one in sizes[:count] for size in one]
     reduced = [size for one in sizes[count:] for size in one]
     if len(data) + len(reduced) == len(axes) and not shared:
-        if all(axis.arg.id == number for number, axis in enumerate(axes)):
+        if [axis.arg.id for axis in axes] == list(range(len(axes))):
             return Settled(outs, params, data, reduced)
     made, digits = _renumber(outs, nodes, axes, sizes, shared)
     scattered = any(out.arg.monoid is not None for out in outs)
@@ -69,7 +77,7 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
         whole = _whole_scatters(outs, made, digits)
         if whole != made:
             return settle_axes(whole)
-    reading = toposort(*made, enter=lambda node: node.mask & _PARAM != 0)
+    reading = toposort_having(_PARAM, *made)
     return Settled(made, _reductions_and_params(reading)[1], data, reduced)
 
 
@@ -168,7 +176,7 @@ def _replace_axes(
                 break
         if node.op is Ops.REDUCE:
             current = _over_digits(current, by_value) if by_value else current
-        else:
+        elif node.dtype is dtypes.index or node.op.bit & index.CONDITIONS:
             simpler = index.resimplify(current)
             if simpler is not None:
                 current = simpler

@@ -151,7 +151,9 @@ def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
     assembly.complete(roots)
     made = []
     for written in outs:
-        idx = tuple(assembly.finish(place) for place in written.idx)
+        idx = written.idx
+        if draft.placeholders:
+            idx = tuple([assembly.finish(place) for place in idx])
         value = assembly.finish(written.value)
         if written.how.monoid is not None:
             value = repeated(written.how.monoid, value, idx, draft.outer)
@@ -189,12 +191,14 @@ def guard(condition: Node, value: Node) -> Node:
         value = value.src[1]
     if value.op is Ops.CONST and value.arg == 0:
         return value
+    if value.op is Ops.CONST and value.dtype is dtypes.bool:
+        return condition
     return make_node(Ops.GUARD, value.dtype, (condition, value))
 
 
 def reduction(monoid: Monoid, values: tuple[Node, ...], axes: Idx, merges: bool) -> Node:
     """A REDUCE over ranges; with `merges`, a sum of guarded sums becomes one sum."""
-    ranges = tuple(axis for axis in axes if axis.op is Ops.RANGE)
+    ranges = tuple([axis for axis in axes if axis.op is Ops.RANGE])
     if merges:
         inner = values[0]
         condition = None

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Out
-from baregrad.ir.index import as_dim
 from baregrad.ir.node import Node, range_node
 from baregrad.ir.op import Ops
 from baregrad.schedule.access import ZERO, Idx
@@ -116,9 +115,11 @@ class Draft:
 
     def place_of(self, shape: tuple[Any, ...]) -> Idx:
         """The index of a value of `shape` whose axes, but for extents of 1, are the draft's."""
+        if len(shape) == len(self.loops):
+            return self.loops
         loops = iter(self.loops)
         return tuple(
-            ZERO if extent.__class__ is int and extent == 1 else next(loops) for extent in shape
+            [ZERO if extent.__class__ is int and extent == 1 else next(loops) for extent in shape]
         )
 
 
@@ -202,7 +203,10 @@ def is_identity(idx: Idx, shape: tuple[Any, ...], outer: Idx) -> bool:
     seen: set[Node] = set()
     for place, extent in zip(idx, shape, strict=True):
         if place.op is Ops.RANGE:
-            if place in seen or place not in outer or as_dim(place.src[0]) != extent:
+            size = place.src[0]
+            if place in seen or place not in outer:
+                return False
+            if (size.arg if size.op is Ops.CONST else size) != extent:
                 return False
             seen.add(place)
         elif not (place is ZERO and extent.__class__ is int and extent == 1):

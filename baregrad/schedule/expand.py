@@ -39,6 +39,9 @@ def _expand_pad(fusion: Fusion, request: Request) -> None:
     request.parts = (
         fusion.resolve(node.src[0], idx, request.draft, request.scope, request.share * part),
     )
+    if request.merges:
+        # Zeros around an addend of a sum: what is added further in may be part of it too.
+        _mark_merge(request)
 
 
 def _inner_scope(request: Request, axes: Idx) -> Idx:
@@ -95,9 +98,11 @@ def _mark_merge(request: Request) -> None:
     inner = request.parts[0]
     if not isinstance(inner, Request) or inner.read or not inner.fresh:
         return
-    if inner.node.op in (Ops.REDUCE, Ops.FOLD):
-        arg = inner.node.arg
-        inner.merges = inner.node.op is Ops.FOLD or arg.monoid.primitive is Ops.ADD
+    op = inner.node.op
+    if op is Ops.REDUCE:
+        inner.merges = inner.node.arg.monoid.primitive is Ops.ADD
+    else:
+        inner.merges = op is Ops.FOLD or op is Ops.PAD
 
 
 def _expand_gather(fusion: Fusion, request: Request) -> None:

@@ -67,7 +67,7 @@ def nbytes_of(value: Node) -> Dim:
 
 def _is_empty(step: Step) -> bool:
     """Whether a step writes arrays without elements only."""
-    return all(any(extent == 0 for extent in value.shape) for value in step.written)
+    return all(0 in value.shape for value in step.written)
 
 
 def _copies_itself(step: Step, donated: Mapping[Node, Node]) -> bool:

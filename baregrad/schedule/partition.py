@@ -72,7 +72,7 @@ def _kernel(outs: tuple[Node, ...], first: int) -> tuple[Node, list[int]]:
     PARAMs that simplification has left without use are gone; those behind them have moved up.
     """
     settled = settle_axes(outs)
-    slots = sorted(slot for slot in settled.params if slot >= first)
+    slots = sorted([slot for slot in settled.params if slot >= first])
     moved: dict[Node, Node] = {}
     for position, slot in enumerate(slots, first):
         if slot != position:
@@ -164,7 +164,7 @@ def _depths(needs: dict[Draft, list[Draft]]) -> dict[Draft, int]:
                 continue
             missing = [one for one in needs[draft] if one not in depth]
             if not missing:
-                depth[draft] = 1 + max((depth[one] for one in needs[draft]), default=0)
+                depth[draft] = 1 + max([depth[one] for one in needs[draft]], default=0)
                 stack.pop()
             elif draft in entered:
                 raise CompilerBug("kernels form a cycle", found=[d.number for d in missing])

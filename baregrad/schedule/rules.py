@@ -234,11 +234,14 @@ def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> Reaso
     itemsize = node.dtype.itemsize
     inline = work * total
     stored = work * size + itemsize * (size + total) + LAUNCH
-    draft = requests[0].draft
-    if len(requests) > 1 and all(request.draft is draft for request in requests):
-        stored *= SAME_KERNEL
-    if inline > stored and len(requests) > 1 and node.op.bit & _ELEMENTWISE:
-        inline = sum(request.evals * _marginal(fusion, request, work) for request in requests)
+    if len(requests) > 1:
+        draft = requests[0].draft
+        if not [request for request in requests if request.draft is not draft]:
+            stored *= SAME_KERNEL
+        if inline > stored and node.op.bit & _ELEMENTWISE:
+            inline = 0.0
+            for request in requests:
+                inline += request.evals * _marginal(fusion, request, work)
     if inline <= stored:
         return ""
     return _Dearer(total / max(size, 1.0), inline / stored)
@@ -299,9 +302,39 @@ def find_sibling(
             continue
         near = neighbours(fusion, node)
         other = neighbours(fusion, draft.outs[0].target)
-        if not near.values.isdisjoint(other.values) and _reduce_alike(near, other):
+        if near.values.isdisjoint(other.values) or not _reduce_alike(near, other):
+            continue
+        if not _contract_apart(fusion, node, draft.outs[0].target):
             return draft
     return None
+
+
+def _contract_apart(fusion: Fusion, left: Node, right: Node) -> bool:
+    """Whether each of two values is computed from sums of its own, one of them a contraction.
+
+    One kernel for both would have no good tile for either.
+    """
+    ours, theirs = _sums_of(left), _sums_of(right)
+    if not ours or not theirs or ours == theirs:
+        return False
+    return not fusion.survey.contractions.isdisjoint(ours | theirs)
+
+
+def _sums_of(node: Node) -> set[Node]:
+    """The reductions that a value is computed from, as far as they are close below it."""
+    found: set[Node] = set()
+    seen = {node}
+    queue = [node]
+    while queue and len(seen) < NEIGHBOURS:
+        value = queue.pop()
+        if value.op.bit & _FOLDS:
+            found.add(value)
+            continue
+        for child in value.src:
+            if child.mask & _FOLDS and child not in seen:
+                seen.add(child)
+                queue.append(child)
+    return found
 
 
 def _reduce_alike(left: Neighbours, right: Neighbours) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise, passes, stages
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import MOVEMENT, Ops
@@ -65,6 +66,16 @@ def test_a_cut_inside_the_zeros_leaves_zeros() -> None:
     check(
         [x.pad((5, 5)).shrink((0, 3)), x.pad((5, 5)).shrink((10, 14)), x.pad((5, 5)).shrink((3, 7))]
     )
+
+
+def test_a_cut_inside_what_surrounds_an_array_chooses_nothing() -> None:
+    inside = value(True, dtypes.bool).to((4, 6)).pad((2, 1), (0, 3))
+    whole = inside.where(param(0, 7, 9), 5.0)
+    cuts = ((2, 6), (0, 6)), ((0, 2), (0, 9)), ((1, 6), (0, 6))
+    assert canonical(whole.shrink(*cuts[0])) is canonical(param(0, 7, 9).shrink(*cuts[0]))
+    for cut in cuts[1:]:
+        assert canonical(whole.shrink(*cut)).has(Ops.WHERE)
+    check([whole.shrink(*cut) for cut in cuts])
 
 
 @pytest.mark.parametrize("place", (0, 1, 2))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.node import toposort
 from baregrad.ir.op import Ops
 from baregrad.schedule import Plan
-from tests.schedule.graphs import check, param
+from tests.schedule.graphs import A, check, param, value
 from tests.schedule.resnet import (
     batch_norm,
     batch_norm_back,
@@ -95,6 +96,38 @@ def test_max_pool_and_its_gradient() -> None:
     hit = windows.eq(best.reshape(4, 3, 6, 6, 1, 1))
     taps = hit.where(dy.reshape(4, 3, 6, 6, 1, 1).to(windows.shape), 0)
     check([best, taps.fold(3, 12, 2).fold(2, 12, 2)], most=2)
+
+
+def surrounded(x: A, fill: float) -> A:
+    """`x` with one element of `fill` around its last two axes."""
+    pads = ((0, 0), (0, 0), (1, 1), (1, 1))
+    inside = value(True, dtypes.bool).to(x.shape).pad(*pads)
+    return inside.where(x.pad(*pads), fill)
+
+
+def test_the_gradient_of_overlapping_windows_is_one_sum() -> None:
+    """Rows and columns of windows that overlap are folded together, padding is never computed."""
+    x, dy = param(0, 4, 3, 12, 12), param(1, 4, 3, 6, 6)
+    best = param(2, 4, 3, 6, 6)
+    windows = surrounded(x, -9.0).window(2, 3, 2).window(3, 3, 2)
+    hit = (windows - best.reshape(4, 3, 6, 6, 1, 1)) < 0.0
+    taps = hit.where(dy.reshape(4, 3, 6, 6, 1, 1).to(windows.shape), 0)
+    folded = taps.fold(3, 14, 2).fold(2, 14, 2)
+    inside = value(True, dtypes.bool).to(x.shape).pad((0, 0), (0, 0), (1, 1), (1, 1))
+    gradient = inside.where(folded, 0.0).shrink((0, 4), (0, 3), (1, 13), (1, 13))
+    plan = check([gradient], kernels=1)
+    (kernel,) = plan.kernels
+    assert not kernel.mask & (Ops.FLOORDIV.bit | Ops.MOD.bit)
+    assert sum(node.op is Ops.REDUCE for node in toposort(kernel)) == 1
+
+
+def test_a_contraction_shares_no_kernel_with_another_sum() -> None:
+    """Each wants tiles of its own, though both are over axes of one shape and read one array."""
+    x, k, y = param(0, 4, 16, 12, 12), param(1, 16, 16, 3, 3), param(2, 4, 16, 12, 12)
+    best = surrounded(x, -9.0).window(2, 3).window(3, 3).max(4, 5)
+    plan = check([best, convolve(y, k, 1) + x * (best < 1.0).where(best, 0.0)])
+    for kernel in plan.kernels:
+        assert sum(node.op is Ops.REDUCE for node in toposort(kernel)) <= 1
 
 
 def test_pool_under_a_pad_is_no_conditional_reduction() -> None:

@@ -1,0 +1,64 @@
+"""Guards: what they keep from being read, and what need not be guarded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.ir import index
+from baregrad.ir.node import alu, const, range_node
+from baregrad.ir.op import Ops
+from tests.kernel.test_linearise import ONE, ROUTES, data, instructions, zeros
+from tests.render.harness import (
+    branch,
+    check,
+    guard,
+    kernel,
+    load,
+    loop,
+    lower,
+    param,
+    store,
+    vector,
+)
+
+pytestmark = pytest.mark.differential
+
+
+@pytest.mark.parametrize("whole", (False, True))
+def test_what_all_lanes_share_is_loaded_once_whatever_lanes_are_guarded(whole: bool) -> None:
+    """A bias that is there for every row needs no guard; one that may be missing keeps it."""
+    i, v = range_node(3, 0), vector(8, 1)
+    x, b, out = param(1, 3, 5), param(2, 3 if whole else 2), param(0, 3, 8)
+    inside = index.both(index.less(v, 5), index.less(i, 3 if whole else 2))
+    total = alu(Ops.ADD, load(x, i, v), load(b, i))
+    node = kernel(loop(i, store(out, guard(inside, total), i, v)))
+    found, rows, bias = check(node, [zeros(3, 8), data(3, 5), data(3 if whole else 2)],
+                              routes=ROUTES)
+    expected = np.zeros((3, 8), np.float32)
+    expected[: len(bias), :5] = rows[: len(bias)] + bias[:, None]
+    np.testing.assert_array_equal(found, expected)
+    (read,) = [n for n in instructions(lower(node), Ops.VLOAD) if n.src[0].arg.slot == 2]
+    assert (read.shape, len(read.src)) == (((), 2) if whole else ((8,), 3))
+
+
+def test_what_all_lanes_share_is_loaded_once_in_a_statement_of_some_lanes() -> None:
+    i, v = range_node(3, 0), vector(8, 1)
+    b, out = param(1, 3), param(0, 3, 5)
+    node = kernel(loop(i, branch(index.less(v, 5), store(out, load(b, i), i, v))))
+    found, bias = check(node, [zeros(3, 5), data(3)], routes=ROUTES)
+    np.testing.assert_array_equal(found, np.repeat(bias[:, None], 5, 1))
+    (read,) = instructions(lower(node), Ops.VLOAD)
+    assert (read.shape, len(read.src)) == ((), 2)
+
+
+def test_a_choice_by_a_guards_condition_chooses_once() -> None:
+    v = vector(8, 1)
+    x, out = param(1, 5), param(0, 8)
+    inside = index.less(v, 5)
+    inner = guard(inside, alu(Ops.ADD, load(x, v), ONE))
+    node = kernel(store(out, alu(Ops.WHERE, inside, inner, const(-2.0, dtypes.float32)), v))
+    found, row = check(node, [zeros(8), data(5)], routes=ROUTES)
+    np.testing.assert_array_equal(found, np.append(row + 1, [-2, -2, -2]).astype(np.float32))
+    assert len(instructions(lower(node), Ops.WHERE)) == 1
