@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Access
-from baregrad.ir.node import Node, const, make_node
+from baregrad.ir.node import Node, const, instruction
 from baregrad.ir.op import Ops
 from baregrad.kernel.linearise_access import (
     Address,
@@ -84,7 +84,7 @@ def _turn(
 ) -> None:
     mark = values.scopes.mark()
     src = (buffer, offset, *rows)
-    values.scopes.append(make_node(Ops.TURN, dtypes.token, src, access))
+    values.scopes.append(instruction(Ops.TURN, dtypes.token, src, access))
     values.scopes.forget_since(mark)
 
 
