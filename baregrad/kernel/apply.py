@@ -264,7 +264,8 @@ class _Rewriter:
                 size, dtype = index.floordiv(size, BYTES), dtypes.int32
             ahead = self.table.ahead.get(arg.slot, 0)
             flat = Param(arg.slot, (size,), arg.name, streamed, ahead)
-            found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat)
+            known = flat.shape if size.__class__ is int else None
+            found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat, known)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:

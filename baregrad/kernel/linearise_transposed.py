@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import Node, const, make_node
+from baregrad.ir.node import Node, const, instruction
 from baregrad.ir.op import Ops
 from baregrad.kernel.linearise_access import (
     Address,
@@ -76,7 +76,7 @@ def store_transposed(
             align = streamed_nbytes(len(rows), dtype)
         for lane, column in enumerate(_columns(values, rows, lanes, dtype)):
             access = access_of(len(rows), 1, at + lane * address.stride, align)
-            made = make_node(Ops.VSTORE, dtypes.token, (buffer, offset, column), access)
+            made = instruction(Ops.VSTORE, dtypes.token, (buffer, offset, column), access)
             values.scopes.append(made)
         values.scopes.forget_since(mark)
     values.point = {}
@@ -112,7 +112,7 @@ def copy_transposed(
             for values.point, column in zip(steps, columns, strict=False):
                 place, start = values.offset(target)
                 access = access_of(size, 1, start + first, dtype.itemsize)
-                made = make_node(Ops.VSTORE, dtypes.token, (buffer, place, column), access)
+                made = instruction(Ops.VSTORE, dtypes.token, (buffer, place, column), access)
                 values.scopes.append(made)
         values.scopes.forget_since(mark)
     values.point = {}

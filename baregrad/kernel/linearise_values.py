@@ -12,7 +12,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, const, make_node, toposort
+from baregrad.ir.node import Node, const, instruction, make_node, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.kernel.divide import divide_index, fold_integers
 from baregrad.kernel.linearise_access import (
@@ -256,28 +256,29 @@ class Values:
         """`apply` to a sequence of operands."""
         scopes = self.scopes
         depth = scopes.depth
-        place = scopes.innermost.pin
-        lanes = 0
-        scalars = False
+        place, scalars = scopes.innermost.pin, False
+        lanes: tuple[int, ...] = ()
         for operand in operands:
             if operand.op is _CONST:
                 continue
             shape = operand.shape
-            if shape:
-                lanes = shape[0]
-            else:
+            if not shape:
                 scalars = True
+            elif lanes and shape != lanes:
+                raise CompilerBug("lanes of two numbers meet", found=operands)
+            else:
+                lanes = shape
             at = depth.get(operand, 0)
             if at > place:
                 place = at
         if scalars:
             if lanes:
-                operands = self._splatted(operands, lanes)
+                operands = self._splatted(operands, lanes[0])
         elif not lanes and dtype.kind != "float":
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
                 return folded
-        node = make_node(op, dtype, tuple(operands))
+        node = instruction(op, dtype, tuple(operands), None, lanes)
         if node not in depth:
             scopes.put(node, place)
         return node
@@ -303,7 +304,7 @@ class Values:
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""
         shape = (width,) if width > 1 else ()
-        found = make_node(_REG, dtype, (), register_of(len(self._registers), width), shape)
+        found = instruction(_REG, dtype, (), register_of(len(self._registers), width), shape)
         self._registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
