@@ -181,7 +181,7 @@ def _transposed(
         store_transposed(values, node, axes, near, compute)
         return True
     source = values.memory.addresses.get(value) if value.op is Ops.LOAD else None
-    if source is None or address.stride != 1 or not address.is_regular(lanes):
+    if source is None or address.stride != 1 or address.points or not address.is_regular(lanes):
         return False
     if value.src[0] in values.memory.registers or value.dtype is not node.src[0].dtype:
         return False
