@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from baregrad.base.errors import CompilerBug, IndexOutOfRange
 from baregrad.ir.evaluate_alu import apply_scalar_op, constant, to_array, to_raw, working_dtype
-from baregrad.ir.evaluate_loop import poisoned, viewed
+from baregrad.ir.evaluate_loop import fold_axis, poisoned, viewed
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 
@@ -215,6 +215,11 @@ def _any(machine: LinearMachine, node: Node) -> None:
     machine.values[node] = np.asarray(machine.use(node.src[0]).any())
 
 
+def _across(machine: LinearMachine, node: Node) -> None:
+    (folded,) = fold_axis(node.arg.monoid, (machine.use(node.src[0]),), 0)
+    machine.values[node] = folded[0]
+
+
 def _part(machine: LinearMachine, node: Node) -> None:
     first, count = node.arg
     machine.values[node] = machine.use(node.src[0])[first : first + count]
@@ -234,6 +239,7 @@ LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = Mapp
         Ops.LANES: _lanes,
         Ops.EXTRACT: _extract,
         Ops.PART: _part,
+        Ops.ACROSS: _across,
         Ops.ANY: _any,
     }
 )

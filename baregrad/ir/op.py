@@ -310,6 +310,14 @@ class _Table:
     LANES = _r("LANES", "memory", LIN, 0, "0, 1, ..., lanes-1", attribute="int")
     EXTRACT = _r("EXTRACT", "memory", LIN, 1, "one lane of a vector", attribute="int")
     PART = _r("PART", "memory", LIN, 1, "lanes first, count of a vector", attribute="tuple[int]")
+    ACROSS = _r(
+        "ACROSS",
+        "memory",
+        LIN,
+        1,
+        "the lanes of a vector folded by a commutative primitive monoid, by halves",
+        attribute="Reduce",
+    )
     ANY = _r("ANY", "memory", LIN, 1, "whether any lane of a vector of bools is true")
     BEGIN = _r(
         "BEGIN",

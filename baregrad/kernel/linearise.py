@@ -99,9 +99,11 @@ def _if(values: Values, node: Node, stack: list[Any]) -> None:
     if any(axis.arg.is_tile for axis in cond.ranges):
         before = values.masks
         values.masks = (*before, cond)
+        mark = values.scopes.here()
 
         def restore(values: Values, stack: list[Any]) -> None:
             values.masks = before
+            values.scopes.forget_here(mark)
 
         stack.append(restore)
         stack.append(body)

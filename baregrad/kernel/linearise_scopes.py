@@ -173,6 +173,21 @@ class Scopes:
         """A moment that `forget_since` can go back to."""
         return len(self.momentary), len(self.momentary_keys)
 
+    def here(self) -> tuple[int, int]:
+        """A place in the current scope that `forget_here` can go back to."""
+        return len(self.innermost.values), len(self.innermost.keys)
+
+    def forget_here(self, place: tuple[int, int]) -> None:
+        """Forget what the current scope found since `place`: it was read under a mask."""
+        scope = self.innermost
+        values, keys = place
+        for value in scope.values[values:]:
+            self.depth.pop(value, None)
+        for key in scope.keys[keys:]:
+            self.memo.pop(key, None)
+        del scope.values[values:]
+        del scope.keys[keys:]
+
     def forget_since(self, mark: tuple[int, int] = (0, 0)) -> None:
         """Forget the momentary values found since `mark`: what they read may have changed."""
         nodes, keys = mark
