@@ -33,6 +33,7 @@ from baregrad.kernel.loop_pieces import (
     load,
     looped,
     narrowed,
+    peeled_masks,
     register_places,
     scoped_below,
     store,
@@ -141,7 +142,7 @@ class _Builder:
         """A fresh private array."""
         self.count += 1
         alloc = Alloc(self.count, space, shape, name=f"a{self.count}")
-        return make_node(Ops.ALLOC, dtype, (), alloc)
+        return make_node(Ops.ALLOC, dtype, (), alloc, shape)
 
     # --- statements -----------------------------------------------------------------------------
 
@@ -233,6 +234,9 @@ class _Builder:
         places = register_places(lanes + tiles)
         accumulators = self.accumulators(monoid, places)
         conditions, values = self.peeled_guards(monoid, values)
+        if lanes and self.masks:
+            masks, values = peeled_masks(monoid, values, frozenset(lanes))
+            conditions += masks
         below = scoped_below(values)
         needs = self.needs(below, block)
         inner = list(path)
@@ -279,6 +283,9 @@ class _Builder:
             if ready:
                 waiting = [cond for cond in waiting if cond not in ready]
                 keys.append(self.convert((index.both(*ready),))[0])
+        if waiting:
+            # Masks: of what is in registers, only the innermost statements.
+            keys.append(self.convert((index.both(*waiting),))[0])
         if not keys:
             path[-1].items.extend(Item(step) for step in start)
             return
