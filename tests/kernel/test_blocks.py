@@ -49,6 +49,18 @@ def test_copies_in_vectors(m: int, n: int, inner: int, a: bool, b: bool, blocks:
     check(k.matmul(m, n, inner, a, b), schedule, SMALL)
 
 
+def test_rows_past_the_end_are_left_out_by_a_branch() -> None:
+    schedule = parse_schedule(WIDE_BLOCKS.format(ki=8, near="'r', 'ki'"))
+    program = lower(k.matmul(7, 32, 16), SMALL, schedule)
+    for item in codegen_passes(SMALL):
+        program = item.run(program)
+    stores = [node for node in program.src if node.op is Ops.VSTORE]
+    written = [node for node in stores if node.src[0].op is Ops.PARAM]
+    # Three rows of a tile, each under a condition; none has a mask of its own.
+    assert [len(node.src) for node in written] == [3] * 3
+    assert sum(node.op is Ops.TEST for node in program.src) == 3
+
+
 @pytest.mark.parametrize("b", [False, True])
 def test_vectors_side_by_side_are_one_value(b: bool) -> None:
     kernel = k.matmul(96, 512, 128, False, b)
