@@ -298,10 +298,13 @@ def _tiles(
                 rows = steps * times
                 if best is not None and vectors * (rows + 1) + SPARE_REGISTERS > machine.registers:
                     continue
-                whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
-                if best is not None and whole_tile / (vectors * rows) * scale >= best.cost:
-                    # Smaller tiles take longer for each product.
-                    break
+                if best is not None:
+                    whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
+                    least = whole_tile / (vectors * rows) * scale
+                    least += STORE_CYCLES if beside else SCATTER_CYCLES
+                    if least >= best.cost * 0.999:
+                        # Smaller tiles take longer for each product.
+                        break
                 cycles = 0.0
                 rest = _parts(second.size, steps)
                 for v, count in parts:
