@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import CompilerBug
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Var
 from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
@@ -39,6 +39,8 @@ from baregrad.kernel.linearise_values import INT32, Values
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.
 CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
 CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
+# Bytes of the widest registers: the mask of more is taken apart for each of them.
+WIDEST_NBYTES = 64
 Step = Callable[["Values", list[Any]], None]
 
 
@@ -240,7 +242,7 @@ def _store_at(
 ) -> None:
     """A VSTORE, after a VLOAD and the combination when it accumulates.
 
-    A condition that is the same for all lanes is tested; on GPUs that of a scalar alone.
+    A condition that is the same for all lanes of a wide vector is tested, as that of a scalar.
 
     stride: elements between neighbouring lanes, 0 for a scalar.
     """
@@ -255,7 +257,7 @@ def _store_at(
         align = streamed_nbytes(lanes, buffer.dtype)
     ahead = values.memory.ahead.get(node, 0) if mask is None and monoid is None else 0
     access = access_of(lanes, stride or 1, at, align, False, ahead)
-    test = mask is not None and not mask.shape and (lanes == 1 or not values.gpu)
+    test = mask is not None and not mask.shape and _is_tested(values, lanes, buffer.dtype)
     if test:
         assert mask is not None
         scopes.append(instruction(Ops.TEST, dtypes.token, (mask,)))
@@ -271,6 +273,11 @@ def _store_at(
     if test:
         scopes.append(END)
     scopes.forget_since(mark)
+
+
+def _is_tested(values: Values, lanes: int, dtype: DType) -> bool:
+    """Whether a condition is tested: else it is a mask, which costs less than a branch."""
+    return lanes == 1 or (not values.gpu and lanes * dtype.itemsize > WIDEST_NBYTES)
 
 
 def _scatter(

@@ -49,16 +49,18 @@ def test_copies_in_vectors(m: int, n: int, inner: int, a: bool, b: bool, blocks:
     check(k.matmul(m, n, inner, a, b), schedule, SMALL)
 
 
-def test_rows_past_the_end_are_left_out_by_a_branch() -> None:
-    schedule = parse_schedule(WIDE_BLOCKS.format(ki=8, near="'r', 'ki'"))
-    program = lower(k.matmul(7, 32, 16), SMALL, schedule)
+@pytest.mark.parametrize("lanes", [8, 32])
+def test_rows_past_the_end_are_left_out_by_a_branch_where_vectors_are_wide(lanes: int) -> None:
+    blocks = WIDE_BLOCKS.replace("v=8", f"v={lanes}")
+    kernel = k.matmul(7, 4 * lanes, 16)
+    program = check(kernel, parse_schedule(blocks.format(ki=8, near="'r', 'ki'")), SMALL)
     for item in codegen_passes(SMALL):
         program = item.run(program)
     stores = [node for node in program.src if node.op is Ops.VSTORE]
     written = [node for node in stores if node.src[0].op is Ops.PARAM]
-    # Three rows of a tile, each under a condition; none has a mask of its own.
-    assert [len(node.src) for node in written] == [3] * 3
-    assert sum(node.op is Ops.TEST for node in program.src) == 3
+    # Three rows of a tile, each under a condition: a branch, or a mask of the lanes.
+    assert [len(node.src) for node in written] == [4 if lanes == 8 else 3] * 3
+    assert sum(node.op is Ops.TEST for node in program.src) == (0 if lanes == 8 else 3)
 
 
 @pytest.mark.parametrize("b", [False, True])
