@@ -140,9 +140,14 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
         same = None
         if value.op is Ops.CONST:
             same = values.vector(values.value(value), values.memory.registers[node.src[0]])
+        # A finished sum that nothing else writes needs no register.
+        kept = value.op is Ops.REDUCE and node.src[0] not in values.memory.again
         for values.point in points:
             begins.append(len(code))
-            _set(values, node, address, compute(value) if same is None else same)
+            if kept:
+                values.keep(node.src[0], address.at(values.point), compute(value))
+            else:
+                _set(values, node, address, compute(value) if same is None else same)
         points = []
     elif plain and axes and _transposed(values, node, axes, lanes, compute):
         points = []

@@ -121,12 +121,10 @@ class Values:
             rule = _rule_of(op)
             if rule is None:
                 raise CompilerBug("not an expression of the CPU's loop level", found=node)
-            if op.bit & _WHOLE:
-                known[node] = rule(self, node, ())
-                continue
             if rule is _elementwise and touches_index(node):
                 rule = _index
-            known[node] = rule(self, node, [known[child] for child in node.src])
+            operands = () if op.bit & _WHOLE else [known[child] for child in node.src]
+            known[node] = rule(self, node, operands)
         return known[root]
 
     def _evaluate(self, plan: Plan) -> Any:
@@ -323,6 +321,12 @@ class Values:
             width = self.memory.registers[alloc]
             found = self._registers[alloc, at] = self.fresh_register(alloc.dtype, width)
         return found
+
+    def keep(self, alloc: Node, at: int, value: Node) -> None:
+        """Let a value stand for the register of an ALLOC's elements from `at` on."""
+        value = self._registers[alloc, at] = self.vector(value, self.memory.registers[alloc])
+        if self.scopes.depth.get(value) == MOMENT:
+            self.scopes.settle(value)
 
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""

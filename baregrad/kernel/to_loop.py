@@ -24,6 +24,7 @@ from baregrad.kernel.apply import NOWHERE
 from baregrad.kernel.loop_blocks import Block, Item, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
+    Masks,
     factor_where,
     filled,
     guarded,
@@ -110,6 +111,7 @@ class _Builder:
         self.rings: dict[Block, Ring] = {}
         # Reductions that their stages make: they have no accumulators of their own.
         self.made_by_stages: set[Node] = set()
+        self.known_masks: Masks = {}
         self.count = 0
 
     # --- places ---------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ class _Builder:
         accumulators = self.accumulators(monoid, places)
         conditions, values = self.peeled_guards(monoid, values)
         if lanes and self.masks:
-            masks, values = peeled_masks(monoid, values, frozenset(lanes))
+            masks, values = peeled_masks(monoid, values, frozenset(lanes), self.known_masks)
             conditions += masks
         below = scoped_below(values)
         needs = self.needs(below, block)
