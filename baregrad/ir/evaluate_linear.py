@@ -189,6 +189,16 @@ def _vstore(machine: LinearMachine, node: Node) -> None:
     machine.buffer(node.src[0])[offset[active]] = data[active]
 
 
+def _turn(machine: LinearMachine, node: Node) -> None:
+    base, offset, *rows = node.src
+    for place, row in enumerate(rows):
+        # Neighbours in memory are one lane of one vector after the other.
+        access = node.arg._replace(at=node.arg.at + place)
+        lanes = Node(Ops.PART, row.dtype, (row,), (0, access.width))
+        _part(machine, lanes)
+        _vstore(machine, Node(Ops.VSTORE, node.dtype, (base, offset, lanes), access))
+
+
 def _splat(machine: LinearMachine, node: Node) -> None:
     machine.values[node] = np.broadcast_to(machine.use(node.src[0]), node.shape)
 
@@ -215,12 +225,6 @@ def _part(machine: LinearMachine, node: Node) -> None:
     machine.values[node] = machine.use(node.src[0])[first : first + count]
 
 
-def _weave(machine: LinearMachine, node: Node) -> None:
-    size, odd = node.arg
-    blocks = [machine.use(child).reshape(-1, 2, size)[:, int(odd)] for child in node.src]
-    machine.values[node] = np.stack(blocks, axis=1).reshape(-1)
-
-
 LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = MappingProxyType(
     {
         Ops.BEGIN: _begin,
@@ -230,11 +234,11 @@ LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = Mapp
         Ops.READ: _read,
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
+        Ops.TURN: _turn,
         Ops.SPLAT: _splat,
         Ops.LANES: _lanes,
         Ops.EXTRACT: _extract,
         Ops.PART: _part,
-        Ops.WEAVE: _weave,
         Ops.ACROSS: _across,
         Ops.ANY: _any,
     }

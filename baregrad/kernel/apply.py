@@ -191,11 +191,10 @@ class _Rewriter:
         found = [limit for axis in axes for limit in scope.pieces[axis].limits]
         if not found:
             return partial_tiles.TRUE
-        # Axes that were collapsed have the limits of one.
         limits = tuple(dict.fromkeys(found))
         if limits not in scope.limits:
-            known = partial_tiles.conditions_of(limits, lambda terms: self.finals_of(terms, scope))
-            scope.limits[limits] = known
+            finals = [self.finals_of(limit.terms, scope) for limit in limits]
+            scope.limits[limits] = partial_tiles.conditions_of(limits, finals)
         return scope.limits[limits]
 
     def scope(self, pieces: Pieces, ranges: Mapping[str, Node], early: bool = False) -> Scope:
@@ -269,7 +268,8 @@ class _Rewriter:
                 size, dtype = index.floordiv(size, BYTES), dtypes.int32
             ahead = self.table.ahead.get(arg.slot, 0)
             flat = Param(arg.slot, (size,), arg.name, streamed, ahead)
-            found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat)
+            known = flat.shape if size.__class__ is int else None
+            found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat, known)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:
@@ -516,7 +516,7 @@ class _Rewriter:
         values = tuple(child for child in node.src if child.op is not Ops.RANGE)
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
-        # What is reduced inside along these axes is computed ahead of the statement that is masked.
+        # What is reduced inside along these axes comes ahead of the statement that is masked.
         early = self.early or scope.early or (self.masked and moves_reductions(values, own))
         for choice in self.combinations(own):
             inside = self.scope({**outside, **choice}, scope.ranges, early)

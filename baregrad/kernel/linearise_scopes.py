@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import Node, const, make_node
+from baregrad.ir.node import Node, const, instruction, make_node
 from baregrad.ir.op import Op, Ops
 
 ZERO = const(0, dtypes.int64)
@@ -118,8 +118,10 @@ class Scopes:
         floor: the outermost scope that it may go to, MOMENT if it is momentary. lanes: of the
         value, where the caller has them at hand and they do not follow from the operands.
         """
-        shape = None if not lanes else (lanes,) if lanes > 1 else ()
-        node = make_node(op, dtype, src, arg, shape)
+        if lanes:
+            node = instruction(op, dtype, src, arg, (lanes,) if lanes > 1 else ())
+        else:
+            node = make_node(op, dtype, src, arg)
         depth = self.depth
         if node in depth:
             return node

@@ -12,7 +12,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, const, make_node, toposort
+from baregrad.ir.node import Node, const, instruction, make_node, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.kernel import linearise_access
 from baregrad.kernel.divide import divide_index, fold_integers
@@ -68,7 +68,7 @@ class Values:
         self.counters: dict[Node, Node] = {}
         self.masks: tuple[Node, ...] = ()
         self.plan = Plan(None, [], [])
-        self._registers: dict[Any, Node] = {}
+        self.registers: dict[Any, Node] = {}
         self._plans: dict[Node, Plan] = {}
         self.shared: set[Node] = set()
         self._axes: dict[frozenset[Node], tuple[Node, ...]] = {}
@@ -279,27 +279,29 @@ class Values:
         scopes = self.scopes
         depth = scopes.depth
         place = scopes.innermost.pin
-        lanes = 0
+        lanes: tuple[int, ...] = ()
         scalars = False
         for operand in operands:
             if operand.op is _CONST:
                 continue
             shape = operand.shape
-            if shape:
-                lanes = shape[0]
-            else:
+            if not shape:
                 scalars = True
+            elif lanes and shape != lanes:
+                raise CompilerBug("lanes of two numbers meet", found=operands)
+            else:
+                lanes = shape
             at = depth.get(operand, 0)
             if at > place:
                 place = at
         if scalars:
             if lanes:
-                operands = self._splatted(operands, lanes)
+                operands = self._splatted(operands, lanes[0])
         elif not lanes and dtype.kind != "float":
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
                 return folded
-        node = make_node(op, dtype, tuple(operands))
+        node = instruction(op, dtype, tuple(operands), None, lanes)
         if node not in depth:
             scopes.put(node, place)
         return node
@@ -316,24 +318,18 @@ class Values:
 
     def register(self, alloc: Node, at: int) -> Node:
         """The register that holds the elements of an ALLOC from `at` on."""
-        found = self._registers.get((alloc, at))
+        found = self.registers.get((alloc, at))
         if found is None:
             width = self.memory.registers[alloc]
-            found = self._registers[alloc, at] = self.fresh_register(alloc.dtype, width)
+            found = self.registers[alloc, at] = self.fresh_register(alloc.dtype, width)
         return found
-
-    def keep(self, alloc: Node, at: int, value: Node) -> None:
-        """Let a value stand for the register of an ALLOC's elements from `at` on."""
-        value = self._registers[alloc, at] = self.vector(value, self.memory.registers[alloc])
-        if self.scopes.depth.get(value) == MOMENT:
-            self.scopes.settle(value)
 
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""
         shape = (width,) if width > 1 else ()
-        arg = linearise_access.register_of(len(self._registers), width)
-        found = make_node(_REG, dtype, (), arg, shape)
-        self._registers[found] = found
+        arg = linearise_access.register_of(len(self.registers), width)
+        found = instruction(_REG, dtype, (), arg, shape)
+        self.registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
 

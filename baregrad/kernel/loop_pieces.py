@@ -172,10 +172,11 @@ def is_carried(stage: Node) -> bool:
 
 
 def is_sum_alone(out: Node, kernel: Node) -> bool:
-    """Whether an OUT writes a staged REDUCE as it is, and nothing else reads that.
+    """Whether an OUT writes a staged REDUCE as it is, to neighbours, and nothing else reads that.
 
     The loops of the reduction stand outside those of its stage. What has the same element at every
-    step may be an argument that the output is written over: its sum is made elsewhere.
+    step may be an argument that the output is written over: its sum is made elsewhere, as is one
+    whose lanes lie far apart in the output, since it is read and written time and again.
     """
     value = out.src[1]
     if value.op is not Ops.INDEX or value.src[0].op is not Ops.STAGE or out.arg.monoid is not None:
@@ -189,7 +190,18 @@ def is_sum_alone(out: Node, kernel: Node) -> bool:
         return False
     if any(stage in scoped_below(other.src[1:]) for other in kernel.src if other is not out):
         return False
-    return not _reads_one_element(total, out.src[0])
+    return not _lies_apart(out.src[2]) and not _reads_one_element(total, out.src[0])
+
+
+def _lies_apart(place: Node) -> bool:
+    """Whether the lanes of a vector at a flat offset are no neighbours."""
+    if place.op is Ops.WHERE:
+        place = place.src[1]
+    terms, _ = index.linear(place)
+    for atom, scale in terms.items():
+        if any(axis.arg.bind == "vector" for axis in atom.ranges):
+            return atom.op is not Ops.RANGE or scale != 1
+    return False
 
 
 def _reads_one_element(total: Node, array: Node) -> bool:

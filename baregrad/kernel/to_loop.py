@@ -141,7 +141,7 @@ class _Builder:
         """A fresh private array."""
         self.count += 1
         alloc = Alloc(self.count, space, shape, name=f"a{self.count}")
-        return make_node(Ops.ALLOC, dtype, (), alloc)
+        return make_node(Ops.ALLOC, dtype, (), alloc, shape)
 
     # --- statements -----------------------------------------------------------------------------
 

@@ -223,13 +223,6 @@ def _part(f: CText, node: Node) -> None:
     f.define(node, f"{f.use(node.src[0])[:-3]}[l + {node.arg[0]}]")
 
 
-def _weave(f: CText, node: Node) -> None:
-    size, odd = node.arg
-    a, b = (f.use(child)[:-3] for child in node.src)
-    places = (f"l + {size}", "l") if odd else ("l", f"l - {size}")
-    f.define(node, f"l & {size} ? {b}[{places[1]}] : {a}[{places[0]}]")
-
-
 def _extract(f: CText, node: Node) -> None:
     f.define(node, f"{f.use(node.src[0])[:-3]}[{node.arg}]")
 
@@ -292,7 +285,6 @@ CONTROL_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.READ: _splat,
         Ops.LANES: _line,
         Ops.PART: _part,
-        Ops.WEAVE: _weave,
         Ops.EXTRACT: _extract,
         Ops.ACROSS: _across,
         Ops.ANY: _any,

@@ -12,14 +12,16 @@ from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.render.llvm_ops import folding_text
 from baregrad.render.llvm_text import FunctionText, Rule
+from baregrad.render.llvm_tiles import turn
 from baregrad.render.llvm_types import (
+    STREAMED,
+    STREAMED_NBYTES,
     constant_text,
     lanes_of,
     order_text,
     suffix_text,
     type_text,
     value_type,
-    weave_text,
 )
 
 
@@ -51,16 +53,6 @@ def _part(f: FunctionText, node: Node) -> None:
     order = order_text(first, count)
     f.lines.append(
         f"  {f.define(node)} = shufflevector {kinds} {operand}, {kinds} poison, {order}"
-    )
-
-
-def _weave(f: FunctionText, node: Node) -> None:
-    size, odd = node.arg
-    a, b = node.src
-    kinds, lanes = value_type(node), lanes_of(node)
-    f.lines.append(
-        f"  {f.define(node)} = shufflevector {kinds} {f.use(a, lanes)}, {kinds} "
-        f"{f.use(b, lanes)}, {weave_text(lanes, size, odd)}"
     )
 
 
@@ -302,11 +294,6 @@ def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
     f.names[node] = total
 
 
-# Bytes of the vectors that machines can write past the caches, and the mark of such a store.
-_STREAMED_NBYTES = (16, 32, 64)
-STREAMED = ", !nontemporal !1"
-
-
 def _vstore(f: FunctionText, node: Node) -> None:
     base, offset, value, *mask = node.src
     access = node.arg
@@ -319,7 +306,7 @@ def _vstore(f: FunctionText, node: Node) -> None:
         return
     if not mask:
         streamed = ""
-        if access.align in _STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
+        if access.align in STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
             f.streamed[base] = None
             streamed = STREAMED
         _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
@@ -429,7 +416,6 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SPLAT: _splat,
         Ops.LANES: _line,
         Ops.PART: _part,
-        Ops.WEAVE: _weave,
         Ops.EXTRACT: _extract,
         Ops.ACROSS: _across,
         Ops.ANY: _any,
@@ -437,5 +423,6 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SET: _set,
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
+        Ops.TURN: turn,
     }
 )
