@@ -114,9 +114,11 @@ def _plain_extremes(order: list[Node], changed: dict[Node, Node]) -> Node:
 
 def _extreme_of(monoid: Monoid) -> Monoid | None:
     """The monoid of the values alone of an argmax or argmin; None for any other."""
-    dtype = monoid.states[0]
+    if monoid.arity != 2:
+        return None
+    dtype, index = monoid.states
     for op, of_bools in ((Ops.MAX, Ops.OR), (Ops.MIN, Ops.AND)):
-        if monoid is arg_extreme(op, dtype):
+        if monoid is arg_extreme(op, dtype, index):
             return primitive(of_bools if dtype.kind == "bool" else op, dtype)
     return None
 

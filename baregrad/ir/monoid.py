@@ -88,14 +88,18 @@ def primitive(op: Op, dtype: DType) -> Monoid:
     )
 
 
-@cache
-def arg_extreme(op: Op, dtype: DType) -> Monoid:
-    """Argmax (op MAX) or argmin (op MIN) over (value, index int64).
+def arg_extreme(op: Op, dtype: DType, index: DType = dtypes.int64) -> Monoid:
+    """Argmax (op MAX) or argmin (op MIN) over (value, index).
 
     A tie goes to the lower index; a NaN beats every number.
     """
+    return _arg_extreme(op, dtype, index)
+
+
+@cache
+def _arg_extreme(op: Op, dtype: DType, index: DType) -> Monoid:
     value, other = slot(0, dtype), slot(2, dtype)
-    place, other_place = slot(1, dtypes.int64), slot(3, dtypes.int64)
+    place, other_place = slot(1, index), slot(3, index)
     nearer = alu(Ops.CMPLT, place, other_place)
     wins = alu(Ops.CMPLT, other, value) if op is Ops.MAX else alu(Ops.CMPLT, value, other)
     if dtype.kind == "float":
@@ -109,8 +113,8 @@ def arg_extreme(op: Op, dtype: DType) -> Monoid:
     identity = lowest(dtype) if op is Ops.MAX else highest(dtype)
     return Monoid(
         "arg" + op.name.lower(),
-        (dtype, dtypes.int64),
-        (const(identity, dtype), const((1 << 63) - 1, dtypes.int64)),
+        (dtype, index),
+        (const(identity, dtype), const(highest(index), index)),
         (value, place),
         (alu(Ops.WHERE, take, value, other), alu(Ops.WHERE, take, place, other_place)),
         idempotent=True,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
 from baregrad.schedule.access import Idx
 from baregrad.schedule.draft import (
@@ -151,8 +151,11 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
             return "a running fold beside one along another axis"
     if op.bit & _FOLDS and not request.merges:
         return _reduction_obstacle(fusion, node, request)
-    if op is Ops.PROJ and request.share < 1.0 and fusion.survey.size[node] > SMALL_WORK:
-        return "a reduction inside a guard"
+    if op is Ops.PROJ and fusion.survey.size[node] > SMALL_WORK:
+        if request.share < 1.0:
+            return "a reduction inside a guard"
+        if draft.contraction is not None:
+            return "a reduction beside a contraction"
     return ""
 
 
@@ -188,7 +191,7 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
         # is reduced. What follows it elementwise is its epilogue.
         if free != outer:
             return "a contraction whose reader runs over other axes"
-        if draft.reductions and draft.contraction is not node:
+        if draft.contraction is not node and (draft.reductions or _wants_tuple(draft)):
             return "a contraction beside another reduction"
     elif draft.contraction is not None:
         return "a reduction beside a contraction"
@@ -202,6 +205,11 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     if rows < ROWS and rows < best and work + everything > SERIAL_WORK:
         return f"fused it would leave {rows:.0f} rows to run in parallel"
     return ""
+
+
+def _wants_tuple(draft: Draft) -> bool:
+    """Whether a kernel is about to compute a reduction of several parts."""
+    return any(is_tuple(node) for node, _ in draft.requests)
 
 
 def _rows(request: Request, free: frozenset[Node], outer: frozenset[Node]) -> float:
@@ -291,7 +299,8 @@ def find_sibling(
     if not candidates or node in fusion.survey.contractions:
         return None
     readers = {request.draft for request in requests}
-    for draft in reversed(candidates[-SIBLINGS:]):
+    own = _kernels_of_parts(fusion, node)
+    for draft in (*own, *reversed(candidates[-SIBLINGS:])):
         if draft.sealed or draft.contraction is not None or draft in readers:
             continue
         if draft.count > MAX_OPS // 2 or draft.loads + draft.pending > MAX_LOADS // 2:
@@ -300,40 +309,49 @@ def find_sibling(
             continue
         if node.op is Ops.SCAN and _crosses(node, draft.place_of(shape), draft):
             continue
+        if draft in own:
+            return draft
         near = neighbours(fusion, node)
         other = neighbours(fusion, draft.outs[0].target)
         if near.values.isdisjoint(other.values) or not _reduce_alike(near, other):
             continue
-        if not _contract_apart(fusion, node, draft.outs[0].target):
+        if not _sum_apart(fusion, node, draft.outs[0].target):
             return draft
     return None
 
 
-def _contract_apart(fusion: Fusion, left: Node, right: Node) -> bool:
-    """Whether each of two values is computed from sums of its own, one of them a contraction.
+def _kernels_of_parts(fusion: Fusion, node: Node) -> list[Draft]:
+    """The kernels that write other parts of the tuple that `node`, or what it pads, is part of."""
+    part = node.src[0] if node.op is Ops.PAD else node
+    if part.op is not Ops.PROJ:
+        return []
+    states = enumerate(part.src[0].arg.monoid.states)
+    parts = [make_node(Ops.PROJ, dtype, part.src, place) for place, dtype in states]
+    homes = [fusion.homes[part] for part in parts if part in fusion.homes]
+    return [draft for draft in homes if draft.extents == loop_extents(part.shape)]
 
-    One kernel for both would have no good tile for either.
+
+def _sum_apart(fusion: Fusion, left: Node, right: Node) -> bool:
+    """Whether two values are computed from sums of their own, and one of them wants a kernel.
+
+    A contraction wants tiles of its own; what makes a part of a tuple is to make the others too.
     """
     ours, theirs = _sums_of(left), _sums_of(right)
     if not ours or not theirs or ours == theirs:
         return False
-    return not fusion.survey.contractions.isdisjoint(ours | theirs)
+    contractions = fusion.survey.contractions
+    return any(node in contractions or is_tuple(node) for node in ours | theirs)
 
 
 def _sums_of(node: Node) -> set[Node]:
     """The reductions that a value is computed from, as far as they are close below it."""
     found: set[Node] = set()
-    seen = {node}
-    queue = [node]
-    while queue and len(seen) < NEIGHBOURS:
-        value = queue.pop()
+    near = [node]
+    for value in near:
         if value.op.bit & _FOLDS:
             found.add(value)
-            continue
-        for child in value.src:
-            if child.mask & _FOLDS and child not in seen:
-                seen.add(child)
-                queue.append(child)
+        elif len(near) < 2 * NEIGHBOURS:
+            near += [child for child in value.src if child.mask & _FOLDS and child not in near]
     return found
 
 

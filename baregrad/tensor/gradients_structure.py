@@ -153,7 +153,7 @@ def _proj(node: Node, gradient: Node) -> Gradients:
         raise GradientError(f"part {node.arg} of {both.arg.monoid.name} has no gradient")
     x, places = both.src
     axes = both.arg.axes
-    place = nodes.part(both, 1, dtypes.int64)
+    place = nodes.part(both, 1, places.dtype)
     chosen = alu(Ops.CMPEQ, places, _spread(place, axes, x.shape))
     return where(chosen, _spread(gradient, axes, x.shape), scalar(0, x)), None
 

@@ -271,9 +271,9 @@ def keep(x: Node, axes: tuple[int, ...], ndim: int) -> Node:
 def arg_reduce(op: Op, x: Node, places: Node, axes: tuple[int, ...]) -> Node:
     """The (value, place) of the extreme over axes, ties to the lowest place; PROJ takes them apart.
 
-    op: MAX or MIN. places: int64, of the shape of `x`.
+    op: MAX or MIN. places: integers, of the shape of `x`.
     """
-    arg = Reduce(monoid.arg_extreme(op, x.dtype), tuple(sorted(axes)))
+    arg = Reduce(monoid.arg_extreme(op, x.dtype, places.dtype), tuple(sorted(axes)))
     return Node(Ops.REDUCE, x.dtype, (x, places), arg)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from baregrad.base.bits import prod
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Pad
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
 
 _BEYOND = 1 << 62  # the position of padding: after every element
+_BEYOND_TAPS = 1 << 30
 
 
 def _room(extent: int, k: int, s: int, p: int, d: int, ceil_mode: bool) -> int:
@@ -94,11 +96,16 @@ def max_pool(
     padded = _surround(x.node, edges, lowest(x.dtype))
     slid = windows(padded, axes, taps, steps, spread)
     extents = x.shape[x.ndim - count :]
-    size = 1
-    for extent in extents:
-        size *= extent
-    grid = nodes.reshape(nodes.iota(size), extents)
-    spots = windows(_surround(grid, edges, _BEYOND), range(count), taps, steps, spread)
+    if return_indices:
+        grid = nodes.reshape(nodes.iota(prod(extents)), extents)
+        spots = windows(_surround(grid, edges, _BEYOND), range(count), taps, steps, spread)
+    else:
+        # For the gradient alone: which tap of the window it is, in lanes as wide as the values'.
+        inside = _surround(nodes.full(True, extents, dtypes.bool), edges, False)
+        inside = windows(inside, range(count), taps, steps, spread)
+        numbers = nodes.reshape(nodes.iota(prod(taps), dtypes.int32), taps)
+        beyond = const(_BEYOND_TAPS, dtypes.int32)
+        spots = nodes.where(inside, nodes.broadcast(numbers, inside.shape), beyond)
     spots = nodes.broadcast(spots, slid.shape)
     last = tuple(range(x.ndim, x.ndim + count))
     both = nodes.arg_reduce(Ops.MAX, slid, spots, last)

@@ -79,16 +79,17 @@ def test_laws(monoid: Monoid) -> None:
             assert equal(combine(monoid, a, a), a)
 
 
+@pytest.mark.parametrize("place", [dtypes.int64, dtypes.int32])
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.int32, dtypes.bool])
-def test_arg_extremes_are_numpy_s(dtype: DType) -> None:
+def test_arg_extremes_are_numpy_s(dtype: DType, place: DType) -> None:
     rng = np.random.default_rng(0)
     for trial in range(40):
         values = rng.integers(-2, 3, (5, 7)).astype(working_dtype(dtype))
         if dtype.kind == "float" and trial % 2:
             values[rng.random(values.shape) < 0.2] = np.nan
-        places = np.broadcast_to(np.arange(7), (5, 7))
+        places = np.broadcast_to(np.arange(7, dtype=place.numpy), (5, 7))
         for op, oracle in ((Ops.MAX, np.argmax), (Ops.MIN, np.argmin)):
-            best, where = fold(arg_extreme(op, dtype), (values, places), (1,))
+            best, where = fold(arg_extreme(op, dtype, place), (values, places), (1,))
             # NumPy too takes the first of several, and a NaN before all numbers.
             assert (where == oracle(values, axis=1)).all()
             assert np.array_equal(

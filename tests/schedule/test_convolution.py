@@ -121,15 +121,6 @@ def test_the_gradient_of_overlapping_windows_is_one_sum() -> None:
     assert sum(node.op is Ops.REDUCE for node in toposort(kernel)) == 1
 
 
-def test_a_contraction_shares_no_kernel_with_another_sum() -> None:
-    """Each wants tiles of its own, though both are over axes of one shape and read one array."""
-    x, k, y = param(0, 4, 16, 12, 12), param(1, 16, 16, 3, 3), param(2, 4, 16, 12, 12)
-    best = surrounded(x, -9.0).window(2, 3).window(3, 3).max(4, 5)
-    plan = check([best, convolve(y, k, 1) + x * (best < 1.0).where(best, 0.0)])
-    for kernel in plan.kernels:
-        assert sum(node.op is Ops.REDUCE for node in toposort(kernel)) <= 1
-
-
 def test_pool_under_a_pad_is_no_conditional_reduction() -> None:
     x = param(0, 32, 8, 16, 16)
     pooled = x.window(2, 2, 2).window(3, 2, 2).max(4, 5)

@@ -124,6 +124,17 @@ def test_argmax_and_its_value_are_one_kernel() -> None:
     check([*param(0, 40, 50).argmax(1)], kernels=1)
 
 
+@pytest.mark.parametrize("first", (0, 1))
+def test_a_contraction_shares_no_kernel_with_another_sum(first: int) -> None:
+    """Each wants tiles of its own, though both are over axes of one shape and near each other."""
+    top, place = param(0, 80, 64, 9).argmax(2)
+    product = param(1, 80, 64) @ param(2, 64, 64) + (top < 1.0).where(top, 0.0)
+    outputs = [place, product.relu()]
+    plan = check([outputs[first], outputs[1 - first]])
+    for kernel in plan.kernels:
+        assert sum(node.op is Ops.REDUCE for node in toposort(kernel)) <= 1
+
+
 def test_optimiser_updates_share_a_kernel() -> None:
     p, m, v, g = (param(i, 1000) for i in range(4))
     m2 = m * 0.9 + g * 0.1

@@ -348,6 +348,15 @@ def test_max_pool_gives_the_gradient_to_the_first_of_equals() -> None:
     compare(lambda f, x: f.max_pool2d(x, 3, 2, 1), [array], dtypes.float64)
 
 
+def test_max_pool_gives_no_gradient_to_padding() -> None:
+    """Not even where every element of a window is as low as the padding around it."""
+    x = Tensor(np.full((1, 1, 4, 4), -np.inf, np.float32), requires_grad=True)
+    x.max_pool2d(3, 2, 1).backward(Tensor(np.array([[[[1, 2], [3, 4]]]], np.float32)))
+    expected = np.zeros((4, 4), np.float32)
+    expected[0, 0], expected[0, 1], expected[1, 0], expected[1, 1] = 1, 2, 3, 4
+    np.testing.assert_array_equal(x.grad.numpy()[0, 0], expected)
+
+
 @pytest.mark.parametrize("training", (True, False))
 def test_batch_norm_moves_its_statistics(training: bool) -> None:
     rng = np.random.default_rng(5)
