@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
@@ -44,6 +45,9 @@ class Offset:
     constant: int
     strides: Mapping[Node, int]
     rest: tuple[tuple[Node, int], ...]
+
+
+Offsets = dict[tuple[Any, ...], Offset]
 
 
 @dataclass(eq=False, slots=True)
@@ -126,13 +130,21 @@ def access_offset(array: Node, indices: tuple[Node, ...]) -> Offset:
     return Offset(constant, strides, tuple(rest))
 
 
-def offset_of(node: Node) -> Offset:
-    """The flat offset of an INDEX or OUT node, computed once."""
+def offset_of(node: Node, known: Offsets | None = None) -> Offset:
+    """The flat offset of an INDEX or OUT node, computed once.
+
+    known: offsets by indices and shape; many arrays of a kernel are accessed alike.
+    """
     memo = node.memo
     found: Offset | None = memo.get(_OFFSET)
     if found is None:
-        first = 1 if node.op is Ops.INDEX else 2
-        found = access_offset(node.src[0], node.src[first:])
+        array, *indices = node.src if node.op is Ops.INDEX else (node.src[0], *node.src[2:])
+        if known is None:
+            known = {}
+        key = (array.shape, *indices)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = access_offset(array, key[1:])
         memo[_OFFSET] = found
     return found
 
@@ -181,10 +193,11 @@ def _facts(kernel: Node) -> Facts:
     reductions: list[Reduction] = []
     stages: list[Node] = []
     exposed: set[Node] = set()
+    offsets: Offsets = {}
     for out in kernel.src:
         free = out_axes(out)
         data |= free
-        accesses.append(Access(out.src[0], offset_of(out), free, True))
+        accesses.append(Access(out.src[0], offset_of(out, offsets), free, True))
     order = toposort(*kernel.src)
     for node in order:
         op = node.op
@@ -192,7 +205,8 @@ def _facts(kernel: Node) -> Facts:
             everything.add(node)
         elif op is Ops.INDEX:
             if node.src[0].op is Ops.PARAM:
-                accesses.append(Access(node.src[0], offset_of(node), node.ranges, False))
+                place = offset_of(node, offsets)
+                accesses.append(Access(node.src[0], place, node.ranges, False))
             else:
                 for child in node.src[1:]:
                     exposed |= child.ranges

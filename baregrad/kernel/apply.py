@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
@@ -29,8 +28,17 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel import partial_tiles
-from baregrad.kernel.analysis import by_id, facts_of, in_bounds, is_read, offset_of, out_axes
-from baregrad.kernel.axes import Axis, AxisTable, Limit, Piece, Terms, as_one, table_after
+from baregrad.kernel.analysis import (
+    Offset,
+    by_id,
+    facts_of,
+    in_bounds,
+    is_read,
+    offset_of,
+    out_axes,
+)
+from baregrad.kernel.apply_scope import Pieces, Scope
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_after
 from baregrad.kernel.byte_dots import (
     BYTES,
     Word,
@@ -48,7 +56,6 @@ from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, Stage
 from baregrad.kernel.sharing import prepare
 from baregrad.target import AnyTarget
 
-Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
 CHUNK_ID = 1 << 20
 # The offset of what is not written at all.
@@ -82,24 +89,6 @@ def apply_steps(
         partial_tiles.check_threads(result)
     check_applied(table, rewriter.applied, rewriter.empty)
     return result
-
-
-@dataclass(slots=True)
-class Scope:
-    """One choice of pieces for the original axes, and what was rewritten under it.
-
-    ranges: the final axis of each name (in a copying loop, some stand for others). finals: the
-    final axes and scales that stand for an original one. early: what is rewritten is computed ahead
-    of the condition that keeps an OUT within partial tiles, so that reads have guards of their own.
-    """
-
-    pieces: Pieces
-    ranges: Mapping[str, Node]
-    early: bool = False
-    done: dict[Node, Node] = field(default_factory=dict)
-    parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
-    finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
-    limits: dict[tuple[Limit, ...], Node] = field(default_factory=dict)
 
 
 class _Rewriter:
@@ -309,6 +298,13 @@ class _Rewriter:
     def offset(self, node: Node, scope: Scope) -> Node:
         """The flat offset of an INDEX or OUT in terms of the final axes."""
         old = offset_of(node)
+        found = scope.offsets.get(old)
+        if found is None:
+            found = scope.offsets[old] = self.offset_from(old, scope)
+        return found
+
+    def offset_from(self, old: Offset, scope: Scope) -> Node:
+        """A flat offset of the original axes in terms of the final ones."""
         table = self.table
         terms: dict[Node, int] = {}
         constant = old.constant

@@ -9,6 +9,7 @@ several products.
 from __future__ import annotations
 
 from baregrad.ir.node import Node
+from baregrad.ir.op import mask_of
 from baregrad.kernel.analysis import (
     EXPENSIVE,
     Access,
@@ -44,6 +45,9 @@ REGISTER_NBYTES = 16
 WIDEST = 4
 STEP_COST = 0.25
 MASKED_COST = 1.1
+
+
+_EXPENSIVE = mask_of(EXPENSIVE)
 
 
 def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
@@ -232,7 +236,7 @@ def _vectorise_sums(
 
 def _is_dear(plan: Plan) -> bool:
     """Whether a kernel computes what takes many operations."""
-    return any(node.op in EXPENSIVE for node in plan.facts.order)
+    return any(out.mask & _EXPENSIVE for out in plan.facts.outs)
 
 
 def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:
@@ -257,6 +261,8 @@ def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:
 
 def _side_by_side(plan: Plan, main: Reduction) -> int:
     """How many reductions run in the loops of the main one: none of them reads another."""
+    if len(plan.facts.reductions) == 1:
+        return 1
     depth: dict[Node, int] = {}
     for reduction in plan.facts.reductions:
         node = reduction.node
