@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
@@ -45,9 +44,6 @@ class Offset:
     constant: int
     strides: Mapping[Node, int]
     rest: tuple[tuple[Node, int], ...]
-
-
-Offsets = dict[tuple[Any, ...], Offset]
 
 
 @dataclass(eq=False, slots=True)
@@ -130,21 +126,27 @@ def access_offset(array: Node, indices: tuple[Node, ...]) -> Offset:
     return Offset(constant, strides, tuple(rest))
 
 
+# The offsets of a kernel by shape and indices: most of its arrays are read at the same places.
+Offsets = dict[tuple[tuple[Dim, ...], tuple[Node, ...]], Offset]
+
+
 def offset_of(node: Node, known: Offsets | None = None) -> Offset:
     """The flat offset of an INDEX or OUT node, computed once.
 
-    known: offsets by indices and shape; many arrays of a kernel are accessed alike.
+    known: those of other accesses of the kernel, of which equal ones are one object.
     """
     memo = node.memo
     found: Offset | None = memo.get(_OFFSET)
     if found is None:
-        array, *indices = node.src if node.op is Ops.INDEX else (node.src[0], *node.src[2:])
+        array = node.src[0]
+        indices = node.src[1 if node.op is Ops.INDEX else 2 :]
         if known is None:
-            known = {}
-        key = (array.shape, *indices)
-        found = known.get(key)
-        if found is None:
-            found = known[key] = access_offset(array, key[1:])
+            found = access_offset(array, indices)
+        else:
+            key = (array.shape, indices)
+            found = known.get(key)
+            if found is None:
+                found = known[key] = access_offset(array, indices)
         memo[_OFFSET] = found
     return found
 
@@ -205,8 +207,7 @@ def _facts(kernel: Node) -> Facts:
             everything.add(node)
         elif op is Ops.INDEX:
             if node.src[0].op is Ops.PARAM:
-                place = offset_of(node, offsets)
-                accesses.append(Access(node.src[0], place, node.ranges, False))
+                accesses.append(Access(node.src[0], offset_of(node, offsets), node.ranges, False))
             else:
                 for child in node.src[1:]:
                     exposed |= child.ranges

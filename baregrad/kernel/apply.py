@@ -28,15 +28,7 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel import partial_tiles
-from baregrad.kernel.analysis import (
-    Offset,
-    by_id,
-    facts_of,
-    in_bounds,
-    is_read,
-    offset_of,
-    out_axes,
-)
+from baregrad.kernel.analysis import by_id, facts_of, in_bounds, is_read, offset_of, out_axes
 from baregrad.kernel.apply_scope import Pieces, Scope
 from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_after
 from baregrad.kernel.byte_dots import (
@@ -165,6 +157,8 @@ class _Rewriter:
         offset = self.offset(out, scope)
         places = zip(out.src[2:], out.src[0].shape, strict=True)
         conditions = [index.inside(p, extent) for p, extent in places if p.mask & Ops.INDEX.bit]
+        if not conditions and not self.masked:
+            return offset
         condition = index.both(*conditions)
         if condition.op is not Ops.CONST or not condition.arg:
             ahead = self.scope(scope.pieces, self.ranges, self.masked)
@@ -180,6 +174,7 @@ class _Rewriter:
         found = [limit for axis in axes for limit in scope.pieces[axis].limits]
         if not found:
             return partial_tiles.TRUE
+        # Axes that were collapsed have the limits of one.
         limits = tuple(dict.fromkeys(found))
         if limits not in scope.limits:
             finals = [self.finals_of(limit.terms, scope) for limit in limits]
@@ -299,12 +294,8 @@ class _Rewriter:
         """The flat offset of an INDEX or OUT in terms of the final axes."""
         old = offset_of(node)
         found = scope.offsets.get(old)
-        if found is None:
-            found = scope.offsets[old] = self.offset_from(old, scope)
-        return found
-
-    def offset_from(self, old: Offset, scope: Scope) -> Node:
-        """A flat offset of the original axes in terms of the final ones."""
+        if found is not None:
+            return found
         table = self.table
         terms: dict[Node, int] = {}
         constant = old.constant
@@ -333,7 +324,9 @@ class _Rewriter:
         flat = self.sums.get(key)
         if flat is None:
             flat = self.sums[key] = index.from_linear(terms, constant)
-        return index.as_node(index.total((flat, *extra))) if extra else flat
+        found = index.as_node(index.total((flat, *extra))) if extra else flat
+        scope.offsets[old] = found
+        return found
 
     # --- expressions ----------------------------------------------------------------------------
 
@@ -342,7 +335,10 @@ class _Rewriter:
         done = scope.done
 
         def enter(node: Node) -> bool:
-            return node not in done and not (node.op.bit & _OWN_WAY and self.is_leaf(node))
+            bit = node.op.bit
+            if bit & _SCOPED or node in done:
+                return False
+            return not (bit & _OWN_WAY and self.is_leaf(node))
 
         for node in toposort(*roots, enter=enter):
             if node not in done:
@@ -512,7 +508,7 @@ class _Rewriter:
         values = tuple(child for child in node.src if child.op is not Ops.RANGE)
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
-        # What is reduced inside along these axes comes ahead of the statement that is masked.
+        # What is reduced inside along these axes is computed ahead of the statement that is masked.
         early = self.early or scope.early or (self.masked and moves_reductions(values, own))
         for choice in self.combinations(own):
             inside = self.scope({**outside, **choice}, scope.ranges, early)
