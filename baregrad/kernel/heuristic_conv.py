@@ -68,7 +68,7 @@ def _skips(found: Windows, write: Access) -> bool:
 class Windows:
     """A sum of products of an image and a filter, and the axes of its output by what they move.
 
-    Lanes lie along `lane`.
+    lane: the longest of those that move the filter alone, along which vectors lie.
     """
 
     image: Access
@@ -77,11 +77,7 @@ class Windows:
     moves_filter: list[PlannedAxis]
     moves_both: list[PlannedAxis]
     own: list[PlannedAxis]
-
-    @property
-    def lane(self) -> PlannedAxis:
-        """The longest axis that moves the filter alone."""
-        return max(self.moves_filter, key=lambda axis: axis.size)
+    lane: PlannedAxis
 
 
 def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | None:
@@ -125,7 +121,8 @@ def _sorted(plan: Plan, main: Reduction, image: Access, other: Access) -> Window
                 return None
     if not only_image or not only_filter or not own:
         return None
-    return Windows(image, other, only_image, only_filter, both, own)
+    lane = max(only_filter, key=lambda axis: axis.size)
+    return Windows(image, other, only_image, only_filter, both, own, lane)
 
 
 def _slides(found: Windows) -> bool:
@@ -289,6 +286,7 @@ def _tiles(
         parts = _parts(whole, vectors)
         carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
         best: Tile | None = None
+        known: dict[tuple[int, int], float] = {}
         for second, third in pairs:
             near = abs(second.stride(found.image) or 0) <= NEAR_STEPS or run >= NEAR_RUN
             factor = carry if near else carry * FAR_COST
@@ -300,15 +298,21 @@ def _tiles(
                 rows = steps * times
                 if best is not None and vectors * (rows + 1) + SPARE_REGISTERS > machine.registers:
                     continue
-                whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
-                if best is not None and whole_tile / (vectors * rows) * scale >= best.cost:
-                    # Smaller tiles take longer for each product.
-                    break
+                if best is not None:
+                    whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
+                    least = whole_tile / (vectors * rows) * scale
+                    least += STORE_CYCLES if beside else SCATTER_CYCLES
+                    if least >= best.cost * 0.999:
+                        # Smaller tiles take longer for each product.
+                        break
                 cycles = 0.0
                 rest = _parts(second.size, steps)
                 for v, count in parts:
                     for s, repeats in rest:
-                        tile = machine.cycles(v * s * times, v + s * times, v)
+                        tile = known.get((v, s * times))
+                        if tile is None:
+                            tile = machine.cycles(v * s * times, v + s * times, v)
+                            known[v, s * times] = tile
                         cycles += count * repeats * tile
                 cost = cycles / second.size / times / whole * scale
                 cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
