@@ -283,32 +283,34 @@ def _tiles(
         [axis.size for axis in found.own if 0 < abs(axis.stride(found.image) or 0) <= NEAR_STEPS],
         default=1,
     )
-    # What all numbers of vectors ask for: the steps of a tile, and the tiles of an axis.
-    shapes = []
-    for second, third in _pairs(found):
-        near = abs(second.stride(found.image) or 0) <= NEAR_STEPS or run >= NEAR_RUN
-        most = min(second.size, MOST_STEPS + 2)
-        spans = range(most, 0 if third is None else most - 1, -1)
-        splits = [(steps, _parts(second.size, steps)) for steps in spans]
-        times = 1 if third is None else third.size
-        shapes.append((second, third, near, second.stride(write) == 1, times, splits))
     tiles = []
+    pairs = _pairs(found)
     for vectors in range(1, min(whole, MOST_VECTORS) + 1):
         parts = _parts(whole, vectors)
         carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
         best: Tile | None = None
-        for second, third, near, beside, times, splits in shapes:
-            for steps, rest in splits:
-                held = vectors * (steps * times + 1)
-                if best is not None and held + SPARE_REGISTERS > machine.registers:
+        for second, third in pairs:
+            near = abs(second.stride(found.image) or 0) <= NEAR_STEPS or run >= NEAR_RUN
+            factor = carry if near else carry * FAR_COST
+            beside = second.stride(write) == 1
+            times = 1 if third is None else third.size
+            scale = products / machine.lanes / used * factor
+            most = min(second.size, MOST_STEPS + 2)
+            for steps in range(most, 0 if third is None else most - 1, -1):
+                rows = steps * times
+                if best is not None and vectors * (rows + 1) + SPARE_REGISTERS > machine.registers:
                     continue
+                whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
+                if best is not None and whole_tile / (vectors * rows) * scale >= best.cost:
+                    # Smaller tiles take longer for each product.
+                    break
                 cycles = 0.0
+                rest = _parts(second.size, steps)
                 for v, count in parts:
                     for s, repeats in rest:
                         tile = machine.cycles(v * s * times, v + s * times, v)
                         cycles += count * repeats * tile
-                cost = cycles / second.size / times / whole / machine.lanes / used * products
-                cost *= carry if near else carry * FAR_COST
+                cost = cycles / second.size / times / whole * scale
                 cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
                 cost += STORE_CYCLES if beside and steps >= LEAST_LANES else SCATTER_CYCLES
                 if best is None or cost < best.cost * 0.999:

@@ -176,7 +176,7 @@ class _Builder:
             # What does not run along the parallel axis is done once, with its last chunk.
             path.append(self.nest(self.root, pool, self.needs(below, self.root)))
             last = alu(Ops.CMPEQ, pool, index.as_node(index.sub(pool.src[0], 1)))
-            path.append(self.nest(path[-1], last, NOTHING, share=False))
+            path.append(self.nest(path[-1], last, self.needs(below, path[-1]), share))
         # Once there is a parallel loop all else goes into it: a kernel has one.
         opened = pool is not None and any(item.key is pool for item in self.root.items)
         for axis in loops:
