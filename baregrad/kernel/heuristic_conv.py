@@ -230,7 +230,8 @@ def _stage_filter(
         if not pieces.several:
             stage_panels(plan, found.filter, own, lane, None)
             break
-        if carry_panels(plan, main, pieces, lane, tile.second, inside, target, tile.third):
+        width = min(lane.size, tile.vectors * machine.lanes)
+        if carry_panels(plan, main, pieces, lane, width, tile.second, inside, target, tile.third):
             stage_panels(plan, found.filter, pieces.inner, lane, None)
             break
     if cut is not None:
@@ -288,8 +289,10 @@ def _tiles(
         parts = _parts(whole, vectors)
         carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
         best: Tile | None = None
+        panel = products * vectors * machine.lanes * 4
         for second, third in _pairs(found):
-            near = abs(second.stride(found.image) or 0) <= NEAR_STEPS or run >= NEAR_RUN
+            both = (second,) if third is None else (second, third)
+            beside_image = min([abs(axis.stride(found.image) or 0) for axis in both]) <= NEAR_STEPS
             beside = second.stride(write) == 1
             times = 1 if third is None else third.size
             most = min(second.size, MOST_STEPS + 2)
@@ -304,7 +307,9 @@ def _tiles(
                         tile = machine.cycles(v * s * times, v + s * times, v)
                         cycles += count * repeats * tile
                 cost = cycles / second.size / times / whole / machine.lanes / used * products
-                cost *= carry if near else carry * FAR_COST
+                # Whole lines of the image are used where the first cache holds them till then.
+                held_long = run >= NEAR_RUN and panel + products * steps * 4 <= target.l1_bytes
+                cost *= carry if beside_image or held_long else carry * FAR_COST
                 cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
                 cost += STORE_CYCLES if beside and steps >= LEAST_LANES else SCATTER_CYCLES
                 if best is None or cost < best.cost * 0.999:

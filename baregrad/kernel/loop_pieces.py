@@ -21,6 +21,7 @@ from baregrad.ir.node import (
     toposort_having,
 )
 from baregrad.ir.op import Ops, mask_of
+from baregrad.kernel.analysis import offset_of
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 _BELOW = "kernel.scoped"
@@ -128,6 +129,11 @@ def is_sum_alone(out: Node, kernel: Node) -> bool:
     if stage.arg.space != "scratch" or monoid.states != (out.src[0].dtype,):
         return False
     if any(stage in scoped_below(other.src[1:]) for other in kernel.src if other is not out):
+        return False
+    # Lanes that lie apart in the output are brought together in scratch memory: each panel's sums
+    # would be read from places apart and written back there.
+    strides = offset_of(out).strides
+    if any(axis.arg.bind == "vector" and step != 1 for axis, step in strides.items()):
         return False
     return not _reads_one_element(total, out.src[0])
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from baregrad.ir.node import toposort
+from baregrad.ir.op import Ops
+from baregrad.kernel import lower
 from baregrad.kernel.heuristic import choose_schedule
 from baregrad.kernel.schedule_value import Bind, Split, StageInput, StageReduce, parse_schedule
 from baregrad.target.cpu import cpu_row_named
@@ -84,3 +87,33 @@ def test_a_long_sum_is_cut_into_panels_of_the_first_cache() -> None:
         # The first part of what was cut has what is left of 56 rows or columns.
         rows *= sizes.get(axis) or 56 // sizes[f"{axis[:-1]}b"]
     assert rows * 4 <= AVX512.l1_bytes
+
+
+def test_sums_of_panels_wait_in_scratch_memory_where_lanes_lie_apart_in_the_output() -> None:
+    """Adding to the output would gather and scatter its lanes once for each panel."""
+    kernel = k.conv_weight_gradient(8, 64, 64, 58, 58, 3)
+    loop = lower(kernel, AVX512, choose_schedule(kernel, AVX512))
+    read = {node.src[0].arg.slot for node in toposort(loop) if is_argument(node)}
+    assert read == {1, 2}
+
+
+def test_panels_are_of_the_first_cache_where_the_second_holds_the_sums_of_a_tiles_lanes() -> None:
+    schedule = choose_schedule(k.conv(4, 128, 128, 30, 30, 3), AVX512)
+    (carried,) = [step for step in schedule.steps if isinstance(step, StageReduce)]
+    sizes = {name: size for step in schedule.steps if isinstance(step, Split)
+             for name, size in step.parts}
+    assert sizes["i1u"] * sizes["i1v"] * 4 * 28 * 28 * 4 <= AVX512.l2_bytes // 2
+    assert sizes["r4i"] * 9 * sizes["i1u"] * sizes["i1v"] * 4 <= AVX512.l1_bytes
+    assert carried.axis == "r4o"
+
+
+def test_steps_that_read_far_apart_are_not_taken_where_the_first_cache_loses_their_lines() -> None:
+    """Taps of one channel, beside each other in the image, rather than fourteen channels."""
+    schedule = choose_schedule(k.conv_weight_gradient(4, 512, 512, 9, 9, 3), AVX512)
+    unrolled = {step.axis for step in schedule.steps if isinstance(step, Bind)
+                if step.unit == "unroll"}
+    assert unrolled == {"i0u", "i2", "i3"}
+
+
+def is_argument(node: Any) -> bool:
+    return node.op is Ops.LOAD and node.src[0].op is Ops.PARAM
