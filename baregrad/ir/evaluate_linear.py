@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from baregrad.base.errors import CompilerBug, IndexOutOfRange
 from baregrad.ir.evaluate_alu import apply_scalar_op, constant, to_array, to_raw, working_dtype
-from baregrad.ir.evaluate_loop import poisoned, viewed
+from baregrad.ir.evaluate_loop import fold_axis, poisoned, viewed
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 
@@ -189,6 +189,16 @@ def _vstore(machine: LinearMachine, node: Node) -> None:
     machine.buffer(node.src[0])[offset[active]] = data[active]
 
 
+def _turn(machine: LinearMachine, node: Node) -> None:
+    base, offset, *rows = node.src
+    for place, row in enumerate(rows):
+        # Neighbours in memory are one lane of one vector after the other.
+        access = node.arg._replace(at=node.arg.at + place)
+        lanes = Node(Ops.PART, row.dtype, (row,), (0, access.width))
+        _part(machine, lanes)
+        _vstore(machine, Node(Ops.VSTORE, node.dtype, (base, offset, lanes), access))
+
+
 def _splat(machine: LinearMachine, node: Node) -> None:
     machine.values[node] = np.broadcast_to(machine.use(node.src[0]), node.shape)
 
@@ -205,15 +215,14 @@ def _any(machine: LinearMachine, node: Node) -> None:
     machine.values[node] = np.asarray(machine.use(node.src[0]).any())
 
 
+def _across(machine: LinearMachine, node: Node) -> None:
+    (folded,) = fold_axis(node.arg.monoid, (machine.use(node.src[0]),), 0)
+    machine.values[node] = folded[0]
+
+
 def _part(machine: LinearMachine, node: Node) -> None:
     first, count = node.arg
     machine.values[node] = machine.use(node.src[0])[first : first + count]
-
-
-def _weave(machine: LinearMachine, node: Node) -> None:
-    size, odd = node.arg
-    blocks = [machine.use(child).reshape(-1, 2, size)[:, int(odd)] for child in node.src]
-    machine.values[node] = np.stack(blocks, axis=1).reshape(-1)
 
 
 LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = MappingProxyType(
@@ -225,11 +234,12 @@ LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = Mapp
         Ops.READ: _read,
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
+        Ops.TURN: _turn,
         Ops.SPLAT: _splat,
         Ops.LANES: _lanes,
         Ops.EXTRACT: _extract,
         Ops.PART: _part,
-        Ops.WEAVE: _weave,
+        Ops.ACROSS: _across,
         Ops.ANY: _any,
     }
 )

@@ -7,8 +7,9 @@ Memory that nobody has written holds NaN or a garbage pattern, so reading it sho
 Order of a horizontal REDUCE over tile ranges, which the linear level follows bit for bit: unrolled
 ranges first, then vector ranges, each in source order, then the threads of a block along their
 first dimension, their second and their third; a range of n points is folded by halves,
-point i with point i + ceil(n / 2), until one is left (neighbours i and i + 1 where the monoid does
-not commute). Its values are states already: `lift` is not applied again.
+point i with point i + h, h the largest power of two below n, until one is left (neighbours i and
+i + 1 where the monoid does not commute). Its values are states already: `lift` is not applied
+again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from baregrad.base.bits import next_power_of_two
 from baregrad.base.errors import CompilerBug, IndexOutOfRange
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import THREAD_BINDS
@@ -67,8 +69,8 @@ def fold_axis(monoid: Monoid, parts: Tuple, axis: int) -> Tuple:
     """Fold one axis of a tuple of state arrays in the order stated at the top of this file."""
     while parts[0].shape[axis] > 1:
         count = parts[0].shape[axis]
-        half = (count + 1) // 2
         if monoid.commutative:
+            half = next_power_of_two(count) // 2
             left, right = slice(0, count - half), slice(half, count)
             rest = slice(count - half, half)
         else:

@@ -68,8 +68,8 @@ _INDEX = dtypes.index
 # Kernels number their axes alike, so that the same few attributes are asked for again and again.
 _range = lru_cache(1 << 10)(Range)
 # What makes an op other than one of elements, which has the shape and axes of its sources: its
-# shape is asked for; it has none; it closes axes; it is one.
-_ASKS, _BARE, _CLOSES, _IS_AXIS = 1, 2, 4, 8
+# shape is asked for; it has none; it closes axes; it is one; it has none where its sources do.
+_ASKS, _BARE, _CLOSES, _IS_AXIS, _SCALAR = 1, 2, 4, 8, 16
 _LIKE_SOURCES = ELEMENTWISE | LIKE_SOURCES
 
 
@@ -79,6 +79,7 @@ def _kinds() -> dict[Op, int]:
         kinds[op] = _BARE if op in SHAPELESS else 0 if op in _LIKE_SOURCES else _ASKS
     for op in (Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS):
         kinds[op] |= _CLOSES
+    kinds[Ops.REDUCE] |= _SCALAR
     kinds[_RANGE] |= _IS_AXIS
     return kinds
 
@@ -205,7 +206,7 @@ def make_node(
     # Elementwise ops, most of all, on operands of one shape or on scalars, are done here.
     if known is not None:
         shape = known
-    elif kind & _ASKS or (mixed and not kind & _BARE):
+    elif (kind & _ASKS and (shape or not kind & _SCALAR)) or (mixed and not kind & _BARE):
         shape = infer_shape(op, dtype, src, arg)
         mask |= _symbols(op, shape, arg)
     if kind:
@@ -218,6 +219,35 @@ def make_node(
             ranges = frozenset((node,))
     node.shape = shape
     node.ranges = ranges
+    node.mask = mask
+    node._bounds = None
+    node._memo = None
+    entry = _Entry(node, _forget)
+    entry.key = key
+    return node if _insert(key, entry) is entry else _kept(key, entry, node)
+
+
+def instruction(
+    op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None, shape: tuple[int, ...] = ()
+) -> Node:
+    """What `make_node` returns for a node of the linear level, whose shape is at hand.
+
+    Nothing there has axes, so there are none to be found among the sources.
+    """
+    key: Key = (op, dtype, src, arg)
+    entry = _find(key)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found
+    node = _create(Node)
+    node.op, node.dtype = op, dtype
+    node.src, node.arg = src, arg
+    mask = op.bit
+    for child in src:
+        mask |= child.mask
+    node.shape = shape
+    node.ranges = NO_RANGES
     node.mask = mask
     node._bounds = None
     node._memo = None

@@ -298,17 +298,25 @@ class _Table:
         "PARAM or ALLOC, offset, value, mask: write lanes, with a mask contiguous ones",
         attribute="Access",
     )
+    TURN = _r(
+        "TURN",
+        "instruction",
+        LIN,
+        (3, MANY),
+        "PARAM or ALLOC, offset, vectors: write a tile by its columns: lanes, stride apart, of all",
+        attribute="Access",
+    )
     SPLAT = _r("SPLAT", "memory", LIN, 1, "a scalar in every lane", attribute="int")
     LANES = _r("LANES", "memory", LIN, 0, "0, 1, ..., lanes-1", attribute="int")
     EXTRACT = _r("EXTRACT", "memory", LIN, 1, "one lane of a vector", attribute="int")
     PART = _r("PART", "memory", LIN, 1, "lanes first, count of a vector", attribute="tuple[int]")
-    WEAVE = _r(
-        "WEAVE",
+    ACROSS = _r(
+        "ACROSS",
         "memory",
         LIN,
-        2,
-        "two vectors' blocks of so many lanes in turns: the even blocks (0) or the odd ones (1)",
-        attribute="tuple[int]",
+        1,
+        "the lanes of a vector folded by a commutative primitive monoid, by halves",
+        attribute="Reduce",
     )
     ANY = _r("ANY", "memory", LIN, 1, "whether any lane of a vector of bools is true")
     BEGIN = _r(

@@ -255,7 +255,6 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SPLAT: _lanes,
         Ops.LANES: _lanes,
         Ops.PART: _part,
-        Ops.WEAVE: _like_first,
     }
 )
 # Ops whose shape is that of their source and their attribute alone, and is dear to find.

@@ -28,8 +28,9 @@ from baregrad.ir.node import (
     toposort,
 )
 from baregrad.ir.op import Ops
+from baregrad.kernel import partial_tiles
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, is_read, offset_of, out_axes
-from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_after
+from baregrad.kernel.axes import Axis, AxisTable, Limit, Piece, Terms, as_one, table_after
 from baregrad.kernel.byte_dots import (
     BYTES,
     Word,
@@ -41,8 +42,7 @@ from baregrad.kernel.byte_dots import (
     word_slots,
 )
 from baregrad.kernel.input_copies import copied_places, copy_loops
-from baregrad.kernel.loop_pieces import combined, state_parts
-from baregrad.kernel.partial_tiles import TRUE, check_threads, guarded, within
+from baregrad.kernel.loop_pieces import combined, moves_reductions, state_parts
 from baregrad.kernel.pipelines import check_applied, slots_of
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
@@ -79,7 +79,7 @@ def apply_steps(
     rewriter = _Rewriter(table, chunked)
     result = rewriter.kernel(kernel)
     if table.gpu is not None:
-        check_threads(result)
+        partial_tiles.check_threads(result)
     check_applied(table, rewriter.applied, rewriter.empty)
     return result
 
@@ -99,6 +99,7 @@ class Scope:
     done: dict[Node, Node] = field(default_factory=dict)
     parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
+    limits: dict[tuple[Limit, ...], Node] = field(default_factory=dict)
 
 
 class _Rewriter:
@@ -139,6 +140,8 @@ class _Rewriter:
         # Arguments that are read as words of bytes alone, at the loop level.
         self.words = word_slots(table) if chunked and table.tensorized else frozenset()
         self.masked = any(p.limits for pieces in table.pieces.values() for p in pieces)
+        # Whether reads have guards of their own, or what is reduced has one for all below it.
+        self.early = self.masked and partial_tiles.guards_reads(table)
         self.several = any(len(pieces) > 1 for pieces in table.pieces.values())
 
     def chunks(self, axis: Axis, position: int) -> Node:
@@ -185,13 +188,15 @@ class _Rewriter:
 
     def limits(self, axes: Iterable[Node], scope: Scope) -> Node:
         """Whether no axis lies past its extent, where the last tile of one is partial."""
-        found = []
-        for axis in axes:
-            for limit in scope.pieces[axis].limits:
-                terms = dict(self.finals_of(limit.terms, scope))
-                place = index.add(index.from_linear(terms, 0), limit.start)
-                found.append(index.less(place, limit.extent))
-        return index.both(*found) if found else TRUE
+        found = [limit for axis in axes for limit in scope.pieces[axis].limits]
+        if not found:
+            return partial_tiles.TRUE
+        # Axes that were collapsed have the limits of one.
+        limits = tuple(dict.fromkeys(found))
+        if limits not in scope.limits:
+            known = partial_tiles.conditions_of(limits, lambda terms: self.finals_of(terms, scope))
+            scope.limits[limits] = known
+        return scope.limits[limits]
 
     def scope(self, pieces: Pieces, ranges: Mapping[str, Node], early: bool = False) -> Scope:
         """The scope of these pieces: one for each choice where an axis has several.
@@ -264,7 +269,8 @@ class _Rewriter:
                 size, dtype = index.floordiv(size, BYTES), dtypes.int32
             ahead = self.table.ahead.get(arg.slot, 0)
             flat = Param(arg.slot, (size,), arg.name, streamed, ahead)
-            found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat)
+            known = flat.shape if size.__class__ is int else None
+            found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat, known)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:
@@ -415,12 +421,12 @@ class _Rewriter:
         if src[0].dtype is not node.dtype:
             src = (src[0], index.as_node(index.floordiv(src[1], BYTES)))
         value = make_node(self.read_op, src[0].dtype, src)
-        inside = self.limits(by_id(node.ranges), scope) if scope.early else TRUE
+        inside = self.limits(by_id(node.ranges), scope) if scope.early else partial_tiles.TRUE
         if where is node:
-            value = guarded(inside, value)
+            value = partial_tiles.guarded(inside, value)
             return turned_over(value) if word is not None and word.turned else value
         (condition,) = self.values((node.src[0],), scope)
-        if inside is not TRUE:
+        if inside is not partial_tiles.TRUE:
             condition = index.both(inside, condition)
         covered = make_node(Ops.GUARD, node.dtype, (condition, value))
         simpler = index.resimplify(covered)
@@ -511,13 +517,15 @@ class _Rewriter:
         values = tuple(child for child in node.src if child.op is not Ops.RANGE)
         total: tuple[Node, ...] = ()
         outside = {axis: scope.pieces[axis] for axis in free}
+        # What is reduced inside along these axes is computed ahead of the statement that is masked.
+        early = self.early or scope.early or (self.masked and moves_reductions(values, own))
         for choice in self.combinations(own):
-            inside = self.scope({**outside, **choice}, scope.ranges, self.masked)
+            inside = self.scope({**outside, **choice}, scope.ranges, early)
             each = self.dotted(node, choice, inside) if self.table.tensorized else ()
             if not each:
                 new = self.values(values, inside)
                 if self.masked:
-                    new = within(monoid, new, self.limits(own, inside))
+                    new = partial_tiles.within(monoid, new, self.limits(own, inside))
                 one = make_node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
                 each = state_parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each

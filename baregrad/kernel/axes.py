@@ -196,6 +196,10 @@ class AxisTable:
         tiled = [axis for axis in self.axes.values() if axis.unit in ("vector", "unroll")]
         if not self.registers or len(tiled) < 2:
             return
+        # No expression has more than all tiles together.
+        extents = [axis.extent for axis in tiled if isinstance(axis.extent, int)]
+        if prod(extents) <= TILES * self.registers:
+            return
         sizes = {}
         for node in (*self.facts.data, *self.facts.reduced):
             merged = self.merged.get(node)

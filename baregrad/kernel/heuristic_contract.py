@@ -67,7 +67,7 @@ def plan_contraction(
     if second is None and plan_columns(plan, main, reads, lane, machine, target):
         plan.because("stretches of rows: accumulators stay in the first cache, rows stream past")
         return [axis for axis in plan.axes if not axis.reduced and axis is not lane] + [lane]
-    plan.vectorise(lane, machine.lanes, vectors, carried=True)
+    plan.vectorise(lane, machine.lanes, vectors, carried=True, wide=True)
     if second is not None:
         plan.because(
             "a tile of {} vectors by {} steps of {} in {} registers: the fewest cycles a product",

@@ -182,7 +182,7 @@ def plan_windows(
         "the cheapest tile", found.image.array.arg.slot, found.filter.array.arg.slot,
         tile.vectors, lane.name, tile.steps, second.name,
     )
-    plan.vectorise(lane, machine.lanes, tile.vectors, carried=True)
+    plan.vectorise(lane, machine.lanes, tile.vectors, carried=True, wide=True)
     plan.unroll(second, tile.steps)
     if tile.third is not None:
         plan.unroll(tile.third, tile.third.size)

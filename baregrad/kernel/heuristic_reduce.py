@@ -8,7 +8,15 @@ several products.
 
 from __future__ import annotations
 
-from baregrad.kernel.analysis import Access, Reduction, itemsize, iterations, out_axes
+from baregrad.ir.node import Node
+from baregrad.kernel.analysis import (
+    EXPENSIVE,
+    Access,
+    Reduction,
+    itemsize,
+    iterations,
+    out_axes,
+)
 from baregrad.kernel.heuristic_blocks import plan_blocks
 from baregrad.kernel.heuristic_contract import Machine, plan_contraction
 from baregrad.kernel.heuristic_conv import plan_windows, windows_of
@@ -16,6 +24,7 @@ from baregrad.kernel.heuristic_elementwise import lanes_of
 from baregrad.kernel.heuristic_lanes import FOLD_OPS, accesses_below, lane_axis
 from baregrad.kernel.heuristic_pool import choose_pool
 from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
+from baregrad.kernel.loop_pieces import scoped_below
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
@@ -28,6 +37,13 @@ STREAMED_ROWS = 2
 ROWS_AT_ONCE = 4
 LEAST_ROWS = 8
 LONG_ROW = 1 << 10
+# Bytes of the vectors of sums that may be made wider than a register.
+REGISTER_NBYTES = 16
+# Registers of the widest vector of sums, what a step costs beside them, in one of them, and how
+# much more masked ones cost.
+WIDEST = 4
+STEP_COST = 0.25
+MASKED_COST = 1.1
 
 
 def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
@@ -41,7 +57,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
         found = plan_windows(plan, main, windows, _machine(main, lanes, target), target)
         if found is not None:
             loops, pool = found
-            _plan_rest(plan, main, windows.lane, lanes)
+            _plan_rest(plan, main, windows.lane, lanes, target)
             return plan.schedule(_names(plan, main, loops), pool)
     blocked = plan_blocks(plan, main, reads, _machine(main, lanes, target), target)
     if blocked is not None:
@@ -56,7 +72,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
                      lanes, lane.name, kind)
         order = _tile(plan, main, reads, lane, lanes, target)
     order = order or [axis for axis in plan.axes if not axis.reduced]
-    _plan_rest(plan, main, lane, lanes)
+    _plan_rest(plan, main, lane, lanes, target)
     # What is left a loop is known only now: the threads may share it.
     order, pool = choose_pool(plan, order, target)
     names = _names(plan, main, order)
@@ -66,12 +82,14 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     return plan.schedule(names, pool)
 
 
-def _plan_rest(plan: Plan, main: Reduction, lane: PlannedAxis | None, lanes: int) -> None:
+def _plan_rest(
+    plan: Plan, main: Reduction, lane: PlannedAxis | None, lanes: int, target: CpuTarget
+) -> None:
     """Plan what is beside the main reduction."""
     taken = lane if lane is not None and not lane.reduced else None
     for reduction in plan.facts.reductions:
         if reduction is not main:
-            _plan_other(plan, reduction, taken, lanes)
+            _plan_other(plan, reduction, taken, lanes, target)
     _plan_outputs(plan, taken, lanes)
     _plan_stages(plan, taken, lanes)
     for axis in plan.axes:
@@ -150,7 +168,7 @@ def _tile_inner(
             if cost < best[0] * 0.999:
                 best = (cost, first, second)
     products = best[1] * best[2]
-    count = 1 if products >= 6 else _accumulators(lane, machine, products)
+    count = 1 if products >= 6 else _accumulators(lane, machine.lanes, products)
     plan.vectorise(lane, machine.lanes, count)
     for axis, times in zip(reused, best[1:], strict=False):
         plan.because("{} steps of {} in registers: loads are shared", times, axis.name)
@@ -173,16 +191,84 @@ def _tile_rows(
         plan.vectorise(lane, machine.lanes, SEVERAL * 2 // ROWS_AT_ONCE)
         plan.unroll(rows, ROWS_AT_ONCE)
         return [rows]
-    count = _accumulators(lane, machine)
-    # Two vectors or fewer are one: nothing is left over.
-    plan.vectorise(lane, machine.lanes, max(count, 2))
+    together = _side_by_side(plan, main)
+    count = _vectorise_sums(plan, main, lane, machine.lanes, together, target)
     rows = _short_rows(plan, main, machine.lanes)
     if rows is None:
-        plan.because("{} sums apart: one alone would wait for its last addition", count)
+        plan.because("{} sums apart: one alone would wait for its last addition",
+                     count * together)
         return []
     plan.because("{} short rows at once: one waits for its steps", ROWS_AT_ONCE)
     plan.unroll(rows, ROWS_AT_ONCE)
     return [rows]
+
+
+def _vectorise_sums(
+    plan: Plan,
+    reduction: Reduction,
+    lane: PlannedAxis,
+    lanes: int,
+    together: int,
+    target: CpuTarget,
+) -> int:
+    """Lanes along a reduced axis for sums that are read once; how many vectors each sum has.
+
+    They are one wide vector, masked where it does not divide the axis.
+    """
+    count = _accumulators(lane, lanes, together)
+    bits = lanes * reduction.node.dtype.itemsize
+    # What is dear to compute has values of its own in registers.
+    if bits >= REGISTER_NBYTES and reduction.node.arg.monoid.primitive and not _is_dear(plan):
+        most = min(WIDEST, max(SEVERAL * 2 // together, 2))
+        width = _wide(lane, lanes, most, target.masks)
+        # A lone sum does too little beside a mask, where several vectors leave nothing over.
+        if width and (together > 1 or lane.size % width == 0 or lane.size % (lanes * count)):
+            plan.vectorise_masked(lane, width)
+            return width // lanes
+    # Two vectors or fewer are one: nothing is left over.
+    plan.vectorise(lane, lanes, max(count, 2) if together == 1 else count)
+    return count
+
+
+def _is_dear(plan: Plan) -> bool:
+    """Whether a kernel computes what takes many operations."""
+    return any(node.op in EXPENSIVE for node in plan.facts.order)
+
+
+def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:
+    """The lanes, in one to `most` registers, in which an axis costs least; 0 to split it.
+
+    Powers of two: compilers take others apart. In part of an axis they cost as much as in all.
+    """
+    size = lane.extent
+    if not isinstance(size, int) or size <= lanes:
+        return 0
+    best, found = 0.0, 0
+    registers = 1
+    while registers <= most:
+        width = registers * lanes
+        even = size % width == 0
+        cost = -(-size // width) * (registers + STEP_COST) * (1.0 if even else MASKED_COST)
+        if (even or masks) and (not found or cost < best):
+            best, found = cost, width
+        registers *= 2
+    return found
+
+
+def _side_by_side(plan: Plan, main: Reduction) -> int:
+    """How many reductions run in the loops of the main one: none of them reads another."""
+    depth: dict[Node, int] = {}
+    for reduction in plan.facts.reductions:
+        node = reduction.node
+        below = [depth[other] for other in scoped_below(node.src) if other in depth]
+        depth[node] = max(below, default=-1) + 1
+    same = [
+        each
+        for each in plan.facts.reductions
+        if each.own == main.own and each.free == main.free
+        and depth[each.node] == depth[main.node]
+    ]
+    return len(same)
 
 
 def _rows_at_once(
@@ -222,9 +308,9 @@ def _short_rows(plan: Plan, main: Reduction, lanes: int) -> PlannedAxis | None:
     return None
 
 
-def _accumulators(lane: PlannedAxis, machine: Machine, others: int = 1) -> int:
+def _accumulators(lane: PlannedAxis, lanes: int, others: int = 1) -> int:
     """How many vectors of a reduced axis are summed apart, to hide the latency of one sum."""
-    vectors = lane.size // machine.lanes
+    vectors = lane.size // lanes
     most = max(min(SEVERAL * 2 // others, vectors), 1)
     for count in (most, most - 1, most - 2):
         if count >= 3 and vectors % count == 0:
@@ -233,7 +319,11 @@ def _accumulators(lane: PlannedAxis, machine: Machine, others: int = 1) -> int:
 
 
 def _plan_other(
-    plan: Plan, reduction: Reduction, taken: PlannedAxis | None, lanes: int
+    plan: Plan,
+    reduction: Reduction,
+    taken: PlannedAxis | None,
+    lanes: int,
+    target: CpuTarget,
 ) -> None:
     """Vectorise a further reduction along its own contiguous axis, unless it has lanes already."""
     if taken is not None and taken.inside(reduction.free):
@@ -246,8 +336,8 @@ def _plan_other(
         if axis.size < 2 or plan.meets_vector(axis):
             continue
         if any(axis.stride(access) == 1 for access in reads):
-            machine = Machine(lanes, 16, 2, 4)
-            plan.vectorise(axis, lanes, max(_accumulators(axis, machine), 2))
+            together = _side_by_side(plan, reduction)
+            _vectorise_sums(plan, reduction, axis, lanes, together, target)
             return
 
 

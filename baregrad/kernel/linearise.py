@@ -15,7 +15,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Var
 from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, make_node
+from baregrad.ir.node import Node, instruction, make_node
 from baregrad.ir.op import Op, Ops
 from baregrad.kernel.linearise_access import (
     Address,
@@ -59,7 +59,7 @@ def linearise(kernel: Node) -> Node:
         if rule is None:
             raise CompilerBug("not a statement of the CPU's loop level", found=item)
         rule(values, item, stack)
-    return make_node(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
+    return instruction(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
 
 
 def _seq(values: Values, node: Node, stack: list[Any]) -> None:
@@ -83,7 +83,7 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
     if values.gpu and bounds(axis.src[0])[1] <= INT32[1]:
         span = tuple([values.cast(end, dtypes.int32) for end in span])
-    counter = make_node(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
+    counter = instruction(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
     values.counters[axis] = counter
     values.scopes.open(counter, speculative)
     stack.append(_close)
@@ -99,14 +99,16 @@ def _if(values: Values, node: Node, stack: list[Any]) -> None:
     if any(axis.arg.is_tile for axis in cond.ranges):
         before = values.masks
         values.masks = (*before, cond)
+        mark = values.scopes.here()
 
         def restore(values: Values, stack: list[Any]) -> None:
             values.masks = before
+            values.scopes.forget_here(mark)
 
         stack.append(restore)
         stack.append(body)
         return
-    test = make_node(Ops.TEST, dtypes.token, (values.value(cond),))
+    test = instruction(Ops.TEST, dtypes.token, (values.value(cond),))
     values.scopes.forget_since()
     values.scopes.open(test, True)
     stack.append(_close)
@@ -181,7 +183,7 @@ def _transposed(
         store_transposed(values, node, axes, near, compute)
         return True
     source = values.memory.addresses.get(value) if value.op is Ops.LOAD else None
-    if source is None or address.stride != 1 or not address.is_regular(lanes):
+    if source is None or address.stride != 1 or address.points or not address.is_regular(lanes):
         return False
     if value.src[0] in values.memory.registers or value.dtype is not node.src[0].dtype:
         return False
@@ -200,7 +202,7 @@ def _set(values: Values, store: Node, address: Address, result: Node) -> None:
     register = values.register(store.src[0], address.at(values.point))
     if register.shape and not result.shape:
         result = values.vector(result, register.arg.width)
-    values.scopes.innermost.code.append(make_node(Ops.SET, dtypes.token, (register, result)))
+    values.scopes.innermost.code.append(instruction(Ops.SET, dtypes.token, (register, result)))
 
 
 def _write(
@@ -256,7 +258,7 @@ def _store_at(
     test = mask is not None and not mask.shape and (lanes == 1 or not values.gpu)
     if test:
         assert mask is not None
-        scopes.append(make_node(Ops.TEST, dtypes.token, (mask,)))
+        scopes.append(instruction(Ops.TEST, dtypes.token, (mask,)))
         mask = None
     guard = () if mask is None else (values.vector(mask, lanes),)
     mark = scopes.mark()
@@ -265,7 +267,7 @@ def _store_at(
         scopes.append_momentary(old)
         (result,) = values.combine(monoid, (old,), (result,))
     result = values.vector(result, lanes)
-    scopes.append(make_node(Ops.VSTORE, dtypes.token, (buffer, offset, result, *guard), access))
+    scopes.append(instruction(Ops.VSTORE, dtypes.token, (buffer, offset, result, *guard), access))
     if test:
         scopes.append(END)
     scopes.forget_since(mark)

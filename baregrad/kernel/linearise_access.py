@@ -197,7 +197,7 @@ class Memory:
                     refused.add(buffer)
                     self.registers.pop(buffer, None)
 
-        self.ahead = _asking(self.addresses)
+        self.ahead = _asking(self.addresses, self.written)
         self.single = sum(1 for buffer in self.written if buffer.op is Ops.PARAM) <= 1
 
     def reads_elsewhere(self, store: Node, axes: tuple[Node, ...]) -> bool:
@@ -215,8 +215,12 @@ class Memory:
         return not below.isdisjoint(loads)
 
 
-def _asking(addresses: Mapping[Node, Address]) -> dict[Node, int]:
-    """Of each array that is asked for ahead of time, the last access inside the most loops."""
+def _asking(addresses: Mapping[Node, Address], written: set[Node]) -> dict[Node, int]:
+    """Of each array that is asked for ahead of time, an access inside the most loops.
+
+    Of those it is the last one, but of an array that is written the first write: from then on its
+    lines are there.
+    """
     found: dict[Node, tuple[int, Node]] = {}
     for node, address in addresses.items():
         buffer = node.src[0]
@@ -224,8 +228,10 @@ def _asking(addresses: Mapping[Node, Address]) -> dict[Node, int]:
             continue
         if address.stride == 1 and not address.lanes:
             loops = len(address.fixed)
-            if loops >= found.get(buffer, (0, node))[0]:
-                found[buffer] = (loops, node)
+            most = found[buffer][0] if buffer in found else -1
+            if loops > most or (loops == most and buffer not in written):
+                if node.op is not Ops.LOAD or buffer not in written:
+                    found[buffer] = (loops, node)
     return {node: node.src[0].arg.ahead for _, node in found.values()}
 
 

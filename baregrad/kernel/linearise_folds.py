@@ -8,12 +8,14 @@ the order of the evaluator.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from baregrad.base.bits import is_power_of_two
+from baregrad.base.bits import is_power_of_two, next_power_of_two
+from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import THREAD_BINDS, Alloc, Machine, Var
+from baregrad.ir.attrs import THREAD_BINDS, Alloc, Machine, Reduce, Var
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
@@ -28,11 +30,46 @@ BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
 Parts = tuple[Node, ...]
 
 
+def reduce(values: Values, node: Node, operands: Sequence[Any]) -> Any:
+    """The rule of a REDUCE over tile ranges: unrolled ones first, then lanes, then threads."""
+    monoid: Monoid = node.arg.monoid
+    inner = [child for child in node.src if child.op is Ops.RANGE]
+    parts = node.src[: len(node.src) - len(inner)]
+    threads = [axis for axis in inner if axis.arg.is_thread]
+    inner = [axis for axis in inner if not axis.arg.is_thread]
+    unrolled = [axis for axis in inner if axis.arg.bind != "vector"]
+    vectors = [axis for axis in inner if axis.arg.bind == "vector" and lanes_of(axis) > 1]
+    if len(vectors) > 1:
+        raise CompilerBug("a reduction over two vector ranges", found=node)
+    # The first range varies slowest; folding it first means folding columns of the others.
+    items: list[Parts] = []
+    before = values.point
+    for point in values.points(tuple(unrolled)):
+        values.point = point
+        items.append(tuple([values.value(part) for part in parts]))
+    values.point = before
+    for axis in unrolled:
+        count = lanes_of(axis)
+        stride = len(items) // count
+        items = [fold_items(values, monoid, items[place::stride]) for place in range(stride)]
+    result = items[0]
+    if vectors:
+        lanes = lanes_of(vectors[0])
+        result = tuple(values.vector(part, lanes) for part in result)
+        result = fold_lanes(values, monoid, result, lanes)
+    if threads:
+        result = fold_threads(values, monoid, result, threads)
+    return result if monoid.arity > 1 else result[0]
+
+
 def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
-    """Items folded by halves, item i with item i + ceil(n / 2); neighbours if order counts."""
+    """Items folded by halves, in the order of the loop level's evaluator.
+
+    Item i meets item i + h, h the largest power of two below n; neighbours if order counts.
+    """
     while len(items) > 1:
-        half = (len(items) + 1) // 2
         if monoid.commutative:
+            half = next_power_of_two(len(items)) // 2
             pairs = zip(items, items[half:], strict=False)
             rest = items[len(items) - half : half]
         else:
@@ -43,9 +80,11 @@ def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
 
 
 def fold_lanes(values: Values, monoid: Monoid, parts: Parts, lanes: int) -> Parts:
-    """The lanes of vectors folded into scalars, in the order of `fold`."""
+    """The lanes of vectors folded into scalars, in the order of `fold_items`."""
     emit = values.scopes.emit
-    while monoid.commutative and lanes > 2 and lanes % 2 == 0:
+    if monoid.primitive is not None and monoid.commutative and not values.gpu:
+        return (emit(Ops.ACROSS, monoid.states[0], parts, Reduce(monoid)),)
+    while monoid.commutative and lanes > 2 and is_power_of_two(lanes):
         lanes //= 2
         low, high = [
             tuple([emit(Ops.PART, part.dtype, (part,), half, 0, lanes) for part in parts])

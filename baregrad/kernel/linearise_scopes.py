@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import Node, const, make_node
+from baregrad.ir.node import Node, const, instruction, make_node
 from baregrad.ir.op import Op, Ops
 
 ZERO = const(0, dtypes.int64)
@@ -118,8 +118,10 @@ class Scopes:
         floor: the outermost scope that it may go to, MOMENT if it is momentary. lanes: of the
         value, where the caller has them at hand and they do not follow from the operands.
         """
-        shape = None if not lanes else (lanes,) if lanes > 1 else ()
-        node = make_node(op, dtype, src, arg, shape)
+        if lanes:
+            node = instruction(op, dtype, src, arg, (lanes,) if lanes > 1 else ())
+        else:
+            node = make_node(op, dtype, src, arg)
         depth = self.depth
         if node in depth:
             return node
@@ -170,6 +172,21 @@ class Scopes:
     def mark(self) -> tuple[int, int]:
         """A moment that `forget_since` can go back to."""
         return len(self.momentary), len(self.momentary_keys)
+
+    def here(self) -> tuple[int, int]:
+        """A place in the current scope that `forget_here` can go back to."""
+        return len(self.innermost.values), len(self.innermost.keys)
+
+    def forget_here(self, place: tuple[int, int]) -> None:
+        """Forget what the current scope found since `place`: it was read under a mask."""
+        scope = self.innermost
+        values, keys = place
+        for value in scope.values[values:]:
+            self.depth.pop(value, None)
+        for key in scope.keys[keys:]:
+            self.memo.pop(key, None)
+        del scope.values[values:]
+        del scope.keys[keys:]
 
     def forget_since(self, mark: tuple[int, int] = (0, 0)) -> None:
         """Forget the momentary values found since `mark`: what they read may have changed."""

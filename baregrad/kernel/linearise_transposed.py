@@ -8,12 +8,14 @@ Each lane then has its n neighbours side by side, and they are one access.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from baregrad.base.bits import is_power_of_two
-from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import Node, const, make_node
+from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import Access
+from baregrad.ir.node import Node, const, instruction
 from baregrad.ir.op import Ops
 from baregrad.kernel.linearise_access import (
     Address,
@@ -68,18 +70,22 @@ def store_transposed(
         rows = []
         for values.point in _within(point, near):
             rows.append(values.vector(compute(value), lanes))
-        mark = values.scopes.mark()
         values.point = _first(point, near)
         offset, at = values.offset(address)
         align = dtype.itemsize
         if is_streamed(buffer) and _in_line(address, near, at, len(rows)):
             align = streamed_nbytes(len(rows), dtype)
-        for lane, column in enumerate(_columns(values, rows, lanes, dtype)):
-            access = access_of(len(rows), 1, at + lane * address.stride, align)
-            made = make_node(Ops.VSTORE, dtypes.token, (buffer, offset, column), access)
-            values.scopes.append(made)
-        values.scopes.forget_since(mark)
+        _turn(values, buffer, offset, rows, access_of(lanes, address.stride, at, align))
     values.point = {}
+
+
+def _turn(
+    values: Values, buffer: Node, offset: Node, rows: list[Node], access: Access
+) -> None:
+    mark = values.scopes.mark()
+    src = (buffer, offset, *rows)
+    values.scopes.append(instruction(Ops.TURN, dtypes.token, src, access))
+    values.scopes.forget_since(mark)
 
 
 def _in_line(address: Address, near: tuple[Node, ...], at: int, count: int) -> bool:
@@ -95,6 +101,10 @@ def copy_transposed(
     buffer, load = store.src[:2]
     target, source = values.memory.addresses[store], values.memory.addresses[load]
     lanes, dtype = source.width, load.dtype
+    apart = _apart(target, _within(dict.fromkeys(axes, 0), near))
+    if apart is None:
+        near = near[-1:]
+        (apart,) = [scale for axis, scale in target.unrolled if axis is near[0]] or [0]
     others = tuple(axis for axis in axes if axis not in near)
     for point in values.points(others):
         steps = _within(point, near)
@@ -102,20 +112,23 @@ def copy_transposed(
         mark = values.scopes.mark()
         values.point = steps[0]
         offset, at = values.offset(source)
+        place, start = values.offset(target)
         mask = _below(values, len(steps), size)
-        for first in range(0, lanes, size):
-            rows = [
-                _row(values, load, offset, at + lane * source.stride, size, mask)
-                for lane in range(first, first + size)
-            ]
-            columns = _woven(values, rows, dtype)
-            for values.point, column in zip(steps, columns, strict=False):
-                place, start = values.offset(target)
-                access = access_of(size, 1, start + first, dtype.itemsize)
-                made = make_node(Ops.VSTORE, dtypes.token, (buffer, place, column), access)
-                values.scopes.append(made)
+        rows = [
+            _row(values, load, offset, at + lane * source.stride, size, mask)
+            for lane in range(lanes)
+        ]
+        access = access_of(len(steps), apart, start, dtype.itemsize)
+        _turn(values, buffer, place, rows, access)
         values.scopes.forget_since(mark)
     values.point = {}
+
+
+def _apart(address: Address, steps: list[dict[Node, int]]) -> int | None:
+    """Elements between the places of one step and of the next; None where that differs."""
+    places = [address.at(step) for step in steps]
+    apart = {after - before for before, after in itertools.pairwise(places)}
+    return apart.pop() if len(apart) == 1 else None
 
 
 def _row(
@@ -144,34 +157,3 @@ def _within(point: dict[Node, int], near: tuple[Node, ...]) -> list[dict[Node, i
 
 def _first(point: dict[Node, int], near: tuple[Node, ...]) -> dict[Node, int]:
     return {**point, **dict.fromkeys(near, 0)}
-
-
-def _woven(values: Values, tile: list[Node], dtype: DType) -> list[Node]:
-    """A tile of n vectors, n a power of two, with each block of n by n lanes transposed."""
-    emit = values.scopes.emit
-    tile = list(tile)
-    step = 1
-    while step < len(tile):
-        for place in range(len(tile)):
-            if not place & step:
-                pair = (tile[place], tile[place + step])
-                tile[place] = emit(Ops.WEAVE, dtype, pair, (step, 0))
-                tile[place + step] = emit(Ops.WEAVE, dtype, pair, (step, 1))
-        step *= 2
-    return tile
-
-
-def _columns(values: Values, rows: list[Node], lanes: int, dtype: DType) -> list[Node]:
-    """The columns of a tile of at most `lanes` vectors: column i has lane i of each."""
-    count = len(rows)
-    size = 1 << (count - 1).bit_length()
-    nothing = values.vector(const(0, dtype), lanes)
-    tile = _woven(values, rows + [nothing] * (size - count), dtype)
-    if count == lanes:
-        return tile
-    return [
-        values.scopes.emit(
-            Ops.PART, dtype, (tile[lane % size],), (lane // size * size, count)
-        )
-        for lane in range(lanes)
-    ]

@@ -12,18 +12,12 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, const, make_node, toposort
+from baregrad.ir.node import Node, const, instruction, make_node, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.kernel import linearise_access
 from baregrad.kernel.divide import divide_index, fold_integers
-from baregrad.kernel.linearise_access import (
-    Address,
-    Memory,
-    access_of,
-    lanes_of,
-    register_of,
-    touches_index,
-)
-from baregrad.kernel.linearise_folds import fold_items, fold_lanes, fold_threads
+from baregrad.kernel.linearise_access import Address, Memory, lanes_of, touches_index
+from baregrad.kernel.linearise_folds import reduce
 from baregrad.kernel.linearise_lazy import OPAQUE, is_branch, is_transparent, lazy, lazy_load
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 from baregrad.kernel.loop_pieces import stays_inside
@@ -32,6 +26,8 @@ _NEAREST_LAST = itemgetter(0, 1)
 _CONST = Ops.CONST
 _REG = Ops.REG
 _LEAVES = Ops.CONST.bit | Ops.VAR.bit
+# What is evaluated by its own rule, whatever its sources are.
+_WHOLE = _LEAVES | OPAQUE
 INT32 = (-(1 << 31), (1 << 31) - 1)
 Parts = tuple[Node, ...]
 Operands = Sequence[Any]
@@ -88,6 +84,12 @@ class Values:
         rule = _direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
+        if self._is_single(root):
+            found = self.scopes.memo.get(root)
+            if found is None:
+                found = self._once(root)
+                self.scopes.remember(root, found)
+            return found
         plan = self._plans.get(root)
         if plan is None:
             plan = self._plan(root)
@@ -103,7 +105,29 @@ class Values:
         rule = _direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
+        if self._is_single(root):
+            return self._once(root)
         return self._evaluate(self._plans.get(root) or self._plan(root))
+
+    def _is_single(self, root: Node) -> bool:
+        """Whether an expression is the same at all points, without guards: it needs no plan."""
+        return not (root.mask & Ops.GUARD.bit or self.shared or self.axes_of(root.ranges))
+
+    def _once(self, root: Node) -> Any:
+        """The value of an expression that is the same at all points."""
+        known: dict[Node, Any] = {}
+        for node in toposort(root, enter=is_transparent):
+            op = node.op
+            rule = _rule_of(op)
+            if rule is None:
+                raise CompilerBug("not an expression of the CPU's loop level", found=node)
+            if op.bit & _WHOLE:
+                known[node] = rule(self, node, ())
+                continue
+            if rule is _elementwise and touches_index(node):
+                rule = _index
+            known[node] = rule(self, node, [known[child] for child in node.src])
+        return known[root]
 
     def _evaluate(self, plan: Plan) -> Any:
         """The value of a plan's expression."""
@@ -257,27 +281,29 @@ class Values:
         scopes = self.scopes
         depth = scopes.depth
         place = scopes.innermost.pin
-        lanes = 0
+        lanes: tuple[int, ...] = ()
         scalars = False
         for operand in operands:
             if operand.op is _CONST:
                 continue
             shape = operand.shape
-            if shape:
-                lanes = shape[0]
-            else:
+            if not shape:
                 scalars = True
+            elif lanes and shape != lanes:
+                raise CompilerBug("lanes of two numbers meet", found=operands)
+            else:
+                lanes = shape
             at = depth.get(operand, 0)
             if at > place:
                 place = at
         if scalars:
             if lanes:
-                operands = self._splatted(operands, lanes)
+                operands = self._splatted(operands, lanes[0])
         elif not lanes and dtype.kind != "float":
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
                 return folded
-        node = make_node(op, dtype, tuple(operands))
+        node = instruction(op, dtype, tuple(operands), None, lanes)
         if node not in depth:
             scopes.put(node, place)
         return node
@@ -303,7 +329,8 @@ class Values:
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""
         shape = (width,) if width > 1 else ()
-        found = make_node(_REG, dtype, (), register_of(len(self._registers), width), shape)
+        arg = linearise_access.register_of(len(self._registers), width)
+        found = instruction(_REG, dtype, (), arg, shape)
         self._registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
@@ -420,12 +447,15 @@ class Values:
             scalar, at = self.offset(address)
         written = buffer in memory.written
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
-        ahead = 0 if mask is not None else memory.ahead.get(node, 0)
-        access = access_of(lanes, stride, at, align, memory.single and not written, ahead)
+        ahead = memory.ahead.get(node, 0)
+        constant = memory.single and not written
+        access = linearise_access.access_of(lanes, stride, at, align, constant, ahead)
         src: Parts = (buffer, scalar)
         if mask is not None:
             src += (self.vector(mask, lanes),)
-        floor = MOMENT if written or self.masks else self.scopes.innermost.floor
+        floor = MOMENT if written or (self.masks and self.gpu) else self.scopes.innermost.floor
+        if self.masks and mask is not None:
+            floor = max(floor, len(self.scopes.stack) - 1)
         return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor, lanes)
 
     def alignment(
@@ -544,37 +574,6 @@ def _index(values: Values, node: Node, operands: Operands) -> Node:
     return values.apply(node.op, dtype, *operands)
 
 
-def _reduce(values: Values, node: Node, operands: Operands) -> Any:
-    monoid: Monoid = node.arg.monoid
-    inner = [child for child in node.src if child.op is Ops.RANGE]
-    parts = node.src[: len(node.src) - len(inner)]
-    threads = [axis for axis in inner if axis.arg.is_thread]
-    inner = [axis for axis in inner if not axis.arg.is_thread]
-    unrolled = [axis for axis in inner if axis.arg.bind != "vector"]
-    vectors = [axis for axis in inner if axis.arg.bind == "vector" and lanes_of(axis) > 1]
-    if len(vectors) > 1:
-        raise CompilerBug("a reduction over two vector ranges", found=node)
-    # The first range varies slowest; folding it first means folding columns of the others.
-    items: list[Parts] = []
-    before = values.point
-    for point in values.points(tuple(unrolled)):
-        values.point = point
-        items.append(tuple([values.value(part) for part in parts]))
-    values.point = before
-    for axis in unrolled:
-        count = lanes_of(axis)
-        stride = len(items) // count
-        items = [fold_items(values, monoid, items[place::stride]) for place in range(stride)]
-    result = items[0]
-    if vectors:
-        lanes = lanes_of(vectors[0])
-        result = tuple(values.vector(part, lanes) for part in result)
-        result = fold_lanes(values, monoid, result, lanes)
-    if threads:
-        result = fold_threads(values, monoid, result, threads)
-    return result if monoid.arity > 1 else result[0]
-
-
 def _proj(values: Values, node: Node, operands: Operands) -> Node:
     part: Node = operands[0][node.arg]
     return part
@@ -589,7 +588,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.CAST: _cast,
         Ops.LOAD: _load,
         Ops.GUARD: _guard,
-        Ops.REDUCE: _reduce,
+        Ops.REDUCE: reduce,
         Ops.PROJ: _proj,
     }
 )

@@ -21,7 +21,6 @@ from baregrad.ir.node import (
     toposort_having,
 )
 from baregrad.ir.op import Ops, mask_of
-from baregrad.kernel.analysis import offset_of
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 _BELOW = "kernel.scoped"
@@ -103,6 +102,53 @@ def guarded(condition: Node, value: Node) -> Node:
     return make_node(Ops.GUARD, value.dtype, (condition, value))
 
 
+def peeled_masks(
+    monoid: Monoid, values: tuple[Node, ...], lanes: frozenset[Node]
+) -> tuple[list[Node], tuple[Node, ...]]:
+    """Conditions on the tile axes `lanes` that are reduced, and what is reduced without them.
+
+    Where one fails the accumulator is left as it is: no value has to be made up for it.
+    """
+    value = values[0]
+    if monoid.primitive is None:
+        return [], values
+    if value.op is Ops.WHERE and value.src[2] is monoid.identity[0]:
+        if value.src[1].op is Ops.GUARD and value.src[1].src[0] is value.src[0]:
+            value = value.src[1]
+    elif monoid.primitive not in (Ops.ADD, Ops.OR, Ops.XOR):
+        return [], values
+    if value.op is not Ops.GUARD:
+        return [], values
+    masks: list[Node] = []
+    others: list[Node] = []
+    for part in index.conjuncts(value.src[0]):
+        tiles = {axis for axis in part.ranges if axis.arg.is_tile}
+        if tiles and tiles <= lanes:
+            masks.append(_lanes_apart(part))
+        else:
+            others.append(part)
+    if not masks or any(part.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE) for part in masks):
+        return [], values
+    if not others:
+        return masks, (value.src[1],)
+    if value is not values[0]:
+        return [], values
+    return masks, (guarded(index.both(*others), value.src[1]),)
+
+
+def _lanes_apart(condition: Node) -> Node:
+    """A comparison of positions with the lanes alone on its left: they are never added up."""
+    if condition.op is not Ops.CMPLT:
+        return condition
+    terms, constant = index.linear(condition.src[0])
+    lanes = {a: scale for a, scale in terms.items() if a.op is Ops.RANGE and a.arg.is_tile}
+    if len(lanes) in (0, len(terms)):
+        return condition
+    others = {atom: scale for atom, scale in terms.items() if atom not in lanes}
+    limit = index.sub(condition.src[1], index.from_linear(others, constant))
+    return alu(Ops.CMPLT, index.from_linear(lanes, 0), index.as_node(limit))
+
+
 def is_carried(stage: Node) -> bool:
     """Whether a STAGE keeps the sums of a REDUCE whose loops stand outside of its own."""
     value, *axes = stage.src
@@ -113,10 +159,11 @@ def is_carried(stage: Node) -> bool:
 
 
 def is_sum_alone(out: Node, kernel: Node) -> bool:
-    """Whether an OUT writes a staged REDUCE as it is, and nothing else reads that.
+    """Whether an OUT writes a staged REDUCE as it is, to neighbours, and nothing else reads that.
 
     The loops of the reduction stand outside those of its stage. What has the same element at every
-    step may be an argument that the output is written over: its sum is made elsewhere.
+    step may be an argument that the output is written over: its sum is made elsewhere, as is one
+    whose lanes lie far apart in the output, since it is read and written time and again.
     """
     value = out.src[1]
     if value.op is not Ops.INDEX or value.src[0].op is not Ops.STAGE or out.arg.monoid is not None:
@@ -130,12 +177,18 @@ def is_sum_alone(out: Node, kernel: Node) -> bool:
         return False
     if any(stage in scoped_below(other.src[1:]) for other in kernel.src if other is not out):
         return False
-    # Lanes that lie apart in the output are brought together in scratch memory: each panel's sums
-    # would be read from places apart and written back there.
-    strides = offset_of(out).strides
-    if any(axis.arg.bind == "vector" and step != 1 for axis, step in strides.items()):
-        return False
-    return not _reads_one_element(total, out.src[0])
+    return not _lies_apart(out.src[2]) and not _reads_one_element(total, out.src[0])
+
+
+def _lies_apart(place: Node) -> bool:
+    """Whether the lanes of a vector at a flat offset are no neighbours."""
+    if place.op is Ops.WHERE:
+        place = place.src[1]
+    terms, _ = index.linear(place)
+    for atom, scale in terms.items():
+        if any(axis.arg.bind == "vector" for axis in atom.ranges):
+            return atom.op is not Ops.RANGE or scale != 1
+    return False
 
 
 def _reads_one_element(total: Node, array: Node) -> bool:
@@ -180,6 +233,11 @@ def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
         if root.op.bit & SCOPED:
             found[root] = None
     return tuple(found)
+
+
+def moves_reductions(roots: tuple[Node, ...], axes: Iterable[Node]) -> bool:
+    """Whether a REDUCE, SCAN or STAGE at or below `roots` differs along one of `axes`."""
+    return any(not node.ranges.isdisjoint(axes) for node in scoped_below(roots))
 
 
 def state_parts(node: Node, monoid: Monoid) -> tuple[Node, ...]:

@@ -434,7 +434,8 @@ def _guard_loads(cond: Node, value: Node, chosen: bool) -> Node:
         src = tuple(done[child] for child in node.src)
         if node.op is Ops.GUARD:
             # Its load was given the guard: one of both conditions is left.
-            done[node] = Node(Ops.GUARD, node.dtype, (index.both(cond, src[0]), src[1].src[1]))
+            load = src[1].src[1] if src[1].op is Ops.GUARD else src[1]
+            done[node] = Node(Ops.GUARD, node.dtype, (index.both(cond, src[0]), load))
             continue
         found = node if src == node.src else Node(node.op, node.dtype, src, node.arg)
         if node.op is Ops.LOAD and not (chosen and stays_inside(node)):

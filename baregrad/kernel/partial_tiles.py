@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
+from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, const, toposort
 from baregrad.ir.op import Ops
+from baregrad.kernel.axes import AxisTable, Limit, Terms
 
 TRUE = const(True, dtypes.bool)
 _CLOSING = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.OUT.bit
@@ -25,7 +29,7 @@ def within(monoid: Monoid, values: tuple[Node, ...], own: Node) -> tuple[Node, .
             wanted="tail='name'",
         )
     pairs = zip(values, monoid.identity, strict=True)
-    return tuple([alu(Ops.WHERE, own, value, identity) for value, identity in pairs])
+    return tuple([alu(Ops.WHERE, own, guarded(own, value), start) for value, start in pairs])
 
 
 def is_staged_product(value: Node, axes: frozenset[Node]) -> bool:
@@ -60,6 +64,30 @@ def guarded(condition: Node, value: Node) -> Node:
     if condition is TRUE:
         return value
     return Node(Ops.GUARD, value.dtype, (condition, value))
+
+
+def guards_reads(table: AxisTable) -> bool:
+    """Whether every read of a partial tile has a guard of its own.
+
+    Not where reduced axes alone are partial, on a CPU: the statement that adds up is masked. Words
+    of bytes are filled up with zeros where they are read.
+    """
+    if table.gpu is not None or table.tensorized:
+        return True
+    data = {table.names[node] for node in table.facts.data}
+    data |= {table.merged[node][0] for node in table.facts.data if node in table.merged}
+    return any(piece.limits for name in data for piece in table.pieces.get(name, ()))
+
+
+def conditions_of(
+    limits: tuple[Limit, ...], finals: Callable[[Terms], Iterable[tuple[Node, int]]]
+) -> Node:
+    """Whether all limits hold; `finals` gives the final axes of named ones, with their scales."""
+    found = []
+    for limit in limits:
+        place = index.add(index.from_linear(dict(finals(limit.terms)), 0), limit.start)
+        found.append(index.less(place, limit.extent))
+    return index.both(*found)
 
 
 def check_threads(kernel: Node) -> None:

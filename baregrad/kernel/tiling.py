@@ -225,6 +225,21 @@ class Plan:
         elif tail:
             axis.loops.append((tail, 1))
 
+    def vectorise_masked(self, axis: PlannedAxis, lanes: int) -> None:
+        """Vectors of `lanes` elements; the last one is masked if they do not divide the axis."""
+        axis.planned = True
+        self.vectors.append(axis)
+        if axis.extent == lanes:
+            axis.tiles.append((axis.name,))
+            self.bind(axis.name, "vector")
+            return
+        outer, inner = f"{axis.name}o", f"{axis.name}v"
+        masked = index.mod(axis.extent, lanes) != 0
+        self.steps.append(Split(axis.name, ((outer, 0), (inner, lanes)), masked=masked))
+        self.bind(inner, "vector")
+        axis.tiles.append((inner,))
+        axis.loops = [(outer, -(-axis.size // lanes))]
+
     def vector_tail(
         self, axis: PlannedAxis, tail: str, rest: int, lanes: int, carried: bool, wide: bool
     ) -> None:

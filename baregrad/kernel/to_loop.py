@@ -21,6 +21,7 @@ from baregrad.ir.node import Node, alu, cast, const, make_node, substitute, topo
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE
+from baregrad.kernel.kept_rows import Kept, kept_in_output
 from baregrad.kernel.loop_blocks import Block, Item, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
@@ -32,6 +33,7 @@ from baregrad.kernel.loop_pieces import (
     load,
     looped,
     narrowed,
+    peeled_masks,
     register_places,
     scoped_below,
     store,
@@ -103,6 +105,8 @@ class _Builder:
         self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
         # Stages whose values lie in an output from the start: that OUT.
         self.in_place: dict[Node, Node] = {}
+        # The stage whose values wait in the output, by itself and by that array.
+        self.kept: dict[Node, Kept] = {}
         # The sizes of the axes that are one in a shared array: its last ones.
         self.rows: dict[Node, tuple[int, ...]] = {}
         # The loops that begin copies ahead of their iterations, by their bodies.
@@ -138,7 +142,7 @@ class _Builder:
         """A fresh private array."""
         self.count += 1
         alloc = Alloc(self.count, space, shape, name=f"a{self.count}")
-        return make_node(Ops.ALLOC, dtype, (), alloc)
+        return make_node(Ops.ALLOC, dtype, (), alloc, shape)
 
     # --- statements -----------------------------------------------------------------------------
 
@@ -150,6 +154,10 @@ class _Builder:
             loops = [axis for axis in loops if axis not in out.src[1].src[1:]]
         roots = out.src[1:]
         below = scoped_below(roots)
+        if below and not crowded and not self.grid:
+            kept = kept_in_output(out, self.kernel)
+            if kept is not None:
+                self.kept = {kept.stage: kept, kept.array: kept}
         self.made_by_stages.update([n.src[0] for n in below if n.op is Ops.STAGE and is_carried(n)])
         path = [self.root]
         share = out.arg.monoid is None and not crowded
@@ -226,6 +234,9 @@ class _Builder:
         places = register_places(lanes + tiles)
         accumulators = self.accumulators(monoid, places)
         conditions, values = self.peeled_guards(monoid, values)
+        if lanes and self.masks:
+            masks, values = peeled_masks(monoid, values, frozenset(lanes))
+            conditions += masks
         below = scoped_below(values)
         needs = self.needs(below, block)
         inner = list(path)
@@ -272,6 +283,9 @@ class _Builder:
             if ready:
                 waiting = [cond for cond in waiting if cond not in ready]
                 keys.append(self.convert((index.both(*ready),))[0])
+        if waiting:
+            # Masks: of what is in registers, only the innermost statements.
+            keys.append(self.convert((index.both(*waiting),))[0])
         if not keys:
             path[-1].items.extend(Item(step) for step in start)
             return
@@ -407,6 +421,22 @@ class _Builder:
         if is_carried(node):
             self.carried(node, value, [each for each in value.src if each.op is Ops.RANGE], path)
             return
+        kept = self.kept.get(node)
+        if kept is None:
+            buffer, places = self.staged_array(node)
+        else:
+            buffer, places = kept.array, (kept.place(tuple(axes)),)
+        below = scoped_below((value,))
+        self.reductions(below, path)
+        inner = list(path)
+        loops = looped(by_id(set(axes)))
+        self.open(inner, loops, [], below, self.needs(below, block), [])
+        inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
+        self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
+
+    def staged_array(self, node: Node) -> tuple[Node, tuple[Node, ...]]:
+        """A private array for what is staged, and the places of its elements."""
+        value, *axes = node.src
         # Each step of a tile around the stage has its own: its loops are not yet told apart.
         tiles = by_id({axis for axis in node.ranges if axis.arg.is_tile})
         before = tuple(axis for axis in tiles if axis.arg.bind != "vector")
@@ -416,13 +446,7 @@ class _Builder:
         space = "register" if node.arg.space == "register" else "scratch"
         buffer = self.buffer(value.dtype, shape, space)
         self.around[buffer] = (before, after)
-        below = scoped_below((value,))
-        self.reductions(below, path)
-        inner = list(path)
-        loops = looped(by_id(set(axes)))
-        self.open(inner, loops, [], below, self.needs(below, block), [])
-        inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
-        self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
+        return buffer, places
 
     def shared(self, node: Node, path: list[Block]) -> None:
         """A value kept for all threads of a block, which make it together."""
@@ -536,6 +560,8 @@ class _Builder:
         op = node.op
         if op is Ops.INDEX:
             source, *places = [done.get(child, child) for child in node.src]
+            if source in self.kept:
+                places = [self.kept[source].place(tuple(places))]
             if source in self.rows:
                 places = list(in_rows(places, self.rows[source]))
             before, after = self.around.get(source, ((), ()))

@@ -13,7 +13,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, cast
 from baregrad.ir.op import Ops
 from baregrad.kernel import transcendental_tables as tables
-from baregrad.kernel.float_builder import FLOAT32, FLOAT64, FloatBuilder, builder_of
+from baregrad.kernel.float_builder import FLOAT64, FloatBuilder, builder_of
 
 # ln(2) and 1/ln(2) as sums of two floats.
 LN2_F32 = (0.6931471824645996, -1.9046542121259336e-09)
@@ -28,9 +28,9 @@ def _is_single(f: FloatBuilder) -> bool:
     return f.dtype.bits == 32
 
 
-def _reduced_exp(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
-    """x = n*ln(2) + r as (r, what holds n)."""
-    n, held = f.round_scaled(x, LOG2E_F64[0])
+def _reduced_exp(f: FloatBuilder, x: Node, offset: int) -> tuple[Node, Node]:
+    """x = n*ln(2) + r as (r, what holds n + offset)."""
+    n, held = f.round_scaled(x, LOG2E_F64[0], offset)
     high, low = LN2_F32 if _is_single(f) else LN2_F64
     r = f.fma(n, f.c(-high), x)
     return f.fma(n, f.c(-low), r), held
@@ -39,66 +39,53 @@ def _reduced_exp(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
 def exp(x: Node) -> Node:
     """e**x."""
     f = builder_of(x.dtype)
-    low, high = (-104.0, 89.0) if _is_single(f) else (-746.0, 710.0)
-    vanishes = f.less(x, f.c(low))
-    # Beyond these the result is 0 or infinity, the latter by two scalings of a finite value. The
-    # former as well, but processors take a hundred times as long for a product below the normal
-    # range, and arguments far below are what masks are made of.
-    x = f.at_most(f.where(vanishes, f.c(0.0), x), high)
-    return f.where(vanishes, f.c(0.0), _exp(f, x))
-
-
-def _exp(f: FloatBuilder, x: Node) -> Node:
-    """e**x where it is in the range of floats."""
+    low, high = (limit * math.log(2.0) for limit in f.power_limits)
+    x = f.at_most(f.at_least(x, low), high)
+    scale = f.power_scale
     if _is_single(f):
         # x/ln(2) = n + r takes as many steps as x = n*ln(2) + r, and the polynomial one fewer.
-        held = f.fma(x, f.c(LOG2E_F32[0]), f.c(f.magic))
-        less_n = f.sub(f.c(f.magic), held)
+        magic = f.c(f.magic + f.power_offset)
+        held = f.fma(x, f.c(LOG2E_F32[0]), magic)
+        less_n = f.sub(magic, held)
         r = f.fma(x, f.c(LOG2E_F32[1]), f.fma(x, f.c(LOG2E_F32[0]), less_n))
-        power = f.fma(r, f.polynomial(r, tables.EXP2_F32), f.c(1.0))
-        return f.scaled_by_power(power, f.bits(held))
-    r, held = _reduced_exp(f, x)
+        return f.scaled_by_power(_scaled_power(f, r), held)
+    r, held = _reduced_exp(f, x, f.power_offset)
     inner = f.fma(f.mul(r, r), f.polynomial(r, tables.EXP_F64), r)
-    return f.scaled_by_power(f.add(inner, f.c(1.0)), held)
+    return f.scaled_by_power(f.fma(inner, f.c(scale), f.c(scale)), held)
 
 
-def power_complement(x: Node) -> Node:
-    """1 - 2**x in float32 for -126 < x <= 0, right also where x is near 0."""
-    f = FLOAT32
-    n, held = f.round_scaled(x, 1.0)
-    r = f.sub(x, n)
-    first, *rest = tables.EXP2M1_F32
-    less_one = f.fma(r, f.c(first), f.mul(f.mul(r, r), f.polynomial(r, rest)))
-    power = f.power(held)
-    return f.fma(f.neg(power), less_one, f.sub(f.c(1.0), power))
+def _scaled_power(f: FloatBuilder, r: Node) -> Node:
+    """2**r for |r| <= 1/2, times the scale that `scaled_by_power` takes off again."""
+    scale = f.power_scale
+    table = tables.EXP2_F32 if _is_single(f) else tables.EXP2_F64
+    slope = f.polynomial(r, [scale * coefficient for coefficient in table])
+    return f.fma(r, slope, f.c(scale))
 
 
 def exp2(x: Node) -> Node:
     """2**x."""
     f = builder_of(x.dtype)
-    return _exp2(f, x, None)
+    r, held = _without_integer(f, x)
+    return f.scaled_by_power(_scaled_power(f, r), held)
 
 
-def _exp2(f: FloatBuilder, x: Node, rest: Node | None) -> Node:
+def _without_integer(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
+    """x = n + r as (r, what `scaled_by_power` takes n from)."""
+    low, high = f.power_limits
+    x = f.at_most(f.at_least(x, low), high)
+    n, held = f.round_scaled(x, 1.0, f.power_offset)
+    return f.sub(x, n), held
+
+
+def _exp2_of_sum(f: FloatBuilder, x: Node, rest: Node) -> Node:
     """2**(x + rest) for a rest far below x's last place."""
-    low, high = (-151.0, 129.0) if _is_single(f) else (-1076.0, 1025.0)
-    vanishes = f.less(x, f.c(low))
-    x = f.at_most(f.where(vanishes, f.c(0.0), x), high)
-    return f.where(vanishes, f.c(0.0), _exp2_in_range(f, x, rest))
-
-
-def _exp2_in_range(f: FloatBuilder, x: Node, rest: Node | None) -> Node:
-    """2**(x + rest) where it is in the range of floats."""
-    n, held = f.round_scaled(x, 1.0)
-    r = f.sub(x, n)
-    table = tables.EXP2_F32 if _is_single(f) else tables.EXP2_F64
-    slope = f.polynomial(r, table)
-    if rest is None:
-        return f.scaled_by_power(f.fma(r, slope, f.c(1.0)), held)
+    r, held = _without_integer(f, x)
+    slope = f.polynomial(r, tables.EXP2_F64)
     # The rest comes in before the last rounding, so powers that are exact stay exact.
     relative = f.mul(rest, f.c(math.log(2.0)))
     small = f.fma(relative, f.mul(r, slope), relative)
-    return f.scaled_by_power(f.add(f.fma(r, slope, small), f.c(1.0)), held)
+    scale = f.c(f.power_scale)
+    return f.scaled_by_power(f.fma(f.fma(r, slope, small), scale, scale), held)
 
 
 def tanh(x: Node) -> Node:
@@ -106,7 +93,7 @@ def tanh(x: Node) -> Node:
     f = builder_of(x.dtype)
     # Beyond this the result rounds to 1.
     size = f.at_most(f.abs(x), 10.0 if _is_single(f) else 20.0)
-    r, held = _reduced_exp(f, f.add(size, size))
+    r, held = _reduced_exp(f, f.add(size, size), f.bias)
     table = tables.EXPM1_F32 if _is_single(f) else tables.EXP_F64
     less_one = f.fma(f.mul(r, r), f.polynomial(r, table), r)
     power = f.power(held)
@@ -203,7 +190,7 @@ def _power_of_positive(x: Node, y: Node) -> Node:
     rest = f.fma(y, low, rest)
     # Of an infinite or huge product the rest may be no number, and does not count.
     near = f.less(f.abs(total), f.c(1100.0))
-    return _exp2(f, total, f.where(near, rest, f.c(0.0)))
+    return _exp2_of_sum(f, total, f.where(near, rest, f.c(0.0)))
 
 
 def _log2_pair(f: FloatBuilder, exponent: Node, g: Node) -> tuple[Node, Node]:

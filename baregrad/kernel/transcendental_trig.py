@@ -94,7 +94,7 @@ def _reduce(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
     r = d.fma(n, d.c(-HALF_PI[1]), r)
     if f.dtype.bits == 64:
         r = d.fma(n, d.c(-HALF_PI[2]), r)
-    quadrant = cast(held, I32)
+    quadrant = cast(d.bits(held), I32)
     huge = d.less(d.c(HUGE_F32 if f.dtype.bits == 32 else HUGE_F64), wide)
     # Infinity gives NaN above already, and no bits of 2/pi fit it.
     huge = Node(Ops.AND, BOOL, (huge, d.less(wide, d.c(math.inf))))

@@ -142,4 +142,15 @@ def _vstore(f: CText, node: Node) -> None:
     f.line(text)
 
 
-_RULES: MappingProxyType[Op, Rule] = MappingProxyType({Ops.VLOAD: _vload, Ops.VSTORE: _vstore})
+def _turn(f: CText, node: Node) -> None:
+    base, offset, *rows = node.src
+    access = node.arg
+    start = f"{f.names[base]}[{f.use(offset)} + l * {access.stride}LL"
+    for place, row in enumerate(rows, access.at):
+        text = f"{start} + {place}] = {f.use(row)};"
+        f.line(f"for (int l = 0; l < {access.width}; l++) {text}")
+
+
+_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.TURN: _turn}
+)

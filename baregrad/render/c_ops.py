@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
+from baregrad.base.bits import next_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import Node, const
+from baregrad.ir.node import Node, const, make_node
 from baregrad.ir.op import COMPARE, Op, Ops
 from baregrad.render.c_text import CText, Rule
 
@@ -222,15 +223,26 @@ def _part(f: CText, node: Node) -> None:
     f.define(node, f"{f.use(node.src[0])[:-3]}[l + {node.arg[0]}]")
 
 
-def _weave(f: CText, node: Node) -> None:
-    size, odd = node.arg
-    a, b = (f.use(child)[:-3] for child in node.src)
-    places = (f"l + {size}", "l") if odd else ("l", f"l - {size}")
-    f.define(node, f"l & {size} ? {b}[{places[1]}] : {a}[{places[0]}]")
-
-
 def _extract(f: CText, node: Node) -> None:
     f.define(node, f"{f.use(node.src[0])[:-3]}[{node.arg}]")
+
+
+def _across(f: CText, node: Node) -> None:
+    """Folded by halves in an array of its own."""
+    (vector,) = node.src
+    f.count += 1
+    name = f"t{f.count}"
+    lanes = vector.shape[0]
+    f.line(f"{f.type(node.dtype)} {name}[{lanes}];")
+    f.each(lanes, f"{name}[l] = {f.use(vector)};")
+    op = node.arg.monoid.primitive
+    both = make_node(op, node.dtype, (vector, vector))
+    while lanes > 1:
+        half = next_power_of_two(lanes) // 2
+        folded = _EXPRESSIONS[op](f, both, f"{name}[l]", f"{name}[l + {half}]")
+        f.each(lanes - half, f"{name}[l] = {folded};")
+        lanes = half
+    f.define(node, f"{name}[0]")
 
 
 def _any(f: CText, node: Node) -> None:
@@ -273,8 +285,8 @@ CONTROL_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.READ: _splat,
         Ops.LANES: _line,
         Ops.PART: _part,
-        Ops.WEAVE: _weave,
         Ops.EXTRACT: _extract,
+        Ops.ACROSS: _across,
         Ops.ANY: _any,
         Ops.SET: _set,
         Ops.BEGIN: _begin,

@@ -14,7 +14,7 @@ from baregrad.base.bits import prod, round_up
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Param
 from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
+from baregrad.ir.op import Ops, mask_of
 from baregrad.target.cpu import CpuTarget
 from baregrad.target.gpu import GpuTarget
 
@@ -101,7 +101,7 @@ def signature(
     return Signature(entry_name(program), ordered, names, scratch, nbytes, tuple(stack))
 
 
-_LEAVES = frozenset((Ops.PARAM, Ops.VAR, Ops.ALLOC, Ops.REG))
+_LEAVES = mask_of((Ops.PARAM, Ops.VAR, Ops.ALLOC, Ops.REG))
 
 
 def _leaves(program: Node) -> list[Node]:
@@ -111,7 +111,7 @@ def _leaves(program: Node) -> list[Node]:
     if found is None:
         # Most operands are made by instructions, which have operands themselves.
         used = dict.fromkeys(chain.from_iterable([node.src for node in program.src]))
-        found = [node for node in used if not node.src and node.op in _LEAVES]
+        found = [node for node in used if node.op.bit & _LEAVES and not node.src]
         memo["leaves"] = found
     return found
 
@@ -129,7 +129,10 @@ def alloc_nbytes(alloc: Node) -> int:
 
 def entry_name(program: Node) -> str:
     """The symbol of a program: its kernel's name with anything but letters and digits as `_`."""
-    name = re.sub(r"[^A-Za-z0-9_]", "_", program.arg.name if program.arg else "kernel")
+    name: str = program.arg.name if program.arg else "kernel"
+    if name.isidentifier() and name.isascii():
+        return name
+    name = re.sub(r"[^A-Za-z0-9_]", "_", name)
     return name if name and not name[0].isdigit() else "k_" + name
 
 
@@ -159,7 +162,8 @@ class BlockRegisters:
     certain: bool = False
 
 
-_CONTROL = frozenset((Ops.BEGIN, Ops.TEST, Ops.END))
+_CONTROL = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
+_TOUCHING = _CONTROL | Ops.SET.bit
 _SET = Ops.SET
 _REG = Ops.REG
 _END = Ops.END
@@ -194,7 +198,7 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
     touching = [
         (place, node)
         for place, node in enumerate(code)
-        if node.op in _CONTROL or not unrelated(node.src)
+        if node.op.bit & _TOUCHING or not unrelated(node.src)
     ]
     for place, node in touching:
         op = node.op
@@ -215,7 +219,7 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
         if op is _SET:
             innermost.killed.add(register)
             innermost.written[register] = None
-        elif op not in _CONTROL:
+        elif not op.bit & _CONTROL:
             continue
         elif op is _END:
             closed = stack.pop()
@@ -260,7 +264,7 @@ def _find_merges(
             after.append(live)
             live = live | found.exposed
             continue
-        elif op in _CONTROL:
+        elif op.bit & _CONTROL:
             outside = after.pop()
             if not blocks[place].certain:
                 live = live | outside

@@ -14,10 +14,10 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
-from baregrad.render.llvm_memory import MEMORY_RULES, STREAMED
+from baregrad.render.llvm_memory import MEMORY_RULES
 from baregrad.render.llvm_ops import ELEMENTWISE_RULES
 from baregrad.render.llvm_text import Block, FunctionText, Rule
-from baregrad.render.llvm_types import value_type
+from baregrad.render.llvm_types import STREAMED, value_type
 from baregrad.target.cpu import CpuTarget
 
 # What a store that passes the caches by says of its place.

@@ -5,18 +5,23 @@ from __future__ import annotations
 from functools import lru_cache
 from types import MappingProxyType
 
+from baregrad.base.bits import next_power_of_two
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import Node
+from baregrad.ir.monoid import primitive
+from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
+from baregrad.render.llvm_ops import folding_text
 from baregrad.render.llvm_text import FunctionText, Rule
+from baregrad.render.llvm_tiles import turn
 from baregrad.render.llvm_types import (
+    STREAMED,
+    STREAMED_NBYTES,
     constant_text,
     lanes_of,
     order_text,
     suffix_text,
     type_text,
     value_type,
-    weave_text,
 )
 
 
@@ -51,20 +56,51 @@ def _part(f: FunctionText, node: Node) -> None:
     )
 
 
-def _weave(f: FunctionText, node: Node) -> None:
-    size, odd = node.arg
-    a, b = node.src
-    kinds, lanes = value_type(node), lanes_of(node)
-    f.lines.append(
-        f"  {f.define(node)} = shufflevector {kinds} {f.use(a, lanes)}, {kinds} "
-        f"{f.use(b, lanes)}, {weave_text(lanes, size, odd)}"
-    )
-
-
 def _extract(f: FunctionText, node: Node) -> None:
     (x,) = node.src
     operand = f.use(x, lanes_of(x))
     f.lines.append(f"  {f.define(node)} = extractelement {value_type(x)} {operand}, i64 {node.arg}")
+
+
+def _across(f: FunctionText, node: Node) -> None:
+    (x,) = node.src
+    lanes = lanes_of(x)
+    name = f.define(node)
+    text = _across_text(node.arg.monoid.primitive, x.dtype, lanes)
+    f.lines.append(text.replace("$", name).replace("#", f.use(x, lanes)))
+
+
+@lru_cache(1 << 8)
+def _across_text(op: Op, dtype: DType, lanes: int) -> str:
+    """The text of `_across`, "$" for the name of its value and "#" for that of the vector.
+
+    Where lanes are no power of two, what the upper ones lack is filled up with what changes
+    nothing.
+    """
+    lines = []
+    vector = "#"
+    while lanes > 1:
+        half = next_power_of_two(lanes) // 2
+        kinds = type_text(dtype, lanes)
+        low, high = f"$l{half}", f"$h{half}"
+        rest = "poison" if lanes == 2 * half else constant_text(_neutral(op, dtype), lanes)
+        for name, other, first in ((low, "poison", 0), (high, rest, half)):
+            if half == 1:
+                lines.append(f"  {name} = extractelement {kinds} {vector}, i64 {first}")
+                continue
+            order = order_text(first, half)
+            lines.append(f"  {name} = shufflevector {kinds} {vector}, {kinds} {other}, {order}")
+        vector = f"$f{half}" if half > 1 else "$"
+        lines.append(folding_text(op, dtype, half, vector, low, high))
+        lanes = half
+    return "\n".join(lines)
+
+
+def _neutral(op: Op, dtype: DType) -> Node:
+    """What changes no value: 0 plus -0 would not be -0."""
+    if op is Ops.ADD and dtype.kind == "float":
+        return const(-0.0, dtype)
+    return primitive(op, dtype).identity[0]
 
 
 def _any(f: FunctionText, node: Node) -> None:
@@ -102,8 +138,8 @@ def _vload(f: FunctionText, node: Node) -> None:
         return
     where = f.pointer(base, f.use(offset), access.at, dtype)
     kinds = type_text(dtype, lanes)
+    _prefetch(f, where, access.ahead, lanes * dtype.itemsize, False)
     if not mask:
-        _prefetch(f, where, node.arg.ahead, lanes * dtype.itemsize, False)
         f.lines.append(
             f"  {f.define(node)} = load {kinds}, ptr {where}, align {access.align}{constant}"
         )
@@ -258,11 +294,6 @@ def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
     f.names[node] = total
 
 
-# Bytes of the vectors that machines can write past the caches, and the mark of such a store.
-_STREAMED_NBYTES = (16, 32, 64)
-STREAMED = ", !nontemporal !1"
-
-
 def _vstore(f: FunctionText, node: Node) -> None:
     base, offset, value, *mask = node.src
     access = node.arg
@@ -275,7 +306,7 @@ def _vstore(f: FunctionText, node: Node) -> None:
         return
     if not mask:
         streamed = ""
-        if access.align in _STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
+        if access.align in STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
             f.streamed[base] = None
             streamed = STREAMED
         _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
@@ -385,12 +416,13 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SPLAT: _splat,
         Ops.LANES: _line,
         Ops.PART: _part,
-        Ops.WEAVE: _weave,
         Ops.EXTRACT: _extract,
+        Ops.ACROSS: _across,
         Ops.ANY: _any,
         Ops.READ: _read,
         Ops.SET: _set,
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
+        Ops.TURN: turn,
     }
 )

@@ -106,31 +106,38 @@ def _extreme(f: FunctionText, node: Node) -> None:
     x, y = node.src
     if x.op is Ops.CONST:
         x, y = y, x
-    kinds = value_type(node)
     a, b = f.use(x, lanes), f.use(y, lanes)
-    mask = type_text(dtypes.bool, lanes)
-    chosen = f.fresh()
-    if dtype.kind != "float":
-        sign = "s" if dtype.kind == "int" else "u"
-        order = "gt" if node.op is Ops.MAX else "lt"
-        f.lines.append(f"  {chosen} = icmp {sign}{order} {kinds} {a}, {b}")
-        f.lines.append(
-            f"  {f.define(node)} = select {mask} {chosen}, {kinds} {a}, {kinds} {b}"
-        )
-        return
-    order = "ogt" if node.op is Ops.MAX else "olt"
-    if y.op is Ops.CONST and y.arg == y.arg:
+    if dtype.kind == "float" and y.op is Ops.CONST and y.arg == y.arg:
         # The constant wins only where it is certainly beyond x, so a NaN in x stays.
+        kinds, mask, chosen = value_type(node), type_text(dtypes.bool, lanes), f.fresh()
+        order = "ogt" if node.op is Ops.MAX else "olt"
         f.lines.append(f"  {chosen} = fcmp {order} {kinds} {b}, {a}")
         f.lines.append(
             f"  {f.define(node)} = select {mask} {chosen}, {kinds} {b}, {kinds} {a}"
         )
         return
-    either, nan = f.fresh(), f.fresh()
-    f.lines.append(f"  {chosen} = fcmp {order} {kinds} {a}, {b}")
-    f.lines.append(f"  {either} = select {mask} {chosen}, {kinds} {a}, {kinds} {b}")
-    f.lines.append(f"  {nan} = fcmp uno {kinds} {a}, {a}")
-    f.lines.append(f"  {f.define(node)} = select {mask} {nan}, {kinds} {a}, {kinds} {either}")
+    f.lines.append(folding_text(node.op, dtype, lanes, f.define(node), a, b))
+
+
+def folding_text(op: Op, dtype: DType, lanes: int, name: str, a: str, b: str) -> str:
+    """The instructions of a primitive monoid's op on two operands; `name` is the result's."""
+    kind = dtype.kind
+    if op not in (Ops.MAX, Ops.MIN) or kind == "bool":
+        return f"  {name} = {_spelled(op, dtype, lanes)} {a}, {b}"
+    kinds, mask = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
+    order = "gt" if op is Ops.MAX else "lt"
+    if kind != "float":
+        sign = "s" if kind == "int" else "u"
+        return (
+            f"  {name}.c = icmp {sign}{order} {kinds} {a}, {b}\n"
+            f"  {name} = select {mask} {name}.c, {kinds} {a}, {kinds} {b}"
+        )
+    return (
+        f"  {name}.c = fcmp o{order} {kinds} {a}, {b}\n"
+        f"  {name}.e = select {mask} {name}.c, {kinds} {a}, {kinds} {b}\n"
+        f"  {name}.n = fcmp uno {kinds} {a}, {a}\n"
+        f"  {name} = select {mask} {name}.n, {kinds} {a}, {kinds} {name}.e"
+    )
 
 
 _INTRINSICS = MappingProxyType(

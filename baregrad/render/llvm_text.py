@@ -55,6 +55,8 @@ class FunctionText:
         self.declarations: dict[str, None] = {}
         # How often strided accesses of each form occur, once one of them was met.
         self.strided: dict[tuple[object, ...], int] = {}
+        # How many tiles are written by columns, once one of them was met.
+        self.turns = 0
         # Arrays that stores go to past the caches.
         self.streamed: dict[Node, None] = {}
         self.registers = block_registers(program)

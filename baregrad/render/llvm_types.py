@@ -11,6 +11,10 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.render.interface import round_float32
 
+# Bytes of the vectors that machines can write past the caches, and the mark of such a store.
+STREAMED_NBYTES = (16, 32, 64)
+STREAMED = ", !nontemporal !1"
+
 _ELEMENTS: MappingProxyType[DType, tuple[str, str]] = MappingProxyType(
     {
         # dtype: (LLVM's type, its name in intrinsics)
@@ -48,16 +52,6 @@ def order_text(first: int, count: int) -> str:
     """The constant lanes first, first + 1, ... that a `shufflevector` takes."""
     lanes = ", ".join([f"i32 {lane}" for lane in range(first, first + count)])
     return f"<{count} x i32> <{lanes}>"
-
-
-@lru_cache(1 << 8)
-def weave_text(lanes: int, size: int, odd: bool) -> str:
-    """The constant lanes of two vectors' even or odd blocks of `size`, in turns."""
-    places = [
-        (lane + (size if odd else 0) if not lane & size else lanes + lane - (0 if odd else size))
-        for lane in range(lanes)
-    ]
-    return f"<{lanes} x i32> <{', '.join([f'i32 {place}' for place in places])}>"
 
 
 def suffix_text(dtype: DType, lanes: int) -> str:

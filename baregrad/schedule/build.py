@@ -18,6 +18,7 @@ from baregrad.schedule.draft import Draft, Part, Request, Written
 
 _SAME = frozenset((Ops.CONTIGUOUS, Ops.COPY))
 _ORDERED = frozenset((Ops.CMPLT, Ops.CMPLE))
+_READ = Ops.INDEX
 _INDEX = Ops.INDEX.bit
 _DATA = _INDEX | Ops.REDUCE.bit | Ops.SCAN.bit
 # What is the same op over its operands' expressions, whatever these are.
@@ -76,7 +77,7 @@ class _Assembly:
         """Give every request below `roots` its expression."""
         # The requests above the one being looked at, each with its needs still to come.
         path: list[tuple[Request, Iterator[Part]]] = []
-        needs = self.needs
+        needs = self.needs if self.draft.placeholders else _parts
         for root in self.requests_in(roots):
             if root.expr is not None:
                 continue
@@ -97,8 +98,6 @@ class _Assembly:
 
     def needs(self, request: Request) -> Sequence[Part]:
         """The requests that a request's expression is made of, perhaps among other parts."""
-        if not self.draft.placeholders:
-            return () if request.read else request.parts
         if request.read:
             return self.requests_in(request.idx)
         extra = request.extra
@@ -126,22 +125,33 @@ class _Assembly:
             idx: Iterable[Node] = request.idx
             if self.draft.placeholders:
                 idx = [self.finish(at) for at in idx]
-            return make_node(Ops.INDEX, node.dtype, (self.param(node), *idx))
-        finish = self.finish
-        parts = tuple(
-            [one.expr if isinstance(one, Request) else finish(one) for one in request.parts]
-        )
+            return make_node(_READ, node.dtype, (self.param(node), *idx))
+        if self.draft.placeholders:
+            parts = tuple([self.finish(one) for one in request.parts])
+        else:
+            # Without placeholders what is no request stays as it is.
+            parts = tuple(
+                [one.expr if isinstance(one, Request) else one for one in request.parts]
+            )
         op = node.op
         if op.bit & _PLAIN:
             return make_node(op, node.dtype, parts, node.arg)
         return ASSEMBLERS[op](self, request, parts)
 
 
+def _parts(request: Request) -> Sequence[Part]:
+    """What a request's expression is made of, where no index depends on another request."""
+    return () if request.read else request.parts
+
+
 def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
     """The OUT nodes of a draft, in the order of `outs`; arrays: PARAMs that are there already."""
     assembly = _Assembly(draft, arrays)
-    for request in draft.requests.values():
-        request.expr = None  # a draft may be built again, with its outputs in another order
+    if draft.built:
+        # Again, with its outputs in another order.
+        for request in draft.requests.values():
+            request.expr = None
+    draft.built = True
     slots: dict[Node, Node] = {}
     for written in outs:
         if written.target not in slots:

@@ -70,7 +70,7 @@ class Draft:
     those of `outer`. requests: by value and index. placeholders: those that indices depend on.
     dependents: bit set of the drafts that need this one's outputs, directly or not. after: drafts
     that must run before although nothing is read from them. sealed: nothing may be added. scanned:
-    the one axis along which its running folds run.
+    the one axis along which its running folds run. built: it was put together before.
     """
 
     number: int
@@ -94,6 +94,7 @@ class Draft:
     contraction: Node | None = None
     reductions: int = 0
     scanned: Node | None = None
+    built: bool = False
 
     def axis(self, extent: Any) -> Node:
         """A fresh range; a constant 0 for an axis of extent 1."""

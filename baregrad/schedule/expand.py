@@ -6,14 +6,19 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
-from baregrad.schedule.access import Idx, through_fold
-from baregrad.schedule.draft import Request, hoisted, ranges_of
+from baregrad.schedule.access import VIEWS, Idx, through_fold
+from baregrad.schedule.draft import Part, Request, hoisted, ranges_of
 
 if TYPE_CHECKING:
     from baregrad.schedule.fuse import Fusion
 
+_CONST = Ops.CONST
+_INDEX = dtypes.index
+# Of arrays of these a request is made as they are, at the index of what reads them.
+COMPUTED = ~(VIEWS | Ops.CONST.bit | Ops.IOTA.bit)
 _POINTWISE = ELEMENTWISE | frozenset((Ops.PROJ, Ops.CONTIGUOUS))
 
 
@@ -21,13 +26,16 @@ def _expand_pointwise(fusion: Fusion, request: Request) -> None:
     node = request.node
     idx, draft, scope, share = request.idx, request.draft, request.scope, request.share
     evals = request.evals
-    resolve = fusion.resolve
-    request.parts = tuple(
-        [
-            child if child.op is Ops.CONST else resolve(child, idx, draft, scope, share, evals)
-            for child in node.src
-        ]
-    )
+    wanted, resolve = fusion.request, fusion.resolve
+    parts: list[Part] = []
+    for child in node.src:
+        if child.op.bit & COMPUTED and child.shape and child.dtype is not _INDEX:
+            parts.append(wanted(child, idx, draft, scope, share, evals))
+        elif child.op is _CONST:
+            parts.append(child)
+        else:
+            parts.append(resolve(child, idx, draft, scope, share, evals))
+    request.parts = tuple(parts)
 
 
 def _expand_pad(fusion: Fusion, request: Request) -> None:

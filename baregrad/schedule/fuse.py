@@ -46,6 +46,9 @@ from baregrad.schedule.survey import COSTLY, Survey, take_survey
 
 _UNKNOWN: Any = object()
 _COUNTS = MappingProxyType({op: 1 + int(work) // 4 for op, work in COSTLY.items()})
+# Asked faster than read-only views of them.
+_count_of = dict(_COUNTS).get
+_expansion_of = dict(EXPANSIONS).__getitem__
 
 
 class Fusion:
@@ -85,11 +88,17 @@ class Fusion:
         for root in dict.fromkeys(self.outputs):
             if root not in self.must and root.op is not Ops.PARAM:
                 stores.store_view(self, root)
+        wanted, must, homes = self.wanted.pop, self.must, self.homes
+        is_plain = rules.is_plain
         for node in reversed(self.order):
-            requests = self.wanted.pop(node, None)
-            if requests is None and (node not in self.must or node in self.homes):
-                continue
-            self._visit(node, requests or [])
+            requests = wanted(node, None)
+            if requests is None:
+                if node in must and node not in homes:
+                    self._visit(node, [])
+            elif is_plain(self, node, requests):
+                self.expand(requests[0])
+            else:
+                self._visit(node, requests)
         if self.wanted:
             raise CompilerBug("values were wanted after their turn", found=list(self.wanted)[:3])
 
@@ -108,9 +117,6 @@ class Fusion:
             return
         if node.op is Ops.COPY:
             stores.store_copy(self, node, requests)
-            return
-        if rules.is_plain(self, node, requests):
-            self.expand(requests[0])
             return
         verdict = rules.decide(self, node, requests)
         if verdict.reason:
@@ -286,8 +292,8 @@ class Fusion:
         draft.pending -= 1
         op = request.node.op
         # A sine is dozens of instructions: kernels are bounded by those, not by nodes.
-        draft.count += _COUNTS.get(op, 1)
-        EXPANSIONS[op](self, request)
+        draft.count += _count_of(op, 1)
+        _expansion_of(op)(self, request)
 
 
 def _mover(view: Node) -> Callable[[Idx], Idx] | None:

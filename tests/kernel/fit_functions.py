@@ -168,14 +168,20 @@ def error_function(z: Any) -> Any:
     return mp.erf(root) / root - 1
 
 
-def log2_erfc(x: Any) -> Any:
-    """log2(1 - erf(x)) / x."""
-    return mp.log(mp.erfc(x), 2) / x if x else -2 / mp.sqrt(mp.pi) / LN2
+ERFC_SLOPE = to_float(2 / mp.sqrt(mp.pi), 32)
+ERFC_END = mpf("3.95")
 
 
-def by_log2_erfc(x: Any) -> Any:
-    """How an error of `log2_erfc` shows in erf(x)."""
-    return x * LN2 * mp.erfc(x) / mp.erf(x) if x else LN2 * mp.sqrt(mp.pi) / 2
+def erfc_root(x: Any) -> Any:
+    """4 * (1 - (1 - erf(x))**(1/4)) / x less `ERFC_SLOPE`."""
+    exact = -4 * mp.expm1(mp.log(mp.erfc(x)) / 4) / x if x else 2 / mp.sqrt(mp.pi)
+    return exact - ERFC_SLOPE
+
+
+def by_erfc_root(x: Any) -> Any:
+    """How an error of `erfc_root` shows in erf(x); more towards the end, which is to round to 1."""
+    shown = x * mp.erfc(x) ** mpf("0.75") / mp.erf(x) if x else mp.sqrt(mp.pi) / 2
+    return shown * (1 + 3 * (x / ERFC_END) ** 24)
 
 
 def unfolded(t: Any) -> Any:
@@ -231,8 +237,6 @@ TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
      11, 64, by_expm1),
     ("EXP2_F32", "(2**r - 1) / r for |r| <= 1/2", power_of_two, -HALF, HALF, 6, 32,
      lambda x: abs(x) / mpf(2) ** x),
-    ("EXP2M1_F32", "the same, near enough for 2**r - 1", power_of_two, -HALF, HALF, 7, 32,
-     lambda x: 1 / power_of_two(x)),
     ("EXP2_F64", "(2**r - 1) / r for |r| <= 1/2", power_of_two, -HALF, HALF, 12, 64,
      lambda x: abs(x) / mpf(2) ** x),
     ("LOG_F32", "(log(1 + f) - f + f**2/2) / f**3 for sqrt(1/2) <= 1 + f <= sqrt(2)", logarithm,
@@ -253,8 +257,8 @@ TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
      by_arctangent),
     ("ATAN_F64", "(atan(t) - t) / t**3 in t**2 for |t| <= 0.4145", arctangent, mpf(0), TURN, 11,
      64, by_arctangent),
-    ("LOG2_ERFC_F32", "log2(1 - erf(x)) / x for 0 <= x <= 3.95", log2_erfc, mpf(0), mpf("3.95"), 9,
-     32, by_log2_erfc),
+    ("ERFC_ROOT_F32", "4 * (1 - (1 - erf(x))**(1/4)) / x - ERFC_SLOPE_F32 for 0 <= x <= 3.95",
+     erfc_root, mpf(0), ERFC_END, 10, 32, by_erfc_root),
     ("ERF_F64", "erf(x) / x - 1 in x**2 for |x| <= 1", error_function, mpf(0), mpf(1), 12, 64,
      by_erf),
     ("ERFCX_F64", "(1 - erf(x)) * e**(x**2) in (x - 2) / (x + 2) for 1 <= x <= 6",

@@ -200,7 +200,7 @@ def test_panels_of_transposed_operands_are_turned_in_registers(inner: int) -> No
     program = loop
     for item in codegen_passes(SMALL):
         program = item.run(program)
-    assert any(node.op is Ops.WEAVE for node in program.src)
+    assert any(node.op is Ops.TURN for node in program.src)
 
 
 def allocations(loop: Node) -> list[Node]:

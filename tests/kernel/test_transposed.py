@@ -7,14 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.node import alu, const, range_node
 from baregrad.ir.op import Ops
 from baregrad.kernel.linearise import linearise
+from baregrad.target.cpu import CPU_ROWS, CpuTarget
 from tests.render.harness import (
     F32,
     alloc,
     check,
+    compiled,
+    host,
     kernel,
     load,
     loop,
@@ -38,8 +42,8 @@ def zeros(*shape: int) -> Any:
     return np.zeros(shape, np.float32)
 
 
-@pytest.mark.parametrize("lanes", (4, 8, 16))
-@pytest.mark.parametrize("steps", (3, 4, 5, 7, 8, 14, 16))
+@pytest.mark.parametrize("lanes", (4, 8, 16, 32, 64))
+@pytest.mark.parametrize("steps", (3, 4, 5, 7, 8, 14, 16, 20))
 def test_far_lanes_whose_steps_are_neighbours_are_stored_side_by_side(
     steps: int, lanes: int
 ) -> None:
@@ -49,13 +53,14 @@ def test_far_lanes_whose_steps_are_neighbours_are_stored_side_by_side(
     values = data(steps, lanes)
     (found, _) = check(node, [zeros(lanes, steps), values], routes=ROUTES)
     np.testing.assert_array_equal(found, values.T + np.float32(1))
-    stores = [each for each in linearise(node).src if each.op is Ops.VSTORE]
+    code = linearise(node).src
+    turns = [each for each in code if each.op is Ops.TURN]
     if 4 <= steps <= lanes:
-        assert len(stores) == lanes
-        assert {each.arg.width for each in stores} == {steps}
-        assert {each.arg.stride for each in stores} == {1}
+        assert [(each.arg.width, each.arg.stride) for each in turns] == [(lanes, steps)]
+        assert len(turns[0].src) == 2 + steps
     else:
-        assert len(stores) == steps
+        assert not turns
+        assert len([each for each in code if each.op is Ops.VSTORE]) == steps
 
 
 @pytest.mark.parametrize("steps", (4, 5, 8, 13, 16))
@@ -72,6 +77,37 @@ def test_far_lanes_whose_steps_are_neighbours_are_copied_at_once(steps: int) -> 
     assert {each.arg.stride for each in loads} == {1}
 
 
+@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("dtype", (dtypes.uint8, dtypes.int16, dtypes.float64), ids=str)
+@pytest.mark.parametrize(("steps", "lanes"), ((4, 16), (7, 8), (16, 32), (27, 32)))
+def test_tiles_are_right_for_each_width_of_registers(
+    steps: int, lanes: int, dtype: DType, row: CpuTarget
+) -> None:
+    if not set(row.needs) <= set(host().features):
+        pytest.skip(f"this machine does not run the code of {row.name}")
+    u, v = unroll(steps, 0), vector(lanes, 1)
+    x, out = param(1, steps, lanes, dtype=dtype), param(0, lanes, steps, dtype=dtype)
+    value = alu(Ops.ADD, load(x, u, v), const(1, dtype))
+    program = linearise(kernel(store(out, value, v, u)))
+    assert any(each.op is Ops.TURN for each in program.src)
+    values = np.random.default_rng(0).integers(0, 100, (steps, lanes)).astype(dtype.numpy)
+    found = np.zeros((lanes, steps), dtype.numpy)
+    compiled(program, row=row)([found, values])
+    np.testing.assert_array_equal(found, values.T + 1)
+
+
+def test_steps_that_lie_unevenly_apart_are_copied_in_several_tiles() -> None:
+    i, a, b, v = range_node(3, 0), unroll(2, 1), unroll(4, 2), vector(16, 3)
+    x, out, total = param(1, 16, 3, 2, 4), alloc(1, 3, 4, 2, 16), param(0, 3, 4, 2, 16)
+    copied = loop(i, store(out, load(x, v, i, a, b), i, b, a, v))
+    node = kernel(seq(copied, loop(i, store(total, load(out, i, b, a, v), i, b, a, v))))
+    values = data(16, 3, 2, 4)
+    (found, _) = check(node, [zeros(3, 4, 2, 16), values], routes=ROUTES)
+    np.testing.assert_array_equal(found, values.transpose(1, 3, 2, 0))
+    turns = [each for each in linearise(node).src if each.op is Ops.TURN]
+    assert [(each.arg.width, each.arg.stride) for each in turns] == [(4, 32)] * 2
+
+
 def test_neighbours_along_two_axes_are_one_store() -> None:
     a, b, v = unroll(3, 0), unroll(3, 1), vector(16, 2)
     x, out = param(1, 3, 3, 16), param(0, 16, 3, 3)
@@ -79,8 +115,8 @@ def test_neighbours_along_two_axes_are_one_store() -> None:
     values = data(3, 3, 16)
     (found, _) = check(node, [zeros(16, 3, 3), values], routes=ROUTES)
     np.testing.assert_array_equal(found, values.transpose(2, 0, 1) + np.float32(1))
-    stores = [each for each in linearise(node).src if each.op is Ops.VSTORE]
-    assert [each.arg.width for each in stores] == [9] * 16
+    turns = [each for each in linearise(node).src if each.op is Ops.TURN]
+    assert [(each.arg.width, each.arg.stride, len(each.src)) for each in turns] == [(16, 9, 11)]
 
 
 def test_lanes_that_meet_their_neighbours_are_stored_one_by_one() -> None:

@@ -123,10 +123,12 @@ def lower(node: Node) -> Node:
     return node
 
 
-def compiled(program: Node, renderer: str = "llvm") -> Callable[..., None]:
-    """The machine code of a PROGRAM as a function of arrays, variables and chunks."""
+def compiled(
+    program: Node, renderer: str = "llvm", row: CpuTarget | None = None
+) -> Callable[..., None]:
+    """The code of a PROGRAM for a row, this machine's, as a function of arrays and more."""
     loader, llvm, cc = tools()
-    text = render.get(renderer).render(program, host())
+    text = render.get(renderer).render(program, row or host())
     loaded = loader.load((llvm if renderer == "llvm" else cc).assemble(text))
     sig = signature(program)
     entry = ENTRY(loaded.address(sig.entry))

@@ -1,0 +1,212 @@
+"""Tiles that are written by their columns, in LLVM IR: transposed in registers, then stored.
+
+A tile of n vectors is transposed by halves, as Eklundh does (A fast computer method for matrix
+transposing, 1972): log2(n) rounds that interleave pairs of vectors, first element by element, then
+by groups of as many as there were rounds. As long as a group is smaller than the 16 bytes within
+which x86 exchanges elements in a cycle, that is done within each 16 bytes, so columns end in
+another order; each is stored from where it is. What code generators make of all exchanges at once
+takes them long, so two tiles of one form share a function.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import count as counted
+from typing import NamedTuple
+
+from baregrad.dtypes import DType
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.render.llvm_text import FunctionText, declaration_text
+from baregrad.render.llvm_types import (
+    STREAMED,
+    STREAMED_NBYTES,
+    lanes_of,
+    order_text,
+    suffix_text,
+    type_text,
+    value_type,
+)
+
+BLOCK_NBYTES = 16
+
+
+class Tile(NamedTuple):
+    """The form of a tile: `rows` vectors of `lanes`, of which the first `columns` are written.
+
+    stride: elements between columns. masks: whether stores of a part of a vector are masked.
+    """
+
+    dtype: DType
+    rows: int
+    lanes: int
+    columns: int
+    stride: int
+    streamed: bool
+    masks: bool
+
+
+def turn(f: FunctionText, node: Node) -> None:
+    """Write a tile by its columns: in tiles of at most as many rows as a register has lanes."""
+    base, offset, *rows = node.src
+    access, dtype = node.arg, base.dtype
+    lanes = lanes_of(rows[0])
+    width = min(lanes, f.target.lanes(dtype.itemsize))
+    if not f.turns:
+        f.turns = sum([other.op is Ops.TURN for other in f.program.src])
+    several = f.turns > 1 or access.width > width or len(rows) > width
+    for first in range(0, access.width, width):
+        columns = min(width, access.width - first)
+        parts = [_part(f, row, first, width) for row in rows]
+        for above in range(0, len(rows), width):
+            held = parts[above : above + width]
+            nbytes = len(held) * dtype.itemsize
+            streamed = base.op is Ops.PARAM and base.arg.streamed and nbytes in STREAMED_NBYTES
+            streamed = streamed and access.align % nbytes == 0
+            tile = Tile(
+                dtype, len(held), width, columns, access.stride, streamed, f.target.masks
+            )
+            at = access.at + first * access.stride + above
+            where = f.pointer(base, f.use(offset), at, dtype)
+            if streamed:
+                f.streamed[base] = None
+            _write(f, tile, where, held, several)
+
+
+def _part(f: FunctionText, row: Node, first: int, width: int) -> str:
+    """Some of the lanes of a vector."""
+    lanes = lanes_of(row)
+    whole = f.use(row, lanes)
+    if width == lanes:
+        return whole
+    found, kinds = f.fresh(), value_type(row)
+    order = order_text(first, width)
+    f.lines.append(f"  {found} = shufflevector {kinds} {whole}, {kinds} poison, {order}")
+    return found
+
+
+def _write(f: FunctionText, tile: Tile, where: str, rows: list[str], several: bool) -> None:
+    """The text that writes a tile; by a function where the program writes several."""
+    if _is_masked(tile):
+        f.declarations[_masked_store(tile)] = None
+    if tile.streamed or not several:
+        f.lines.append(_body(tile).format(f.fresh(), where, *rows))
+        return
+    name, text = _function(tile)
+    f.declarations[text] = None
+    kinds = type_text(tile.dtype, tile.lanes)
+    f.lines.append(f"  call void {name}(ptr {where}, {f', {kinds} '.join(['', *rows])[2:]})")
+
+
+@lru_cache(1 << 8)
+def _function(tile: Tile) -> tuple[str, str]:
+    """The name and text of a function that writes a tile."""
+    kinds = type_text(tile.dtype, tile.lanes)
+    parts = (*tile[1:5], type_text(tile.dtype))
+    name = f"@turn.{'.'.join(map(str, parts))}"
+    rows = [f"%x{row}" for row in range(tile.rows)]
+    head = f"define internal void {name}(ptr %p, {kinds} {f', {kinds} '.join(rows)}) #0 {{"
+    return name, "\n".join((head, _body(tile).format("%t", "%p", *rows), "  ret void\n}"))
+
+
+@lru_cache(1 << 8)
+def _body(tile: Tile) -> str:
+    """The lines that write a tile, as a format: of a name, the pointer and the rows."""
+    kinds = type_text(tile.dtype, tile.lanes)
+    size = _size(tile)
+    names = [f"{{{row + 2}}}" for row in range(tile.rows)]
+    names += ["zeroinitializer"] * (size - tile.rows)
+    # Of each vector the lanes of the tile, as they stood in its rows.
+    held = [list(range(tile.lanes)) for _ in names]
+    number = counted()
+    lines = []
+    step = 1
+    while step < size:
+        orders = [_order(tile, step, high) for high in (False, True)]
+        texts = [f"<{tile.lanes} x i32> <{', '.join([f'i32 {p}' for p in o])}>" for o in orders]
+        for low in range(size):
+            if low & step:
+                continue
+            high = low + step
+            pair, lanes = (names[low], names[high]), held[low] + held[high]
+            for place, order, text in zip((low, high), orders, texts, strict=True):
+                names[place] = f"{{0}}.{next(number)}"
+                lines.append(
+                    f"  {names[place]} = shufflevector {kinds} {pair[0]}, {kinds} {pair[1]}, {text}"
+                )
+                held[place] = [lanes[each] for each in order]
+        step *= 2
+    for name, lanes in zip(names, held, strict=True):
+        for first in range(0, tile.lanes, size):
+            if lanes[first] < tile.columns:
+                lines += _column(tile, name, first, lanes[first])
+    return "\n".join(lines)
+
+
+def _size(tile: Tile) -> int:
+    """The rows of a tile, filled up to a power of two."""
+    return 1 << (tile.rows - 1).bit_length()
+
+
+def _is_masked(tile: Tile) -> bool:
+    """Whether columns are stored as whole vectors, under a mask."""
+    return tile.masks and tile.rows < _size(tile)
+
+
+def _order(tile: Tile, step: int, high: bool) -> list[int]:
+    """The lanes of two vectors in groups of `step`, in turns: of the low or high half of each.
+
+    Halves are those of every 16 bytes, or of all lanes where groups are that long.
+    """
+    block = min(BLOCK_NBYTES // tile.dtype.itemsize, tile.lanes)
+    if step >= block:
+        block = tile.lanes
+    half = block // 2
+    found: list[int] = []
+    for begin in range(half if high else 0, tile.lanes, block):
+        for first in range(begin, begin + half, step):
+            for vector in (0, tile.lanes):
+                found += range(vector + first, vector + first + step)
+    return found
+
+
+def _column(tile: Tile, name: str, first: int, column: int) -> list[str]:
+    """The lines that store one column, which begins at a lane of a vector."""
+    dtype = tile.dtype
+    size = _size(tile)
+    where = f"{{0}}.p{column}"
+    lines = [
+        f"  {where} = getelementptr {type_text(dtype)}, ptr {{1}}, i64 {tile.stride * column}"
+    ]
+    count = tile.rows
+    masked = _is_masked(tile)
+    kept = size if masked else count
+    if kept < tile.lanes:
+        source, name = name, f"{{0}}.c{column}"
+        kinds = type_text(dtype, tile.lanes)
+        if kept == 1:
+            lines.append(f"  {name} = extractelement {kinds} {source}, i64 {first}")
+        else:
+            order = order_text(first, kept)
+            lines.append(
+                f"  {name} = shufflevector {kinds} {source}, {kinds} poison, {order}"
+            )
+    kinds = type_text(dtype, kept)
+    if masked:
+        mask = ", ".join([f"i1 {'true' if lane < count else 'false'}" for lane in range(size)])
+        lines.append(
+            f"  call void @llvm.masked.store.{suffix_text(dtype, size)}.p0({kinds} {name}, "
+            f"ptr {where}, i32 {dtype.itemsize}, <{size} x i1> <{mask}>)"
+        )
+        return lines
+    ending = f"{count * dtype.itemsize}{STREAMED}" if tile.streamed else f"{dtype.itemsize}"
+    lines.append(f"  store {kinds} {name}, ptr {where}, align {ending}")
+    return lines
+
+
+def _masked_store(tile: Tile) -> str:
+    """The declaration of the instruction by which parts of vectors are stored."""
+    size = _size(tile)
+    name = f"llvm.masked.store.{suffix_text(tile.dtype, size)}.p0"
+    kinds, masks = type_text(tile.dtype, size), f"<{size} x i1>"
+    return declaration_text(name, "void", kinds, "ptr", "i32", masks)
