@@ -291,6 +291,18 @@ class Replay:
         table += self._same
         return list(map(table.__getitem__, self._places))
 
+    def takes_buffers_alone(self, count: int) -> bool:
+        """Whether all that a call does is to submit the list over `count` buffers."""
+        if self._list is None or self._unmade or self._same or not self._has_work:
+            return False
+        return self._used == count == len(self.inputs) + len(self._sizes)
+
+    def submit(self, table: list[Buffer]) -> None:
+        """Run over the inputs and the fresh results in `table`, where that is all."""
+        commands = self._list
+        assert commands is not None
+        commands.device.submit(commands, table)
+
     def slot_of(self, position: int) -> int:
         """The number of a result's fresh memory, -1 for one without memory of one size."""
         if self._list is not None:

@@ -54,13 +54,35 @@ def _remember(
     known: dict[tuple[Any, Any], Any], old: tuple[Any, ...], new: tuple[Any, ...], found: Any
 ) -> None:
     """Keep an answer about shapes without symbolic extents: no node is to be kept alive."""
-    if _PLAIN.issuperset(map(type, old)) and _PLAIN.issuperset(map(type, new)):
+    if _PLAIN.issuperset(map(type, old + new)):
         if len(known) >= _MOST:
             known.clear()
         known[old, new] = found
 
 
 def _find_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
+    groups: list[tuple[Run, Run]] = []
+    if not _PLAIN.issuperset(map(type, old + new)):
+        return _find_symbolic_groups(old, new)
+    rank, wanted = len(old), len(new)
+    i = j = 0
+    while i < rank or j < wanted:
+        first, begin = i, j
+        left = right = 1
+        if i < rank:
+            left, i = old[i], i + 1
+        if j < wanted:
+            right, j = new[j], j + 1
+        while left != right and (i < rank or j < wanted):
+            if j >= wanted or (i < rank and left < right):
+                left, i = left * old[i], i + 1
+            else:
+                right, j = right * new[j], j + 1
+        groups.append(((first, i), (begin, j)))
+    return tuple(groups)
+
+
+def _find_symbolic_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
     groups: list[tuple[Run, Run]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -83,6 +105,10 @@ def _find_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
 def _find_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
     found: dict[int, int] = {}
     for (first, last), (begin, end) in reshape_groups(old, new):
+        if last - first == end - begin == 1:
+            if old[first] != 1 and new[begin] != 1:
+                found[begin] = first
+            continue
         olds = [axis for axis in range(first, last) if old[axis] != 1]
         news = [axis for axis in range(begin, end) if new[axis] != 1]
         if len(olds) == len(news) == 1:

@@ -260,6 +260,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
 # Ops whose shape is that of their source and their attribute alone, and is dear to find.
 _ASKED_AGAIN = mask_of((Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.WINDOW, Ops.REDUCE))
 _MOST = 1 << 12  # shapes that are remembered
+_INTS = frozenset((int,))
 
 
 class _Known:
@@ -279,18 +280,18 @@ def _remembered(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
     if found is None:
         found = _RULES[op](op, src, arg)
         # No node is to be kept alive.
-        if _is_plain(key[1:]):
+        if _is_plain(src[0].shape) and _is_plain(key[2]):
             if len(_known.shapes) >= _MOST:
                 _known.shapes.clear()
             _known.shapes[key] = found
     return found
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether extents and attributes are made of ints alone."""
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value.__class__ is int
+def _is_plain(values: tuple[Any, ...]) -> bool:
+    """Whether extents, or the parts of an attribute, are made of ints alone."""
+    if _INTS.issuperset(map(type, values)):
+        return True
+    return all(isinstance(one, tuple) and _INTS.issuperset(map(type, one)) for one in values)
 
 
 # Asked faster than a read-only view of it.

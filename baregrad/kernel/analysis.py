@@ -126,13 +126,27 @@ def access_offset(array: Node, indices: tuple[Node, ...]) -> Offset:
     return Offset(constant, strides, tuple(rest))
 
 
-def offset_of(node: Node) -> Offset:
-    """The flat offset of an INDEX or OUT node, computed once."""
+# The offsets of a kernel by shape and indices: most of its arrays are read at the same places.
+Offsets = dict[tuple[tuple[Dim, ...], tuple[Node, ...]], Offset]
+
+
+def offset_of(node: Node, known: Offsets | None = None) -> Offset:
+    """The flat offset of an INDEX or OUT node, computed once.
+
+    known: those of other accesses of the kernel, of which equal ones are one object.
+    """
     memo = node.memo
     found: Offset | None = memo.get(_OFFSET)
     if found is None:
-        first = 1 if node.op is Ops.INDEX else 2
-        found = access_offset(node.src[0], node.src[first:])
+        array = node.src[0]
+        indices = node.src[1 if node.op is Ops.INDEX else 2 :]
+        if known is None:
+            found = access_offset(array, indices)
+        else:
+            key = (array.shape, indices)
+            found = known.get(key)
+            if found is None:
+                found = known[key] = access_offset(array, indices)
         memo[_OFFSET] = found
     return found
 
@@ -181,10 +195,11 @@ def _facts(kernel: Node) -> Facts:
     reductions: list[Reduction] = []
     stages: list[Node] = []
     exposed: set[Node] = set()
+    offsets: Offsets = {}
     for out in kernel.src:
         free = out_axes(out)
         data |= free
-        accesses.append(Access(out.src[0], offset_of(out), free, True))
+        accesses.append(Access(out.src[0], offset_of(out, offsets), free, True))
     order = toposort(*kernel.src)
     for node in order:
         op = node.op
@@ -192,7 +207,7 @@ def _facts(kernel: Node) -> Facts:
             everything.add(node)
         elif op is Ops.INDEX:
             if node.src[0].op is Ops.PARAM:
-                accesses.append(Access(node.src[0], offset_of(node), node.ranges, False))
+                accesses.append(Access(node.src[0], offset_of(node, offsets), node.ranges, False))
             else:
                 for child in node.src[1:]:
                     exposed |= child.ranges

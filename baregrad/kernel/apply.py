@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
@@ -30,7 +29,8 @@ from baregrad.ir.node import (
 from baregrad.ir.op import Ops
 from baregrad.kernel import partial_tiles
 from baregrad.kernel.analysis import by_id, facts_of, in_bounds, is_read, offset_of, out_axes
-from baregrad.kernel.axes import Axis, AxisTable, Limit, Piece, Terms, as_one, table_after
+from baregrad.kernel.apply_scope import Pieces, Scope
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_after
 from baregrad.kernel.byte_dots import (
     BYTES,
     Word,
@@ -48,7 +48,6 @@ from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, Stage
 from baregrad.kernel.sharing import prepare
 from baregrad.target import AnyTarget
 
-Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
 CHUNK_ID = 1 << 20
 # The offset of what is not written at all.
@@ -82,24 +81,6 @@ def apply_steps(
         partial_tiles.check_threads(result)
     check_applied(table, rewriter.applied, rewriter.empty)
     return result
-
-
-@dataclass(slots=True)
-class Scope:
-    """One choice of pieces for the original axes, and what was rewritten under it.
-
-    ranges: the final axis of each name (in a copying loop, some stand for others). finals: the
-    final axes and scales that stand for an original one. early: what is rewritten is computed ahead
-    of the condition that keeps an OUT within partial tiles, so that reads have guards of their own.
-    """
-
-    pieces: Pieces
-    ranges: Mapping[str, Node]
-    early: bool = False
-    done: dict[Node, Node] = field(default_factory=dict)
-    parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
-    finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
-    limits: dict[tuple[Limit, ...], Node] = field(default_factory=dict)
 
 
 class _Rewriter:
@@ -176,6 +157,8 @@ class _Rewriter:
         offset = self.offset(out, scope)
         places = zip(out.src[2:], out.src[0].shape, strict=True)
         conditions = [index.inside(p, extent) for p, extent in places if p.mask & Ops.INDEX.bit]
+        if not conditions and not self.masked:
+            return offset
         condition = index.both(*conditions)
         if condition.op is not Ops.CONST or not condition.arg:
             ahead = self.scope(scope.pieces, self.ranges, self.masked)
@@ -310,6 +293,9 @@ class _Rewriter:
     def offset(self, node: Node, scope: Scope) -> Node:
         """The flat offset of an INDEX or OUT in terms of the final axes."""
         old = offset_of(node)
+        found = scope.offsets.get(old)
+        if found is not None:
+            return found
         table = self.table
         terms: dict[Node, int] = {}
         constant = old.constant
@@ -338,7 +324,9 @@ class _Rewriter:
         flat = self.sums.get(key)
         if flat is None:
             flat = self.sums[key] = index.from_linear(terms, constant)
-        return index.as_node(index.total((flat, *extra))) if extra else flat
+        found = index.as_node(index.total((flat, *extra))) if extra else flat
+        scope.offsets[old] = found
+        return found
 
     # --- expressions ----------------------------------------------------------------------------
 
@@ -347,7 +335,10 @@ class _Rewriter:
         done = scope.done
 
         def enter(node: Node) -> bool:
-            return node not in done and not (node.op.bit & _OWN_WAY and self.is_leaf(node))
+            bit = node.op.bit
+            if bit & _SCOPED or node in done:
+                return False
+            return not (bit & _OWN_WAY and self.is_leaf(node))
 
         for node in toposort(*roots, enter=enter):
             if node not in done:

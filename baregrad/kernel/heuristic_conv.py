@@ -285,31 +285,37 @@ def _tiles(
         default=1,
     )
     tiles = []
+    pairs = _pairs(found)
     for vectors in range(1, min(whole, MOST_VECTORS) + 1):
         parts = _parts(whole, vectors)
         carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
         best: Tile | None = None
         panel = products * vectors * machine.lanes * 4
-        for second, third in _pairs(found):
+        for second, third in pairs:
+            most = min(second.size, MOST_STEPS + 2)
             both = (second,) if third is None else (second, third)
-            beside_image = min([abs(axis.stride(found.image) or 0) for axis in both]) <= NEAR_STEPS
+            near = min([abs(axis.stride(found.image) or 0) for axis in both]) <= NEAR_STEPS
+            # Lines of the image are used whole where the first cache holds them till then.
+            near = near or (run >= NEAR_RUN and panel + products * most * 4 <= target.l1_bytes)
+            factor = carry if near else carry * FAR_COST
             beside = second.stride(write) == 1
             times = 1 if third is None else third.size
-            most = min(second.size, MOST_STEPS + 2)
+            scale = products / machine.lanes / used * factor
             for steps in range(most, 0 if third is None else most - 1, -1):
-                held = vectors * (steps * times + 1)
-                if best is not None and held + SPARE_REGISTERS > machine.registers:
+                rows = steps * times
+                if best is not None and vectors * (rows + 1) + SPARE_REGISTERS > machine.registers:
                     continue
+                whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
+                if best is not None and whole_tile / (vectors * rows) * scale >= best.cost:
+                    # Smaller tiles take longer for each product.
+                    break
                 cycles = 0.0
                 rest = _parts(second.size, steps)
                 for v, count in parts:
                     for s, repeats in rest:
                         tile = machine.cycles(v * s * times, v + s * times, v)
                         cycles += count * repeats * tile
-                cost = cycles / second.size / times / whole / machine.lanes / used * products
-                # Whole lines of the image are used where the first cache holds them till then.
-                held_long = run >= NEAR_RUN and panel + products * steps * 4 <= target.l1_bytes
-                cost *= carry if beside_image or held_long else carry * FAR_COST
+                cost = cycles / second.size / times / whole * scale
                 cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
                 cost += STORE_CYCLES if beside and steps >= LEAST_LANES else SCATTER_CYCLES
                 if best is None or cost < best.cost * 0.999:

@@ -52,7 +52,7 @@ def widened(monoid: Monoid, values: tuple[Node, ...]) -> tuple[Monoid, tuple[Nod
 
 def narrowed(parts: tuple[Node, ...], monoid: Monoid) -> tuple[Node, ...]:
     """Finished states in the monoid's own dtypes."""
-    return tuple(cast(part, dtype) for part, dtype in zip(parts, monoid.states, strict=True))
+    return tuple([cast(part, dtype) for part, dtype in zip(parts, monoid.states, strict=True)])
 
 
 def register_places(tiles: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -100,6 +100,31 @@ def guarded(condition: Node, value: Node) -> Node:
     if condition.op is Ops.CONST:
         return value if condition.arg else const(0, value.dtype)
     return make_node(Ops.GUARD, value.dtype, (condition, value))
+
+
+def peeled_guards(
+    monoid: Monoid, values: tuple[Node, ...]
+) -> tuple[list[Node], tuple[Node, ...]]:
+    """Conditions that may skip an element, and the values without them.
+
+    Where a guard is false the value is 0, so only monoids with identity 0 can skip it. What
+    depends on tile axes stays a guard.
+    """
+    value = values[0]
+    if monoid.primitive not in (Ops.ADD, Ops.OR, Ops.XOR) or value.op is not Ops.GUARD:
+        return [], values
+    scalar: list[Node] = []
+    tiled: list[Node] = []
+    while value.op is Ops.GUARD:
+        for part in index.conjuncts(value.src[0]):
+            tile = any(axis.arg.is_tile for axis in part.ranges)
+            (tiled if tile else scalar).append(part)
+        value = value.src[1]
+    if any(part.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE) for part in scalar):
+        return [], values
+    if tiled:
+        value = guarded(index.both(*tiled), value)
+    return scalar, (value,)
 
 
 def peeled_masks(

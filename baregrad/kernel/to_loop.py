@@ -33,6 +33,7 @@ from baregrad.kernel.loop_pieces import (
     load,
     looped,
     narrowed,
+    peeled_guards,
     peeled_masks,
     register_places,
     scoped_below,
@@ -45,6 +46,7 @@ from baregrad.kernel.shared_layouts import in_rows
 from baregrad.kernel.warp_tiles import TILE, product
 
 NOTHING = -1
+Ranges = tuple[Node, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -113,6 +115,9 @@ class _Builder:
         self.rings: dict[Block, Ring] = {}
         # Reductions that their stages make: they have no accumulators of their own.
         self.made_by_stages: set[Node] = set()
+        # The axes of reductions by what they close, and the tile axes of what is read.
+        self.owned: dict[frozenset[Node], tuple[Ranges, list[Node], Ranges]] = {}
+        self.tiles: dict[frozenset[Node], Ranges] = {}
         self.count = 0
 
     # --- places ---------------------------------------------------------------------------------
@@ -141,7 +146,7 @@ class _Builder:
     def buffer(self, dtype: DType, shape: tuple[int, ...], space: str = "register") -> Node:
         """A fresh private array."""
         self.count += 1
-        alloc = Alloc(self.count, space, shape, name=f"a{self.count}")
+        alloc = Alloc(self.count, space, shape, None, 1, f"a{self.count}")
         return make_node(Ops.ALLOC, dtype, (), alloc, shape)
 
     # --- statements -----------------------------------------------------------------------------
@@ -171,7 +176,7 @@ class _Builder:
             # What does not run along the parallel axis is done once, with its last chunk.
             path.append(self.nest(self.root, pool, self.needs(below, self.root)))
             last = alu(Ops.CMPEQ, pool, index.as_node(index.sub(pool.src[0], 1)))
-            path.append(self.nest(path[-1], last, NOTHING, share=False))
+            path.append(self.nest(path[-1], last, self.needs(below, path[-1]), share))
         # Once there is a parallel loop all else goes into it: a kernel has one.
         opened = pool is not None and any(item.key is pool for item in self.root.items)
         for axis in loops:
@@ -223,17 +228,16 @@ class _Builder:
     def reduction(self, node: Node, path: list[Block]) -> None:
         """Accumulators, loops and the final value of a REDUCE, in the innermost open block."""
         block = path[-1]
-        own = by_id({child for child in node.src if child.op is Ops.RANGE})
-        values = tuple([child for child in node.src if child.op is not Ops.RANGE])
-        matrix = any(axis.arg.bind == TILE for axis in own)
-        monoid, values = widened(node.arg.monoid, values)
-        tiles = register_places(by_id({axis for axis in node.ranges if axis.arg.is_tile}))
-        lanes = tuple([axis for axis in own if axis.arg.is_tile and not matrix])
-        loops = looped(own)
+        count = len(node.arg.monoid.states)
+        own, loops, lanes = self.own_axes(frozenset(node.src[count:]))
+        matrix = len(own) > len(loops) + len(lanes)
+        monoid, values = widened(node.arg.monoid, node.src[:count])
+        tiles = self.tiles_of(node.ranges)
         self.reductions(scoped_below(values), path)
         places = register_places(lanes + tiles)
         accumulators = self.accumulators(monoid, places)
-        conditions, values = self.peeled_guards(monoid, values)
+        loads = tuple([load(buffer, places) for buffer in accumulators])
+        conditions, values = peeled_guards(monoid, values)
         if lanes and self.masks:
             masks, values = peeled_masks(monoid, values, frozenset(lanes))
             conditions += masks
@@ -249,14 +253,34 @@ class _Builder:
             total = load(accumulators[0], places)
             update = [product(total, self.convert(values)[0], own)]
         else:
-            update = self.update(monoid, accumulators, values, places)
-        inner[-1].items.extend(Item(step) for step in update)
-        loads = tuple([load(buffer, places) for buffer in accumulators])
+            update = self.update(monoid, accumulators, loads, values, places)
+        inner[-1].items.extend([Item(step) for step in update])
         if lanes:
             loads = self.horizontal(monoid, loads, lanes, tiles, block)
         position = len(block.items) - 1 if lanes else nest_position(block, inner, path)
         parts = narrowed(loads, node.arg.monoid)
         self.placed[node] = Placed(parts, block, position)
+
+    def own_axes(self, axes: frozenset[Node]) -> tuple[Ranges, list[Node], Ranges]:
+        """The axes of a reduction in order, those that are loops, and those that are lanes.
+
+        A matrix unit's are neither.
+        """
+        found = self.owned.get(axes)
+        if found is None:
+            own = by_id(axes)
+            matrix = any(axis.arg.bind == TILE for axis in own)
+            lanes = tuple([axis for axis in own if axis.arg.is_tile and not matrix])
+            found = self.owned[axes] = (own, looped(own), lanes)
+        return found
+
+    def tiles_of(self, ranges: frozenset[Node]) -> Ranges:
+        """The tile axes among some, as those of a register array."""
+        found = self.tiles.get(ranges)
+        if found is None:
+            tiles = by_id({axis for axis in ranges if axis.arg.is_tile})
+            found = self.tiles[ranges] = register_places(tiles)
+        return found
 
     def open(
         self,
@@ -306,39 +330,15 @@ class _Builder:
         shape = tuple([int(axis.src[0].arg) for axis in places])
         return tuple([self.buffer(dtype, shape) for dtype in monoid.states])
 
-    def peeled_guards(
-        self, monoid: Monoid, values: tuple[Node, ...]
-    ) -> tuple[list[Node], tuple[Node, ...]]:
-        """Conditions that may skip an element, and the values without them.
-
-        Where a guard is false the value is 0, so only monoids with identity 0 can skip it. What
-        depends on tile axes stays a guard.
-        """
-        value = values[0]
-        if monoid.primitive not in (Ops.ADD, Ops.OR, Ops.XOR) or value.op is not Ops.GUARD:
-            return [], values
-        scalar: list[Node] = []
-        tiled: list[Node] = []
-        while value.op is Ops.GUARD:
-            for part in index.conjuncts(value.src[0]):
-                tile = any(axis.arg.is_tile for axis in part.ranges)
-                (tiled if tile else scalar).append(part)
-            value = value.src[1]
-        if any(part.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE) for part in scalar):
-            return [], values
-        if tiled:
-            value = guarded(index.both(*tiled), value)
-        return scalar, (value,)
-
     def update(
         self,
         monoid: Monoid,
         buffers: tuple[Node, ...],
+        states: tuple[Node, ...],
         values: tuple[Node, ...],
         places: tuple[Node, ...],
     ) -> list[Node]:
-        """The statements that add one element to the accumulators."""
-        states = tuple([load(buffer, places) for buffer in buffers])
+        """The statements that add one element to the accumulators, which hold `states`."""
         inputs = self.convert(values)
         if monoid.primitive is not None:
             return [store(buffers[0], self.step(monoid, states[0], inputs[0]), places)]
@@ -400,15 +400,17 @@ class _Builder:
         if inner:
             raise CompilerBug("a scan inside loops that it depends on", found=node)
         self.reductions(scoped_below((value,)), path)
-        tiles = register_places(by_id({a for a in node.ranges if a.arg.is_tile}))
+        tiles = self.tiles_of(node.ranges)
         buffers = self.accumulators(monoid, tiles)
         outer = path[depth - 1]
         item = next(item for item in outer.items if item.body is path[depth])
         for buffer, identity in zip(buffers, monoid.identity, strict=True):
             item.before.append(store(buffer, identity, tiles))
         block = path[-1]
-        block.items.extend(Item(s) for s in self.update(monoid, buffers, (value,), tiles))
-        parts = narrowed(tuple(load(buffer, tiles) for buffer in buffers), node.arg.monoid)
+        states = tuple([load(buffer, tiles) for buffer in buffers])
+        steps = self.update(monoid, buffers, states, (value,), tiles)
+        block.items.extend([Item(step) for step in steps])
+        parts = narrowed(states, node.arg.monoid)
         self.placed[node] = Placed(parts, block, len(block.items) - 1)
 
     def stage(self, node: Node, path: list[Block]) -> None:
@@ -483,7 +485,7 @@ class _Builder:
         buffer, places, within = self.accumulator_array(node, monoid, axes)
         inner_axes = looped(by_id(set(axes)))
         self.reductions(scoped_below(values), path)
-        conditions, values = self.peeled_guards(monoid, values)
+        conditions, values = peeled_guards(monoid, values)
         loops = looped(by_id(set(own)))
         # The first step of a sum may take 0 in place of what is in memory.
         clears = monoid.primitive is not Ops.ADD or not self.masks or bool(conditions)

@@ -24,6 +24,9 @@ from baregrad.render.llvm_types import (
     value_type,
 )
 
+# Of strided accesses: whether it loads, the elements, lanes, stride and alignment.
+Form = tuple[bool, DType, int, int, int]
+
 
 def _splat(f: FunctionText, node: Node) -> None:
     (x,) = node.src
@@ -231,12 +234,17 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
     if function:
         f.lines.append(f"  {f.define(node)} = call {kinds} {function}(ptr {where})")
         return
-    addresses = [where, *[f.fresh() for _ in range(1, lanes)]]
-    for lane in range(1, lanes):
-        f.lines.append(
-            f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
-        )
-    _collect(f, node, addresses)
+    if len(node.src) > 2:
+        addresses = [where, *[f.fresh() for _ in range(1, lanes)]]
+        for lane in range(1, lanes):
+            f.lines.append(
+                f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
+            )
+        _collect(f, node, addresses)
+        return
+    name = f.fresh()
+    f.lines.append(_lines_of(_form(node), node.arg.constant).format(name, where))
+    f.names[node] = f"{name}.v{lanes - 1}"
 
 
 def _masked_gather(f: FunctionText, node: Node, where: str) -> None:
@@ -324,30 +332,35 @@ def _vstore(f: FunctionText, node: Node) -> None:
 def _spread(f: FunctionText, node: Node, where: str, operand: str) -> None:
     """One store per lane, a constant number of elements apart."""
     access, dtype = node.arg, node.src[0].dtype
-    element, kinds = type_text(dtype), type_text(dtype, access.width)
+    kinds = type_text(dtype, access.width)
     function = _function(f, node)
     if function:
         f.lines.append(f"  call void {function}(ptr {where}, {kinds} {operand})")
         return
-    names: list[str] = []
-    for _ in range(access.width):
-        one, address = f.fresh(), f.fresh()
-        names += (one, operand, address, where, one, address)
-    form = _spread_form(element, kinds, access.width, access.stride, access.align)
-    f.lines.append(form % tuple(names))
+    f.lines.append(_lines_of(_form(node), False).format(f.fresh(), where, operand))
 
 
 @lru_cache(1 << 8)
-def _spread_form(element: str, kinds: str, lanes: int, stride: int, align: int) -> str:
-    """The text of `_spread` but for the names of its values."""
-    return "\n".join(
-        [
-            f"  %s = extractelement {kinds} %s, i64 {lane}\n"
-            f"  %s = getelementptr {element}, ptr %s, i64 {stride * lane}\n"
-            f"  store {element} %s, ptr %s, align {align}"
-            for lane in range(lanes)
-        ]
-    )
+def _lines_of(form: Form, constant: bool) -> str:
+    """The lines of an access one lane after the other, as a format: of a name, and of operands."""
+    loads, dtype, lanes, stride, align = form
+    element, kinds = type_text(dtype), type_text(dtype, lanes)
+    ending = f"align {align}, !invariant.load !0" if constant else f"align {align}"
+    lines = []
+    total = "poison"
+    for lane in range(lanes):
+        place, one, after = f"{{0}}.a{lane}", f"{{0}}.x{lane}", f"{{0}}.v{lane}"
+        lines.append(f"  {place} = getelementptr {element}, ptr {{1}}, i64 {stride * lane}")
+        if loads:
+            lines.append(f"  {one} = load {element}, ptr {place}, {ending}")
+            lines.append(
+                f"  {after} = insertelement {kinds} {total}, {element} {one}, i64 {lane}"
+            )
+        else:
+            lines.append(f"  {one} = extractelement {kinds} {{2}}, i64 {lane}")
+            lines.append(f"  store {element} {one}, ptr {place}, {ending}")
+        total = after
+    return "\n".join(lines)
 
 
 # --- strided accesses that repeat ----------------------------------------------------------------
@@ -373,12 +386,12 @@ def _function(f: FunctionText, node: Node) -> str:
     form = _form(node)
     if counts[form] < _MANY:
         return ""
-    name, text = _function_text(*form)
+    name, text = _function_text(form)
     f.declarations[text] = None
     return name
 
 
-def _form(node: Node) -> tuple[bool, DType, int, int, int]:
+def _form(node: Node) -> Form:
     """What strided accesses share that call the same function."""
     access = node.arg
     loads = node.op is Ops.VLOAD
@@ -386,29 +399,16 @@ def _form(node: Node) -> tuple[bool, DType, int, int, int]:
 
 
 @lru_cache(1 << 8)
-def _function_text(
-    loads: bool, dtype: DType, lanes: int, stride: int, align: int
-) -> tuple[str, str]:
-    """The name and text of a function that reads or writes lanes `stride` elements apart."""
+def _function_text(form: Form) -> tuple[str, str]:
+    """The name and text of a function that reads or writes lanes that lie apart."""
+    loads, dtype, lanes, stride, align = form
     element, kinds = type_text(dtype), type_text(dtype, lanes)
     verb = "load" if loads else "store"
     name = f"@{verb}.{element}.{lanes}.{stride}.{align}"
     head = f"{kinds} {name}(ptr %p)" if loads else f"void {name}(ptr %p, {kinds} %x)"
-    lines = [f"define internal {head} #0 {{"]
-    for lane in range(lanes):
-        lines.append(f"  %a{lane} = getelementptr {element}, ptr %p, i64 {stride * lane}")
-        place = f"ptr %a{lane}, align {align}"
-        if loads:
-            before = f"%v{lane - 1}" if lane else "poison"
-            lines.append(f"  %x{lane} = load {element}, {place}")
-            lines.append(
-                f"  %v{lane} = insertelement {kinds} {before}, {element} %x{lane}, i64 {lane}"
-            )
-        else:
-            lines.append(f"  %x{lane} = extractelement {kinds} %x, i64 {lane}")
-            lines.append(f"  store {element} %x{lane}, {place}")
-    lines.append(f"  ret {kinds} %v{lanes - 1}\n}}" if loads else "  ret void\n}")
-    return name, "\n".join(lines)
+    last = f"  ret {kinds} %t.v{lanes - 1}" if loads else "  ret void"
+    body = _lines_of(form, False).format("%t", "%p", "%x")
+    return name, "\n".join((f"define internal {head} #0 {{", body, last, "}"))
 
 
 MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(

@@ -115,7 +115,7 @@ def _body(tile: Tile) -> str:
     kinds = type_text(tile.dtype, tile.lanes)
     size = _size(tile)
     names = [f"{{{row + 2}}}" for row in range(tile.rows)]
-    names += ["zeroinitializer"] * (size - tile.rows)
+    names += ["poison"] * (size - tile.rows)
     # Of each vector the lanes of the tile, as they stood in its rows.
     held = [list(range(tile.lanes)) for _ in names]
     number = counted()
@@ -130,11 +130,13 @@ def _body(tile: Tile) -> str:
             high = low + step
             pair, lanes = (names[low], names[high]), held[low] + held[high]
             for place, order, text in zip((low, high), orders, texts, strict=True):
+                held[place] = [lanes[each] for each in order]
+                if pair == ("poison", "poison"):
+                    continue
                 names[place] = f"{{0}}.{next(number)}"
                 lines.append(
                     f"  {names[place]} = shufflevector {kinds} {pair[0]}, {kinds} {pair[1]}, {text}"
                 )
-                held[place] = [lanes[each] for each in order]
         step *= 2
     for name, lanes in zip(names, held, strict=True):
         for first in range(0, tile.lanes, size):

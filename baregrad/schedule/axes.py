@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
@@ -33,7 +34,9 @@ _DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit
 # Where axes are put in place of others, these may come in another order or have other digits.
 _REORDERED = _DIVISIONS | Ops.AND.bit
 _PARAM = Ops.PARAM.bit
+_REDUCE = Ops.REDUCE.bit
 _INDEX = Ops.INDEX.bit
+_ID = attrgetter("arg.id")
 MOST_AXES = 12
 
 
@@ -49,14 +52,16 @@ class Settled:
 
 def settle_axes(outs: tuple[Node, ...]) -> Settled:
     """The OUT nodes with their axes split and numbered."""
-    nodes = toposort(*outs)
     divided = bool(_mask(outs) & _DIVISIONS)
     if divided:
-        outs, nodes = _flatten_views(outs, nodes)
+        outs, nodes = _flatten_views(outs, toposort(*outs))
+    else:
+        # What reads no memory and folds nothing is looked at where axes are replaced alone.
+        nodes = toposort_having(_PARAM | _REDUCE, *outs)
     reductions, params = _reductions_and_params(nodes)
     shared = shared_axes(nodes, reductions) if len(reductions) > 1 else {}
     if shared and _mask(outs) & _REORDERED:
-        outs = _replace_axes(outs, nodes, shared, {})
+        outs = _replace_axes(outs, shared, {})
         nodes = toposort(*outs)
         reductions, params = _reductions_and_params(nodes)
         shared = {}
@@ -71,7 +76,7 @@ def settle_axes(outs: tuple[Node, ...]) -> Settled:
     if len(data) + len(reduced) == len(axes) and not shared:
         if [axis.arg.id for axis in axes] == list(range(len(axes))):
             return Settled(outs, params, data, reduced)
-    made, digits = _renumber(outs, nodes, axes, sizes, shared)
+    made, digits = _renumber(outs, axes, sizes, shared)
     scattered = any(out.arg.monoid is not None for out in outs)
     if scattered and len(data) + len(reduced) > len(axes):
         whole = _whole_scatters(outs, made, digits)
@@ -124,15 +129,13 @@ def _reductions_and_params(nodes: list[Node]) -> tuple[list[Node], dict[int, Nod
 
 def _renumber(
     outs: tuple[Node, ...],
-    nodes: list[Node],
     axes: list[Node],
     sizes: list[list[Dim]],
     shared: Mapping[Node, Node],
 ) -> tuple[tuple[Node, ...], dict[Node, tuple[Node, ...]]]:
     """The OUTs with each axis replaced by its digits, numbered; and these digits.
 
-    nodes: all that the OUTs are made of, sources first. shared: other axes that become what one of
-    `axes` does; none of them has several digits.
+    shared: other axes that become what one of `axes` does; none of them has several digits.
     """
     digits: dict[Node, tuple[Node, ...]] = {}
     mapping: dict[Node, Node] = {}
@@ -149,24 +152,19 @@ def _renumber(
         mapping[axis] = index.as_node(value)
     for axis, other in shared.items():
         mapping[axis] = mapping[other]
-    return _replace_axes(outs, nodes, mapping, digits), digits
+    return _replace_axes(outs, mapping, digits), digits
 
 
 def _replace_axes(
     outs: tuple[Node, ...],
-    nodes: list[Node],
     mapping: Mapping[Node, Node],
     digits: Mapping[Node, tuple[Node, ...]],
 ) -> tuple[Node, ...]:
-    """The OUTs, of which `nodes` lists all that is below, sources first, over the new ranges.
-
-    A reduction over an axis becomes one over its digits.
-    """
+    """The OUTs over the new ranges; a reduction over an axis becomes one over its digits."""
     by_value = {mapping[axis]: parts for axis, parts in digits.items() if len(parts) > 1}
     made = {axis: other for axis, other in mapping.items() if other is not axis}
-    bit = Ops.RANGE.bit
-    for node in nodes:
-        if not node.mask & bit or node in made:
+    for node in toposort_having(Ops.RANGE.bit, *outs):
+        if node in made:
             continue
         current = node
         for child in node.src:
@@ -204,8 +202,8 @@ def _ordered_axes(
     free: set[Node] = set()
     for out in outs:
         for child in out.src[1:]:
-            free.update(child.ranges)
-    ordered = sorted(free, key=lambda axis: int(axis.arg.id))
+            free |= child.ranges
+    ordered = sorted(free, key=_ID)
     count = len(ordered)
     for node in reductions:
         for own in node.src[node.arg.monoid.arity :]:

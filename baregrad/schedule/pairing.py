@@ -34,7 +34,8 @@ class _Loop:
 def shared_axes(nodes: list[Node], reductions: list[Node]) -> dict[Node, Node]:
     """For ranges that may be another's: that other.
 
-    nodes: a kernel's, sources first. reductions: those among them.
+    nodes: a kernel's with all that have reductions below them, sources first. reductions: those
+    among them.
     """
     loops = _loops(nodes, reductions)
     if len(loops) < 2:
@@ -70,7 +71,8 @@ def _loops(
         bits = 0
         if node.mask & Ops.REDUCE.bit:
             for child in node.src:
-                bits |= below[child]
+                if child.mask & Ops.REDUCE.bit:
+                    bits |= below[child]
         if node.op is Ops.REDUCE:
             ranges = node.src[node.arg.monoid.arity :]
             loop = loops.setdefault((ranges, node.ranges), _Loop(ranges, node.ranges))

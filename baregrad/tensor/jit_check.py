@@ -24,7 +24,7 @@ def run_checked(entry: Entry, call: Call) -> Any:
     before = [_bytes_of(storage) for storage in storages]
     tensors = [*entry.surroundings.tensors, *call.tensors[: call.given]]
     gradients = [(tensor, tensor.grad) for tensor in tensors]
-    replayed = _result_bytes(entry.play(call))
+    replayed = _result_bytes(entry.play(call, call.handles()))
     after = [_bytes_of(storage) for storage in storages]
     made = _gradient_bytes(tensors)
     for storage, data in zip(storages, before, strict=True):

@@ -283,8 +283,19 @@ class Entry:
             Outlet(dtype, slot if slots.count(slot) == 1 else -1)
             for dtype, slot in zip(dtypes, slots[len(self.changed) :], strict=True)
         ]
+        self.is_plain = self._is_plain(self.replay, len(refs))
         last = [copies.get(id(ref.handle), ref.handle) for ref in results]
         return last + [last_copies.get(id(ref.handle), ref.handle) for ref in gradients]
+
+    def _is_plain(self, replay: Replay, given: int) -> bool:
+        """Whether a call is its arguments' buffers, those of its results, and nothing else."""
+        count = len(self.outlets)
+        return (
+            not self.state
+            and [outlet.slot for outlet in self.outlets] == list(range(count))
+            and replay.takes_buffers_alone(given + count)
+            and self.results.are_fresh_alone
+        )
 
     def _changes(
         self, written: Mapping[Storage, Node], own: set[Storage]
@@ -368,10 +379,17 @@ class Entry:
                 return True
         return bool(self.state) and any(one.is_stale() for one in self.state)
 
-    def play(self, call: Call) -> Any:
-        """Replay over this call's arguments."""
+    @property
+    def changes_what_is_given(self) -> bool:
+        """Whether a replay changes its arguments, their gradients or those of other tensors."""
+        return bool(
+            self.written_arguments or self.written or self.changed or self.marked
+            or self.renewed or self.argument_gradients
+        )
+
+    def play(self, call: Call, handles: list[Any]) -> Any:
+        """Replay over this call's arguments, which lie in `handles`."""
         assert self.replay is not None
-        handles = call.handles()
         if self.state:
             for tensor in self.surroundings.tensors:
                 # It would count as a reader of the state.
@@ -387,6 +405,28 @@ class Entry:
             if storage is not None:
                 memory[outlet.slot] = storage.node.arg.handle
         return self._give(call, self.replay(handles, call.variables, memory), taken)
+
+    def play_again(self, args: tuple[Any, ...], handles: list[Any]) -> Any:
+        """Replay over arguments of a known kind, of which a replay changes none."""
+        storages = self._spare() if self.is_plain else None
+        if storages is None:
+            return self.play(Call.alike(args), handles)
+        assert self.replay is not None
+        self.replay.submit(handles + [storage.node.arg.handle for storage in storages])
+        if len(storages) == 1:
+            made = Tensor._on(storages[0])
+            return (made,) if self.results.is_plain else made
+        return tuple(map(Tensor._on, storages))
+
+    def _spare(self) -> list[Storage] | None:
+        """What earlier replays made for each outlet, if nobody has any of it any more."""
+        found: list[Storage] = []
+        for outlet in self.outlets:
+            storage = outlet.take()
+            if storage is None:
+                return None
+            found.append(storage)
+        return found
 
     def _give(self, call: Call, made: Sequence[Any], taken: Sequence[Storage | None]) -> Any:
         """The call's result from the replay's arrays; changed arguments change.

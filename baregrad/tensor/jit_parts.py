@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import JitError
@@ -15,6 +16,8 @@ from baregrad.tensor.jit_state import copied
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import describe
 from baregrad.tensor.views import Cut
+
+_NO_NAMES: Mapping[str, Any] = MappingProxyType({})
 
 # --- arguments ------------------------------------------------------------------------------------
 
@@ -49,6 +52,18 @@ class Call:
             key.extend(self.grads)
         # What tells this call from calls of other kinds.
         self.key = tuple(key)
+
+    @classmethod
+    def alike(cls, args: tuple[Any, ...]) -> Call:
+        """A call of tensors whose kind is known, so that it needs no key and is not looked into."""
+        self = object.__new__(cls)
+        self.tree = (args, _NO_NAMES)
+        self.tensors = list(args)
+        self.variables = {}
+        self.given = len(args)
+        self.grads = {}
+        self.key = ()
+        return self
 
     def handles(self) -> list[Any]:
         """The buffer of each tensor's value, as a contiguous array."""

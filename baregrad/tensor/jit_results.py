@@ -132,6 +132,12 @@ class Results:
     fresh: list[Storage]
     is_plain: bool
 
+    @property
+    def are_fresh_alone(self) -> bool:
+        """Whether the result is one fresh tensor after the other, each by itself."""
+        plain = self.is_plain or self.template.__class__ is Hole
+        return plain and self.places == [Place(fresh=i) for i in range(len(self.fresh))]
+
     def give(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Any:
         """The result of a call with these arguments that made these storages."""
         found = [place.find(tensors, storages) for place in self.places]

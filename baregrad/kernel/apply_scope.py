@@ -1,0 +1,32 @@
+"""What is known while a kernel is rewritten for one choice of the parts of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baregrad.ir.node import Node
+from baregrad.kernel.analysis import Offset
+from baregrad.kernel.axes import Limit, Piece
+
+Pieces = dict[Node, Piece]
+
+
+@dataclass(slots=True)
+class Scope:
+    """One choice of pieces for the original axes, and what was rewritten under it.
+
+    ranges: the final axis of each name (in a copying loop, some stand for others). finals: the
+    final axes and scales that stand for an original one. early: what is rewritten is computed ahead
+    of the condition that keeps an OUT within partial tiles, so that reads have guards of their own.
+    The rest is what was found: of nodes, of the parts of reductions, of axes, of accesses.
+    """
+
+    pieces: Pieces
+    ranges: Mapping[str, Node]
+    early: bool = False
+    done: dict[Node, Node] = field(default_factory=dict)
+    parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
+    finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
+    offsets: dict[Offset, Node] = field(default_factory=dict)
+    limits: dict[tuple[Limit, ...], Node] = field(default_factory=dict)
