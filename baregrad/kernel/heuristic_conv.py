@@ -227,7 +227,8 @@ def _stage_filter(
         if not pieces.several:
             stage_panels(plan, found.filter, own, lane, None)
             break
-        if carry_panels(plan, main, pieces, lane, tile.second, inside, target, tile.third):
+        width = min(lane.size, tile.vectors * machine.lanes)
+        if carry_panels(plan, main, pieces, lane, width, tile.second, inside, target, tile.third):
             stage_panels(plan, found.filter, pieces.inner, lane, None)
             break
     if cut is not None:
@@ -287,13 +288,17 @@ def _tiles(
         carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
         best: Tile | None = None
         known: dict[tuple[int, int], float] = {}
+        panel = products * vectors * machine.lanes * 4
         for second, third in pairs:
-            near = abs(second.stride(found.image) or 0) <= NEAR_STEPS or run >= NEAR_RUN
+            most = min(second.size, MOST_STEPS + 2)
+            both = (second,) if third is None else (second, third)
+            near = min([abs(axis.stride(found.image) or 0) for axis in both]) <= NEAR_STEPS
+            # Lines of the image are used whole where the first cache holds them till then.
+            near = near or (run >= NEAR_RUN and panel + products * most * 4 <= target.l1_bytes)
             factor = carry if near else carry * FAR_COST
             beside = second.stride(write) == 1
             times = 1 if third is None else third.size
             scale = products / machine.lanes / used * factor
-            most = min(second.size, MOST_STEPS + 2)
             for steps in range(most, 0 if third is None else most - 1, -1):
                 rows = steps * times
                 if best is not None and vectors * (rows + 1) + SPARE_REGISTERS > machine.registers:

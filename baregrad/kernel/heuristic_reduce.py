@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from baregrad.ir.node import Node
 from baregrad.kernel.analysis import (
-    EXPENSIVE,
+    EXPENSIVE_OPS,
     Access,
     Reduction,
     itemsize,
@@ -232,7 +232,7 @@ def _vectorise_sums(
 
 def _is_dear(plan: Plan) -> bool:
     """Whether a kernel computes what takes many operations."""
-    return any(node.op in EXPENSIVE for node in plan.facts.order)
+    return any(out.mask & EXPENSIVE_OPS for out in plan.facts.outs)
 
 
 def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:
@@ -257,6 +257,8 @@ def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:
 
 def _side_by_side(plan: Plan, main: Reduction) -> int:
     """How many reductions run in the loops of the main one: none of them reads another."""
+    if len(plan.facts.reductions) == 1:
+        return 1
     depth: dict[Node, int] = {}
     for reduction in plan.facts.reductions:
         node = reduction.node
