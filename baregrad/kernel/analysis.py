@@ -14,7 +14,7 @@ from baregrad.ir import index
 from baregrad.ir.bounds import bounds
 from baregrad.ir.index import Dim
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort
-from baregrad.ir.op import ALU, Ops
+from baregrad.ir.op import ALU, Ops, mask_of
 
 _OFFSET = "kernel.offset"
 _AXES = "kernel.axes"
@@ -26,6 +26,7 @@ EXPENSIVE = frozenset(
      Ops.THREEFRY)
 )
 _SLOW = frozenset((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL, Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV))
+EXPENSIVE_OPS = mask_of(EXPENSIVE)
 EXPENSIVE_FLOPS = 16
 SLOW_FLOPS = 4
 _INDEX = dtypes.index
@@ -159,6 +160,11 @@ def is_read(node: Node) -> bool:
 def in_bounds(node: Node) -> bool:
     """Whether an INDEX stays inside its array whatever its axes are, guarded or not."""
     for position, extent in zip(node.src[1:], node.src[0].shape, strict=True):
+        if position.op is Ops.RANGE and extent.__class__ is int:
+            # The usual case: an axis of the array's own size.
+            size = position.src[0]
+            if size.op is Ops.CONST and 0 < size.arg <= extent:
+                continue
         low, high = bounds(position)
         if low < 0 or high >= (extent if extent.__class__ is int else index.lower(extent)):
             return False

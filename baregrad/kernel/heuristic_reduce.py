@@ -9,9 +9,8 @@ several products.
 from __future__ import annotations
 
 from baregrad.ir.node import Node
-from baregrad.ir.op import mask_of
 from baregrad.kernel.analysis import (
-    EXPENSIVE,
+    EXPENSIVE_OPS,
     Access,
     Reduction,
     itemsize,
@@ -45,9 +44,6 @@ REGISTER_NBYTES = 16
 WIDEST = 4
 STEP_COST = 0.25
 MASKED_COST = 1.1
-
-
-_EXPENSIVE = mask_of(EXPENSIVE)
 
 
 def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
@@ -236,7 +232,7 @@ def _vectorise_sums(
 
 def _is_dear(plan: Plan) -> bool:
     """Whether a kernel computes what takes many operations."""
-    return any(out.mask & _EXPENSIVE for out in plan.facts.outs)
+    return any(out.mask & EXPENSIVE_OPS for out in plan.facts.outs)
 
 
 def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:

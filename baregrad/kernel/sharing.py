@@ -11,13 +11,12 @@ from baregrad.base.bits import round_up
 from baregrad.ir import index
 from baregrad.ir.attrs import Stage
 from baregrad.ir.node import Node, extent_of, range_node, rebuild, substitute, toposort
-from baregrad.ir.op import Ops, mask_of
-from baregrad.kernel.analysis import EXPENSIVE, by_id
+from baregrad.ir.op import Ops
+from baregrad.kernel.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id
 from baregrad.kernel.guards import push_guards
 from baregrad.target import AnyTarget, GpuTarget
 
 _MEMO = "kernel.prepared"
-_EXPENSIVE_MASK = mask_of(EXPENSIVE)
 # Rows that fit the first or second cache, and are worth a loop of their own.
 LEAST_EXTENT = 16
 MOST_EXTENT = 1 << 15
@@ -43,7 +42,7 @@ def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
 
 def share_values(kernel: Node) -> Node:
     """`kernel` with expensive values of two loops staged."""
-    if not (kernel.mask & _EXPENSIVE_MASK and kernel.has(Ops.REDUCE)) or kernel.has(Ops.STAGE):
+    if not (kernel.mask & EXPENSIVE_OPS and kernel.has(Ops.REDUCE)) or kernel.has(Ops.STAGE):
         return kernel
     order = toposort(kernel)
     values = [node for node in order if node.op in EXPENSIVE]
