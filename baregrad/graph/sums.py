@@ -4,7 +4,8 @@
 in a contraction's operands. A sum of several such products is split when a factor is itself the
 result of a reduction: the new sums no longer wait for it, so that all of them are made in one pass
 over memory (the gradient of a batch norm: four sums at once, instead of one after the other).
-What others read as well is not taken apart, since it will be in memory.
+What others read as well is not taken apart, since it will be in memory, unless what is left of it
+without such a factor is read by others too: sums of the same are then one sum.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
     while stack:
         factor = stack.pop()
         few = len(stack) + len(inner) + len(outer) < _FACTORS
-        if factor.op is Ops.MUL and few and (factor is body or factor in this.own):
+        if factor.op is Ops.MUL and few and (factor is body or _is_taken(this, factor)):
             stack.extend(reversed(factor.src))
         elif not factor.shape:
             outer.append(factor)
@@ -118,6 +119,23 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
             if scale is not None:
                 outer.append(scale)
     return inner, outer
+
+
+def _is_taken(this: _Sum, product: Node) -> bool:
+    """Whether a MUL is taken apart.
+
+    Nobody else reads it, or a factor repeats along the summed axes and others read the rest alone.
+    """
+    if product in this.own:
+        return True
+    a, b = product.src
+    return (_varies_not(b, this.axes) and this.uses.of(a) > 1) or (
+        _varies_not(a, this.axes) and this.uses.of(b) > 1
+    )
+
+
+def _varies_not(factor: Node, axes: tuple[int, ...]) -> bool:
+    return not factor.shape or _is_repeated(factor, axes)
 
 
 def _is_repeated(factor: Node, axes: tuple[int, ...]) -> bool:
@@ -189,7 +207,7 @@ def _split(this: _Sum, body: Node) -> Node | None:
     for term, sign in _terms(this, body):
         if not term.shape or _is_repeated(term, this.axes):
             return None  # a repeated term may cancel with the others: let it be summed with them
-        taken = term.op is Ops.MUL and term in this.own
+        taken = term.op is Ops.MUL and _is_taken(this, term)
         inner, outer = _factors(this, term) if taken else ([term], [])
         if not inner:
             return None

@@ -177,8 +177,8 @@ class _Rewriter:
         # Axes that were collapsed have the limits of one.
         limits = tuple(dict.fromkeys(found))
         if limits not in scope.limits:
-            known = partial_tiles.conditions_of(limits, lambda terms: self.finals_of(terms, scope))
-            scope.limits[limits] = known
+            finals = [self.finals_of(limit.terms, scope) for limit in limits]
+            scope.limits[limits] = partial_tiles.conditions_of(limits, finals)
         return scope.limits[limits]
 
     def scope(self, pieces: Pieces, ranges: Mapping[str, Node], early: bool = False) -> Scope:

@@ -96,7 +96,8 @@ def plan_contraction(
     outside = [axis for axis in others if any(axis.stride(a) != 0 for a in wanted)]
     inside = [axis for axis in others if axis not in outside]
     if pieces.several:
-        if not carry_panels(plan, main, pieces, lane, second, inside, target):
+        width = min(lane.size, vectors * machine.lanes)
+        if not carry_panels(plan, main, pieces, lane, width, second, inside, target):
             return [*others, lane, *inner]
         plan.because("the sum in several panels: one would not fit the second cache")
         for access in wanted:
@@ -154,6 +155,7 @@ def carry_panels(
     main: Reduction,
     pieces: Pieces,
     lane: PlannedAxis,
+    width: int,
     second: PlannedAxis,
     inside: list[PlannedAxis],
     target: CpuTarget,
@@ -161,9 +163,9 @@ def carry_panels(
 ) -> bool:
     """Keep sums of several panels in scratch memory; False where they would not fit a cache.
 
-    third: an axis of which a tile has all.
+    width: lanes of a tile. third: an axis of which a tile has all.
     """
-    elements = second.size * min(lane.size, 4 * target.lanes(4))
+    elements = second.size * width
     for axis in inside:
         elements *= axis.size
     whole = () if third is None else (third.name,)

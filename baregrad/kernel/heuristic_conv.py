@@ -68,7 +68,7 @@ def _skips(found: Windows, write: Access) -> bool:
 class Windows:
     """A sum of products of an image and a filter, and the axes of its output by what they move.
 
-    Lanes lie along `lane`.
+    lane: the longest of those that move the filter alone, along which vectors lie.
     """
 
     image: Access
@@ -77,11 +77,7 @@ class Windows:
     moves_filter: list[PlannedAxis]
     moves_both: list[PlannedAxis]
     own: list[PlannedAxis]
-
-    @property
-    def lane(self) -> PlannedAxis:
-        """The longest axis that moves the filter alone."""
-        return max(self.moves_filter, key=lambda axis: axis.size)
+    lane: PlannedAxis
 
 
 def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | None:
@@ -125,7 +121,8 @@ def _sorted(plan: Plan, main: Reduction, image: Access, other: Access) -> Window
                 return None
     if not only_image or not only_filter or not own:
         return None
-    return Windows(image, other, only_image, only_filter, both, own)
+    lane = max(only_filter, key=lambda axis: axis.size)
+    return Windows(image, other, only_image, only_filter, both, own, lane)
 
 
 def _slides(found: Windows) -> bool:
@@ -230,7 +227,8 @@ def _stage_filter(
         if not pieces.several:
             stage_panels(plan, found.filter, own, lane, None)
             break
-        if carry_panels(plan, main, pieces, lane, tile.second, inside, target, tile.third):
+        width = min(lane.size, tile.vectors * machine.lanes)
+        if carry_panels(plan, main, pieces, lane, width, tile.second, inside, target, tile.third):
             stage_panels(plan, found.filter, pieces.inner, lane, None)
             break
     if cut is not None:
@@ -289,26 +287,37 @@ def _tiles(
         parts = _parts(whole, vectors)
         carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
         best: Tile | None = None
+        known: dict[tuple[int, int], float] = {}
+        panel = products * vectors * machine.lanes * 4
         for second, third in pairs:
-            near = abs(second.stride(found.image) or 0) <= NEAR_STEPS or run >= NEAR_RUN
+            most = min(second.size, MOST_STEPS + 2)
+            both = (second,) if third is None else (second, third)
+            near = min([abs(axis.stride(found.image) or 0) for axis in both]) <= NEAR_STEPS
+            # Lines of the image are used whole where the first cache holds them till then.
+            near = near or (run >= NEAR_RUN and panel + products * most * 4 <= target.l1_bytes)
             factor = carry if near else carry * FAR_COST
             beside = second.stride(write) == 1
             times = 1 if third is None else third.size
             scale = products / machine.lanes / used * factor
-            most = min(second.size, MOST_STEPS + 2)
             for steps in range(most, 0 if third is None else most - 1, -1):
                 rows = steps * times
                 if best is not None and vectors * (rows + 1) + SPARE_REGISTERS > machine.registers:
                     continue
-                whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
-                if best is not None and whole_tile / (vectors * rows) * scale >= best.cost:
-                    # Smaller tiles take longer for each product.
-                    break
+                if best is not None:
+                    whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
+                    least = whole_tile / (vectors * rows) * scale
+                    least += STORE_CYCLES if beside else SCATTER_CYCLES
+                    if least >= best.cost * 0.999:
+                        # Smaller tiles take longer for each product.
+                        break
                 cycles = 0.0
                 rest = _parts(second.size, steps)
                 for v, count in parts:
                     for s, repeats in rest:
-                        tile = machine.cycles(v * s * times, v + s * times, v)
+                        tile = known.get((v, s * times))
+                        if tile is None:
+                            tile = machine.cycles(v * s * times, v + s * times, v)
+                            known[v, s * times] = tile
                         cycles += count * repeats * tile
                 cost = cycles / second.size / times / whole * scale
                 cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)

@@ -257,6 +257,8 @@ def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:
 
 def _side_by_side(plan: Plan, main: Reduction) -> int:
     """How many reductions run in the loops of the main one: none of them reads another."""
+    if len(plan.facts.reductions) == 1:
+        return 1
     depth: dict[Node, int] = {}
     for reduction in plan.facts.reductions:
         node = reduction.node

@@ -28,7 +28,7 @@ from baregrad.kernel.linearise_copies import commit, copy_to, done
 from baregrad.kernel.linearise_folds import BARRIER
 from baregrad.kernel.linearise_mma import multiply
 from baregrad.kernel.linearise_points import interleave
-from baregrad.kernel.linearise_scopes import END, ZERO
+from baregrad.kernel.linearise_scopes import END, MOMENT, ZERO
 from baregrad.kernel.linearise_transposed import (
     copy_transposed,
     neighbours,
@@ -140,9 +140,14 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
         same = None
         if value.op is Ops.CONST:
             same = values.vector(values.value(value), values.memory.registers[node.src[0]])
+        # A finished sum that nothing else writes needs no register.
+        kept = value.op is Ops.REDUCE and node.src[0] not in values.memory.again
         for values.point in points:
             begins.append(len(code))
-            _set(values, node, address, compute(value) if same is None else same)
+            if kept:
+                _keep(values, node, address, compute(value))
+            else:
+                _set(values, node, address, compute(value) if same is None else same)
         points = []
     elif plain and axes and _transposed(values, node, axes, lanes, compute):
         points = []
@@ -203,6 +208,15 @@ def _set(values: Values, store: Node, address: Address, result: Node) -> None:
     if register.shape and not result.shape:
         result = values.vector(result, register.arg.width)
     values.scopes.innermost.code.append(instruction(Ops.SET, dtypes.token, (register, result)))
+
+
+def _keep(values: Values, store: Node, address: Address, result: Node) -> None:
+    """Let a value stand for the register of the current point."""
+    buffer = store.src[0]
+    result = values.vector(result, values.memory.registers[buffer])
+    values.registers[buffer, address.at(values.point)] = result
+    if values.scopes.depth.get(result) == MOMENT:
+        values.scopes.settle(result)
 
 
 def _write(

@@ -156,6 +156,7 @@ def lanes_of(axis: Node) -> int:
 class Memory:
     """What a kernel does to buffers: those it writes, and the ALLOCs that can be registers.
 
+    written, again: what some statement writes, and what several do.
     addresses: of each LOAD and STORE. registers: lanes of each register of an ALLOC. loads: the
     LOADs of each buffer. single: no more than one argument is written. That one may lie over an
     argument that is read, element by element, so a load must not pass the write of another.
@@ -165,6 +166,7 @@ class Memory:
     def __init__(self, kernel: Node, gpu: bool = False) -> None:
         self.addresses: dict[Node, Address] = {}
         self.written: set[Node] = set()
+        self.again: set[Node] = set()
         self.registers: dict[Node, int] = {}
         self.loads: dict[Node, list[Node]] = {}
         refused: set[Node] = set()
@@ -174,6 +176,8 @@ class Memory:
             op = node.op
             if op is Ops.STORE or op is Ops.COPYTO:
                 indices = node.src[2:]
+                if node.src[0] in self.written:
+                    self.again.add(node.src[0])
                 self.written.add(node.src[0])
             elif op is Ops.LOAD:
                 indices = node.src[1:]

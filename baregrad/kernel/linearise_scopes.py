@@ -151,10 +151,12 @@ class Scopes:
             scope.code.append(node)
         self.emitted.add(node)
 
-    def settle(self, register: Node) -> None:
-        """Let a register that is not set again hold its value to the end of the current scope."""
-        self.depth[register] = len(self.stack) - 1
-        self.innermost.values.append(register)
+    def settle(self, value: Node) -> None:
+        """Let a register or momentary value that is not set again last as long as the scope."""
+        if value in self.momentary:
+            self.momentary.remove(value)
+        self.depth[value] = len(self.stack) - 1
+        self.innermost.values.append(value)
 
     def remember(self, key: Any, value: Any) -> None:
         """Keep `value`, a node or a tuple of them, for `key` as long as it is right."""

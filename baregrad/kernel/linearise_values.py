@@ -68,7 +68,7 @@ class Values:
         self.counters: dict[Node, Node] = {}
         self.masks: tuple[Node, ...] = ()
         self.plan = Plan(None, [], [])
-        self._registers: dict[Any, Node] = {}
+        self.registers: dict[Any, Node] = {}
         self._plans: dict[Node, Plan] = {}
         self.shared: set[Node] = set()
         self._axes: dict[frozenset[Node], tuple[Node, ...]] = {}
@@ -121,12 +121,10 @@ class Values:
             rule = _rule_of(op)
             if rule is None:
                 raise CompilerBug("not an expression of the CPU's loop level", found=node)
-            if op.bit & _WHOLE:
-                known[node] = rule(self, node, ())
-                continue
             if rule is _elementwise and touches_index(node):
                 rule = _index
-            known[node] = rule(self, node, [known[child] for child in node.src])
+            operands = () if op.bit & _WHOLE else [known[child] for child in node.src]
+            known[node] = rule(self, node, operands)
         return known[root]
 
     def _evaluate(self, plan: Plan) -> Any:
@@ -320,18 +318,18 @@ class Values:
 
     def register(self, alloc: Node, at: int) -> Node:
         """The register that holds the elements of an ALLOC from `at` on."""
-        found = self._registers.get((alloc, at))
+        found = self.registers.get((alloc, at))
         if found is None:
             width = self.memory.registers[alloc]
-            found = self._registers[alloc, at] = self.fresh_register(alloc.dtype, width)
+            found = self.registers[alloc, at] = self.fresh_register(alloc.dtype, width)
         return found
 
     def fresh_register(self, dtype: DType, width: int) -> Node:
         """A register that nobody else has."""
         shape = (width,) if width > 1 else ()
-        arg = linearise_access.register_of(len(self._registers), width)
+        arg = linearise_access.register_of(len(self.registers), width)
         found = instruction(_REG, dtype, (), arg, shape)
-        self._registers[found] = found
+        self.registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
 

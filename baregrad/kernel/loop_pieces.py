@@ -127,12 +127,17 @@ def peeled_guards(
     return scalar, (value,)
 
 
+# What conditions with lanes are taken apart into: conditions of reduced lanes, and what is left.
+Masks = dict[tuple[Node, frozenset[Node]], tuple[list[Node], list[Node]]]
+
+
 def peeled_masks(
-    monoid: Monoid, values: tuple[Node, ...], lanes: frozenset[Node]
+    monoid: Monoid, values: tuple[Node, ...], lanes: frozenset[Node], known: Masks
 ) -> tuple[list[Node], tuple[Node, ...]]:
     """Conditions on the tile axes `lanes` that are reduced, and what is reduced without them.
 
-    Where one fails the accumulator is left as it is: no value has to be made up for it.
+    Where one fails the accumulator is left as it is: no value has to be made up for it. What was
+    taken apart before is in `known`.
     """
     value = values[0]
     if monoid.primitive is None:
@@ -144,21 +149,29 @@ def peeled_masks(
         return [], values
     if value.op is not Ops.GUARD:
         return [], values
+    key = (value.src[0], lanes)
+    if key not in known:
+        known[key] = _taken_apart(*key)
+    masks, others = known[key]
+    if not others:
+        return masks, (value.src[1],)
+    if not masks or value is not values[0]:
+        return [], values
+    return masks, (guarded(index.both(*others), value.src[1]),)
+
+
+def _taken_apart(
+    condition: Node, lanes: frozenset[Node]
+) -> tuple[list[Node], list[Node]]:
     masks: list[Node] = []
     others: list[Node] = []
-    for part in index.conjuncts(value.src[0]):
+    for part in index.conjuncts(condition):
         tiles = {axis for axis in part.ranges if axis.arg.is_tile}
-        if tiles and tiles <= lanes:
+        if tiles and tiles <= lanes and not part.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE):
             masks.append(_lanes_apart(part))
         else:
             others.append(part)
-    if not masks or any(part.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE) for part in masks):
-        return [], values
-    if not others:
-        return masks, (value.src[1],)
-    if value is not values[0]:
-        return [], values
-    return masks, (guarded(index.both(*others), value.src[1]),)
+    return masks, others
 
 
 def _lanes_apart(condition: Node) -> Node:

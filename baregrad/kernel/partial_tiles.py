@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
@@ -11,7 +11,7 @@ from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, const, toposort
 from baregrad.ir.op import Ops
-from baregrad.kernel.axes import AxisTable, Limit, Terms
+from baregrad.kernel.axes import AxisTable, Limit
 
 TRUE = const(True, dtypes.bool)
 _CLOSING = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.OUT.bit
@@ -79,13 +79,11 @@ def guards_reads(table: AxisTable) -> bool:
     return any(piece.limits for name in data for piece in table.pieces.get(name, ()))
 
 
-def conditions_of(
-    limits: tuple[Limit, ...], finals: Callable[[Terms], Iterable[tuple[Node, int]]]
-) -> Node:
-    """Whether all limits hold; `finals` gives the final axes of named ones, with their scales."""
+def conditions_of(limits: Sequence[Limit], finals: Sequence[list[tuple[Node, int]]]) -> Node:
+    """Whether all limits hold; `finals` are the final axes of each, with their scales."""
     found = []
-    for limit in limits:
-        place = index.add(index.from_linear(dict(finals(limit.terms)), 0), limit.start)
+    for limit, terms in zip(limits, finals, strict=True):
+        place = index.add(index.from_linear(dict(terms), 0), limit.start)
         found.append(index.less(place, limit.extent))
     return index.both(*found)
 

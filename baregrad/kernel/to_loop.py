@@ -25,6 +25,7 @@ from baregrad.kernel.kept_rows import Kept, kept_in_output
 from baregrad.kernel.loop_blocks import Block, Item, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
+    Masks,
     factor_where,
     filled,
     guarded,
@@ -118,6 +119,7 @@ class _Builder:
         # The axes of reductions by what they close, and the tile axes of what is read.
         self.owned: dict[frozenset[Node], tuple[Ranges, list[Node], Ranges]] = {}
         self.tiles: dict[frozenset[Node], Ranges] = {}
+        self.known_masks: Masks = {}
         self.count = 0
 
     # --- places ---------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ class _Builder:
         loads = tuple([load(buffer, places) for buffer in accumulators])
         conditions, values = peeled_guards(monoid, values)
         if lanes and self.masks:
-            masks, values = peeled_masks(monoid, values, frozenset(lanes))
+            masks, values = peeled_masks(monoid, values, frozenset(lanes), self.known_masks)
             conditions += masks
         below = scoped_below(values)
         needs = self.needs(below, block)

@@ -16,7 +16,7 @@ from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
 from baregrad.render.llvm_memory import MEMORY_RULES
 from baregrad.render.llvm_ops import ELEMENTWISE_RULES
-from baregrad.render.llvm_text import Block, FunctionText, Rule
+from baregrad.render.llvm_text import POISON, Block, FunctionText, Rule
 from baregrad.render.llvm_types import STREAMED, value_type
 from baregrad.target.cpu import CpuTarget
 
@@ -144,8 +144,10 @@ def _begin(f: FunctionText, node: Node) -> None:
     block.counter = (f.define(node), start, stop)
     # What comes around is not known yet: END fills in the phi nodes.
     block.phi_at = len(f.lines)
-    block.phis = [f.define(register) for register in block.registers.carried]
-    f.lines.extend([""] * (1 + len(block.phis)))
+    carried, fresh = block.registers.carried, f.fresh
+    block.phis = [fresh() for _ in carried]
+    f.names.update(zip(carried, block.phis, strict=True))
+    f.lines += [""] * (1 + len(carried))
     f.label = body
 
 
@@ -153,8 +155,9 @@ def _open(f: FunctionText) -> Block:
     f.labels += 1
     registers = f.registers[f.place]
     block = Block(f.labels, f.label, registers)
+    name_of = f.names.get
     for register in (*registers.carried, *registers.merged):
-        block.before[register] = f.use(register)
+        block.before[register] = name_of(register, POISON)
     f.blocks.append(block)
     return block
 
@@ -182,12 +185,11 @@ def _end(f: FunctionText, node: Node) -> None:
         lines.append(f"  {following} = add nsw i64 {counter}, 1")
         lines.append(f"  {more} = icmp slt i64 {following}, {stop}")
         lines.append(f"  br i1 {more}, label %L{label}, label %E{label}")
-        phis = [("i64", counter, start, following)]
-        for register, phi in zip(registers.carried, block.phis, strict=True):
-            phis.append((value_type(register), phi, before[register], f.names[register]))
-        lines[block.phi_at : block.phi_at + len(phis)] = [
-            f"  {phi} = phi {kinds} [ {first}, %{block.start} ], [ {again}, %{last} ]"
-            for kinds, phi, first, again in phis
+        names, middle, end = f.names, f", %{block.start} ], [ ", f", %{last} ]"
+        lines[block.phi_at] = f"  {counter} = phi i64 [ {start}{middle}{following}{end}"
+        lines[block.phi_at + 1 : block.phi_at + 1 + len(block.phis)] = [
+            f"  {phi} = phi {value_type(r)} [ {before[r]}{middle}{names[r]}{end}"
+            for r, phi in zip(registers.carried, block.phis, strict=True)
         ]
     lines.append(f"E{label}:")
     f.label = f"E{label}"

@@ -13,6 +13,8 @@ from baregrad.render.interface import BlockRegisters, alloc_nbytes, block_regist
 from baregrad.render.llvm_types import constant_text, type_text
 from baregrad.target.cpu import CpuTarget
 
+# The value of a register that was not set.
+POISON = "poison"
 # As many names as most functions need, spelled once.
 _SPELLED = 1 << 10
 _NAMES = tuple([f"%v{number}" for number in range(1, _SPELLED)])
@@ -97,7 +99,7 @@ class FunctionText:
         if op is Ops.CONST:
             return constant_text(node, lanes)
         if op is Ops.REG:
-            return "poison"
+            return POISON
         if op is Ops.VAR:
             name = node.arg.name
             if name.startswith("."):

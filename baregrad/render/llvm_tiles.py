@@ -57,7 +57,7 @@ def turn(f: FunctionText, node: Node) -> None:
     several = f.turns > 1 or access.width > width or len(rows) > width
     for first in range(0, access.width, width):
         columns = min(width, access.width - first)
-        parts = [_part(f, row, first, width) for row in rows]
+        parts = _parts(f, rows, first, width)
         for above in range(0, len(rows), width):
             held = parts[above : above + width]
             nbytes = len(held) * dtype.itemsize
@@ -73,16 +73,17 @@ def turn(f: FunctionText, node: Node) -> None:
             _write(f, tile, where, held, several)
 
 
-def _part(f: FunctionText, row: Node, first: int, width: int) -> str:
-    """Some of the lanes of a vector."""
-    lanes = lanes_of(row)
-    whole = f.use(row, lanes)
+def _parts(f: FunctionText, rows: list[Node], first: int, width: int) -> list[str]:
+    """Some of the lanes of vectors."""
+    lanes = lanes_of(rows[0])
+    found = [f.use(row, lanes) for row in rows]
     if width == lanes:
-        return whole
-    found, kinds = f.fresh(), value_type(row)
-    order = order_text(first, width)
-    f.lines.append(f"  {found} = shufflevector {kinds} {whole}, {kinds} poison, {order}")
-    return found
+        return found
+    name, kinds = f.fresh(), value_type(rows[0])
+    start, end = f" = shufflevector {kinds} ", f", {kinds} poison, {order_text(first, width)}"
+    names = [f"{name}.{place}" for place in range(len(rows))]
+    f.lines += [f"  {part}{start}{whole}{end}" for part, whole in zip(names, found, strict=True)]
+    return names
 
 
 def _write(f: FunctionText, tile: Tile, where: str, rows: list[str], several: bool) -> None:

@@ -178,6 +178,23 @@ def test_sums_split_where_a_factor_is_a_reduction() -> None:
     check([made], tolerance=1e-3)
 
 
+def test_sums_that_differ_by_a_factor_are_one() -> None:
+    """As in the gradient of a batch norm: a product that several read, but so they do its part."""
+    x, d, w = param(0, 20, 50), param(1, 20, 50), param(2, 20, 1)
+    scaled = x * w.expand(20, 50)
+    sums = [x.sum(1), scaled.sum(1), (x * d).sum(1), (scaled * d).sum(1)]
+    found = canonicalise(sink(*sums, scaled))
+    assert count(found, Ops.REDUCE) == 2
+    check([*sums, scaled], tolerance=1e-4)
+
+
+def test_a_product_that_others_read_is_summed_as_it_is() -> None:
+    x, w = param(0, 20, 50), param(1, 20, 1)
+    scaled = (x * 3.0).exp() * w.expand(20, 50)
+    found = canonicalise(sink((scaled * scaled).sum(1), scaled))
+    assert next(o for o in toposort(found) if o.op is Ops.REDUCE).src[0].src[0].op is Ops.MUL
+
+
 def test_long_sums_are_made_in_parts() -> None:
     x = param(0, 512, 1024)
     plan = check([x.sum(), x.max(), (x * x).mean()], kernels=2, tolerance=1e-3)

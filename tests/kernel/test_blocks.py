@@ -14,6 +14,7 @@ from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel import Schedule, choose_schedule, codegen_passes, lower, parse_schedule
 from baregrad.kernel.schedule_value import Bind, Split, StageInput, StageReduce
+from baregrad.kernel.tiling import merged
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.test_lowering import check
@@ -32,13 +33,48 @@ BLOCKS = (
 )
 
 
+# The same, the vectors of a tile being one value.
+WIDE_BLOCKS = (
+    BLOCKS.replace("u=2, v=4", "v=8").replace("bind('u', 'unroll'), ", "").replace("'u', ", "")
+)
+
+
+@pytest.mark.parametrize("blocks", [BLOCKS, WIDE_BLOCKS], ids=["narrow", "wide"])
 @pytest.mark.parametrize("a", [False, True])
 @pytest.mark.parametrize("b", [False, True])
 @pytest.mark.parametrize(("m", "n", "inner"), [(6, 32, 16), (7, 35, 19), (1, 3, 9)])
-def test_copies_in_vectors(m: int, n: int, inner: int, a: bool, b: bool) -> None:
+def test_copies_in_vectors(m: int, n: int, inner: int, a: bool, b: bool, blocks: str) -> None:
     near = "'ki', 'r'" if a else "'r', 'ki'"
-    schedule = parse_schedule(BLOCKS.format(ki=min(inner, 8), near=near))
+    schedule = parse_schedule(blocks.format(ki=min(inner, 8), near=near))
     check(k.matmul(m, n, inner, a, b), schedule, SMALL)
+
+
+def test_rows_past_the_end_are_left_out_by_a_branch() -> None:
+    schedule = parse_schedule(WIDE_BLOCKS.format(ki=8, near="'r', 'ki'"))
+    program = lower(k.matmul(7, 32, 16), SMALL, schedule)
+    for item in codegen_passes(SMALL):
+        program = item.run(program)
+    stores = [node for node in program.src if node.op is Ops.VSTORE]
+    written = [node for node in stores if node.src[0].op is Ops.PARAM]
+    # Three rows of a tile, each under a condition; none has a mask of its own.
+    assert [len(node.src) for node in written] == [3] * 3
+    assert sum(node.op is Ops.TEST for node in program.src) == 3
+
+
+@pytest.mark.parametrize("b", [False, True])
+def test_vectors_side_by_side_are_one_value(b: bool) -> None:
+    kernel = k.matmul(96, 512, 128, False, b)
+    schedule = choose_schedule(kernel, cpu_row_named("x86-64-avx512"))
+    (cut,) = [s for s in schedule.steps if isinstance(s, Split) and s.axis == "i1"]
+    (lanes,) = [s.axis for s in schedule.steps if isinstance(s, Bind) and s.unit == "vector"]
+    assert dict(cut.parts)[lanes] in (32, 64)
+
+
+def test_only_powers_of_two_of_vectors_are_one_value() -> None:
+    # Compilers take others apart lane by lane.
+    assert [merged(count, 16) for count in range(1, 9)] == [
+        (1, 16), (1, 32), (3, 16), (1, 64), (5, 16), (3, 32), (7, 16), (2, 64),
+    ]  # fmt: skip
 
 
 def test_a_copy_is_padded_to_whole_vectors() -> None:

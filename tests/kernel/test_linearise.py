@@ -397,13 +397,37 @@ def test_scratch_is_shared_by_the_statements_of_a_thread() -> None:
 
 
 @pytest.mark.parametrize("op", (Ops.ADD, Ops.MAX, Ops.MUL))
-@pytest.mark.parametrize("lanes", (2, 6, 8))
+@pytest.mark.parametrize("lanes", (2, 6, 7, 8, 28))
 @pytest.mark.parametrize("count", (1, 3, 4))
 def test_horizontal_reductions(op: Any, lanes: int, count: int) -> None:
     i, u, v = range_node(3, 0), unroll(count, 1), vector(lanes, 2)
     x, out = param(1, 3, count, lanes), param(0, 3)
     node = kernel(loop(i, store(out, fold(op, load(x, i, u, v), u, v), i)))
     check(node, [zeros(3), data(3, count, lanes)], routes=ROUTES)
+
+
+FOLDS = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum, Ops.MIN: np.minimum,
+         Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or, Ops.XOR: np.bitwise_xor}
+
+
+@pytest.mark.parametrize("op", FOLDS, ids=lambda op: str(op.name))
+@pytest.mark.parametrize("lanes", (3, 5, 16))
+def test_lanes_of_integers_are_folded(op: Any, lanes: int) -> None:
+    v = vector(lanes, 0)
+    x, out = param(1, lanes, dtype=I32), param(0, 1, dtype=I32)
+    values = np.random.default_rng(0).integers(-1000, 1000, lanes, np.int32)
+    node = kernel(store(out, fold(op, load(x, v), v), 0))
+    found, _ = check(node, [np.zeros(1, np.int32), values], routes=ROUTES)
+    assert found[0] == FOLDS[op].reduce(values, dtype=np.int32)
+
+
+def test_lanes_that_are_not_there_add_nothing() -> None:
+    """Not even 0: that would make -0 a 0."""
+    v = vector(7, 0)
+    x, out = param(1, 7), param(0, 1)
+    node = kernel(store(out, fold(Ops.ADD, load(x, v), v), 0))
+    found, _ = check(node, [zeros(1), -zeros(7)], routes=ROUTES)
+    assert np.signbit(found[0])
 
 
 def test_a_reduction_inside_a_tile() -> None:

@@ -28,6 +28,7 @@ from baregrad.kernel.schedule_value import parallelise
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel, any_schedule
+from tests.render.harness import check as differential
 
 AVX = cpu_row_named("x86-64-avx2")
 # Caches so small that panels are split and columns summed in scratch memory at tests' sizes.
@@ -394,3 +395,58 @@ def test_scatters_run_in_order() -> None:
     place = cast(k.at(k.param(2, 50, dtype=dtypes.int64), i), dtypes.index)
     kernel = k.kernel(k.out(k.param(0, 3), k.at(k.param(1, 50), i), place))
     check(kernel, choose_schedule(kernel, AVX))
+
+
+AVX512 = cpu_row_named("x86-64-avx512")
+MASKED = (
+    (k.row_reduce(5, 49), "r1"),
+    (k.row_reduce(5, 49, Ops.MAX), "r1"),
+    (k.row_reduce(5, 49, Ops.MUL), "r1"),
+    (k.row_reduce(3, 9, Ops.MIN), "r1"),
+    (k.row_reduce(3, 33, Ops.XOR, dtypes.int32), "r1"),
+    (k.row_reduce(3, 33, Ops.AND, dtypes.int32), "r1"),
+    (k.column_reduce(9, 40), "r1"),
+    (k.smallest_column_sum(9, 40), "r1"),
+    (k.sum_of_row_logs(6, 41), "r0"),
+    (k.sum_of_row_logs(6, 41), "r1"),
+    (k.layer_norm(3, 41), "r2"),
+    (k.layer_norm(3, 41), "r3"),
+)
+
+
+@pytest.mark.parametrize(("kernel", "axis"), MASKED)
+@pytest.mark.parametrize("lanes", [8, 64])
+@pytest.mark.parametrize("target", [AVX, AVX512], ids=lambda target: str(target.name))
+def test_masked_lanes_of_a_reduction(kernel: Node, axis: str, lanes: int, target: Any) -> None:
+    """What lies past the end of a reduced axis is neither read nor folded in."""
+    schedule = parse_schedule(
+        f"Schedule(split({axis!r}, outer='o', v={lanes}, masked=True), bind('v', 'vector'))"
+    )
+    loop = check(kernel, schedule, target)
+    arrays = k.arguments(kernel)
+    differential(loop, [arrays[slot] for slot in sorted(arrays)], routes=("loop", "linear"))
+
+
+def sums_side_by_side(count: int, *shape: int) -> Node:
+    """Sums over all axes but the second of x, x * x, ...: one pass over memory."""
+    axes = [range_node(extent, place) for place, extent in enumerate(shape)]
+    x = k.at(k.param(count, *shape), *axes)
+    power, outs = x, []
+    for slot in range(count):
+        total = k.reduce(Ops.ADD, power, axes[0], *axes[2:])
+        outs.append(k.out(k.param(slot, shape[1]), total, axes[1]))
+        power = alu(Ops.MUL, power, x)
+    return k.kernel(*outs)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("rows", [49, 100, 784])
+def test_sums_side_by_side_share_the_registers(count: int, rows: int) -> None:
+    kernel = sums_side_by_side(count, 2, 3, rows)
+    loop = check(kernel, choose_schedule(kernel, AVX512), AVX512, scale=50.0)
+    held = {
+        node: node.arg.shape for node in toposort(loop)
+        if node.op is Ops.ALLOC and node.arg.shape
+    }
+    vectors = sum(-(-int(np.prod(shape)) // AVX512.lanes(4)) for shape in held.values())
+    assert count <= vectors <= AVX512.vector_registers // 2

@@ -147,11 +147,13 @@ def _sizes(state: _State) -> _Changes:
 
 def _traded(state: _State) -> _Changes:
     """One spread-out axis shorter and another longer: register tiles of other proportions."""
+    # A vector may be several registers.
+    units = ("unroll",) if isinstance(state.target, GpuTarget) else ("unroll", "vector")
     spread = [
         (step, place)
         for step in state.splits()
         for place, (name, _) in enumerate(step.parts[1:])
-        if state.unit(name) == "unroll" and isinstance(state.before[step.axis], int)
+        if state.unit(name) in units and isinstance(state.before[step.axis], int)
         and not _is_tail(state, step.axis)
     ]
     for one, first in spread:
@@ -159,7 +161,11 @@ def _traded(state: _State) -> _Changes:
             if one is other:
                 continue
             sizes = [size for _, size in one.parts[1:]]
-            for factor in (2, 3):
+            has_lanes = any(
+                state.unit(step.parts[place + 1][0]) == "vector"
+                for step, place in ((one, first), (other, second))
+            )
+            for factor in (2,) if has_lanes else (2, 3):
                 fewer = sizes[first] // factor
                 if not fewer:
                     continue

@@ -102,6 +102,24 @@ def test_there_is_much_to_try_and_nearly_all_of_it_is_legal(kernel: Node) -> Non
     assert len(set(starts)) == len(starts) > 1
 
 
+def test_a_tile_of_wide_vectors_is_tried_with_other_proportions() -> None:
+    kernel = k.matmul(64, 128, 64)
+    first = parse_schedule(
+        "Schedule(split('i0', outer='m', mu=4), split('i1', outer='n', nv=32), "
+        "bind('mu', 'unroll'), bind('nv', 'vector'), reorder('n', 'm', 'r2', 'mu', 'nv'))"
+    )
+    cuts = []
+    for move in neighbours(facts_of(prepare(kernel, AVX)), first, AVX):
+        parts = [part for step in move.schedule.steps if isinstance(step, Split)
+                 for part in step.parts if part[0] in ("mu", "nv")]
+        cuts.append(parts)
+        if parts == [("mu", 8), ("nv", 16)]:
+            assert same(kernel, move.schedule)
+    assert [("mu", 8), ("nv", 16)] in cuts
+    assert [("mu", 2), ("nv", 64)] in cuts
+    assert all(size & (size - 1) == 0 for parts in cuts for name, size in parts if name == "nv")
+
+
 def test_another_size_makes_the_tail_anew() -> None:
     kernel = k.matmul(8, 40, 64)
     first = Schedule((
