@@ -24,6 +24,8 @@ from typing import Any, Protocol
 
 from baregrad.base.bits import human_seconds
 
+_RUNNING = float("nan")
+
 
 @dataclass(slots=True)
 class Span:
@@ -35,7 +37,7 @@ class Span:
     name: str
     start: float
     depth: int
-    end: float = float("nan")
+    end: float = _RUNNING
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -85,18 +87,18 @@ class _Nothing:
 class _Open:
     """A span that is being recorded."""
 
-    __slots__ = ("_mark", "_recorder", "_span")
+    __slots__ = ("_recorder", "_span")
 
     def __init__(self, recorder: Recorder, name: str, facts: dict[str, Any]) -> None:
         self._recorder = recorder
-        self._span = Span(name, 0.0, 0, facts=facts)
-        self._mark: Token[int] | None = None
+        self._span = Span(name, 0.0, 0, _RUNNING, facts)
 
     def __enter__(self) -> _Open:
-        self._span.depth = _DEPTH.get()
-        self._mark = _DEPTH.set(self._span.depth + 1)
-        self._recorder.spans.append(self._span)
-        self._span.start = self._recorder.clock()
+        recorder, span = self._recorder, self._span
+        span.depth = depth = _DEPTH.get()
+        _DEPTH.set(depth + 1)
+        recorder.spans.append(span)
+        span.start = recorder.clock()
         return self
 
     def __exit__(
@@ -105,9 +107,9 @@ class _Open:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._span.end = self._recorder.clock()
-        if self._mark is not None:
-            _DEPTH.reset(self._mark)
+        span = self._span
+        span.end = self._recorder.clock()
+        _DEPTH.set(span.depth)
 
     def note(self, **facts: Any) -> None:
         """Add facts to the span."""

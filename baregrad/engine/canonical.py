@@ -15,7 +15,7 @@ from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
-from baregrad.ir.node import Node, make_node, rebuild, remade, toposort
+from baregrad.ir.node import Node, make_node, rebuild, toposort
 from baregrad.ir.op import MOVEMENT, Ops, mask_of
 
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
@@ -67,21 +67,22 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
         return False
 
     for node in toposort(*roots, enter=enter):
-        op = node.op
-        if node.src:
-            if node in refs:
-                done[node] = param(refs[node], node)
-            elif op is Ops.VAR:
-                done[node] = _unbind(node, variables)
-            elif op is Ops.DETACH:
-                # It says something about gradients alone, and differs from model to model.
-                done[node] = done[node.src[0]]
-            else:
-                done[node] = _renew(node, done, variables)
-        elif op is Ops.BUFFER:
+        op, src = node.op, node.src
+        if op is Ops.BUFFER:
             done[node] = param(node.arg, node)
-        else:
+        elif node in refs:
+            done[node] = param(refs[node], node)
+        elif op is Ops.DETACH:
+            # It says something about gradients alone, and differs from model to model.
+            done[node] = done[src[0]]
+        elif node.mask & _VAR:
             done[node] = _renew(node, done, variables)
+        else:
+            made = tuple([done[one] for one in src])
+            same = made == src
+            done[node] = (
+                node if same else make_node(op, node.dtype, made, node.arg, node.shape)
+            )
     values = []
     for root in roots:
         ref = realised(root) if not root.mask & _COMPUTED else None
@@ -92,17 +93,14 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
 
 
 def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Node:
-    src = node.src
-    for child in src:
-        if done[child] is not child:
-            src = tuple([done[one] for one in src])
-            break
-    arg = node.arg
-    if node.mask & _VAR:
-        arg = _unbind_arg(arg, variables, done)
-    if arg is not node.arg:
-        return make_node(node.op, node.dtype, src, arg)
-    return node if src is node.src else remade(node, src)
+    """A node that has variables at or below it, over what its sources became."""
+    if node.op is Ops.VAR:
+        return _unbind(node, variables)
+    src = tuple([done[one] for one in node.src])
+    arg = _unbind_arg(node.arg, variables, done)
+    if src == node.src and arg is node.arg:
+        return node
+    return make_node(node.op, node.dtype, src, arg)
 
 
 def bind(variable: Node, value: int) -> Node:
