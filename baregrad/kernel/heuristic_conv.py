@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baregrad.ir import index
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, iterations
 from baregrad.kernel.heuristic_contract import (
@@ -30,6 +31,8 @@ from baregrad.target.cpu import CpuTarget
 # Cycles for each element of the output: neighbours in a register, and one by one.
 STORE_CYCLES = 0.3
 SCATTER_CYCLES = 2.5
+# Of an image that the second cache does not hold.
+IMAGE_NBYTES_PER_CYCLE = 8.0
 # Cycles to copy an element of the filter.
 PACK_CYCLES = 2.5
 # What a tile takes more where each of its steps reads a line of the image that the next does not.
@@ -189,7 +192,9 @@ def plan_windows(
     inside = [axis for axis in found.moves_image if axis not in taken]
     for axis in (*outside, *inside):
         plan.keep(axis)
-    _stage_filter(plan, main, found, tile, inside, machine, target)
+    # What threads share is the outermost loop: sums wait for one of its iterations at a time.
+    waiting = [axis for axis in inside if axis is not share.axis]
+    _stage_filter(plan, main, found, tile, waiting, machine, target)
     order = [*outside, lane, *inside, second]
     shared = share.axis
     if shared is None or not shared.loops:
@@ -214,13 +219,12 @@ def _stage_filter(
 
     Else all of the reduction is one panel, of the second cache.
     """
-    lane, steps = found.lane, max(iterations(main.own), 1)
+    lane = found.lane
     own, cut, parts = _cut_run(plan, found)
     room = _rows(found, tile.vectors, machine, target)
     small = room * target.l1_bytes // target.l2_bytes
-    for most in (small, room):
-        if most == small and steps < LEAST_PANELS * small:
-            continue
+    several = _carries(main, found, tile.vectors, machine, target)
+    for most in (small, room) if several else (room,):
         pieces = rows_that_fit(own, most)
         if pieces is None:
             continue
@@ -265,6 +269,14 @@ def _cut_run(
 def _rows(found: Windows, vectors: int, machine: Machine, target: CpuTarget) -> int:
     """How many steps of the reduction a panel of the filter may have."""
     return target.l2_bytes * 3 // 4 // (min(found.lane.size, vectors * machine.lanes) * 4)
+
+
+def _carries(
+    main: Reduction, found: Windows, vectors: int, machine: Machine, target: CpuTarget
+) -> bool:
+    """Whether the reduction is long enough for several panels of the first cache."""
+    small = _rows(found, vectors, machine, target) * target.l1_bytes // target.l2_bytes
+    return iterations(main.own) >= LEAST_PANELS * small
 
 
 def _tiles(
@@ -372,7 +384,13 @@ def _share(
             if count > 1:
                 trips.append((axis, count, repeats))
     total = results * tile.cost
-    alone = total + packed
+    image = index.upper(index.product(found.image.array.shape)) * 4
+    passes = -(-found.lane.size // (tile.vectors * machine.lanes))
+    carried = _carries(main, found, tile.vectors, machine, target)
+    # Windows that overlap use a line several times while the next ones come.
+    slides = _slides(found)
+    read = image * (passes if image > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
+    alone = packed + (max(total, read) if slides else total + read)
     best = Share(None, 1, alone * alone)
     if total < ALONE_CYCLES:
         return best
@@ -383,12 +401,18 @@ def _share(
                 break
             grain = -(-count // min(count, wanted))
             chunks = -(-count // grain)
+            # While it computes it reads the image: once, if the second cache holds a chunk's part.
+            part = image * grain // count if repeats else image
+            read = image * (passes if part > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
             # Good on two cores and on as many as the machine's family has.
             time = 1.0 + 0.1 / chunks
             for cores in (2, max(target.cores, 2)):
                 rounds = -(-chunks // cores)
-                again = rounds if repeats else rounds / chunks
-                time *= total * grain * rounds / count + packed * again
+                again = rounds / chunks
+                if repeats:
+                    again = rounds * grain if carried else rounds
+                work = max(total, read) if slides else total + read
+                time *= work * grain * rounds / count + packed * again
             if time < best.time * 0.999:
                 best = Share(axis, grain, time)
     return best

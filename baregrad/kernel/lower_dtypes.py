@@ -2,8 +2,8 @@
 
 Floats narrower than 32 bits are computed in float32 and rounded at each op's result, except in the
 accumulators of reductions, which stay in float32 until they are read elsewhere. Truth values are
-bytes in memory. Guards come to stand directly on loads. A buffer whose elements have no machine
-type holds their raw codes.
+bytes in memory. Guards come to stand directly on the loads that need them. A buffer whose elements
+have no machine type holds their raw codes.
 """
 
 from __future__ import annotations

@@ -122,3 +122,26 @@ def test_steps_that_read_far_apart_are_not_taken_where_the_first_cache_loses_the
     schedule = choose_schedule(k.conv_weight_gradient(4, 512, 512, 9, 9, 3), AVX512)
     bound = [step for step in schedule.steps if isinstance(step, Bind)]
     assert [step.axis for step in bound if step.unit == "unroll"] == ["i2", "i3"]
+
+
+def test_threads_share_images_that_are_in_memory_and_read_once_for_each_panel() -> None:
+    """Of a convolution of one tap: each thread reads its own images, once for all panels."""
+    two = replace(AVX512, cores=2)
+    schedule = choose_schedule(k.conv(4, 64, 128, 56, 56, 1, 2), two)
+    assert [step.axis for step in schedule.steps if is_shared(step)] == ["i0"]
+    # One that the second cache holds may be read again for each of another thread's channels.
+    schedule = choose_schedule(k.conv(2, 64, 128, 28, 28, 1, 2), two)
+    assert [step.axis for step in schedule.steps if is_shared(step)] == ["i1o"]
+
+
+def test_sums_do_not_wait_for_what_threads_share() -> None:
+    kernel = k.conv(8, 128, 32, 30, 30, 3)
+    schedule = choose_schedule(kernel, replace(AVX512, cores=2))
+    (shared,) = [step.axis for step in schedule.steps if is_shared(step)]
+    assert shared == "i0"
+    kept = [step for step in schedule.steps if isinstance(step, StageReduce)]
+    assert all(shared not in step.axes for step in kept)
+
+
+def is_shared(step: Any) -> bool:
+    return isinstance(step, Bind) and step.unit == "pool"
