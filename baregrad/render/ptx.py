@@ -19,7 +19,7 @@ from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.ptx_hopper import registers_at_launch
 from baregrad.render.ptx_machine import machine
 from baregrad.render.ptx_memory import MEMORY_RULES
-from baregrad.render.ptx_ops import elementwise
+from baregrad.render.ptx_ops import across, elementwise
 from baregrad.render.ptx_text import Open, PtxText, Rule
 from baregrad.render.ptx_types import DECLARED, ptx_type
 from baregrad.target.gpu import GpuTarget
@@ -175,6 +175,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
         **dict.fromkeys(ELEMENTWISE, elementwise),
         **MEMORY_RULES,
+        Ops.ACROSS: across,
         Ops.BEGIN: _begin,
         Ops.TEST: _test,
         Ops.END: _end,

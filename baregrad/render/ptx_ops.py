@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from baregrad.base.bits import is_power_of_two
+from baregrad.base.bits import is_power_of_two, next_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import COMPARE, Op, Ops
 from baregrad.render.ptx_convert import CONVERSIONS, narrow
 from baregrad.render.ptx_text import PtxText
@@ -32,6 +32,22 @@ def elementwise(f: PtxText, node: Node) -> None:
     operands = [f.lanes(child, count) for child in node.src]
     for lane, result in enumerate(f.define(node)):
         rule(f, node, result, *[names[lane] for names in operands])
+
+
+def across(f: PtxText, node: Node) -> None:
+    """The lanes of a vector folded: lane i with i + h, h the largest power of two below them."""
+    op = node.arg.monoid.primitive
+    (vector,) = node.src
+    (result,) = f.define(node)
+    both = make_node(op, node.dtype, (vector, vector))
+    lanes = list(f.lanes(vector, vector.shape[0]))
+    while len(lanes) > 1:
+        half = next_power_of_two(len(lanes)) // 2
+        for lane in range(len(lanes) - half):
+            folded = result if len(lanes) == 2 else f.register(node.dtype)
+            LANE_RULES[op](f, both, folded, lanes[lane], lanes[lane + half])
+            lanes[lane] = folded
+        del lanes[half:]
 
 
 def _refuse_narrow(node: Node) -> None:
