@@ -62,3 +62,19 @@ def test_a_choice_by_a_guards_condition_chooses_once() -> None:
     found, row = check(node, [zeros(8), data(5)], routes=ROUTES)
     np.testing.assert_array_equal(found, np.append(row + 1, [-2, -2, -2]).astype(np.float32))
     assert len(instructions(lower(node), Ops.WHERE)) == 1
+
+
+@pytest.mark.parametrize("whole", (False, True))
+def test_a_guard_below_a_guard_keeps_its_own_condition(whole: bool) -> None:
+    """The inner guard's read is left out where either condition fails, inside its array or not."""
+    i, v = range_node(3, 0), vector(8, 1)
+    x, b, out = param(1, 3, 5), param(2, 3 if whole else 2), param(0, 3, 8)
+    bias = guard(index.less(i, 2), load(b, i))
+    total = alu(Ops.ADD, load(x, i, v), bias)
+    node = kernel(loop(i, store(out, guard(index.less(v, 5), total), i, v)))
+    found, rows, values = check(node, [zeros(3, 8), data(3, 5), data(3 if whole else 2)],
+                                routes=ROUTES)
+    expected = np.zeros((3, 8), np.float32)
+    expected[:, :5] = rows
+    expected[:2, :5] += values[:2, None]
+    np.testing.assert_array_equal(found, expected)
