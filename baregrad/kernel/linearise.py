@@ -241,9 +241,11 @@ def _write(
     regular = address.is_regular(lanes)
     adjacent = regular and address.stride == (1 if lanes > 1 else 0)
     if adjacent or (regular and address.stride and mask is None):
-        _store_at(values, node, values.offset(address), address.stride, result, mask)
-    else:
-        _scatter(values, node, address, lanes, result, mask)
+        place = values.offset(address)
+        if not place[0].shape:
+            _store_at(values, node, place, address.stride, result, mask)
+            return
+    _scatter(values, node, address, lanes, result, mask)
 
 
 def _store_at(
@@ -299,8 +301,8 @@ def _scatter(
 ) -> None:
     """Lanes written one after the other, in order, so that the last one wins or all add up."""
     emit = values.scopes.emit
-    if address.is_regular(lanes):
-        scalar, at = values.offset(address)
+    scalar, at = values.offset(address) if address.is_regular(lanes) else (None, 0)
+    if scalar is not None and not scalar.shape:
         places = [(scalar, at + address.stride * lane) for lane in range(lanes)]
     else:
         offsets = values.vector(values.lane_offsets(address), lanes)

@@ -443,6 +443,9 @@ class Values:
             scalar, at, stride = self.vector(self.lane_offsets(address), lanes), 0, 1
         else:
             scalar, at = self.offset(address)
+            if scalar.shape:
+                # A part that lanes read where their mask lets them has a value for each.
+                scalar, at, stride = self.vector(self.lane_offsets(address), lanes), 0, 1
         written = buffer in memory.written
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
         ahead = memory.ahead.get(node, 0)

@@ -7,7 +7,7 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.node import alu, const, range_node
+from baregrad.ir.node import alu, cast, const, range_node
 from baregrad.ir.op import Ops
 from tests.kernel.test_linearise import ONE, ROUTES, data, instructions, zeros
 from tests.render.harness import (
@@ -77,4 +77,27 @@ def test_a_guard_below_a_guard_keeps_its_own_condition(whole: bool) -> None:
     expected = np.zeros((3, 8), np.float32)
     expected[:, :5] = rows
     expected[:2, :5] += values[:2, None]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("where", ("read", "written"))
+def test_lanes_that_a_mask_leaves_out_leave_their_places_to_the_others(where: str) -> None:
+    """A row's number is read in the lanes of a mask alone; each lane still has its own column."""
+    i, v = range_node(3, 0), vector(8, 1)
+    rows = param(2, 3, dtype=dtypes.int64)
+    row = cast(guard(index.less(i, 2), load(rows, i)), dtypes.index)
+    x, out = param(1, 3, 5), param(0, 3, 5)
+    if where == "read":
+        move = store(out, load(x, row, v), i, v)
+    else:
+        move = store(out, load(x, i, v), row, v)
+    node = kernel(loop(i, branch(index.less(v, 5), move)))
+    values, numbers = data(3, 5), np.array([2, 1, 0])
+    found, *_ = check(node, [zeros(3, 5), values, numbers], routes=ROUTES)
+    expected = np.zeros((3, 5), np.float32)
+    for place, number in enumerate((2, 1, 0)):
+        if where == "read":
+            expected[place] = values[number]
+        else:
+            expected[number] = values[place]
     np.testing.assert_array_equal(found, expected)
