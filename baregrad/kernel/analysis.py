@@ -158,7 +158,7 @@ def is_read(node: Node) -> bool:
 
 
 def in_bounds(node: Node) -> bool:
-    """Whether an INDEX stays inside its array whatever its axes are, guarded or not."""
+    """Whether an INDEX or a LOAD stays inside its array whatever its axes are, guarded or not."""
     for position, extent in zip(node.src[1:], node.src[0].shape, strict=True):
         if position.op is Ops.RANGE and extent.__class__ is int:
             # The usual case: an axis of the array's own size.

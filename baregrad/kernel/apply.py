@@ -42,7 +42,7 @@ from baregrad.kernel.byte_dots import (
     word_slots,
 )
 from baregrad.kernel.input_copies import copied_places, copy_loops
-from baregrad.kernel.loop_pieces import combined, moves_reductions, state_parts
+from baregrad.kernel.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.pipelines import check_applied, slots_of
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
@@ -414,7 +414,7 @@ class _Rewriter:
         value = make_node(self.read_op, src[0].dtype, src)
         inside = self.limits(by_id(node.ranges), scope) if scope.early else partial_tiles.TRUE
         if where is node:
-            value = partial_tiles.guarded(inside, value)
+            value = guarded(inside, value)
             return turned_over(value) if word is not None and word.turned else value
         (condition,) = self.values((node.src[0],), scope)
         if inside is not partial_tiles.TRUE:

@@ -10,6 +10,7 @@ innermost loop reads it, once for many tiles; the image is read where it lies.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -388,9 +389,9 @@ def _share(
     passes = -(-found.lane.size // (tile.vectors * machine.lanes))
     carried = _carries(main, found, tile.vectors, machine, target)
     # Windows that overlap use a line several times while the next ones come.
-    slides = _slides(found)
+    both = max if _slides(found) else operator.add
     read = image * (passes if image > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
-    alone = packed + (max(total, read) if slides else total + read)
+    alone = packed + both(total, read)
     best = Share(None, 1, alone * alone)
     if total < ALONE_CYCLES:
         return best
@@ -411,8 +412,7 @@ def _share(
                 again = rounds / chunks
                 if repeats:
                     again = rounds * grain if carried else rounds
-                work = max(total, read) if slides else total + read
-                time *= work * grain * rounds / count + packed * again
+                time *= both(total, read) * grain * rounds / count + packed * again
             if time < best.time * 0.999:
                 best = Share(axis, grain, time)
     return best

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from baregrad.base.bits import previous_power_of_two
 from baregrad.ir.node import Node, extent_of
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, in_bounds, offset_of
@@ -81,7 +82,7 @@ def plan_tiles(plan: GpuPlan) -> bool:
     rows = plan.joined(plan.by_stride(factors.rows, plan.write))
     columns = plan.joined(plan.by_stride(factors.columns, plan.write))
     depth = plan.joined(factors.depth)
-    depth_tile = min(DEPTH, 1 << (k.bit_length() - 1))
+    depth_tile = min(DEPTH, previous_power_of_two(k))
     steps = plan.steps
     column_parts = [("n_o", 0), ("n_t", tile.threads_n), ("n_v", LANES)]
     if tile.vectors > 1:

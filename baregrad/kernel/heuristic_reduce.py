@@ -26,7 +26,7 @@ from baregrad.kernel.heuristic_pool import choose_pool
 from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.loop_pieces import scoped_below
 from baregrad.kernel.schedule_value import Schedule
-from baregrad.kernel.tiling import Plan, PlannedAxis
+from baregrad.kernel.tiling import MOST_TOGETHER, Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
 SEVERAL = 4
@@ -39,9 +39,8 @@ LEAST_ROWS = 8
 LONG_ROW = 1 << 10
 # Bytes of the vectors of sums that may be made wider than a register.
 REGISTER_NBYTES = 16
-# Registers of the widest vector of sums, what a step costs beside them, in one of them, and how
-# much more masked ones cost.
-WIDEST = 4
+# What a step costs beside the registers of its vector, in one of them, and how much more masked
+# ones cost.
 STEP_COST = 0.25
 MASKED_COST = 1.1
 
@@ -219,7 +218,7 @@ def _vectorise_sums(
     bits = lanes * reduction.node.dtype.itemsize
     # What is dear to compute has values of its own in registers.
     if bits >= REGISTER_NBYTES and reduction.node.arg.monoid.primitive and not _is_dear(plan):
-        most = min(WIDEST, max(SEVERAL * 2 // together, 2))
+        most = min(MOST_TOGETHER, max(SEVERAL * 2 // together, 2))
         width = _wide(lane, lanes, most, target.masks)
         # A lone sum does too little beside a mask, where several vectors leave nothing over.
         if width and (together > 1 or lane.size % width == 0 or lane.size % (lanes * count)):

@@ -238,14 +238,13 @@ def _write(
         _set(values, node, address, result)
         values.scopes.forget_since(mark)
         return
-    regular = address.is_regular(lanes)
+    place = values.offset(address)
+    regular = address.is_regular(lanes) and not place[0].shape
     adjacent = regular and address.stride == (1 if lanes > 1 else 0)
     if adjacent or (regular and address.stride and mask is None):
-        place = values.offset(address)
-        if not place[0].shape:
-            _store_at(values, node, place, address.stride, result, mask)
-            return
-    _scatter(values, node, address, lanes, result, mask)
+        _store_at(values, node, place, address.stride, result, mask)
+    else:
+        _scatter(values, node, place, lanes, result, mask)
 
 
 def _store_at(
@@ -297,15 +296,21 @@ def _is_tested(values: Values, lanes: int, dtype: DType) -> bool:
 
 
 def _scatter(
-    values: Values, node: Node, address: Address, lanes: int, result: Node, mask: Node | None
+    values: Values,
+    node: Node,
+    place: tuple[Node, int],
+    lanes: int,
+    result: Node,
+    mask: Node | None,
 ) -> None:
     """Lanes written one after the other, in order, so that the last one wins or all add up."""
     emit = values.scopes.emit
-    scalar, at = values.offset(address) if address.is_regular(lanes) else (None, 0)
-    if scalar is not None and not scalar.shape:
-        places = [(scalar, at + address.stride * lane) for lane in range(lanes)]
+    address = values.memory.addresses[node]
+    offset, at = place
+    if address.is_regular(lanes) and not offset.shape:
+        places = [(offset, at + address.stride * lane) for lane in range(lanes)]
     else:
-        offsets = values.vector(values.lane_offsets(address), lanes)
+        offsets = values.lane_offsets(address, offset, at, lanes)
         places = [
             (emit(Ops.EXTRACT, offsets.dtype, (offsets,), lane), 0) for lane in range(lanes)
         ]

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from baregrad.base.bits import is_power_of_two
+from baregrad.base.bits import is_power_of_two, next_power_of_two
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Access
 from baregrad.ir.node import Node, const, instruction
@@ -108,7 +108,7 @@ def copy_transposed(
     others = tuple(axis for axis in axes if axis not in near)
     for point in values.points(others):
         steps = _within(point, near)
-        size = 1 << (len(steps) - 1).bit_length()
+        size = next_power_of_two(len(steps))
         mark = values.scopes.mark()
         values.point = steps[0]
         offset, at = values.offset(source)

@@ -341,7 +341,10 @@ class Values:
     # --- addresses ------------------------------------------------------------------------------
 
     def offset(self, address: Address) -> tuple[Node, int]:
-        """The offset of an access without its lanes: a scalar, and a constant to be added."""
+        """The offset of an access without its lanes, and a constant to be added.
+
+        A scalar, but where a part of it is read under a mask: that has a value for each lane.
+        """
         total = ZERO
         width = self.width_of(address)
         if address.fixed:
@@ -390,20 +393,18 @@ class Values:
             return value
         return self.compute(Ops.MUL, dtypes.int64, (value, number(scale)))
 
-    def lane_offsets(self, address: Address) -> Node:
-        """The offset of each lane of a gather or scatter, its constant included."""
+    def lane_offsets(self, address: Address, place: Node, at: int, lanes: int) -> Node:
+        """The offset of each lane of a gather or scatter, given the `offset` of all of them."""
         width = self.width_of(address)
-        scalar, constant = self.offset(address)
-        scalar = self.cast(scalar, width)
-        total = self.apply(Ops.ADD, width, scalar, self.cast(number(constant), width))
+        place = self.cast(place, width)
+        total = self.apply(Ops.ADD, width, place, self.cast(number(at), width))
         parts = list(address.lanes)
         if address.vector is not None and address.stride:
             parts.append((address.vector, address.stride))
         for atom, scale in parts:
-            lanes = self.cast(self.value(atom), width)
-            term = self.scaled(lanes, scale, width)
+            term = self.scaled(self.cast(self.value(atom), width), scale, width)
             total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
-        return self.vector(total, address.width)
+        return self.vector(total, lanes)
 
     def mask(self, conditions: Sequence[Node]) -> Node | None:
         """The conjunction of conditions at the current point; None when it is plainly true.
@@ -435,23 +436,18 @@ class Values:
             if mask.op is _CONST:
                 return const(0, dtype)
             width = mask.shape[0] if mask.shape else 1
+        place, at = self.offset(address)
         if lanes == 1 and width == 1:
-            scalar, at = self.offset(address)
             stride = 1
-        elif address.lanes or lanes == 1 or stride == 0:
+        elif place.shape or address.lanes or lanes == 1 or stride == 0:
             lanes = max(lanes, width)
-            scalar, at, stride = self.vector(self.lane_offsets(address), lanes), 0, 1
-        else:
-            scalar, at = self.offset(address)
-            if scalar.shape:
-                # A part that lanes read where their mask lets them has a value for each.
-                scalar, at, stride = self.vector(self.lane_offsets(address), lanes), 0, 1
+            place, at, stride = self.lane_offsets(address, place, at, lanes), 0, 1
         written = buffer in memory.written
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
         ahead = memory.ahead.get(node, 0)
         constant = memory.single and not written
         access = linearise_access.access_of(lanes, stride, at, align, constant, ahead)
-        src: Parts = (buffer, scalar)
+        src: Parts = (buffer, place)
         if mask is not None:
             src += (self.vector(mask, lanes),)
         floor = MOMENT if written or (self.masks and self.gpu) else self.scopes.innermost.floor

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import TILE_BINDS
-from baregrad.ir.bounds import bounds
 from baregrad.ir.monoid import Monoid, primitive
 from baregrad.ir.node import (
     Node,
@@ -21,6 +20,7 @@ from baregrad.ir.node import (
     toposort_having,
 )
 from baregrad.ir.op import Ops, mask_of
+from baregrad.kernel.analysis import in_bounds
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 _BELOW = "kernel.scoped"
@@ -79,13 +79,7 @@ def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
 
 def stays_inside(read: Node) -> bool:
     """Whether a LOAD reads an element of an argument, whatever its axes are."""
-    if read.src[0].op is not Ops.PARAM:
-        return False
-    for place, extent in zip(read.src[1:], read.src[0].shape, strict=True):
-        low, high = bounds(place)
-        if low < 0 or not isinstance(extent, int) or high >= extent:
-            return False
-    return True
+    return read.src[0].op is Ops.PARAM and in_bounds(read)
 
 
 def factor_where(condition: Node, factor: Node) -> Node:

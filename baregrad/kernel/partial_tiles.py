@@ -12,6 +12,7 @@ from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, const, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.axes import AxisTable, Limit
+from baregrad.kernel.loop_pieces import guarded
 
 TRUE = const(True, dtypes.bool)
 _CLOSING = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.OUT.bit
@@ -57,13 +58,6 @@ def is_padded_copy(stage: Node) -> bool:
     if value.op is Ops.GUARD:
         value = value.src[1]
     return value.op in (Ops.INDEX, Ops.LOAD) and value.src[0].op is Ops.PARAM
-
-
-def guarded(condition: Node, value: Node) -> Node:
-    """`value` where the condition holds, else 0."""
-    if condition is TRUE:
-        return value
-    return Node(Ops.GUARD, value.dtype, (condition, value))
 
 
 def guards_reads(table: AxisTable) -> bool:

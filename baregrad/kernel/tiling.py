@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from baregrad.base.bits import previous_power_of_two
 from baregrad.ir import index
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
@@ -270,7 +271,7 @@ class Plan:
     def powers(self, axis: PlannedAxis, name: str, size: int) -> None:
         """Fewer elements than a register has lanes, as vectors of falling powers of two."""
         while size:
-            lanes = 1 << (size.bit_length() - 1)
+            lanes = previous_power_of_two(size)
             size -= lanes
             if not size:
                 if lanes > 1:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import count as counted
 from typing import NamedTuple
 
+from baregrad.base.bits import next_power_of_two
 from baregrad.dtypes import DType
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
@@ -148,7 +149,7 @@ def _body(tile: Tile) -> str:
 
 def _size(tile: Tile) -> int:
     """The rows of a tile, filled up to a power of two."""
-    return 1 << (tile.rows - 1).bit_length()
+    return next_power_of_two(tile.rows)
 
 
 def _is_masked(tile: Tile) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from baregrad.base.bits import previous_power_of_two
 from baregrad.kernel.schedule_value import (
     Bind,
     Pipeline,
@@ -83,7 +84,7 @@ def tail_steps(
         tiles.append((f"{name}u", f"{name}v"))
         name = rest
     while size:
-        width = 1 << (size.bit_length() - 1)
+        width = previous_power_of_two(size)
         size -= width
         if not size:
             if width > 1:
