@@ -19,8 +19,8 @@ from baregrad.kernel.loop_pieces import values_below
 
 U32, U64 = dtypes.uint32, dtypes.uint64
 
-# The largest error over all arguments, in units in the last place of the result; of GELU in those
-# of the larger of the result and half its argument, as what is left of that below 0 is a difference.
+# The largest error over all arguments, in units in the last place of the result. GELU's are those
+# of the larger of the result and half its argument: below 0 the result is a difference of such.
 ERRORS: MappingProxyType[tuple[Op, DType], float] = MappingProxyType(
     {
         (Ops.EXP, dtypes.float32): 1.5,
