@@ -144,6 +144,12 @@ def _dot4(dtype: DType, x: Array, y: Array, z: Array) -> Array:
     return total.astype(np.int32)
 
 
+def _ldexp(x: Array, y: Array) -> Array:
+    """x * 2**y for a whole y of any size; a NaN in either gives NaN."""
+    steps = np.clip(np.nan_to_num(y), -5000, 5000).astype(np.int32)
+    return np.asarray(np.where(np.isnan(y), y, np.ldexp(x, steps)))
+
+
 def _fma_float32(x: Array, y: Array, z: Array) -> Array:
     """x*y + z rounded once to float32: the product is exact in float64, the sum rounds to odd.
 
@@ -329,6 +335,7 @@ SCALAR_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.THREEFRY: _own(threefry2x32),
         Ops.WHERE: _own(np.where),
         Ops.FMA: _fma,
+        Ops.LDEXP: _own(_ldexp),
         Ops.DOT4: _dot4,
     }
 )

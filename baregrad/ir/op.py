@@ -123,6 +123,7 @@ class _Table:
     MOD = _r("MOD", "binary", ALL, 2, "x - y*floor(x / y); integers: y == 0 gives 0; floats: NaN")
     TRUNCDIV = _r("TRUNCDIV", "binary", ALL, 2, "trunc(x / y) of integers; y == 0 gives 0")
     POW = _r("POW", "binary", ALL, 2, "x ** y of floats")
+    LDEXP = _r("LDEXP", "binary", KLL, 2, "x * 2**y of floats, y whole, with one rounding")
     MAX = _r("MAX", "binary", ALL, 2, "the larger; NaN if either is NaN", commutative=True)
     MIN = _r("MIN", "binary", ALL, 2, "the smaller; NaN if either is NaN", commutative=True)
     AND = _r("AND", "binary", ALL, 2, "bitwise and", commutative=True)

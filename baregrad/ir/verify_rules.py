@@ -56,6 +56,7 @@ KINDS: MappingProxyType[Op, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys((Ops.RECIPROCAL, Ops.SQRT, Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2), _FLOAT),
         **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.GELU, Ops.ATAN), _FLOAT),
         **dict.fromkeys((Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT, Ops.DIV, Ops.POW), _FLOAT),
+        Ops.LDEXP: _FLOAT,
         **dict.fromkeys((Ops.FLOORDIV, Ops.TRUNCDIV, Ops.SHL, Ops.SHR), _INTEGER),
         **dict.fromkeys((Ops.NOT, Ops.AND, Ops.OR, Ops.XOR), _BITS),
         Ops.MOD: _NUMERIC,

@@ -26,6 +26,7 @@ _gpu_passes = (
 def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
     """The passes from a loop-level KERNEL to the PROGRAM that `render` takes."""
     gpu = isinstance(target, GpuTarget)
+    has_ldexp = not isinstance(target, GpuTarget) and target.has_ldexp
     native = frozenset(map(as_dtype, target.converted_floats))
     return (
         Pass(
@@ -40,7 +41,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             "the machine has no transcendental functions",
             "loop",
             "loop",
-            lower_functions,
+            lambda kernel: lower_functions(kernel, has_ldexp),
             ("lower-dtypes",),
         ),
         Pass(

@@ -6,7 +6,7 @@ Results do not depend on the vector width or on the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes
@@ -100,20 +100,33 @@ FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
         Ops.THREEFRY: threefry,
     }
 )
+# The same where the machine multiplies by a power of two in one instruction.
+LDEXP_FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
+    {
+        **FUNCTIONS,
+        Ops.EXP: transcendental_exp.exp_by_ldexp,
+        Ops.EXP2: transcendental_exp.exp2_by_ldexp,
+    }
+)
 _MASK = mask_of(FUNCTIONS)
 _REDUCE = Ops.REDUCE.bit
 
 
-def lower_functions(kernel: Node) -> Node:
-    """A loop-level KERNEL with the functions of `FUNCTIONS` written out."""
+def lower_functions(kernel: Node, has_ldexp: bool = False) -> Node:
+    """A loop-level KERNEL with the functions of `FUNCTIONS` written out.
+
+    has_ldexp: the machine has an instruction for LDEXP. Bits do not depend on that.
+    """
+    functions = LDEXP_FUNCTIONS if has_ldexp else FUNCTIONS
+
     def visit(node: Node) -> Node | None:
-        rule = FUNCTIONS.get(node.op)
+        rule = functions.get(node.op)
         if rule is not None:
             return rule(*node.src)
         if node.op is Ops.REDUCE and _needs(node.arg.monoid):
-            return node.replace(arg=Reduce(_lowered(node.arg.monoid)))
+            return node.replace(arg=Reduce(_lowered(node.arg.monoid, functions)))
         if node.op is Ops.STORE and node.arg is not None and _needs(node.arg):
-            return node.replace(arg=_lowered(node.arg))
+            return node.replace(arg=_lowered(node.arg, functions))
         return None
 
     mask = _MASK
@@ -139,11 +152,11 @@ def _needs(monoid: Monoid) -> bool:
     return monoid.primitive is None and any(part.mask & _MASK for part in monoid.combine)
 
 
-def _lowered(monoid: Monoid) -> Monoid:
+def _lowered(monoid: Monoid, functions: Mapping[Op, Callable[..., Node]]) -> Monoid:
     """The monoid with functions written out in how it combines."""
 
     def visit(node: Node) -> Node | None:
-        rule = FUNCTIONS.get(node.op)
+        rule = functions.get(node.op)
         return None if rule is None else rule(*node.src)
 
     combine = tuple(rebuild(part, visit) for part in monoid.combine)

@@ -28,35 +28,58 @@ def _is_single(f: FloatBuilder) -> bool:
     return f.dtype.bits == 32
 
 
-def _reduced_exp(f: FloatBuilder, x: Node, offset: int) -> tuple[Node, Node]:
-    """x = n*ln(2) + r as (r, what holds n + offset)."""
+def _reduced_exp(f: FloatBuilder, x: Node, offset: int) -> tuple[Node, Node, Node]:
+    """x = n*ln(2) + r as (r, n, what holds n + offset)."""
     n, held = f.round_scaled(x, LOG2E_F64[0], offset)
     high, low = LN2_F32 if _is_single(f) else LN2_F64
     r = f.fma(n, f.c(-high), x)
-    return f.fma(n, f.c(-low), r), held
+    return f.fma(n, f.c(-low), r), n, held
 
 
 def exp(x: Node) -> Node:
     """e**x."""
     f = builder_of(x.dtype)
     low, high = (limit * math.log(2.0) for limit in f.power_limits)
-    x = f.at_most(f.at_least(x, low), high)
-    scale = f.power_scale
+    bounded = f.at_most(f.at_least(x, low), high)
+    power, _, held = _split_exp(f, bounded, f.power_offset, f.power_scale)
+    return f.scaled_by_power(power, held)
+
+
+def exp_by_ldexp(x: Node) -> Node:
+    """e**x by LDEXP: the bits of `exp`."""
+    f = builder_of(x.dtype)
+    low, high = (limit * math.log(2.0) for limit in f.power_limits)
+    power, n, _ = _split_exp(f, f.at_most(x, high), 0, 1.0)
+    return _unless_below(f, x, low, f.op(Ops.LDEXP, power, n))
+
+
+def _unless_below(f: FloatBuilder, x: Node, low: float, value: Node) -> Node:
+    """A value, or 0 where x is below a limit.
+
+    Processors take a hundred times as long for what is rounded to 0: where it is chosen, LDEXP is
+    masked, and takes no longer.
+    """
+    return f.where(f.less(x, f.c(low)), f.c(0.0), value)
+
+
+def _split_exp(
+    f: FloatBuilder, x: Node, offset: int, scale: float
+) -> tuple[Node, Node, Node]:
+    """e**x = p * 2**n as (p times scale, n, what holds n + offset)."""
     if _is_single(f):
         # x/ln(2) = n + r takes as many steps as x = n*ln(2) + r, and the polynomial one fewer.
-        magic = f.c(f.magic + f.power_offset)
+        magic = f.c(f.magic + offset)
         held = f.fma(x, f.c(LOG2E_F32[0]), magic)
-        less_n = f.sub(magic, held)
-        r = f.fma(x, f.c(LOG2E_F32[1]), f.fma(x, f.c(LOG2E_F32[0]), less_n))
-        return f.scaled_by_power(_scaled_power(f, r), held)
-    r, held = _reduced_exp(f, x, f.power_offset)
+        n = f.sub(held, magic)
+        r = f.fma(x, f.c(LOG2E_F32[1]), f.fma(x, f.c(LOG2E_F32[0]), f.neg(n)))
+        return _scaled_power(f, r, scale), n, held
+    r, n, held = _reduced_exp(f, x, offset)
     inner = f.fma(f.mul(r, r), f.polynomial(r, tables.EXP_F64), r)
-    return f.scaled_by_power(f.fma(inner, f.c(scale), f.c(scale)), held)
+    return f.fma(inner, f.c(scale), f.c(scale)), n, held
 
 
-def _scaled_power(f: FloatBuilder, r: Node) -> Node:
-    """2**r for |r| <= 1/2, times the scale that `scaled_by_power` takes off again."""
-    scale = f.power_scale
+def _scaled_power(f: FloatBuilder, r: Node, scale: float) -> Node:
+    """2**r for |r| <= 1/2, times a power of two."""
     table = tables.EXP2_F32 if _is_single(f) else tables.EXP2_F64
     slope = f.polynomial(r, [scale * coefficient for coefficient in table])
     return f.fma(r, slope, f.c(scale))
@@ -66,7 +89,17 @@ def exp2(x: Node) -> Node:
     """2**x."""
     f = builder_of(x.dtype)
     r, held = _without_integer(f, x)
-    return f.scaled_by_power(_scaled_power(f, r), held)
+    return f.scaled_by_power(_scaled_power(f, r, f.power_scale), held)
+
+
+def exp2_by_ldexp(x: Node) -> Node:
+    """2**x by LDEXP: the bits of `exp2`."""
+    f = builder_of(x.dtype)
+    low, high = f.power_limits
+    bounded = f.at_most(x, high)
+    n, _ = f.round_scaled(bounded, 1.0)
+    value = f.op(Ops.LDEXP, _scaled_power(f, f.sub(bounded, n), 1.0), n)
+    return _unless_below(f, x, low, value)
 
 
 def _without_integer(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
@@ -93,7 +126,7 @@ def tanh(x: Node) -> Node:
     f = builder_of(x.dtype)
     # Beyond this the result rounds to 1.
     size = f.at_most(f.abs(x), 10.0 if _is_single(f) else 20.0)
-    r, held = _reduced_exp(f, f.add(size, size), f.bias)
+    r, _, held = _reduced_exp(f, f.add(size, size), f.bias)
     table = tables.EXPM1_F32 if _is_single(f) else tables.EXP_F64
     less_one = f.fma(f.mul(r, r), f.polynomial(r, table), r)
     power = f.power(held)

@@ -54,7 +54,9 @@ _TYPES: MappingProxyType[DType, str] = MappingProxyType(
         dtypes.float64: "double",
     }
 )
-_NAMES = ("sqrt", "floor", "ceil", "trunc", "roundeven", "fma", "fabs", "fmod", "memcpy")
+_NAMES = (
+    "sqrt", "floor", "ceil", "trunc", "roundeven", "fma", "fabs", "fmod", "ldexp", "memcpy",
+)
 _C = Dialect(
     name="C",
     types=_TYPES,

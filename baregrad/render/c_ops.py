@@ -161,6 +161,17 @@ def _bitcast(f: CText, node: Node, x: str) -> str:
     return f"{name}({x})"
 
 
+def _ldexp(f: CText, node: Node, x: str, y: str) -> str:
+    kind = f.type(node.dtype)
+    # What is further off is 0 or infinite, and no int.
+    name = f.function(
+        f"ldexp_{node.dtype.name}",
+        f"{kind} ldexp_{node.dtype.name}({kind} x, {kind} y) {{ return y < -5000 ? x * 0 : "
+        f"y > 5000 ? x / 0 : y != y ? y : {f.math('ldexp', node.dtype)}(x, (int)y); }}",
+    )
+    return f"{name}({x}, {y})"
+
+
 def _dot4(f: CText, node: Node, x: str, y: str, z: str) -> str:
     kind, byte = f.type(dtypes.int32), f.type(dtypes.int8)
     wide = f.unsigned(dtypes.int32)
@@ -196,6 +207,7 @@ _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
         Ops.TRUNC: _builtin("trunc"),
         Ops.RINT: _builtin("roundeven"),
         Ops.FMA: _builtin("fma"),
+        Ops.LDEXP: _ldexp,
         Ops.DOT4: _dot4,
         Ops.NEG: _negate,
         Ops.ABS: _absolute,

@@ -9,6 +9,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import COMPARE, Op, Ops
+from baregrad.render.llvm_ldexp import ldexp
 from baregrad.render.llvm_text import FunctionText, Rule, declaration_text
 from baregrad.render.llvm_types import (
     constant_text,
@@ -324,6 +325,7 @@ ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         **dict.fromkeys(_INTRINSICS, _intrinsic),
         **dict.fromkeys((Ops.NEG, Ops.NOT, Ops.ABS, Ops.RECIPROCAL), _unary),
         Ops.MOD: _modulo,
+        Ops.LDEXP: ldexp,
         Ops.DOT4: _dot4,
         Ops.WHERE: _where,
         Ops.CAST: _cast,

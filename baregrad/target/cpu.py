@@ -60,6 +60,11 @@ class CpuTarget:
         """Whether one instruction adds four products of unsigned and signed bytes to a lane."""
         return not {"avx512vnni", "avxvnni"}.isdisjoint(self.features)
 
+    @property
+    def has_ldexp(self) -> bool:
+        """Whether one instruction multiplies a lane by a power of two, subnormals included."""
+        return "avx512f" in self.features
+
     def lanes(self, itemsize: int) -> int:
         """Return how many elements of `itemsize` bytes a vector register holds."""
         return self.vector_bytes // itemsize

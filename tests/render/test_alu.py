@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -14,8 +15,10 @@ from baregrad.ir.evaluate_linear import evaluate_linear
 from baregrad.ir.evaluate_loop import evaluate_loop
 from baregrad.ir.node import Node, alu, cast, const
 from baregrad.ir.op import Ops
+from baregrad.kernel.codegen import codegen_passes
 from baregrad.kernel.lower_dtypes import lower_dtypes
-from tests.render.harness import F32, compiled, elementwise, lower, same_bits
+from baregrad.target.cpu import cpu_row_named
+from tests.render.harness import F32, compiled, elementwise, host, lower, same_bits
 
 pytestmark = pytest.mark.differential
 Function = Callable[..., Node]
@@ -153,6 +156,54 @@ def test_dot4_agrees(lanes: int) -> None:
     x, y = pairs(dtypes.int32)
     functions: list[Function] = [lambda a, b: alu(Ops.DOT4, a, b, a)]
     agree(functions, (dtypes.int32, dtypes.int32), [x, y], lanes, ("linear", "llvm", "c"))
+
+
+PLAIN = cpu_row_named("x86-64-avx2" if host().architecture == "x86_64" else "arm64-neon")
+
+
+@pytest.mark.parametrize("lanes", (1, 2, 3, 8, 16, 48))
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64), ids=str)
+def test_ldexp_agrees(dtype: DType, lanes: int) -> None:
+    """By the machine's instruction where it has one, in plain steps elsewhere, and in C."""
+    random = np.random.default_rng(lanes)
+    bits = 150 if dtype is dtypes.float32 else 1076
+    count = 40 * lanes
+    x = random.uniform(0.5, 2, count).astype(dtype.numpy) * random.choice([-1, 1], count)
+    x = x.astype(dtype.numpy)
+    y = random.integers(-bits, bits - 20, count).astype(dtype.numpy)
+    x[: count // 20] = np.nan
+    with np.errstate(all="ignore"):
+        expected = np.ldexp(x, y.astype(np.int32))
+    node = elementwise([lambda a, b: alu(Ops.LDEXP, a, b)], count, (dtype, dtype), lanes)
+    program = lower(node)
+    ways = [("llvm", host()), ("llvm", PLAIN), ("c", host())]
+    for renderer, row in ways if lanes == 8 else ways[:2]:
+        found = np.zeros(count, dtype.numpy)
+        compiled(program, renderer, row)([found, x, y])
+        assert same_bits(expected, found), (renderer, row.name)
+
+
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64), ids=str)
+def test_exponentials_have_the_same_bits_without_ldexp(dtype: DType) -> None:
+    """Every binade of results, the edges of what is 0 and infinite, and what is no number."""
+    info = np.finfo(dtype.numpy)
+    random = np.random.default_rng(5)
+    edges = [np.log(float(info.max)), np.log(float(info.tiny)), np.log(float(info.tiny)) - 16, -110]
+    x = np.concatenate([
+        random.uniform(-1.1, 1.1, 4096) * info.maxexp,
+        *(edge + random.uniform(-1, 1, 64) for edge in edges),
+        [0.0, -0.0, np.inf, -np.inf, np.nan, 1e30, -1e30, info.tiny, float(info.min), -1e4],
+    ]).astype(dtype.numpy)
+    x = x[: len(x) // 16 * 16][::-1].copy()
+    node = elementwise(unary(Ops.EXP, Ops.EXP2), len(x), (dtype, dtype), 16)
+    found = []
+    for row in (host(), PLAIN):
+        program = reduce(lambda n, item: item.run(n), codegen_passes(row), node)
+        results = blank(node, len(x))
+        compiled(program)([*results, x, x])
+        found.append(results)
+    for one, other in zip(*found, strict=True):
+        assert same_bits(one, other)
 
 
 @pytest.mark.parametrize("dtype", COMPUTED, ids=str)
