@@ -209,14 +209,15 @@ def _facts(kernel: Node) -> Facts:
     order = toposort(*kernel.src)
     for node in order:
         op = node.op
-        if op is Ops.RANGE:
-            everything.add(node)
-        elif op is Ops.INDEX:
-            if node.src[0].op is Ops.PARAM:
-                accesses.append(Access(node.src[0], offset_of(node, offsets), node.ranges, False))
+        if op is Ops.INDEX:
+            array = node.src[0]
+            if array.op is Ops.PARAM:
+                accesses.append(Access(array, offset_of(node, offsets), node.ranges, False))
             else:
                 for child in node.src[1:]:
                     exposed |= child.ranges
+        elif op is Ops.RANGE:
+            everything.add(node)
         elif op is Ops.REDUCE:
             own = tuple([child for child in node.src if child.op is Ops.RANGE])
             reductions.append(Reduction(node, own, node.ranges))

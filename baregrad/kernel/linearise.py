@@ -125,8 +125,12 @@ def _barrier(values: Values, node: Node, stack: list[Any]) -> None:
 
 
 def _store(values: Values, node: Node, stack: list[Any]) -> None:
-    value, *indices = node.src[1:]
-    ranges = value.ranges.union(*[place.ranges for place in (*indices, *values.masks)])
+    value = node.src[1]
+    ranges = own = value.ranges
+    for place in (*node.src[2:], *values.masks):
+        # Mostly what is written where has the axes of both already.
+        if not place.ranges <= ranges:
+            ranges = ranges | place.ranges
     axes = values.axes_of(ranges)
     lanes = values.lanes_of(ranges)
     address = values.memory.addresses[node]
@@ -134,7 +138,8 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     late = bool(axes) and values.memory.reads_elsewhere(node, axes)
     points = values.points(axes)
     # A value that differs from point to point is not asked for twice.
-    compute = values.fresh if axes == values.axes_of(value.ranges) else values.value
+    same_axes = own is ranges or axes == values.axes_of(own)
+    compute = values.fresh if same_axes else values.value
     plain = not late and node.arg is None and not values.masks and not values.gpu
     begins: list[int] = []
     code = values.scopes.innermost.code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from operator import itemgetter
 from types import MappingProxyType
@@ -26,8 +26,6 @@ _NEAREST_LAST = itemgetter(0, 1)
 _CONST = Ops.CONST
 _REG = Ops.REG
 _LEAVES = Ops.CONST.bit | Ops.VAR.bit
-# What is evaluated by its own rule, whatever its sources are.
-_WHOLE = _LEAVES | OPAQUE
 INT32 = (-(1 << 31), (1 << 31) - 1)
 Parts = tuple[Node, ...]
 Operands = Sequence[Any]
@@ -115,17 +113,38 @@ class Values:
 
     def _once(self, root: Node) -> Any:
         """The value of an expression that is the same at all points."""
+        if root.op.bit & OPAQUE:
+            return self._of(root, ())
+        # As `toposort` walks, sources first: what is walked is computed at once.
         known: dict[Node, Any] = {}
-        for node in toposort(root, enter=is_transparent):
-            op = node.op
-            rule = _rule_of(op)
-            if rule is None:
-                raise CompilerBug("not an expression of the CPU's loop level", found=node)
-            if rule is _elementwise and touches_index(node):
-                rule = _index
-            operands = () if op.bit & _WHOLE else [known[child] for child in node.src]
-            known[node] = rule(self, node, operands)
-        return known[root]
+        path: list[tuple[Node, Iterator[Node]]] = []
+        node, sources = root, iter(root.src)
+        while True:
+            for child in sources:
+                if child in known:
+                    continue
+                if not child.src or child.op.bit & OPAQUE:
+                    known[child] = self._of(child, ())
+                    continue
+                path.append((node, sources))
+                node, sources = child, iter(child.src)
+                break
+            else:
+                known[node] = self._of(node, [known[child] for child in node.src])
+                if not path:
+                    return known[node]
+                node, sources = path.pop()
+
+    def _of(self, node: Node, operands: Operands) -> Any:
+        """The value of one node, given its operands' unless it is asked for whole."""
+        rule = _rule_of(node.op)
+        if rule is None:
+            raise CompilerBug("not an expression of the CPU's loop level", found=node)
+        if rule is _elementwise:
+            if not touches_index(node):
+                return self.compute(node.op, node.dtype, operands)
+            rule = _index
+        return rule(self, node, operands)
 
     def _evaluate(self, plan: Plan) -> Any:
         """The value of a plan's expression."""
