@@ -365,16 +365,19 @@ class Values:
         A scalar, but where a part of it is read under a mask: that has a value for each lane.
         """
         total = ZERO
-        width = self.width_of(address)
         if address.fixed:
+            narrow = self.gpu and address.is_narrow
             # Other keys are nodes and pairs: a number is a key of its own kind.
-            key = address.group if width is dtypes.int64 else ~address.group
+            key = ~address.group if narrow else address.group
             known = self.scopes.memo.get(key)
             if known is None:
-                known = self._sum(address.fixed, width)
+                known = self._sum(address.fixed, self.width_of(address))
                 self.scopes.remember(key, known)
             total = known
-        constant = address.at(self.point)
+        constant = address.at(self.point) if address.unrolled else address.constant
+        if not address.points:
+            return total, constant
+        width = self.width_of(address)
         for atom, scale in address.points:
             term = self.scaled(self.value(atom), scale, width)
             if term.op is Ops.CONST:
@@ -395,10 +398,11 @@ class Values:
             value = self.value(atom)
             values.append((depth.get(value, 0), place, value, scale))
         total = ZERO
-        values.sort(key=_NEAREST_LAST)
+        if len(values) > 1:
+            values.sort(key=_NEAREST_LAST)
         for _, _, value, scale in values:
             term = self.scaled(value, scale, width)
-            total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
+            total = term if total is ZERO else self.compute(Ops.ADD, width, (total, term))
         return total
 
     def scaled(self, value: Node, scale: int, width: DType = dtypes.int64) -> Node:
@@ -449,13 +453,13 @@ class Values:
         if buffer in memory.registers:
             return self.register(buffer, address.at(self.point))
         dtype = node.dtype
-        lanes, stride = address.width, address.stride
         width = 1
         if mask is not None:
             if mask.op is _CONST:
                 return const(0, dtype)
             width = mask.shape[0] if mask.shape else 1
         place, at = self.offset(address)
+        lanes, stride = address.width, address.stride
         if lanes == 1 and width == 1:
             stride = 1
         elif place.shape or address.lanes or lanes == 1 or stride == 0:
@@ -463,7 +467,7 @@ class Values:
             place, at, stride = self.lane_offsets(address, place, at, lanes), 0, 1
         written = buffer in memory.written
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
-        ahead = memory.ahead.get(node, 0)
+        ahead = memory.ahead.get(node, 0) if memory.ahead else 0
         constant = memory.single and not written
         access = linearise_access.access_of(lanes, stride, at, align, constant, ahead)
         src: Parts = (buffer, place)

@@ -111,7 +111,7 @@ def _leaves(program: Node) -> list[Node]:
     if found is None:
         # Most operands are made by instructions, which have operands themselves.
         used = dict.fromkeys(chain.from_iterable([node.src for node in program.src]))
-        found = [node for node in used if node.op.bit & _LEAVES and not node.src]
+        found = [node for node in used if not node.src and node.op.bit & _LEAVES]
         memo["leaves"] = found
     return found
 
@@ -163,7 +163,7 @@ class BlockRegisters:
 
 
 _CONTROL = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
-_TOUCHING = _CONTROL | Ops.SET.bit
+_REGISTERS = Ops.REG.bit
 _SET = Ops.SET
 _REG = Ops.REG
 _END = Ops.END
@@ -187,7 +187,7 @@ class _Open:
 def block_registers(program: Node) -> dict[int, BlockRegisters]:
     """For the place of every BEGIN and TEST, what its block does to registers."""
     code = program.src
-    known = frozenset([node for node in _leaves(program) if node.op is Ops.REG])
+    known = frozenset([node for node in _leaves(program) if node.op is _REG])
     blocks: dict[int, BlockRegisters] = {}
     scanned: dict[int, _Open] = {}
     ends: dict[int, int] = {}
@@ -195,10 +195,11 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
     innermost = _Open(-1, False)
     stack = [innermost]
     unrelated = known.isdisjoint
+    # Most read no register, however far: their masks say so.
     touching = [
         (place, node)
         for place, node in enumerate(code)
-        if node.op.bit & _TOUCHING or not unrelated(node.src)
+        if (node.mask & _REGISTERS and not unrelated(node.src)) or node.op.bit & _CONTROL
     ]
     for place, node in touching:
         op = node.op

@@ -122,17 +122,16 @@ class FunctionText:
             key = (name, offset)
             found = self.pointers.get(key)
             if found is None:
-                found = self.fresh()
+                found = self.pointers[key] = self.fresh()
                 self.lines.append(f"  {found} = getelementptr {element}, ptr {name}, i64 {offset}")
-                self.pointers[key] = found
                 if self.blocks:
                     self.blocks[-1].pointers.append(key)
             name = found
-        if at:
-            moved = self.fresh()
-            self.lines.append(f"  {moved} = getelementptr {element}, ptr {name}, i64 {at}")
-            return moved
-        return name
+        if not at:
+            return name
+        moved = self.fresh()
+        self.lines.append(f"  {moved} = getelementptr {element}, ptr {name}, i64 {at}")
+        return moved
 
 
 def declaration_text(name: str, result: str, *parameters: str) -> str:
