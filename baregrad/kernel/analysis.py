@@ -33,7 +33,7 @@ _INDEX = dtypes.index
 _ID = attrgetter("arg.id")
 
 
-# Offsets and accesses are made for every read of every kernel: frozen ones take thrice the time.
+# Made for every read and every kernel: frozen ones take thrice the time.
 @dataclass(eq=False, slots=True)
 class Offset:
     """A flat element offset: `constant` + sum of strides[axis]*axis + sum of scale*atom.
@@ -81,7 +81,7 @@ class Reduction:
     free: frozenset[Node]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Facts:
     """The axes and accesses of a kernel. Axes are RANGE nodes in the order of their ids.
 

@@ -333,6 +333,8 @@ class _Rewriter:
     def values(self, roots: tuple[Node, ...], scope: Scope) -> tuple[Node, ...]:
         """Expressions rewritten."""
         done = scope.done
+        if len(roots) == 1 and roots[0] in done:
+            return (done[roots[0]],)
 
         def enter(node: Node) -> bool:
             bit = node.op.bit

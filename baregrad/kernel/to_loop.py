@@ -17,7 +17,16 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Alloc, Reduce
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, alu, cast, const, make_node, substitute, toposort
+from baregrad.ir.node import (
+    NO_RANGES,
+    Node,
+    alu,
+    cast,
+    const,
+    make_node,
+    substitute,
+    toposort,
+)
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE
@@ -73,11 +82,12 @@ def to_loop(
     `ordered` may meet, so their loops are not shared. Loops over axes bound to the grid are around
     everything else.
     """
-    pools = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "pool"}
+    axes = NO_RANGES.union(*[out_axes(out) for out in kernel.src])
+    pools = [axis for axis in axes if axis.arg.bind == "pool"]
     if len(pools) > 1:
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
-    pool = next(iter(pools), None)
-    grid = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "grid"}
+    pool = pools[0] if pools else None
+    grid = {axis for axis in axes if axis.arg.bind == "grid"}
     builder = _Builder(fma, masks, pool, by_id(grid), kernel)
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
@@ -165,7 +175,9 @@ class _Builder:
             kept = kept_in_output(out, self.kernel)
             if kept is not None:
                 self.kept = {kept.stage: kept, kept.array: kept}
-        self.made_by_stages.update([n.src[0] for n in below if n.op is Ops.STAGE and is_carried(n)])
+        if out.has(Ops.STAGE):
+            carried = [node.src[0] for node in below if node.op is Ops.STAGE and is_carried(node)]
+            self.made_by_stages.update(carried)
         path = [self.root]
         share = out.arg.monoid is None and not crowded
         pool = self.pool

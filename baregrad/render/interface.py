@@ -8,7 +8,7 @@ import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from baregrad.base.bits import prod, round_up
 from baregrad.dtypes import dtypes
@@ -54,8 +54,7 @@ class Renderer(Protocol[Target]):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """How a PROGRAM is called.
 
     entry: its symbol. params: its PARAM nodes in order of slot. variables: the names of its
@@ -194,52 +193,55 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
     events: list[_Event] = []
     innermost = _Open(-1, False)
     stack = [innermost]
-    unrelated = known.isdisjoint
-    # Most read no register, however far: their masks say so.
-    touching = [
-        (place, node)
-        for place, node in enumerate(code)
-        if (node.mask & _REGISTERS and not unrelated(node.src)) or node.op.bit & _CONTROL
-    ]
-    for place, node in touching:
+    read_of, unrelated = known.intersection, known.isdisjoint
+    for place, node in enumerate(code):
         op = node.op
         reads: Collection[Node] = ()
         if op is _SET:
             register, value = node.src
             if value.op is _REG:
+                _expose((value,), stack)
                 reads = (value,)
-        else:
-            reads = known.intersection(node.src)
-        events.append((place, node, reads))
-        for read in reads:
-            for block in reversed(stack):
-                # What is exposed here was already told to the blocks around.
-                if read in block.exposed or read in block.killed:
-                    break
-                block.exposed.add(read)
-        if op is _SET:
             innermost.killed.add(register)
             innermost.written[register] = None
-        elif not op.bit & _CONTROL:
+        elif op.bit & _CONTROL:
+            if op is _END:
+                closed = stack.pop()
+                innermost = stack[-1]
+                scanned[closed.begin] = closed
+                ends[place] = closed.begin
+                innermost.written.update(closed.written)
+                if blocks[closed.begin].certain:
+                    innermost.killed |= closed.killed
+            else:
+                low, high = node.src[0], node.src[-1]
+                reads = read_of(node.src)
+                _expose(reads, stack)
+                certain = op is Ops.BEGIN and len(node.src) == 2
+                certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
+                blocks[place] = BlockRegisters((), (), certain and low.arg < high.arg)
+                innermost = _Open(place, op is Ops.BEGIN)
+                stack.append(innermost)
+        elif not node.mask & _REGISTERS or unrelated(node.src):
+            # Most read no register, and the masks of most of those say so.
             continue
-        elif op is _END:
-            closed = stack.pop()
-            innermost = stack[-1]
-            scanned[closed.begin] = closed
-            ends[place] = closed.begin
-            innermost.written.update(closed.written)
-            if blocks[closed.begin].certain:
-                innermost.killed |= closed.killed
         else:
-            low, high = node.src[0], node.src[-1]
-            certain = op is Ops.BEGIN and len(node.src) == 2
-            certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
-            blocks[place] = BlockRegisters((), (), certain and low.arg < high.arg)
-            innermost = _Open(place, op is Ops.BEGIN)
-            stack.append(innermost)
+            reads = read_of(node.src)
+            _expose(reads, stack)
+        events.append((place, node, reads))
     if known:
         _find_merges(events, blocks, scanned, ends)
     return blocks
+
+
+def _expose(reads: Collection[Node], stack: list[_Open]) -> None:
+    """Tell the open blocks of registers that are read before they were surely written."""
+    for read in reads:
+        for block in reversed(stack):
+            # What is exposed here was already told to the blocks around.
+            if read in block.exposed or read in block.killed:
+                break
+            block.exposed.add(read)
 
 
 def _find_merges(
