@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
@@ -88,7 +89,7 @@ class Facts:
     data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along them.
     ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose value is
     used other than as an address (conditions, casts to numbers). order: all nodes below the OUTs,
-    sources first.
+    sources first. fresh: the axes as schedules find them, once they were asked for (`axes.py`).
     """
 
     outs: tuple[Node, ...]
@@ -101,6 +102,7 @@ class Facts:
     ordered: frozenset[Node]
     exposed: frozenset[Node]
     order: tuple[Node, ...]
+    fresh: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -491,6 +491,23 @@ def _limit(extent: Dim, parts: list[tuple[str, int]]) -> Limit:
 def fresh_table(facts: Facts, gpu: GpuTarget | None = None) -> AxisTable:
     """The axes of a kernel before any step, on a CPU or, given its row, on a GPU."""
     table = AxisTable(facts, gpu=gpu)
+    if facts.fresh is None:
+        facts.fresh = _fresh_axes(facts)
+    axes, names, order, pieces = table.axes, table.names, table.order, table.pieces
+    for node, name, (extent, reduced, serial, whole, exact), piece in facts.fresh:
+        axes[name] = Axis(name, extent, reduced, "loop", serial, whole, exact)
+        names[node] = name
+        order.append(name)
+        pieces[name] = [piece]
+    return table
+
+
+# An axis as a fresh table has it: the node, its name, the rest of the Axis, what the node is.
+Fresh = tuple[Node, str, tuple[Dim, bool, str, str, str], Piece]
+
+
+def _fresh_axes(facts: Facts) -> tuple[Fresh, ...]:
+    """The axes of a kernel before any step, in the order of loops: one table after another."""
     labels: dict[str, int] = {}
     axes = facts.data + facts.reduced
     for node in axes:
@@ -504,18 +521,15 @@ def fresh_table(facts: Facts, gpu: GpuTarget | None = None) -> AxisTable:
     if scanned:
         # A scan's accumulator must outlive the loops inside its own: its axis goes inside others.
         order.sort(key=lambda axis: axis in scanned)
+    found: list[Fresh] = []
     for node in order:
         reduced = node not in data
         name = axis_name(node, reduced, labels[node.arg.axis] == 1)
-        axis = table.axes[name] = Axis(name, extent_of(node), reduced, "loop", serial.get(node, ""))
-        if node in scanned:
-            axis.serial = axis.whole = SCANNED
-        if node in staged:
-            axis.exact = "a value is staged along the axis"
-        table.names[node] = name
-        table.order.append(name)
-        table.pieces[name] = [Piece(0, ((name, 1),))]
-    return table
+        whole = SCANNED if node in scanned else ""
+        exact = "a value is staged along the axis" if node in staged else ""
+        axis = (extent_of(node), reduced, whole or serial.get(node, ""), whole, exact)
+        found.append((node, name, axis, Piece(0, ((name, 1),))))
+    return tuple(found)
 
 
 def table_for(facts: Facts, target: AnyTarget | None) -> AxisTable:

@@ -295,6 +295,7 @@ def _tiles(
         default=1,
     )
     tiles = []
+    rests: dict[tuple[int, int], list[tuple[int, int]]] = {}
     pairs = _pairs(found)
     for vectors in range(1, min(whole, MOST_VECTORS) + 1):
         parts = _parts(whole, vectors)
@@ -324,7 +325,8 @@ def _tiles(
                         # Smaller tiles take longer for each product.
                         break
                 cycles = 0.0
-                rest = _parts(second.size, steps)
+                rest = rests.get((second.size, steps)) or _parts(second.size, steps)
+                rests[second.size, steps] = rest
                 for v, count in parts:
                     for s, repeats in rest:
                         tile = known.get((v, s * times))
@@ -395,6 +397,8 @@ def _share(
     best = Share(None, 1, alone * alone)
     if total < ALONE_CYCLES:
         return best
+    # Good on two cores and on as many as the machine's family has.
+    machines = (2, max(target.cores, 2))
     for axis, count, repeats in trips:
         for wanted in (2, 4, 8, 16, 32):
             if wanted >= 2 * count:
@@ -405,14 +409,14 @@ def _share(
             # While it computes it reads the image: once, if the second cache holds a chunk's part.
             part = image * grain // count if repeats else image
             read = image * (passes if part > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
-            # Good on two cores and on as many as the machine's family has.
+            work = both(total, read) * grain
             time = 1.0 + 0.1 / chunks
-            for cores in (2, max(target.cores, 2)):
+            for cores in machines:
                 rounds = -(-chunks // cores)
                 again = rounds / chunks
                 if repeats:
                     again = rounds * grain if carried else rounds
-                time *= both(total, read) * grain * rounds / count + packed * again
+                time *= work * rounds / count + packed * again
             if time < best.time * 0.999:
                 best = Share(axis, grain, time)
     return best
