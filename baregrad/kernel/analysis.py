@@ -5,6 +5,7 @@ Everything is computed once per node and kept on it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -255,6 +256,40 @@ def axes_together(facts: Facts) -> frozenset[frozenset[Node]]:
             axes = axes.union([child for child in node.src if child.op is Ops.RANGE])
         found.add(axes)
     return frozenset(axes for axes in found if len(axes) > 1)
+
+
+def as_one(strides: Mapping[Node, int], group: tuple[Node, ...]) -> bool:
+    """Whether an access with these strides sees some axes, innermost first, as a single one."""
+    stride: Dim | None = strides.get(group[0])
+    for inner, outer in itertools.pairwise(group):
+        if stride is None:
+            return False
+        stride = index.mul(stride, extent_of(inner))
+        if not isinstance(stride, int) or strides.get(outer) != stride:
+            return False
+    return stride is not None
+
+
+def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
+    """Whether every access sees two neighbouring axes as one axis or not at all."""
+    extent = extent_of(inner)
+    for access in facts.accesses:
+        if outer not in access.axes and inner not in access.axes:
+            continue
+        offset = access.offset
+        stride = offset.strides.get(inner)
+        if stride is None or not isinstance(extent, int):
+            return False
+        if offset.strides.get(outer) != stride * extent:
+            return False
+        for atom, _ in offset.rest:
+            if outer in atom.ranges or inner in atom.ranges:
+                return False
+    for reduction in facts.reductions:
+        if (outer in reduction.own) != (inner in reduction.own):
+            return False
+    # What an OUT runs along is among the axes of its write.
+    return True
 
 
 def _ordered(kernel: Node) -> frozenset[Node]:

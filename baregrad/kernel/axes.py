@@ -7,7 +7,6 @@ axis is covered by one or more pieces (a main part and tails), each an affine su
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -295,7 +294,7 @@ class AxisTable:
         covered = index.mul(count, tile)
         for pieces in self.pieces.values():
             for piece in pieces:
-                if axis.name in dict(piece.terms):
+                if axis.name in [part for part, _ in piece.terms]:
                     limit = _limit(axis.extent, terms) if partial else None
                     pieces[:] = _split_pieces(
                         pieces, axis.name, terms, step.tail, covered, limit
@@ -575,37 +574,3 @@ def _serial_axes(facts: Facts) -> dict[Node, str]:
             for axis in distinct_axes(out):
                 found.pop(axis, None)
     return found
-
-
-def as_one(strides: Mapping[Node, int], group: tuple[Node, ...]) -> bool:
-    """Whether an access with these strides sees some axes, innermost first, as a single one."""
-    stride: Dim | None = strides.get(group[0])
-    for inner, outer in itertools.pairwise(group):
-        if stride is None:
-            return False
-        stride = index.mul(stride, extent_of(inner))
-        if not isinstance(stride, int) or strides.get(outer) != stride:
-            return False
-    return stride is not None
-
-
-def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
-    """Whether every access sees two neighbouring axes as one axis or not at all."""
-    extent = extent_of(inner)
-    for access in facts.accesses:
-        if outer not in access.axes and inner not in access.axes:
-            continue
-        offset = access.offset
-        stride = offset.strides.get(inner)
-        if stride is None or not isinstance(extent, int):
-            return False
-        if offset.strides.get(outer) != stride * extent:
-            return False
-        for atom, _ in offset.rest:
-            if outer in atom.ranges or inner in atom.ranges:
-                return False
-    for reduction in facts.reductions:
-        if (outer in reduction.own) != (inner in reduction.own):
-            return False
-    # What an OUT runs along is among the axes of its write.
-    return True

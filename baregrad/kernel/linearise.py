@@ -25,7 +25,7 @@ from baregrad.kernel.linearise_access import (
     streamed_nbytes,
 )
 from baregrad.kernel.linearise_copies import commit, copy_to, done
-from baregrad.kernel.linearise_folds import BARRIER
+from baregrad.kernel.linearise_folds import BARRIER, combine
 from baregrad.kernel.linearise_mma import multiply
 from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_scopes import END, MOMENT, ZERO
@@ -237,7 +237,7 @@ def _write(
         if monoid is not None or mask is not None:
             register = values.register(buffer, address.at(values.point))
             if monoid is not None:
-                (result,) = values.combine(monoid, (register,), (result,))
+                (result,) = combine(values, monoid, (register,), (result,))
             if mask is not None:
                 result = values.apply(Ops.WHERE, buffer.dtype, mask, result, register)
         _set(values, node, address, result)
@@ -287,7 +287,7 @@ def _store_at(
     if monoid is not None:
         old = make_node(Ops.VLOAD, buffer.dtype, (buffer, offset, *guard), access)
         scopes.append_momentary(old)
-        (result,) = values.combine(monoid, (old,), (result,))
+        (result,) = combine(values, monoid, (old,), (result,))
     result = values.vector(result, lanes)
     scopes.append(instruction(Ops.VSTORE, dtypes.token, (buffer, offset, result, *guard), access))
     if test:

@@ -85,8 +85,8 @@ class Address:
         # lanes are adjacent and aligned.
         self.fits_registers = not (fixed or points or lanes) and stride == (width > 1)
         if width > 1 and self.fits_registers:
-            scales = (constant, *[scale for _, scale in unrolled])
-            self.fits_registers = not any([scale % width for scale in scales])
+            steps = [constant, *[scale for _, scale in unrolled]]
+            self.fits_registers = not any(step % width for step in steps)
         self.is_narrow = False
 
     def is_regular(self, lanes: int) -> bool:

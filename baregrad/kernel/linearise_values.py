@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.bounds import bounds
-from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, const, instruction, make_node, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.kernel import linearise_access
@@ -88,9 +87,7 @@ class Values:
                 found = self._once(root)
                 self.scopes.remember(root, found)
             return found
-        plan = self._plans.get(root)
-        if plan is None:
-            plan = self._plan(root)
+        plan = self._plans.get(root) or self._plan(root)
         key = root if plan.where is None else (root, plan.where(self.point))
         found = self.scopes.memo.get(key)
         if found is None:
@@ -488,23 +485,6 @@ class Values:
         if self.gpu and lanes > 1 and stride == 1 and not at % lanes and address.is_even(lanes):
             return lanes * dtype.itemsize
         return dtype.itemsize
-
-    # --- reductions -----------------------------------------------------------------------------
-
-    def combine(self, monoid: Monoid, left: Parts, right: Parts) -> Parts:
-        """The monoid's combination of two tuples of linear values."""
-        if monoid.primitive is not None:
-            return (self.compute(monoid.primitive, monoid.states[0], (left[0], right[0])),)
-        values: dict[Node, Node] = {}
-        for node in toposort(*monoid.combine):
-            if node.op is Ops.SLOT:
-                values[node] = (left + right)[node.arg]
-            elif node.op is Ops.CONST:
-                values[node] = node
-            else:
-                operands = [values[child] for child in node.src]
-                values[node] = self.apply(node.op, node.dtype, *operands)
-        return tuple(values[part] for part in monoid.combine)
 
 
 def _picker(places: list[int]) -> Callable[[list[Any]], Operands]:
