@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from baregrad.ir import index
@@ -295,7 +296,6 @@ def _tiles(
         default=1,
     )
     tiles = []
-    rests: dict[tuple[int, int], list[tuple[int, int]]] = {}
     pairs = _pairs(found)
     for vectors in range(1, min(whole, MOST_VECTORS) + 1):
         parts = _parts(whole, vectors)
@@ -325,8 +325,7 @@ def _tiles(
                         # Smaller tiles take longer for each product.
                         break
                 cycles = 0.0
-                rest = rests.get((second.size, steps)) or _parts(second.size, steps)
-                rests[second.size, steps] = rest
+                rest = _parts(second.size, steps)
                 for v, count in parts:
                     for s, repeats in rest:
                         tile = known.get((v, s * times))
@@ -355,11 +354,12 @@ def _pairs(found: Windows) -> list[tuple[PlannedAxis, PlannedAxis | None]]:
     return pairs
 
 
-def _parts(size: int, tile: int) -> list[tuple[int, int]]:
+@lru_cache(1 << 10)
+def _parts(size: int, tile: int) -> tuple[tuple[int, int], ...]:
     """(tile, how many) of an axis: whole tiles, and the rest."""
     whole, rest = divmod(size, tile)
-    found = [(tile, whole)] if whole else []
-    return [*found, (rest, 1)] if rest else found
+    found = ((tile, whole),) if whole else ()
+    return (*found, (rest, 1)) if rest else found
 
 
 def _share(
