@@ -28,9 +28,17 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel import partial_tiles
-from baregrad.kernel.analysis import by_id, facts_of, in_bounds, is_read, offset_of, out_axes
+from baregrad.kernel.analysis import (
+    as_one,
+    by_id,
+    facts_of,
+    in_bounds,
+    is_read,
+    offset_of,
+    out_axes,
+)
 from baregrad.kernel.apply_scope import Pieces, Scope
-from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_after
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, table_after
 from baregrad.kernel.byte_dots import (
     BYTES,
     Word,
@@ -333,7 +341,6 @@ class _Rewriter:
     def values(self, roots: tuple[Node, ...], scope: Scope) -> tuple[Node, ...]:
         """Expressions rewritten."""
         done = scope.done
-
         def enter(node: Node) -> bool:
             bit = node.op.bit
             if bit & _SCOPED or node in done:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from baregrad.ir import index
@@ -353,11 +354,12 @@ def _pairs(found: Windows) -> list[tuple[PlannedAxis, PlannedAxis | None]]:
     return pairs
 
 
-def _parts(size: int, tile: int) -> list[tuple[int, int]]:
+@lru_cache(1 << 10)
+def _parts(size: int, tile: int) -> tuple[tuple[int, int], ...]:
     """(tile, how many) of an axis: whole tiles, and the rest."""
     whole, rest = divmod(size, tile)
-    found = [(tile, whole)] if whole else []
-    return [*found, (rest, 1)] if rest else found
+    found = ((tile, whole),) if whole else ()
+    return (*found, (rest, 1)) if rest else found
 
 
 def _share(
@@ -395,6 +397,8 @@ def _share(
     best = Share(None, 1, alone * alone)
     if total < ALONE_CYCLES:
         return best
+    # Good on two cores and on as many as the machine's family has.
+    machines = (2, max(target.cores, 2))
     for axis, count, repeats in trips:
         for wanted in (2, 4, 8, 16, 32):
             if wanted >= 2 * count:
@@ -405,14 +409,14 @@ def _share(
             # While it computes it reads the image: once, if the second cache holds a chunk's part.
             part = image * grain // count if repeats else image
             read = image * (passes if part > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
-            # Good on two cores and on as many as the machine's family has.
+            work = both(total, read) * grain
             time = 1.0 + 0.1 / chunks
-            for cores in (2, max(target.cores, 2)):
+            for cores in machines:
                 rounds = -(-chunks // cores)
                 again = rounds / chunks
                 if repeats:
                     again = rounds * grain if carried else rounds
-                time *= both(total, read) * grain * rounds / count + packed * again
+                time *= work * rounds / count + packed * again
             if time < best.time * 0.999:
                 best = Share(axis, grain, time)
     return best
