@@ -15,7 +15,7 @@ from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
-from baregrad.ir.node import Node, make_node, rebuild, toposort
+from baregrad.ir.node import Node, make_node, rebuild, remade, toposort
 from baregrad.ir.op import MOVEMENT, Ops, mask_of
 
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
@@ -23,6 +23,7 @@ from baregrad.ir.op import MOVEMENT, Ops, mask_of
 _SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
 _COMPUTED = ~_SPELLED
 _VAR = Ops.VAR.bit
+_LIFTED = Ops.BUFFER.bit | Ops.DETACH.bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,12 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
             done[node] = done[src[0]]
         elif node.mask & _VAR:
             done[node] = _renew(node, done, variables)
+        elif node.mask & _LIFTED:
+            done[node] = remade(node, tuple([done[one] for one in src]))
         else:
+            # Nothing below became anything else, unless it was computed before.
             made = tuple([done[one] for one in src])
-            same = made == src
-            done[node] = (
-                node if same else make_node(op, node.dtype, made, node.arg, node.shape)
-            )
+            done[node] = node if made == src else remade(node, made)
     values = []
     for root in roots:
         ref = realised(root) if not root.mask & _COMPUTED else None

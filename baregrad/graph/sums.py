@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import is_repeated
+from baregrad.graph.repeats import are_repeated
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import cut, expand, is_one, permute, reshape
 from baregrad.ir.node import Node, alu
@@ -39,6 +39,8 @@ class _Uses:
         self._changed = changed
         self._made: dict[Node, int] = {}
         self._seen = 0
+        # Whether values repeat along axes: sums of one product ask it of the same factors.
+        self.repeated: dict[tuple[Node, tuple[int, ...]], bool] = {}
 
     def of(self, node: Node) -> int:
         """The number of readers of one node."""
@@ -64,6 +66,14 @@ class _Sum:
         """The summed axes."""
         axes: tuple[int, ...] = self.node.arg.axes
         return axes
+
+    def repeats(self, factor: Node) -> bool:
+        """Whether `factor` repeats along every summed axis."""
+        axes = self.axes
+        found = self.uses.repeated.get((factor, axes))
+        if found is None:
+            found = self.uses.repeated[factor, axes] = are_repeated(factor, axes)
+        return found
 
     def of(self, body: Node) -> Node:
         """The same sum of something else."""
@@ -111,7 +121,7 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
             stack.extend(reversed(factor.src))
         elif not factor.shape:
             outer.append(factor)
-        elif _is_repeated(factor, this.axes):
+        elif this.repeats(factor):
             outer.append(_once(factor, this.axes))
         else:
             scale, rest = _constant_scale(factor, this.uses)
@@ -129,18 +139,10 @@ def _is_taken(this: _Sum, product: Node) -> bool:
     if product in this.own:
         return True
     a, b = product.src
-    return (_varies_not(b, this.axes) and this.uses.of(a) > 1) or (
-        _varies_not(a, this.axes) and this.uses.of(b) > 1
-    )
-
-
-def _varies_not(factor: Node, axes: tuple[int, ...]) -> bool:
-    return not factor.shape or _is_repeated(factor, axes)
-
-
-def _is_repeated(factor: Node, axes: tuple[int, ...]) -> bool:
-    """Whether `factor` repeats along every one of `axes`."""
-    return all(is_repeated(factor, axis) for axis in axes)
+    for factor, rest in ((b, a), (a, b)):
+        if (not factor.shape or this.repeats(factor)) and this.uses.of(rest) > 1:
+            return True
+    return False
 
 
 def _once(factor: Node, axes: tuple[int, ...]) -> Node:
@@ -205,7 +207,7 @@ def _split(this: _Sum, body: Node) -> Node | None:
     parts = []
     worthwhile = False
     for term, sign in _terms(this, body):
-        if not term.shape or _is_repeated(term, this.axes):
+        if not term.shape or this.repeats(term):
             return None  # a repeated term may cancel with the others: let it be summed with them
         taken = term.op is Ops.MUL and _is_taken(this, term)
         inner, outer = _factors(this, term) if taken else ([term], [])
@@ -251,8 +253,16 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
         return None
     readers: dict[Node, int] = dict.fromkeys(order, 0)
     for node in order:
-        for child in node.src if len(node.src) == 1 else dict.fromkeys(node.src):
-            readers[child] += 1
+        src = node.src
+        if len(src) == 2:
+            # Half of all nodes, so that it is asked first.
+            first, second = src
+            readers[first] += 1
+            if second is not first:
+                readers[second] += 1
+        else:
+            for child in src if len(src) == 1 else dict.fromkeys(src):
+                readers[child] += 1
     uses = _Uses(readers, changed)
 
     def visit(node: Node, made: Node) -> Node | None:

@@ -29,7 +29,11 @@ def rewrite(
     for node in order:
         if not node.mask & bits:
             continue
-        made = again(node, changed) if changed else node
+        made = node
+        for child in node.src:
+            if child in changed:
+                made = again(node, changed)
+                break
         if node.op.bit & asked:
             found = visit(made)
             if found is not None:
@@ -40,11 +44,17 @@ def rewrite(
 
 
 def again(node: Node, changed: dict[Node, Node]) -> Node:
-    """`node` over what its sources became."""
+    """`node` over what its sources became; walks ask first whether any of them changed."""
+    known = changed.get
+    return remade(node, tuple([known(one, one) for one in node.src]))
+
+
+def is_read_from(node: Node, changed: dict[Node, Node]) -> bool:
+    """Whether a source of `node` became another."""
     for child in node.src:
         if child in changed:
-            return remade(node, tuple([changed.get(one, one) for one in node.src]))
-    return node
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,11 @@ def walk_once(parts: Sequence[Part], order: list[Node], changed: dict[Node, Node
     finished: set[Node] = set()
     finish = finished.add
     for node in order:
-        made = again(node, changed) if changed else node
+        made = node
+        for child in node.src:
+            if child in changed:
+                made = again(node, changed)
+                break
         if node.op.bit & asked:
             made = _visited(rules, node, made, finished)
         if made is not node:
@@ -161,7 +175,7 @@ def _through(rules: _Rules, root: Node, finished: set[Node]) -> Node:
     changed: dict[Node, Node] = {}
     for node in toposort(root, enter=lambda one: one not in finished):
         if node not in finished:
-            current = again(node, changed)
+            current = again(node, changed) if is_read_from(node, changed) else node
             made = _visited(rules, current, current, finished)
             if made is not node:
                 changed[node] = made
