@@ -336,22 +336,30 @@ def _sum_apart(fusion: Fusion, left: Node, right: Node) -> bool:
 
     A contraction wants tiles of its own; what makes a part of a tuple is to make the others too.
     """
-    ours, theirs = _sums_of(left), _sums_of(right)
+    ours, theirs = _sums_of(fusion, left), _sums_of(fusion, right)
     if not ours or not theirs or ours == theirs:
         return False
     contractions = fusion.survey.contractions
     return any(node in contractions or is_tuple(node) for node in ours | theirs)
 
 
-def _sums_of(node: Node) -> set[Node]:
+def _sums_of(fusion: Fusion, node: Node) -> set[Node]:
     """The reductions that a value is computed from, as far as they are close below it."""
+    known = fusion.sums.get(node)
+    if known is not None:
+        return known
     found: set[Node] = set()
     near = [node]
+    seen = {node}
     for value in near:
         if value.op.bit & _FOLDS:
             found.add(value)
         elif len(near) < 2 * NEIGHBOURS:
-            near += [child for child in value.src if child.mask & _FOLDS and child not in near]
+            for child in value.src:
+                if child.mask & _FOLDS and child not in seen:
+                    seen.add(child)
+                    near.append(child)
+    fusion.sums[node] = found
     return found
 
 
@@ -368,16 +376,17 @@ def neighbours(fusion: Fusion, node: Node) -> Neighbours:
         return known
     size = fusion.survey.size
     least = size[node]
-    found: dict[Node, None] = {node: None}
+    found = {node}
+    mark = found.add
     queue = [node]
     while queue and len(found) < NEIGHBOURS:
         level, queue = queue, []
         for above in level:
             for child in above.src:
-                if child.mask & _READS and child not in found:
-                    found[child] = None
+                if child not in found and child.mask & _READS:
+                    mark(child)
                     queue.append(child)
-    values = [one for one in found if size[one] >= least]
+    values = frozenset([one for one in found if size[one] >= least])
     reduced = [(one.src[0].shape, one.arg.axes) for one in values if one.op is Ops.REDUCE]
-    known = fusion.near[node] = Neighbours(frozenset(values), frozenset(reduced))
+    known = fusion.near[node] = Neighbours(values, frozenset(reduced))
     return known
