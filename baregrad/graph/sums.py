@@ -10,9 +10,10 @@ without such a factor is read by others too: sums of the same are then one sum.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from baregrad.dtypes import dtypes
@@ -251,17 +252,14 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
     """The rule for one graph, of which it counts by how many nodes each is read."""
     if not order[-1].mask & Ops.REDUCE.bit:
         return None
-    readers: dict[Node, int] = dict.fromkeys(order, 0)
+    readers = Counter(chain.from_iterable([node.src for node in order]))
     for node in order:
         src = node.src
-        if len(src) == 2:
-            # Half of all nodes, so that it is asked first.
-            first, second = src
-            readers[first] += 1
-            if second is not first:
-                readers[second] += 1
-        else:
-            for child in src if len(src) == 1 else dict.fromkeys(src):
+        if len(src) > 1 and (src[0] is src[1] or len(src) > 2):
+            # What is read several times by one node has one reader.
+            for child in src:
+                readers[child] -= 1
+            for child in set(src):
                 readers[child] += 1
     uses = _Uses(readers, changed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from baregrad.ir.node import Node, remade, toposort
 from baregrad.ir.passes import Pass
@@ -26,7 +27,15 @@ def rewrite(
     sink = order[-1]
     if not sink.mask & bits:
         return sink
-    for node in order:
+    # Until something changes, nothing else is looked at: most passes find nothing to do.
+    for node in [one for one in order if one.op.bit & asked and one.mask & bits]:
+        found = visit(node)
+        if found is not None and found is not node:
+            changed[node] = found
+            break
+    else:
+        return sink
+    for node in islice(order, order.index(node) + 1, None):
         if not node.mask & bits:
             continue
         made = node
