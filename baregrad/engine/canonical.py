@@ -30,13 +30,19 @@ _LIFTED = Ops.BUFFER.bit | Ops.DETACH.bit
 class Canonical:
     """A SINK over PARAMs, the arrays that the slots stand for, and the values of its variables.
 
-    `origins` maps a canonical node to the node that the user's code made, for reports.
+    `origins` maps a canonical node to the node that the user's code made, for reports. `whole`: it
+    has every node below the SINK and no other, sources first.
     """
 
     sink: Node
     inputs: tuple[BufferRef, ...]
     variables: Mapping[str, int]
     origins: Mapping[Node, Node]
+    whole: bool = False
+
+    def order(self) -> list[Node]:
+        """Every node of `sink`, sources first, as `toposort` lists them."""
+        return [*self.origins, self.sink] if self.whole else toposort(self.sink)
 
 
 def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]) -> Canonical:
@@ -85,12 +91,14 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
             made = tuple([done[one] for one in src])
             done[node] = node if made == src else remade(node, made)
     values = []
+    whole = not variables
     for root in roots:
         ref = realised(root) if not root.mask & _COMPUTED else None
+        whole = whole and ref is None
         values.append(done[root] if ref is None else param(ref, root))
     sink = Node(Ops.SINK, dtypes.token, tuple(values))
     origins = {new: old for old, new in done.items()}
-    return Canonical(sink, tuple(inputs), variables, origins)
+    return Canonical(sink, tuple(inputs), variables, origins, whole)
 
 
 def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Node:

@@ -14,14 +14,6 @@ _EXPAND = Ops.EXPAND.bit
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 
 
-def are_repeated(node: Node, axes: tuple[int, ...]) -> bool:
-    """Whether a value repeats along every one of `axes`."""
-    for axis in axes:
-        if not is_repeated(node, axis):
-            return False
-    return True
-
-
 def is_repeated(node: Node, axis: int) -> bool:
     """Whether all elements along an axis are one, as far as views and arithmetic tell."""
     # Operands of arithmetic that are still to be looked at.

@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import Any
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import are_repeated
+from baregrad.graph.repeats import is_repeated
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import cut, expand, is_one, permute, reshape
 from baregrad.ir.node import Node, alu
@@ -73,7 +73,12 @@ class _Sum:
         axes = self.axes
         found = self.uses.repeated.get((factor, axes))
         if found is None:
-            found = self.uses.repeated[factor, axes] = are_repeated(factor, axes)
+            found = True
+            for axis in axes:
+                if not is_repeated(factor, axis):
+                    found = False
+                    break
+            self.uses.repeated[factor, axes] = found
         return found
 
     def of(self, body: Node) -> Node:

@@ -28,14 +28,14 @@ def rewrite(
     if not sink.mask & bits:
         return sink
     # Until something changes, nothing else is looked at: most passes find nothing to do.
-    for node in [one for one in order if one.op.bit & asked and one.mask & bits]:
-        found = visit(node)
-        if found is not None and found is not node:
-            changed[node] = found
+    for first in [one for one in order if one.op.bit & asked and one.mask & bits]:
+        found = visit(first)
+        if found is not None and found is not first:
+            changed[first] = found
             break
     else:
         return sink
-    for node in islice(order, order.index(node) + 1, None):
+    for node in islice(order, order.index(first) + 1, None):
         if not node.mask & bits:
             continue
         made = node
@@ -56,14 +56,6 @@ def again(node: Node, changed: dict[Node, Node]) -> Node:
     """`node` over what its sources became; walks ask first whether any of them changed."""
     known = changed.get
     return remade(node, tuple([known(one, one) for one in node.src]))
-
-
-def is_read_from(node: Node, changed: dict[Node, Node]) -> bool:
-    """Whether a source of `node` became another."""
-    for child in node.src:
-        if child in changed:
-            return True
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +176,7 @@ def _through(rules: _Rules, root: Node, finished: set[Node]) -> Node:
     changed: dict[Node, Node] = {}
     for node in toposort(root, enter=lambda one: one not in finished):
         if node not in finished:
-            current = again(node, changed) if is_read_from(node, changed) else node
+            current = node if changed.keys().isdisjoint(node.src) else again(node, changed)
             made = _visited(rules, current, current, finished)
             if made is not node:
                 changed[node] = made

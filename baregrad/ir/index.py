@@ -367,13 +367,11 @@ def _below(value: Node, limit: Node) -> bool:
         return True
     if value.op is Ops.RANGE and value.src[0] is limit:
         return True
-    slack = sub(limit, value)
-    return isinstance(slack, Node) and _range_slack(slack) > 0
+    return _range_slack(*linear(sub(limit, value))) > 0
 
 
-def _range_slack(slack: Node) -> int:
+def _range_slack(terms: Terms, constant: int) -> int:
     """The least value of a sum in which each -c*range is replaced by -c*(extent - 1)."""
-    terms, constant = linear(slack)
     worst: list[Dim] = [constant]
     for atom, scale in terms.items():
         if atom.op is Ops.RANGE and scale < 0:
@@ -388,17 +386,28 @@ def _range_slack(slack: Node) -> int:
 
 def less(a: Dim, b: Dim) -> Node:
     """Return a < b as a bool node; constant when bounds decide."""
-    difference = sub(a, b)
-    if isinstance(difference, int):
-        return const(difference < 0, dtypes.bool)
-    lo, hi = bounds(difference)
+    return _below_zero(a, b, 0)
+
+
+def _below_zero(a: Dim, b: Dim, extra: int) -> Node:
+    """Whether a - b + extra < 0; no node is made of the difference."""
+    terms, constant = linear(a)
+    more, taken = linear(b)
+    for atom, scale in more.items():
+        terms[atom] = terms.get(atom, 0) - scale
+    terms, constant = _with_whole_digits(terms, constant - taken + extra)
+    terms = {atom: scale for atom, scale in terms.items() if scale}
+    lo = hi = constant
+    for atom, scale in terms.items():
+        ends = bounds(atom)
+        lo += scale * ends[scale < 0]
+        hi += scale * ends[scale > 0]
     if hi < 0 or lo >= 0:
         return const(hi < 0, dtypes.bool)
-    terms, constant = linear(difference)
     for atom in terms:
         if atom.op is Ops.RANGE and (atom.src[0].op is not Ops.CONST or atom.src[0].arg < 1):
             # Bounds do not know how a symbolic extent and its axis belong together.
-            if _range_slack(as_node(mul(difference, -1))) > 0:
+            if _range_slack({one: -scale for one, scale in terms.items()}, -constant) > 0:
                 return const(True, dtypes.bool)
             break
     common = math.gcd(*terms.values())
@@ -432,7 +441,7 @@ def _decisive(terms: Terms, constant: int) -> tuple[Terms, int]:
 
 def at_least(a: Dim, b: Dim) -> Node:
     """Return a >= b as a bool node."""
-    return less(sub(b, 1), a)
+    return _below_zero(b, a, -1)
 
 
 def both(*conditions: Node) -> Node:
