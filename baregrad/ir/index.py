@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,7 @@ Terms = dict[Node, int]
 _INDEX = dtypes.index
 _ADD, _MUL, _CONST, _RANGE = Ops.ADD, Ops.MUL, Ops.CONST, Ops.RANGE
 _DIGITS = Ops.MOD.bit | Ops.FLOORDIV.bit
+_ID = attrgetter("arg.id")
 
 
 def as_node(value: Dim) -> Node:
@@ -110,17 +112,19 @@ def from_linear(terms: Terms, constant: int) -> Node:
     """The canonical node of c1*t1 + ... + constant."""
     atoms = [atom for atom, scale in terms.items() if scale]
     if len(atoms) > 1:
-        atoms.sort(key=_order)
+        # Mostly they are axes alone, whose numbers are compared without running Python.
+        plain = [atom for atom in atoms if atom.op is _RANGE]
+        atoms.sort(key=_ID if len(plain) == len(atoms) else _order)
     total: Node | None = None
     for atom in atoms:
         scale = terms[atom]
-        term = atom if scale == 1 else make_node(Ops.MUL, _INDEX, (atom, const(scale, _INDEX)))
-        total = term if total is None else make_node(Ops.ADD, _INDEX, (total, term))
+        term = atom if scale == 1 else make_node(_MUL, _INDEX, (atom, const(scale, _INDEX)))
+        total = term if total is None else make_node(_ADD, _INDEX, (total, term))
     if total is None:
         return const(constant, _INDEX)
     if constant == 0:
         return total
-    return make_node(Ops.ADD, _INDEX, (total, const(constant, _INDEX)))
+    return make_node(_ADD, _INDEX, (total, const(constant, _INDEX)))
 
 
 def _recombine(terms: Terms) -> Terms:
@@ -180,11 +184,7 @@ def total(values: Iterable[Dim]) -> Dim:
 
 def _with_whole_digits(terms: Terms, constant: int) -> tuple[Terms, int]:
     """The same sum with quotients and remainders of one value put together again."""
-    digits = 0
-    for atom in terms:
-        if atom.op.bit & _DIGITS:
-            digits += 1
-    if digits > 1:
+    if len([atom for atom in terms if atom.op.bit & _DIGITS]) > 1:
         terms = _recombine({atom: scale for atom, scale in terms.items() if scale})
         constant += terms.pop(const(1, _INDEX), 0)
     return terms, constant
@@ -508,9 +508,7 @@ def product(dims: Iterable[Dim]) -> Dim:
             constant *= dim
         else:
             symbolic = mul(symbolic, dim)
-    return constant if symbolic.__class__ is int and symbolic == 1 else as_dim(
-        mul(symbolic, constant)
-    )
+    return as_dim(mul(symbolic, constant))
 
 
 def resimplify(node: Node) -> Node | None:

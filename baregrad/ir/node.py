@@ -336,16 +336,16 @@ def _closed(
 
 def const(value: bool | int | float, dtype: DType) -> Node:
     """A scalar constant of this dtype; integers wrap to its width, `index` is unbounded."""
-    kind = dtype.kind
     canonical: bool | int | float
-    if kind == "index":
-        canonical = int(value)
+    if dtype is _INDEX:
+        canonical = value if value.__class__ is int else int(value)
         found = _find_small(canonical)
         if found is None:
             found = make_node(_CONST, dtype, (), canonical)
             if 0 <= canonical < _MOST_SMALL:
                 _interned.small[canonical] = found
         return found
+    kind = dtype.kind
     if kind == "bool":
         canonical = bool(value)
     elif kind == "float":

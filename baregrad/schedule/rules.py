@@ -83,14 +83,15 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     for request in requests:
         found = obstacle(fusion, node, request)
         obstacles.append(found)
-        reason = reason or found
+        if not reason:
+            reason = found
     if not reason and len(requests) > 1 and node in fusion.compared:
         reason = "compared with what is made of it elsewhere"
     if not reason:
         reason = _dearer_inline(fusion, node, requests)
     if not reason:
         why = _why_fused(node, requests)
-        return Verdict(False, why) if why else _FUSED
+        return _fused(why) if why else _FUSED
     return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
 
 
@@ -110,6 +111,11 @@ def _why_fused(node: Node, requests: list[Request]) -> str:
     if node.op.bit & _FOLDS:
         return "part of the sum around it" if requests[0].merges else "computed where it is read"
     return _cheap(len(requests)) if len(requests) > 1 else ""
+
+
+@cache
+def _fused(why: str) -> Verdict:
+    return Verdict(False, why)
 
 
 @cache
@@ -144,6 +150,8 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
         reads = _arrays_read(node)
         if reads > 1 and others + reads > MAX_LOADS:
             return f"the kernel reads {MAX_LOADS} arrays already"
+    if op.bit & _ELEMENTWISE:
+        return ""
     if op is Ops.SCAN:
         if draft.sealed or not is_identity(request.idx, node.shape, draft.outer):
             return "a running fold is read in another order"
