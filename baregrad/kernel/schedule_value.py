@@ -108,6 +108,11 @@ class StageInput:
     pad: int | None = None
     swizzle: int = 0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axes that the step speaks of, those of sums apart."""
+        return tuple([name for axis in self.axes for name in axis.split("+")])
+
     def __str__(self) -> str:
         lanes = f", lanes={self.lanes}" if self.lanes else ""
         pad = f", pad={self.pad}" if self.pad is not None else ""
