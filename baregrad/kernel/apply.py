@@ -416,6 +416,9 @@ class _Rewriter:
                         return found
         if word is not None and where.src[0].arg.slot not in self.words:
             return self.packed(node, scope, word)
+        if where is node and scope.early and scope.ranges is self.ranges:
+            held = partial_tiles.held_inside(self.table, node, scope, self.finals)
+            scope = Scope({**scope.pieces, **held}, scope.ranges, True) if held else scope
         src = (self.array(where.src[0]), self.offset(where, scope))
         if src[0].dtype is not node.dtype:
             src = (src[0], index.as_node(index.floordiv(src[1], BYTES)))
@@ -473,7 +476,7 @@ class _Rewriter:
             self.copied_ranges.append(ranges)
             early = self.masked or copy.pieces is not pieces
             value = self.read(node, Scope(copy.pieces, ranges, early), word)
-            space = Stage("scratch")
+            space = Stage("scratch", ahead=step.ahead)
             if gpu:
                 pipelines, space = slots_of(self.table.pipelines, step, value, copy.axes)
                 self.applied.update(pipelines)
