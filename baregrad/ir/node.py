@@ -415,6 +415,41 @@ def toposort(*roots: Node, enter: Callable[[Node], bool] | None = None) -> list[
     return order
 
 
+def fill(
+    done: dict[Node, Any],
+    roots: tuple[Node, ...],
+    visit: Callable[[Node, Any], Any],
+    known: Any,
+    enter: Callable[[Node], bool],
+) -> None:
+    """`done[node] = visit(node, known)` for what `done` lacks at or below `roots`, sources first.
+
+    Below a node only if `enter(node)`. A walk of `toposort` that needs no list of what it met.
+    """
+    path: list[tuple[Node, Iterator[Node]]] = []
+    for root in roots:
+        if root in done:
+            continue
+        if not enter(root):
+            done[root] = visit(root, known)
+            continue
+        node, sources = root, iter(root.src)
+        while True:
+            for child in sources:
+                if child in done:
+                    continue
+                if child.src and enter(child):
+                    path.append((node, sources))
+                    node, sources = child, iter(child.src)
+                    break
+                done[child] = visit(child, known)
+            else:
+                done[node] = visit(node, known)
+                if not path:
+                    break
+                node, sources = path.pop()
+
+
 def toposort_having(mask: int, *roots: Node) -> list[Node]:
     """The nodes at or below which an op of `mask` stands, sources first, each once."""
     order: list[Node] = []

@@ -21,10 +21,10 @@ from baregrad.ir.node import (
     alu,
     const,
     extent_of,
+    fill,
     make_node,
     range_node,
     substitute,
-    toposort,
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel import partial_tiles
@@ -341,24 +341,19 @@ class _Rewriter:
     def values(self, roots: tuple[Node, ...], scope: Scope) -> tuple[Node, ...]:
         """Expressions rewritten."""
         done = scope.done
-        def enter(node: Node) -> bool:
-            bit = node.op.bit
-            if bit & _SCOPED or node in done:
-                return False
-            return not (bit & _OWN_WAY and self.is_leaf(node))
-
-        for node in toposort(*roots, enter=enter):
-            if node not in done:
-                done[node] = self.visit(node, scope)
+        fill(done, roots, self.visit, scope, self.is_plain)
         return tuple([done[root] for root in roots])
 
-    def is_leaf(self, node: Node) -> bool:
-        """Whether a node is rewritten whole, without its sources being rewritten first."""
+    def is_plain(self, node: Node) -> bool:
+        """Whether a node's sources are rewritten before it; others are rewritten whole."""
+        bit = node.op.bit
+        if not bit & _OWN_WAY:
+            return True
+        if bit & _SCOPED:
+            return False
         if node.op is Ops.INDEX:
-            return node.src[0].op is Ops.PARAM
-        if node.op is Ops.GUARD:
-            return self.is_staged(node.src[1])
-        return bool(node.op.bit & _SCOPED)
+            return node.src[0].op is not Ops.PARAM
+        return node.op is not Ops.GUARD or not self.is_staged(node.src[1])
 
     def is_staged(self, node: Node) -> bool:
         """Whether a node reads an input that some step copies."""
