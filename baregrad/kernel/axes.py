@@ -147,8 +147,8 @@ class AxisTable:
     def _stage(self, step: StageInput | StageReduce) -> None:
         """A copy in scratch memory: of a constant size, over axes that stay as they are."""
         copied = isinstance(step, StageInput)
-        names = step.axes if isinstance(step, StageInput) else (step.axis, *step.axes)
-        if len(set(step.axes)) != len(step.axes):
+        names = step.names if isinstance(step, StageInput) else (step.axis, *step.axes)
+        if len(set(names)) != len(names):
             raise ScheduleError(f"{step} names an axis twice")
         if isinstance(step, StageInput):
             check_layout(step, self.gpu is not None)

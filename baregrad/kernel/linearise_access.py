@@ -228,20 +228,22 @@ class Memory:
 def _asking(addresses: Mapping[Node, Address], written: set[Node]) -> dict[Node, int]:
     """Of each array that is asked for ahead of time, an access inside the most loops.
 
-    Of those it is the last one, but of an array that is written the first write: from then on its
-    lines are there.
+    Of those it is the last one, but of an argument that is written the first write: from then on
+    its lines are there.
     """
     found: dict[Node, tuple[int, Node]] = {}
     for node, address in addresses.items():
         buffer = node.src[0]
-        if buffer.op is not Ops.PARAM or not buffer.arg.ahead:
+        if not buffer.arg.ahead:
             continue
         if address.stride == 1 and not address.lanes:
+            stored = buffer.op is Ops.PARAM and buffer in written
             loops = len(address.fixed)
             most = found[buffer][0] if buffer in found else -1
-            if loops > most or (loops == most and buffer not in written):
-                if node.op is not Ops.LOAD or buffer not in written:
-                    found[buffer] = (loops, node)
+            if (loops > most or (loops == most and not stored)) and (
+                (node.op is Ops.LOAD) is not stored
+            ):
+                found[buffer] = (loops, node)
     return {node: node.src[0].arg.ahead for _, node in found.values()}
 
 

@@ -115,7 +115,7 @@ class Plan:
             name
             for step in self.stages
             if isinstance(step, StageInput | StageReduce)
-            for name in step.axes
+            for name in (step.names if isinstance(step, StageInput) else step.axes)
         }
         if pool.axis not in staged:
             return pool

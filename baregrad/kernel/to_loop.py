@@ -148,10 +148,12 @@ class _Builder:
                 last = found.position
         return last
 
-    def buffer(self, dtype: DType, shape: tuple[int, ...], space: str = "register") -> Node:
+    def buffer(
+        self, dtype: DType, shape: tuple[int, ...], space: str = "register", ahead: int = 0
+    ) -> Node:
         """A fresh private array."""
         self.count += 1
-        alloc = Alloc(self.count, space, shape, None, 1, f"a{self.count}")
+        alloc = Alloc(self.count, space, shape, None, 1, f"a{self.count}", ahead)
         return make_node(Ops.ALLOC, dtype, (), alloc, shape)
 
     # --- statements -----------------------------------------------------------------------------
@@ -459,7 +461,7 @@ class _Builder:
         places = (*before, *axes, *after)
         shape = tuple(int(axis.src[0].arg) for axis in places)
         space = "register" if node.arg.space == "register" else "scratch"
-        buffer = self.buffer(value.dtype, shape, space)
+        buffer = self.buffer(value.dtype, shape, space, node.arg.ahead)
         self.around[buffer] = (before, after)
         return buffer, places
 

@@ -88,7 +88,13 @@ ALONG: tuple[tuple[str, Any], ...] = (
     ("kthvalue", lambda f, x, d: tuple(x.kthvalue(2, d))),
     ("median", lambda f, x, d: tuple(x.median(d))),
     ("quantile", lambda f, x, d: x.quantile(0.3, d)),
-    ("aminmax", lambda f, x, d: tuple(x.aminmax(dim=d))),
+    (
+        "aminmax",
+        # Older releases of PyTorch have no gradient of `aminmax`.
+        lambda f, x, d: (
+            (x.amin(d), x.amax(d)) if isinstance(x, torch.Tensor) else tuple(x.aminmax(dim=d))
+        ),
+    ),
     (
         "var_mean",
         lambda f, x, d: tuple(

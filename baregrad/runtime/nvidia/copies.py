@@ -61,16 +61,16 @@ class StagingOptions(NamedTuple):
     """How ordinary arrays are copied.
 
     From `shared_from` bytes on, so many `workers` (0: half of the processors, 8 at most) copy
-    pieces of `piece_nbytes` at most, each with `depth` of them under way, and cut the work so that
-    each has `rounds` pieces at least. `large_pages`: pieces lie in pages of 2 MiB of the driver's
-    own, where there are some. `native`: threads run machine code; `pipelined`: a piece of theirs
-    may begin before the one in front has ended.
+    pieces of `piece_nbytes` at most, each with `depth` of them under way, and cut what is left so
+    that each would get `rounds` pieces of it at least. `large_pages`: pieces lie in pages of 2 MiB
+    of the driver's own, where there are some. `native`: threads run machine code; `pipelined`: a
+    piece of theirs may begin before the one in front has ended.
     """
 
     workers: int = 0
     piece_nbytes: int = 2 << 20
     depth: int = 4
-    rounds: int = 4
+    rounds: int = 1
     shared_from: int = 4 << 20
     large_pages: bool = True
     pipelined: bool = True
@@ -78,7 +78,7 @@ class StagingOptions(NamedTuple):
 
 
 # In Python a piece costs more, and so does waking a thread.
-PYTHON_OPTIONS = StagingOptions(depth=2, native=False)
+PYTHON_OPTIONS = StagingOptions(depth=2, rounds=4, native=False)
 _MOST_WORKERS = 8
 # What one thread in Python is worth waking for.
 _WORKER_NBYTES = 4 << 20

@@ -51,7 +51,7 @@ work:
     4157              push r15
     4889fb            mov rbx, rdi
 again:
-    488bab58010000    mov rbp, [rbx+S_idle_spins]
+    488bab50010000    mov rbp, [rbx+S_idle_spins]
 look:
     448bb3c8000000    mov r14d, [rbx+S_called]
     83bbd000000000    cmp dword ptr [rbx+S_stop], 0
@@ -65,12 +65,12 @@ look:
     f0480fb10b        lock cmpxchg [rbx+S_next], rcx
     75d2              jne look
 take:
-    488bab50010000    mov rbp, [rbx+S_spins]
+    488bab48010000    mov rbp, [rbx+S_spins]
     e8e7000000        call piece
     85c0              test eax, eax
     75bb              jne again
     b823000000        mov eax, 35
-    488dbb60010000    lea rdi, [rbx+S_nap]
+    488dbb58010000    lea rdi, [rbx+S_nap]
     31f6              xor esi, esi
     0f05              syscall
     ebde              jmp take
@@ -104,8 +104,8 @@ join:
     4156              push r14
     4157              push r15
     4889fb            mov rbx, rdi
-    4889b378010000    mov [rbx+S_turns], rsi
-    4c8ba370010000    mov r12, [rbx+S_mine]
+    4889b370010000    mov [rbx+S_turns], rsi
+    4c8ba368010000    mov r12, [rbx+S_mine]
     49ffcc            dec r12
     791e              jns mine
 claim:
@@ -118,18 +118,18 @@ claim:
     f0480fb10b        lock cmpxchg [rbx+S_next], rcx
     75e2              jne claim
 mine:
-    488bab78010000    mov rbp, [rbx+S_turns]
+    488bab70010000    mov rbp, [rbx+S_turns]
     e849000000        call piece
     85c0              test eax, eax
     740d              je keep
-    48c7837001000000000000  mov qword ptr [rbx+S_mine], 0
+    48c7836801000000000000  mov qword ptr [rbx+S_mine], 0
     ebc5              jmp claim
 keep:
     49ffc4            inc r12
-    4c89a370010000    mov [rbx+S_mine], r12
+    4c89a368010000    mov [rbx+S_mine], r12
     eb1b              jmp later
 others:
-    488bab78010000    mov rbp, [rbx+S_turns]
+    488bab70010000    mov rbp, [rbx+S_turns]
 wait:
     488b4340          mov rax, [rbx+S_finished]
     483b83c0000000    cmp rax, [rbx+S_end]
@@ -146,15 +146,15 @@ all:
 # One piece, r12: waits until its slot may be used, moves it, submits; 1 when done, 0 not yet.
 piece:
     4d89e7            mov r15, r12
-    4c23bb38010000    and r15, [rbx+S_mask]
+    4c23bb30010000    and r15, [rbx+S_mask]
     4d89fd            mov r13, r15
     49c1e506          shl r13, 6
-    4c03ab30010000    add r13, [rbx+S_words]
+    4c03ab28010000    add r13, [rbx+S_words]
     458d742401        lea r14d, [r12+1]
-    442bb340010000    sub r14d, [rbx+S_lag]
+    442bb338010000    sub r14d, [rbx+S_lag]
 turn:
     83bbd400000000    cmp dword ptr [rbx+S_abort], 0
-    0f85f8000000      jne drop
+    0f85eb000000      jne drop
     418b4500          mov eax, [r13]
     4429f0            sub eax, r14d
     790a              jns ready
@@ -166,25 +166,23 @@ turn:
 ready:
     4c89e6            mov rsi, r12
     482bb300010000    sub rsi, [rbx+S_base]
-    480fafb318010000  imul rsi, [rbx+S_step]
-    488b9310010000    mov rdx, [rbx+S_nbytes]
+    488b8310010000    mov rax, [rbx+S_cuts]
+    488b54f008        mov rdx, [rax+8*rsi+8]
+    488b34f0          mov rsi, [rax+8*rsi]
     4829f2            sub rdx, rsi
-    488b8318010000    mov rax, [rbx+S_step]
-    4839c2            cmp rdx, rax
-    480f47d0          cmova rdx, rax
     4803b308010000    add rsi, [rbx+S_host]
     4c89ff            mov rdi, r15
-    480fafbb28010000  imul rdi, [rbx+S_stride]
-    4803bb20010000    add rdi, [rbx+S_stage]
-    83bb4401000000    cmp dword ptr [rbx+S_out], 0
+    480fafbb20010000  imul rdi, [rbx+S_stride]
+    4803bb18010000    add rdi, [rbx+S_stage]
+    83bb3c01000000    cmp dword ptr [rbx+S_out], 0
     7409              je move
     4889f9            mov rcx, rdi
     4889f7            mov rdi, rsi
     4889ce            mov rsi, rcx
 move:
-    ff9348010000      call [rbx+S_move]
+    ff9340010000      call [rbx+S_move]
     4d89e6            mov r14, r12
-    4c03b390010000    add r14, [rbx+S_ahead]
+    4c03b388010000    add r14, [rbx+S_ahead]
     4c3bb3c0000000    cmp r14, [rbx+S_end]
     7377              jae drop
     4c2bb300010000    sub r14, [rbx+S_base]
@@ -197,8 +195,8 @@ held:
     ebea              jmp held
 # The words are there now, and where they are.
 free:
-    4c0fafb398010000  imul r14, [rbx+S_apart]
-    4c03b388010000    add r14, [rbx+S_entry]
+    4c0fafb390010000  imul r14, [rbx+S_apart]
+    4c03b380010000    add r14, [rbx+S_entry]
 lock_it:
     b801000000        mov eax, 1
     878380000000      xchg eax, [rbx+S_lock]
@@ -208,7 +206,7 @@ lock_it:
     ebed              jmp lock_it
 # As `ring` of doorbell.py does.
 ring:
-    488bbb80010000    mov rdi, [rbx+S_ring]
+    488bbb78010000    mov rdi, [rbx+S_ring]
     8b4718            mov eax, [rdi+24]
     488b0f            mov rcx, [rdi]
     4c8934c1          mov [rcx+8*rax], r14
@@ -258,8 +256,10 @@ class CrewState(ctypes.Structure):
     """What threads of a copy share; offsets are those that the code has.
 
     What all write is kept apart by 64 bytes. `called` is what they sleep on and `sleepers` how many
-    do; `mine` is the caller's piece plus 1 while it waits, else 0; `nap` a timespec. `held` keeps
-    them from submitting, and `lock` from doing so at once; `ring` is the RingState of the channel,
+    do; `mine` is the caller's piece plus 1 while it waits, else 0; `nap` a timespec. `cuts` is the
+    address of numbers of 64 bits: how many bytes of the array at `host` lie in front of each piece
+    of the copy that begins with number `base`, and of what would follow the last. `held` keeps them
+    from submitting, and `lock` from doing so at once; `ring` is the RingState of the channel,
     `entry` that of the first piece's words, `apart` what the entries of two pieces differ by.
     """
 
@@ -270,13 +270,13 @@ class CrewState(ctypes.Structure):
         ("end", ctypes.c_uint64), ("called", ctypes.c_uint32), ("sleepers", ctypes.c_uint32),
         ("stop", ctypes.c_uint32), ("abort", ctypes.c_uint32), ("held", ctypes.c_uint32),
         ("_line", ctypes.c_uint8 * 36),
-        ("base", ctypes.c_uint64), ("host", ctypes.c_uint64), ("nbytes", ctypes.c_uint64),
-        ("step", ctypes.c_uint64), ("stage", ctypes.c_uint64), ("stride", ctypes.c_uint64),
-        ("words", ctypes.c_uint64), ("mask", ctypes.c_uint64), ("lag", ctypes.c_uint32),
-        ("out", ctypes.c_uint32), ("move", ctypes.c_uint64), ("spins", ctypes.c_uint64),
-        ("idle_spins", ctypes.c_uint64), ("nap", ctypes.c_uint64 * 2), ("mine", ctypes.c_uint64),
-        ("turns", ctypes.c_uint64), ("ring", ctypes.c_uint64), ("entry", ctypes.c_uint64),
-        ("ahead", ctypes.c_uint64), ("apart", ctypes.c_uint64),
+        ("base", ctypes.c_uint64), ("host", ctypes.c_uint64), ("cuts", ctypes.c_uint64),
+        ("stage", ctypes.c_uint64), ("stride", ctypes.c_uint64), ("words", ctypes.c_uint64),
+        ("mask", ctypes.c_uint64), ("lag", ctypes.c_uint32), ("out", ctypes.c_uint32),
+        ("move", ctypes.c_uint64), ("spins", ctypes.c_uint64), ("idle_spins", ctypes.c_uint64),
+        ("nap", ctypes.c_uint64 * 2), ("mine", ctypes.c_uint64), ("turns", ctypes.c_uint64),
+        ("ring", ctypes.c_uint64), ("entry", ctypes.c_uint64), ("ahead", ctypes.c_uint64),
+        ("apart", ctypes.c_uint64),
     )  # fmt: skip
 
 

@@ -94,11 +94,14 @@ class PushBuffer:
             self.methods(COPY_SUBCHANNEL, m.COPY["LAUNCH_DMA"], launch)
 
     def copy_and_tell(
-        self, target: int, source: int, nbytes: int, word: int, value: int, *, pipelined: bool
-    ) -> None:
-        """Copy at most 2 GiB, and have the copy engine write 32 bits to `word` when they are there.
+        self, target: int, source: int, nbytes: int, word: int, value: int, *,
+        pipelined: bool, flush: bool,
+    ) -> None:  # fmt: skip
+        """Copy at most 2 GiB, and have the copy engine write 32 bits to `word` after that.
 
-        With `pipelined`, the copy may begin before those before it are done.
+        With `flush`, everybody sees the bytes at their target then; without, all that is sure is
+        that they have been read. With `pipelined`, the copy may begin before those before it are
+        done, unless these flush.
         """
         self.methods(
             COPY_SUBCHANNEL, m.COPY["OFFSET_IN_UPPER"], *split(source), *split(target)
@@ -107,7 +110,7 @@ class PushBuffer:
         self.methods(COPY_SUBCHANNEL, m.COPY["SET_SEMAPHORE_A"], *split(word), value)
         launch = m.COPY["LAUNCH_DMA"].word(
             DATA_TRANSFER_TYPE=m.TRANSFER_PIPELINED if pipelined else m.TRANSFER_NON_PIPELINED,
-            FLUSH_ENABLE=1,
+            FLUSH_ENABLE=flush,
             SEMAPHORE_TYPE=m.SEMAPHORE_WITHOUT_TIMESTAMP,
             SRC_MEMORY_LAYOUT=m.LAYOUT_PITCH,
             DST_MEMORY_LAYOUT=m.LAYOUT_PITCH,

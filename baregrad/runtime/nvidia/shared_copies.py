@@ -23,9 +23,11 @@ from baregrad.runtime.nvidia.memory import PAGE_NBYTES, Allocation
 from baregrad.runtime.nvidia.piece_words import (
     PIECE_WORDS,
     SLOT_NBYTES,
+    Cuts,
     PieceWords,
     Slots,
     Words,
+    cut,
     end_words,
     words_nbytes,
 )
@@ -38,11 +40,11 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.objects import Gpu
     from baregrad.runtime.nvidia.pieces import Piece
 
-# Pieces whose words are written at once.
-_MOST_PIECES = 1024
+# Pieces whose words are written at once; bytes of a copy at once, in pieces of the largest size:
+# there are more of them, for the first and the last are smaller. Threads that they are cut for.
+_MOST_PIECES, _MOST_WHOLE, _MOST_SHARERS = 1024, 256, 64
 # Each may be in the ring at once.
 _MOST_SLOTS = 256
-_LEAST_PIECE_NBYTES = 128 << 10
 _EVERYBODY = 1 << 30
 _MASK = 0xFFFFFFFF
 # How long threads look for the GPU before they nap, and for how long; how long they look for the
@@ -108,16 +110,15 @@ class SharedCopies:
 
     def copy(self, channel: Channel, host: int, gpu_va: int, nbytes: int, *, out: bool) -> None:
         """Copy host memory to the GPU's or back; of the former nothing is needed any more then."""
-        options = self._options
-        step = round_up(-(-nbytes // (self._workers * options.rounds)), PAGE_NBYTES)
-        step = min(self._slots.stride, max(_LEAST_PIECE_NBYTES, step))
-        for begin in range(0, nbytes, step * _MOST_PIECES):
-            part = min(step * _MOST_PIECES, nbytes - begin)
-            self._copy(channel, host + begin, gpu_va + begin, part, step, out=out)
+        # To the host, where each piece costs the GPU more, they are larger.
+        stride = self._slots.stride
+        most = stride if out else round_up(stride // 2, PAGE_NBYTES)
+        sharers = min(self._workers, _MOST_SHARERS)
+        for begin in range(0, nbytes, most * _MOST_WHOLE):
+            cuts = cut(min(most * _MOST_WHOLE, nbytes - begin), most, sharers, self._options.rounds)
+            self._copy(channel, host + begin, gpu_va + begin, cuts, out=out)
 
-    def _copy(
-        self, channel: Channel, host: int, gpu_va: int, nbytes: int, step: int, *, out: bool
-    ) -> None:
+    def _copy(self, channel: Channel, host: int, gpu_va: int, cuts: Cuts, *, out: bool) -> None:
         if channel.group.dead is not None:
             raise DriverError("the channel is dead", found=channel.group.dead)
         if self._channel is not channel:
@@ -130,8 +131,9 @@ class SharedCopies:
             self._wait(channel, self._values[0])
         state, slots = self._state, self._slots
         channel.make_room(slots.total + 2)
-        first, count = state.end, -(-nbytes // step)
-        state.base, state.host, state.nbytes, state.step = first, host, nbytes, step
+        first, count = state.end, len(cuts.sizes)
+        # No thread looks at the cuts any more when this copy is done.
+        state.base, state.host, state.cuts = first, host, cuts.begins.ctypes.data
         state.out, state.lag, state.ahead = out, *((0, slots.total) if out else (slots.total, 0))
         state.ring, state.held = ctypes.addressof(channel.ring_state), 1
         try:
@@ -140,7 +142,7 @@ class SharedCopies:
             helpers = min(self._workers - 1, count - 1)
             if not out:
                 self._code.wake(self._address, helpers)
-            end = self._begin(channel, first, gpu_va, nbytes, step, out=out)
+            end = self._begin(channel, first, gpu_va, cuts, out=out)
             if out:
                 self._code.wake(self._address, helpers)
         except BaseException:
@@ -156,7 +158,7 @@ class SharedCopies:
             raise interrupt
 
     def _begin(
-        self, channel: Channel, first: int, gpu_va: int, nbytes: int, step: int, *, out: bool
+        self, channel: Channel, first: int, gpu_va: int, cuts: Cuts, *, out: bool
     ) -> int:
         """Write the words, let the threads submit them, and return the entry of the end."""
         words = self._words.get(out)
@@ -165,12 +167,12 @@ class SharedCopies:
                 self._slots, _MOST_PIECES, out=out, pipelined=self._options.pipelined
             )
         view, place = self._views[0], self._pieces[0].gpu_va
-        count = words.write(view, first, gpu_va, nbytes, step)
+        count = words.write(view, first, gpu_va, cuts)
         end = end_words(channel, channel.last_value + 1)
         view[count : count + len(end)] = end
         self._state.entry = _entry(place + 4 * words.lead, PIECE_WORDS)
         # To the host, what goes into free slots need not wait for any thread.
-        pieces = min(-(-nbytes // step), self._slots.total) if out else 0
+        pieces = min(len(cuts.sizes), self._slots.total) if out else 0
         channel.enter_part(_entry(place, words.lead + PIECE_WORDS * pieces))
         self._port.store(self._address + CrewState.held.offset, 0)
         return _entry(place + 4 * count, len(end))

@@ -235,9 +235,9 @@ def part_ordinary() -> None:
     most, count = default_options(), few(8, 2)
     rows = [most, most._replace(pipelined=False), PYTHON_OPTIONS]
     rows += [most._replace(piece_nbytes=piece << 10, depth=depth)
-             for piece, depth in ((256, 4), (512, 4), (1024, 2), (1024, 4), (2048, 2), (4096, 2))]
+             for piece, depth in ((512, 4), (1024, 2), (1024, 4), (1024, 8), (2048, 2), (4096, 2))]
     rows += [most._replace(workers=workers) for workers in (4, 6, 10, 12)]
-    rows += [most._replace(rounds=rounds) for rounds in (2, 8)]
+    rows += [most._replace(rounds=rounds) for rounds in (2, 4)]
     found = []
     for row in rows[: few(len(rows), 3)]:
         row = row._replace(workers=row.workers or count)
@@ -292,6 +292,29 @@ def _pin_in_place(device: NvDevice, host: Any) -> None:
     port.unmap(address, host.nbytes)
     print(f"  pages of {host.nbytes >> 20} MiB pinned in place in {pinned / 1e3:.2f} ms, let go in "
           f"{freed / 1e3:.2f} ms (a copy at 54 GB/s: {host.nbytes / 54e6:.2f} ms)", flush=True)
+
+
+def part_slots() -> None:
+    """A slot is written over as soon as the GPU says that it was read, and read when it is full."""
+    device, size = NvDevice(timeout_s=10), few(32 * MIB, 2 * MIB)
+    random, buffer = np.random.default_rng(7), device.allocate(size)
+    arrays = [random.integers(0, 256, size, np.uint8) for _ in range(3)]
+    for workers, piece, depth in ((2, 128, 1), (8, 128, 1), (8, 4, 1), (8, 256, 2), (8, 2048, 4)):
+        device.staging.close()
+        row = default_options()._replace(workers=workers, piece_nbytes=piece << 10, depth=depth)
+        device.staging = Staging(
+            device.gpu, lambda: device.channels[1], device._await, device._watch, row
+        )
+        back, times, host = device.pinned(size), few(60, 2), np.empty(size, np.uint8)
+        for number in range(times):
+            data = arrays[number % 3]
+            device.copy_in(buffer, data)
+            device.copy_out(buffer, back)
+            same(back, data, f"to the GPU in pieces of {piece} KiB, copy {number}")
+            device.copy_out(buffer, host)
+            same(host, data, f"to the host in pieces of {piece} KiB, copy {number}")
+        print(f"  {workers} threads, {piece} KiB, depth {depth}: {times} copies right", flush=True)
+    device.close()
 
 
 def part_copies() -> None:
@@ -512,6 +535,7 @@ PARTS = {
     "pinned": Part(part_pinned, 60),
     "ordinary": Part(part_ordinary, 90),
     "faults": Part(part_faults, 80),
+    "slots": Part(part_slots, 60),
     "copies": Part(part_copies, 90),
     "random": Part(part_random, 120),
     "flat": Part(part_flat, 60),
@@ -530,6 +554,8 @@ def main() -> int:
     parser.add_argument("--here", action="store_true", help="run them in this process")
     chosen = parser.parse_args()
     names = chosen.parts or list(PARTS)
+    if unknown := sorted(set(names) - set(PARTS)):
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if chosen.here:
         for name in names:
             PARTS[name].run()

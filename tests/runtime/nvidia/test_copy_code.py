@@ -86,9 +86,13 @@ class Crew:
     def begin(self, host: np.ndarray, *, out: bool) -> int:
         """Begin a copy of an array and return the first piece's number."""
         state, first = self.state, self.state.end
-        state.base, state.host, state.nbytes, state.step = first, host.ctypes.data, host.size, STEP
+        # Pieces of different sizes, none larger than a slot.
+        ends = np.cumsum(STEP - np.arange(host.size) * 37 % STEP)
+        self.cuts = np.concatenate(([0], ends[ends < host.size], [host.size])).astype(np.uint64)
+        self.count = len(self.cuts) - 1
+        state.base, state.host, state.cuts = first, host.ctypes.data, self.cuts.ctypes.data
         state.out, state.lag, state.ahead = out, *((0, SLOTS) if out else (SLOTS, 0))
-        state.end = first + -(-host.size // STEP)
+        state.end = first + self.count
         self.code.wake(self.address, len(self.threads))
         return first
 
@@ -113,8 +117,9 @@ def test_each_piece_is_moved_once_to_its_place(code: CopyCode) -> None:
         first = crew.begin(host, out=True)
         while code.join(crew.address, 2000):
             pass
-        pieces = np.arange(-(-host.size // STEP))
-        wanted = np.repeat(((pieces + first) % SLOTS + 1).astype(np.uint8), STEP)[: host.size]
+        pieces = np.arange(crew.count)
+        sizes = np.diff(crew.cuts.astype(np.int64))
+        wanted = np.repeat(((pieces + first) % SLOTS + 1).astype(np.uint8), sizes)
         assert np.array_equal(host, wanted)
         assert crew.state.finished == crew.state.next == crew.state.end
         # What comes into a slot that was emptied is submitted, each once.
@@ -139,7 +144,7 @@ def test_a_slot_is_filled_when_it_is_free_and_not_before(code: CopyCode) -> None
     crew.state.entry = ENTRY
     crew.state.held = 0
     deadline = time.perf_counter() + 20
-    while len(seen) < 3 * SLOTS:
+    while len(seen) < crew.count:
         code.join(crew.address, 100)
         assert time.perf_counter() < deadline
         at = len(seen)
@@ -147,14 +152,14 @@ def test_a_slot_is_filled_when_it_is_free_and_not_before(code: CopyCode) -> None
             continue
         piece, left = divmod(int(crew.ring[at]) - ENTRY, APART)
         assert not left and piece not in seen
-        slot, nbytes = piece % SLOTS, min(STEP, host.size - piece * STEP)
+        slot, nbytes = piece % SLOTS, int(crew.cuts[piece + 1] - crew.cuts[piece])
         # No slot is used again before we have said that it is free.
         assert piece < SLOTS or piece - SLOTS in seen
         seen[piece] = crew.stage[slot, :nbytes].copy()
         crew.words[slot, 0] = piece + 1
     assert not code.join(crew.address, 10_000)
     assert np.array_equal(np.concatenate([seen[piece] for piece in sorted(seen)]), host)
-    assert crew.ring[RING] & 0xFFFFFFFF == crew.ring_state.put == 3 * SLOTS
+    assert crew.ring[RING] & 0xFFFFFFFF == crew.ring_state.put == crew.count > 3 * SLOTS
     assert crew.ring[RING + 1] == 77
     crew.close()
 

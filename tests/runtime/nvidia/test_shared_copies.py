@@ -14,7 +14,13 @@ from baregrad.base.errors import DeviceError, DriverError
 from baregrad.runtime.nvidia.copies import Staging, StagingOptions
 from baregrad.runtime.nvidia.copy_code import copy_code
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.shared_copies import SharedCopies
+from baregrad.runtime.nvidia.piece_words import LEAST_PIECE_NBYTES, cut
+from baregrad.runtime.nvidia.shared_copies import (
+    _MOST_PIECES,
+    _MOST_SHARERS,
+    _MOST_WHOLE,
+    SharedCopies,
+)
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 
 pytestmark = pytest.mark.skipif(copy_code() is None, reason="there is no code for this processor")
@@ -65,6 +71,29 @@ def test_all_sizes(device: NvDevice) -> None:
         check(device, nbytes, seed)
 
 
+@pytest.mark.parametrize("most", [4096, 256 << 10, 1 << 20, 4 << 20])
+@pytest.mark.parametrize("sharers", [2, 8, _MOST_SHARERS])
+def test_pieces_are_all_of_a_copy_and_no_more_than_there_is_room_for(
+    most: int, sharers: int
+) -> None:
+    for nbytes in (1, 4097, 200_000, 5_000_001, most * _MOST_WHOLE):
+        if nbytes > most * _MOST_WHOLE:
+            continue
+        begins, sizes = cut(nbytes, most, sharers, 2)
+        assert begins[0] == 0 and begins[-1] == nbytes == sizes.sum()
+        assert np.array_equal(begins[:-1] + sizes, begins[1:])
+        assert sizes.min() > 0 and sizes.max() <= most and len(sizes) <= _MOST_PIECES
+        # All but the last begin pages, and none is smaller than is worth it.
+        assert not (begins[:-1] % 4096).any()
+        assert len(sizes) == 1 or sizes[:-1].min() >= min(most, LEAST_PIECE_NBYTES)
+
+
+def test_the_last_pieces_are_small() -> None:
+    """What one thread does last is waited for by all others."""
+    sizes = cut(64 << 20, 1 << 20, 8, 2).sizes
+    assert sizes[20:40].min() == 1 << 20 and sizes[-8:].max() <= LEAST_PIECE_NBYTES
+
+
 def test_numbers_of_pieces_go_round(device: NvDevice) -> None:
     check(device, 300_000)
     state = native(device)._state
@@ -78,7 +107,7 @@ def test_numbers_of_pieces_go_round(device: NvDevice) -> None:
 def test_a_copy_longer_than_one_submission(
     device: NvDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baregrad.runtime.nvidia.shared_copies._MOST_PIECES", 7)
+    monkeypatch.setattr("baregrad.runtime.nvidia.shared_copies._MOST_WHOLE", 4)
     check(device, 3_000_000)
 
 
