@@ -63,6 +63,8 @@ _CONST = Ops.CONST
 _RANGE = Ops.RANGE
 _COMPARE = mask_of(COMPARE)
 _VAR = Ops.VAR.bit
+# Below these, nodes may depend on axes that they close.
+_HIDES = mask_of((Ops.REDUCE, Ops.STAGE, Ops.LOOP, Ops.OUT))
 _BOOL = dtypes.bool
 _INDEX = dtypes.index
 # Kernels number their axes alike, so that the same few attributes are asked for again and again.
@@ -530,22 +532,40 @@ def substitute(root: Node, mapping: Mapping[Node, Node]) -> Node:
     """`root` with each key of `mapping` replaced; index arithmetic is simplified on the way."""
     if not mapping:
         return root
+    if all(key.op is _RANGE for key in mapping):
+        return _with_axes(root, mapping)
     from baregrad.ir.index import resimplify
 
-    keys_mask = 0
-    axes: frozenset[Node] = frozenset(mapping)
-    only_axes = all(key.op is Ops.RANGE for key in mapping)
-    for key in mapping:
-        keys_mask |= key.op.bit
+    mask = mask_of([key.op for key in mapping])
+    return rebuild(root, resimplify, memo=dict(mapping), enter=lambda node: bool(node.mask & mask))
+
+
+def _with_axes(root: Node, mapping: Mapping[Node, Node]) -> Node:
+    """`substitute` of axes: a sum of many terms is made once, not once for each of its parts."""
+    from baregrad.ir.index import as_node, linear, mul, resimplify, total
+
+    axes = frozenset(mapping)
+    done: dict[Node, Node] = dict(mapping)
 
     def enter(node: Node) -> bool:
-        if only_axes:
-            return not node.ranges.isdisjoint(axes) or bool(
-                node.mask & (Ops.REDUCE.bit | Ops.STAGE.bit | Ops.LOOP.bit | Ops.OUT.bit)
-            )
-        return bool(node.mask & keys_mask)
+        if node.ranges.isdisjoint(axes):
+            return bool(node.mask & _HIDES)
+        return node.op is not Ops.ADD or node.dtype is not _INDEX
 
-    return rebuild(root, resimplify, memo=dict(mapping), enter=enter)
+    def visit(node: Node, known: dict[Node, Node]) -> Node:
+        if not enter(node):
+            if node.ranges.isdisjoint(axes):
+                return node
+            terms, constant = linear(node)
+            fill(known, tuple(terms), visit, known, enter)
+            return as_node(total([*[mul(known[a], scale) for a, scale in terms.items()], constant]))
+        src = tuple([known[child] for child in node.src])
+        current = node if src == node.src else make_node(node.op, node.dtype, src, node.arg)
+        simpler = resimplify(current)
+        return current if simpler is None else simpler
+
+    fill(done, (root,), visit, done, enter)
+    return done[root]
 
 
 def count_uses(roots: Iterable[Node]) -> dict[Node, int]:
