@@ -390,8 +390,10 @@ class AxisTable:
                 f"{step} is not legal: {self.axes[serial[0]].serial}",
                 wanted=f"the order {', '.join(serial)} kept",
             )
+        if not self.facts.scanned:
+            return
         data = [self.axes[name] for name in self.order if not self.axes[name].reduced]
-        for outer, inner in itertools.pairwise(data) if self.facts.scanned else ():
+        for outer, inner in itertools.pairwise(data):
             if outer.whole == SCANNED and inner.whole != SCANNED:
                 raise ScheduleError(
                     f"{step} is not legal: {SCANNED}", wanted=f"{inner.name} outside {outer.name}"
