@@ -63,6 +63,8 @@ _CONST = Ops.CONST
 _RANGE = Ops.RANGE
 _COMPARE = mask_of(COMPARE)
 _VAR = Ops.VAR.bit
+# Below these, nodes may depend on axes that they close.
+_HIDES = mask_of((Ops.REDUCE, Ops.STAGE, Ops.LOOP, Ops.OUT))
 _BOOL = dtypes.bool
 _INDEX = dtypes.index
 # Kernels number their axes alike, so that the same few attributes are asked for again and again.
@@ -417,6 +419,41 @@ def toposort(*roots: Node, enter: Callable[[Node], bool] | None = None) -> list[
     return order
 
 
+def fill(
+    done: dict[Node, Any],
+    roots: tuple[Node, ...],
+    visit: Callable[[Node, Any], Any],
+    known: Any,
+    enter: Callable[[Node], bool],
+) -> None:
+    """`done[node] = visit(node, known)` for what `done` lacks at or below `roots`, sources first.
+
+    Below a node only if `enter(node)`. A walk of `toposort` that needs no list of what it met.
+    """
+    path: list[tuple[Node, Iterator[Node]]] = []
+    for root in roots:
+        if root in done:
+            continue
+        if not enter(root):
+            done[root] = visit(root, known)
+            continue
+        node, sources = root, iter(root.src)
+        while True:
+            for child in sources:
+                if child in done:
+                    continue
+                if child.src and enter(child):
+                    path.append((node, sources))
+                    node, sources = child, iter(child.src)
+                    break
+                done[child] = visit(child, known)
+            else:
+                done[node] = visit(node, known)
+                if not path:
+                    break
+                node, sources = path.pop()
+
+
 def toposort_having(mask: int, *roots: Node) -> list[Node]:
     """The nodes at or below which an op of `mask` stands, sources first, each once."""
     order: list[Node] = []
@@ -495,22 +532,40 @@ def substitute(root: Node, mapping: Mapping[Node, Node]) -> Node:
     """`root` with each key of `mapping` replaced; index arithmetic is simplified on the way."""
     if not mapping:
         return root
+    if all(key.op is _RANGE for key in mapping):
+        return _with_axes(root, mapping)
     from baregrad.ir.index import resimplify
 
-    keys_mask = 0
-    axes: frozenset[Node] = frozenset(mapping)
-    only_axes = all(key.op is Ops.RANGE for key in mapping)
-    for key in mapping:
-        keys_mask |= key.op.bit
+    mask = mask_of([key.op for key in mapping])
+    return rebuild(root, resimplify, memo=dict(mapping), enter=lambda node: bool(node.mask & mask))
+
+
+def _with_axes(root: Node, mapping: Mapping[Node, Node]) -> Node:
+    """`substitute` of axes: a sum of many terms is made once, not once for each of its parts."""
+    from baregrad.ir.index import as_node, linear, mul, resimplify, total
+
+    axes = frozenset(mapping)
+    done: dict[Node, Node] = dict(mapping)
 
     def enter(node: Node) -> bool:
-        if only_axes:
-            return not node.ranges.isdisjoint(axes) or bool(
-                node.mask & (Ops.REDUCE.bit | Ops.STAGE.bit | Ops.LOOP.bit | Ops.OUT.bit)
-            )
-        return bool(node.mask & keys_mask)
+        if node.ranges.isdisjoint(axes):
+            return bool(node.mask & _HIDES)
+        return node.op is not Ops.ADD or node.dtype is not _INDEX
 
-    return rebuild(root, resimplify, memo=dict(mapping), enter=enter)
+    def visit(node: Node, known: dict[Node, Node]) -> Node:
+        if not enter(node):
+            if node.ranges.isdisjoint(axes):
+                return node
+            terms, constant = linear(node)
+            fill(known, tuple(terms), visit, known, enter)
+            return as_node(total([*[mul(known[a], scale) for a, scale in terms.items()], constant]))
+        src = tuple([known[child] for child in node.src])
+        current = node if src == node.src else make_node(node.op, node.dtype, src, node.arg)
+        simpler = resimplify(current)
+        return current if simpler is None else simpler
+
+    fill(done, (root,), visit, done, enter)
+    return done[root]
 
 
 def count_uses(roots: Iterable[Node]) -> dict[Node, int]:

@@ -29,6 +29,8 @@ EXPENSIVE = frozenset(
 )
 _SLOW = frozenset((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL, Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV))
 EXPENSIVE_OPS = mask_of(EXPENSIVE)
+# Those of which `op_flops` counts several operations.
+COSTLY_OPS = EXPENSIVE_OPS | mask_of(_SLOW)
 EXPENSIVE_FLOPS = 16
 SLOW_FLOPS = 4
 _INDEX = dtypes.index

@@ -21,10 +21,10 @@ from baregrad.ir.node import (
     alu,
     const,
     extent_of,
+    fill,
     make_node,
     range_node,
     substitute,
-    toposort,
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel import partial_tiles
@@ -37,8 +37,8 @@ from baregrad.kernel.analysis import (
     offset_of,
     out_axes,
 )
-from baregrad.kernel.apply_scope import Pieces, Scope
-from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, table_after
+from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of
+from baregrad.kernel.axes import AxisTable, Piece, Terms, table_after
 from baregrad.kernel.byte_dots import (
     BYTES,
     Word,
@@ -57,8 +57,6 @@ from baregrad.kernel.sharing import prepare
 from baregrad.kernel.window_copies import regions_of, without_parts
 from baregrad.target import AnyTarget
 
-# Beyond the ids of any kernel's own axes.
-CHUNK_ID = 1 << 20
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
@@ -109,7 +107,8 @@ class _Rewriter:
                 self.ranges[name] = range_node(1, position, name)
                 self.dead.add(name)
             elif axis.unit == "pool" and chunked and several:
-                self.ranges[name] = self.chunks(axis, position)
+                chunk, self.ranges[name] = chunks_of(axis, table.grain, position)
+                self.chunk = (name, chunk)
             else:
                 self.ranges[name] = range_node(axis.extent, position, name, axis.unit)
             if axis.extent == 0:
@@ -133,19 +132,6 @@ class _Rewriter:
         # Whether reads have guards of their own, or what is reduced has one for all below it.
         self.early = self.masked and partial_tiles.guards_reads(table)
         self.several = any(len(pieces) > 1 for pieces in table.pieces.values())
-
-    def chunks(self, axis: Axis, position: int) -> Node:
-        """The iterations of one chunk of the parallel axis; the last chunk may have fewer."""
-        grain = self.table.grain
-        count = index.floordiv(index.add(axis.extent, grain - 1), grain)
-        # Tails run with the last chunk, so there is one even where no whole tile is.
-        count = index.maximum(count, 1)
-        chunk = range_node(count, CHUNK_ID, f"{axis.name}_chunk", "pool")
-        self.chunk = (axis.name, chunk)
-        length: Dim = grain
-        if index.mod(axis.extent, grain) != 0:
-            length = index.minimum(grain, index.sub(axis.extent, index.mul(chunk, grain)))
-        return range_node(length, position, axis.name)
 
     def kernel(self, kernel: Node) -> Node:
         """The rewritten KERNEL."""
@@ -342,24 +328,19 @@ class _Rewriter:
     def values(self, roots: tuple[Node, ...], scope: Scope) -> tuple[Node, ...]:
         """Expressions rewritten."""
         done = scope.done
-        def enter(node: Node) -> bool:
-            bit = node.op.bit
-            if bit & _SCOPED or node in done:
-                return False
-            return not (bit & _OWN_WAY and self.is_leaf(node))
-
-        for node in toposort(*roots, enter=enter):
-            if node not in done:
-                done[node] = self.visit(node, scope)
+        fill(done, roots, self.visit, scope, self.is_plain)
         return tuple([done[root] for root in roots])
 
-    def is_leaf(self, node: Node) -> bool:
-        """Whether a node is rewritten whole, without its sources being rewritten first."""
+    def is_plain(self, node: Node) -> bool:
+        """Whether a node's sources are rewritten before it; others are rewritten whole."""
+        bit = node.op.bit
+        if not bit & _OWN_WAY:
+            return True
+        if bit & _SCOPED:
+            return False
         if node.op is Ops.INDEX:
-            return node.src[0].op is Ops.PARAM
-        if node.op is Ops.GUARD:
-            return self.is_staged(node.src[1])
-        return bool(node.op.bit & _SCOPED)
+            return node.src[0].op is not Ops.PARAM
+        return node.op is not Ops.GUARD or not self.is_staged(node.src[1])
 
     def is_staged(self, node: Node) -> bool:
         """Whether a node reads an input that some step copies."""

@@ -1,15 +1,19 @@
-"""What is known while a kernel is rewritten for one choice of the parts of its axes."""
+"""What is known while a kernel is rewritten for one choice of the parts of its axes; chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baregrad.ir.node import Node
+from baregrad.ir import index
+from baregrad.ir.index import Dim
+from baregrad.ir.node import Node, range_node
 from baregrad.kernel.analysis import Offset
-from baregrad.kernel.axes import Limit, Piece
+from baregrad.kernel.axes import Axis, Limit, Piece
 
 Pieces = dict[Node, Piece]
+# Beyond the ids of any kernel's own axes.
+CHUNK_ID = 1 << 20
 
 
 @dataclass(slots=True)
@@ -30,3 +34,15 @@ class Scope:
     finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
     offsets: dict[Offset, Node] = field(default_factory=dict)
     limits: dict[tuple[Limit, ...], Node] = field(default_factory=dict)
+
+
+def chunks_of(axis: Axis, grain: int, position: int) -> tuple[Node, Node]:
+    """The chunks of the parallel axis, and the iterations of one; the last may have fewer."""
+    count = index.floordiv(index.add(axis.extent, grain - 1), grain)
+    # Tails run with the last chunk, so there is one even where no whole tile is.
+    count = index.maximum(count, 1)
+    chunk = range_node(count, CHUNK_ID, f"{axis.name}_chunk", "pool")
+    length: Dim = grain
+    if index.mod(axis.extent, grain) != 0:
+        length = index.minimum(grain, index.sub(axis.extent, index.mul(chunk, grain)))
+    return chunk, range_node(length, position, axis.name)

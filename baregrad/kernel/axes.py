@@ -340,10 +340,10 @@ class AxisTable:
                 f"{step} is not legal: a tile lies in registers", found=f"{axis.extent} elements",
                 wanted=f"at most {self.registers}", hint="split the axis first",
             )
-        piped = any(pipeline.axis == axis.name for pipeline in self.pipelines)
-        threads = axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS
-        if axis.whole and (threads or piped):
-            raise ScheduleError(f"{step} is not legal: {axis.whole}", found=step.unit)
+        if axis.whole:
+            piped = any(pipeline.axis == axis.name for pipeline in self.pipelines)
+            if piped or axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS:
+                raise ScheduleError(f"{step} is not legal: {axis.whole}", found=step.unit)
         # An empty axis runs on nothing; a tile of no elements would be no tile. One block or one
         # thread is nothing to tell apart.
         if axis.extent != 0 and (axis.extent != 1 or self.gpu is None):
@@ -385,11 +385,13 @@ class AxisTable:
         serial = [name for name in self.order if self.axes[name].serial]
         for place, name in zip(places, step.axes, strict=True):
             self.order[place] = name
-        if serial != [name for name in self.order if self.axes[name].serial]:
+        if serial and serial != [name for name in self.order if self.axes[name].serial]:
             raise ScheduleError(
                 f"{step} is not legal: {self.axes[serial[0]].serial}",
                 wanted=f"the order {', '.join(serial)} kept",
             )
+        if not self.facts.scanned:
+            return
         data = [self.axes[name] for name in self.order if not self.axes[name].reduced]
         for outer, inner in itertools.pairwise(data):
             if outer.whole == SCANNED and inner.whole != SCANNED:

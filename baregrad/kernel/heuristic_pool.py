@@ -6,7 +6,14 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.node import Node
 from baregrad.ir.op import ALU, Ops, mask_of
-from baregrad.kernel.analysis import Facts, itemsize, iterations, op_flops, out_axes
+from baregrad.kernel.analysis import (
+    COSTLY_OPS,
+    Facts,
+    itemsize,
+    iterations,
+    op_flops,
+    out_axes,
+)
 from baregrad.kernel.schedule_value import Bind
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
@@ -51,7 +58,7 @@ def estimate_ns(facts: Facts, target: CpuTarget) -> float:
             count = points.get(axes)
             if count is None:
                 count = points[axes] = iterations(axes)
-            operations += op_flops(node) * count
+            operations += op_flops(node) * count if bit & COSTLY_OPS else count
     lanes = target.lanes(4)
     return max(
         total_bytes / BYTES_PER_NS,

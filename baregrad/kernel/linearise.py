@@ -133,6 +133,10 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
             ranges = ranges | place.ranges
     axes = values.axes_of(ranges)
     lanes = values.lanes_of(ranges)
+    if not axes and not values.masks and node.arg is None and not values.gpu:
+        _store_once(values, node, lanes)
+        values.scopes.forget_since()
+        return
     address = values.memory.addresses[node]
     writes: list[tuple[Node, Node | None, Any]] = []
     late = bool(axes) and values.memory.reads_elsewhere(node, axes)
@@ -147,8 +151,7 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
         same = None
         if value.op is Ops.CONST:
             same = values.vector(values.value(value), values.memory.registers[node.src[0]])
-        # A finished sum that nothing else writes needs no register.
-        kept = value.op is Ops.REDUCE and node.src[0] not in values.memory.again
+        kept = _is_finished(values, node)
         for values.point in points:
             begins.append(len(code))
             if kept:
@@ -178,6 +181,24 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
             interleave(code, begins)
     values.point = {}
     values.scopes.forget_since()
+
+
+def _store_once(values: Values, node: Node, lanes: int) -> None:
+    """A STORE of one point, as most are: without unrolled ranges, conditions or what is there."""
+    buffer, value = node.src[:2]
+    address = values.memory.addresses[node]
+    result = values.fresh(value)
+    if buffer not in values.memory.registers:
+        _write(values, node, address, lanes, result, None)
+    elif _is_finished(values, node):
+        _keep(values, node, address, result)
+    else:
+        _set(values, node, address, result)
+
+
+def _is_finished(values: Values, store: Node) -> bool:
+    """Whether what is written is a finished sum that nothing else writes: it needs no register."""
+    return store.src[1].op is Ops.REDUCE and store.src[0] not in values.memory.again
 
 
 def _transposed(

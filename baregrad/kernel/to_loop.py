@@ -17,7 +17,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Alloc, Reduce
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, alu, cast, const, make_node, substitute, toposort
+from baregrad.ir.node import NO_RANGES, Node, alu, cast, const, fill, make_node, substitute
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE
@@ -73,7 +73,7 @@ def to_loop(
     `ordered` may meet, so their loops are not shared. Loops over axes bound to the grid are around
     everything else.
     """
-    axes = frozenset[Node]().union(*[out_axes(out) for out in kernel.src])
+    axes = NO_RANGES.union(*[out_axes(out) for out in kernel.src])
     pools = [axis for axis in axes if axis.arg.bind == "pool"]
     if len(pools) > 1:
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
@@ -564,18 +564,18 @@ class _Builder:
         placed, done = self.placed, self.converted
 
         def enter(node: Node) -> bool:
-            return bool(node.mask & SCOPED) and node not in placed and node not in done
+            return bool(node.mask & SCOPED) and node not in placed
 
-        for node in toposort(*roots, enter=enter):
-            if node.mask & SCOPED and node not in done:
-                done[node] = self.visit(node, done)
-        return tuple([done.get(root, root) for root in roots])
+        fill(done, roots, self.visit, done, enter)
+        return tuple([done[root] for root in roots])
 
     def visit(self, node: Node, done: dict[Node, Node]) -> Node:
-        """One node whose sources are converted, those that change in `done`."""
+        """One node whose sources are converted, in `done`."""
         op = node.op
+        if not node.mask & SCOPED:
+            return node
         if op is Ops.INDEX:
-            source, *places = [done.get(child, child) for child in node.src]
+            source, *places = [done[child] for child in node.src]
             if source in self.kept:
                 places = [self.kept[source].place(tuple(places))]
             if source in self.rows:
@@ -591,5 +591,5 @@ class _Builder:
         if op is Ops.PROJ:
             position: int = node.arg
             return self.placed[node.src[0]].parts[position]
-        src = tuple([done.get(child, child) for child in node.src])
+        src = tuple([done[child] for child in node.src])
         return make_node(op, node.dtype, src, node.arg)

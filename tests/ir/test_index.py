@@ -199,6 +199,28 @@ def test_substitution_simplifies_again() -> None:
     assert moved is c
 
 
+@pytest.mark.property
+def test_substituted_axes_at_every_point() -> None:
+    rng = random.Random(6)
+    for trial in range(400):
+        extents = [rng.choice((2, 4, 6)), rng.choice((3, 8)), 5]
+        ranges = [range_node(extent, number) for number, extent in enumerate(extents)]
+        pair = random_pair(rng, ranges, 4)
+        expression = index.as_node(pair.built)
+        # One axis as the digits of two others, one renamed, one fixed.
+        high, low = range_node(extents[0] // 2, 7), range_node(2, 8)
+        renamed = range_node(extents[1], 9)
+        digits = index.as_node(index.add(index.mul(high, 2), low))
+        fixed = const(rng.randrange(5), INDEX)
+        moved = substitute(
+            expression, dict(zip(ranges, (digits, renamed, fixed), strict=True))
+        )
+        for point in points([high, low, renamed], [extents[0] // 2, 2, extents[1]]):
+            old = (2 * point[high] + point[low], point[renamed], fixed.arg)
+            wanted = pair.plain(dict(zip(ranges, old, strict=True)))
+            assert at(moved, point) == wanted, f"trial {trial}: {point}"
+
+
 def test_bounds_of_wrapping_integers_widen() -> None:
     small = Node(Ops.CAST, dtypes.int8, (range_node(100, 0),))
     assert bounds(small) == (0, 99)

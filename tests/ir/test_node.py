@@ -23,6 +23,7 @@ from baregrad.ir.node import (
     const,
     count_uses,
     extent_of,
+    fill,
     range_node,
     rebuild,
     substitute,
@@ -185,6 +186,23 @@ def test_toposort_puts_sources_first_and_stops_where_told() -> None:
     order = toposort(b)
     assert order.index(param()) < order.index(a) < order.index(b)
     assert toposort(b, enter=lambda n: n is not a) == [a, param(), b]
+
+
+def test_fill_computes_what_is_not_known_sources_first() -> None:
+    x, y = param(0), param(1)
+    shared = alu(Ops.ADD, x, y)
+    hidden = alu(Ops.EXP, alu(Ops.SQRT, x))
+    root = alu(Ops.MUL, alu(Ops.MAX, shared, shared), hidden)
+    met: list[Node] = []
+
+    def depth(node: Node, known: dict[Node, int]) -> int:
+        met.append(node)
+        return 1 + max([known.get(child, 0) for child in node.src], default=0)
+
+    done = {y: 10}
+    fill(done, (root, shared), depth, done, lambda node: node is not hidden)
+    assert done == {y: 10, x: 1, shared: 11, root.src[0]: 12, hidden: 1, root: 13}
+    assert len(met) == len(set(met)) == 5
 
 
 def test_rebuild_visits_with_sources_replaced() -> None:
