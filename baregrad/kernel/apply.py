@@ -137,7 +137,8 @@ class _Rewriter:
         self.several = any(len(pieces) > 1 for pieces in table.pieces.values())
         # At the loop level, where one sum's axes may be as long as loops around it say.
         self.narrows = chunked and table.gpu is None and len(table.facts.reductions) == 1
-        self.narrows &= not (self.several or self.masked or table.merged or table.staged_reductions)
+        self.narrows &= not (self.several or self.masked or table.merged)
+        self.panels = frozenset(step.axis for step in table.staged_reductions)
 
     def chunks(self, axis: Axis, position: int) -> Node:
         """The iterations of one chunk of the parallel axis; the last chunk may have fewer."""
@@ -541,7 +542,8 @@ class _Rewriter:
                     new = partial_tiles.within(monoid, new, self.limits(own, inside))
                 axes = self.final_axes(choice)
                 if self.narrows and node.mask & Ops.GUARD.bit:
-                    new, axes = narrowed(node, own, inside.pieces, self.ranges, new, axes)
+                    whole = [a for a in own if self.panels.isdisjoint(dict(choice[a].terms))]
+                    new, axes = narrowed(node, whole, inside.pieces, self.ranges, new, axes)
                 one = make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
                 each = state_parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
