@@ -24,7 +24,6 @@ from baregrad.ir.node import (
     fill,
     make_node,
     range_node,
-    substitute,
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel import partial_tiles
@@ -37,6 +36,7 @@ from baregrad.kernel.analysis import (
     offset_of,
     out_axes,
 )
+from baregrad.kernel.apply_carried import kept_in_scratch
 from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of
 from baregrad.kernel.axes import AxisTable, Piece, Terms, table_after
 from baregrad.kernel.byte_dots import (
@@ -51,6 +51,7 @@ from baregrad.kernel.byte_dots import (
 )
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.loop_pieces import combined, guarded, moves_reductions, state_parts
+from baregrad.kernel.narrowed import narrowed
 from baregrad.kernel.pipelines import check_applied, slots_of
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
@@ -60,6 +61,7 @@ from baregrad.target import AnyTarget
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
+Axes = tuple[Node, ...]
 # What is rewritten other than by its sources, in some cases at least.
 _OWN_WAY = _SCOPED | Ops.INDEX.bit | Ops.GUARD.bit | Ops.PROJ.bit
 
@@ -132,6 +134,10 @@ class _Rewriter:
         # Whether reads have guards of their own, or what is reduced has one for all below it.
         self.early = self.masked and partial_tiles.guards_reads(table)
         self.several = any(len(pieces) > 1 for pieces in table.pieces.values())
+        # At the loop level, where one sum's axes may be as long as loops around it say.
+        self.narrows = chunked and table.gpu is None and len(table.facts.reductions) == 1
+        self.narrows &= not (self.several or self.masked or table.merged)
+        self.panels = frozenset(step.axis for step in table.staged_reductions)
 
     def kernel(self, kernel: Node) -> Node:
         """The rewritten KERNEL."""
@@ -515,7 +521,11 @@ class _Rewriter:
                 new = self.values(values, inside)
                 if self.masked:
                     new = partial_tiles.within(monoid, new, self.limits(own, inside))
-                one = make_node(Ops.REDUCE, node.dtype, (*new, *self.final_axes(choice)), node.arg)
+                axes = self.final_axes(choice)
+                if self.narrows and node.mask & Ops.GUARD.bit:
+                    whole = [a for a in own if self.panels.isdisjoint(dict(choice[a].terms))]
+                    new, axes = narrowed(node, whole, inside.pieces, self.ranges, new, axes)
+                one = make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
                 each = state_parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
@@ -550,37 +560,15 @@ class _Rewriter:
         return any(self.ranges[name].arg.bind == "vector" for name in names)
 
     def carried(self, node: Node) -> Node:
-        """A REDUCE whose accumulators are kept in scratch memory, if a step says so.
-
-        The axes inside the step's are reduced first, in registers, and their result is added.
-        """
-        own = [child for child in node.src if child.op is Ops.RANGE]
+        """A REDUCE whose accumulators are kept in scratch memory, if a step says so."""
         for step in self.table.staged_reductions:
             axes = [self.ranges[name] for name in step.axes if name not in self.dead]
-            tiles = {axis for axis in node.ranges if axis.arg.is_tile}
-            at = self.ranges[step.axis]
-            if at not in own or not node.ranges.issuperset(axes):
-                continue
-            if node.arg.monoid.primitive is None or not tiles.issubset(axes):
-                continue
-            inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
-            if inner:
-                # What is spread over registers is added up in the innermost loops.
-                inner += [axis for axis in own if axis.arg.is_tile]
-                outer = [axis for axis in own if axis not in inner]
-                part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
-                node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
             first = len(self.table.order) * 2 * (1 + len(self.copies))
-            args = [axis.arg._replace(id=first + axis.arg.id) for axis in axes]
-            copies = tuple(
-                make_node(Ops.RANGE, axis.dtype, axis.src, arg)
-                for axis, arg in zip(axes, args, strict=True)
-            )
-            value = substitute(node, dict(zip(axes, copies, strict=True)))
-            stage = make_node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
-            self.copies[(step, node)] = stage
-            self.applied.add(step)
-            return make_node(Ops.INDEX, node.dtype, (stage, *axes))
+            found = kept_in_scratch(node, self.ranges[step.axis], axes, first)
+            if found is not None:
+                self.copies[(step, found[0])] = found[1].src[0]
+                self.applied.add(step)
+                return found[1]
         return node
 
     def final_axes(self, choice: Pieces) -> tuple[Node, ...]:

@@ -1,7 +1,10 @@
-"""Which padded images a convolution reads from where the image lies, without the padding stored.
+"""Which padded images and filters a convolution reads where they lie, without the padding stored.
 
 Its kernel copies a few rows of the image at a time, with the zeros around them, so that storing the
 padded image would only take time. What this asks is what the schedules of such kernels want.
+
+The gradient of a strided convolution's input has taps of its own for each residue of a place: a
+filter filled up with zeros to as many for each. Where the zeros are known, nothing is added there.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 LEAST_LANES = 16
 MOST_STEPS = 4096
 MOST_NBYTES = 1 << 18
+# Taps of all residues of a place.
+MOST_TAPS = 8
 
 
 def is_copied_in_bands(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
@@ -32,10 +37,42 @@ def is_copied_in_bands(fusion: Fusion, node: Node, requests: list[Request]) -> b
     total = request.draft.contraction
     if total is None or total.op is not Ops.REDUCE or total.src[0].op is not Ops.MUL:
         return False
-    if base_of(node.src[0]).op not in LEAVES or any(pad.interior for pad in node.arg):
+    if any(pad.interior for pad in node.arg) or _padded(node).op not in LEAVES:
         return False
     operands = [base_of(operand) for operand in total.src[0].src]
-    return operands.count(node) == 1 and _slides(request)
+    if operands.count(node) == 1 and base_of(node.src[0]).op in LEAVES and _slides(request):
+        return True
+    # Of several axes of taps each was padded by itself.
+    return [_padded(operand) for operand in operands].count(_padded(node)) == 1 and _has_residues(
+        request
+    )
+
+
+def _padded(node: Node) -> Node:
+    """The value below views and paddings."""
+    node = base_of(node)
+    while node.op is Ops.PAD:
+        node = base_of(node.src[0])
+    return node
+
+
+def _has_residues(request: Request) -> bool:
+    """Whether what is padded are taps, of which each residue of a place has its own."""
+    loops = frozenset(request.draft.loops)
+    node, idx = request.node, request.idx
+    for place, pad, extent in zip(idx, node.arg, node.shape, strict=True):
+        if not pad.lo and not pad.hi:
+            continue
+        if len(place.ranges) != 2 or len(place.ranges & loops) != 1:
+            return False
+        if extent.__class__ is not int or extent > MOST_TAPS:
+            return False
+    axes = ranges_of(idx)
+    lanes = max([extent_points(axis) for axis in loops & axes], default=1.0)
+    steps = 1.0
+    for axis in axes - loops:
+        steps *= extent_points(axis)
+    return lanes >= LEAST_LANES and steps <= MOST_STEPS
 
 
 def _slides(request: Request) -> bool:

@@ -1,0 +1,38 @@
+"""Sums whose accumulators are kept in scratch memory while the loop over their panels runs."""
+
+from __future__ import annotations
+
+from baregrad.ir.attrs import Stage
+from baregrad.ir.node import Node, make_node, substitute
+from baregrad.ir.op import Ops
+
+
+def kept_in_scratch(
+    node: Node, at: Node, axes: list[Node], first: int
+) -> tuple[Node, Node] | None:
+    """(the sum, its element in scratch memory) of a REDUCE along `at` for all of `axes`, or None.
+
+    The axes inside `at` are reduced first, in registers, and their result is added. first: from
+    where on ids of the copies' axes are free.
+    """
+    own = [child for child in node.src if child.op is Ops.RANGE]
+    tiles = {axis for axis in node.ranges if axis.arg.is_tile}
+    if at not in own or not node.ranges.issuperset(axes):
+        return None
+    if node.arg.monoid.primitive is None or not tiles.issubset(axes):
+        return None
+    inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
+    if inner:
+        # What is spread over registers is added up in the innermost loops.
+        inner += [axis for axis in own if axis.arg.is_tile]
+        outer = [axis for axis in own if axis not in inner]
+        part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
+        node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
+    args = [axis.arg._replace(id=first + axis.arg.id) for axis in axes]
+    copies = tuple(
+        make_node(Ops.RANGE, axis.dtype, axis.src, arg)
+        for axis, arg in zip(axes, args, strict=True)
+    )
+    value = substitute(node, dict(zip(axes, copies, strict=True)))
+    stage = make_node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
+    return node, make_node(Ops.INDEX, stage.dtype, (stage, *axes))
