@@ -13,6 +13,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from baregrad.assemble.cache import DiskCache, key_of
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 # standard pipelines cost more than the code generator itself (see `LlvmOptions`).
 DEFAULT_PASSES = ("sroa",)
 _LEVELS = ("O1", "O2", "O3")
-_FORMAT = "llvm-object-1"
+_FORMAT = "llvm-object-2"
+# Of LLVM's code generators, by machine: for all modules of the process, there is no other way. Some
+# x86 processors decode a block of 32 bytes anew each time if a jump crosses or ends it (Intel,
+# Mitigations for Jump Conditional Code Erratum, 2019): loops were slower or not by their place.
+_SWITCHES = MappingProxyType({"x86_64": ("-x86-branches-within-32B-boundaries",)})
 _CPU_FACTS = (
     "vendor_id",
     "cpu family",
@@ -170,6 +175,8 @@ def _binding(triple: str) -> None:
     else:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+    for switch in _SWITCHES.get(platform.machine().lower(), ()):
+        llvm.set_option("baregrad", switch)
 
 
 def _create_machine(options: LlvmOptions) -> TargetMachine:

@@ -181,7 +181,8 @@ class Stage:
     `space` is register, shared, scratch (per thread host memory), device, host, peer or disk;
     `layout` None means row-major over the ranges; `depth` slots (1 plain, n a ring); `engine` moves
     it; `at` names the loop outside which the storage lives; `by` is the role that moves it; `id`
-    tells stages apart that must not be merged (0: merge freely).
+    tells stages apart that must not be merged (0: merge freely). `ahead`: so many bytes before a
+    vector is read, its line is asked for; 0 where it is not.
     """
 
     space: str = "device"
@@ -191,6 +192,7 @@ class Stage:
     at: str = ""
     by: str = ""
     id: int = 0
+    ahead: int = 0
 
 
 class Out(NamedTuple):
@@ -217,7 +219,10 @@ class KernelInfo(NamedTuple):
 
 
 class Alloc(NamedTuple):
-    """A buffer of the loop level, private to the kernel. `id` tells equal ones apart."""
+    """A buffer of the loop level, private to the kernel. `id` tells equal ones apart.
+
+    `ahead`: so many bytes before a vector is read, its line is asked for; 0 where it is not.
+    """
 
     id: int
     space: str
@@ -225,6 +230,7 @@ class Alloc(NamedTuple):
     layout: Layout | None = None
     depth: int = 1
     name: str = ""
+    ahead: int = 0
 
 
 class Reg(NamedTuple):

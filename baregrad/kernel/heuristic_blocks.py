@@ -4,7 +4,7 @@ For C[m, n] += A[m, k] * B[k, n], lanes along n:
 
     for n blocks:                   # B[k block, n block] is copied: the second cache holds it
       for k blocks:
-        for m tiles:                # A[m tile, k block] is copied: the first cache holds it
+        for m tiles:                # A[m tile, k block] is copied, or lies well as it is
           for n tiles of the block: # C's tile lies in registers
             for k: C += A * B       # B streams from the second cache, A is broadcast
           C is written, or what was added so far is added: once for each k block
@@ -18,6 +18,7 @@ serves all sizes: no tails.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.op import Ops
@@ -42,6 +43,8 @@ LOAD_CYCLES = 0.08
 # What streams from the second cache while the core computes.
 L2_BYTES_PER_CYCLE = 26.0
 STEP_CYCLES = 0.5
+# From asking the second cache for a line to having it, when it is asked for many.
+L2_CYCLES = 20
 # For a broadcast under way.
 SPARE_REGISTERS = 1
 MOST_VECTORS = 8
@@ -66,6 +69,11 @@ FAR_B = 1.2
 WAITING = 0.03
 # Blocks of rows write each line of C from one core, too, but keep panels of B in both.
 BY_ROWS = 0.01
+# Narrower elements are made wider once for all columns.
+WORD_NBYTES = 4
+# Caches are looked up by an address's place in its page, while the page is looked up.
+PAGE_NBYTES = 4096
+STREAMED_WAYS = 2
 # Rows whose elements are adjacent are copied as vectors, best as whole ones.
 ADJACENT_ROWS = 4
 ODD_ROWS_PENALTY = 0.05
@@ -372,9 +380,11 @@ def _schedule(
         steps.append(pool)
     if not _lies_well(found, blocks, machine, target):
         panel = (tile, inner, *units, lanes)
-        steps.append(_copy(found, found.b, panel, found.lane, machine))
-    near = (rows, inner, row) if found.rows.stride(found.a) == 1 else (row, inner)
-    steps.append(_copy(found, found.a, near, found.rows, machine))
+        ahead = _ahead(found, blocks, machine, target)
+        steps.append(replace(_copy(found, found.b, panel, found.lane, machine), ahead=ahead))
+    if not _rows_lie_well(found, blocks, target):
+        near = (rows, inner, row) if found.rows.stride(found.a) == 1 else (row, inner)
+        steps.append(_copy(found, found.a, near, found.rows, machine))
     if outer:
         steps.append(StageReduce(outer[0], (*within, row, *units, lanes)))
     if dots and found.a.array.dtype is found.b.array.dtype:
@@ -399,6 +409,24 @@ def _lies_well(
     return found.lane.stride(found.b) == 1 and whole and nbytes <= target.l2_bytes // 4
 
 
+def _rows_lie_well(found: Contraction, blocks: Blocks, target: CpuTarget) -> bool:
+    """Whether the rows of a tile are as good where they lie, each a stream of whole lines.
+
+    Lines that are some pages apart meet in one set of the first cache, whose ways are as many as
+    it has pages: the rows of a tile have to leave some for what streams past. Only a copy is 0 past
+    the end of the steps, where the last block has fewer.
+    """
+    stride = found.rows.stride(found.a) or 0
+    nbytes = itemsize(found.a.array.dtype)
+    if found.together > 1 or found.steps.stride(found.a) != 1 or nbytes < WORD_NBYTES:
+        return False
+    if found.steps.size % blocks.steps:
+        return False
+    apart = PAGE_NBYTES // gcd(stride * nbytes, PAGE_NBYTES)
+    ways = target.l1_bytes // PAGE_NBYTES
+    return not found.a.guarded and -(-blocks.rows // apart) <= ways - STREAMED_WAYS
+
+
 def _split(plan: Plan, axis: PlannedAxis, parts: dict[str, int]) -> None:
     """Split an axis into parts, the first of which takes what is left."""
     size = 1
@@ -417,6 +445,19 @@ def _copy(
     """The copy of an operand's panel, in vectors where elements along k or m are adjacent."""
     near = found.steps.stride(access) == 1 or other.stride(access) == 1
     return StageInput(access.array.arg.slot, axes, machine.lanes if near else 0)
+
+
+def _ahead(found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget) -> int:
+    """How many bytes of B's panel before a step its lines are asked for; 0 if they are near.
+
+    The machine sees by itself that a panel is read line by line, but too late for products that
+    take so few cycles.
+    """
+    row = blocks.vectors * machine.lanes * found.nbytes
+    if row * blocks.steps * blocks.tiles <= target.l1_bytes // 2:
+        return 0
+    cycles = max(blocks.rows * blocks.vectors // machine.fma_per_cycle, machine.latency)
+    return row * -(-L2_CYCLES // cycles)
 
 
 def _pool(found: Contraction, blocks: Blocks, block: str, rows: str) -> Bind | None:

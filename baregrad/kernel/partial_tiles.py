@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
@@ -11,7 +11,8 @@ from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, const, toposort
 from baregrad.ir.op import Ops
-from baregrad.kernel.axes import AxisTable, Limit
+from baregrad.kernel.apply_scope import Scope
+from baregrad.kernel.axes import AxisTable, Limit, Piece
 from baregrad.kernel.loop_pieces import guarded
 
 TRUE = const(True, dtypes.bool)
@@ -71,6 +72,36 @@ def guards_reads(table: AxisTable) -> bool:
     data = {table.names[node] for node in table.facts.data}
     data |= {table.merged[node][0] for node in table.facts.data if node in table.merged}
     return any(piece.limits for name in data for piece in table.pieces.get(name, ()))
+
+
+def held_inside(
+    table: AxisTable,
+    read: Node,
+    scope: Scope,
+    finals_of: Callable[[Node, Scope], Sequence[tuple[Node, int]]],
+) -> dict[Node, Piece]:
+    """Pieces of a read's unrolled axes that stay at the last element past the axis' end.
+
+    finals_of: the final axes of an original one, with their scales. What is computed past the end
+    of an axis of the output is not written, whatever it is, and an address that is the same all
+    through a loop costs less in it than a condition does. A GPU's threads read nothing there.
+    """
+    found: dict[Node, Piece] = {}
+    if table.gpu is not None:
+        return found
+    for axis in read.ranges.intersection(table.facts.data):
+        piece = scope.pieces[axis]
+        if len(piece.limits) != 1:
+            continue
+        (limit,) = piece.limits
+        extent = limit.extent
+        finals = finals_of(axis, scope)
+        binds = {final.arg.bind for final, _ in finals}
+        whole = (limit.terms, limit.start) == (piece.terms, piece.start)
+        if whole and isinstance(extent, int) and "unroll" in binds and "vector" not in binds:
+            place = index.total((index.from_linear(dict(finals), 0), piece.start))
+            found[axis] = Piece(index.minimum(place, extent - 1), ())
+    return found
 
 
 def conditions_of(limits: Sequence[Limit], finals: Sequence[list[tuple[Node, int]]]) -> Node:

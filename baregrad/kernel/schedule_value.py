@@ -100,6 +100,8 @@ class StageInput:
     In the shared memory of a GPU's block a row is the last of `axes`, as many as reach all banks
     (128 bytes) but not the first. Rows are `pad` elements apart; or chunk c of 16 bytes of row r
     lies where chunk c ^ r would, in the lowest `swizzle` bits of both.
+
+    On a CPU, vectors that are read of the copy ask for its line that lies `ahead` bytes further on.
     """
 
     param: int
@@ -107,12 +109,19 @@ class StageInput:
     lanes: int = 0
     pad: int | None = None
     swizzle: int = 0
+    ahead: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axes that the step speaks of, those of sums apart."""
+        return tuple([name for axis in self.axes for name in axis.split("+")])
 
     def __str__(self) -> str:
-        lanes = f", lanes={self.lanes}" if self.lanes else ""
-        pad = f", pad={self.pad}" if self.pad is not None else ""
-        swizzle = f", swizzle={self.swizzle}" if self.swizzle else ""
-        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{lanes}{pad}{swizzle})"
+        how = f", lanes={self.lanes}" if self.lanes else ""
+        how += f", pad={self.pad}" if self.pad is not None else ""
+        how += f", swizzle={self.swizzle}" if self.swizzle else ""
+        how += f", ahead={self.ahead}" if self.ahead else ""
+        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{how})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,13 +283,19 @@ def parallelise(axis: str, grain: int = 1) -> Bind:
 
 
 def stage_input(
-    param: int, *axes: str, lanes: int = 0, pad: int | None = None, swizzle: int = 0
+    param: int,
+    *axes: str,
+    lanes: int = 0,
+    pad: int | None = None,
+    swizzle: int = 0,
+    ahead: int = 0,
 ) -> StageInput:
     """The input is copied to nearer memory laid out over `axes`, `lanes` elements at a time.
 
     pad: elements between rows. swizzle: bits of chunks' numbers that are mixed with rows' numbers.
+    ahead: bytes from what is read of the copy to the line that is asked for.
     """
-    return StageInput(param, axes, lanes, pad, swizzle)
+    return StageInput(param, axes, lanes, pad, swizzle, ahead)
 
 
 def stage_reduce(axis: str, *axes: str) -> StageReduce:
@@ -370,7 +385,8 @@ def _check_types(step: Step, found: str) -> None:
     elif isinstance(step, StageInput):
         texts, good = step.axes, type(step.param) is int and type(step.lanes) is int
         good = good and step.lanes >= 0 and (step.pad is None or type(step.pad) is int)
-        good = good and type(step.swizzle) is int
+        good = good and type(step.swizzle) is int and type(step.ahead) is int
+        good = good and step.ahead >= 0
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
     elif isinstance(step, Prefetch):

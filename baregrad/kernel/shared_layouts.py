@@ -30,6 +30,8 @@ _ACCESSES = Ops.LOAD.bit | Ops.STORE.bit | Ops.COPYTO.bit
 
 def check_layout(step: StageInput, gpu: bool) -> None:
     """Refuse layouts of shared memory where there is none, and such as make no sense."""
+    if step.ahead and gpu:
+        raise ScheduleError(f"{step} is not legal: a GPU's shared memory has no lines to ask for")
     if (step.pad is not None or step.swizzle) and not gpu:
         raise ScheduleError(f"{step} is not legal: only a GPU's shared memory has banks")
     most = MOST_BITS

@@ -56,8 +56,9 @@ _expansion_of = dict(EXPANSIONS).__getitem__
 class Fusion:
     """The state of one walk: drafts, open requests, stored values and the decisions made."""
 
-    def __init__(self, sink: Node) -> None:
+    def __init__(self, sink: Node, gpu: bool = False) -> None:
         self.sink = sink
+        self.gpu = gpu
         self.order = toposort(sink)
         self.drafts: list[Draft] = []
         self.wanted: dict[Node, list[Request]] = {}

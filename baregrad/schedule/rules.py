@@ -23,6 +23,7 @@ from baregrad.schedule.draft import (
     loop_extents,
     ranges_of,
 )
+from baregrad.schedule.padded import is_copied_in_bands
 from baregrad.schedule.plan import Reason
 from baregrad.schedule.survey import is_tuple, own_work
 
@@ -87,6 +88,8 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
             reason = found
     if not reason and len(requests) > 1 and node in fusion.compared:
         reason = "compared with what is made of it elsewhere"
+    if not reason and node.op is Ops.PAD and is_copied_in_bands(fusion, node, requests):
+        return Verdict(False, "copied by the convolution, some rows at a time")
     if not reason:
         reason = _dearer_inline(fusion, node, requests)
     if not reason:

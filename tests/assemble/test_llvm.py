@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from baregrad.assemble.cache import DiskCache
 from baregrad.assemble.llvm import LlvmAssembler, LlvmOptions, host_fingerprint, native_triple
 from baregrad.base.errors import CompileError, MissingDependency
+from baregrad.runtime.cpu.elf import read_object
 
 pytest.importorskip("llvmlite")
 
@@ -52,6 +54,33 @@ def test_what_llvm_refuses_keeps_the_source_and_llvm_s_words(bad: str, words: st
     assert caught.value.source == bad
     assert words in caught.value.log
     assert words in str(caught.value)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="processors of x86-64 have the fault")
+def test_jumps_neither_cross_nor_end_blocks_of_32_bytes() -> None:
+    """Loops of more and more instructions; the pair of a test and a jump is decoded as one."""
+    found = set()
+    for count in range(1, 16):
+        body = "".join(f"  %r{i} = call i64 @g(i64 %r{i - 1})\n" for i in range(1, count + 1))
+        text = (
+            "declare i64 @g(i64)\ndefine i64 @f(i64 %n) nounwind {\nentry:\n  br label %again\n"
+            f"again:\n  %r0 = phi i64 [ %n, %entry ], [ %r{count}, %again ]\n{body}"
+            f"  %more = icmp ne i64 %r{count}, 0\n  br i1 %more, label %again, label %done\n"
+            f"done:\n  ret i64 %r{count}\n}}\n"
+        )
+        parts = read_object(LlvmAssembler().assemble(text)).sections.values()
+        (section,) = [part for part in parts if part.name == ".text"]
+        code = bytes(section.data)
+        # test %rax, %rax; jne, near or far.
+        at = next(
+            at for at in range(len(code) - 4)
+            if code[at : at + 3] == b"\x48\x85\xc0" and code[at + 3] in (0x75, 0x0F)
+        )
+        size = 5 if code[at + 3] == 0x75 else 9
+        found.add(at % 32)
+        assert section.alignment >= 32
+        assert at // 32 == (at + size) // 32
+    assert len(found) > 3
 
 
 def test_unknown_passes_and_targets_are_refused() -> None:

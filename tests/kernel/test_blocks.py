@@ -12,11 +12,19 @@ from baregrad.base.errors import ScheduleError
 from baregrad.ir.attrs import Alloc
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
-from baregrad.kernel import Schedule, choose_schedule, codegen_passes, lower, parse_schedule
+from baregrad.kernel import (
+    Schedule,
+    apply_schedule,
+    choose_schedule,
+    codegen_passes,
+    lower,
+    parse_schedule,
+)
 from baregrad.kernel.schedule_value import Bind, Split, StageInput, StageReduce
 from baregrad.kernel.tiling import merged
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
+from tests.kernel.gpu import HOPPER
 from tests.kernel.test_lowering import check
 
 # Four lanes and caches so small that sums are split into blocks at tests' sizes.
@@ -239,6 +247,84 @@ def test_panels_of_transposed_operands_are_turned_in_registers(inner: int) -> No
     for item in codegen_passes(SMALL):
         program = item.run(program)
     assert any(node.op is Ops.TURN for node in program.src)
+
+
+# --- rows in place, and panels that are asked for -------------------------------------------------
+
+IN_PLACE = BLOCKS.replace("stage_input(1, {near}, lanes=4), ", "")
+
+
+def copied(schedule: Schedule) -> dict[int, StageInput]:
+    """The copies of a schedule, by array."""
+    return {step.param: step for step in schedule.steps if isinstance(step, StageInput)}
+
+
+@pytest.mark.parametrize("b", [False, True])
+@pytest.mark.parametrize(("m", "n"), [(6, 32), (7, 35), (2, 5)])
+def test_rows_past_the_end_are_read_without_conditions(m: int, n: int, b: bool) -> None:
+    """What reads the last row in their place adds up what is not written."""
+    loop = check(k.matmul(m, n, 16, False, b), parse_schedule(IN_PLACE.format(ki=8)), SMALL)
+    products = [node for node in toposort(loop) if node.op is Ops.FMA]
+    assert products
+    assert not any(node.has(Ops.GUARD) for product in products for node in product.src[:2])
+
+
+def test_rows_in_place_have_conditions_where_steps_are_left_over() -> None:
+    """Past the end of a row lies the next one, and B's zeros make no 0 of its infinities."""
+    check(k.matmul(7, 35, 19), parse_schedule(IN_PLACE.format(ki=8)), SMALL)
+
+
+def test_rows_in_place_may_be_shared_out_in_chunks() -> None:
+    text = IN_PLACE.format(ki=8).replace("bind('b', 'pool')", "bind('m', 'pool', grain=2)")
+    text = text.replace("reorder('b', 'ko', 'm',", "reorder('m', 'b', 'ko',")
+    text = text.replace("stage_reduce('ko', 'm',", "stage_reduce('ko',")
+    check(k.matmul(10, 32, 16), parse_schedule(text), SMALL)
+
+
+def test_rows_lie_well_where_steps_are_adjacent() -> None:
+    for m, n, inner in [(1024, 1024, 1024), (100, 256, 128), (256, 64, 500)]:
+        assert set(copied(choose_schedule(k.matmul(m, n, inner), WIDE))) == {2}
+    for kernel in (
+        # Rows are adjacent; steps are left over in the last block.
+        k.matmul(1024, 1024, 1024, True), k.matmul(64, 256, 1537),
+        # Thirteen rows a page apart and two vectors of columns: more lines than a set has ways.
+        k.matmul(1040, 32, 1024),
+    ):
+        assert set(copied(choose_schedule(kernel, WIDE))) == {1, 2}
+    # The same rows elsewhere in their pages.
+    assert set(copied(choose_schedule(k.matmul(1040, 32, 1000), WIDE))) == {2}
+
+
+def test_panels_beyond_the_first_cache_are_asked_for() -> None:
+    ahead = copied(choose_schedule(k.matmul(512, 512, 512), WIDE))[2].ahead
+    # Whole steps of four vectors, and at least the time that the second cache takes.
+    assert ahead % (4 * WIDE.vector_bytes) == 0
+    assert ahead > 0
+    assert copied(choose_schedule(k.matmul(64, 64, 32), WIDE))[2].ahead == 0
+
+
+def test_a_copy_that_is_asked_for_is_so_where_it_is_read() -> None:
+    text = BLOCKS.format(ki=8, near="'r', 'ki'").replace("'v', lanes=4)", "'v', lanes=4, ahead=96)")
+    schedule = parse_schedule(text)
+    assert parse_schedule(str(schedule)) == schedule
+    program = check(k.matmul(6, 32, 16), schedule, SMALL)
+    for item in codegen_passes(SMALL):
+        program = item.run(program)
+    reads = [node for node in program.src if node.op is Ops.VLOAD and node.arg.ahead]
+    # Both vectors of the panel of B, in scratch memory; neither what fills it nor A.
+    assert [(node.src[0].op, node.arg.ahead) for node in reads] == [(Ops.ALLOC, 96)] * 2
+
+
+@pytest.mark.parametrize("ahead", ["-1", "2.5", "'x'", "True"])
+def test_bytes_ahead_are_a_count(ahead: str) -> None:
+    with pytest.raises(ScheduleError):
+        parse_schedule(f"Schedule(stage_input(1, 'i0', ahead={ahead}))")
+
+
+def test_shared_memory_is_not_asked_for() -> None:
+    with pytest.raises(ScheduleError, match="no lines to ask for"):
+        choose = parse_schedule("Schedule(stage_input(1, 'r2', ahead=64))")
+        apply_schedule(k.matmul(16, 16, 16), choose, HOPPER)
 
 
 def allocations(loop: Node) -> list[Node]:
