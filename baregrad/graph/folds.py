@@ -13,7 +13,16 @@ from dataclasses import dataclass
 
 from baregrad.graph.repeats import axis_before_reshape, is_repeated
 from baregrad.graph.traced import Traced, again
-from baregrad.graph.views import constant_of, cut, expand, full, pad, permute, reshape
+from baregrad.graph.views import (
+    constant_of,
+    cut,
+    cut_and_pad,
+    expand,
+    full,
+    pad,
+    permute,
+    reshape,
+)
 from baregrad.ir import index
 from baregrad.ir.attrs import Pad, Reduce, Window
 from baregrad.ir.index import Dim
@@ -217,9 +226,9 @@ def _slide(factor: Node, position: int, tap: int, window: Window, crop: _Crop) -
     positions = factor.shape[position]
     stop = _stop(crop)
     if isinstance(positions, int) and isinstance(stop, int):
-        line = cut(line, place, max(crop.start - reach, 0), min(stop, positions))
-        before, after = max(reach - crop.start, 0), max(stop - positions, 0)
-        padded = pad(line, place, Pad(before, after))
+        first, end = max(crop.start - reach, 0), min(stop, positions)
+        around = Pad(max(reach - crop.start, 0), max(stop - positions, 0))
+        padded = cut_and_pad(line, place, first, end, around)
     else:
         padded = pad(line, place, Pad(reach, index.as_dim(index.sub(stop, positions))))
     view = Window(place, window.taps, 1, window.dilation, padded.shape[place])

@@ -448,6 +448,20 @@ def pad(node: Node, axis: int, amount: Pad) -> Node:
     return _again_over(over, _padded(below, pads), padded_extent(node.shape[axis], amount))
 
 
+def cut_and_pad(node: Node, axis: int, start: Dim, stop: Dim, amount: Pad) -> Node:
+    """`node` cut to start:stop along one axis, then padded: views over it are made again once."""
+    if _is_nothing(amount) or (is_zero(start) and stop == node.shape[axis]):
+        return pad(cut(node, axis, start, stop), axis, amount)
+    one = Slice(start, stop)
+    over, below, place = _leaving_alone(node, axis, repeated=False)
+    cuts: list[Slice | None] = [None] * len(below.shape)
+    cuts[place] = one
+    pads: list[Pad | None] = [None] * len(below.shape)
+    pads[place] = amount
+    made = _padded(_shrunk(below, cuts), pads)
+    return _again_over(over, made, padded_extent(cut_extent(one), amount))
+
+
 def _leaving_alone(
     node: Node, axis: int, *, repeated: bool
 ) -> tuple[list[tuple[Node, int]], Node, int]:

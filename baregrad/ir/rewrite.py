@@ -239,6 +239,9 @@ class RuleSet:
     _found: dict[tuple[Any, ...], tuple[Rule, ...]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
+    _of_op: dict[Op, tuple[Rule, ...]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         names = [rule.name for rule in self.rules]
@@ -260,12 +263,18 @@ class RuleSet:
         key = (node.op, node.dtype, same, *child_ops)
         found = self._found.get(key)
         if found is None:
-            found = tuple(
-                rule
-                for rule in self.rules
-                if rule.pattern.could_match(node.op, node.dtype, child_ops, same)
+            rules = self._of_op.get(node.op)
+            if rules is None:
+                rules = self._of_op[node.op] = tuple(
+                    [one for one in self.rules if not one.pattern.ops or node.op in one.pattern.ops]
+                )
+            found = self._found[key] = tuple(
+                [
+                    rule
+                    for rule in rules
+                    if rule.pattern.could_match(node.op, node.dtype, child_ops, same)
+                ]
             )
-            self._found[key] = found
         return found
 
     def apply(

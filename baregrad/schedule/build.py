@@ -169,7 +169,10 @@ def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
         if written.target not in slots:
             slots[written.target] = array(arrays, len(slots), written.target)
     assembly.first_slot = len(slots)
-    roots: list[Part] = [expr for written in outs for expr in (written.value, *written.idx)]
+    roots: list[Part] = [written.value for written in outs]
+    if draft.placeholders:
+        # Places may depend on what is read.
+        roots = [expr for written in outs for expr in (written.value, *written.idx)]
     assembly.complete(roots)
     made = []
     plain = assembly.plain and not draft.placeholders

@@ -129,12 +129,23 @@ def loop_extents(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([extent for extent in shape if extent.__class__ is not int or extent != 1])
 
 
-def make_draft(number: int, shape: tuple[Any, ...], ranges: Ranges) -> Draft:
-    """A draft whose outputs have this shape, with a range for each axis."""
-    draft = Draft(number, (), loop_extents(shape), ranges)
-    draft.outer = tuple([draft.axis(extent) for extent in shape])
-    draft.loops = tuple([axis for axis in draft.outer if axis.op is Ops.RANGE])
-    return draft
+# By shape: an index for each axis of an array, those that are ranges, and their extents.
+Outer = dict[tuple[Any, ...], tuple[Idx, Idx, tuple[Any, ...]]]
+
+
+def make_draft(number: int, shape: tuple[Any, ...], ranges: Ranges, known: Outer) -> Draft:
+    """A draft whose outputs have this shape, with a range for each axis.
+
+    known: of the shapes of one plan, since many outputs have the same.
+    """
+    found = known.get(shape)
+    if found is None:
+        draft = Draft(number, (), loop_extents(shape), ranges)
+        outer = tuple([draft.axis(extent) for extent in shape])
+        loops = tuple([axis for axis in outer if axis.op is Ops.RANGE])
+        found = known[shape] = (outer, loops, draft.extents)
+    outer, loops, extents = found
+    return Draft(number, outer, extents, ranges, loops, next_range=len(loops))
 
 
 class Token(NamedTuple):

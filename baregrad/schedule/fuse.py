@@ -32,6 +32,7 @@ from baregrad.schedule.access import (
 from baregrad.schedule.compared import compared_sums
 from baregrad.schedule.draft import (
     Draft,
+    Outer,
     Part,
     Ranges,
     Request,
@@ -71,6 +72,7 @@ class Fusion:
         self.near: dict[Node, rules.Neighbours] = {}
         self.sums: dict[Node, set[Node]] = {}
         self.ranges: Ranges = {}
+        self.outer: Outer = {}
         self.homes: dict[Node, Draft] = {}
         self.aliases: dict[Node, Node] = {}
         self.before: dict[Node, Draft] = {}
@@ -181,7 +183,7 @@ class Fusion:
 
     def open_draft(self, shape: tuple[object, ...]) -> Draft:
         """A new kernel whose outputs have this shape."""
-        draft = make_draft(len(self.drafts), shape, self.ranges)
+        draft = make_draft(len(self.drafts), shape, self.ranges, self.outer)
         self.drafts.append(draft)
         self.by_shape.setdefault(draft.extents, []).append(draft)
         return draft
