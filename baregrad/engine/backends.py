@@ -89,7 +89,8 @@ class CompiledBackend:
         with _uncollected():
             with span("schedule"):
                 origins: dict[Node, Node] = {}
-                sink = canonicalise(program.sink, origins, self.compiler.target)
+                order = program.order()
+                sink = canonicalise(program.sink, origins, self.compiler.target, order)
                 plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
             with span("compile"):
                 return Executable(plan, self.device, self.compiler)

@@ -15,7 +15,7 @@ from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
-from baregrad.ir.node import Node, make_node, rebuild, toposort
+from baregrad.ir.node import Node, make_node, rebuild, remade, toposort
 from baregrad.ir.op import MOVEMENT, Ops, mask_of
 
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
@@ -23,19 +23,26 @@ from baregrad.ir.op import MOVEMENT, Ops, mask_of
 _SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
 _COMPUTED = ~_SPELLED
 _VAR = Ops.VAR.bit
+_LIFTED = Ops.BUFFER.bit | Ops.DETACH.bit
 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
     """A SINK over PARAMs, the arrays that the slots stand for, and the values of its variables.
 
-    `origins` maps a canonical node to the node that the user's code made, for reports.
+    `origins` maps a canonical node to the node that the user's code made, for reports. `whole`: it
+    has every node below the SINK and no other, sources first.
     """
 
     sink: Node
     inputs: tuple[BufferRef, ...]
     variables: Mapping[str, int]
     origins: Mapping[Node, Node]
+    whole: bool = False
+
+    def order(self) -> list[Node]:
+        """Every node of `sink`, sources first, as `toposort` lists them."""
+        return [*self.origins, self.sink] if self.whole else toposort(self.sink)
 
 
 def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]) -> Canonical:
@@ -77,19 +84,21 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
             done[node] = done[src[0]]
         elif node.mask & _VAR:
             done[node] = _renew(node, done, variables)
+        elif node.mask & _LIFTED:
+            done[node] = remade(node, tuple([done[one] for one in src]))
         else:
+            # Nothing below became anything else, unless it was computed before.
             made = tuple([done[one] for one in src])
-            same = made == src
-            done[node] = (
-                node if same else make_node(op, node.dtype, made, node.arg, node.shape)
-            )
+            done[node] = node if made == src else remade(node, made)
     values = []
+    whole = not variables
     for root in roots:
         ref = realised(root) if not root.mask & _COMPUTED else None
+        whole = whole and ref is None
         values.append(done[root] if ref is None else param(ref, root))
     sink = Node(Ops.SINK, dtypes.token, tuple(values))
     origins = {new: old for old, new in done.items()}
-    return Canonical(sink, tuple(inputs), variables, origins)
+    return Canonical(sink, tuple(inputs), variables, origins, whole)
 
 
 def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Node:

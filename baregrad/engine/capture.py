@@ -303,6 +303,14 @@ class Replay:
         assert commands is not None
         commands.device.submit(commands, table)
 
+    def fresh(self, position: int) -> BufferRef:
+        """New memory for a result whose number is its position's, to be given to `submit`."""
+        commands = self._list
+        assert commands is not None
+        handle = commands.device.allocate(self._sizes[position])
+        shape, device = self._forms[position]
+        return BufferRef(handle, shape, device)
+
     def slot_of(self, position: int) -> int:
         """The number of a result's fresh memory, -1 for one without memory of one size."""
         if self._list is not None:

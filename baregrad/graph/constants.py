@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from baregrad.graph.traced import Traced, rewrite
+from baregrad.graph.traced import Traced, again
 from baregrad.graph.views import DATA, constant_of, full
 from baregrad.ir.algebra import ALGEBRA, simplify
 from baregrad.ir.node import Node, const, toposort
 from baregrad.ir.op import ELEMENTWISE, MOVEMENT, Op, Ops, mask_of
 
-_ANY = -1  # every op: arrays without elements may be made in any way
 _UNFOLDED = frozenset((Ops.SINK, Ops.CONTIGUOUS, Ops.COPY, Ops.PARAM, Ops.BUFFER, Ops.CONST))
 
 
@@ -99,11 +98,34 @@ _rule_of = dict(_RULES).get
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 
 
+def _met_by_arithmetic(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink after `_visit` of what reads constant arrays, or an array without elements."""
+    bare = {node for node in order if not node.mask & DATA and node.shape}
+    bare.update([node for node in order if 0 in node.shape])
+    sink = order[-1]
+    if not bare:
+        return sink
+    for node in order:
+        made = node
+        if changed:
+            for child in node.src:
+                if child in changed:
+                    made = again(node, changed)
+                    break
+        if made is not node or node in bare or not bare.isdisjoint(node.src):
+            found = _visit(made)
+            if found is not None:
+                made = found
+        if made is not node:
+            changed[node] = made
+    return changed.get(sink, sink)
+
+
 def fold_constants(order: list[Node], changed: dict[Node, Node]) -> Node:
     """The sink with constant arrays as scalars in arithmetic, and with the scalar rules applied."""
     first: dict[Node, Node] = {}
     later: dict[Node, Node] = {}
-    sink = rewrite(order, _visit, _ANY, first)
+    sink = _met_by_arithmetic(order, first)
     result = ALGEBRA.walk(toposort(sink) if first else order, later)
     if first or later:
         for old in order:

@@ -360,6 +360,8 @@ def unfold(order: list[Node], changed: dict[Node, Node]) -> Node:
     readers: dict[Node, int] = {}
     cuts: dict[Node, int] = {}
     for node in order:
+        if not node.mask & Ops.FOLD.bit:
+            continue
         for child in node.src:
             if child.op is Ops.FOLD:
                 readers[child] = readers.get(child, 0) + 1
@@ -372,7 +374,11 @@ def unfold(order: list[Node], changed: dict[Node, Node]) -> Node:
     for node in order:
         if not node.mask & Ops.FOLD.bit:
             continue
-        made = again(node, changed)
+        made = node
+        for child in node.src:
+            if child in changed:
+                made = again(node, changed)
+                break
         found: Node | None = None
         if made.op is Ops.FOLD and node not in waiting:
             found = _fold(made, _Crop(0, made.arg.extent))

@@ -36,14 +36,18 @@ passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in ste
 
 
 def canonicalise(
-    sink: Node, origins: dict[Node, Node] | None = None, target: AnyTarget | None = None
+    sink: Node,
+    origins: dict[Node, Node] | None = None,
+    target: AnyTarget | None = None,
+    known: list[Node] | None = None,
 ) -> Node:
     """`sink` after every pass of this room; values and shapes stay the same.
 
     origins: receives, for each node that was rewritten on the way, the node of `sink` it stands
-    for. target: the machine's row, a CPU's by default.
+    for. target: the machine's row, a CPU's by default. known: what `toposort` says of `sink`, where
+    the caller has that.
     """
-    order: list[Node] = []
+    order: list[Node] = known or []
     for step in _GPU_STEPS if isinstance(target, GpuTarget) else _STEPS:
         if not order or order[-1] is not sink:
             order = toposort(sink)

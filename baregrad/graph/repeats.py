@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baregrad.graph.views import DATA, constant_of, is_one
+from baregrad.graph.views import DATA, constant_of
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
 from baregrad.ir.regroup import same_axes
@@ -16,44 +16,48 @@ _ELEMENTWISE = mask_of(ELEMENTWISE)
 
 def is_repeated(node: Node, axis: int) -> bool:
     """Whether all elements along an axis are one, as far as views and arithmetic tell."""
-    stack = [(node, axis)]
-    seen = 0
-    while stack:
-        node, axis = stack.pop()
-        seen += 1
-        if seen > _DEPTH:
-            return False
+    # Operands of arithmetic that are still to be looked at.
+    rest: list[tuple[Node, int]] = []
+    for _ in range(_DEPTH):
         shape = node.shape
-        if not shape:
-            continue
-        extent = shape[axis]
-        if extent.__class__ is int and extent == 1:
-            continue
         mask = node.mask
-        if not mask & DATA and constant_of(node) is not None:
-            continue
-        if not mask & _EXPAND:
-            return False  # nothing below repeats anything
         op = node.op
-        if op is Ops.EXPAND:
-            if not is_one(node.src[0].shape[axis]):
-                stack.append((node.src[0], axis))
-        elif op is Ops.PERMUTE:
-            stack.append((node.src[0], node.arg[axis]))
+        if not shape or shape[axis] == 1:
+            pass
+        elif not mask & DATA and constant_of(node) is not None:
+            pass
+        elif not mask & _EXPAND:
+            return False  # nothing below repeats anything
+        elif op is Ops.EXPAND:
+            below = node.src[0]
+            if below.shape[axis] != 1:
+                node = below
+                continue
         elif op is Ops.RESHAPE:
-            found = axis_before_reshape(node.src[0].shape, shape, axis)
+            below = node.src[0]
+            found = axis_before_reshape(below.shape, shape, axis)
             if found is None:
                 return False
-            stack.append((node.src[0], found))
-        elif op is Ops.FLIP:
-            stack.append((node.src[0], axis))
-        elif op is Ops.WINDOW and axis not in (node.arg.axis, len(shape) - 1):
-            stack.append((node.src[0], axis))
+            node, axis = below, found
+            continue
+        elif op is Ops.PERMUTE:
+            node, axis = node.src[0], node.arg[axis]
+            continue
+        elif op is Ops.FLIP or (
+            op is Ops.WINDOW and axis != node.arg.axis and axis != len(shape) - 1
+        ):
+            node = node.src[0]
+            continue
         elif op.bit & _ELEMENTWISE:
-            stack.extend([(child, axis) for child in node.src])
+            *others, node = node.src
+            rest += [(child, axis) for child in others]
+            continue
         else:
             return False
-    return True
+        if not rest:
+            return True
+        node, axis = rest.pop()
+    return False
 
 
 def axis_before_reshape(old: tuple[Any, ...], new: tuple[Any, ...], axis: int) -> int | None:

@@ -10,9 +10,10 @@ without such a factor is read by others too: sums of the same are then one sum.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from baregrad.dtypes import dtypes
@@ -39,6 +40,8 @@ class _Uses:
         self._changed = changed
         self._made: dict[Node, int] = {}
         self._seen = 0
+        # Whether values repeat along axes: sums of one product ask it of the same factors.
+        self.repeated: dict[tuple[Node, tuple[int, ...]], bool] = {}
 
     def of(self, node: Node) -> int:
         """The number of readers of one node."""
@@ -64,6 +67,19 @@ class _Sum:
         """The summed axes."""
         axes: tuple[int, ...] = self.node.arg.axes
         return axes
+
+    def repeats(self, factor: Node) -> bool:
+        """Whether `factor` repeats along every summed axis."""
+        axes = self.axes
+        found = self.uses.repeated.get((factor, axes))
+        if found is None:
+            found = True
+            for axis in axes:
+                if not is_repeated(factor, axis):
+                    found = False
+                    break
+            self.uses.repeated[factor, axes] = found
+        return found
 
     def of(self, body: Node) -> Node:
         """The same sum of something else."""
@@ -111,7 +127,7 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
             stack.extend(reversed(factor.src))
         elif not factor.shape:
             outer.append(factor)
-        elif _is_repeated(factor, this.axes):
+        elif this.repeats(factor):
             outer.append(_once(factor, this.axes))
         else:
             scale, rest = _constant_scale(factor, this.uses)
@@ -129,18 +145,10 @@ def _is_taken(this: _Sum, product: Node) -> bool:
     if product in this.own:
         return True
     a, b = product.src
-    return (_varies_not(b, this.axes) and this.uses.of(a) > 1) or (
-        _varies_not(a, this.axes) and this.uses.of(b) > 1
-    )
-
-
-def _varies_not(factor: Node, axes: tuple[int, ...]) -> bool:
-    return not factor.shape or _is_repeated(factor, axes)
-
-
-def _is_repeated(factor: Node, axes: tuple[int, ...]) -> bool:
-    """Whether `factor` repeats along every one of `axes`."""
-    return all(is_repeated(factor, axis) for axis in axes)
+    for factor, rest in ((b, a), (a, b)):
+        if (not factor.shape or this.repeats(factor)) and this.uses.of(rest) > 1:
+            return True
+    return False
 
 
 def _once(factor: Node, axes: tuple[int, ...]) -> Node:
@@ -205,7 +213,7 @@ def _split(this: _Sum, body: Node) -> Node | None:
     parts = []
     worthwhile = False
     for term, sign in _terms(this, body):
-        if not term.shape or _is_repeated(term, this.axes):
+        if not term.shape or this.repeats(term):
             return None  # a repeated term may cancel with the others: let it be summed with them
         taken = term.op is Ops.MUL and _is_taken(this, term)
         inner, outer = _factors(this, term) if taken else ([term], [])
@@ -249,10 +257,15 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
     """The rule for one graph, of which it counts by how many nodes each is read."""
     if not order[-1].mask & Ops.REDUCE.bit:
         return None
-    readers: dict[Node, int] = dict.fromkeys(order, 0)
+    readers = Counter(chain.from_iterable([node.src for node in order]))
     for node in order:
-        for child in node.src if len(node.src) == 1 else dict.fromkeys(node.src):
-            readers[child] += 1
+        src = node.src
+        if len(src) > 1 and (src[0] is src[1] or len(src) > 2):
+            # What is read several times by one node has one reader.
+            for child in src:
+                readers[child] -= 1
+            for child in set(src):
+                readers[child] += 1
     uses = _Uses(readers, changed)
 
     def visit(node: Node, made: Node) -> Node | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from baregrad.ir.node import Node, remade, toposort
 from baregrad.ir.passes import Pass
@@ -26,10 +27,22 @@ def rewrite(
     sink = order[-1]
     if not sink.mask & bits:
         return sink
-    for node in order:
+    # Until something changes, nothing else is looked at: most passes find nothing to do.
+    for first in [one for one in order if one.op.bit & asked and one.mask & bits]:
+        found = visit(first)
+        if found is not None and found is not first:
+            changed[first] = found
+            break
+    else:
+        return sink
+    for node in islice(order, order.index(first) + 1, None):
         if not node.mask & bits:
             continue
-        made = again(node, changed) if changed else node
+        made = node
+        for child in node.src:
+            if child in changed:
+                made = again(node, changed)
+                break
         if node.op.bit & asked:
             found = visit(made)
             if found is not None:
@@ -40,11 +53,9 @@ def rewrite(
 
 
 def again(node: Node, changed: dict[Node, Node]) -> Node:
-    """`node` over what its sources became."""
-    for child in node.src:
-        if child in changed:
-            return remade(node, tuple([changed.get(one, one) for one in node.src]))
-    return node
+    """`node` over what its sources became; walks ask first whether any of them changed."""
+    known = changed.get
+    return remade(node, tuple([known(one, one) for one in node.src]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +143,11 @@ def walk_once(parts: Sequence[Part], order: list[Node], changed: dict[Node, Node
     finished: set[Node] = set()
     finish = finished.add
     for node in order:
-        made = again(node, changed) if changed else node
+        made = node
+        for child in node.src:
+            if child in changed:
+                made = again(node, changed)
+                break
         if node.op.bit & asked:
             made = _visited(rules, node, made, finished)
         if made is not node:
@@ -161,7 +176,7 @@ def _through(rules: _Rules, root: Node, finished: set[Node]) -> Node:
     changed: dict[Node, Node] = {}
     for node in toposort(root, enter=lambda one: one not in finished):
         if node not in finished:
-            current = again(node, changed)
+            current = node if changed.keys().isdisjoint(node.src) else again(node, changed)
             made = _visited(rules, current, current, finished)
             if made is not node:
                 changed[node] = made

@@ -25,6 +25,7 @@ _MOVES = mask_of(MOVEMENT)
 # None of these is below a repeated constant, whose extents may be symbolic.
 DATA = mask_of((Ops.PARAM, Ops.BUFFER, Ops.REDUCE, Ops.IOTA))
 _NO_PAD = Pad()
+_VAR = Ops.VAR.bit
 _POINTWISE = ALU | frozenset((Ops.CAST,))
 _CAST_PASSES = frozenset((Ops.RESHAPE, Ops.PERMUTE, Ops.WINDOW, Ops.PAD, Ops.FLIP))
 
@@ -159,7 +160,8 @@ def _over(view: Node, inner: Node, shape: tuple[Any, ...]) -> Node:
         return expand(inner, shape)
     if view.op is Ops.RESHAPE:
         return reshape(inner, shape)
-    return make_node(view.op, inner.dtype, (inner,), _arg_over(view, inner))
+    known = None if inner.mask & _VAR else shape
+    return make_node(view.op, inner.dtype, (inner,), _arg_over(view, inner), known)
 
 
 def _arg_over(view: Node, inner: Node) -> Any:
@@ -427,16 +429,64 @@ def cut(node: Node, axis: int, start: Dim, stop: Dim) -> Node:
     """`node` cut to start:stop along one axis."""
     if is_zero(start) and stop == node.shape[axis]:
         return node
-    cuts: list[Slice | None] = [None] * node.ndim
-    cuts[axis] = Slice(start, stop)
-    return _shrunk(node, cuts)
+    one = Slice(start, stop)
+    over, below, place = _leaving_alone(node, axis, repeated=True)
+    if place >= 0:
+        cuts: list[Slice | None] = [None] * len(below.shape)
+        cuts[place] = one
+        below = _shrunk(below, cuts)
+    return _again_over(over, below, cut_extent(one))
 
 
 def pad(node: Node, axis: int, amount: Pad) -> Node:
     """`node` padded along one axis."""
-    pads: list[Pad | None] = [None] * node.ndim
-    pads[axis] = None if _is_nothing(amount) else amount
-    return _padded(node, pads)
+    if _is_nothing(amount):
+        return node
+    over, below, place = _leaving_alone(node, axis, repeated=False)
+    pads: list[Pad | None] = [None] * len(below.shape)
+    pads[place] = amount
+    return _again_over(over, _padded(below, pads), padded_extent(node.shape[axis], amount))
+
+
+def _leaving_alone(
+    node: Node, axis: int, *, repeated: bool
+) -> tuple[list[tuple[Node, int]], Node, int]:
+    """The views over a node that leave one axis as it is, each with the place of that axis.
+
+    And what is below them, with the axis's place there. repeated: an EXPAND of that axis is the
+    last of the views, the place then -1.
+    """
+    over: list[tuple[Node, int]] = []
+    while True:
+        op = node.op
+        place: int | None = axis
+        if op is Ops.RESHAPE:
+            place = same_axes(node.src[0].shape, node.shape).get(axis)
+        elif op is Ops.EXPAND:
+            extent = node.src[0].shape[axis]
+            if repeated and is_one(extent):
+                over.append((node, axis))
+                return over, node.src[0], -1
+            if extent != node.shape[axis]:
+                place = None
+        elif op is Ops.PERMUTE:
+            place = node.arg[axis]
+        elif op is Ops.FLIP:
+            place = None if axis in node.arg else axis
+        elif op is not Ops.WINDOW or axis in (node.arg.axis, len(node.shape) - 1):
+            place = None
+        if place is None:
+            return over, node, axis
+        over.append((node, axis))
+        node, axis = node.src[0], place
+
+
+def _again_over(over: list[tuple[Node, int]], node: Node, extent: Dim) -> Node:
+    """Views over another source, of which one axis alone differs from what it was."""
+    for view, axis in reversed(over):
+        shape = view.shape
+        node = _over(view, node, (*shape[:axis], extent, *shape[axis + 1 :]))
+    return node
 
 
 def permute(node: Node, axes: tuple[int, ...]) -> Node:

@@ -120,6 +120,12 @@ def _erf(values: Array) -> Array:
     return flat.reshape(values.shape)
 
 
+def _gelu(values: Array) -> Array:
+    arguments = (values * -math.sqrt(0.5)).reshape(-1).tolist()
+    parts = np.fromiter(map(math.erfc, arguments), np.float64, values.size)
+    return np.asarray(values * 0.5 * parts.reshape(values.shape))
+
+
 def _fma(dtype: DType, x: Array, y: Array, z: Array) -> Any:
     if dtype.kind != "float":
         return x * y + z
@@ -295,6 +301,7 @@ SCALAR_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.COS: _wide(np.cos),
         Ops.TANH: _wide(np.tanh),
         Ops.ERF: _wide(_erf),
+        Ops.GELU: _wide(_gelu),
         Ops.ATAN: _wide(np.arctan),
         Ops.FLOOR: _for_floats(np.floor),
         Ops.CEIL: _for_floats(np.ceil),

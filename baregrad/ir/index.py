@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,7 @@ Terms = dict[Node, int]
 _INDEX = dtypes.index
 _ADD, _MUL, _CONST, _RANGE = Ops.ADD, Ops.MUL, Ops.CONST, Ops.RANGE
 _DIGITS = Ops.MOD.bit | Ops.FLOORDIV.bit
+_ID = attrgetter("arg.id")
 
 
 def as_node(value: Dim) -> Node:
@@ -110,17 +112,19 @@ def from_linear(terms: Terms, constant: int) -> Node:
     """The canonical node of c1*t1 + ... + constant."""
     atoms = [atom for atom, scale in terms.items() if scale]
     if len(atoms) > 1:
-        atoms.sort(key=_order)
+        # Mostly they are axes alone, whose numbers are compared without running Python.
+        plain = [atom for atom in atoms if atom.op is _RANGE]
+        atoms.sort(key=_ID if len(plain) == len(atoms) else _order)
     total: Node | None = None
     for atom in atoms:
         scale = terms[atom]
-        term = atom if scale == 1 else make_node(Ops.MUL, _INDEX, (atom, const(scale, _INDEX)))
-        total = term if total is None else make_node(Ops.ADD, _INDEX, (total, term))
+        term = atom if scale == 1 else make_node(_MUL, _INDEX, (atom, const(scale, _INDEX)))
+        total = term if total is None else make_node(_ADD, _INDEX, (total, term))
     if total is None:
         return const(constant, _INDEX)
     if constant == 0:
         return total
-    return make_node(Ops.ADD, _INDEX, (total, const(constant, _INDEX)))
+    return make_node(_ADD, _INDEX, (total, const(constant, _INDEX)))
 
 
 def _recombine(terms: Terms) -> Terms:
@@ -180,11 +184,7 @@ def total(values: Iterable[Dim]) -> Dim:
 
 def _with_whole_digits(terms: Terms, constant: int) -> tuple[Terms, int]:
     """The same sum with quotients and remainders of one value put together again."""
-    digits = 0
-    for atom in terms:
-        if atom.op.bit & _DIGITS:
-            digits += 1
-    if digits > 1:
+    if len([atom for atom in terms if atom.op.bit & _DIGITS]) > 1:
         terms = _recombine({atom: scale for atom, scale in terms.items() if scale})
         constant += terms.pop(const(1, _INDEX), 0)
     return terms, constant
@@ -367,13 +367,11 @@ def _below(value: Node, limit: Node) -> bool:
         return True
     if value.op is Ops.RANGE and value.src[0] is limit:
         return True
-    slack = sub(limit, value)
-    return isinstance(slack, Node) and _range_slack(slack) > 0
+    return _range_slack(*linear(sub(limit, value))) > 0
 
 
-def _range_slack(slack: Node) -> int:
+def _range_slack(terms: Terms, constant: int) -> int:
     """The least value of a sum in which each -c*range is replaced by -c*(extent - 1)."""
-    terms, constant = linear(slack)
     worst: list[Dim] = [constant]
     for atom, scale in terms.items():
         if atom.op is Ops.RANGE and scale < 0:
@@ -388,17 +386,28 @@ def _range_slack(slack: Node) -> int:
 
 def less(a: Dim, b: Dim) -> Node:
     """Return a < b as a bool node; constant when bounds decide."""
-    difference = sub(a, b)
-    if isinstance(difference, int):
-        return const(difference < 0, dtypes.bool)
-    lo, hi = bounds(difference)
+    return _below_zero(a, b, 0)
+
+
+def _below_zero(a: Dim, b: Dim, extra: int) -> Node:
+    """Whether a - b + extra < 0; no node is made of the difference."""
+    terms, constant = linear(a)
+    more, taken = linear(b)
+    for atom, scale in more.items():
+        terms[atom] = terms.get(atom, 0) - scale
+    terms, constant = _with_whole_digits(terms, constant - taken + extra)
+    terms = {atom: scale for atom, scale in terms.items() if scale}
+    lo = hi = constant
+    for atom, scale in terms.items():
+        ends = bounds(atom)
+        lo += scale * ends[scale < 0]
+        hi += scale * ends[scale > 0]
     if hi < 0 or lo >= 0:
         return const(hi < 0, dtypes.bool)
-    terms, constant = linear(difference)
     for atom in terms:
         if atom.op is Ops.RANGE and (atom.src[0].op is not Ops.CONST or atom.src[0].arg < 1):
             # Bounds do not know how a symbolic extent and its axis belong together.
-            if _range_slack(as_node(mul(difference, -1))) > 0:
+            if _range_slack({one: -scale for one, scale in terms.items()}, -constant) > 0:
                 return const(True, dtypes.bool)
             break
     common = math.gcd(*terms.values())
@@ -432,7 +441,7 @@ def _decisive(terms: Terms, constant: int) -> tuple[Terms, int]:
 
 def at_least(a: Dim, b: Dim) -> Node:
     """Return a >= b as a bool node."""
-    return less(sub(b, 1), a)
+    return _below_zero(b, a, -1)
 
 
 def both(*conditions: Node) -> Node:
@@ -499,9 +508,7 @@ def product(dims: Iterable[Dim]) -> Dim:
             constant *= dim
         else:
             symbolic = mul(symbolic, dim)
-    return constant if symbolic.__class__ is int and symbolic == 1 else as_dim(
-        mul(symbolic, constant)
-    )
+    return as_dim(mul(symbolic, constant))
 
 
 def resimplify(node: Node) -> Node | None:

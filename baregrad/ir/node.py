@@ -228,12 +228,13 @@ def make_node(
 
 
 def instruction(
-    op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None, shape: tuple[int, ...] = ()
+    op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None, shape: tuple[Any, ...] = ()
 ) -> Node:
-    """What `make_node` returns for a node of the linear level, whose shape is at hand.
+    """What `make_node` returns for a node of the linear or tensor level, whose shape is at hand.
 
     Nothing there has axes, so there are none to be found among the sources. The rest is written out
-    again, as a call would cost what this saves: a tenth of a node, of which kernels have hundreds.
+    again, as a call would cost what this saves: a fifth of a node, of which kernels have hundreds.
+    No CONST is made so, whose key is another, and nothing that symbolic extents may be below.
     """
     key: Key = (op, dtype, src, arg)
     entry = _find(key)
@@ -262,8 +263,9 @@ def remade(node: Node, src: tuple[Node, ...]) -> Node:
 
     So that its shape need not be found again.
     """
-    shape = None if node.mask & _VAR else node.shape
-    return make_node(node.op, node.dtype, src, node.arg, shape)
+    if node.mask & _VAR:
+        return make_node(node.op, node.dtype, src, node.arg)
+    return instruction(node.op, node.dtype, src, node.arg, node.shape)
 
 
 def _kept(key: Key, entry: _Entry, node: Node) -> Node:
@@ -334,16 +336,16 @@ def _closed(
 
 def const(value: bool | int | float, dtype: DType) -> Node:
     """A scalar constant of this dtype; integers wrap to its width, `index` is unbounded."""
-    kind = dtype.kind
     canonical: bool | int | float
-    if kind == "index":
-        canonical = int(value)
+    if dtype is _INDEX:
+        canonical = value if value.__class__ is int else int(value)
         found = _find_small(canonical)
         if found is None:
             found = make_node(_CONST, dtype, (), canonical)
             if 0 <= canonical < _MOST_SMALL:
                 _interned.small[canonical] = found
         return found
+    kind = dtype.kind
     if kind == "bool":
         canonical = bool(value)
     elif kind == "float":

@@ -107,6 +107,7 @@ class _Table:
     COS = _r("COS", "unary", ALL, 1, "cosine")
     TANH = _r("TANH", "unary", ALL, 1, "hyperbolic tangent")
     ERF = _r("ERF", "unary", ALL, 1, "error function")
+    GELU = _r("GELU", "unary", ALL, 1, "x times the normal distribution's integral up to x")
     ATAN = _r("ATAN", "unary", ALL, 1, "inverse tangent")
     FLOOR = _r("FLOOR", "unary", ALL, 1, "round toward minus infinity")
     CEIL = _r("CEIL", "unary", ALL, 1, "round toward plus infinity")

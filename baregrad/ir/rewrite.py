@@ -268,15 +268,24 @@ class RuleSet:
             self._found[key] = found
         return found
 
-    def apply(self, node: Node, trace: Trace | None = None) -> Node:
-        """`node` after at most REAPPLICATIONS rules at its top; its sources stay as they are."""
+    def apply(
+        self,
+        node: Node,
+        trace: Trace | None = None,
+        candidates: tuple[Rule, ...] | None = None,
+    ) -> Node:
+        """`node` after at most REAPPLICATIONS rules at its top; its sources stay as they are.
+
+        candidates: those of `node`, where the caller has them.
+        """
+        rules = candidates
         for _ in range(REAPPLICATIONS):
-            for rule in self.candidates(node):
+            for rule in self.candidates(node) if rules is None else rules:
                 result = rule(node)
                 if result is not None:
                     if trace is not None:
                         trace(rule, node, result)
-                    node = result
+                    node, rules = result, None
                     break
             else:
                 return node
@@ -327,7 +336,7 @@ class RuleSet:
                 else:
                     rules = known((op, current.dtype, False, *[child.op for child in src]))
                 if rules is None or rules:
-                    current = apply(current, trace)
+                    current = apply(current, trace, rules)
             if current is not node:
                 moved[node] = current
         return moved.get(order[-1], order[-1])

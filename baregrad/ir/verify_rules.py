@@ -54,7 +54,7 @@ KINDS: MappingProxyType[Op, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys((Ops.NEG, Ops.ABS, Ops.SUB, Ops.FMA), _NUMERIC),
         **dict.fromkeys((Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN, Ops.WHERE, *COMPARE), _ANY),
         **dict.fromkeys((Ops.RECIPROCAL, Ops.SQRT, Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2), _FLOAT),
-        **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.ATAN), _FLOAT),
+        **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.GELU, Ops.ATAN), _FLOAT),
         **dict.fromkeys((Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT, Ops.DIV, Ops.POW), _FLOAT),
         **dict.fromkeys((Ops.FLOORDIV, Ops.TRUNCDIV, Ops.SHL, Ops.SHR), _INTEGER),
         **dict.fromkeys((Ops.NOT, Ops.AND, Ops.OR, Ops.XOR), _BITS),

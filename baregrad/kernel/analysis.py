@@ -5,9 +5,11 @@ Everything is computed once per node and kept on it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
@@ -22,8 +24,8 @@ _FACTS = "kernel.facts"
 _COST = "kernel.cost"
 # What one operation costs, in plain additions; whatever is not here costs 1.
 EXPENSIVE = frozenset(
-    (Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.ATAN, Ops.POW,
-     Ops.THREEFRY)
+    (Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.GELU, Ops.ATAN,
+     Ops.POW, Ops.THREEFRY)
 )
 _SLOW = frozenset((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL, Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV))
 EXPENSIVE_OPS = mask_of(EXPENSIVE)
@@ -33,7 +35,7 @@ _INDEX = dtypes.index
 _ID = attrgetter("arg.id")
 
 
-# Offsets and accesses are made for every read of every kernel: frozen ones take thrice the time.
+# Made for every read and every kernel: frozen ones take thrice the time.
 @dataclass(eq=False, slots=True)
 class Offset:
     """A flat element offset: `constant` + sum of strides[axis]*axis + sum of scale*atom.
@@ -81,14 +83,14 @@ class Reduction:
     free: frozenset[Node]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Facts:
     """The axes and accesses of a kernel. Axes are RANGE nodes in the order of their ids.
 
     data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along them.
     ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose value is
     used other than as an address (conditions, casts to numbers). order: all nodes below the OUTs,
-    sources first.
+    sources first. fresh: the axes as schedules find them, once they were asked for (`axes.py`).
     """
 
     outs: tuple[Node, ...]
@@ -101,6 +103,7 @@ class Facts:
     ordered: frozenset[Node]
     exposed: frozenset[Node]
     order: tuple[Node, ...]
+    fresh: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +212,15 @@ def _facts(kernel: Node) -> Facts:
     order = toposort(*kernel.src)
     for node in order:
         op = node.op
-        if op is Ops.RANGE:
-            everything.add(node)
-        elif op is Ops.INDEX:
-            if node.src[0].op is Ops.PARAM:
-                accesses.append(Access(node.src[0], offset_of(node, offsets), node.ranges, False))
+        if op is Ops.INDEX:
+            array = node.src[0]
+            if array.op is Ops.PARAM:
+                accesses.append(Access(array, offset_of(node, offsets), node.ranges, False))
             else:
                 for child in node.src[1:]:
                     exposed |= child.ranges
+        elif op is Ops.RANGE:
+            everything.add(node)
         elif op is Ops.REDUCE:
             own = tuple([child for child in node.src if child.op is Ops.RANGE])
             reductions.append(Reduction(node, own, node.ranges))
@@ -252,6 +256,40 @@ def axes_together(facts: Facts) -> frozenset[frozenset[Node]]:
             axes = axes.union([child for child in node.src if child.op is Ops.RANGE])
         found.add(axes)
     return frozenset(axes for axes in found if len(axes) > 1)
+
+
+def as_one(strides: Mapping[Node, int], group: tuple[Node, ...]) -> bool:
+    """Whether an access with these strides sees some axes, innermost first, as a single one."""
+    stride: Dim | None = strides.get(group[0])
+    for inner, outer in itertools.pairwise(group):
+        if stride is None:
+            return False
+        stride = index.mul(stride, extent_of(inner))
+        if not isinstance(stride, int) or strides.get(outer) != stride:
+            return False
+    return stride is not None
+
+
+def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
+    """Whether every access sees two neighbouring axes as one axis or not at all."""
+    extent = extent_of(inner)
+    for access in facts.accesses:
+        if outer not in access.axes and inner not in access.axes:
+            continue
+        offset = access.offset
+        stride = offset.strides.get(inner)
+        if stride is None or not isinstance(extent, int):
+            return False
+        if offset.strides.get(outer) != stride * extent:
+            return False
+        for atom, _ in offset.rest:
+            if outer in atom.ranges or inner in atom.ranges:
+                return False
+    for reduction in facts.reductions:
+        if (outer in reduction.own) != (inner in reduction.own):
+            return False
+    # What an OUT runs along is among the axes of its write.
+    return True
 
 
 def _ordered(kernel: Node) -> frozenset[Node]:

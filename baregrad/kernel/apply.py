@@ -28,9 +28,17 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.kernel import partial_tiles
-from baregrad.kernel.analysis import by_id, facts_of, in_bounds, is_read, offset_of, out_axes
+from baregrad.kernel.analysis import (
+    as_one,
+    by_id,
+    facts_of,
+    in_bounds,
+    is_read,
+    offset_of,
+    out_axes,
+)
 from baregrad.kernel.apply_scope import Pieces, Scope
-from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, as_one, table_after
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, table_after
 from baregrad.kernel.byte_dots import (
     BYTES,
     Word,
@@ -46,6 +54,7 @@ from baregrad.kernel.loop_pieces import combined, guarded, moves_reductions, sta
 from baregrad.kernel.pipelines import check_applied, slots_of
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
+from baregrad.kernel.window_copies import regions_of, without_parts
 from baregrad.target import AnyTarget
 
 # Beyond the ids of any kernel's own axes.
@@ -333,7 +342,6 @@ class _Rewriter:
     def values(self, roots: tuple[Node, ...], scope: Scope) -> tuple[Node, ...]:
         """Expressions rewritten."""
         done = scope.done
-
         def enter(node: Node) -> bool:
             bit = node.op.bit
             if bit & _SCOPED or node in done:
@@ -443,12 +451,18 @@ class _Rewriter:
         A guard stays with the copy, so that what reads the copy is not guarded.
         """
         used = {name for axis in node.ranges for name, _ in scope.pieces[axis].terms}
-        names = [name for name in step.axes if name not in self.dead]
-        if not names or not used.issuperset(names) or (where is node and not in_bounds(node)):
+        every = [name for name in step.names if name not in self.dead]
+        if not every or not used.issuperset(every) or (where is node and not in_bounds(node)):
             return None
-        free = [axis for axis in used if axis not in names and axis not in self.dead]
+        free = [axis for axis in used if axis not in every and axis not in self.dead]
         if any(self.ranges[name].arg.is_tile for name in free):
             return None
+        apart = () if self.chunk is None else (self.chunk[0],)
+        merged = self.table.merged
+        regions = regions_of(step, node, scope.pieces, self.ranges, self.dead, apart, merged)
+        if regions is None:
+            return None
+        names = [region.carrier for region in regions]
         key = (step, node, word, *(id(scope.pieces[axis]) for axis in by_id(node.ranges)))
         stage = self.copies.get(key)
         if stage is None:
@@ -456,12 +470,11 @@ class _Rewriter:
             gpu = self.table.gpu is not None
             inner = "" if word is None else word.axis
             whole = where.src[0].arg.slot in self.words
-            copy = copy_loops(
-                step, where, names, self.ranges, scope.pieces, first, gpu, inner, whole
-            )
+            pieces, wide = without_parts(regions, scope.pieces, self.ranges)
+            copy = copy_loops(step, where, names, wide, pieces, first, gpu, inner, whole)
             ranges = {**self.ranges, **copy.ranges}
             self.copied_ranges.append(ranges)
-            early = self.masked or copy.pieces is not scope.pieces
+            early = self.masked or copy.pieces is not pieces
             value = self.read(node, Scope(copy.pieces, ranges, early), word)
             space = Stage("scratch", ahead=step.ahead)
             if gpu:
@@ -469,7 +482,8 @@ class _Rewriter:
                 self.applied.update(pipelines)
             stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *copy.axes), space)
         self.applied.add(step)
-        return make_node(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, self.ranges)))
+        places = {region.carrier: region.place(self.ranges) for region in regions}
+        return make_node(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""

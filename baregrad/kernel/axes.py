@@ -7,7 +7,6 @@ axis is covered by one or more pieces (a main part and tails), each an affine su
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -148,8 +147,8 @@ class AxisTable:
     def _stage(self, step: StageInput | StageReduce) -> None:
         """A copy in scratch memory: of a constant size, over axes that stay as they are."""
         copied = isinstance(step, StageInput)
-        names = step.axes if isinstance(step, StageInput) else (step.axis, *step.axes)
-        if len(set(step.axes)) != len(step.axes):
+        names = step.names if isinstance(step, StageInput) else (step.axis, *step.axes)
+        if len(set(names)) != len(names):
             raise ScheduleError(f"{step} names an axis twice")
         if isinstance(step, StageInput):
             check_layout(step, self.gpu is not None)
@@ -295,7 +294,7 @@ class AxisTable:
         covered = index.mul(count, tile)
         for pieces in self.pieces.values():
             for piece in pieces:
-                if axis.name in dict(piece.terms):
+                if axis.name in [part for part, _ in piece.terms]:
                     limit = _limit(axis.extent, terms) if partial else None
                     pieces[:] = _split_pieces(
                         pieces, axis.name, terms, step.tail, covered, limit
@@ -491,6 +490,23 @@ def _limit(extent: Dim, parts: list[tuple[str, int]]) -> Limit:
 def fresh_table(facts: Facts, gpu: GpuTarget | None = None) -> AxisTable:
     """The axes of a kernel before any step, on a CPU or, given its row, on a GPU."""
     table = AxisTable(facts, gpu=gpu)
+    if facts.fresh is None:
+        facts.fresh = _fresh_axes(facts)
+    axes, names, order, pieces = table.axes, table.names, table.order, table.pieces
+    for node, name, (extent, reduced, serial, whole, exact), piece in facts.fresh:
+        axes[name] = Axis(name, extent, reduced, "loop", serial, whole, exact)
+        names[node] = name
+        order.append(name)
+        pieces[name] = [piece]
+    return table
+
+
+# An axis as a fresh table has it: the node, its name, the rest of the Axis, what the node is.
+Fresh = tuple[Node, str, tuple[Dim, bool, str, str, str], Piece]
+
+
+def _fresh_axes(facts: Facts) -> tuple[Fresh, ...]:
+    """The axes of a kernel before any step, in the order of loops: one table after another."""
     labels: dict[str, int] = {}
     axes = facts.data + facts.reduced
     for node in axes:
@@ -504,18 +520,15 @@ def fresh_table(facts: Facts, gpu: GpuTarget | None = None) -> AxisTable:
     if scanned:
         # A scan's accumulator must outlive the loops inside its own: its axis goes inside others.
         order.sort(key=lambda axis: axis in scanned)
+    found: list[Fresh] = []
     for node in order:
         reduced = node not in data
         name = axis_name(node, reduced, labels[node.arg.axis] == 1)
-        axis = table.axes[name] = Axis(name, extent_of(node), reduced, "loop", serial.get(node, ""))
-        if node in scanned:
-            axis.serial = axis.whole = SCANNED
-        if node in staged:
-            axis.exact = "a value is staged along the axis"
-        table.names[node] = name
-        table.order.append(name)
-        table.pieces[name] = [Piece(0, ((name, 1),))]
-    return table
+        whole = SCANNED if node in scanned else ""
+        exact = "a value is staged along the axis" if node in staged else ""
+        axis = (extent_of(node), reduced, whole or serial.get(node, ""), whole, exact)
+        found.append((node, name, axis, Piece(0, ((name, 1),))))
+    return tuple(found)
 
 
 def table_for(facts: Facts, target: AnyTarget | None) -> AxisTable:
@@ -561,40 +574,3 @@ def _serial_axes(facts: Facts) -> dict[Node, str]:
             for axis in distinct_axes(out):
                 found.pop(axis, None)
     return found
-
-
-def as_one(strides: Mapping[Node, int], group: tuple[Node, ...]) -> bool:
-    """Whether an access with these strides sees some axes, innermost first, as a single one."""
-    stride: Dim | None = strides.get(group[0])
-    for inner, outer in itertools.pairwise(group):
-        if stride is None:
-            return False
-        stride = index.mul(stride, extent_of(inner))
-        if not isinstance(stride, int) or strides.get(outer) != stride:
-            return False
-    return stride is not None
-
-
-def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
-    """Whether every access sees two neighbouring axes as one axis or not at all."""
-    extent = extent_of(inner)
-    for access in facts.accesses:
-        if outer not in access.axes and inner not in access.axes:
-            continue
-        offset = access.offset
-        stride = offset.strides.get(inner)
-        if stride is None or not isinstance(extent, int):
-            return False
-        if offset.strides.get(outer) != stride * extent:
-            return False
-        for atom, _ in offset.rest:
-            if outer in atom.ranges or inner in atom.ranges:
-                return False
-    for reduction in facts.reductions:
-        if (outer in reduction.own) != (inner in reduction.own):
-            return False
-    for out in facts.outs:
-        free = out_axes(out)
-        if (outer in free) != (inner in free):
-            return False
-    return True

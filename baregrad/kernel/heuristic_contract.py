@@ -34,7 +34,7 @@ COLUMN_VECTORS = 4
 ROWS_AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Machine:
     """What the choice of a register tile needs to know."""
 

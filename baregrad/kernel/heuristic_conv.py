@@ -5,13 +5,14 @@ steps that overlap. The other, the filter, does not move along some of those axe
 Lanes lie along an axis that moves the filter alone; a step of the register tile is a neighbour
 along an axis that moves the image alone, so an element of the image goes to all lanes, from
 wherever its window is, whatever its stride. The filter is copied, in the order in which the
-innermost loop reads it, once for many tiles; the image is read where it lies.
+innermost loop reads it, once for many tiles; the image is read where it lies, or copied by bands.
 """
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from baregrad.ir import index
@@ -25,7 +26,14 @@ from baregrad.kernel.heuristic_contract import (
     rows_that_fit,
     stage_panels,
 )
-from baregrad.kernel.schedule_value import Bind, Split
+from baregrad.kernel.heuristic_images import (
+    Image,
+    cut_band,
+    image_of,
+    is_worth_copying,
+    stage_image,
+)
+from baregrad.kernel.schedule_value import Bind, Split, StageInput
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
@@ -72,7 +80,8 @@ def _skips(found: Windows, write: Access) -> bool:
 class Windows:
     """A sum of products of an image and a filter, and the axes of its output by what they move.
 
-    lane: the longest of those that move the filter alone, along which vectors lie.
+    lane: the longest of those that move the filter alone, along which vectors lie. copied: what is
+    copied of the image, a band at a time; None where it is read where it lies.
     """
 
     image: Access
@@ -82,6 +91,7 @@ class Windows:
     moves_both: list[PlannedAxis]
     own: list[PlannedAxis]
     lane: PlannedAxis
+    copied: Image | None = None
 
 
 def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | None:
@@ -170,9 +180,13 @@ def plan_windows(
     Also which of them the threads share. None where no axis moves the filter alone by enough lanes.
     """
     lane = found.lane
-    # A guarded image is better copied without its guards, which this does not do.
-    if lane.size < LEAST_LANES or not found.filter.copyable or found.image.guarded:
+    if lane.size < LEAST_LANES or not found.filter.copyable:
         return None
+    image = _image(main, found, machine, target)
+    if image is None and found.image.guarded:
+        # The innermost loop would have conditions.
+        return None
+    found = replace(found, copied=image)
     tiles = _tiles(plan, main, found, machine, target)
     shares = [_share(main, found, tile, machine, target) for tile in tiles]
     best = min(range(len(tiles)), key=lambda place: shares[place].time)
@@ -189,6 +203,8 @@ def plan_windows(
         plan.unroll(tile.third, tile.third.size)
     taken = [second, lane] if tile.third is None else [tile.third, second, lane]
     plan.tile_order = [name for axis in taken for part in axis.tiles for name in part]
+    if image is not None:
+        return _plan_image(plan, found, image, tile, share, machine, target)
     outside = [a for a in (*found.moves_both, *found.moves_filter) if a not in taken]
     inside = [axis for axis in found.moves_image if axis not in taken]
     for axis in (*outside, *inside):
@@ -203,6 +219,67 @@ def plan_windows(
         return order, None
     plan.because("threads share {}: waiting and copied filters cost least", shared.loops[0][0])
     if shared in inside:
+        order = [shared, *[other for other in order if other is not shared]]
+    return order, Bind(shared.loops[0][0], "pool", share.grain)
+
+
+def _image(
+    main: Reduction, found: Windows, machine: Machine, target: CpuTarget
+) -> Image | None:
+    """What to copy of the image; None where it is better read where it lies, or has to be."""
+    image = image_of(found.image, found.moves_image, found.own, machine.lanes, target)
+    if image is None or iterations(main.own) > _rows(found, 2, machine, target):
+        return None
+    if found.image.guarded:
+        return image
+    # Sums that wait between panels would have each band copied for each panel.
+    several = _carries(main, found, 2, machine, target)
+    return image if is_worth_copying(image) and not several else None
+
+
+def _plan_image(
+    plan: Plan,
+    found: Windows,
+    image: Image,
+    tile: Tile,
+    share: Share,
+    machine: Machine,
+    target: CpuTarget,
+) -> tuple[list[PlannedAxis], Bind | None]:
+    """The loops around a tile whose image is copied band by band, and what threads share of them.
+
+    A filter of which the second cache holds all is copied once; of others a panel is, and the bands
+    are copied for each panel: the copies take little beside what is computed of them.
+    """
+    second, lane, shared = tile.second, found.lane, share.axis
+    taken = (second, lane, tile.third)
+    rest = cut_band(plan, image)
+    outside = [a for a in (*found.moves_both, *found.moves_filter) if a not in taken]
+    inside = [axis for axis in found.moves_image if axis not in taken]
+    for axis in (*outside, *inside):
+        plan.keep(axis)
+    bands = [axis for axis in inside if not image.holds(axis)]
+    rows = [*rest, *[axis for axis in inside if image.holds(axis)], second]
+    own = image.order()
+    reduced = iter(own)
+    plan.axes = [next(reduced) if axis in own else axis for axis in plan.axes]
+    for axis in own:
+        plan.keep(axis)
+    nbytes = lane.size * iterations(tuple([node for axis in own for node in axis.nodes])) * 4
+    whole = nbytes <= target.l2_bytes // 4 and not outside and shared is not lane
+    if whole:
+        plan.because("the second cache holds all of the filter: it is copied once")
+    for place, part in enumerate(lane.tiles):
+        first = [name for name, _ in lane.loops] if whole and place == 0 else []
+        axes = (*first, *[name for axis in own for name, _ in axis.loops], *part)
+        plan.stages.append(StageInput(found.filter.array.arg.slot, axes))
+    stage_image(plan, image, second, machine.lanes)
+    order = [*bands, lane, *rows] if whole else [*outside, lane, *bands, *rows]
+    if shared is None or not shared.loops:
+        plan.because("one thread: sharing would cost more than it saves")
+        return order, None
+    plan.because("threads share {}: copies cost least", shared.loops[0][0])
+    if shared in bands:
         order = [shared, *[other for other in order if other is not shared]]
     return order, Bind(shared.loops[0][0], "pool", share.grain)
 
@@ -295,7 +372,7 @@ def _tiles(
         default=1,
     )
     tiles = []
-    pairs = _pairs(found)
+    pairs = _pairs(found.moves_image if found.copied is None else found.copied.spread())
     for vectors in range(1, min(whole, MOST_VECTORS) + 1):
         parts = _parts(whole, vectors)
         carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
@@ -342,22 +419,23 @@ def _tiles(
     return tiles
 
 
-def _pairs(found: Windows) -> list[tuple[PlannedAxis, PlannedAxis | None]]:
+def _pairs(axes: list[PlannedAxis]) -> list[tuple[PlannedAxis, PlannedAxis | None]]:
     """The axes that the steps of a tile may lie along: one, or two short ones."""
     pairs: list[tuple[PlannedAxis, PlannedAxis | None]] = []
-    for axis in found.moves_image:
+    for axis in axes:
         pairs.append((axis, None))
-        for other in found.moves_image:
+        for other in axes:
             if other is not axis and axis.size * other.size <= MOST_PAIRED:
                 pairs.append((axis, other))
     return pairs
 
 
-def _parts(size: int, tile: int) -> list[tuple[int, int]]:
+@lru_cache(1 << 10)
+def _parts(size: int, tile: int) -> tuple[tuple[int, int], ...]:
     """(tile, how many) of an axis: whole tiles, and the rest."""
     whole, rest = divmod(size, tile)
-    found = [(tile, whole)] if whole else []
-    return [*found, (rest, 1)] if rest else found
+    found = ((tile, whole),) if whole else ()
+    return (*found, (rest, 1)) if rest else found
 
 
 def _share(
@@ -382,6 +460,8 @@ def _share(
                 count //= min(tile.vectors * machine.lanes, axis.size)
             elif axis is tile.second or axis is tile.third:
                 continue
+            elif found.copied is not None:
+                count = found.copied.trips(axis)
             if count > 1:
                 trips.append((axis, count, repeats))
     total = results * tile.cost
@@ -395,6 +475,8 @@ def _share(
     best = Share(None, 1, alone * alone)
     if total < ALONE_CYCLES:
         return best
+    # Good on two cores and on as many as the machine's family has.
+    machines = (2, max(target.cores, 2))
     for axis, count, repeats in trips:
         for wanted in (2, 4, 8, 16, 32):
             if wanted >= 2 * count:
@@ -405,14 +487,14 @@ def _share(
             # While it computes it reads the image: once, if the second cache holds a chunk's part.
             part = image * grain // count if repeats else image
             read = image * (passes if part > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
-            # Good on two cores and on as many as the machine's family has.
+            work = both(total, read) * grain
             time = 1.0 + 0.1 / chunks
-            for cores in (2, max(target.cores, 2)):
+            for cores in machines:
                 rounds = -(-chunks // cores)
                 again = rounds / chunks
                 if repeats:
                     again = rounds * grain if carried else rounds
-                time *= both(total, read) * grain * rounds / count + packed * again
+                time *= work * rounds / count + packed * again
             if time < best.time * 0.999:
                 best = Share(axis, grain, time)
     return best

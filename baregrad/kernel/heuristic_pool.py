@@ -5,7 +5,7 @@ from __future__ import annotations
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.node import Node
-from baregrad.ir.op import ALU, Ops
+from baregrad.ir.op import ALU, Ops, mask_of
 from baregrad.kernel.analysis import Facts, itemsize, iterations, op_flops, out_axes
 from baregrad.kernel.schedule_value import Bind
 from baregrad.kernel.tiling import Plan, PlannedAxis
@@ -21,27 +21,33 @@ MOST_CHUNKS = 64
 # Operations of a step of a reduction by formulas, as of the place of the largest.
 FORMULA_STEPS = 8
 _INDEX = dtypes.index
+_ALU = mask_of(ALU)
+_FOLDS = Ops.REDUCE.bit | Ops.SCAN.bit
 
 
 def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     """How long one core takes for a kernel, roughly, if it is vectorised well."""
     total_bytes = 0
+    # How often what depends on some axes runs: most of a kernel depends on the same ones.
+    points: dict[frozenset[Node], int] = {}
     for access in facts.accesses:
-        touched = iterations(access.axes)
+        count = points.get(access.axes)
+        if count is None:
+            count = points[access.axes] = iterations(access.axes)
+        touched = count
         if facts.reductions:
             # What is read again is near by then.
             touched = min(touched, index.upper(index.product(access.array.shape)))
         total_bytes += touched * itemsize(access.array.dtype)
     operations = 0
-    # How often what depends on some axes runs: most of a kernel depends on the same ones.
-    points: dict[frozenset[Node], int] = {}
     for node in facts.order:
-        axes = node.ranges
-        if node.op is Ops.REDUCE or node.op is Ops.SCAN:
+        bit = node.op.bit
+        if bit & _FOLDS:
             own = [child for child in node.src if child.op is Ops.RANGE]
             steps = 1 if node.arg.monoid.primitive is not None else FORMULA_STEPS
-            operations += steps * iterations(axes.union(own))
-        elif axes and node.dtype is not _INDEX and node.op in ALU:
+            operations += steps * iterations(node.ranges.union(own))
+        elif bit & _ALU and node.ranges and node.dtype is not _INDEX:
+            axes = node.ranges
             count = points.get(axes)
             if count is None:
                 count = points[axes] = iterations(axes)

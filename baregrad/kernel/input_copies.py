@@ -121,7 +121,7 @@ def _in_vectors(
         loops = [name for name in far if name != near and ranges[name].arg.bind == "loop"]
         together = [name for name in names if name != near and name not in loops]
         order = [*loops, near, *together]
-        if len(loops) > 1 and extents[loops[0]] % BAND == 0:
+        if far != names and len(loops) > 1 and extents[loops[0]] % BAND == 0:
             # A few rows at a time, or each line of the copy would be fetched for every row.
             sizes[loops[0]] = BAND
             order = [f"{loops[0]}{OUTER}", *loops[1:], loops[0], near, *together]
@@ -182,7 +182,9 @@ def copied_places(stage: Node, names: list[str], ranges: Mapping[str, Node]) -> 
         axis = axes.pop(0)
         if axis.arg.axis == f"{name}{OUTER}" and axes and axes[0].arg.axis == f"{name}{LANES}":
             lanes = extent_of(axes.pop(0))
-            places.append(index.as_node(index.floordiv(place, lanes)))
-            place = index.as_node(index.mod(place, lanes))
+            vectors = index.as_node(index.floordiv(place, lanes))
+            places.append(vectors)
+            # Together they are the place again, whatever divisions make of a sum's terms.
+            place = index.as_node(index.sub(place, index.mul(vectors, lanes)))
         places.append(place)
     return tuple(places)

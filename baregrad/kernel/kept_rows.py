@@ -36,9 +36,11 @@ def kept_in_output(out: Node, kernel: Node) -> Kept | None:
     over it: then there is no room before the end.
     """
     array, value, place, *more = out.src
+    if more or len(kernel.src) > 1 or out.arg.monoid is not None or not value.has(Ops.STAGE):
+        return None
     scoped = scoped_below((value,))
     stages = [node for node in scoped if node.op is Ops.STAGE]
-    if len(stages) != 1 or more or len(kernel.src) > 1 or out.arg.monoid is not None:
+    if len(stages) != 1:
         return None
     (stage,) = stages
     inner = place.ranges - stage.ranges

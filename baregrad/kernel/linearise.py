@@ -25,7 +25,7 @@ from baregrad.kernel.linearise_access import (
     streamed_nbytes,
 )
 from baregrad.kernel.linearise_copies import commit, copy_to, done
-from baregrad.kernel.linearise_folds import BARRIER
+from baregrad.kernel.linearise_folds import BARRIER, combine
 from baregrad.kernel.linearise_mma import multiply
 from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_scopes import END, MOMENT, ZERO
@@ -125,8 +125,12 @@ def _barrier(values: Values, node: Node, stack: list[Any]) -> None:
 
 
 def _store(values: Values, node: Node, stack: list[Any]) -> None:
-    value, *indices = node.src[1:]
-    ranges = value.ranges.union(*[place.ranges for place in (*indices, *values.masks)])
+    value = node.src[1]
+    ranges = own = value.ranges
+    for place in (*node.src[2:], *values.masks):
+        # Mostly what is written where has the axes of both already.
+        if not place.ranges <= ranges:
+            ranges = ranges | place.ranges
     axes = values.axes_of(ranges)
     lanes = values.lanes_of(ranges)
     address = values.memory.addresses[node]
@@ -134,7 +138,8 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     late = bool(axes) and values.memory.reads_elsewhere(node, axes)
     points = values.points(axes)
     # A value that differs from point to point is not asked for twice.
-    compute = values.fresh if axes == values.axes_of(value.ranges) else values.value
+    same_axes = own is ranges or axes == values.axes_of(own)
+    compute = values.fresh if same_axes else values.value
     plain = not late and node.arg is None and not values.masks and not values.gpu
     begins: list[int] = []
     code = values.scopes.innermost.code
@@ -232,7 +237,7 @@ def _write(
         if monoid is not None or mask is not None:
             register = values.register(buffer, address.at(values.point))
             if monoid is not None:
-                (result,) = values.combine(monoid, (register,), (result,))
+                (result,) = combine(values, monoid, (register,), (result,))
             if mask is not None:
                 result = values.apply(Ops.WHERE, buffer.dtype, mask, result, register)
         _set(values, node, address, result)
@@ -282,7 +287,7 @@ def _store_at(
     if monoid is not None:
         old = make_node(Ops.VLOAD, buffer.dtype, (buffer, offset, *guard), access)
         scopes.append_momentary(old)
-        (result,) = values.combine(monoid, (old,), (result,))
+        (result,) = combine(values, monoid, (old,), (result,))
     result = values.vector(result, lanes)
     scopes.append(instruction(Ops.VSTORE, dtypes.token, (buffer, offset, result, *guard), access))
     if test:

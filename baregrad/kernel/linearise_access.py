@@ -18,6 +18,8 @@ from baregrad.kernel.loop_pieces import values_below
 
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
+_LOADS = Ops.LOAD.bit
+_ACCESSES = _LOADS | Ops.STORE.bit | Ops.COPYTO.bit
 # Kernels have the same few attributes over and over: finding one costs less than making it.
 access_of = lru_cache(1 << 12)(Access)
 register_of = lru_cache(1 << 10)(Reg)
@@ -34,9 +36,9 @@ class Address:
 
     __slots__ = (
         "constant",
+        "fits_registers",
         "fixed",
         "group",
-        "is_constant",
         "is_narrow",
         "lanes",
         "points",
@@ -79,8 +81,12 @@ class Address:
         self.lanes = tuple(lanes)
         self.vector = vector
         self.width = width
-        # Only tile ranges move it, each affinely: it can name registers.
-        self.is_constant = not (fixed or points or lanes)
+        # Whether the access names whole registers: only tile ranges move it, each affinely, and
+        # lanes are adjacent and aligned.
+        self.fits_registers = not (fixed or points or lanes) and stride == (width > 1)
+        if width > 1 and self.fits_registers:
+            steps = [constant, *[scale for _, scale in unrolled]]
+            self.fits_registers = not any(step % width for step in steps)
         self.is_narrow = False
 
     def is_regular(self, lanes: int) -> bool:
@@ -173,18 +179,18 @@ class Memory:
         known: dict[Any, Address] = {}
         groups: dict[Terms, int] = {}
         for node in values_below(kernel):
-            op = node.op
-            if op is Ops.STORE or op is Ops.COPYTO:
-                indices = node.src[2:]
-                if node.src[0] in self.written:
-                    self.again.add(node.src[0])
-                self.written.add(node.src[0])
-            elif op is Ops.LOAD:
-                indices = node.src[1:]
-                self.loads.setdefault(node.src[0], []).append(node)
-            else:
+            bit = node.op.bit
+            if not bit & _ACCESSES:
                 continue
             buffer = node.src[0]
+            if bit & _LOADS:
+                indices = node.src[1:]
+                self.loads.setdefault(buffer, []).append(node)
+            else:
+                indices = node.src[2:]
+                if buffer in self.written:
+                    self.again.add(buffer)
+                self.written.add(buffer)
             key = (buffer.shape, indices)
             address = known.get(key)
             if address is None:
@@ -195,7 +201,7 @@ class Memory:
             self.addresses[node] = address
             if buffer.op is Ops.ALLOC and buffer.arg.space == "register" and buffer not in refused:
                 width = address.width
-                if _fits_registers(address) and self.registers.get(buffer, width) == width:
+                if address.fits_registers and self.registers.get(buffer, width) == width:
                     self.registers[buffer] = width
                 else:
                     refused.add(buffer)
@@ -239,16 +245,6 @@ def _asking(addresses: Mapping[Node, Address], written: set[Node]) -> dict[Node,
             ):
                 found[buffer] = (loops, node)
     return {node: node.src[0].arg.ahead for _, node in found.values()}
-
-
-def _fits_registers(address: Address) -> bool:
-    """Whether the access names whole registers: constant, lanes adjacent and aligned to them."""
-    width = address.width
-    if not address.is_constant or address.stride != (1 if width > 1 else 0):
-        return False
-    if address.constant % width:
-        return False
-    return all(scale % width == 0 for _, scale in address.unrolled)
 
 
 def is_streamed(buffer: Node) -> bool:

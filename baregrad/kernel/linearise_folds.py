@@ -17,7 +17,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS, Alloc, Machine, Reduce, Var
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.linearise_access import access_of, lanes_of
 from baregrad.kernel.linearise_lazy import SPARE_ID
@@ -62,6 +62,22 @@ def reduce(values: Values, node: Node, operands: Sequence[Any]) -> Any:
     return result if monoid.arity > 1 else result[0]
 
 
+def combine(values: Values, monoid: Monoid, left: Parts, right: Parts) -> Parts:
+    """The monoid's combination of two tuples of linear values."""
+    if monoid.primitive is not None:
+        return (values.compute(monoid.primitive, monoid.states[0], (left[0], right[0])),)
+    found: dict[Node, Node] = {}
+    for node in toposort(*monoid.combine):
+        if node.op is Ops.SLOT:
+            found[node] = (left + right)[node.arg]
+        elif node.op is Ops.CONST:
+            found[node] = node
+        else:
+            operands = [found[child] for child in node.src]
+            found[node] = values.compute(node.op, node.dtype, operands)
+    return tuple([found[part] for part in monoid.combine])
+
+
 def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
     """Items folded by halves, in the order of the loop level's evaluator.
 
@@ -75,7 +91,7 @@ def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
         else:
             pairs = zip(items[0::2], items[1::2], strict=False)
             rest = items[len(items) & ~1 :]
-        items = [values.combine(monoid, left, right) for left, right in pairs] + rest
+        items = [combine(values, monoid, left, right) for left, right in pairs] + rest
     return items[0]
 
 
@@ -90,7 +106,7 @@ def fold_lanes(values: Values, monoid: Monoid, parts: Parts, lanes: int) -> Part
             tuple([emit(Ops.PART, part.dtype, (part,), half, 0, lanes) for part in parts])
             for half in ((0, lanes), (lanes, lanes))
         ]
-        parts = values.combine(monoid, low, high)
+        parts = combine(values, monoid, low, high)
     items = [
         tuple([emit(Ops.EXTRACT, part.dtype, (part,), lane) for part in parts])
         for lane in range(lanes)
@@ -136,7 +152,7 @@ def _through_lanes(
     half = count // 2
     while half:
         others = tuple([_exchanged(values, part, stride * half) for part in parts])
-        parts = values.combine(monoid, parts, others)
+        parts = combine(values, monoid, parts, others)
         half //= 2
     return parts
 

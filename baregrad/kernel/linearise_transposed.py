@@ -136,7 +136,7 @@ def _row(
 ) -> Node:
     access = access_of(size, 1, at, load.dtype.itemsize, False)
     src = (load.src[0], offset, *mask)
-    return values.scopes.emit(Ops.VLOAD, load.dtype, src, access, MOMENT)
+    return values.scopes.emit(Ops.VLOAD, load.dtype, src, access, MOMENT, size)
 
 
 def _below(values: Values, count: int, size: int) -> tuple[Node, ...]:

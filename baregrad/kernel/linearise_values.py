@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from operator import itemgetter
 from types import MappingProxyType
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.bounds import bounds
-from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, const, instruction, make_node, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.kernel import linearise_access
@@ -26,8 +25,6 @@ _NEAREST_LAST = itemgetter(0, 1)
 _CONST = Ops.CONST
 _REG = Ops.REG
 _LEAVES = Ops.CONST.bit | Ops.VAR.bit
-# What is evaluated by its own rule, whatever its sources are.
-_WHOLE = _LEAVES | OPAQUE
 INT32 = (-(1 << 31), (1 << 31) - 1)
 Parts = tuple[Node, ...]
 Operands = Sequence[Any]
@@ -90,9 +87,7 @@ class Values:
                 found = self._once(root)
                 self.scopes.remember(root, found)
             return found
-        plan = self._plans.get(root)
-        if plan is None:
-            plan = self._plan(root)
+        plan = self._plans.get(root) or self._plan(root)
         key = root if plan.where is None else (root, plan.where(self.point))
         found = self.scopes.memo.get(key)
         if found is None:
@@ -115,17 +110,38 @@ class Values:
 
     def _once(self, root: Node) -> Any:
         """The value of an expression that is the same at all points."""
+        if root.op.bit & OPAQUE:
+            return self._of(root, ())
+        # As `toposort` walks, sources first: what is walked is computed at once.
         known: dict[Node, Any] = {}
-        for node in toposort(root, enter=is_transparent):
-            op = node.op
-            rule = _rule_of(op)
-            if rule is None:
-                raise CompilerBug("not an expression of the CPU's loop level", found=node)
-            if rule is _elementwise and touches_index(node):
-                rule = _index
-            operands = () if op.bit & _WHOLE else [known[child] for child in node.src]
-            known[node] = rule(self, node, operands)
-        return known[root]
+        path: list[tuple[Node, Iterator[Node]]] = []
+        node, sources = root, iter(root.src)
+        while True:
+            for child in sources:
+                if child in known:
+                    continue
+                if not child.src or child.op.bit & OPAQUE:
+                    known[child] = self._of(child, ())
+                    continue
+                path.append((node, sources))
+                node, sources = child, iter(child.src)
+                break
+            else:
+                known[node] = self._of(node, [known[child] for child in node.src])
+                if not path:
+                    return known[node]
+                node, sources = path.pop()
+
+    def _of(self, node: Node, operands: Operands) -> Any:
+        """The value of one node, given its operands' unless it is asked for whole."""
+        rule = _rule_of(node.op)
+        if rule is None:
+            raise CompilerBug("not an expression of the CPU's loop level", found=node)
+        if rule is _elementwise:
+            if not touches_index(node):
+                return self.compute(node.op, node.dtype, operands)
+            rule = _index
+        return rule(self, node, operands)
 
     def _evaluate(self, plan: Plan) -> Any:
         """The value of a plan's expression."""
@@ -346,16 +362,19 @@ class Values:
         A scalar, but where a part of it is read under a mask: that has a value for each lane.
         """
         total = ZERO
-        width = self.width_of(address)
         if address.fixed:
+            narrow = self.gpu and address.is_narrow
             # Other keys are nodes and pairs: a number is a key of its own kind.
-            key = address.group if width is dtypes.int64 else ~address.group
+            key = ~address.group if narrow else address.group
             known = self.scopes.memo.get(key)
             if known is None:
-                known = self._sum(address.fixed, width)
+                known = self._sum(address.fixed, self.width_of(address))
                 self.scopes.remember(key, known)
             total = known
-        constant = address.at(self.point)
+        constant = address.at(self.point) if address.unrolled else address.constant
+        if not address.points:
+            return total, constant
+        width = self.width_of(address)
         for atom, scale in address.points:
             term = self.scaled(self.value(atom), scale, width)
             if term.op is Ops.CONST:
@@ -376,10 +395,11 @@ class Values:
             value = self.value(atom)
             values.append((depth.get(value, 0), place, value, scale))
         total = ZERO
-        values.sort(key=_NEAREST_LAST)
+        if len(values) > 1:
+            values.sort(key=_NEAREST_LAST)
         for _, _, value, scale in values:
             term = self.scaled(value, scale, width)
-            total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
+            total = term if total is ZERO else self.compute(Ops.ADD, width, (total, term))
         return total
 
     def scaled(self, value: Node, scale: int, width: DType = dtypes.int64) -> Node:
@@ -430,13 +450,13 @@ class Values:
         if buffer in memory.registers:
             return self.register(buffer, address.at(self.point))
         dtype = node.dtype
-        lanes, stride = address.width, address.stride
         width = 1
         if mask is not None:
             if mask.op is _CONST:
                 return const(0, dtype)
             width = mask.shape[0] if mask.shape else 1
         place, at = self.offset(address)
+        lanes, stride = address.width, address.stride
         if lanes == 1 and width == 1:
             stride = 1
         elif place.shape or address.lanes or lanes == 1 or stride == 0:
@@ -444,7 +464,7 @@ class Values:
             place, at, stride = self.lane_offsets(address, place, at, lanes), 0, 1
         written = buffer in memory.written
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
-        ahead = memory.ahead.get(node, 0)
+        ahead = memory.ahead.get(node, 0) if memory.ahead else 0
         constant = memory.single and not written
         access = linearise_access.access_of(lanes, stride, at, align, constant, ahead)
         src: Parts = (buffer, place)
@@ -465,23 +485,6 @@ class Values:
         if self.gpu and lanes > 1 and stride == 1 and not at % lanes and address.is_even(lanes):
             return lanes * dtype.itemsize
         return dtype.itemsize
-
-    # --- reductions -----------------------------------------------------------------------------
-
-    def combine(self, monoid: Monoid, left: Parts, right: Parts) -> Parts:
-        """The monoid's combination of two tuples of linear values."""
-        if monoid.primitive is not None:
-            return (self.compute(monoid.primitive, monoid.states[0], (left[0], right[0])),)
-        values: dict[Node, Node] = {}
-        for node in toposort(*monoid.combine):
-            if node.op is Ops.SLOT:
-                values[node] = (left + right)[node.arg]
-            elif node.op is Ops.CONST:
-                values[node] = node
-            else:
-                operands = [values[child] for child in node.src]
-                values[node] = self.apply(node.op, node.dtype, *operands)
-        return tuple(values[part] for part in monoid.combine)
 
 
 def _picker(places: list[int]) -> Callable[[list[Any]], Operands]:

@@ -58,3 +58,11 @@ def _nest(item: Item) -> Node:
         return statement(item.body)
     op = Ops.LOOP if item.key.op is Ops.RANGE else Ops.IF
     return make_node(op, dtypes.token, (item.key, statement(item.body)))
+
+
+def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:
+    """The item of `block` that holds the loops opened inside it; the last one without any."""
+    if len(inner) == len(path):
+        return len(block.items) - 1
+    body = inner[len(path)]
+    return next(n for n, item in enumerate(block.items) if item.body is body)

@@ -256,11 +256,14 @@ def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:
         return ()
     found: dict[Node, None] = {}
     for root in scoped:
-        known: tuple[Node, ...] | None = root.memo.get(_BELOW)
+        memo = root.memo
+        known: tuple[Node, ...] | None = memo.get(_BELOW)
         if known is None:
             order = toposort_having(SCOPED, root)
             known = tuple([node for node in order if node.op.bit & SCOPED and node is not root])
-            root.memo[_BELOW] = known
+            memo[_BELOW] = known
+        if len(scoped) == 1:
+            return (*known, root) if root.op.bit & SCOPED else known
         found.update(dict.fromkeys(known))
         if root.op.bit & SCOPED:
             found[root] = None

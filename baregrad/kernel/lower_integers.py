@@ -30,6 +30,8 @@ _MASK = sum(
 
 def lower_integers(kernel: Node) -> Node:
     """A loop-level KERNEL whose divisions and shifts of integers the machine does as they stand."""
+    if not kernel.mask & _MASK:
+        return kernel
     return rebuild(kernel, _visit, enter=lambda node: bool(node.mask & _MASK))
 
 

@@ -111,6 +111,11 @@ class StageInput:
     swizzle: int = 0
     ahead: int = 0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axes that the step speaks of, those of sums apart."""
+        return tuple([name for axis in self.axes for name in axis.split("+")])
+
     def __str__(self) -> str:
         how = f", lanes={self.lanes}" if self.lanes else ""
         how += f", pad={self.pad}" if self.pad is not None else ""

@@ -9,8 +9,8 @@ from baregrad.base.bits import previous_power_of_two
 from baregrad.ir import index
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
-from baregrad.kernel.analysis import Access, Facts, axes_together
-from baregrad.kernel.axes import AxisTable, as_one, collapsible, fresh_table
+from baregrad.kernel.analysis import Access, Facts, as_one, axes_together, collapsible
+from baregrad.kernel.axes import AxisTable, fresh_table
 from baregrad.kernel.schedule_value import (
     Bind,
     Collapse,
@@ -115,7 +115,7 @@ class Plan:
             name
             for step in self.stages
             if isinstance(step, StageInput | StageReduce)
-            for name in step.axes
+            for name in (step.names if isinstance(step, StageInput) else step.axes)
         }
         if pool.axis not in staged:
             return pool

@@ -22,7 +22,7 @@ from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE
 from baregrad.kernel.kept_rows import Kept, kept_in_output
-from baregrad.kernel.loop_blocks import Block, Item, statement
+from baregrad.kernel.loop_blocks import Block, Item, nest_position, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
     Masks,
@@ -73,11 +73,12 @@ def to_loop(
     `ordered` may meet, so their loops are not shared. Loops over axes bound to the grid are around
     everything else.
     """
-    pools = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "pool"}
+    axes = frozenset[Node]().union(*[out_axes(out) for out in kernel.src])
+    pools = [axis for axis in axes if axis.arg.bind == "pool"]
     if len(pools) > 1:
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
-    pool = next(iter(pools), None)
-    grid = {axis for out in kernel.src for axis in out_axes(out) if axis.arg.bind == "grid"}
+    pool = pools[0] if pools else None
+    grid = {axis for axis in axes if axis.arg.bind == "grid"}
     builder = _Builder(fma, masks, pool, by_id(grid), kernel)
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
@@ -104,6 +105,8 @@ class _Builder:
         self.kernel = kernel
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
+        # Expressions of the loop level that read what is placed, by what they were.
+        self.converted: dict[Node, Node] = {}
         # The tile axes that a staged array has beside its stage's own, around those.
         self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
         # Stages whose values lie in an output from the start: that OUT.
@@ -167,7 +170,9 @@ class _Builder:
             kept = kept_in_output(out, self.kernel)
             if kept is not None:
                 self.kept = {kept.stage: kept, kept.array: kept}
-        self.made_by_stages.update([n.src[0] for n in below if n.op is Ops.STAGE and is_carried(n)])
+        if out.has(Ops.STAGE):
+            carried = [node.src[0] for node in below if node.op is Ops.STAGE and is_carried(node)]
+            self.made_by_stages.update(carried)
         path = [self.root]
         share = out.arg.monoid is None and not crowded
         pool = self.pool
@@ -209,6 +214,12 @@ class _Builder:
         if alone:
             path.append(self.nest(path[-1], index.both(*alone), NOTHING, share=False))
         return [axis for axis in loops if axis not in self.grid]
+
+    def place(self, node: Node, placed: Placed) -> None:
+        """Note where a reduction's states are; what read it where it was before is made anew."""
+        if node in self.placed:
+            self.converted.clear()
+        self.placed[node] = placed
 
     def reductions(self, below: tuple[Node, ...], path: list[Block]) -> None:
         """Place every reduction of `below` that is possible in the loops open so far."""
@@ -263,7 +274,7 @@ class _Builder:
             loads = self.horizontal(monoid, loads, lanes, tiles, block)
         position = len(block.items) - 1 if lanes else nest_position(block, inner, path)
         parts = narrowed(loads, node.arg.monoid)
-        self.placed[node] = Placed(parts, block, position)
+        self.place(node, Placed(parts, block, position))
 
     def own_axes(self, axes: frozenset[Node]) -> tuple[Ranges, list[Node], Ranges]:
         """The axes of a reduction in order, those that are loops, and those that are lanes.
@@ -415,7 +426,7 @@ class _Builder:
         steps = self.update(monoid, buffers, states, (value,), tiles)
         block.items.extend([Item(step) for step in steps])
         parts = narrowed(states, node.arg.monoid)
-        self.placed[node] = Placed(parts, block, len(block.items) - 1)
+        self.place(node, Placed(parts, block, len(block.items) - 1))
 
     def stage(self, node: Node, path: list[Block]) -> None:
         """A value kept over its axes: a private array, filled by a loop nest."""
@@ -438,7 +449,7 @@ class _Builder:
         loops = looped(by_id(set(axes)))
         self.open(inner, loops, [], below, self.needs(below, block), [])
         inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
-        self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
+        self.place(node, Placed((buffer,), block, len(block.items) - 1))
 
     def staged_array(self, node: Node) -> tuple[Node, tuple[Node, ...]]:
         """A private array for what is staged, and the places of its elements."""
@@ -476,7 +487,7 @@ class _Builder:
                 if key is not None:
                     place = self.nest(place, key, len(place.items) - 1, share=False)
             place.items.append(Item(store(buffer, copy.value, copy.places)))
-        self.placed[node] = Placed((buffer,), block, len(block.items) - 1)
+        self.place(node, Placed((buffer,), block, len(block.items) - 1))
 
     def carried(self, node: Node, reduce: Node, own: list[Node], path: list[Block]) -> None:
         """A staged REDUCE whose loops stand outside those of its stage: accumulators in memory.
@@ -513,7 +524,7 @@ class _Builder:
         if within is not None:
             inner.append(self.nest(inner[-1], within, NOTHING, share=False))
         inner[-1].items.append(Item(store(buffer, state, places)))
-        self.placed[node] = Placed((buffer,), block, nest_position(block, inner, path))
+        self.place(node, Placed((buffer,), block, nest_position(block, inner, path)))
 
     def accumulator_array(
         self, node: Node, monoid: Monoid, axes: tuple[Node, ...]
@@ -549,15 +560,14 @@ class _Builder:
             mask |= root.mask
         if not mask & SCOPED:
             return roots
-        placed = self.placed
         # Where an expression is read decides what its reductions are read from.
-        done: dict[Node, Node] = {}
+        placed, done = self.placed, self.converted
 
         def enter(node: Node) -> bool:
-            return bool(node.mask & SCOPED) and node not in placed
+            return bool(node.mask & SCOPED) and node not in placed and node not in done
 
         for node in toposort(*roots, enter=enter):
-            if node.mask & SCOPED:
+            if node.mask & SCOPED and node not in done:
                 done[node] = self.visit(node, done)
         return tuple([done.get(root, root) for root in roots])
 
@@ -583,14 +593,3 @@ class _Builder:
             return self.placed[node.src[0]].parts[position]
         src = tuple([done.get(child, child) for child in node.src])
         return make_node(op, node.dtype, src, node.arg)
-
-
-# --- small pieces -------------------------------------------------------------------------------
-
-
-def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:
-    """The item of `block` that holds the loops opened inside it; the last one without any."""
-    if len(inner) == len(path):
-        return len(block.items) - 1
-    body = inner[len(path)]
-    return next(n for n, item in enumerate(block.items) if item.body is body)

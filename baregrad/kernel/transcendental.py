@@ -19,7 +19,8 @@ from baregrad.kernel.loop_pieces import values_below
 
 U32, U64 = dtypes.uint32, dtypes.uint64
 
-# The largest error over all arguments, in units in the last place of the result.
+# The largest error over all arguments, in units in the last place of the result. GELU's are those
+# of the larger of the result and half its argument: below 0 the result is a difference of such.
 ERRORS: MappingProxyType[tuple[Op, DType], float] = MappingProxyType(
     {
         (Ops.EXP, dtypes.float32): 1.5,
@@ -38,6 +39,8 @@ ERRORS: MappingProxyType[tuple[Op, DType], float] = MappingProxyType(
         (Ops.TANH, dtypes.float64): 2.0,
         (Ops.ERF, dtypes.float32): 2.0,
         (Ops.ERF, dtypes.float64): 2.0,
+        (Ops.GELU, dtypes.float32): 1.5,
+        (Ops.GELU, dtypes.float64): 1.5,
         (Ops.ATAN, dtypes.float32): 2.0,
         (Ops.ATAN, dtypes.float64): 2.0,
         (Ops.POW, dtypes.float32): 1.5,
@@ -93,6 +96,7 @@ FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
         Ops.COS: transcendental_trig.cos,
         Ops.ATAN: transcendental_trig.atan,
         Ops.ERF: transcendental_erf.erf,
+        Ops.GELU: transcendental_erf.gelu,
         Ops.THREEFRY: threefry,
     }
 )

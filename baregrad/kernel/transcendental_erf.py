@@ -1,6 +1,8 @@
-"""The error function as arithmetic."""
+"""The error function, and x times the normal distribution's integral, as arithmetic."""
 
 from __future__ import annotations
+
+import math
 
 from baregrad.ir.node import Node
 from baregrad.kernel import transcendental_tables as tables
@@ -13,6 +15,22 @@ def erf(x: Node) -> Node:
     f = builder_of(x.dtype)
     size = f.abs(x)
     return f.with_sign_of(_single(size) if f is FLOAT32 else _double(size), x)
+
+
+def gelu(x: Node) -> Node:
+    """x * (1 + erf(x / sqrt(2))) / 2."""
+    f = builder_of(x.dtype)
+    half = f.mul(x, f.c(0.5))
+    if f is FLOAT64:
+        return f.fma(half, erf(f.mul(x, f.c(math.sqrt(0.5)))), half)
+    # erf changes its sign with x: what is added to x/2 is |x| times half of it at |x|. Found as in
+    # `_single`, where 2*s is computed at first; beyond the limit it rounds to 1/2.
+    size = f.abs(x)
+    bounded = f.at_most(size, 5.586)
+    s = f.mul(bounded, f.polynomial(bounded, tables.GELU_ROOT_F32))
+    s = f.fma(f.mul(s, f.c(-0.25)), s, s)
+    s = f.fma(f.mul(s, f.c(-0.5)), s, s)
+    return f.fma(size, s, half)
 
 
 def _single(x: Node) -> Node:

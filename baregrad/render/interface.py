@@ -8,7 +8,7 @@ import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from baregrad.base.bits import prod, round_up
 from baregrad.dtypes import dtypes
@@ -54,8 +54,7 @@ class Renderer(Protocol[Target]):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """How a PROGRAM is called.
 
     entry: its symbol. params: its PARAM nodes in order of slot. variables: the names of its
@@ -111,7 +110,7 @@ def _leaves(program: Node) -> list[Node]:
     if found is None:
         # Most operands are made by instructions, which have operands themselves.
         used = dict.fromkeys(chain.from_iterable([node.src for node in program.src]))
-        found = [node for node in used if node.op.bit & _LEAVES and not node.src]
+        found = [node for node in used if not node.src and node.op.bit & _LEAVES]
         memo["leaves"] = found
     return found
 
@@ -163,7 +162,7 @@ class BlockRegisters:
 
 
 _CONTROL = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
-_TOUCHING = _CONTROL | Ops.SET.bit
+_REGISTERS = Ops.REG.bit
 _SET = Ops.SET
 _REG = Ops.REG
 _END = Ops.END
@@ -187,58 +186,62 @@ class _Open:
 def block_registers(program: Node) -> dict[int, BlockRegisters]:
     """For the place of every BEGIN and TEST, what its block does to registers."""
     code = program.src
-    known = frozenset([node for node in _leaves(program) if node.op is Ops.REG])
+    known = frozenset([node for node in _leaves(program) if node.op is _REG])
     blocks: dict[int, BlockRegisters] = {}
     scanned: dict[int, _Open] = {}
     ends: dict[int, int] = {}
     events: list[_Event] = []
     innermost = _Open(-1, False)
     stack = [innermost]
-    unrelated = known.isdisjoint
-    touching = [
-        (place, node)
-        for place, node in enumerate(code)
-        if node.op.bit & _TOUCHING or not unrelated(node.src)
-    ]
-    for place, node in touching:
+    read_of, unrelated = known.intersection, known.isdisjoint
+    for place, node in enumerate(code):
         op = node.op
         reads: Collection[Node] = ()
         if op is _SET:
             register, value = node.src
             if value.op is _REG:
+                _expose((value,), stack)
                 reads = (value,)
-        else:
-            reads = known.intersection(node.src)
-        events.append((place, node, reads))
-        for read in reads:
-            for block in reversed(stack):
-                # What is exposed here was already told to the blocks around.
-                if read in block.exposed or read in block.killed:
-                    break
-                block.exposed.add(read)
-        if op is _SET:
             innermost.killed.add(register)
             innermost.written[register] = None
-        elif not op.bit & _CONTROL:
+        elif op.bit & _CONTROL:
+            if op is _END:
+                closed = stack.pop()
+                innermost = stack[-1]
+                scanned[closed.begin] = closed
+                ends[place] = closed.begin
+                innermost.written.update(closed.written)
+                if blocks[closed.begin].certain:
+                    innermost.killed |= closed.killed
+            else:
+                low, high = node.src[0], node.src[-1]
+                reads = read_of(node.src)
+                _expose(reads, stack)
+                certain = op is Ops.BEGIN and len(node.src) == 2
+                certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
+                blocks[place] = BlockRegisters((), (), certain and low.arg < high.arg)
+                innermost = _Open(place, op is Ops.BEGIN)
+                stack.append(innermost)
+        elif not node.mask & _REGISTERS or unrelated(node.src):
+            # Most read no register, and the masks of most of those say so.
             continue
-        elif op is _END:
-            closed = stack.pop()
-            innermost = stack[-1]
-            scanned[closed.begin] = closed
-            ends[place] = closed.begin
-            innermost.written.update(closed.written)
-            if blocks[closed.begin].certain:
-                innermost.killed |= closed.killed
         else:
-            low, high = node.src[0], node.src[-1]
-            certain = op is Ops.BEGIN and len(node.src) == 2
-            certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
-            blocks[place] = BlockRegisters((), (), certain and low.arg < high.arg)
-            innermost = _Open(place, op is Ops.BEGIN)
-            stack.append(innermost)
+            reads = read_of(node.src)
+            _expose(reads, stack)
+        events.append((place, node, reads))
     if known:
         _find_merges(events, blocks, scanned, ends)
     return blocks
+
+
+def _expose(reads: Collection[Node], stack: list[_Open]) -> None:
+    """Tell the open blocks of registers that are read before they were surely written."""
+    for read in reads:
+        for block in reversed(stack):
+            # What is exposed here was already told to the blocks around.
+            if read in block.exposed or read in block.killed:
+                break
+            block.exposed.add(read)
 
 
 def _find_merges(

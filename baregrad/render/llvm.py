@@ -133,21 +133,23 @@ def _begin(f: FunctionText, node: Node) -> None:
     low, high = node.src[:2]
     start, stop = f.use(low), f.use(high)
     block = _open(f)
-    body = f"L{block.label}"
-    if block.registers.certain:
-        f.lines.append(f"  br label %{body}")
+    label, registers, lines, fresh = block.label, block.registers, f.lines, f.fresh
+    body = f"L{label}"
+    if registers.certain:
+        lines.append(f"  br label %{body}")
     else:
-        runs = f.fresh()
-        f.lines.append(f"  {runs} = icmp slt i64 {start}, {stop}")
-        f.lines.append(f"  br i1 {runs}, label %{body}, label %E{block.label}")
-    f.lines.append(f"{body}:")
+        runs = fresh()
+        lines.append(f"  {runs} = icmp slt i64 {start}, {stop}")
+        lines.append(f"  br i1 {runs}, label %{body}, label %E{label}")
+    lines.append(f"{body}:")
     block.counter = (f.define(node), start, stop)
     # What comes around is not known yet: END fills in the phi nodes.
-    block.phi_at = len(f.lines)
-    carried, fresh = block.registers.carried, f.fresh
-    block.phis = [fresh() for _ in carried]
-    f.names.update(zip(carried, block.phis, strict=True))
-    f.lines += [""] * (1 + len(carried))
+    block.phi_at = len(lines)
+    carried = registers.carried
+    if carried:
+        block.phis = [fresh() for _ in carried]
+        f.names.update(zip(carried, block.phis, strict=True))
+    lines += [""] * (1 + len(carried))
     f.label = body
 
 

@@ -128,26 +128,27 @@ def _set(f: FunctionText, node: Node) -> None:
 
 
 def _vload(f: FunctionText, node: Node) -> None:
-    base, offset, *mask = node.src
+    src = node.src
+    base, offset = src[:2]
     access = node.arg
     dtype, lanes = node.dtype, access.width
     constant = ", !invariant.load !0" if access.constant else ""
     if offset.shape:
         _gather(f, node, [_lane(f, offset, lane) for lane in range(lanes)], access.at)
         return
-    if lanes > 1 and (access.stride != 1 or (mask and not _masks(f, dtype))):
-        where = f.pointer(base, f.use(offset), access.at, dtype)
+    masked = len(src) > 2
+    where = f.pointer(base, f.names.get(offset) or f.use(offset), access.at, dtype)
+    if lanes > 1 and (access.stride != 1 or (masked and not _masks(f, dtype))):
         _strided(f, node, where)
         return
-    where = f.pointer(base, f.use(offset), access.at, dtype)
     kinds = type_text(dtype, lanes)
-    _prefetch(f, where, access.ahead, lanes * dtype.itemsize, False)
-    if not mask:
-        f.lines.append(
-            f"  {f.define(node)} = load {kinds}, ptr {where}, align {access.align}{constant}"
-        )
+    if access.ahead:
+        _prefetch(f, where, access.ahead, lanes * dtype.itemsize, False)
+    if not masked:
+        name = f.names[node] = f.fresh()
+        f.lines.append(f"  {name} = load {kinds}, ptr {where}, align {access.align}{constant}")
         return
-    condition = f.use(mask[0], lanes)
+    condition = f.use(src[2], lanes)
     if lanes == 1:
         f.define(node)
         f.names[node] = _guarded_load(f, dtype, where, condition, constant)
@@ -162,9 +163,7 @@ def _vload(f: FunctionText, node: Node) -> None:
 
 
 def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool) -> None:
-    """Ask for the lines that lie `ahead` bytes beyond an access of `nbytes`, if that is not 0."""
-    if not ahead:
-        return
+    """Ask for the lines that lie `ahead` bytes beyond an access of `nbytes`."""
     f.declare("llvm.prefetch.p0", "void", "ptr", "i32", "i32", "i32")
     for at in range(ahead, ahead + nbytes, f.target.line_bytes):
         place = f.fresh()
@@ -317,7 +316,8 @@ def _vstore(f: FunctionText, node: Node) -> None:
         if access.align in STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
             f.streamed[base] = None
             streamed = STREAMED
-        _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
+        if access.ahead:
+            _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
         f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}{streamed}")
         return
     name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"

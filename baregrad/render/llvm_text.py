@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import chain, count
 
 from baregrad.base.errors import CompilerBug
@@ -69,10 +70,8 @@ class FunctionText:
         signature = self.signature
         names = self.names
         for param in signature.params:
-            slot = param.arg.slot
-            self.lines.append(f"  %t{slot} = getelementptr ptr, ptr %buffers, i64 {slot}")
-            self.lines.append(f"  %b{slot} = load ptr, ptr %t{slot}, !invariant.load !0")
-            names[param] = f"%b{slot}"
+            names[param], text = _argument(param.arg.slot)
+            self.lines.append(text)
         for place in range(len(signature.variables)):
             self.lines.append(f"  %q{place} = getelementptr i64, ptr %variables, i64 {place}")
             self.lines.append(f"  %x{place} = load i64, ptr %q{place}, !invariant.load !0")
@@ -122,17 +121,26 @@ class FunctionText:
             key = (name, offset)
             found = self.pointers.get(key)
             if found is None:
-                found = self.fresh()
+                found = self.pointers[key] = self.fresh()
                 self.lines.append(f"  {found} = getelementptr {element}, ptr {name}, i64 {offset}")
-                self.pointers[key] = found
                 if self.blocks:
                     self.blocks[-1].pointers.append(key)
             name = found
-        if at:
-            moved = self.fresh()
-            self.lines.append(f"  {moved} = getelementptr {element}, ptr {name}, i64 {at}")
-            return moved
-        return name
+        if not at:
+            return name
+        moved = self.fresh()
+        self.lines.append(f"  {moved} = getelementptr {element}, ptr {name}, i64 {at}")
+        return moved
+
+
+@lru_cache(1 << 8)
+def _argument(slot: int) -> tuple[str, str]:
+    """The name of an argument array's address, and the text that loads it."""
+    text = (
+        f"  %t{slot} = getelementptr ptr, ptr %buffers, i64 {slot}\n"
+        f"  %b{slot} = load ptr, ptr %t{slot}, !invariant.load !0"
+    )
+    return f"%b{slot}", text
 
 
 def declaration_text(name: str, result: str, *parameters: str) -> str:

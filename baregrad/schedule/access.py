@@ -35,7 +35,7 @@ def _expand(view: Node, idx: Idx) -> Idx:
 def _shrink(view: Node, idx: Idx) -> Idx:
     found = []
     for cut, place in zip(view.arg, idx, strict=True):
-        if cut.step != 1 or not _is_zero(cut.start):
+        if cut.step != 1 or not is_zero(cut.start):
             place = as_node(index.add(index.mul(place, cut.step), cut.start))
         found.append(place)
     return tuple(found)
@@ -106,19 +106,20 @@ def through_pad(view: Node, idx: Idx) -> tuple[Node, Idx]:
     conditions: list[Node] = []
     found: list[Node] = []
     for place, pad, extent in zip(idx, view.arg, view.src[0].shape, strict=True):
-        inner: Dim = place if _is_zero(pad.lo) else index.sub(place, pad.lo)
+        inner: Dim = place if is_zero(pad.lo) else index.sub(place, pad.lo)
         if pad.interior:
             step = pad.interior + 1
             conditions.append(index.less(index.mod(inner, step), 1))
             inner = index.floordiv(inner, step)
-        if not _is_zero(pad.lo) or not _is_zero(pad.hi) or pad.interior:
+        if not is_zero(pad.lo) or not is_zero(pad.hi) or pad.interior:
             conditions.append(index.at_least(inner, 0))
             conditions.append(index.less(inner, extent))
         found.append(as_node(inner))
     return index.both(*conditions), tuple(found)
 
 
-def _is_zero(value: Dim) -> bool:
+def is_zero(value: Dim) -> bool:
+    """Whether a dimension is the int 0."""
     return value.__class__ is int and value == 0
 
 

@@ -50,15 +50,23 @@ class Settled:
     reduced: list[Dim]
 
 
-def settle_axes(outs: tuple[Node, ...]) -> Settled:
-    """The OUT nodes with their axes split and numbered."""
+def settle_axes(outs: tuple[Node, ...], known: dict[int, Node] | None = None) -> Settled:
+    """The OUT nodes with their axes split and numbered.
+
+    known: the PARAMs by slot, where the caller has them and nothing is reduced.
+    """
     divided = bool(_mask(outs) & _DIVISIONS)
+    nodes: list[Node] = []
+    reductions: list[Node] = []
     if divided:
         outs, nodes = _flatten_views(outs, toposort(*outs))
-    else:
+    elif known is None:
         # What reads no memory and folds nothing is looked at where axes are replaced alone.
         nodes = toposort_having(_PARAM | _REDUCE, *outs)
-    reductions, params = _reductions_and_params(nodes)
+    if divided or known is None:
+        reductions, params = _reductions_and_params(nodes)
+    else:
+        params = known
     shared = shared_axes(nodes, reductions) if len(reductions) > 1 else {}
     if shared and _mask(outs) & _REORDERED:
         outs = _replace_axes(outs, shared, {})

@@ -40,20 +40,30 @@ def array(known: Arrays, slot: int, value: Node) -> Node:
 
 @dataclass(slots=True, eq=False)
 class Built:
-    """A draft's OUT nodes and the values behind its PARAM slots: written ones, then read ones."""
+    """A draft's OUT nodes and the values behind its PARAM slots: written ones, then read ones.
+
+    plain: the PARAMs by slot where nothing was left out that was asked for, and nothing is reduced;
+    else None.
+    """
 
     draft: Draft
     outs: tuple[Node, ...]
     written: tuple[Node, ...]
     read: tuple[Node, ...]
+    plain: dict[int, Node] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Assembly:
-    """One draft being put together. places: expressions of the requests with a placeholder."""
+    """One draft being put together.
+
+    places: expressions of the requests with a placeholder. plain: nothing else was made than reads
+    and arithmetic on all of its operands.
+    """
 
     draft: Draft
     arrays: Arrays
+    plain: bool = True
     places: dict[Node, Node] = field(default_factory=dict)
     params: dict[Node, Node] = field(default_factory=dict)
     first_slot: int = 0
@@ -136,6 +146,8 @@ class _Assembly:
         op = node.op
         if op.bit & _PLAIN:
             return make_node(op, node.dtype, parts, node.arg)
+        if op is not Ops.WHERE or parts[0].op is Ops.CONST:
+            self.plain = False
         return ASSEMBLERS[op](self, request, parts)
 
 
@@ -160,6 +172,7 @@ def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
     roots: list[Part] = [expr for written in outs for expr in (written.value, *written.idx)]
     assembly.complete(roots)
     made = []
+    plain = assembly.plain and not draft.placeholders
     for written in outs:
         idx = written.idx
         if draft.placeholders:
@@ -167,9 +180,13 @@ def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
         value = assembly.finish(written.value)
         if written.how.monoid is not None:
             value = repeated(written.how.monoid, value, idx, draft.outer)
+            plain = False
         src = (slots[written.target], value, *idx)
         made.append(make_node(Ops.OUT, dtypes.token, src, written.how))
-    return Built(draft, tuple(made), tuple(slots), tuple(assembly.params))
+    params: dict[int, Node] | None = None
+    if plain:
+        params = {param.arg.slot: param for param in (*slots.values(), *assembly.params.values())}
+    return Built(draft, tuple(made), tuple(slots), tuple(assembly.params), params)
 
 
 def repeated(monoid: Monoid, value: Node, idx: Idx, axes: Idx) -> Node:

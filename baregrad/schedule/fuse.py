@@ -44,7 +44,8 @@ from baregrad.schedule.expand import EXPANSIONS
 from baregrad.schedule.plan import Decision
 from baregrad.schedule.survey import COSTLY, Survey, take_survey
 
-_UNKNOWN: Any = object()
+# A view's op, its attribute and the shape of its source.
+_View = tuple[Op, Any, tuple[Any, ...]]
 _COUNTS = MappingProxyType({op: 1 + int(work) // 4 for op, work in COSTLY.items()})
 # Asked faster than read-only views of them.
 _count_of = dict(_COUNTS).get
@@ -54,18 +55,21 @@ _expansion_of = dict(EXPANSIONS).__getitem__
 class Fusion:
     """The state of one walk: drafts, open requests, stored values and the decisions made."""
 
-    def __init__(self, sink: Node) -> None:
+    def __init__(self, sink: Node, gpu: bool = False) -> None:
         self.sink = sink
+        self.gpu = gpu
         self.order = toposort(sink)
         self.drafts: list[Draft] = []
         self.wanted: dict[Node, list[Request]] = {}
         self.tokens: dict[Node, Node] = {}
-        # What views do to indices: layers look alike, so that it is asked for again and again.
-        self.moved: dict[tuple[Op, Any, tuple[Any, ...], Idx], Any] = {}
-        # Of views that only move axes: what takes an index and a 0 to the source's index.
-        self.movers: dict[tuple[Op, Any, tuple[Any, ...]], Callable[[Idx], Idx] | None] = {}
+        # What views do to indices: layers look alike, so that it is asked for again and again. Of
+        # views that only move axes: what takes an index and a 0 to the source's index. Of others:
+        # what each index became.
+        self.moved: dict[_View, Callable[[Idx], Idx] | dict[Idx, Idx]] = {}
+        self.padded: dict[tuple[_View, Idx], tuple[Node, Idx]] = {}
         self.points: dict[Idx, float] = {}
         self.near: dict[Node, rules.Neighbours] = {}
+        self.sums: dict[Node, set[Node]] = {}
         self.ranges: Ranges = {}
         self.homes: dict[Node, Draft] = {}
         self.aliases: dict[Node, Node] = {}
@@ -226,22 +230,22 @@ class Fusion:
     def _below(self, view: Node, idx: Idx) -> Idx:
         """Where element `idx` of a view lies in its source."""
         key = (view.op, view.arg, view.src[0].shape)
-        mover: Callable[[Idx], Idx] | None = self.movers.get(key, _UNKNOWN)
-        if mover is _UNKNOWN:
-            mover = self.movers[key] = _mover(view)
-        if mover is not None:
-            return mover((*idx, ZERO))
-        found: Idx | None = self.moved.get((*key, idx))
+        known = self.moved.get(key)
+        if known is None:
+            known = self.moved[key] = _mover(view) or {}
+        if not isinstance(known, dict):
+            return known((*idx, ZERO))
+        found = known.get(idx)
         if found is None:
-            found = self.moved[(*key, idx)] = VIEW_RULES[view.op](view, idx)
+            found = known[idx] = VIEW_RULES[view.op](view, idx)
         return found
 
     def through_pad(self, view: Node, idx: Idx) -> tuple[Node, Idx]:
         """(condition, source index) of element `idx` of a PAD."""
-        key = (view.op, view.arg, view.src[0].shape, idx)
-        found: tuple[Node, Idx] | None = self.moved.get(key)
+        key = ((view.op, view.arg, view.src[0].shape), idx)
+        found = self.padded.get(key)
         if found is None:
-            found = self.moved[key] = through_pad(view, idx)
+            found = self.padded[key] = through_pad(view, idx)
         return found
 
     def request(

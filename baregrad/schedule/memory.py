@@ -116,10 +116,9 @@ def _place_temporaries(
 def _final_step(
     fusion: Fusion, step: Step, place: dict[Node, int], origins: Mapping[Node, Node]
 ) -> Launch | Transfer:
+    requests = step.draft.requests.values()
     computed = dict.fromkeys(step.written)
-    for request in step.draft.requests.values():
-        if not request.read:
-            computed[request.node] = None
+    computed.update(dict.fromkeys([one.node for one in requests if not one.read]))
     found = origins.get
     made_from = tuple([found(node, node) for node in computed])
     if step.kernel is None:

@@ -11,7 +11,7 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, substitute
 from baregrad.ir.op import Ops
 from baregrad.schedule.axes import Settled, settle_axes
-from baregrad.schedule.build import Arrays, build
+from baregrad.schedule.build import Arrays, Built, build
 from baregrad.schedule.draft import Draft, Written
 from baregrad.schedule.fuse import Fusion
 
@@ -58,7 +58,7 @@ def _built_step(
     first = len(built.written)
     found = known.get(built.outs)
     if found is None:
-        found = known[built.outs] = _kernel(built.outs, first)
+        found = known[built.outs] = _kernel(built)
     kernel, slots = found
     read = built.read
     if len(slots) < len(read):
@@ -66,12 +66,13 @@ def _built_step(
     return Step(draft, kernel, built.written, read)
 
 
-def _kernel(outs: tuple[Node, ...], first: int) -> tuple[Node, list[int]]:
-    """The KERNEL of some OUT nodes, and which slots, from `first` on, it reads.
+def _kernel(built: Built) -> tuple[Node, list[int]]:
+    """The KERNEL of some OUT nodes, and which slots, behind those written, it reads.
 
     PARAMs that simplification has left without use are gone; those behind them have moved up.
     """
-    settled = settle_axes(outs)
+    first = len(built.written)
+    settled = settle_axes(built.outs, built.plain)
     slots = sorted([slot for slot in settled.params if slot >= first])
     moved: dict[Node, Node] = {}
     for position, slot in enumerate(slots, first):

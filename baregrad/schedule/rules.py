@@ -23,6 +23,7 @@ from baregrad.schedule.draft import (
     loop_extents,
     ranges_of,
 )
+from baregrad.schedule.padded import is_copied_in_bands
 from baregrad.schedule.plan import Reason
 from baregrad.schedule.survey import is_tuple, own_work
 
@@ -83,14 +84,17 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     for request in requests:
         found = obstacle(fusion, node, request)
         obstacles.append(found)
-        reason = reason or found
+        if not reason:
+            reason = found
     if not reason and len(requests) > 1 and node in fusion.compared:
         reason = "compared with what is made of it elsewhere"
+    if not reason and node.op is Ops.PAD and is_copied_in_bands(fusion, node, requests):
+        return Verdict(False, "copied by the convolution, some rows at a time")
     if not reason:
         reason = _dearer_inline(fusion, node, requests)
     if not reason:
         why = _why_fused(node, requests)
-        return Verdict(False, why) if why else _FUSED
+        return _fused(why) if why else _FUSED
     return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
 
 
@@ -110,6 +114,11 @@ def _why_fused(node: Node, requests: list[Request]) -> str:
     if node.op.bit & _FOLDS:
         return "part of the sum around it" if requests[0].merges else "computed where it is read"
     return _cheap(len(requests)) if len(requests) > 1 else ""
+
+
+@cache
+def _fused(why: str) -> Verdict:
+    return Verdict(False, why)
 
 
 @cache
@@ -144,6 +153,8 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
         reads = _arrays_read(node)
         if reads > 1 and others + reads > MAX_LOADS:
             return f"the kernel reads {MAX_LOADS} arrays already"
+    if op.bit & _ELEMENTWISE:
+        return ""
     if op is Ops.SCAN:
         if draft.sealed or not is_identity(request.idx, node.shape, draft.outer):
             return "a running fold is read in another order"
@@ -336,22 +347,30 @@ def _sum_apart(fusion: Fusion, left: Node, right: Node) -> bool:
 
     A contraction wants tiles of its own; what makes a part of a tuple is to make the others too.
     """
-    ours, theirs = _sums_of(left), _sums_of(right)
+    ours, theirs = _sums_of(fusion, left), _sums_of(fusion, right)
     if not ours or not theirs or ours == theirs:
         return False
     contractions = fusion.survey.contractions
     return any(node in contractions or is_tuple(node) for node in ours | theirs)
 
 
-def _sums_of(node: Node) -> set[Node]:
+def _sums_of(fusion: Fusion, node: Node) -> set[Node]:
     """The reductions that a value is computed from, as far as they are close below it."""
+    known = fusion.sums.get(node)
+    if known is not None:
+        return known
     found: set[Node] = set()
     near = [node]
+    seen = {node}
     for value in near:
         if value.op.bit & _FOLDS:
             found.add(value)
         elif len(near) < 2 * NEIGHBOURS:
-            near += [child for child in value.src if child.mask & _FOLDS and child not in near]
+            for child in value.src:
+                if child.mask & _FOLDS and child not in seen:
+                    seen.add(child)
+                    near.append(child)
+    fusion.sums[node] = found
     return found
 
 
@@ -368,16 +387,17 @@ def neighbours(fusion: Fusion, node: Node) -> Neighbours:
         return known
     size = fusion.survey.size
     least = size[node]
-    found: dict[Node, None] = {node: None}
+    found = {node}
+    mark = found.add
     queue = [node]
     while queue and len(found) < NEIGHBOURS:
         level, queue = queue, []
         for above in level:
             for child in above.src:
-                if child.mask & _READS and child not in found:
-                    found[child] = None
+                if child not in found and child.mask & _READS:
+                    mark(child)
                     queue.append(child)
-    values = [one for one in found if size[one] >= least]
+    values = frozenset([one for one in found if size[one] >= least])
     reduced = [(one.src[0].shape, one.arg.axes) for one in values if one.op is Ops.REDUCE]
-    known = fusion.near[node] = Neighbours(frozenset(values), frozenset(reduced))
+    known = fusion.near[node] = Neighbours(values, frozenset(reduced))
     return known

@@ -10,7 +10,7 @@ from baregrad.ir.index import as_node
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import ELEMENTWISE, Ops
 from baregrad.schedule import rules
-from baregrad.schedule.access import VIEW_RULES, Idx
+from baregrad.schedule.access import VIEW_RULES, Idx, is_zero
 from baregrad.schedule.draft import Request, Written
 from baregrad.schedule.plan import Decision
 
@@ -105,7 +105,9 @@ def store_padded(fusion: Fusion, node: Node, requests: list[Request]) -> None:
 
 def _padded_place(node: Node, place: Idx) -> Idx:
     """Where element `place` of the source lies in the padded array."""
-    return tuple(
-        as_node(index.add(index.mul(at, pad.interior + 1), pad.lo))
-        for at, pad in zip(place, node.arg, strict=True)
-    )
+    found = []
+    for at, pad in zip(place, node.arg, strict=True):
+        if pad.interior or not is_zero(pad.lo):
+            at = as_node(index.add(index.mul(at, pad.interior + 1), pad.lo))
+        found.append(at)
+    return tuple(found)

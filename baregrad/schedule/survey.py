@@ -20,7 +20,8 @@ from baregrad.ir.op import ALU, MOVEMENT, Op, Ops, mask_of
 COSTLY: MappingProxyType[Op, float] = MappingProxyType(
     {
         **dict.fromkeys((Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2), 10.0),
-        **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.ATAN, Ops.POW), 16.0),
+        **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.GELU), 16.0),
+        **dict.fromkeys((Ops.ATAN, Ops.POW), 16.0),
         **dict.fromkeys((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL), 4.0),
         **dict.fromkeys((Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV), 8.0),
         Ops.THREEFRY: 60.0,
@@ -85,25 +86,27 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
     work, reading = survey.work, survey.reading
     costly = dict(COSTLY).get  # asked faster than a read-only view of it
     for node in order:
-        src = node.src
-        size = sizes.get(node.shape)
+        src, shape = node.src, node.shape
+        size = sizes.get(shape)
         if size is None:
-            size = sizes[node.shape] = points(node.shape)
+            size = sizes[shape] = points(shape)
         known[node] = size
-        depth = 0
-        for child in src:
-            below = depths[child]
-            if below > depth:
-                depth = below
-        depths[node] = depth
         if node.op.bit & _ARITHMETIC and len(src) == 2 and node.dtype is not _INDEX:
             # Half of all nodes, so that it is asked first.
             left, right = src
+            depth, below = depths[left], depths[right]
+            depths[node] = depth if depth >= below else below
             cost = reading[left]
             if right is not left:
                 cost += reading[right]
             weight = costly(node.op, 1.0) + cost
         else:
+            depth = 0
+            for child in src:
+                below = depths[child]
+                if below > depth:
+                    depth = below
+            depths[node] = depth
             weight = _weigh(node, size, survey)
         if weight > MOST:
             weight = MOST
@@ -117,9 +120,14 @@ def _count_readers(order: list[Node]) -> dict[Node, int]:
     """How many nodes that are no views read each: views pass their readers on to their source."""
     readers = dict.fromkeys(order, 0)
     for node in reversed(order):
-        count = readers[node] if node.op.bit & _PASSING else 1
-        for child in node.src:
-            readers[child] += count
+        if node.op.bit & _PASSING:
+            # Extents are sources too.
+            count = readers[node]
+            for child in node.src:
+                readers[child] += count
+        else:
+            for child in node.src:
+                readers[child] += 1
     return readers
 
 

@@ -247,7 +247,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     approximate: "none", by the error function, or "tanh", by a fit of it.
     """
     if approximate == "none":
-        return x * 0.5 * (1 + erf(x * math.sqrt(0.5)))
+        return float_unary(Ops.GELU, x)
     if approximate != "tanh":
         raise ArgumentError(f"approximate is 'none' or 'tanh', not {approximate!r}")
     return x * 0.5 * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))

@@ -58,6 +58,15 @@ def _erf(x: Node, y: Node) -> Node:
     return mul(bell, scalar(2 / math.sqrt(math.pi), x))
 
 
+def _gelu(x: Node, y: Node) -> Node:
+    """The normal distribution's integral up to x, and x times its density."""
+    part = Node(Ops.ERF, x.dtype, (mul(x, scalar(math.sqrt(0.5), x)),))
+    half = scalar(0.5, x)
+    bell = Node(Ops.EXP, x.dtype, (neg(mul(mul(x, x), half)),))
+    density = mul(bell, scalar(1 / math.sqrt(2 * math.pi), x))
+    return add(add(mul(part, half), half), mul(x, density))
+
+
 def _atan(node: Node, gradient: Node) -> Gradients:
     (x,) = node.src
     return (div(gradient, add(mul(x, x), scalar(1, x))),)
@@ -141,6 +150,7 @@ ELEMENTWISE_RULES: Mapping[Op, Rule] = MappingProxyType(
         Ops.COS: _unary(lambda x, y: neg(Node(Ops.SIN, x.dtype, (x,)))),
         Ops.TANH: _unary(lambda x, y: sub(scalar(1, y), mul(y, y))),
         Ops.ERF: _unary(_erf),
+        Ops.GELU: _unary(_gelu),
         Ops.ATAN: _atan,
         Ops.FLOOR: _zero,
         Ops.CEIL: _zero,

@@ -408,25 +408,19 @@ class Entry:
 
     def play_again(self, args: tuple[Any, ...], handles: list[Any]) -> Any:
         """Replay over arguments of a known kind, of which a replay changes none."""
-        storages = self._spare() if self.is_plain else None
-        if storages is None:
+        if not self.is_plain:
             return self.play(Call.alike(args), handles)
-        assert self.replay is not None
-        self.replay.submit(handles + [storage.node.arg.handle for storage in storages])
-        if len(storages) == 1:
-            made = Tensor._on(storages[0])
-            return (made,) if self.results.is_plain else made
-        return tuple(map(Tensor._on, storages))
-
-    def _spare(self) -> list[Storage] | None:
-        """What earlier replays made for each outlet, if nobody has any of it any more."""
-        found: list[Storage] = []
-        for outlet in self.outlets:
-            storage = outlet.take()
-            if storage is None:
-                return None
-            found.append(storage)
-        return found
+        replay = self.replay
+        assert replay is not None
+        # Kernels that go through much memory leave nothing of the interpreter in the caches: what
+        # can be done before them takes a few microseconds, and afterwards ten times as long.
+        storages = [
+            outlet.take() or outlet.make(replay.fresh(place))
+            for place, outlet in enumerate(self.outlets)
+        ]
+        made = tuple(map(Tensor._on, storages))
+        replay.submit(handles + [storage.node.arg.handle for storage in storages])
+        return made if self.results.is_plain or len(made) > 1 else made[0]
 
     def _give(self, call: Call, made: Sequence[Any], taken: Sequence[Storage | None]) -> Any:
         """The call's result from the replay's arrays; changed arguments change.

@@ -213,6 +213,15 @@ def test_functions_are_as_good_as_rounding(op: Op, dtype: DType) -> None:
             assert abs(mpmath.mpf(float(y)) - wanted) / step <= limit, (x, y, wanted)
 
 
+def test_gelu_is_right_far_below_zero() -> None:
+    values = np.random.default_rng(1).uniform(-12, 6, 300)
+    found = run(Ops.GELU, dtypes.float64, values)
+    with mpmath.workdps(40):
+        true = [x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2 for x in map(mpmath.mpf, values.tolist())]
+        wanted = [float(value) for value in true]
+    np.testing.assert_allclose(found, wanted, rtol=1e-13)
+
+
 TORCH = {
     Ops.NEG: torch.neg, Ops.ABS: torch.abs, Ops.RECIPROCAL: torch.reciprocal,
     Ops.SQRT: torch.sqrt, Ops.EXP: torch.exp, Ops.EXP2: torch.exp2, Ops.LOG: torch.log,

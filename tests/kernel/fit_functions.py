@@ -184,6 +184,21 @@ def by_erfc_root(x: Any) -> Any:
     return shown * (1 + 3 * (x / ERFC_END) ** 24)
 
 
+GELU_END = mpf("5.586")
+
+
+def gelu_root(x: Any) -> Any:
+    """2 * (1 - (1 - erf(x / sqrt(2)))**(1/4)) / x."""
+    root = mp.sqrt(mpf("0.5"))
+    return -2 * mp.expm1(mp.log(mp.erfc(x * root)) / 4) / x if x else root / mp.sqrt(mp.pi)
+
+
+def by_gelu_root(x: Any) -> Any:
+    """How an error of `gelu_root` shows in erf(x / sqrt(2)); more towards the end."""
+    shown = x * mp.erfc(x * mp.sqrt(mpf("0.5"))) ** mpf("0.75") + mpf(2) ** -40
+    return shown * (1 + 3 * (x / GELU_END) ** 24)
+
+
 def unfolded(t: Any) -> Any:
     """The x of t = (x - 2) / (x + 2)."""
     return 2 * (1 + t) / (1 - t)
@@ -259,6 +274,8 @@ TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
      64, by_arctangent),
     ("ERFC_ROOT_F32", "4 * (1 - (1 - erf(x))**(1/4)) / x - ERFC_SLOPE_F32 for 0 <= x <= 3.95",
      erfc_root, mpf(0), ERFC_END, 10, 32, by_erfc_root),
+    ("GELU_ROOT_F32", "2 * (1 - (1 - erf(x / sqrt(2)))**(1/4)) / x for 0 <= x <= 5.586",
+     gelu_root, mpf(0), GELU_END, 10, 32, by_gelu_root),
     ("ERF_F64", "erf(x) / x - 1 in x**2 for |x| <= 1", error_function, mpf(0), mpf(1), 12, 64,
      by_erf),
     ("ERFCX_F64", "(1 - erf(x)) * e**(x**2) in (x - 2) / (x + 2) for 1 <= x <= 6",

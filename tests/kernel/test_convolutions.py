@@ -29,6 +29,14 @@ FORWARD = (
     (2, 4, 16, 5, 6, 1, 2),
     (1, 2, 8, 4, 5, 3, 1, 0, 2),
     (1, 40, 16, 4, 4, 3),
+    (2, 3, 16, 7, 7, 3, 1, 1),
+    (1, 17, 24, 4, 13, 3, 1, 1),
+    (2, 2, 20, 9, 9, 3, 2, 1),
+    (1, 17, 8, 6, 7, 5, 2, 2),
+    (1, 2, 16, 10, 11, 7, 2, 3),
+    (1, 4, 16, 5, 5, 3, 1, 2),
+    (1, 4, 8, 4, 5, 3, 1, 1, 2),
+    (1, 16, 16, 8, 18, 3),
 )
 GRADIENTS = (
     (2, 3, 16, 8, 8, 3),
@@ -69,7 +77,7 @@ def test_lanes_are_channels_and_steps_are_columns() -> None:
     assert cut["i3"][1] == ("i3u", 14)
     assert cut["i1"][1:] == (("i1v", 2 * 16),)
     copied = [step for step in schedule.steps if isinstance(step, StageInput)]
-    assert [step.param for step in copied] == [2]
+    assert [step.param for step in copied] == [2, 1]
 
 
 def test_a_long_sum_is_cut_into_panels_of_the_first_cache() -> None:

@@ -132,6 +132,29 @@ def test_error_of_erf_is_as_stated(dtype: DType) -> None:
 
 
 @FLOATS
+def test_error_of_gelu_is_as_stated(dtype: DType) -> None:
+    """In units of the larger of the result and half the argument."""
+    x = samples(dtype, (-1, 1), (-4, 4), (-7, 7), count=1 << 10)
+    x = x[: len(x) // 8 * 8]
+    # Beyond 40 it is the argument or nothing, and mpmath has no room for e**-x**2.
+    true = exact(
+        lambda v: v * mpmath.erfc(-v / mpmath.sqrt(2)) / 2 if abs(v) < 40 else max(v, 0), x
+    )
+    found = run(Ops.GELU, dtype, x)
+    info = np.finfo(dtype.numpy)
+    finite = np.isfinite(x)
+    true = np.where(finite, true, 1)
+    largest = np.maximum(np.maximum(np.abs(true), np.abs(x.astype(WIDE)) / 2), WIDE(info.tiny))
+    unit = np.exp2(np.floor(np.log2(np.where(finite, largest, 1))) - info.nmant)
+    error = np.where(finite, np.abs(found.astype(WIDE) - true) / unit, 0)
+    worst = int(np.argmax(error))
+    assert error[worst] <= ERRORS[Ops.GELU, dtype], f"{float(error[worst])} ulp at {x[worst]!r}"
+    ends = np.array([np.inf, np.nan, 1e30, -1e30, -50.0, 50.0, 0.0, info.tiny], dtype.numpy)
+    wanted = np.array([np.inf, np.nan, 1e30, 0, 0, 50, 0, info.tiny / 2], dtype.numpy)
+    np.testing.assert_array_equal(run(Ops.GELU, dtype, ends), wanted)
+
+
+@FLOATS
 def test_error_of_powers_is_as_stated(dtype: DType) -> None:
     generator = np.random.default_rng(3)
     steep = 300 if dtype is F32 else 5000

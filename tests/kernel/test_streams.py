@@ -278,7 +278,7 @@ def test_turns_change_no_bit() -> None:
     x = np.random.default_rng(0).normal(size=256).astype(np.float32)
     i = k.range_node(256, 0)
     value = k.at(k.param(1, 256), i)
-    for op in (Ops.EXP, Ops.ERF, Ops.TANH, Ops.SIN):
+    for op in (Ops.EXP, Ops.ERF, Ops.GELU, Ops.TANH, Ops.SIN):
         kernel = k.kernel(k.out(k.param(0, 256), alu(op, value), i))
         found = []
         for parts in ("u=4, v=16", "u=1, v=16"):

@@ -59,6 +59,8 @@ def wild_step(rng: random.Random, table: AxisTable, number: int) -> Step:
     if kind < 0.83:
         return Tensorize((name,), "dot4")
     if kind < 0.92:
+        if len(some) > 1 and rng.random() < 0.3:
+            some = ["+".join(some[:2]), *some[2:]]
         return StageInput(rng.choice((0, 1, 2)), tuple(some), rng.choice((0, 0, 4, 8)))
     return StageReduce(name, tuple(some))
 

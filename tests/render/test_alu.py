@@ -264,7 +264,7 @@ def test_extremes_keep_nan_against_constants() -> None:
 def test_functions_are_arithmetic_behind_the_loop_level(dtype: DType) -> None:
     """Written out, they have the same bits in the evaluator, in LLVM and in C."""
     x, y = (np.ascontiguousarray(array[::17][:32]) for array in pairs(dtype))
-    ops = (Ops.EXP, Ops.LOG, Ops.SIN, Ops.TANH, Ops.ERF, Ops.ATAN)
+    ops = (Ops.EXP, Ops.LOG, Ops.SIN, Ops.TANH, Ops.ERF, Ops.GELU, Ops.ATAN)
     functions = [*unary(*ops), *binary(Ops.POW)]
     node = elementwise(functions, 32, (dtype, dtype), 32)
     expected = blank(node, 32)

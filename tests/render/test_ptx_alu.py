@@ -120,7 +120,7 @@ def test_functions_agree(dtype: DType) -> None:
     from baregrad.ir.evaluate_linear import evaluate_linear
 
     x, y = (np.ascontiguousarray(array[::17][:32]) for array in pairs(dtype))
-    ops = (Ops.EXP, Ops.LOG, Ops.SIN, Ops.TANH, Ops.ERF, Ops.ATAN)
+    ops = (Ops.EXP, Ops.LOG, Ops.SIN, Ops.TANH, Ops.ERF, Ops.GELU, Ops.ATAN)
     functions = [*unary(*ops), *binary(Ops.POW)]
     node = elementwise(functions, 32, (dtype, dtype), 32)
     expected, found = blank(node, 32), blank(node, 32)

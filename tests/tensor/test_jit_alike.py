@@ -186,6 +186,32 @@ def test_an_argument_that_is_written_is_looked_at_in_full() -> None:
     assert step._last is None
 
 
+@pytest.mark.parametrize("count", [12, 1 << 19])
+def test_a_replay_that_could_not_run_leaves_nothing(count: int) -> None:
+    """Results are made before the kernels run: what a failed call made is no later call's."""
+    with options.override(device="CPU"):
+        x = drawn(count)
+        f = warmed(lambda a: (a * 2, a + 1), x)
+        device = x._ref().handle.device
+        held = f(x)
+        shown = [tensor.numpy() for tensor in held]
+        before = device.memory_stats().in_use_nbytes
+        with pytest.MonkeyPatch.context() as patch:
+            def refuse(*args: Any, **kwargs: Any) -> None:
+                raise RuntimeError("no")
+
+            patch.setattr(device, "submit", refuse)
+            with pytest.raises(RuntimeError, match="no"):
+                f(x)
+        if count > 12:
+            assert device.memory_stats().in_use_nbytes == before
+        y = drawn(count, seed=1)
+        for result, exact in zip(f(y), (y.numpy() * 2, y.numpy() + 1), strict=True):
+            np.testing.assert_array_equal(result.numpy(), exact)
+        for tensor, array in zip(held, shown, strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), array)
+
+
 def test_a_closed_buffer_is_refused_as_before() -> None:
     from baregrad.base.errors import DeviceError
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes, to_numpy
-from baregrad.ir.attrs import Reduce
+from baregrad.ir import index
+from baregrad.ir.attrs import KernelInfo, Out, Reduce
 from baregrad.ir.evaluate_kernel import evaluate_kernel
 from baregrad.ir.evaluate_loop import evaluate_loop
 from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node, toposort
+from baregrad.ir.node import Node, range_node, toposort
 from baregrad.ir.op import Ops
 from baregrad.ir.outline import outline
 from baregrad.kernel import Schedule, lower
@@ -53,6 +54,20 @@ def half_product(m: int, n: int, k: int) -> Node:
     """The product of two arrays of float16, summed as float32."""
     a, b = param(1, m, k, dtype=dtypes.float16), param(2, n, k, dtype=dtypes.float16)
     return kernel_of(contracted(a, b))
+
+
+def smoothed(n: int, taps: int) -> Node:
+    """p0[i0, i1] = sum of p1[i1 + r2 - taps//2] * p2[i0, r2] over r2; p1 has zeros around it."""
+    f, i, r = range_node(4, 0), range_node(n, 1), range_node(taps, 2)
+    place = index.as_node(index.sub(index.add(i, r), taps // 2))
+    value = Node(Ops.INDEX, dtypes.float32, (param(1, n), place))
+    padded = Node(Ops.GUARD, dtypes.float32, (index.inside(place, n), value))
+    tap = Node(Ops.INDEX, dtypes.float32, (param(2, 4, taps), f, r))
+    product = Node(Ops.MUL, dtypes.float32, (padded, tap))
+    how = Reduce(primitive(Ops.ADD, dtypes.float32))
+    total = Node(Ops.REDUCE, dtypes.float32, (product, r), how)
+    out = Node(Ops.OUT, dtypes.token, (param(0, 4, n), total, f, i), Out())
+    return Node(Ops.KERNEL, dtypes.token, (out,), KernelInfo("smoothed"))
 
 
 def nest(kernel: Node, *steps: Step, target: AnyTarget | None = None) -> None:

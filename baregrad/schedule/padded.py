@@ -1,0 +1,62 @@
+"""Which padded images a convolution reads from where the image lies, without the padding stored.
+
+Its kernel copies a few rows of the image at a time, with the zeros around them, so that storing the
+padded image would only take time. What this asks is what the schedules of such kernels want.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
+from baregrad.schedule.draft import Request, extent_points, ranges_of
+from baregrad.schedule.survey import LEAVES, base_of
+
+if TYPE_CHECKING:
+    from baregrad.schedule.fuse import Fusion
+
+# Channels of the output, which are to fill vectors; steps of the sum, a panel of whose filter is to
+# fit the second cache, as some rows of the image are.
+LEAST_LANES = 16
+MOST_STEPS = 4096
+MOST_NBYTES = 1 << 18
+
+
+def is_copied_in_bands(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+    """Whether `node`, a PAD, is of an image in memory that one convolution reads by windows."""
+    if fusion.gpu or len(requests) != 1 or node.dtype is not dtypes.float32:
+        return False
+    (request,) = requests
+    total = request.draft.contraction
+    if total is None or total.op is not Ops.REDUCE or total.src[0].op is not Ops.MUL:
+        return False
+    if base_of(node.src[0]).op not in LEAVES or any(pad.interior for pad in node.arg):
+        return False
+    operands = [base_of(operand) for operand in total.src[0].src]
+    return operands.count(node) == 1 and _slides(request)
+
+
+def _slides(request: Request) -> bool:
+    """Whether windows slide along the last axis, and along each that is padded, and how far."""
+    loops = frozenset(request.draft.loops)
+    node, idx = request.node, request.idx
+    rows = 1.0
+    for place, pad, extent in zip(idx, node.arg, node.shape, strict=True):
+        if place is not idx[-1] and not pad.lo and not pad.hi:
+            continue
+        outer = [extent_points(axis) for axis in place.ranges if axis in loops]
+        taps = [extent_points(axis) for axis in place.ranges if axis not in loops]
+        if len(outer) != 1 or len(taps) != 1 or taps[0] > outer[0] or extent.__class__ is not int:
+            return False
+        rows *= 2.0 * taps[0] if place is not idx[-1] else extent
+    axes = ranges_of(idx)
+    lanes = max([extent_points(axis) for axis in loops - axes], default=1.0)
+    steps = 1.0
+    for axis in axes - loops:
+        steps *= extent_points(axis)
+    for place in idx:
+        if place.op is Ops.RANGE and place not in loops:
+            rows *= extent_points(place)
+    return lanes >= LEAST_LANES and steps <= MOST_STEPS and rows * 4 <= MOST_NBYTES

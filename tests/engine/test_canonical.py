@@ -1,0 +1,68 @@
+"""Canonical programs: their nodes in order, and what is no part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from baregrad.engine.canonical import bind, canonicalise
+from baregrad.engine.session import current_session
+from baregrad.ir.index import variable
+from baregrad.ir.node import toposort
+from baregrad.nn import BatchNorm2d, Conv2d
+from baregrad.tensor import Tensor
+
+
+def _held(*shape: int) -> Tensor:
+    return Tensor.rand(*shape).realize()
+
+
+def _arithmetic() -> list[Tensor]:
+    # Two buffers of equal kind, a subexpression that is met twice, a marker for gradients.
+    x, y = _held(4, 5), _held(4, 5)
+    both = (x + y).relu()
+    return [both * both.sum(1, keepdim=True), (x + y).detach() * 2.0, both]
+
+
+def _layers() -> list[Tensor]:
+    block = [Conv2d(3, 3, 3, padding=1), BatchNorm2d(3), Conv2d(3, 3, 3, padding=1)]
+    x = _held(2, 3, 8, 8)
+    for layer in block:
+        layer.realize()
+        x = layer(x).relu()
+    loss = x.mean()
+    loss.backward()
+    return [loss, *[one.grad for layer in block for one in layer.parameters()]]
+
+
+def _computed_before() -> list[Tensor]:
+    x = _held(6)
+    y = (x * 3.0).realize()
+    return [y + x, x * 3.0 + 1.0]
+
+
+def _constants() -> list[Tensor]:
+    return [Tensor.zeros(3, 4).contiguous(), Tensor.arange(7).realize(), _held(3).exp()]
+
+
+def _symbolic() -> list[Tensor]:
+    n = bind(variable("n", 1, 4), 3)
+    part = _held(4, 3)[:n]
+    return [part.softmax(0), part.sum()]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [_arithmetic, _layers, _computed_before, _constants, _symbolic],
+    ids=lambda made: made.__name__.strip("_"),
+)
+def test_the_nodes_of_a_program_are_listed_as_a_walk_lists_them(
+    made: Callable[[], list[Tensor]],
+) -> None:
+    tensors = made()
+    session = current_session()
+    program = canonicalise([one.node for one in tensors], session._realised.on("CPU"))
+    assert program.order() == toposort(program.sink)
+    if made in (_arithmetic, _layers, _computed_before):
+        assert program.whole  # so that no walk was needed
