@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baregrad.ir.node import Node
+from baregrad.dtypes import dtypes
+from baregrad.ir import index
+from baregrad.ir.node import Node, make_node
 from baregrad.kernel.analysis import Offset
 from baregrad.kernel.axes import Limit, Piece
 
@@ -30,3 +32,19 @@ class Scope:
     finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
     offsets: dict[Offset, Node] = field(default_factory=dict)
     limits: dict[tuple[Limit, ...], Node] = field(default_factory=dict)
+
+
+def plain(node: Node, done: dict[Node, Node]) -> Node:
+    """A node over its sources as they were rewritten."""
+    if not node.src:
+        return node
+    current = node
+    for child in node.src:
+        if done[child] is not child:
+            src = tuple([done[c] for c in node.src])
+            current = make_node(node.op, node.dtype, src, node.arg)
+            break
+    if node.dtype is not dtypes.index and not node.op.bit & index.CONDITIONS:
+        return current
+    simpler = index.resimplify(current)
+    return current if simpler is None else simpler
