@@ -37,7 +37,7 @@ from baregrad.kernel.analysis import (
     out_axes,
 )
 from baregrad.kernel.apply_carried import kept_in_scratch
-from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of
+from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of, plain
 from baregrad.kernel.axes import AxisTable, Piece, Terms, table_after
 from baregrad.kernel.byte_dots import (
     BYTES,
@@ -357,7 +357,7 @@ class _Rewriter:
         op = node.op
         done = scope.done
         if not op.bit & _OWN_WAY:
-            return self.plain(node, done)
+            return plain(node, done)
         if op is Ops.RANGE:
             return self.axis_value(node, scope)
         if is_read(node) or (op is Ops.GUARD and self.is_staged(node.src[1])):
@@ -372,22 +372,7 @@ class _Rewriter:
             return self.scoped(node, scope)
         if op is Ops.INDEX:
             return self.stage_read(node, done)
-        return self.plain(node, done)
-
-    def plain(self, node: Node, done: dict[Node, Node]) -> Node:
-        """A node over its sources as they were rewritten."""
-        if not node.src:
-            return node
-        current = node
-        for child in node.src:
-            if done[child] is not child:
-                src = tuple([done[c] for c in node.src])
-                current = make_node(node.op, node.dtype, src, node.arg)
-                break
-        if node.dtype is not dtypes.index and not node.op.bit & index.CONDITIONS:
-            return current
-        simpler = index.resimplify(current)
-        return current if simpler is None else simpler
+        return plain(node, done)
 
     def read(self, node: Node, scope: Scope, word: Word | None = None) -> Node:
         """A read of an input, or a guarded one: in place, or through its copy if it has one.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, range_node
+from baregrad.ir.node import Node, make_node, range_node
 from baregrad.kernel.analysis import Offset
 from baregrad.kernel.axes import Axis, Limit, Piece
 
@@ -46,3 +47,19 @@ def chunks_of(axis: Axis, grain: int, position: int) -> tuple[Node, Node]:
     if index.mod(axis.extent, grain) != 0:
         length = index.minimum(grain, index.sub(axis.extent, index.mul(chunk, grain)))
     return chunk, range_node(length, position, axis.name)
+
+
+def plain(node: Node, done: dict[Node, Node]) -> Node:
+    """A node over its sources as they were rewritten."""
+    if not node.src:
+        return node
+    current = node
+    for child in node.src:
+        if done[child] is not child:
+            src = tuple([done[c] for c in node.src])
+            current = make_node(node.op, node.dtype, src, node.arg)
+            break
+    if node.dtype is not dtypes.index and not node.op.bit & index.CONDITIONS:
+        return current
+    simpler = index.resimplify(current)
+    return current if simpler is None else simpler

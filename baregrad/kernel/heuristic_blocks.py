@@ -39,7 +39,7 @@ from baregrad.kernel.tiling import Plan, PlannedAxis, merged
 from baregrad.target.cpu import CpuTarget
 
 # What an instruction beside the products costs a core that another thread shares, in cycles.
-LOAD_CYCLES = 0.08
+LOAD_CYCLES = 0.25
 # What streams from the second cache while the core computes.
 L2_BYTES_PER_CYCLE = 26.0
 STEP_CYCLES = 0.5
@@ -59,7 +59,7 @@ CACHED_ROWS = 8
 # Up to so many for each core, sums are shared out evenly at once; longer ones in smaller chunks, as
 # a core may be slower than another.
 SHORT_NS = 400_000.0
-MASK_PENALTY = 0.003
+MASK_PENALTY = 0.02
 # Cycles to copy an element: in vectors as it lies, and where the panel's order is another. Rows of
 # A that are adjacent are read a few at a time, from pages far apart.
 NEAR = 0.5
@@ -69,6 +69,8 @@ FAR_B = 1.2
 WAITING = 0.03
 # Blocks of rows write each line of C from one core, too, but keep panels of B in both.
 BY_ROWS = 0.01
+# Vectors of a panel of B, at least, beside rows in place: each tile reads all of those again.
+LEAST_VECTORS = 8
 # Narrower elements are made wider once for all columns.
 WORD_NBYTES = 4
 # Caches are looked up by an address's place in its page, while the page is looked up.
@@ -77,6 +79,8 @@ STREAMED_WAYS = 2
 # Rows whose elements are adjacent are copied as vectors, best as whole ones.
 ADJACENT_ROWS = 4
 ODD_ROWS_PENALTY = 0.05
+# Vectors that are no one value are more code, and no faster.
+PARTS_PENALTY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +167,7 @@ def choose_blocks(
     nanoseconds: what one core takes for the whole, about.
     """
     size = found.nbytes
-    held = target.l1_bytes // (CACHED_ROWS * size)
-    is_far = found.rows.stride(found.a) == 1
-    part = held // 4 if is_far else held // 2
-    parts = -(-found.count // max(part, 1)) if found.count > held * 3 // 4 else 1
-    steps = -(-found.count // parts)
+    steps = choose_steps(found, machine, target)
     room = target.l2_bytes // 2 // (steps * size * machine.lanes)
     chunks, by_rows = choose_sharing(found, machine, target, nanoseconds, room)
     others = 1
@@ -184,6 +184,20 @@ def choose_blocks(
     panels = -(-count // tiles) * others
     return group_rows(found, Blocks(rows, vectors, tiles, steps, 1, chunks, by_rows), panels,
                       machine, target)
+
+
+def choose_steps(found: Contraction, machine: Machine, target: CpuTarget) -> int:
+    """How many steps are a k block: of rows that are copied, as many as the first cache holds.
+
+    Rows in place are read from the second one, beside a panel of B of a few tiles at least.
+    """
+    if _is_in_line(found):
+        most = target.l2_bytes // 2 // (LEAST_VECTORS * machine.lanes * found.nbytes)
+        return -(-found.count // -(-found.count // max(most, LEAST_STEPS)))
+    held = target.l1_bytes // (CACHED_ROWS * found.nbytes)
+    part = held // 4 if found.rows.stride(found.a) == 1 else held // 2
+    parts = -(-found.count // max(part, 1)) if found.count > held * 3 // 4 else 1
+    return -(-found.count // parts)
 
 
 def group_rows(
@@ -315,13 +329,16 @@ def choose_tile(
         most = (machine.registers - SPARE_REGISTERS - vectors) // vectors
         for rows in range(min(most, found.rows.size), 0, -1):
             products = rows * vectors
-            loads = rows + vectors
+            # B's lines are asked for before they are read.
+            loads = rows + 2 * vectors
             cycles = max(products / machine.fma_per_cycle, loads / 2.0, float(machine.latency))
             cycles = max(cycles, vectors * machine.lanes * size / L2_BYTES_PER_CYCLE)
             cycles += LOAD_CYCLES * loads + STEP_CYCLES
             cost = columns * -(-found.rows.size // rows) * cycles
             if found.rows.size % rows:
                 cost *= 1.0 + MASK_PENALTY
+            if merged(vectors, machine.lanes)[0] > 1:
+                cost *= 1.0 + PARTS_PENALTY
             if adjacent and rows % ADJACENT_ROWS:
                 cost *= 1.0 + ODD_ROWS_PENALTY
             if cost < best[0] * 0.999:
@@ -416,15 +433,18 @@ def _rows_lie_well(found: Contraction, blocks: Blocks, target: CpuTarget) -> boo
     it has pages: the rows of a tile have to leave some for what streams past. Only a copy is 0 past
     the end of the steps, where the last block has fewer.
     """
-    stride = found.rows.stride(found.a) or 0
-    nbytes = itemsize(found.a.array.dtype)
-    if found.together > 1 or found.steps.stride(found.a) != 1 or nbytes < WORD_NBYTES:
+    if not _is_in_line(found) or found.steps.size % blocks.steps:
         return False
-    if found.steps.size % blocks.steps:
-        return False
-    apart = PAGE_NBYTES // gcd(stride * nbytes, PAGE_NBYTES)
-    ways = target.l1_bytes // PAGE_NBYTES
-    return not found.a.guarded and -(-blocks.rows // apart) <= ways - STREAMED_WAYS
+    nbytes = (found.rows.stride(found.a) or 0) * itemsize(found.a.array.dtype)
+    apart = PAGE_NBYTES // gcd(nbytes, PAGE_NBYTES)
+    return -(-blocks.rows // apart) <= target.l1_bytes // PAGE_NBYTES - STREAMED_WAYS
+
+
+def _is_in_line(found: Contraction) -> bool:
+    """Whether A's elements lie one after the other along the steps, and are read as they are."""
+    a = found.a
+    wide = itemsize(a.array.dtype) >= WORD_NBYTES and found.together == 1
+    return wide and not a.guarded and found.steps.stride(a) == 1
 
 
 def _split(plan: Plan, axis: PlannedAxis, parts: dict[str, int]) -> None:

@@ -185,8 +185,10 @@ def _end(f: FunctionText, node: Node) -> None:
         counter, start, stop = block.counter
         following, more = f.fresh(), f.fresh()
         lines.append(f"  {following} = add nsw i64 {counter}, 1")
-        # Not "less than": LLVM counts up to zero only where the end is met exactly.
-        lines.append(f"  {more} = icmp ne i64 {following}, {stop}")
+        # A sum's steps are few: LLVM spares the comparison where the end is to be met exactly, and
+        # takes longer to see it.
+        order = "ne" if registers.carried else "slt"
+        lines.append(f"  {more} = icmp {order} i64 {following}, {stop}")
         lines.append(f"  br i1 {more}, label %L{label}, label %E{label}")
         names, middle, end = f.names, f", %{block.start} ], [ ", f", %{last} ]"
         lines[block.phi_at] = f"  {counter} = phi i64 [ {start}{middle}{following}{end}"

@@ -295,6 +295,17 @@ def test_rows_lie_well_where_steps_are_adjacent() -> None:
     assert set(copied(choose_schedule(k.matmul(1040, 32, 1000), WIDE))) == {2}
 
 
+@pytest.mark.parametrize("inner", [784, 1024, 1536, 2048])
+def test_steps_beside_rows_in_place_are_cut_for_the_second_cache(inner: int) -> None:
+    """A panel of B of eight vectors takes half of it at most, and sums wait as seldom as can be."""
+    schedule = choose_schedule(k.matmul(1024, 1024, inner), WIDE)
+    parts = steps_of(schedule, "r2") if "split('r2'" in str(schedule) else {"r2i": inner}
+    assert set(copied(schedule)) == {2}
+    blocks = inner // parts["r2i"]
+    assert 8 * WIDE.vector_bytes * parts["r2i"] <= WIDE.l2_bytes // 2
+    assert blocks == 1 or 8 * WIDE.vector_bytes * inner > (blocks - 1) * WIDE.l2_bytes // 2
+
+
 def test_panels_beyond_the_first_cache_are_asked_for() -> None:
     ahead = copied(choose_schedule(k.matmul(512, 512, 512), WIDE))[2].ahead
     # Whole steps of four vectors, and at least the time that the second cache takes.
