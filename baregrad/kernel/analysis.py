@@ -55,15 +55,21 @@ class Offset:
 class Access:
     """One array read or written: its array, offset and free axes.
 
-    guarded: a guard is right around it. copyable: that, or its axes alone keep it in its array.
+    guard: what is right around it, if that is one. copyable: that, or its axes alone keep it in its
+    array.
     """
 
     array: Node
     offset: Offset
     axes: frozenset[Node]
     write: bool
-    guarded: bool = False
+    guard: Node | None = None
     copyable: bool = True
+
+    @property
+    def guarded(self) -> bool:
+        """Whether it has a condition of its own."""
+        return self.guard is not None
 
     def stride(self, axis: Node) -> int | None:
         """Elements between neighbours along `axis`: 0 if it is reused, None if not affine."""

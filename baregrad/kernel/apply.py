@@ -88,7 +88,7 @@ def apply_steps(
     result = rewriter.kernel(kernel)
     if table.gpu is not None:
         partial_tiles.check_threads(result)
-    check_applied(table, rewriter.applied, rewriter.empty)
+    check_applied(table, rewriter.applied, rewriter.empty, rewriter.dead)
     return result
 
 

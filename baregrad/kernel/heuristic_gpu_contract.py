@@ -201,6 +201,6 @@ def _reads(reduction: Reduction) -> tuple[Access, Access] | None:
         if any(place.has(Ops.INDEX) for place in read.src[1:]):
             return None
         axes = read.ranges | (side.ranges if guarded else frozenset())
-        found.append(Access(read.src[0], offset_of(read), axes, False, guarded))
+        found.append(Access(read.src[0], offset_of(read), axes, False, side if guarded else None))
     return found[0], found[1]
 

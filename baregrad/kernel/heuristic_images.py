@@ -13,6 +13,7 @@ from baregrad.base.bits import round_up
 from baregrad.kernel.analysis import Access
 from baregrad.kernel.schedule_value import Split, StageInput
 from baregrad.kernel.tiling import Plan, PlannedAxis
+from baregrad.kernel.window_copies import moves_of
 from baregrad.target.cpu import CpuTarget
 
 # Rows of the output from which on few rows of the image are copied for two bands.
@@ -94,6 +95,8 @@ def image_of(
     slides.sort(key=lambda slide: -abs(slide.axis.stride(image) or 0))
     if len({slide.axis for slide in slides}) < len(slides) or not slides or not image.copyable:
         return None
+    if not _lies_in_zeros(image, slides):
+        return None
     last = slides[-1]
     if min(abs(axis.stride(image) or 0) for axis in (last.axis, last.taps)) != 1:
         return None
@@ -115,6 +118,22 @@ def image_of(
         return None
     band = None if fits[-1] == size else first.axis
     return Image(image, tuple(slides), tuple(channels), band, fits[-1])
+
+
+def _lies_in_zeros(image: Access, slides: list[Slide]) -> bool:
+    """Whether what a read's conditions leave out lies around the image, however it is reached."""
+    if image.guard is None:
+        return True
+    moves = moves_of(image.guard, image.guard.src[1])
+    if moves is None:
+        return False
+    address, *conditions = moves
+    for slide in slides:
+        axis, taps = slide.axis.nodes[-1], slide.taps.nodes[-1]
+        for each in conditions:
+            if each.get(axis, 0) * address.get(taps, 0) != each.get(taps, 0) * address.get(axis, 0):
+                return False
+    return True
 
 
 def _slide(image: Access, moves_image: list[PlannedAxis], taps: PlannedAxis) -> Slide | None:

@@ -42,18 +42,18 @@ def accesses_below(node: Node) -> list[Access]:
     """The array reads in a reduction's values, without those of reductions inside it."""
     values = tuple(child for child in node.src if child.op is not Ops.RANGE)
     found = []
-    guarded = set()
+    guards: dict[Node, Node] = {}
     # Addresses read no arrays but where one is looked up in another.
     order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
     for below in order:
         if below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
-            guarded.add(below.src[1])
+            guards[below.src[1]] = below
     for below in order:
         if below.op is Ops.INDEX:
-            covered = below in guarded
-            safe = below.src[0].op is Ops.PARAM and (covered or in_bounds(below))
+            guard = guards.get(below)
+            safe = below.src[0].op is Ops.PARAM and (guard is not None or in_bounds(below))
             place = offset_of(below)
-            found.append(Access(below.src[0], place, below.ranges, False, covered, safe))
+            found.append(Access(below.src[0], place, below.ranges, False, guard, safe))
     return found
 
 

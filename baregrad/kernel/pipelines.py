@@ -100,14 +100,21 @@ def slots_of(
 
 
 def check_applied(
-    table: AxisTable, applied: set[StageInput | StageReduce | Pipeline], empty: set[str]
+    table: AxisTable,
+    applied: set[StageInput | StageReduce | Pipeline],
+    empty: set[str],
+    dead: set[str],
 ) -> None:
-    """Raise ScheduleError for a copy that nothing reads, and a pipeline that nothing is part of."""
+    """Raise ScheduleError for a copy that nothing reads, and a pipeline that nothing is part of.
+
+    Where there is nothing to copy, because some axis is empty, or to keep, because all of them have
+    one element, nothing is asked of the reads.
+    """
     staging: list[StageInput | StageReduce] = [*table.staged_inputs, *table.staged_reductions]
     for request in staging:
         copied = isinstance(request, StageInput)
         named = request.axes if isinstance(request, StageInput) else (request.axis, *request.axes)
-        if request not in applied and empty.isdisjoint(named):
+        if request not in applied and empty.isdisjoint(named) and not dead.issuperset(named):
             what = "access of that input" if copied else "reduction over it"
             raise ScheduleError(
                 f"{request} is not legal: no {what} runs along all of these axes, inside its bounds"

@@ -62,7 +62,7 @@ def regions_of(
         if any(name in apart for name in names):
             return None
         if moves is None:
-            moves = _moves(node, where)
+            moves = moves_of(node, where)
             if moves is None:
                 return None
         steps = _steps(names, moves, pieces, merged)
@@ -76,7 +76,7 @@ def regions_of(
     return found
 
 
-def _moves(node: Node, where: Node) -> list[Mapping[Node, int]] | None:
+def moves_of(node: Node, where: Node) -> list[Mapping[Node, int]] | None:
     """By how much axes move a read's element and each condition's sum; None if not affine."""
     offset = offset_of(where)
     if offset.rest:

@@ -157,7 +157,13 @@ def cast(maker: Maker) -> bool:
     known = maker.known[a]
     if known.error and not target.startswith(("float", "bfloat")):
         return False
-    return maker.run(f"{maker.fresh()} = {a}.cast({target!r})", lambda dtype: known)
+    negative = maker.values[a].dtype.kind in ("int", "float")
+
+    def after(dtype: DType) -> Known:
+        # Values below 0 become large ones.
+        return Known(2.0**dtype.bits, 0.0, 1.0) if negative and dtype.kind == "uint" else known
+
+    return maker.run(f"{maker.fresh()} = {a}.cast({target!r})", after)
 
 
 def integer(maker: Maker) -> bool:

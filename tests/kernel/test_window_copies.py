@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from baregrad.base.errors import ScheduleError
@@ -16,6 +17,7 @@ from baregrad.kernel import lower, parse_schedule
 from baregrad.kernel.heuristic import choose_schedule
 from baregrad.kernel.schedule_value import Bind, Reorder, StageInput
 from baregrad.target.cpu import cpu_row_named
+from baregrad.tensor import Tensor
 from tests.kernel import kernels as k
 from tests.kernel.test_lowering import check
 
@@ -109,3 +111,19 @@ def test_images_of_few_channels_are_copied_for_their_zeros_alone() -> None:
     assert [s.param for s in plain.steps if isinstance(s, StageInput)] == [2]
     padded = choose_schedule(k.conv(4, 3, 64, 28, 28, 7, 2, 3), AVX512)
     assert [s.param for s in padded.steps if isinstance(s, StageInput)] == [2, 1]
+
+
+def test_conditions_that_windows_move_otherwise_are_no_zeros_around_an_image() -> None:
+    """A column with ones beside it: rows and columns together move the address, not the ones."""
+    column = np.array([[3], [1], [2], [7], [2]], np.uint64)
+    padded = Tensor(column).pad((0, 2), value=1)
+    wide = np.concatenate([column, np.ones((5, 2), np.uint64)], axis=1)
+    np.testing.assert_array_equal((padded @ padded.mT).numpy(), wide @ wide.T)
+
+
+def test_a_tail_of_one_element_needs_no_copy() -> None:
+    """A value that repeats along the sum, in rows of which one is left over."""
+    random = np.random.default_rng(3)
+    column, other = (random.integers(0, 9, shape, np.uint32) for shape in ((5, 1), (8, 2)))
+    found = Tensor(column).repeat((1, 2)) @ Tensor(other).mT
+    np.testing.assert_array_equal(found.numpy(), np.repeat(column, 2, 1) @ other.T)

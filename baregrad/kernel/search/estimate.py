@@ -106,17 +106,17 @@ def _nest(
 ) -> Nest:
     reads = []
     flops = 1.0 if sums else 0.0
-    guarded: set[Node] = set()
+    guards: dict[Node, Node] = {}
     below = toposort(*values, enter=lambda node: not node.op.bit & _STOP)
     points = max(iterations(axes), 1)
     for node in below:
         if node.op is Ops.GUARD and node.src[1].op is Ops.INDEX:
-            guarded.add(node.src[1])
+            guards[node.src[1]] = node
         flops += op_flops(node) * iterations(node.ranges) / points if node.ranges else 0.0
     for node in below:
         if node.op is Ops.INDEX:
             place = offset_of(node)
-            reads.append(Access(node.src[0], place, node.ranges, False, node in guarded))
+            reads.append(Access(node.src[0], place, node.ranges, False, guards.get(node)))
     return Nest(axes, tuple(reads), writes, flops, sums)
 
 

@@ -550,7 +550,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
     parser.add_argument("--virtual", action="store_true", help="on virtual GPUs, little of each")
-    parser.add_argument("--total", type=int, default=570, help="seconds for all")
+    parser.add_argument("--total", type=float, default=570, help="seconds for all")
     parser.add_argument("--here", action="store_true", help="run them in this process")
     chosen = parser.parse_args()
     names = chosen.parts or list(PARTS)
