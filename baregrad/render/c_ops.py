@@ -163,11 +163,12 @@ def _bitcast(f: CText, node: Node, x: str) -> str:
 
 def _ldexp(f: CText, node: Node, x: str, y: str) -> str:
     kind = f.type(node.dtype)
-    # What is further off is 0 or infinite, and no int.
+    # What is further off is 0 or infinite as well, and no int.
     name = f.function(
         f"ldexp_{node.dtype.name}",
-        f"{kind} ldexp_{node.dtype.name}({kind} x, {kind} y) {{ return y < -5000 ? x * 0 : "
-        f"y > 5000 ? x / 0 : y != y ? y : {f.math('ldexp', node.dtype)}(x, (int)y); }}",
+        f"{kind} ldexp_{node.dtype.name}({kind} x, {kind} y) {{ if (y != y) return y; "
+        "int n = (int)(y < -5000 ? -5000 : y > 5000 ? 5000 : y); "
+        f"return {f.math('ldexp', node.dtype)}(x, n); }}",
     )
     return f"{name}({x}, {y})"
 
