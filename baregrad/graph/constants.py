@@ -105,13 +105,9 @@ def _met_by_arithmetic(order: list[Node], changed: dict[Node, Node]) -> Node:
     sink = order[-1]
     if not bare:
         return sink
+    unchanged = changed.keys().isdisjoint
     for node in order:
-        made = node
-        if changed:
-            for child in node.src:
-                if child in changed:
-                    made = again(node, changed)
-                    break
+        made = node if unchanged(node.src) else again(node, changed)
         if made is not node or node in bare or not bare.isdisjoint(node.src):
             found = _visit(made)
             if found is not None:

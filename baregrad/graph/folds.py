@@ -380,14 +380,11 @@ def unfold(order: list[Node], changed: dict[Node, Node]) -> Node:
     for node in reversed(order):
         if node in waiting and node.src[0].op is Ops.FOLD and readers[node.src[0]] == 1:
             waiting.add(node.src[0])
+    unchanged = changed.keys().isdisjoint
     for node in order:
         if not node.mask & Ops.FOLD.bit:
             continue
-        made = node
-        for child in node.src:
-            if child in changed:
-                made = again(node, changed)
-                break
+        made = node if unchanged(node.src) else again(node, changed)
         found: Node | None = None
         if made.op is Ops.FOLD and node not in waiting:
             found = _fold(made, _Crop(0, made.arg.extent))

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from baregrad.graph.views import constant_of, is_one
+from baregrad.graph.views import constant_of
 from baregrad.ir import index
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.shape import is_one
 
 _DEPTH = 12  # nodes between an array and its IOTA
 

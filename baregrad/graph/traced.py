@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from baregrad.ir.node import Node, instruction, make_node, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.node import Node, remade, toposort
 from baregrad.ir.passes import Pass
 
 # Every node of a graph, sources first, the sink last; and what receives the nodes that changed.
 Rewrite = Callable[[list[Node], dict[Node, Node]], Node]
 Visit = Callable[[Node], Node | None]
-_VAR = Ops.VAR.bit
 
 
 def rewrite(
@@ -37,14 +35,11 @@ def rewrite(
             break
     else:
         return sink
+    unchanged = changed.keys().isdisjoint
     for node in islice(order, order.index(first) + 1, None):
         if not node.mask & bits:
             continue
-        made = node
-        for child in node.src:
-            if child in changed:
-                made = again(node, changed)
-                break
+        made = node if unchanged(node.src) else again(node, changed)
         if node.op.bit & asked:
             found = visit(made)
             if found is not None:
@@ -57,11 +52,7 @@ def rewrite(
 def again(node: Node, changed: dict[Node, Node]) -> Node:
     """`node` over what its sources became; walks ask first whether any of them changed."""
     known = changed.get
-    src = tuple([known(one, one) for one in node.src])
-    # What `remade` does, without the call: most nodes that a pass makes are made here.
-    if node.mask & _VAR:
-        return make_node(node.op, node.dtype, src, node.arg)
-    return instruction(node.op, node.dtype, src, node.arg, node.shape)
+    return remade(node, tuple([known(one, one) for one in node.src]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +138,9 @@ def walk_once(parts: Sequence[Part], order: list[Node], changed: dict[Node, Node
     if not sink.mask & asked:
         return sink
     finished: set[Node] = set()
-    finish = finished.add
+    finish, unchanged = finished.add, changed.keys().isdisjoint
     for node in order:
-        made = node
-        for child in node.src:
-            if child in changed:
-                made = again(node, changed)
-                break
+        made = node if unchanged(node.src) else again(node, changed)
         if node.op.bit & asked:
             made = _visited(rules, node, made, finished)
         if made is not node:
@@ -180,9 +167,10 @@ def _through(rules: _Rules, root: Node, finished: set[Node]) -> Node:
     if not rules:
         return root
     changed: dict[Node, Node] = {}
+    unchanged = changed.keys().isdisjoint
     for node in toposort(root, enter=lambda one: one not in finished):
         if node not in finished:
-            current = node if changed.keys().isdisjoint(node.src) else again(node, changed)
+            current = node if unchanged(node.src) else again(node, changed)
             made = _visited(rules, current, current, finished)
             if made is not node:
                 changed[node] = made

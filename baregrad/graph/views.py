@@ -19,7 +19,7 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import ALU, MOVEMENT, Op, Ops, mask_of
 from baregrad.ir.regroup import same_axes
-from baregrad.ir.shape import cut_extent, padded_extent
+from baregrad.ir.shape import cut_extent, is_one, is_zero, padded_extent
 
 _MOVES = mask_of(MOVEMENT)
 # None of these is below a repeated constant, whose extents may be symbolic.
@@ -28,16 +28,6 @@ _NO_PAD = Pad()
 _VAR = Ops.VAR.bit
 _POINTWISE = ALU | frozenset((Ops.CAST,))
 _CAST_PASSES = frozenset((Ops.RESHAPE, Ops.PERMUTE, Ops.WINDOW, Ops.PAD, Ops.FLIP))
-
-
-def is_zero(value: Any) -> bool:
-    """Whether a dimension is the int 0."""
-    return value.__class__ is int and value == 0
-
-
-def is_one(value: Any) -> bool:
-    """Whether a dimension is the int 1."""
-    return value.__class__ is int and value == 1
 
 
 def reshape(node: Node, shape: tuple[Any, ...]) -> Node:

@@ -136,6 +136,16 @@ def _pad(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
     return tuple([padded_extent(e, pad) for e, pad in zip(src[0].shape, arg, strict=True)])
 
 
+def is_zero(value: Any) -> bool:
+    """Whether a dimension is the int 0."""
+    return value.__class__ is int and value == 0
+
+
+def is_one(value: Any) -> bool:
+    """Whether a dimension is the int 1."""
+    return value.__class__ is int and value == 1
+
+
 def cut_extent(cut: Slice) -> Any:
     """How many elements a slice takes."""
     start: Any = cut.start

@@ -53,12 +53,8 @@ def plain(node: Node, done: dict[Node, Node]) -> Node:
     """A node over its sources as they were rewritten."""
     if not node.src:
         return node
-    current = node
-    for child in node.src:
-        if done[child] is not child:
-            src = tuple([done[c] for c in node.src])
-            current = make_node(node.op, node.dtype, src, node.arg)
-            break
+    src = tuple([done[child] for child in node.src])
+    current = node if src == node.src else make_node(node.op, node.dtype, src, node.arg)
     if node.dtype is not dtypes.index and not node.op.bit & index.CONDITIONS:
         return current
     simpler = index.resimplify(current)

@@ -11,6 +11,7 @@ innermost loop reads it, once for many tiles; the image is read where it lies, o
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -205,19 +206,34 @@ def plan_windows(
     plan.tile_order = [name for axis in taken for part in axis.tiles for name in part]
     if image is not None:
         return _plan_image(plan, found, image, tile, share, machine, target)
-    outside = [a for a in (*found.moves_both, *found.moves_filter) if a not in taken]
-    inside = [axis for axis in found.moves_image if axis not in taken]
-    for axis in (*outside, *inside):
-        plan.keep(axis)
+    outside, inside = _loops_around(plan, found, taken)
     # What threads share is the outermost loop: sums wait for one of its iterations at a time.
     waiting = [axis for axis in inside if axis is not share.axis]
     _stage_filter(plan, main, found, tile, waiting, machine, target)
     order = [*outside, lane, *inside, second]
+    return _shared_out(plan, share, order, inside, "waiting and copied filters cost least")
+
+
+def _loops_around(
+    plan: Plan, found: Windows, taken: Collection[PlannedAxis | None]
+) -> tuple[list[PlannedAxis], list[PlannedAxis]]:
+    """The axes beside those of a tile as loops: what moves the filter, and the image's own."""
+    outside = [a for a in (*found.moves_both, *found.moves_filter) if a not in taken]
+    inside = [axis for axis in found.moves_image if axis not in taken]
+    for axis in (*outside, *inside):
+        plan.keep(axis)
+    return outside, inside
+
+
+def _shared_out(
+    plan: Plan, share: Share, order: list[PlannedAxis], inside: list[PlannedAxis], why: str
+) -> tuple[list[PlannedAxis], Bind | None]:
+    """The loops with what threads share outermost, if it is one of `inside`; and its binding."""
     shared = share.axis
     if shared is None or not shared.loops:
         plan.because("one thread: sharing would cost more than it saves")
         return order, None
-    plan.because("threads share {}: waiting and copied filters cost least", shared.loops[0][0])
+    plan.because("threads share {}: {}", shared.loops[0][0], why)
     if shared in inside:
         order = [shared, *[other for other in order if other is not shared]]
     return order, Bind(shared.loops[0][0], "pool", share.grain)
@@ -254,10 +270,7 @@ def _plan_image(
     second, lane, shared = tile.second, found.lane, share.axis
     taken = (second, lane, tile.third)
     rest = cut_band(plan, image)
-    outside = [a for a in (*found.moves_both, *found.moves_filter) if a not in taken]
-    inside = [axis for axis in found.moves_image if axis not in taken]
-    for axis in (*outside, *inside):
-        plan.keep(axis)
+    outside, inside = _loops_around(plan, found, taken)
     bands = [axis for axis in inside if not image.holds(axis)]
     rows = [*rest, *[axis for axis in inside if image.holds(axis)], second]
     own = image.order()
@@ -275,13 +288,7 @@ def _plan_image(
         plan.stages.append(StageInput(found.filter.array.arg.slot, axes))
     stage_image(plan, image, second, machine.lanes)
     order = [*bands, lane, *rows] if whole else [*outside, lane, *bands, *rows]
-    if shared is None or not shared.loops:
-        plan.because("one thread: sharing would cost more than it saves")
-        return order, None
-    plan.because("threads share {}: copies cost least", shared.loops[0][0])
-    if shared in bands:
-        order = [shared, *[other for other in order if other is not shared]]
-    return order, Bind(shared.loops[0][0], "pool", share.grain)
+    return _shared_out(plan, share, order, bands, "copies cost least")
 
 
 def _stage_filter(

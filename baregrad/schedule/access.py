@@ -17,6 +17,7 @@ from baregrad.ir.index import Dim, as_node
 from baregrad.ir.node import Node, const, rebuild, toposort
 from baregrad.ir.op import Op, Ops, mask_of
 from baregrad.ir.regroup import reshape_groups
+from baregrad.ir.shape import is_zero
 
 Idx = tuple[Node, ...]
 ZERO = const(0, dtypes.index)
@@ -116,11 +117,6 @@ def through_pad(view: Node, idx: Idx) -> tuple[Node, Idx]:
             conditions.append(index.less(inner, extent))
         found.append(as_node(inner))
     return index.both(*conditions), tuple(found)
-
-
-def is_zero(value: Dim) -> bool:
-    """Whether a dimension is the int 0."""
-    return value.__class__ is int and value == 0
 
 
 def through_fold(fold: Node, idx: Idx, tap: Dim) -> tuple[Node, Idx]:

@@ -68,11 +68,7 @@ def _has_residues(request: Request) -> bool:
         if extent.__class__ is not int or extent > MOST_TAPS:
             return False
     axes = ranges_of(idx)
-    lanes = max([extent_points(axis) for axis in loops & axes], default=1.0)
-    steps = 1.0
-    for axis in axes - loops:
-        steps *= extent_points(axis)
-    return lanes >= LEAST_LANES and steps <= MOST_STEPS
+    return _fills_tiles(loops & axes, axes - loops)
 
 
 def _slides(request: Request) -> bool:
@@ -88,12 +84,17 @@ def _slides(request: Request) -> bool:
         if len(outer) != 1 or len(taps) != 1 or taps[0] > outer[0] or extent.__class__ is not int:
             return False
         rows *= 2.0 * taps[0] if place is not idx[-1] else extent
-    axes = ranges_of(idx)
-    lanes = max([extent_points(axis) for axis in loops - axes], default=1.0)
-    steps = 1.0
-    for axis in axes - loops:
-        steps *= extent_points(axis)
     for place in idx:
         if place.op is Ops.RANGE and place not in loops:
             rows *= extent_points(place)
-    return lanes >= LEAST_LANES and steps <= MOST_STEPS and rows * 4 <= MOST_NBYTES
+    axes = ranges_of(idx)
+    return _fills_tiles(loops - axes, axes - loops) and rows * 4 <= MOST_NBYTES
+
+
+def _fills_tiles(lanes: frozenset[Node], summed: frozenset[Node]) -> bool:
+    """Whether one of the first axes fills vectors, and a panel over all of the others is small."""
+    steps = 1.0
+    for axis in summed:
+        steps *= extent_points(axis)
+    widest = max([extent_points(axis) for axis in lanes], default=1.0)
+    return widest >= LEAST_LANES and steps <= MOST_STEPS

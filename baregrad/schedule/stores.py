@@ -9,8 +9,9 @@ from baregrad.ir.attrs import Out
 from baregrad.ir.index import as_node
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import ELEMENTWISE, Ops
+from baregrad.ir.shape import is_zero
 from baregrad.schedule import rules
-from baregrad.schedule.access import VIEW_RULES, Idx, is_zero
+from baregrad.schedule.access import VIEW_RULES, Idx
 from baregrad.schedule.draft import Request, Written
 from baregrad.schedule.plan import Decision
 
