@@ -9,6 +9,10 @@ from baregrad.target.cpu import CpuTarget
 
 # Bytes that an access is ahead of: memory answers about when this much has been worked on.
 AHEAD_NBYTES = 2048
+# An array this large is written past the caches even where the last cache is said to hold it: many
+# cores share it, and on a server of 300 MiB x+1 of 64 MiB took 6.1 ms by way of it, and 3.4 past it
+# (a transposed copy 16.3 and 5.0); at 16 MiB there was no gain.
+STREAMED_NBYTES = 32 << 20
 # The part of the second cache that what is asked for a row ahead may take.
 ROW_SHARE = 8
 
@@ -22,7 +26,7 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
     for access in facts.accesses:
         if not access.write or access.array in read:
             continue
-        if _nbytes(access) >= target.l3_bytes:
+        if _nbytes(access) >= min(target.l3_bytes, STREAMED_NBYTES):
             plan.stages.append(StreamOutput(access.array.arg.slot))
 
 
