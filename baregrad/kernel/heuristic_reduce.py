@@ -48,7 +48,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     """Plan the largest reduction, then the others, then the outputs."""
     facts = plan.facts
     lanes = lanes_of(plan, target)
-    main = max(facts.reductions, key=lambda r: iterations(r.free.union(r.own)))
+    main = max(facts.reductions, key=lambda r: facts.points(r.free.union(r.own)))
     reads = accesses_below(main.node)
     windows = windows_of(plan, main, reads)
     if windows is not None:
