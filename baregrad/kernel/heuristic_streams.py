@@ -38,15 +38,17 @@ def prefetch_arrays(plan: Plan, target: CpuTarget) -> None:
     times a row is asked for a row ahead. Lines that are written are read first, and it does not
     wait for those if they are asked for.
     """
-    streamed = {step.param for step in plan.stages if isinstance(step, StreamOutput)}
-    uses: dict[int, list[Access]] = {}
-    for access in plan.facts.accesses:
-        slot = access.array.arg.slot
-        if slot not in streamed:
-            uses.setdefault(slot, []).append(access)
-    for slot, accesses in uses.items():
-        if max(map(_nbytes, accesses)) < target.l2_bytes:
-            continue
+    every = plan.facts.accesses
+    large = {
+        access.array.arg.slot: None
+        for access in every
+        if plan.facts.points(access.axes) * itemsize(access.array.dtype) >= target.l2_bytes
+    }
+    for step in plan.stages:
+        if isinstance(step, StreamOutput):
+            large.pop(step.param, None)
+    for slot in large:
+        accesses = [access for access in every if access.array.arg.slot == slot]
         if not all(_in_line(plan, access) for access in accesses):
             continue
         ahead = _row_nbytes(plan, accesses, target) or AHEAD_NBYTES

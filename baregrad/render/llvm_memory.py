@@ -312,13 +312,14 @@ def _vstore(f: FunctionText, node: Node) -> None:
         _spread(f, node, where, operand)
         return
     if not mask:
-        streamed = ""
-        if access.align in STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
+        streamed, align = "", access.align
+        if align >= STREAMED_NBYTES[0] and base.op is Ops.PARAM and base.arg.streamed:
+            # Several registers' worth goes one by one, and no array is aligned to more than one.
             f.streamed[base] = None
-            streamed = STREAMED
+            streamed, align = STREAMED, min(align, f.target.vector_bytes)
         if access.ahead:
             _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
-        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}{streamed}")
+        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {align}{streamed}")
         return
     name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"
     masks = type_text(dtypes.bool, lanes)
