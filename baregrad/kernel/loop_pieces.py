@@ -271,7 +271,7 @@ def note_plain(loop: Node, facts: Facts) -> None:
     if loop.mask & _CONVERTING:
         return
     held = [access.array for access in facts.accesses]
-    if not all([one.dtype in PLAIN for one in (*held, *facts.stages)]):
+    if not PLAIN.issuperset([one.dtype for one in (*held, *facts.stages)]):
         return
     for reduction in facts.reductions:
         node = reduction.node

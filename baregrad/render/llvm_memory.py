@@ -173,6 +173,14 @@ def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool)
         )
 
 
+def _request(f: FunctionText, node: Node) -> None:
+    """Ask for all lines of an access."""
+    base, offset = node.src
+    access, dtype = node.arg, base.dtype
+    where = f.pointer(base, f.use(offset), access.at, dtype)
+    _prefetch(f, where, 0, access.width * dtype.itemsize, not access.constant)
+
+
 def _masks(f: FunctionText, dtype: DType) -> bool:
     """Whether the machine masks loads of these elements; else LLVM would branch for each lane."""
     return f.target.masks or (dtype.itemsize >= 4 and "avx" in f.target.features)
@@ -424,6 +432,7 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SET: _set,
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
+        Ops.PREFETCH: _request,
         Ops.TURN: turn,
     }
 )
