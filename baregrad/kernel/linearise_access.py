@@ -118,6 +118,18 @@ class Address:
             total += scale * point[axis]
         return total
 
+    def places(self, axes: tuple[Node, ...]) -> tuple[int, ...]:
+        """What points along unrolled axes add to the constant part, the first varying slowest."""
+        scales = dict(self.unrolled)
+        if len(axes) == 1:
+            scale = scales.get(axes[0], 0)
+            return tuple([scale * step for step in range(lanes_of(axes[0]))])
+        found = [0]
+        for axis in axes:
+            moves = [scales.get(axis, 0) * step for step in range(lanes_of(axis))]
+            found = [place + move for place in found for move in moves]
+        return tuple(found)
+
 
 _FIXED, _UNROLLED, _POINT, _LANES, _VECTOR = range(5)
 
