@@ -49,7 +49,9 @@ def find_tiles(values: Values, kernel: Node) -> dict[Node, Tile]:
     `values.layouts` gets the layouts of these registers.
     """
     memory = values.memory
+    registers = memory.registers
     found: dict[Node, Tile] = {}
+    reads: dict[Node, list[Node]] = {}
     refused: set[Node] = set()
     layouts: dict[Node, Layout] = {}
     masked = _masked(kernel) if kernel.mask & Ops.IF.bit else ()
@@ -57,26 +59,34 @@ def find_tiles(values: Values, kernel: Node) -> dict[Node, Tile]:
         if store.op is not Ops.STORE:
             continue
         buffer = store.src[0]
-        tile = None if store in masked else _tile_of(values, store, address)
+        tile = None
+        if address.unrolled and store not in masked:
+            reads[store] = []
+            tile = _tile_of(values, store, address, reads[store])
         if tile is not None:
             found[store] = tile
-        if buffer not in memory.registers:
-            continue
-        layout = None if tile is None else (address.constant, address.places(tile.axes))
-        if layout is None or layouts.setdefault(buffer, layout) != layout:
+            if buffer in registers:
+                layout = (address.constant, address.places(tile.axes))
+                if layouts.setdefault(buffer, layout) != layout:
+                    refused.add(buffer)
+        elif buffer in registers:
             refused.add(buffer)
-    if not found:
-        return found
-    while True:
-        mixed = [s for s, tile in found.items() if not _agrees(values, s, tile, layouts, refused)]
-        if not mixed:
-            break
+    mixed = found
+    while mixed:
+        # What one statement may not do to a register the others may not, either.
+        mixed = {
+            store: tile
+            for store, tile in found.items()
+            if store.src[0] in refused
+            or any(_differs(values, load, tile, layouts, refused) for load in reads[store])
+        }
         for store in mixed:
             del found[store]
             refused.add(store.src[0])
-    for alloc, layout in layouts.items():
-        if alloc not in refused:
-            values.layouts[alloc] = layout
+    if found:
+        for alloc, layout in layouts.items():
+            if alloc not in refused:
+                values.layouts[alloc] = layout
     return found
 
 
@@ -89,30 +99,35 @@ def _masked(kernel: Node) -> set[Node]:
     return found
 
 
-def _tile_of(values: Values, store: Node, address: Address) -> Tile | None:
-    """The points of a STORE that could be done at once; None where it is to be done by points."""
+def _tile_of(values: Values, store: Node, address: Address, held: list[Node]) -> Tile | None:
+    """The points of a STORE that could be done at once; None where it is to be done by points.
+
+    held: gets the LOADs of registers that differ from point to point.
+    """
     value = store.src[1]
     ranges = value.ranges
     for place in store.src[2:]:
         if not place.ranges <= ranges:
             ranges = ranges | place.ranges
     axes = values.axes_of(ranges)
-    if not axes or store.arg is not None or address.points or address.lanes:
+    if store.arg is not None or address.points or address.lanes:
         return None
     lanes = values.lanes_of(ranges)
     if address.width != lanes or len(address.unrolled) != len(axes):
         return None
-    count = prod([lanes_of(axis) for axis in axes])
-    if count < 2 or not _is_plain(values, value, axes):
+    rows = prod([lanes_of(axis) for axis in axes])
+    if rows < 2 or not _is_plain(values, value, axes, held):
         return None
     if values.memory.reads_elsewhere(store, axes):
         return None
-    return Tile(axes, count, lanes)
+    return Tile(axes, rows, lanes)
 
 
-def _is_plain(values: Values, value: Node, axes: tuple[Node, ...]) -> bool:
+def _is_plain(
+    values: Values, value: Node, axes: tuple[Node, ...], held: list[Node]
+) -> bool:
     """Whether points differ in where they read alone, and all of them in all `axes`."""
-    addresses = values.memory.addresses
+    addresses, registers = values.memory.addresses, values.memory.registers
     seen: set[Node] = set()
     stack = [value]
     while stack:
@@ -125,11 +140,13 @@ def _is_plain(values: Values, value: Node, axes: tuple[Node, ...]) -> bool:
             address = addresses[node]
             if address.points or address.lanes or len(address.unrolled) != len(axes):
                 return False
+            if node.src[0] in registers:
+                held.append(node)
         elif op is Ops.GUARD:
             cond, inner = node.src
             if inner.op is not Ops.LOAD or values.axes_of(cond.ranges):
                 return False
-            if addresses[inner].is_scattered or inner.src[0] in values.memory.registers:
+            if addresses[inner].is_scattered or inner.src[0] in registers:
                 return False
             stack.append(inner)
         elif op.bit & _COMPUTED and node.dtype is not dtypes.index:
@@ -139,29 +156,14 @@ def _is_plain(values: Values, value: Node, axes: tuple[Node, ...]) -> bool:
     return True
 
 
-def _agrees(
-    values: Values,
-    store: Node,
-    tile: Tile,
-    layouts: dict[Node, Layout],
-    refused: set[Node],
+def _differs(
+    values: Values, load: Node, tile: Tile, layouts: dict[Node, Layout], refused: set[Node]
 ) -> bool:
-    """Whether a statement's registers are tiles of just its points."""
-    memory = values.memory
-    registers = memory.registers
-    if store.src[0] in refused and store.src[0] in registers:
-        return False
-    for load in toposort_having(Ops.LOAD.bit, store.src[1]):
-        buffer = load.src[0]
-        if load.op is not Ops.LOAD or buffer not in registers:
-            continue
-        address = memory.addresses[load]
-        if not address.unrolled:
-            continue
-        layout = (address.constant, address.places(tile.axes))
-        if buffer in refused or layouts.get(buffer) != layout:
-            return False
-    return True
+    """Whether a statement reads a register that is no tile of just its points."""
+    buffer = load.src[0]
+    address = values.memory.addresses[load]
+    layout = (address.constant, address.places(tile.axes))
+    return buffer in refused or layouts.get(buffer) != layout
 
 
 # --- instructions --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from baregrad.base.bits import is_power_of_two, next_power_of_two
@@ -136,33 +137,32 @@ def _copy_transposed(
     buffer, load = store.src[:2]
     target, source = values.memory.addresses[store], values.memory.addresses[load]
     lanes, dtype = source.width, load.dtype
-    apart = _apart(target, _within(dict.fromkeys(axes, 0), near))
+    apart = _apart(target.places(near))
     if apart is None:
         near = near[-1:]
         (apart,) = [scale for axis, scale in target.unrolled if axis is near[0]] or [0]
     others = tuple(axis for axis in axes if axis not in near)
+    count = prod([lanes_of(axis) for axis in near])
+    size = next_power_of_two(count)
+    rows = tuple([lane * source.stride for lane in range(lanes)])
+    first = dict.fromkeys(near, 0)
     for point in values.points(others):
-        steps = _within(point, near)
-        size = next_power_of_two(len(steps))
         mark = values.scopes.mark()
-        values.point = steps[0]
+        values.point = {**point, **first}
         offset, at = values.offset(source)
         place, start = values.offset(target)
-        mask = _below(values, len(steps), size)
-        places = tuple([lane * source.stride for lane in range(lanes)])
-        access = access_of(size, 1, at, dtype.itemsize, False, 0, places)
-        src = (load.src[0], offset, *mask)
-        rows = instruction(Ops.VLOAD, dtype, src, access, (lanes, size))
-        values.scopes.place(rows, MOMENT)
-        access = access_of(len(steps), apart, start, dtype.itemsize)
-        _turn(values, buffer, place, (rows,), access)
+        access = access_of(size, 1, at, dtype.itemsize, False, 0, rows)
+        src = (load.src[0], offset, *_below(values, count, size))
+        tile = instruction(Ops.VLOAD, dtype, src, access, (lanes, size))
+        values.scopes.place(tile, MOMENT)
+        access = access_of(count, apart, start, dtype.itemsize)
+        _turn(values, buffer, place, (tile,), access)
         values.scopes.forget_since(mark)
     values.point = {}
 
 
-def _apart(address: Address, steps: list[dict[Node, int]]) -> int | None:
+def _apart(places: tuple[int, ...]) -> int | None:
     """Elements between the places of one step and of the next; None where that differs."""
-    places = [address.at(step) for step in steps]
     apart = {after - before for before, after in itertools.pairwise(places)}
     return apart.pop() if len(apart) == 1 else None
 

@@ -234,7 +234,9 @@ class Values:
         found = self._axes.get(ranges)
         if found is None:
             axes = [axis for axis in ranges if axis.arg.is_tile and axis.arg.bind != "vector"]
-            found = self._axes[ranges] = tuple(sorted(axes, key=lambda axis: int(axis.arg.id)))
+            if len(axes) > 1:
+                axes.sort(key=lambda axis: int(axis.arg.id))
+            found = self._axes[ranges] = tuple(axes)
         return found
 
     def lanes_of(self, ranges: frozenset[Node]) -> int:
@@ -255,12 +257,8 @@ class Values:
         key = (axes, *before.items()) if before else axes
         found = self._points.get(key)
         if found is None:
-            if len(axes) == 1:
-                axis = axes[0]
-                found = [{axis: place} for place in range(lanes_of(axis))]
-            else:
-                places = product(*[range(lanes_of(axis)) for axis in axes])
-                found = [dict(zip(axes, place, strict=True)) for place in places]
+            places = product(*[range(lanes_of(axis)) for axis in axes])
+            found = [dict(zip(axes, place, strict=True)) for place in places]
             if before:
                 found = [before | point for point in found]
             self._points[key] = found
@@ -396,6 +394,9 @@ class Values:
         if len(values) > 1:
             values.sort(key=_NEAREST_LAST)
         for _, _, value, scale in values:
+            if scale != 1 and total.op is not _CONST and value.op is not _CONST and not self.gpu:
+                total = self.compute(Ops.FMA, width, (value, number(scale), total))
+                continue
             term = self.scaled(value, scale, width)
             total = term if total is ZERO else self.compute(Ops.ADD, width, (total, term))
         return total
