@@ -75,6 +75,10 @@ def _cpu(host: HostProcessor) -> Finding:
             f"{row.name}: vectors of {row.vector_bytes} bytes "
             f"({row.lanes(4)} float32), {row.vector_registers} vector registers"
         )
+        if row.tile_instructions:
+            facts.append(f"tiles (AMX): {', '.join(row.tile_instructions)}")
+        elif host.refused:
+            facts.append("tiles (AMX): the system does not let us use them")
     except BaregradError as error:
         facts.append(str(error))
         advice = "use BAREGRAD_DEVICE=REF"

@@ -31,6 +31,7 @@ from baregrad.ir.evaluate_monoid import fold, scan, scatter
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.words import words_value
 
 Axes = tuple[Node, ...]
 Parts = tuple[Array, ...]
@@ -331,6 +332,14 @@ def _kept(out: Node, axes: Axes, machine: _Machine) -> Array | None:
     return found
 
 
+def _words(node: Node, args: list[Value], machine: _Machine) -> Value:
+    axes = _union(args)
+    left, right = np.broadcast_arrays(
+        *[_aligned(arg.parts[0], arg.axes, axes) for arg in args]
+    )
+    return Value(axes, (words_value(node.arg, left, right),), _marks(args, axes))
+
+
 _NOTHING = Value((), ())
 KernelRule = Callable[[Node, list[Any], _Machine], Value]
 
@@ -347,5 +356,6 @@ KERNEL_RULES: MappingProxyType[Op, KernelRule] = MappingProxyType(
         Ops.PROJ: _project,
         Ops.STAGE: _stage,
         Ops.BITFIELD: _bitfield,
+        Ops.WORDS: _words,
     }
 )

@@ -20,6 +20,7 @@ from baregrad.ir.evaluate_loop import fold_axis, poisoned, viewed
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.ir.rows import by_rows
+from baregrad.ir.words import PRODUCTS, TILE, tiles_value
 
 Array = npt.NDArray[Any]
 
@@ -232,6 +233,40 @@ def _part(machine: LinearMachine, node: Node) -> None:
     machine.values[node] = machine.use(node.src[0])[first : first + count]
 
 
+def _machine(machine: LinearMachine, node: Node) -> None:
+    """A run of products of tiles.
+
+    src: whether results are kept, then array and offset of the results and of both factors. The
+    immediates: rows, columns and steps, then of each array a constant to be added to the offset,
+    and the elements between rows and between steps.
+    """
+    run = node.arg
+    if run.name not in PRODUCTS:
+        raise CompilerBug("not an instruction of a CPU", found=node)
+    rows, columns, steps, *places = run.immediates
+    keep, *bases = node.src
+    arrays = []
+    sizes = ((1, rows, columns), (steps, rows, TILE), (steps, TILE, columns))
+    for place, (outer, first, second) in enumerate(sizes):
+        base, offset = bases[2 * place : 2 * place + 2]
+        at, pitch, stride = places[3 * place : 3 * place + 3]
+        start = int(machine.use(offset)) + at
+        lines = np.arange(outer)[:, None, None] * stride + np.arange(first)[:, None] * pitch
+        found = start + lines + np.arange(second)
+        memory = machine.buffer(base)
+        if found.min() < 0 or found.max() >= memory.size:
+            raise IndexOutOfRange(
+                f"{node!r} of {base!r}", found=[int(found.min()), int(found.max())],
+                wanted=f"0 <= offset < {memory.size}",
+            )
+        arrays.append((memory, found))
+    (total, where), *factors = arrays
+    old = total[where] if bool(machine.use(keep)) else np.zeros_like(total[where])
+    a, b = (memory[found] for memory, found in factors)
+    a, b = a.transpose(1, 0, 2).reshape(rows, -1), b.reshape(-1, columns)
+    total[where[0]] = tiles_value(run.name, old[0], a, b)
+
+
 LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = MappingProxyType(
     {
         Ops.BEGIN: _begin,
@@ -249,5 +284,6 @@ LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = Mapp
         Ops.PART: _part,
         Ops.ACROSS: _across,
         Ops.ANY: _any,
+        Ops.MACHINE: _machine,
     }
 )

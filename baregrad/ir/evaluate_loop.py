@@ -14,6 +14,7 @@ again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ from baregrad.ir.evaluate_alu import (
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import ELEMENTWISE, Ops
+from baregrad.ir.words import PRODUCTS, tiles_value
 
 Array = npt.NDArray[Any]
 Tuple = tuple[Array, ...]
@@ -234,8 +236,11 @@ class LoopMachine:
 
 
     def _multiply(self, node: Node) -> None:
-        """A product of matrices is added, exactly, and rounded once."""
+        """A product of matrices is added, exactly, and rounded once; of words, as tiles do it."""
         total, left, right = node.src[:3]
+        if node.arg.name in PRODUCTS:
+            self._multiply_words(node)
+            return
         tile = tile_of(node, self.conditions)
         expression = Expression(self, tile)
         mask = expression.all_true(self.conditions)
@@ -246,6 +251,29 @@ class LoopMachine:
         new = (old + summed).astype(np.float32)
         memory = self.buffer(total.src[0])
         memory[np.broadcast_to(offset, new.shape).reshape(-1)] = new.reshape(-1)
+
+    def _multiply_words(self, node: Node) -> None:
+        total, left, right, keep, *axes = node.src
+        tile = tile_of(node, self.conditions)
+        expression = Expression(self, tile)
+        rows, columns, words, *steps = [tile.axes[axis] for axis in axes]
+        offset = expression.offset(total.src[0], total.src[1:], expression.masks[0])
+
+        def flat(values: Array, *sides: list[int]) -> Array:
+            """Values over these axes of the tile, the others being of one element, as a matrix."""
+            order = [place for side in sides for place in side]
+            shape = [e if p in order else 1 for p, e in enumerate(tile.extents)]
+            moved = np.moveaxis(np.broadcast_to(values, shape), order, range(-len(order), 0))
+            return moved.reshape([math.prod(tile.extents[p] for p in side) for side in sides])
+
+        memory = self.buffer(total.src[0])
+        places = flat(offset, [rows], [columns])
+        old = memory[places]
+        if not self.scalar(keep):
+            old = np.zeros_like(old)
+        a = flat(expression.value(left), [rows], [*steps, words])
+        b = flat(expression.value(right), [*steps, words], [columns])
+        memory[places] = tiles_value(node.arg.name, old, a, b)
 
     def _done(self, node: Node) -> None:
         """Let all but the last groups land, as late as possible."""

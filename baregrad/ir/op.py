@@ -258,8 +258,8 @@ class _Table:
         "MMA",
         "statement",
         L,
-        7,
-        "acc, a, b, keep, m, n, k: issue acc = (acc if keep) + a @ b.T as one group",
+        (7, 8),
+        "acc, a, b, keep, m, n, k[, outer k]: issue acc = (acc if keep) + a @ b.T as one group",
         attribute="Mma",
     )
     DONE = _r(
@@ -277,6 +277,15 @@ class _Table:
         2,
         "word, bit offset: some bits of an unsigned word",
         attribute="int",
+    )
+
+    WORDS = _r(
+        "WORDS",
+        "memory",
+        K,
+        2,
+        "the products of the numbers in two words, added up, as the instruction of that name does",
+        attribute="str",
     )
 
     # linear level: an instruction is a node in PROGRAM's sources, executed where it stands; its

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.words import PRODUCTS
 
 _INFIX = MappingProxyType({
     Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.DIV: "/", Ops.FLOORDIV: "//", Ops.MOD: "%",
@@ -53,10 +54,10 @@ def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]
         how = _tile(node, texts) or "  # "
         how = f"{how}{', ' if _tile(node, texts) else ''}{node.arg.engine}"
         yield f"{indent}{_cut(target)} = {_cut(texts[node.src[1]])}{how}"
-    elif node.op is Ops.MMA and node.arg.name == "mma.sync":
+    elif node.op is Ops.MMA and (node.arg.name == "mma.sync" or node.arg.name in PRODUCTS):
         total, left, right = [texts[one] for one in node.src[:3]]
         tiles = ", ".join([f"{texts[one]}={extent_text(one, texts)}" for one in node.src[4:]])
-        yield f"{indent}{_cut(total)} += {_cut(left)} * {_cut(right)}  # mma.sync {tiles}"
+        yield f"{indent}{_cut(total)} += {_cut(left)} * {_cut(right)}  # {node.arg.name} {tiles}"
     elif node.op is Ops.DONE:
         some = f"but {node.arg.keep} groups " if node.arg.keep else ""
         what = "" if node.arg.engine == "lanes" else f"all {some}of copies are done, and "

@@ -10,6 +10,7 @@ from baregrad.ir.attrs import BINDS
 from baregrad.ir.bounds import bounds
 from baregrad.ir.node import Node
 from baregrad.ir.op import COMPARE, STATEMENTS, Op, Ops
+from baregrad.ir.words import PRODUCTS, TILE
 
 NodeRule = Callable[[Node, str], str | None]
 
@@ -490,11 +491,39 @@ def _warp_mma(node: Node) -> str | None:
     return None
 
 
+def _words(node: Node, level: str) -> str | None:
+    factors = PRODUCTS.get(node.arg)
+    if factors is None:
+        return f"WORDS by {node.arg}, wanted one of {', '.join(PRODUCTS)}"
+    if node.dtype is not factors.total or any(x.dtype is not dtypes.int32 for x in node.src):
+        return f"WORDS by {node.arg} of {node.src[0].dtype} and {node.src[1].dtype}, wanted int32"
+    return None
+
+
+def _words_mma(node: Node) -> str | None:
+    total, a, b, keep, *axes = node.src
+    factors = PRODUCTS[node.arg.name]
+    if any(one.op is not Ops.LOAD for one in (total, a, b)) or total.dtype is not factors.total:
+        return f"MMA of words wants three LOADs, the first of {factors.total}"
+    if a.dtype is not dtypes.int32 or b.dtype is not a.dtype or keep.dtype is not dtypes.bool:
+        return f"MMA of {a.dtype} and {b.dtype} if {keep.dtype}, wanted words (int32), bool"
+    if any(axis.op is not Ops.RANGE or axis.arg.bind != "tile" for axis in axes):
+        return "MMA over something that is not a tile range"
+    extents = [axis.src[0].arg for axis in axes]
+    if any(type(e) is not int for e in extents) or any(e % TILE for e in extents[:2]):
+        return f"MMA of words over {extents}, wanted multiples of {TILE} and whole numbers"
+    if extents[2] != TILE:
+        return f"MMA of {extents[2]} words a step, wanted {TILE}"
+    return None
+
+
 def _mma(node: Node, level: str) -> str | None:
     total, a, b, keep, *axes = node.src
     mma = node.arg
     if mma.name == "mma.sync":
         return _warp_mma(node)
+    if mma.name in PRODUCTS:
+        return _words_mma(node)
     if total.op is not Ops.ALLOC or total.dtype is not mma.accumulator:
         return f"MMA into {total.op.name} of {total.dtype}, wanted a register ALLOC"
     if a.dtype is not mma.operand or b.dtype is not mma.operand or keep.dtype is not dtypes.bool:
@@ -515,6 +544,7 @@ NODE_RULES: MappingProxyType[Op, NodeRule] = MappingProxyType(
         **dict.fromkeys((Ops.ACQUIRE, Ops.COMMIT, Ops.WAIT, Ops.RELEASE, Ops.DRAIN), _pipe_step),
         Ops.COPYTO: _copy_to,
         Ops.MMA: _mma,
+        Ops.WORDS: _words,
         Ops.CONVERT: _same_dtype,
         Ops.CONST: _const,
         Ops.BUFFER: lambda node, level: _extents(node),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from baregrad.base.errors import CompilerBug
+from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param, Stage
@@ -26,6 +26,7 @@ from baregrad.ir.node import (
     range_node,
 )
 from baregrad.ir.op import Ops
+from baregrad.ir.words import in_word
 from baregrad.kernel import partial_tiles
 from baregrad.kernel.analysis import (
     as_one,
@@ -41,15 +42,16 @@ from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of, plain
 from baregrad.kernel.axes import AxisTable, Piece, Terms, table_after
 from baregrad.kernel.axes_arrays import shares_of
 from baregrad.kernel.byte_dots import (
-    BYTES,
     Word,
-    at_byte,
+    at_number,
     byte_factors,
     turned_over,
+    word_factors,
     word_of,
     word_product,
     word_slots,
 )
+from baregrad.kernel.core_tiles import instruction_of
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.narrowed import narrowed
@@ -138,6 +140,9 @@ class _Rewriter:
         # At the loop level, where one sum's axes may be as long as loops around it say.
         self.narrows = chunked and table.gpu is None and len(table.facts.reductions) == 1
         self.narrows &= not (self.several or self.masked or table.merged)
+        tiled = self.table.tiled
+        names = () if tiled is None else tiled.axes[:4]
+        self.matrix = tuple([self.ranges[name] for name in names if name not in self.dead])
         self.panels = frozenset(step.axis for step in table.staged_reductions)
 
     def kernel(self, kernel: Node) -> Node:
@@ -251,7 +256,7 @@ class _Rewriter:
             size = index.product(arg.shape)
             dtype = node.dtype
             if arg.slot in self.words:
-                size, dtype = index.floordiv(size, BYTES), dtypes.int32
+                size, dtype = index.floordiv(size, in_word(dtype)), dtypes.int32
             flat = Param(arg.slot, (size,), arg.name, streamed)
             asked = self.table.ahead.get(arg.slot)
             if asked is not None:
@@ -397,7 +402,7 @@ class _Rewriter:
             scope = Scope({**scope.pieces, **held}, scope.ranges, True) if held else scope
         src = (self.array(where.src[0]), self.offset(where, scope))
         if src[0].dtype is not node.dtype:
-            src = (src[0], index.as_node(index.floordiv(src[1], BYTES)))
+            src = (src[0], index.as_node(index.floordiv(src[1], in_word(node.dtype))))
         value = make_node(self.read_op, src[0].dtype, src)
         inside = self.limits(by_id(node.ranges), scope) if scope.early else partial_tiles.TRUE
         if where is node:
@@ -411,10 +416,10 @@ class _Rewriter:
         return covered if simpler is None else simpler
 
     def packed(self, node: Node, scope: Scope, word: Word) -> Node:
-        """The word of the bytes that a read gives along an axis."""
+        """The word of the numbers that a read gives along an axis."""
         values = []
-        for place in range(BYTES):
-            pieces = {axis: at_byte(p, word.axis, place) for axis, p in scope.pieces.items()}
+        for place in range(in_word(node.dtype)):
+            pieces = {axis: at_number(p, word.axis, place) for axis, p in scope.pieces.items()}
             values.append(self.read(node, Scope(pieces, scope.ranges, scope.early or self.masked)))
         packed = word_of(values)
         return turned_over(packed) if word.turned else packed
@@ -527,6 +532,8 @@ class _Rewriter:
         """
         names = {name for piece in choice.values() for name, _ in piece.terms}
         axis = next((name for name in names if name in self.table.tensorized), "")
+        if axis and self.table.tiled is not None:
+            return (self.multiplied(node, choice, scope, axis),)
         found = byte_factors(node.src[0]) if axis else None
         if found is None:
             return ()
@@ -543,6 +550,24 @@ class _Rewriter:
         ]
         return (alu(Ops.SUB, total, off[0]),) if off else (total,)
 
+    def multiplied(self, node: Node, choice: Pieces, scope: Scope, axis: str) -> Node:
+        """A sum of products of words, for a matrix unit. Raises ScheduleError where it cannot.
+
+        What lies past the end of what is summed is 0 in both factors.
+        """
+        factors = word_factors(node.src[0]) or ()
+        rows, columns = sorted(factors, key=lambda factor: self.has_lanes(factor, scope))
+        src = tuple([self.read(factor, scope, Word(axis, False)) for factor in (rows, columns)])
+        value = make_node(Ops.WORDS, node.dtype, src, instruction_of(rows.dtype, columns.dtype))
+        reduce = make_node(Ops.REDUCE, node.dtype, (value, *self.final_axes(choice)), node.arg)
+        found = self.carried(reduce)
+        if found is reduce:
+            raise ScheduleError(
+                f"{self.table.tiled} is not legal: its results need an array",
+                wanted="stage_reduce of the words, or of a loop around them, over rows and columns",
+            )
+        return found
+
     def has_lanes(self, node: Node, scope: Scope) -> bool:
         """Whether an axis of lanes moves what a node reads."""
         names = [name for axis in node.ranges for name, _ in scope.pieces[axis].terms]
@@ -553,7 +578,7 @@ class _Rewriter:
         for step in self.table.staged_reductions:
             axes = [self.ranges[name] for name in step.axes if name not in self.dead]
             first = len(self.table.order) * 2 * (1 + len(self.copies))
-            found = kept_in_scratch(node, self.ranges[step.axis], axes, first)
+            found = kept_in_scratch(node, self.ranges[step.axis], axes, first, self.matrix)
             if found is not None:
                 self.copies[(step, found[0])] = found[1].src[0]
                 self.applied.add(step)

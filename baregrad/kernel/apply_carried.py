@@ -5,15 +5,17 @@ from __future__ import annotations
 from baregrad.ir.attrs import Stage
 from baregrad.ir.node import Node, make_node, substitute
 from baregrad.ir.op import Ops
+from baregrad.kernel.warp_tiles import TILE
 
 
 def kept_in_scratch(
-    node: Node, at: Node, axes: list[Node], first: int
+    node: Node, at: Node, axes: list[Node], first: int, matrix: tuple[Node, ...] = ()
 ) -> tuple[Node, Node] | None:
     """(the sum, its element in scratch memory) of a REDUCE along `at` for all of `axes`, or None.
 
     The axes inside `at` are reduced first, in registers, and their result is added. first: from
-    where on ids of the copies' axes are free.
+    where on ids of the copies' axes are free. matrix: the axes that a matrix unit does, which are
+    all within such a sum.
     """
     own = [child for child in node.src if child.op is Ops.RANGE]
     tiles = {axis for axis in node.ranges if axis.arg.is_tile}
@@ -21,18 +23,32 @@ def kept_in_scratch(
         return None
     if node.arg.monoid.primitive is None or not tiles.issubset(axes):
         return None
-    inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
+    if not set(matrix) <= {*own, *axes}:
+        return None
+    inner = [
+        axis for axis in own
+        if axis.arg.id > at.arg.id and not axis.arg.is_tile and axis not in matrix
+    ]
+    if inner and matrix:
+        return None
     if inner:
         # What is spread over registers is added up in the innermost loops.
         inner += [axis for axis in own if axis.arg.is_tile]
         outer = [axis for axis in own if axis not in inner]
         part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
         node = make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
-    args = [axis.arg._replace(id=first + axis.arg.id) for axis in axes]
+    args = [
+        axis.arg._replace(id=first + axis.arg.id, bind=TILE if axis in matrix else axis.arg.bind)
+        for axis in axes
+    ]
     copies = tuple(
         make_node(Ops.RANGE, axis.dtype, axis.src, arg)
         for axis, arg in zip(axes, args, strict=True)
     )
-    value = substitute(node, dict(zip(axes, copies, strict=True)))
+    changed = dict(zip(axes, copies, strict=True))
+    for axis in matrix:
+        if axis in own:
+            changed[axis] = axis.replace(arg=axis.arg._replace(bind=TILE))
+    value = substitute(node, changed)
     stage = make_node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
     return node, make_node(Ops.INDEX, stage.dtype, (stage, *axes))

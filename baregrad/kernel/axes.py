@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from baregrad.base.bits import prod
@@ -19,6 +20,7 @@ from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, by_id, distinct_axes, itemsize, out_axes
 from baregrad.kernel.axes_arrays import check_prefetch, check_shares, check_stream
 from baregrad.kernel.byte_dots import check_tensorize
+from baregrad.kernel.core_tiles import check_tiles
 from baregrad.kernel.pipelines import check_pipeline
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
@@ -37,7 +39,6 @@ from baregrad.kernel.schedule_value import (
     Tensorize,
 )
 from baregrad.kernel.shared_layouts import check_layout
-from baregrad.kernel.warp_tiles import INSTRUCTION as MMA
 from baregrad.kernel.warp_tiles import check_mma
 from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
@@ -46,6 +47,7 @@ SCANNED = "a scan runs along the axis"
 # each element is code.
 TILES = 4
 WARP = 32
+_TENSORS = MappingProxyType({"dot4": check_tensorize, "mma": check_mma, "amx": check_tiles})
 
 
 @dataclass(eq=False, slots=True)
@@ -95,9 +97,10 @@ class AxisTable:
     axis. merged: original axis -> (axis that it was collapsed into, its stride there, its extent).
     groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
     streamed, ahead: the arrays that pass the caches by, and how others are asked for before their
-    time. tensorized: what instructions do. dots_bytes: whether the machine has that
-    for bytes. room: bytes that one copy may have. registers: elements that a tile may have. Both
-    are 0 where nothing is known of the machine.
+    time. tensorized: what instructions do. tiled: the step that a core's matrix unit does, whose
+    instructions are `tile_instructions`, None for any. dots_bytes: whether the machine has an
+    instruction for bytes. room: bytes that one copy may have. registers: elements that a tile may
+    have. Both are 0 where nothing is known of the machine.
     """
 
     facts: Facts
@@ -115,7 +118,9 @@ class AxisTable:
     pipelines: list[Pipeline] = field(default_factory=list)
     tensorized: set[str] = field(default_factory=set)
     matrix: bool = False
+    tiled: Tensorize | None = None
     dots_bytes: bool = True
+    tile_instructions: tuple[str, ...] | None = None
     grain: int = 1
     gpu: GpuTarget | None = None
     room: int = 0
@@ -140,7 +145,7 @@ class AxisTable:
         elif isinstance(step, Pipeline):
             check_pipeline(self, step)
         elif isinstance(step, Tensorize):
-            (check_mma if step.instruction == MMA else check_tensorize)(self, step)
+            _TENSORS[step.instruction](self, step)
         else:
             self._stage(step)
 
@@ -539,6 +544,7 @@ def table_for(facts: Facts, target: AnyTarget | None) -> AxisTable:
     table.dots_bytes = not isinstance(target, GpuTarget)
     if isinstance(target, CpuTarget):
         table.dots_bytes = target.dots_bytes
+        table.tile_instructions = target.tile_instructions
         table.room = target.l3_bytes
         table.registers = target.vector_registers * target.vector_bytes
     return table

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from baregrad.base.errors import ScheduleError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
-from baregrad.ir.node import Node, alu, cast, const
+from baregrad.ir.node import Node, alu, cast, const, make_node
 from baregrad.ir.op import Ops
+from baregrad.ir.words import in_word
 from baregrad.kernel.analysis import in_bounds, is_read, offset_of
 from baregrad.kernel.schedule_value import Tensorize
 
@@ -27,6 +28,7 @@ I32 = dtypes.int32
 # The highest bit of each byte: as unsigned bytes 128, as signed ones -128.
 HIGHEST = const(-0x7F7F7F80, I32)
 _BYTES = (dtypes.int8, dtypes.uint8)
+_HALVES = (dtypes.bfloat16,)
 
 
 class Word(NamedTuple):
@@ -46,10 +48,24 @@ def byte_factors(value: Node) -> tuple[Node, Node] | None:
     return one, other
 
 
+def word_factors(value: Node) -> tuple[Node, Node] | None:
+    """The reads whose product `value` is: of bytes, as an int32, or of bfloat16, as a float32."""
+    if value.op is not Ops.MUL or value.dtype is not dtypes.float32:
+        return byte_factors(value)
+    if any(child.op is not Ops.CAST for child in value.src):
+        return None
+    one, other = [child.src[0] for child in value.src]
+    return (one, other) if _reads(one, _HALVES) and _reads(other, _HALVES) else None
+
+
 def _is_byte(node: Node) -> bool:
-    """Whether a node reads a byte of an argument, guarded or not."""
+    return _reads(node, _BYTES)
+
+
+def _reads(node: Node, wanted: tuple[DType, ...]) -> bool:
+    """Whether a node reads an argument of one of these dtypes, guarded or not."""
     covered = node.src[1] if node.op is Ops.GUARD else node
-    return node.dtype in _BYTES and is_read(covered)
+    return node.dtype in wanted and is_read(covered)
 
 
 def is_byte_sum(reduce: Node) -> bool:
@@ -65,14 +81,16 @@ def turned_over(word: Node) -> Node:
 
 
 def word_of(values: Sequence[Node]) -> Node:
-    """The int32 whose bytes are four values, the first the lowest."""
+    """The int32 that holds four bytes or two floats of 16 bits, the first the lowest."""
     total: Node | None = None
     for place, value in enumerate(values):
+        if value.dtype.kind == "float":
+            value = make_node(Ops.BITCAST, dtypes.uint16, (value,))
         wide = cast(value, I32)
         if place < BYTES - 1 and value.dtype is dtypes.int8:
             wide = alu(Ops.AND, wide, const(255, I32))
         if place:
-            wide = alu(Ops.SHL, wide, const(8 * place, I32))
+            wide = alu(Ops.SHL, wide, const(8 * value.dtype.itemsize * place, I32))
         total = wide if total is None else alu(Ops.OR, total, wide)
     assert total is not None
     return total
@@ -98,8 +116,9 @@ def word_product(
 def word_slots(table: AxisTable) -> frozenset[int]:
     """The arguments of which nothing but whole words is read, each at a multiple of its size."""
     found: set[Node] = set()
+    factors_of = byte_factors if table.tiled is None else word_factors
     for reduction in table.facts.reductions:
-        factors = byte_factors(reduction.node.src[0]) or ()
+        factors = factors_of(reduction.node.src[0]) or ()
         found.update(read for read in factors if _is_whole(table, read, reduction.own))
     accesses = [access.array.arg.slot for access in table.facts.accesses]
     slots = [read.src[0].arg.slot for read in found]
@@ -107,26 +126,26 @@ def word_slots(table: AxisTable) -> frozenset[int]:
 
 
 def _is_whole(table: AxisTable, read: Node, own: tuple[Node, ...]) -> bool:
-    """Whether bytes are read as whole words: four neighbours at a multiple of four."""
+    """Whether numbers are read as whole words: neighbours from a multiple of a word's on."""
     if read.op is not Ops.INDEX or not in_bounds(read):
         return False
-    offset = offset_of(read)
+    offset, count = offset_of(read), in_word(read.dtype)
     near = [axis for axis in own if offset.strides.get(axis) == 1]
     if len(near) != 1 or table.merged.get(near[0]) or offset.rest:
         return False
     for piece in table.pieces[table.names[near[0]]]:
-        last = [name for name, scale in piece.terms if scale % BYTES]
+        last = [name for name, scale in piece.terms if scale % count]
         limited = any(name in last for limit in piece.limits for name, _ in limit.terms)
         if len(last) != 1 or last[0] not in table.tensorized or limited or piece.start != 0:
             return False
     extents = read.src[0].arg.shape
     others = [stride for axis, stride in offset.strides.items() if axis is not near[0]]
     whole = [offset.constant, index.product(extents), *others]
-    return all(isinstance(size, int) and size % BYTES == 0 for size in whole)
+    return all(isinstance(size, int) and size % count == 0 for size in whole)
 
 
-def at_byte(piece: Piece, axis: str, place: int) -> Piece:
-    """A piece at one of the bytes along `axis`, which is none of its axes any more."""
+def at_number(piece: Piece, axis: str, place: int) -> Piece:
+    """A piece at one of the numbers of a word, along `axis`, which is none of its axes any more."""
     scale = dict(piece.terms).get(axis)
     if scale is None:
         return piece

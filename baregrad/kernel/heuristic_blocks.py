@@ -26,6 +26,7 @@ from baregrad.kernel.analysis import Access, Reduction, itemsize
 from baregrad.kernel.byte_dots import BYTES, byte_factors
 from baregrad.kernel.heuristic_contract import Machine
 from baregrad.kernel.heuristic_pool import ALONE_NS, estimate_ns
+from baregrad.kernel.heuristic_tiles import plan_tiles
 from baregrad.kernel.schedule_value import (
     Bind,
     Reorder,
@@ -138,6 +139,9 @@ def plan_blocks(
     found = recognise(plan, main, reads, machine, target)
     if found is None:
         return None
+    tiled = plan_tiles(plan, found, target)
+    if tiled is not None:
+        return tiled
     nanoseconds = estimate_ns(plan.facts, target) / found.together
     blocks = choose_blocks(found, machine, target, nanoseconds)
     held = sums_nbytes(found, blocks, machine) * blocks.rows * blocks.group

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from baregrad.ir import index
 from baregrad.ir.attrs import Range
 from baregrad.ir.node import Node, extent_of, range_node
+from baregrad.ir.words import in_word
 from baregrad.kernel.analysis import offset_of
 from baregrad.kernel.axes import Limit, Piece, Terms
-from baregrad.kernel.byte_dots import BYTES
 from baregrad.kernel.schedule_value import StageInput
 
 OUTER, LANES = "_copy_outer", "_copy_inner"
@@ -61,7 +61,8 @@ def copy_loops(
             if name in strides:
                 strides[name] += abs(stride * scale)
     if whole:
-        strides = {name: stride // BYTES for name, stride in strides.items()}
+        count = in_word(where.dtype)
+        strides = {name: stride // count for name, stride in strides.items()}
     near = next((name for name in names if strides[name] == 1), "")
     far = sorted(names, key=lambda name: -strides[name])
     if step.lanes and near and ranges[near].arg.bind != "vector":

@@ -19,6 +19,7 @@ from baregrad.kernel.loop_pieces import values_below
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
 _LOADS = Ops.LOAD.bit
+_PRODUCTS = Ops.MMA.bit
 _ACCESSES = _LOADS | Ops.STORE.bit | Ops.COPYTO.bit
 # Kernels have the same few attributes over and over: finding one costs less than making it.
 access_of = lru_cache(1 << 12)(Access)
@@ -211,6 +212,10 @@ class Memory:
         for node in values_below(kernel):
             bit = node.op.bit
             if not bit & _ACCESSES:
+                if bit & _PRODUCTS:
+                    # A tile is written by what multiplies, without a STORE.
+                    self.written.add(node.src[0].src[0])
+                    self.again.add(node.src[0].src[0])
                 continue
             buffer = node.src[0]
             if bit & _LOADS:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from baregrad.base.bits import prod
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Machine
 from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import Ops
+from baregrad.ir.words import PRODUCTS
 from baregrad.kernel.linearise_values import Values
 from baregrad.kernel.warp_tiles import HALVES, ROW
 
@@ -17,6 +19,9 @@ Registers = tuple[Node, ...]
 
 def multiply(values: Values, node: Node, stack: list[Any]) -> None:
     """An MMA: for each point of the unrolled axes, of which factors are loaded once."""
+    if node.arg.name in PRODUCTS:
+        _multiply_words(values, node)
+        return
     if not values.gpu or node.arg.name != "mma.sync" or values.masks:
         raise CompilerBug("not a statement of an ordinary kernel", found=node)
     total, left, right = node.src[:3]
@@ -34,6 +39,31 @@ def multiply(values: Values, node: Node, stack: list[Any]) -> None:
              for half in range(2)]
         what = Machine("mma.sync", (mma.shape[2], mma.operand.name))
         values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*a, *b, *c), what))
+    values.point = {}
+    values.scopes.forget_since()
+
+
+def _multiply_words(values: Values, node: Node) -> None:
+    """A run of products of tiles of words, as one instruction: what it reads and writes is told.
+
+    Its operands and immediates are what `evaluate_linear` says of them.
+    """
+    if values.masks:
+        raise CompilerBug("not a statement of an ordinary kernel", found=node)
+    total, left, right, keep, *axes = node.src
+    values.point = dict.fromkeys(axes, 0)
+    operands: list[Node] = [values.value(keep)]
+    rows, columns, words, *steps = axes
+    sizes = [int(axis.src[0].arg) for axis in (rows, columns)]
+    sizes.append(prod([int(axis.src[0].arg) for axis in steps]))
+    for load, along in ((total, rows), (left, rows), (right, words)):
+        address = values.memory.addresses[load]
+        offset, at = values.offset(address)
+        operands += [load.src[0], offset]
+        strides = dict(address.unrolled)
+        sizes += [at, *[sum(strides.get(axis, 0) for axis in each) for each in ([along], steps)]]
+    what = Machine(node.arg.name, tuple(sizes))
+    values.scopes.append(make_node(Ops.MACHINE, dtypes.token, tuple(operands), what))
     values.point = {}
     values.scopes.forget_since()
 

@@ -94,6 +94,15 @@ def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
     return make_node(Ops.STORE, dtypes.token, (buffer, value, *places))
 
 
+def cleared(start: Node, within: Node | None, axes: list[Node]) -> Node:
+    """A STORE in loops over `axes`, where `within` holds."""
+    if within is not None:
+        start = make_node(Ops.IF, dtypes.token, (within, start))
+    for axis in reversed(axes):
+        start = make_node(Ops.LOOP, dtypes.token, (axis, start))
+    return start
+
+
 def stays_inside(read: Node) -> bool:
     """Whether a LOAD reads an element of an argument, whatever its axes are."""
     return read.src[0].op is Ops.PARAM and in_bounds(read)
@@ -226,7 +235,15 @@ def is_sum_alone(out: Node, kernel: Node) -> bool:
         return False
     if any(stage in scoped_below(other.src[1:]) for other in kernel.src if other is not out):
         return False
+    if any(axis.arg.bind == "tile" for axis in total.src[1:]) and not _takes_tiles(out):
+        return False
     return not _lies_apart(out.src[2]) and not _reads_one_element(total, out.src[0])
+
+
+def _takes_tiles(out: Node) -> bool:
+    """Whether each element of a staged tile has a place of its own in an output."""
+    terms, _ = index.linear(out.src[2])
+    return out.src[2].op is not Ops.WHERE and all(axis in terms for axis in out.src[1].src[1:])
 
 
 def _lies_apart(place: Node) -> bool:

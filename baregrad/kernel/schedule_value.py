@@ -211,7 +211,9 @@ class Tensorize:
 
     `dot4` adds the products of four bytes to a lane of int32: its axis is the summed one. `mma` is
     a warp's matrix unit: 16 rows, 8 columns, and 8 or 16 steps of a sum of products of 16-bit
-    floats, in float32; the 32 lanes of the warp are the block's first dimension.
+    floats, in float32; the 32 lanes of the warp are the block's first dimension. `amx` is a CPU
+    core's: 16 or 32 rows, as many columns, and of what is summed any number of steps of 16 words of
+    two bfloat16 or four bytes each.
     """
 
     axes: tuple[str, ...]
@@ -228,7 +230,7 @@ class Tensorize:
 
 _Copy = StageInput | StageReduce | StreamOutput | Prefetch | Pipeline
 Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
-INSTRUCTIONS = ("dot4", "mma")
+INSTRUCTIONS = ("dot4", "mma", "amx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,7 @@ def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
 
 
 def tensorize(*axes: str, instruction: str) -> Tensorize:
-    """An instruction of the machine does all steps of the axes: `dot4` or `mma`."""
+    """An instruction of the machine does all steps of the axes: `dot4`, `mma` or `amx`."""
     return Tensorize(axes, instruction)
 
 

@@ -21,11 +21,13 @@ from baregrad.ir.node import NO_RANGES, Node, alu, cast, const, fill, make_node,
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE
+from baregrad.kernel.core_tiles import product as tiles_product
 from baregrad.kernel.kept_rows import Kept, kept_in_output
 from baregrad.kernel.loop_blocks import Block, Item, nest_position, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
     Masks,
+    cleared,
     factor_where,
     filled,
     guarded,
@@ -502,21 +504,27 @@ class _Builder:
         self.reductions(scoped_below(values), path)
         conditions, values = peeled_guards(monoid, values)
         loops = looped(by_id(set(own)))
+        matrix = [axis for axis in own if axis.arg.bind == TILE]
         # The first step of a sum may take 0 in place of what is in memory.
         clears = monoid.primitive is not Ops.ADD or not self.masks or bool(conditions)
         start: list[Node] = []
-        if clears or not loops:
-            start = [self.cleared(store(buffer, monoid.identity[0], places), within, inner_axes)]
+        if not matrix and (clears or not loops):
+            start = [cleared(store(buffer, monoid.identity[0], places), within, inner_axes)]
         inner = list(path)
         below = scoped_below(values)
         self.open(inner, loops + inner_axes, conditions, below, self.needs(below, block), start)
+        state = load(buffer, places)
+        later = index.less(0, index.total(loops))
+        if matrix:
+            tile = (*[axis for axis in axes if axis.arg.bind == TILE], *matrix)
+            inner[-1].items.append(Item(tiles_product(state, self.convert(values)[0], tile, later)))
+            self.place(node, Placed((buffer,), block, nest_position(block, inner, path)))
+            return
         points: list[dict[Node, Node]] = [{}]
         for axis in by_id({axis for axis in own if axis.arg.is_tile}):
             extent = range(int(axis.src[0].arg))
             points = [{**p, axis: const(i, dtypes.index)} for p in points for i in extent]
-        state = load(buffer, places)
         if not start:
-            later = index.less(0, index.total(loops))
             state = guarded(later, state)
         for point in points:
             (value,) = self.convert((substitute(values[0], point),))
@@ -542,14 +550,6 @@ class _Builder:
         if place.op is Ops.WHERE and place.src[2] is NOWHERE:
             return out.src[0], (place.src[1],), place.src[0]
         return out.src[0], (place,), None
-
-    def cleared(self, start: Node, within: Node | None, axes: list[Node]) -> Node:
-        """A STORE in loops over `axes`, where `within` holds."""
-        if within is not None:
-            start = make_node(Ops.IF, dtypes.token, (within, start))
-        for axis in reversed(axes):
-            start = make_node(Ops.LOOP, dtypes.token, (axis, start))
-        return start
 
     # --- expressions ----------------------------------------------------------------------------
 

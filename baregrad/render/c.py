@@ -16,6 +16,7 @@ from baregrad.ir.rows import by_rows
 from baregrad.render.c_ops import instruction
 from baregrad.render.c_text import CText, Dialect, Rule
 from baregrad.render.interface import alloc_nbytes, signature
+from baregrad.render.tile_runs import C_RULES, c_configured
 from baregrad.target.cpu import CpuTarget
 
 
@@ -90,7 +91,7 @@ class _Function(CText):
             "void *restrict scratch) {"
         )
         parts = ["#include <stdint.h>", *self.functions.values(), head, *prologue, *registers]
-        return "\n".join([*parts, *self.lines, "}", ""])
+        return "\n".join([*parts, *c_configured(self, self.lines), "}", ""])
 
     def _prologue(self) -> list[str]:
         lines = []
@@ -159,5 +160,11 @@ def _prefetch(f: CText, node: Node) -> None:
 
 
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.TURN: _turn, Ops.PREFETCH: _prefetch}
+    {
+        Ops.VLOAD: _vload,
+        Ops.VSTORE: _vstore,
+        Ops.TURN: _turn,
+        Ops.PREFETCH: _prefetch,
+        **C_RULES,
+    }
 )

@@ -19,6 +19,7 @@ from baregrad.render.llvm_ops import ELEMENTWISE_RULES
 from baregrad.render.llvm_rows import AFTER_ROWS, flush_rows, write_rows
 from baregrad.render.llvm_text import POISON, ROW, Block, FunctionText, Rule, each_row
 from baregrad.render.llvm_types import STREAMED, value_type
+from baregrad.render.tile_runs import LLVM_RULES, llvm_configured
 from baregrad.target.cpu import CpuTarget
 
 # What a store that passes the caches by says of its place.
@@ -48,6 +49,7 @@ class LlvmRenderer:
 def _module(f: FunctionText) -> str:
     """The text of a module."""
     f.prologue()
+    first = len(f.lines)
     for place, node in enumerate(f.program.src):
         f.place = place
         rule = _rule_of(node.op)
@@ -59,6 +61,8 @@ def _module(f: FunctionText) -> str:
         if f.block and node.op.bit & AFTER_ROWS:
             flush_rows(f, node.op is Ops.SET)
         rule(f, node)
+    if f.tiles:
+        llvm_configured(f, first)
     if f.streamed:
         return _two_ways(f)
     return _text(f, (_function(f, f.signature.entry, f.lines),))
@@ -225,6 +229,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
         **ELEMENTWISE_RULES,
         **MEMORY_RULES,
+        **LLVM_RULES,
         Ops.BEGIN: _begin,
         Ops.TEST: _test,
         Ops.END: _end,

@@ -63,6 +63,8 @@ class FunctionText:
         self.strided: dict[tuple[object, ...], int] = {}
         # How many tiles are written by columns, once one of them was met.
         self.turns = 0
+        # Whether it multiplies tiles.
+        self.tiles = False
         # Arrays that stores go to past the caches.
         self.streamed: dict[Node, None] = {}
         # Of tiles: the lines of one row, how many there are, the places of each access's rows,

@@ -61,6 +61,18 @@ class CpuTarget:
         return not {"avx512vnni", "avxvnni"}.isdisjoint(self.features)
 
     @property
+    def tile_instructions(self) -> tuple[str, ...]:
+        """The instructions that multiply tiles of 16 rows of 64 bytes, of which there are eight.
+
+        They want the system's leave: the features of a host are those that may be used.
+        """
+        if "amx-tile" not in self.features:
+            return ()
+        found = ("tdpbf16ps",) if "amx-bf16" in self.features else ()
+        bytes_too = ("tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud")
+        return found + (bytes_too if "amx-int8" in self.features else ())
+
+    @property
     def has_ldexp(self) -> bool:
         """Whether one instruction multiplies a lane by a power of two, subnormals included."""
         return "avx512f" in self.features
@@ -79,7 +91,10 @@ class CpuTarget:
 # an answer's meaning, only how fast it comes.
 _SSE_EXTRAS = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
 _AVX2_EXTRAS = (*_SSE_EXTRAS, "f16c", "bmi", "bmi2", "lzcnt", "movbe", "prfchw", "avxvnni")
-_AVX512_EXTRAS = (*_AVX2_EXTRAS, "avx512cd", "avx512vnni", "avx512bf16", "avx512fp16")
+_AVX512_EXTRAS = (
+    *_AVX2_EXTRAS, "avx512cd", "avx512vnni", "avx512bf16", "avx512fp16",
+    "amx-tile", "amx-bf16", "amx-int8",
+)
 _SSE2 = ("sse2",)
 _AVX2 = ("sse2", "avx", "avx2", "fma")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -90,7 +105,8 @@ _SPELLINGS = (
     ("abm", "lzcnt"), ("3dnowprefetch", "prfchw"),
     ("avx512_bf16", "avx512bf16"), ("avx512_fp16", "avx512fp16"), ("avx512_vnni", "avx512vnni"),
     ("avx_vnni", "avxvnni"), ("asimd", "neon"), ("fp", "fp-armv8"), ("asimddp", "dotprod"),
-    ("asimdhp", "fullfp16"),
+    ("asimdhp", "fullfp16"), ("amx_tile", "amx-tile"), ("amx_bf16", "amx-bf16"),
+    ("amx_int8", "amx-int8"),
 )
 
 # Widest first: the first row whose needs are all there is the one.

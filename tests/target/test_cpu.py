@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 
 from baregrad.base.errors import UnsupportedDevice
+from baregrad.ir.words import PRODUCTS
 from baregrad.target.cpu import CPU_ROWS, cpu_row, cpu_row_named
 
 WIDEST = cpu_row_named("x86-64-avx512")
-V4 = frozenset(WIDEST.needs + WIDEST.extras) - {"avx512vnni", "avx512bf16", "avx512fp16"}
+TILES = frozenset(("amx-tile", "amx-bf16", "amx-int8"))
+V4 = frozenset(WIDEST.needs + WIDEST.extras) - {"avx512vnni", "avx512bf16", "avx512fp16"} - TILES
 
 
 def test_the_widest_row_that_fits_is_chosen() -> None:
@@ -33,6 +35,17 @@ def test_extras_are_named_and_change_the_key() -> None:
     assert row.converted_floats == ("float16",)
     assert not cpu_row(V4 - {"f16c"}).converted_floats
     assert row.key != cpu_row(V4).key
+
+
+def test_tiles_are_multiplied_by_what_the_features_say() -> None:
+    assert cpu_row(V4).tile_instructions == ()
+    assert cpu_row(V4 | {"amx_tile"}).tile_instructions == ()
+    assert cpu_row(V4 | {"amx_bf16", "amx_int8"}).tile_instructions == ()
+    assert cpu_row(V4 | {"amx_tile", "amx_bf16"}).tile_instructions == ("tdpbf16ps",)
+    every = cpu_row(V4 | {"amx_tile", "amx_bf16", "amx_int8"})
+    assert every == cpu_row(V4 | TILES)
+    assert set(every.tile_instructions) == set(PRODUCTS)
+    assert every.key != cpu_row(V4).key
 
 
 def test_cores_and_caches_do_not_change_the_key() -> None:

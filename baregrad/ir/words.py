@@ -1,0 +1,103 @@
+"""Words of 32 bits that hold narrow numbers, the first in the lowest bits, and their products.
+
+A `WORDS` adds up the products of two words' numbers; matrix units of CPUs do so for tiles of words,
+by the instructions that are listed here. Source: Intel 64 and IA-32 Architectures Software
+Developer's Manual, volume 2, "TDPBF16PS" and "TDPBSSD/TDPBSUD/TDPBUSD/TDPBUUD".
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baregrad.dtypes import DType, dtypes
+
+Array = npt.NDArray[Any]
+WORD_NBYTES = 4
+# Words in a row of a tile of factors, so many of which are one instruction, and rows in a tile.
+TILE = 16
+_SMALLEST = np.float32(2.0**-126)
+
+
+class Factors(NamedTuple):
+    """The dtypes of the numbers in the words of either factor, and that of their sum."""
+
+    left: DType
+    right: DType
+    total: DType
+
+
+# By the instruction that does so for tiles.
+PRODUCTS: MappingProxyType[str, Factors] = MappingProxyType({
+    "tdpbf16ps": Factors(dtypes.bfloat16, dtypes.bfloat16, dtypes.float32),
+    "tdpbssd": Factors(dtypes.int8, dtypes.int8, dtypes.int32),
+    "tdpbsud": Factors(dtypes.int8, dtypes.uint8, dtypes.int32),
+    "tdpbusd": Factors(dtypes.uint8, dtypes.int8, dtypes.int32),
+    "tdpbuud": Factors(dtypes.uint8, dtypes.uint8, dtypes.int32),
+})  # fmt: skip
+NAMES: MappingProxyType[Factors, str] = MappingProxyType(
+    {factors: name for name, factors in PRODUCTS.items()}
+)
+
+
+def in_word(dtype: DType) -> int:
+    """How many numbers of a dtype a word holds."""
+    return WORD_NBYTES // dtype.itemsize
+
+
+def numbers_of(words: Array, dtype: DType) -> Array:
+    """The numbers in words, along one more axis, the last: float32 or int64."""
+    whole = np.ascontiguousarray(words).astype(np.int32, copy=False)
+    count = in_word(dtype)
+    if dtype.kind == "float":
+        halves = whole.view(np.uint16).reshape(*words.shape, count)
+        return (halves.astype(np.uint32) << 16).view(np.float32)
+    numbers = whole.view(np.int8 if dtype is dtypes.int8 else np.uint8)
+    return numbers.reshape(*words.shape, count).astype(np.int64)
+
+
+def words_value(name: str, left: Array, right: Array) -> Array:
+    """What a WORDS of two words gives, exact but for one rounding of a float's."""
+    factors = PRODUCTS[name]
+    wide = np.float64 if factors.total is dtypes.float32 else np.int64
+    a, b = (
+        numbers_of(words, dtype).astype(wide)
+        for words, dtype in zip((left, right), factors[:2], strict=True)
+    )
+    with np.errstate(all="ignore"):
+        total: Array = (a * b).sum(axis=-1)
+        return total.astype(np.float32 if wide is np.float64 else np.int32)
+
+
+def tiles_value(name: str, total: Array, left: Array, right: Array) -> Array:
+    """total[m, n] plus the sum over w of the products of left[m, w] and right[w, n], as tiles do.
+
+    Integers wrap. Floats are added up as the instruction does: first and second halves of words
+    apart, each product fused with its addition, every 16 words one sum; subnormal numbers are 0.
+    """
+    factors = PRODUCTS[name]
+    a, b = (
+        numbers_of(words, dtype) for words, dtype in zip((left, right), factors[:2], strict=True)
+    )
+    if factors.total is dtypes.int32:
+        exact: Array = np.einsum("mwi,wni->mn", a, b) + total
+        return exact.astype(np.uint64).astype(np.uint32).view(np.int32)
+    a, b = _flushed(a), _flushed(b)
+    found = total.astype(np.float32)
+    with np.errstate(all="ignore"):
+        for first in range(0, left.shape[1], TILE):
+            sums = np.zeros((2, *found.shape), np.float32)
+            for w in range(first, min(first + TILE, left.shape[1])):
+                products = a[None, :, w, :].T.astype(np.float64) * b[w].T[:, None, :]
+                sums = _flushed((sums + products).astype(np.float32))
+            found = _flushed(found + _flushed(sums[0] + sums[1]))
+    return found
+
+
+def _flushed(values: Array) -> Array:
+    """Values with 0 of their sign in place of subnormal ones."""
+    small = np.abs(values) < _SMALLEST
+    return np.where(small, np.copysign(np.float32(0), values), values).astype(np.float32)
