@@ -205,7 +205,7 @@ class KernelInfo(NamedTuple):
     """A kernel's name and launch facts; the schedule's text is kept to be shown.
 
     `block` has the threads of a block along each of its dimensions, once one thread's code is told
-    apart from its block's.
+    apart from its block's. `grain` iterations of the pool's loop, which divide it, are one chunk.
     """
 
     name: str = "kernel"
@@ -216,6 +216,7 @@ class KernelInfo(NamedTuple):
     warps: int = 1
     shared_nbytes: int = 0
     block: tuple[int, ...] = ()
+    grain: int = 1
 
 
 class Alloc(NamedTuple):

@@ -326,7 +326,7 @@ class _Table:
         "instruction",
         LIN,
         (2, 3),
-        "from, to: the counter of a loop up to END; third, of the pool loop, how many chunks exist",
+        "from, to: the counter of a loop up to END; of the pool loop by chunks, and third, its end",
         attribute="int",
     )
     TEST = _r("TEST", "instruction", LIN, 1, "runs up to END if the condition holds")

@@ -8,12 +8,12 @@ REDUCEs that are combined.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import Param, Stage
+from baregrad.ir.attrs import Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import (
@@ -37,7 +37,14 @@ from baregrad.kernel.analysis import (
     out_axes,
 )
 from baregrad.kernel.apply_carried import kept_in_scratch
-from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of, plain
+from baregrad.kernel.apply_scope import (
+    Pieces,
+    Scope,
+    chunks_of,
+    flat_array,
+    is_chunks,
+    plain,
+)
 from baregrad.kernel.axes import AxisTable, Piece, Terms, table_after
 from baregrad.kernel.byte_dots import (
     BYTES,
@@ -53,6 +60,7 @@ from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.narrowed import narrowed
 from baregrad.kernel.pipelines import check_applied, slots_of
+from baregrad.kernel.results import Results
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
 from baregrad.kernel.window_copies import regions_of, without_parts
@@ -76,16 +84,26 @@ def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = 
 
 
 def apply_steps(
-    kernel: Node, schedule: Schedule, chunked: bool, target: AnyTarget | None = None
+    kernel: Node,
+    schedule: Schedule,
+    chunked: bool,
+    target: AnyTarget | None = None,
+    results: Results | None = None,
 ) -> Node:
     """`kernel` scheduled; with `chunked`, as `to_loop` takes it.
 
-    The parallel axis then is a loop of chunks and one inside, and inputs are read by LOADs as at
-    the loop level, so that most expressions are made once.
+    The parallel axis then is a loop of chunks and one inside, unless it is around all others: then
+    it is one loop, of which some iterations are a chunk. Inputs are read by LOADs as at the loop
+    level, so that most expressions are made once. With `results`, so are those of reductions.
     """
     table = table_after(facts_of(kernel), schedule, target)
-    rewriter = _Rewriter(table, chunked)
+    rewriter = _Rewriter(table, chunked, results)
     result = rewriter.kernel(kernel)
+    if rewriter.hides_axes and results is not None:
+        # What reads a result no longer says where the reduction stands: it is to be seen there.
+        results.clear()
+        rewriter = _Rewriter(table, chunked)
+        result = rewriter.kernel(kernel)
     if table.gpu is not None:
         partial_tiles.check_threads(result)
     check_applied(table, rewriter.applied, rewriter.empty, rewriter.dead)
@@ -95,10 +113,16 @@ def apply_steps(
 class _Rewriter:
     """Rewrites a kernel from its original axes to the final ones of a table."""
 
-    def __init__(self, table: AxisTable, chunked: bool) -> None:
+    def __init__(
+        self, table: AxisTable, chunked: bool, results: Results | None = None
+    ) -> None:
         self.table = table
+        self.results = None if table.staged or table.tensorized else results
+        # Whether some expression runs along axes that it has from the results that it reads alone.
+        self.hides_axes = False
         self.read_op = Ops.LOAD if chunked else Ops.INDEX
         self.chunk: tuple[str, Node] | None = None
+        self.grain = 1
         self.ranges: dict[str, Node] = {}
         self.empty: set[str] = set()
         self.dead: set[str] = set()
@@ -108,6 +132,9 @@ class _Rewriter:
             if name in table.tensorized:
                 self.ranges[name] = range_node(1, position, name)
                 self.dead.add(name)
+            elif axis.unit == "pool" and chunked and is_chunks(table, name):
+                self.ranges[name] = range_node(axis.extent, position, name, "pool")
+                self.grain = table.grain
             elif axis.unit == "pool" and chunked and several:
                 chunk, self.ranges[name] = chunks_of(axis, table.grain, position)
                 self.chunk = (name, chunk)
@@ -147,8 +174,11 @@ class _Rewriter:
                 scope = self.scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 src = (self.array(out.src[0]), value, self.target(out, scope))
+                if self.results is not None:
+                    self.see_axes(out_axes(out), (*value.ranges, *src[2].ranges), scope)
                 outs.append(make_node(Ops.OUT, out.dtype, src, out.arg))
-        return make_node(Ops.KERNEL, kernel.dtype, tuple(outs), kernel.arg)
+        info = kernel.arg if self.grain == 1 else kernel.arg._replace(grain=self.grain)
+        return make_node(Ops.KERNEL, kernel.dtype, tuple(outs), info)
 
     def target(self, out: Node, scope: Scope) -> Node:
         """Where an OUT writes: NOWHERE for places read from memory that the array does not have.
@@ -245,16 +275,9 @@ class _Rewriter:
         """A PARAM as one flat axis."""
         found = self.flat.get(node)
         if found is None:
-            arg = node.arg
-            streamed = arg.slot in self.table.streamed
-            size = index.product(arg.shape)
-            dtype = node.dtype
-            if arg.slot in self.words:
-                size, dtype = index.floordiv(size, BYTES), dtypes.int32
-            ahead = self.table.ahead.get(arg.slot, 0)
-            flat = Param(arg.slot, (size,), arg.name, streamed, ahead)
-            known = flat.shape if size.__class__ is int else None
-            found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat, known)
+            slot = node.arg.slot
+            streamed, ahead = slot in self.table.streamed, self.table.ahead.get(slot, 0)
+            found = self.flat[node] = flat_array(node, slot in self.words, streamed, ahead)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:
@@ -293,7 +316,7 @@ class _Rewriter:
 
     def offset(self, node: Node, scope: Scope) -> Node:
         """The flat offset of an INDEX or OUT in terms of the final axes."""
-        old = offset_of(node)
+        old = offset_of(node, self.table.facts.offsets)
         found = scope.offsets.get(old)
         if found is not None:
             return found
@@ -394,7 +417,7 @@ class _Rewriter:
         src = (self.array(where.src[0]), self.offset(where, scope))
         if src[0].dtype is not node.dtype:
             src = (src[0], index.as_node(index.floordiv(src[1], BYTES)))
-        value = make_node(self.read_op, src[0].dtype, src)
+        value = make_node(self.read_op, src[0].dtype, src, None, ())
         inside = self.limits(by_id(node.ranges), scope) if scope.early else partial_tiles.TRUE
         if where is node:
             value = guarded(inside, value)
@@ -511,10 +534,21 @@ class _Rewriter:
                     whole = [a for a in own if self.panels.isdisjoint(dict(choice[a].terms))]
                     new, axes = narrowed(node, whole, inside.pieces, self.ranges, new, axes)
                 one = make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
-                each = state_parts(self.carried(one), monoid)
+                if self.results is not None:
+                    self.see_axes(free, one.ranges, inside)
+                    each = (self.results.read(one),)
+                else:
+                    each = state_parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
         return total
+
+    def see_axes(self, wanted: Iterable[Node], found: Collection[Node], scope: Scope) -> None:
+        """Note whether what depends on some original axes has all final ones among its own."""
+        for axis in wanted:
+            for final, _ in self.finals(axis, scope):
+                if final not in found:
+                    self.hides_axes = True
 
     def dotted(self, node: Node, choice: Pieces, scope: Scope) -> tuple[Node, ...]:
         """A sum of products of bytes, four at a time; nothing where no instruction is to do so.

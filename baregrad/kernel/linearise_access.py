@@ -14,7 +14,7 @@ from baregrad.ir.attrs import TILE_BINDS, Access, Reg
 from baregrad.ir.bounds import bounds
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort_having
 from baregrad.ir.op import Ops
-from baregrad.kernel.loop_pieces import values_below
+from baregrad.kernel.loop_pieces import is_plain, values_below
 
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
@@ -178,7 +178,10 @@ class Memory:
         refused: set[Node] = set()
         known: dict[Any, Address] = {}
         groups: dict[Terms, int] = {}
-        for node in values_below(kernel):
+        # Of what is plain nobody else asks for more than the accesses.
+        plain = is_plain(kernel)
+        order = toposort_having(_ACCESSES, *kernel.src) if plain else values_below(kernel)
+        for node in order:
             bit = node.op.bit
             if not bit & _ACCESSES:
                 continue

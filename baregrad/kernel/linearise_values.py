@@ -517,7 +517,8 @@ def _range(values: Values, node: Node, operands: Operands) -> Node:
 
 def _load(values: Values, node: Node, operands: Operands) -> Node:
     # A statement's masks keep what it reads inside its arrays, and its values for its own lanes.
-    masked = values.masks and not stays_inside(node)
+    masked = values.masks and node.src[0] not in values.memory.registers
+    masked = masked and not stays_inside(node)
     return values.load(node, values.mask(values.masks) if masked else None)
 
 

@@ -86,12 +86,12 @@ def looped(axes: Iterable[Node]) -> list[Node]:
 
 def load(buffer: Node, places: tuple[Node, ...]) -> Node:
     """One element of a buffer."""
-    return make_node(Ops.LOAD, buffer.dtype, (buffer, *places))
+    return make_node(Ops.LOAD, buffer.dtype, (buffer, *places), None, ())
 
 
 def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
     """Write one element of a buffer."""
-    return make_node(Ops.STORE, dtypes.token, (buffer, value, *places))
+    return make_node(Ops.STORE, dtypes.token, (buffer, value, *places), None, ())
 
 
 def stays_inside(read: Node) -> bool:
@@ -270,8 +270,9 @@ def note_plain(loop: Node, facts: Facts) -> None:
     """Note of the loop level of a kernel that all it has in memory and folds is plain, if so."""
     if loop.mask & _CONVERTING:
         return
-    held = [access.array for access in facts.accesses]
-    if not all([one.dtype in PLAIN for one in (*held, *facts.stages)]):
+    held = {access.array.dtype for access in facts.accesses}
+    held.update([stage.dtype for stage in facts.stages])
+    if not held <= PLAIN:
         return
     for reduction in facts.reductions:
         node = reduction.node

@@ -130,8 +130,9 @@ def _text(f: FunctionText, functions: Sequence[str]) -> str:
 
 
 def _begin(f: FunctionText, node: Node) -> None:
-    low, high = node.src[:2]
-    start, stop = f.use(low), f.use(high)
+    start, stop = [f.use(end) for end in node.src[:2]]
+    if len(node.src) > 2 and f.program.arg.grain > 1:
+        start, stop = _scaled(f, start), _scaled(f, stop)
     block = _open(f)
     label, registers, lines, fresh = block.label, block.registers, f.lines, f.fresh
     body = f"L{label}"
@@ -151,6 +152,13 @@ def _begin(f: FunctionText, node: Node) -> None:
         f.names.update(zip(carried, block.phis, strict=True))
     lines += [""] * (1 + len(carried))
     f.label = body
+
+
+def _scaled(f: FunctionText, chunk: str) -> str:
+    """The first iteration of a chunk."""
+    name = f.fresh()
+    f.lines.append(f"  {name} = mul i64 {chunk}, {f.program.arg.grain}")
+    return name
 
 
 def _open(f: FunctionText) -> Block:
