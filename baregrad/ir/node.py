@@ -19,9 +19,8 @@ from typing import Any
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import TILE_BINDS, Range
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
-from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape
+from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape, plain_shape
 
-Shape = tuple[Any, ...]
 Key = tuple[Op, DType, tuple["Node", ...], Any]
 NO_RANGES: frozenset[Node] = frozenset()
 
@@ -169,9 +168,16 @@ class Node:
 
 
 def make_node(
-    op: Op, dtype: DType, src: tuple[Node, ...] = (), arg: Any = None, known: Shape | None = None
+    op: Op,
+    dtype: DType,
+    src: tuple[Node, ...] = (),
+    arg: Any = None,
+    known: tuple[Any, ...] | None = None,
 ) -> Node:
-    """What `Node(...)` returns, sooner; `known` is its shape of plain numbers, if that is known."""
+    """What `Node(...)` returns, for code that makes many: calling a class costs more than this.
+
+    `known` is the node's shape of plain numbers, where the caller has it already.
+    """
     key: Key = (op, dtype, src, arg if op is not _CONST else _const_key(arg))
     entry = _find(key)
     if entry is not None:
@@ -183,31 +189,28 @@ def make_node(
     node.src, node.arg = src, arg
     mask = op.bit
     ranges = NO_RANGES
+    shape: Any = ()
+    mixed = False
+    for child in src:
+        mask |= child.mask
+        below = child.ranges
+        if below is not ranges and below:
+            if not ranges:
+                ranges = below
+            elif not below <= ranges:
+                ranges = ranges | below
+        theirs = child.shape
+        if theirs and theirs is not shape:
+            if shape and theirs != shape:
+                mixed = True
+            shape = theirs
     kind = _kind_of(op)
+    # Elementwise ops, most of all, on operands of one shape or on scalars, are done here.
     if known is not None:
         shape = known
-        for child in src:
-            mask |= child.mask
-            below = child.ranges
-            if below is not ranges and below and not below <= ranges:
-                ranges = ranges | below if ranges else below
-    else:
-        shape, mixed = (), False
-        for child in src:
-            mask |= child.mask
-            below = child.ranges
-            if below is not ranges and below:
-                if not ranges:
-                    ranges = below
-                elif not below <= ranges:
-                    ranges = ranges | below
-            theirs = child.shape
-            if theirs and theirs is not shape:
-                if shape and theirs != shape:
-                    mixed = True
-                shape = theirs
-        # Elementwise ops, most of all, on operands of one shape or on scalars, are done here.
-        if (kind & _ASKS and (shape or not kind & _SCALAR)) or (mixed and not kind & _BARE):
+    elif (kind & _ASKS and (shape or not kind & _SCALAR)) or (mixed and not kind & _BARE):
+        shape = plain_shape(op, src, arg)
+        if shape is None:
             shape = infer_shape(op, dtype, src, arg)
             mask |= _symbols(op, shape, arg)
     if kind:
@@ -218,8 +221,7 @@ def make_node(
         elif kind & _IS_AXIS:
             # An axis holds itself by this, so that it is freed when cycles are looked for.
             ranges = frozenset((node,))
-    node.shape = shape
-    node.ranges = ranges
+    node.shape, node.ranges = shape, ranges
     node.mask = mask
     node._bounds = node._memo = None
     entry = _Entry(node, _forget)

@@ -239,7 +239,6 @@ def _facts(kernel: Node) -> Facts:
         op = node.op
         bit = op.bit
         if bit & _ALU:
-            # The most there is, and of that most has nothing more to be asked.
             axes = node.ranges
             if node.dtype is _INDEX:
                 continue

@@ -275,9 +275,7 @@ class _Rewriter:
         """A PARAM as one flat axis."""
         found = self.flat.get(node)
         if found is None:
-            slot = node.arg.slot
-            streamed, ahead = slot in self.table.streamed, self.table.ahead.get(slot, 0)
-            found = self.flat[node] = flat_array(node, slot in self.words, streamed, ahead)
+            found = self.flat[node] = flat_array(node, self.table, self.words)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:

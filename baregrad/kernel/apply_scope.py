@@ -14,6 +14,7 @@ from baregrad.ir.node import Node, make_node, range_node
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Offset, out_axes
 from baregrad.kernel.axes import Axis, AxisTable, Limit, Piece
+from baregrad.kernel.axes_arrays import shares_of
 from baregrad.kernel.byte_dots import BYTES
 
 Pieces = dict[Node, Piece]
@@ -76,23 +77,27 @@ def is_chunks(table: AxisTable, name: str) -> bool:
     return not any(map(parts.isdisjoint, every))
 
 
-def flat_array(node: Node, as_words: bool, streamed: bool, ahead: int) -> Node:
-    """A PARAM as one flat axis; of words of four bytes each, if those are what is read."""
+def flat_array(node: Node, table: AxisTable, words: frozenset[int]) -> Node:
+    """A PARAM as one flat axis; of words of four bytes each, where those are what is read."""
     slot, shape, name = node.arg[:3]
     size = shape[0] if len(shape) == 1 else index.product(shape)
     dtype = node.dtype
-    if as_words:
+    if slot in words:
         size, dtype = index.floordiv(size, BYTES), dtypes.int32
-    if isinstance(size, int):
-        flat = _flat(slot, size, name, streamed, ahead)
+    streamed, asked = slot in table.streamed, table.ahead.get(slot)
+    if asked is None and isinstance(size, int):
+        flat = _flat(slot, size, name, streamed)
         return make_node(Ops.PARAM, dtype, (), flat, flat.shape)
-    return make_node(Ops.PARAM, dtype, (), Param(slot, (size,), name, streamed, ahead))
+    flat = Param(slot, (size,), name, streamed)
+    if asked is not None:
+        flat = flat._replace(ahead=asked.nbytes, shares=shares_of(table, asked))
+    return make_node(Ops.PARAM, dtype, (), flat)
 
 
 @lru_cache(1 << 10)
-def _flat(slot: int, size: int, name: str, streamed: bool, ahead: int) -> Param:
+def _flat(slot: int, size: int, name: str, streamed: bool) -> Param:
     """An argument of one axis: those of kernels are alike."""
-    return Param(slot, (size,), name, streamed, ahead)
+    return Param(slot, (size,), name, streamed)
 
 
 def plain(node: Node, done: dict[Node, Node]) -> Node:

@@ -218,6 +218,10 @@ def _vectorise_sums(
     # What is dear to compute has values of its own in registers.
     if bits >= REGISTER_NBYTES and reduction.node.arg.monoid.primitive and not is_dear(plan):
         most = min(MOST_TOGETHER, max(SEVERAL * 2 // together, 2))
+        fits = together * MOST_TOGETHER <= target.vector_registers * 3 // 4
+        if fits and lane.size <= MOST_TOGETHER * lanes:
+            # One step may be all: then there is no loop, and what masks it is a constant.
+            most = MOST_TOGETHER
         width = _wide(lane, lanes, most, target.masks)
         # A lone sum does too little beside a mask, where several vectors leave nothing over.
         if width and (together > 1 or lane.size % width == 0 or lane.size % (lanes * count)):

@@ -270,9 +270,8 @@ def note_plain(loop: Node, facts: Facts) -> None:
     """Note of the loop level of a kernel that all it has in memory and folds is plain, if so."""
     if loop.mask & _CONVERTING:
         return
-    held = {access.array.dtype for access in facts.accesses}
-    held.update([stage.dtype for stage in facts.stages])
-    if not held <= PLAIN:
+    held = [access.array for access in facts.accesses]
+    if not PLAIN.issuperset([one.dtype for one in (*held, *facts.stages)]):
         return
     for reduction in facts.reductions:
         node = reduction.node
