@@ -124,7 +124,7 @@ class Address:
     def places(self, axes: tuple[Node, ...]) -> tuple[int, ...]:
         """What points along unrolled axes add to the constant part, the first varying slowest."""
         known = self.rows
-        if known is not None and known[0] is axes:
+        if known is not None and known[0] == axes:
             return known[1]
         scales = dict(self.unrolled)
         found = [0]
