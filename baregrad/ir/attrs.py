@@ -56,7 +56,9 @@ class Param(NamedTuple):
     """The `slot`-th argument array of a program, row-major with this shape.
 
     streamed: what is written to it passes the caches by, where whole vectors are. ahead: so many
-    bytes before a vector is read or written, its line is asked for; 0 where it is not.
+    bytes before a vector is read or written, its line is asked for; 0 where it is not. shares: of
+    the loops that do so instead, by the name of their axis, the first byte and how many bytes each
+    iteration asks for.
     """
 
     slot: int
@@ -64,6 +66,7 @@ class Param(NamedTuple):
     name: str = ""
     streamed: bool = False
     ahead: int = 0
+    shares: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,10 @@ def _vstore(machine: LinearMachine, node: Node) -> None:
     machine.buffer(node.src[0])[offset[active]] = data[active]
 
 
+def _prefetch(machine: LinearMachine, node: Node) -> None:
+    """Nothing: it changes no value, and what it names need not be there."""
+
+
 def _turn(machine: LinearMachine, node: Node) -> None:
     base, offset, *rows = node.src
     for place, row in enumerate(rows):
@@ -238,6 +242,7 @@ LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = Mapp
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
         Ops.TURN: _turn,
+        Ops.PREFETCH: _prefetch,
         Ops.SPLAT: _splat,
         Ops.LANES: _lanes,
         Ops.EXTRACT: _extract,

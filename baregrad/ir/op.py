@@ -300,6 +300,14 @@ class _Table:
         "PARAM or ALLOC, offset, value, mask: write lanes, with a mask contiguous ones",
         attribute="Access",
     )
+    PREFETCH = _r(
+        "PREFETCH",
+        "instruction",
+        LIN,
+        2,
+        "PARAM, offset: bring the lines of so many elements near, if there is memory",
+        attribute="Access",
+    )
     TURN = _r(
         "TURN",
         "instruction",

@@ -54,6 +54,7 @@ _EFFECTS = frozenset(
         Ops.VSTORE,
         Ops.TURN,
         Ops.TURNED,
+        Ops.PREFETCH,
         Ops.END,
     )
 )

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from baregrad.ir import index
@@ -61,6 +62,7 @@ RUNS = (16, 8, 14, 12, 10, 7, 9, 11, 13, 15, 6, 5, 4)
 # From how many panels on a sum is kept in memory between them, to have them in the first cache.
 LEAST_PANELS = 4
 ALONE_CYCLES = 60_000.0
+_SIZE = attrgetter("size")
 
 
 def _runs(found: Windows) -> bool:
@@ -100,8 +102,15 @@ def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | No
     """The kernel as a sum of products over windows; None where it is none."""
     if len(reads) != 2 or main.node.arg.monoid.primitive is not Ops.ADD:
         return None
-    both = [_sorted(plan, main, *pair) for pair in (reads, reads[::-1])]
-    found = [windows for windows in both if windows is not None]
+    sorts = _sorted(plan, main, *reads)
+    if sorts is None:
+        return None
+    first, second, both, own = sorts
+    # Either operand may be the image.
+    found = [
+        Windows(image, other, moves, others, both, own, max(others, key=_SIZE))
+        for image, other, moves, others in ((*reads, first, second), (*reads[::-1], second, first))
+    ]
     for fits in (_slides, _runs):
         for windows in found:
             if fits(windows):
@@ -110,13 +119,16 @@ def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | No
     return next((windows for windows in found if _skips(windows, write)), None)
 
 
-def _sorted(plan: Plan, main: Reduction, image: Access, other: Access) -> Windows | None:
-    only_image: list[PlannedAxis] = []
-    only_filter: list[PlannedAxis] = []
+def _sorted(
+    plan: Plan, main: Reduction, left: Access, right: Access
+) -> tuple[list[PlannedAxis], ...] | None:
+    """The axes that move the left operand alone, the right one alone, both, and reduced ones."""
+    only_left: list[PlannedAxis] = []
+    only_right: list[PlannedAxis] = []
     both: list[PlannedAxis] = []
     own: list[PlannedAxis] = []
     for axis in plan.axes:
-        strides = (axis.stride(image), axis.stride(other))
+        strides = (axis.stride(left), axis.stride(right))
         if None in strides or not isinstance(axis.extent, int):
             return None
         if axis.reduced:
@@ -130,15 +142,14 @@ def _sorted(plan: Plan, main: Reduction, image: Access, other: Access) -> Window
             if strides[0] and strides[1]:
                 both.append(axis)
             elif strides[0]:
-                only_image.append(axis)
+                only_left.append(axis)
             elif strides[1]:
-                only_filter.append(axis)
+                only_right.append(axis)
             else:
                 return None
-    if not only_image or not only_filter or not own:
+    if not only_left or not only_right or not own:
         return None
-    lane = max(only_filter, key=lambda axis: axis.size)
-    return Windows(image, other, only_image, only_filter, both, own, lane)
+    return only_left, only_right, both, own
 
 
 def _slides(found: Windows) -> bool:

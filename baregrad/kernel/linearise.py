@@ -83,6 +83,7 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     pool = axis.arg.bind == "pool"
     if extent.op is Ops.CONST and extent.arg == 1 and not pool:
         values.counters[axis] = ZERO
+        _ask(values, axis)
         stack.append(body)
         return
     # A call that does no chunk is never made.
@@ -94,8 +95,19 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     counter = instruction(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
     values.counters[axis] = counter
     values.scopes.open(counter, speculative)
+    _ask(values, axis)
     stack.append(_close)
     stack.append(body)
+
+
+def _ask(values: Values, axis: Node) -> None:
+    """Ask for the shares that an iteration of a loop has of arrays."""
+    memory = values.memory
+    for array, row, first, elements in memory.requests.get(axis.arg.axis, ()):
+        offset = values.total((*row, (axis, elements)))
+        access = access_of(elements, 1, first, array.dtype.itemsize, array not in memory.written)
+        request = instruction(Ops.PREFETCH, dtypes.token, (array, offset), access)
+        values.scopes.append(request)
 
 
 def _close(values: Values, stack: list[Any]) -> None:

@@ -375,7 +375,7 @@ class Values:
         key = ~address.group if narrow else address.group
         found: Node | None = self.scopes.memo.get(key)
         if found is None:
-            found = self._sum(address.fixed, self.width_of(address))
+            found = self.total(address.fixed, self.width_of(address))
             self.scopes.remember(key, found)
         return found
 
@@ -383,7 +383,7 @@ class Values:
         """The integers in which an offset is summed up: on GPUs of 32 bits, if all parts fit."""
         return dtypes.int32 if self.gpu and address.is_narrow else dtypes.int64
 
-    def _sum(self, terms: Sequence[tuple[Node, int]], width: DType) -> Node:
+    def total(self, terms: Sequence[tuple[Node, int]], width: DType = dtypes.int64) -> Node:
         """The sum of scaled atoms, outer loops' first, so that each part is found once."""
         depth = self.scopes.depth
         values = []

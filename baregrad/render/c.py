@@ -154,6 +154,10 @@ def _turn(f: CText, node: Node) -> None:
         f.line(f"for (int l = 0; l < {access.width}; l++) {text}")
 
 
+def _prefetch(f: CText, node: Node) -> None:
+    """Nothing: C has no word for it."""
+
+
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.TURN: _turn}
+    {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.TURN: _turn, Ops.PREFETCH: _prefetch}
 )

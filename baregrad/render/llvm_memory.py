@@ -194,6 +194,14 @@ def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool)
         )
 
 
+def _request(f: FunctionText, node: Node) -> None:
+    """Ask for all lines of an access."""
+    base, offset = node.src
+    access, dtype = node.arg, base.dtype
+    where = f.pointer(base, f.use(offset), access.at, dtype)
+    _prefetch(f, where, 0, access.width * dtype.itemsize, not access.constant)
+
+
 def _masks(f: FunctionText, dtype: DType) -> bool:
     """Whether the machine masks loads of these elements; else LLVM would branch for each lane."""
     return f.target.masks or (dtype.itemsize >= 4 and "avx" in f.target.features)
@@ -336,13 +344,14 @@ def _vstore(f: FunctionText, node: Node) -> None:
         _spread(f, node, where, operand)
         return
     if not mask:
-        streamed = ""
-        if access.align in STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
+        streamed, align = "", access.align
+        if align >= STREAMED_NBYTES[0] and base.op is Ops.PARAM and base.arg.streamed:
+            # Several registers' worth goes one by one, and no array is aligned to more than one.
             f.streamed[base] = None
-            streamed = STREAMED
+            streamed, align = STREAMED, min(align, f.target.vector_bytes)
         if access.ahead:
             _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
-        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}{streamed}")
+        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {align}{streamed}")
         return
     name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"
     masks = type_text(dtypes.bool, lanes)
@@ -449,6 +458,7 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SET: _set,
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
+        Ops.PREFETCH: _request,
         Ops.TURN: turn,
         Ops.TURNED: turn_copy,
     }
