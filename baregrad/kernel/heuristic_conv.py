@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from operator import attrgetter
@@ -80,8 +79,7 @@ def _skips(found: Windows, write: Access) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(NamedTuple):
     """A sum of products of an image and a filter, and the axes of its output by what they move.
 
     lane: the longest of those that move the filter alone, along which vectors lie. copied: what is
@@ -199,7 +197,7 @@ def plan_windows(
     if image is None and found.image.guarded:
         # The innermost loop would have conditions.
         return None
-    found = replace(found, copied=image)
+    found = found._replace(copied=image)
     tiles = _tiles(plan, main, found, machine, target)
     tile, share = _best_shared(main, found, tiles, machine, target)
     second = tile.second
