@@ -14,7 +14,6 @@ import operator
 from collections.abc import Collection
 from functools import lru_cache
 from math import prod
-from operator import attrgetter
 from typing import NamedTuple
 
 from baregrad.ir import index
@@ -61,7 +60,6 @@ RUNS = (16, 8, 14, 12, 10, 7, 9, 11, 13, 15, 6, 5, 4)
 # From how many panels on a sum is kept in memory between them, to have them in the first cache.
 LEAST_PANELS = 4
 ALONE_CYCLES = 60_000.0
-_SIZE = attrgetter("size")
 
 
 def _runs(found: Windows) -> bool:
@@ -105,9 +103,13 @@ def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | No
         return None
     first, second, both, own = sorts
     # Either operand may be the image.
+    left, right = reads
     found = [
-        Windows(image, other, moves, others, both, own, max(others, key=_SIZE))
-        for image, other, moves, others in ((*reads, first, second), (*reads[::-1], second, first))
+        Windows(image, other, moves, others, both, own, max(others, key=_size))
+        for image, other, moves, others in (
+            (left, right, first, second),
+            (right, left, second, first),
+        )
     ]
     for fits in (_slides, _runs):
         for windows in found:
@@ -117,9 +119,13 @@ def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | No
     return next((windows for windows in found if _skips(windows, write)), None)
 
 
+def _size(axis: PlannedAxis) -> int:
+    return axis.size
+
+
 def _sorted(
     plan: Plan, main: Reduction, left: Access, right: Access
-) -> tuple[list[PlannedAxis], ...] | None:
+) -> tuple[list[PlannedAxis], list[PlannedAxis], list[PlannedAxis], list[PlannedAxis]] | None:
     """The axes that move the left operand alone, the right one alone, both, and reduced ones."""
     only_left: list[PlannedAxis] = []
     only_right: list[PlannedAxis] = []
