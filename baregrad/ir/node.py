@@ -19,7 +19,7 @@ from typing import Any
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import TILE_BINDS, Range
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
-from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape
+from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape, plain_shape
 
 Key = tuple[Op, DType, tuple["Node", ...], Any]
 NO_RANGES: frozenset[Node] = frozenset()
@@ -209,8 +209,12 @@ def make_node(
     if known is not None:
         shape = known
     elif (kind & _ASKS and (shape or not kind & _SCALAR)) or (mixed and not kind & _BARE):
-        shape = infer_shape(op, dtype, src, arg)
-        mask |= _symbols(op, shape, arg)
+        before = plain_shape(op, src, arg)
+        if before is not None:
+            shape = before
+        else:
+            shape = infer_shape(op, dtype, src, arg)
+            mask |= _symbols(op, shape, arg)
     if kind:
         if kind & _BARE:
             shape = ()

@@ -42,6 +42,7 @@ class Address:
         "is_narrow",
         "lanes",
         "points",
+        "rows",
         "stride",
         "unrolled",
         "vector",
@@ -88,6 +89,8 @@ class Address:
             steps = [constant, *[scale for _, scale in unrolled]]
             self.fits_registers = not any(step % width for step in steps)
         self.is_narrow = False
+        # The places along the axes that were asked for last.
+        self.rows: tuple[tuple[Node, ...], tuple[int, ...]] | None = None
 
     def is_regular(self, lanes: int) -> bool:
         """Whether `lanes` lanes lie a constant number of elements apart."""
@@ -117,6 +120,20 @@ class Address:
         for axis, scale in self.unrolled:
             total += scale * point[axis]
         return total
+
+    def places(self, axes: tuple[Node, ...]) -> tuple[int, ...]:
+        """What points along unrolled axes add to the constant part, the first varying slowest."""
+        known = self.rows
+        if known is not None and known[0] is axes:
+            return known[1]
+        scales = dict(self.unrolled)
+        found = [0]
+        for axis in axes:
+            moves = [scales.get(axis, 0) * step for step in range(lanes_of(axis))]
+            found = [place + move for place in found for move in moves]
+        rows = tuple(found)
+        self.rows = (axes, rows)
+        return rows
 
 
 _FIXED, _UNROLLED, _POINT, _LANES, _VECTOR = range(5)

@@ -95,6 +95,15 @@ def test_what_fits_the_caches_is_not_streamed() -> None:
         assert "stream_output" not in str(choose_schedule(kernel, target))
 
 
+@pytest.mark.parametrize(("rows", "streamed"), [(1024, False), (8192, True)])
+def test_a_large_array_is_streamed_however_large_the_shared_cache(
+    rows: int, streamed: bool
+) -> None:
+    target = replace(host(), l3_bytes=300 << 20)
+    for kernel in (k.transpose(rows, 1024), k.elementwise(rows * 1024)):
+        assert ("stream_output(0)" in str(choose_schedule(kernel, target))) == streamed
+
+
 def test_streams_are_said_and_parsed() -> None:
     schedule = Schedule((vectorise("i0"), stream_output(0)))
     assert str(schedule) == "Schedule(bind('i0', 'vector'), stream_output(0))"
