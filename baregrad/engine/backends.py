@@ -80,7 +80,7 @@ class CompiledBackend:
 
     def setting(self) -> tuple[Any, ...]:
         """Options that change what `prepare` makes."""
-        return (options.beam, options.beam_file)
+        return (options.beam, options.beam_file, options.debug > 0)
 
     def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Executable:
         """Schedule the program and compile its kernels."""
@@ -89,7 +89,8 @@ class CompiledBackend:
 
         with _uncollected():
             with span("schedule"):
-                origins: dict[Node, Node] = {}
+                # Where code stands is noted while debugging, so that only then it is asked for.
+                origins: dict[Node, Node] | None = {} if options.debug else None
                 order = program.order()
                 if options.debug >= REWRITES:
                     print_graph_rewrites(program.sink, self.compiler.target)

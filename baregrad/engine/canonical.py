@@ -7,15 +7,16 @@ list are found by identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
-from baregrad.ir.node import Node, make_node, rebuild, remade, toposort
+from baregrad.ir.node import Node, instruction, make_node, rebuild, toposort
 from baregrad.ir.op import MOVEMENT, Ops, mask_of
 
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
@@ -23,26 +24,32 @@ from baregrad.ir.op import MOVEMENT, Ops, mask_of
 _SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
 _COMPUTED = ~_SPELLED
 _VAR = Ops.VAR.bit
-_LIFTED = Ops.BUFFER.bit | Ops.DETACH.bit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Canonical:
     """A SINK over PARAMs, the arrays that the slots stand for, and the values of its variables.
 
-    `origins` maps a canonical node to the node that the user's code made, for reports. `whole`: it
-    has every node below the SINK and no other, sources first.
+    `made`: what each node that the user's code made became, sources first. `whole`: that is every
+    node below the SINK and no other.
     """
 
     sink: Node
     inputs: tuple[BufferRef, ...]
     variables: Mapping[str, int]
-    origins: Mapping[Node, Node]
+    made: Mapping[Node, Node]
     whole: bool = False
+
+    @cached_property
+    def origins(self) -> Mapping[Node, Node]:
+        """For each canonical node the one that the user's code made, for reports."""
+        return {new: old for old, new in self.made.items()}
 
     def order(self) -> list[Node]:
         """Every node of `sink`, sources first, as `toposort` lists them."""
-        return [*self.origins, self.sink] if self.whole else toposort(self.sink)
+        if self.whole:
+            return [*dict.fromkeys(self.made.values()), self.sink]
+        return toposort(self.sink)
 
 
 def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]) -> Canonical:
@@ -50,46 +57,43 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
 
     Constants and their views are no such nodes, except as roots.
     """
-    inputs: list[BufferRef] = []
-    slots: dict[BufferRef, Node] = {}
-    done: dict[Node, Node] = {}
-    variables: dict[str, int] = {}
-
-    def param(ref: BufferRef, node: Node) -> Node:
-        found = slots.get(ref)
-        if found is None:
-            shape = tuple(_unbind_dim(extent, variables, done) for extent in ref.shape)
-            found = Node(Ops.PARAM, node.dtype, (), Param(len(inputs), shape))
-            slots[ref] = found
-            inputs.append(ref)
-        return found
-
-    refs: dict[Node, BufferRef] = {}
-
-    def enter(node: Node) -> bool:
-        ref = realised(node) if node.mask & _COMPUTED else None
-        if ref is None:
-            return True
-        refs[node] = ref
-        return False
-
-    for node in toposort(*roots, enter=enter):
-        op, src = node.op, node.src
-        if op is Ops.BUFFER:
-            done[node] = param(node.arg, node)
-        elif node in refs:
-            done[node] = param(refs[node], node)
-        elif op is Ops.DETACH:
-            # It says something about gradients alone, and differs from model to model.
-            done[node] = done[src[0]]
-        elif node.mask & _VAR:
-            done[node] = _renew(node, done, variables)
-        elif node.mask & _LIFTED:
-            done[node] = remade(node, tuple([done[one] for one in src]))
+    lifted = _Lifted([], {}, {}, {})
+    done, variables = lifted.done, lifted.variables
+    param = lifted.param
+    # A walk of `toposort` that needs no list of what it met: every step of a loop that trains
+    # without `jit` makes it. Above the sources that are looked at stand the nodes of `path`.
+    path: list[tuple[Node | None, Iterator[Node]]] = []
+    node: Node | None = None
+    sources = iter(roots)
+    while True:
+        for child in sources:
+            if child in done:
+                continue
+            ref = realised(child) if child.mask & _COMPUTED else None
+            if ref is not None:
+                done[child] = param(child.arg if child.op is Ops.BUFFER else ref, child)
+                continue
+            path.append((node, sources))
+            node, sources = child, iter(child.src)
+            break
         else:
-            # Nothing below became anything else, unless it was computed before.
-            made = tuple([done[one] for one in src])
-            done[node] = node if made == src else remade(node, made)
+            if node is None:
+                break
+            op, src = node.op, node.src
+            if op is Ops.BUFFER:
+                done[node] = param(node.arg, node)
+            elif op is Ops.DETACH:
+                # It says something about gradients alone, and differs from model to model.
+                done[node] = done[src[0]]
+            elif node.mask & _VAR:
+                done[node] = _renew(node, done, variables)
+            else:
+                made = tuple([done[one] for one in src])
+                # Nothing below may have become anything else.
+                done[node] = (
+                    node if made == src else instruction(op, node.dtype, made, node.arg, node.shape)
+                )
+            node, sources = path.pop()
     values = []
     whole = not variables
     for root in roots:
@@ -97,8 +101,27 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
         whole = whole and ref is None
         values.append(done[root] if ref is None else param(ref, root))
     sink = Node(Ops.SINK, dtypes.token, tuple(values))
-    origins = {new: old for old, new in done.items()}
-    return Canonical(sink, tuple(inputs), variables, origins, whole)
+    return Canonical(sink, tuple(lifted.inputs), variables, done, whole)
+
+
+@dataclass(slots=True)
+class _Lifted:
+    """What is lifted out of a graph: arrays by slot, variables by name; and what nodes became."""
+
+    inputs: list[BufferRef]
+    slots: dict[BufferRef, Node]
+    done: dict[Node, Node]
+    variables: dict[str, int]
+
+    def param(self, ref: BufferRef, node: Node) -> Node:
+        """The PARAM that stands for an array, whose value `node` is."""
+        found = self.slots.get(ref)
+        if found is None:
+            shape = tuple(_unbind_dim(extent, self.variables, self.done) for extent in ref.shape)
+            found = Node(Ops.PARAM, node.dtype, (), Param(len(self.inputs), shape))
+            self.slots[ref] = found
+            self.inputs.append(ref)
+        return found
 
 
 def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Node:

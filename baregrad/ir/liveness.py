@@ -83,12 +83,16 @@ def peak_nbytes(intervals: Sequence[Interval], alignment: int = ALIGNMENT) -> in
     return peak
 
 
-def pack(intervals: Sequence[Interval], alignment: int = ALIGNMENT) -> Packing:
+def pack(
+    intervals: Sequence[Interval], alignment: int = ALIGNMENT, spare: float = 0.0
+) -> Packing:
     """Offsets such that intervals that share a step share no byte.
 
-    alignment: every offset is a multiple of it. The largest interval is placed first, each into the
-    smallest gap that holds it among those already placed that are live with it; what is longest in
-    use goes first among equals. Raises CompilerBug for an interval that ends before it begins.
+    alignment: every offset is a multiple of it. spare: the part of the largest interval's bytes
+    that may be wasted to save time: so many of the smallest get memory of their own. The largest
+    interval is placed first, each into the smallest gap that holds it among those already placed
+    that are live with it; what is longest in use goes first among equals. Raises CompilerBug for an
+    interval that ends before it begins.
     """
     for interval in intervals:
         if interval.last < interval.first or interval.nbytes < 0:
@@ -105,7 +109,8 @@ def pack(intervals: Sequence[Interval], alignment: int = ALIGNMENT) -> Packing:
     starting: list[list[_Placed]] = [[] for _ in living]
     offsets = [0] * count
     total = 0
-    for number in order:
+    alone = _smallest(sizes, order, spare)
+    for number in order[: len(order) - alone]:
         interval, size = intervals[number], sizes[number]
         begins, ends = interval.first // BLOCK, interval.last // BLOCK
         near = living[begins]
@@ -120,7 +125,20 @@ def pack(intervals: Sequence[Interval], alignment: int = ALIGNMENT) -> Packing:
             insort(living[block], placed)
         if end > total:
             total = end
+    for number in order[len(order) - alone :]:
+        offsets[number] = total
+        total += sizes[number]
     return Packing(tuple(offsets), total)
+
+
+def _smallest(sizes: list[int], order: list[int], spare: float) -> int:
+    """How many of the last of `order`, the smallest, take no more than this part of the first."""
+    left = spare * sizes[order[0]] if order else 0.0
+    for count, number in enumerate(reversed(order)):
+        left -= sizes[number]
+        if left < 0:
+            return count
+    return len(order)
 
 
 def _smallest_gap(placed: list[_Placed], size: int, first: int, last: int) -> int:

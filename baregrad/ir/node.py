@@ -19,7 +19,7 @@ from typing import Any
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import TILE_BINDS, Range
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
-from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape
+from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape, plain_shape
 
 Key = tuple[Op, DType, tuple["Node", ...], Any]
 NO_RANGES: frozenset[Node] = frozenset()
@@ -189,7 +189,7 @@ def make_node(
     node.src, node.arg = src, arg
     mask = op.bit
     ranges = NO_RANGES
-    shape: tuple[Any, ...] = ()
+    shape: Any = ()
     mixed = False
     for child in src:
         mask |= child.mask
@@ -209,8 +209,10 @@ def make_node(
     if known is not None:
         shape = known
     elif (kind & _ASKS and (shape or not kind & _SCALAR)) or (mixed and not kind & _BARE):
-        shape = infer_shape(op, dtype, src, arg)
-        mask |= _symbols(op, shape, arg)
+        shape = plain_shape(op, src, arg)
+        if shape is None:
+            shape = infer_shape(op, dtype, src, arg)
+            mask |= _symbols(op, shape, arg)
     if kind:
         if kind & _BARE:
             shape = ()
@@ -219,11 +221,9 @@ def make_node(
         elif kind & _IS_AXIS:
             # An axis holds itself by this, so that it is freed when cycles are looked for.
             ranges = frozenset((node,))
-    node.shape = shape
-    node.ranges = ranges
+    node.shape, node.ranges = shape, ranges
     node.mask = mask
-    node._bounds = None
-    node._memo = None
+    node._bounds = node._memo = None
     entry = _Entry(node, _forget)
     entry.key = key
     return node if _insert(key, entry) is entry else _kept(key, entry, node)

@@ -21,7 +21,7 @@ Rule = Callable[[Op, "tuple[Node, ...]", Any], Shape]
 def infer_shape(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any) -> Shape:
     """The shape of a node about to be made; raises ShapeError when the sources do not fit."""
     if op.bit & _ASKED_AGAIN:
-        return _remembered(op, src, arg)
+        return _asked_first(op, src, arg)
     rule = _rule_of(op)
     if rule is not None:
         return rule(op, src, arg)
@@ -222,12 +222,28 @@ def _stage(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
     return tuple(extent_of(axis) for axis in src[1:])
 
 
-def _from_width(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
-    return (arg.width,) if arg.width > 1 else ()
+def _register(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (arg.rows, arg.width) if arg.rows else _from_width(arg.width)
+
+
+def _loaded(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (len(arg.rows), arg.width) if arg.rows else _from_width(arg.width)
+
+
+def _from_width(width: int) -> Shape:
+    return (width,) if width > 1 else ()
 
 
 def _lanes(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
-    return (arg,)
+    return (*src[0].shape[:-1], arg) if src else (arg,)
+
+
+def _row(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return _from_width(src[0].shape[1])
+
+
+def _rows(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (arg, *(src[0].shape or (1,)))
 
 
 def _part(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
@@ -259,9 +275,11 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.DETACH: _like_first,
         Ops.COPY: _like_first,
         Ops.STAGE: _stage,
-        Ops.REG: _from_width,
+        Ops.REG: _register,
         Ops.READ: _like_first,
-        Ops.VLOAD: _from_width,
+        Ops.VLOAD: _loaded,
+        Ops.ROW: _row,
+        Ops.ROWS: _rows,
         Ops.SPLAT: _lanes,
         Ops.LANES: _lanes,
         Ops.PART: _part,
@@ -281,19 +299,26 @@ class _Known:
 
 
 _known = _Known()
+_find_shape = _known.shapes.get
 
 
-def _remembered(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
-    """What the rule of `op` says; it is asked once for shapes without symbolic extents."""
-    key = (op, src[0].shape, arg if op is not Ops.REDUCE else arg.axes)
-    found = _known.shapes.get(key)
-    if found is None:
-        found = _RULES[op](op, src, arg)
-        # No node is to be kept alive.
-        if _is_plain(src[0].shape) and _is_plain(key[2]):
-            if len(_known.shapes) >= _MOST:
-                _known.shapes.clear()
-            _known.shapes[key] = found
+def plain_shape(op: Op, src: tuple[Node, ...], arg: Any) -> Shape | None:
+    """The shape of a node about to be made, where it was found before and nothing is symbolic."""
+    if op.bit & _ASKED_AGAIN:
+        return _find_shape((op, src[0].shape, arg if op is not Ops.REDUCE else arg.axes))
+    return None
+
+
+def _asked_first(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    """What the rule of `op` says; shapes without symbolic extents are kept."""
+    found = _RULES[op](op, src, arg)
+    part = arg if op is not Ops.REDUCE else arg.axes
+    # No node is to be kept alive.
+    if _is_plain(src[0].shape) and _is_plain(part):
+        shapes = _known.shapes
+        if len(shapes) >= _MOST:
+            shapes.clear()
+        shapes[op, src[0].shape, part] = found
     return found
 
 

@@ -27,7 +27,7 @@ from baregrad.ir.node import (
     toposort_having,
 )
 from baregrad.ir.op import Ops
-from baregrad.schedule.build import repeated
+from baregrad.schedule.build import Mentioned, repeated
 from baregrad.schedule.pairing import shared_axes
 
 _DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit
@@ -50,23 +50,21 @@ class Settled:
     reduced: list[Dim]
 
 
-def settle_axes(outs: tuple[Node, ...], known: dict[int, Node] | None = None) -> Settled:
-    """The OUT nodes with their axes split and numbered.
-
-    known: the PARAMs by slot, where the caller has them and nothing is reduced.
-    """
+def settle_axes(outs: tuple[Node, ...], known: Mentioned | None = None) -> Settled:
+    """The OUT nodes with their axes split and numbered; known: what they mention, where at hand."""
     divided = bool(_mask(outs) & _DIVISIONS)
     nodes: list[Node] = []
-    reductions: list[Node] = []
     if divided:
         outs, nodes = _flatten_views(outs, toposort(*outs))
+        reductions, params = _reductions_and_params(nodes)
     elif known is None:
         # What reads no memory and folds nothing is looked at where axes are replaced alone.
         nodes = toposort_having(_PARAM | _REDUCE, *outs)
-    if divided or known is None:
         reductions, params = _reductions_and_params(nodes)
     else:
-        params = known
+        params, reductions = known
+        if len(reductions) > 1:
+            nodes = toposort_having(_REDUCE, *outs)
     shared = shared_axes(nodes, reductions) if len(reductions) > 1 else {}
     if shared and _mask(outs) & _REORDERED:
         outs = _replace_axes(outs, shared, {})
@@ -90,8 +88,10 @@ def settle_axes(outs: tuple[Node, ...], known: dict[int, Node] | None = None) ->
         whole = _whole_scatters(outs, made, digits)
         if whole != made:
             return settle_axes(whole)
-    reading = toposort_having(_PARAM, *made)
-    return Settled(made, _reductions_and_params(reading)[1], data, reduced)
+    if divided:
+        # Conditions on digits may be known.
+        params = _reductions_and_params(toposort_having(_PARAM, *made))[1]
+    return Settled(made, params, data, reduced)
 
 
 def _mask(outs: tuple[Node, ...]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
@@ -42,23 +42,29 @@ def array(known: Arrays, slot: int, value: Node) -> Node:
 class Built:
     """A draft's OUT nodes and the values behind its PARAM slots: written ones, then read ones.
 
-    plain: the PARAMs by slot where nothing was left out that was asked for, and nothing is reduced;
-    else None.
+    plain: what the OUTs mention, where nothing was left out that was asked for; else None.
     """
 
     draft: Draft
     outs: tuple[Node, ...]
     written: tuple[Node, ...]
     read: tuple[Node, ...]
-    plain: dict[int, Node] | None = None
+    plain: Mentioned | None = None
+
+
+class Mentioned(NamedTuple):
+    """The PARAMs of some OUTs by slot, and their REDUCEs, sources first."""
+
+    params: dict[int, Node]
+    reductions: list[Node]
 
 
 @dataclass(slots=True, eq=False)
 class _Assembly:
     """One draft being put together.
 
-    places: expressions of the requests with a placeholder. plain: nothing else was made than reads
-    and arithmetic on all of its operands.
+    places: expressions of the requests with a placeholder. reductions: those that were made. plain:
+    everything that was made is part of what it was made for.
     """
 
     draft: Draft
@@ -66,6 +72,7 @@ class _Assembly:
     plain: bool = True
     places: dict[Node, Node] = field(default_factory=dict)
     params: dict[Node, Node] = field(default_factory=dict)
+    reductions: dict[Node, None] = field(default_factory=dict)
     first_slot: int = 0
 
     def param(self, node: Node) -> Node:
@@ -146,8 +153,6 @@ class _Assembly:
         op = node.op
         if op.bit & _PLAIN:
             return make_node(op, node.dtype, parts, node.arg)
-        if op is not Ops.WHERE or parts[0].op is Ops.CONST:
-            self.plain = False
         return ASSEMBLERS[op](self, request, parts)
 
 
@@ -186,10 +191,11 @@ def build(draft: Draft, outs: list[Written], arrays: Arrays) -> Built:
             plain = False
         src = (slots[written.target], value, *idx)
         made.append(make_node(Ops.OUT, dtypes.token, src, written.how))
-    params: dict[int, Node] | None = None
+    known: Mentioned | None = None
     if plain:
         params = {param.arg.slot: param for param in (*slots.values(), *assembly.params.values())}
-    return Built(draft, tuple(made), tuple(slots), tuple(assembly.params), params)
+        known = Mentioned(params, list(assembly.reductions))
+    return Built(draft, tuple(made), tuple(slots), tuple(assembly.params), known)
 
 
 def repeated(monoid: Monoid, value: Node, idx: Idx, axes: Idx) -> Node:
@@ -247,6 +253,7 @@ def _pointwise(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -
     if node.op in _ORDERED and parts[0].dtype.kind in ("int", "uint"):
         return _compared(node.op, *parts)
     if node.op is Ops.WHERE and parts[0].op is Ops.CONST:
+        assembly.plain = False
         return parts[1] if parts[0].arg else parts[2]
     return make_node(node.op, node.dtype, parts, node.arg)
 
@@ -268,18 +275,38 @@ def _same(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Nod
 
 
 def _guarded(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Node:
-    return guard(assembly.finish(request.extra), parts[0])
+    return _under(assembly, request.extra, parts[0])
+
+
+def _under(assembly: _Assembly, extra: Node, value: Node) -> Node:
+    """`value` where the condition of a request holds, else 0."""
+    condition = assembly.finish(extra)
+    if condition.op is Ops.CONST:
+        assembly.plain = False
+    return guard(condition, value)
 
 
 def _reduce(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Node:
-    return reduction(request.node.arg.monoid, parts, request.extra, _merges(request))
+    return _reduced(assembly, request, request.node.arg.monoid, parts, request.extra)
 
 
 def _fold(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Node:
     axes, condition = request.extra
     monoid = primitive(Ops.ADD, request.node.dtype)
-    value = guard(assembly.finish(condition), parts[0])
-    return reduction(monoid, (value,), axes, _merges(request))
+    return _reduced(assembly, request, monoid, (_under(assembly, condition, parts[0]),), axes)
+
+
+def _reduced(
+    assembly: _Assembly, request: Request, monoid: Monoid, values: tuple[Node, ...], axes: Idx
+) -> Node:
+    merges = _merges(request)
+    made = reduction(monoid, values, axes, merges)
+    if merges:
+        # The sum that it may have become part of is nobody's.
+        assembly.plain = False
+    elif made.op is Ops.REDUCE:
+        assembly.reductions[made] = None
+    return made
 
 
 def _merges(request: Request) -> bool:
@@ -293,6 +320,7 @@ def _project(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> 
     if len(whole.src) > monoid.arity:
         return make_node(Ops.PROJ, request.node.dtype, parts, request.node.arg)
     # Every axis has extent 1: the state of the one element.
+    assembly.plain = False
     lifted = monoid.lift[request.node.arg]
     slots = {node: whole.src[node.arg] for node in toposort(lifted) if node.op is Ops.SLOT}
     return substitute(lifted, slots)

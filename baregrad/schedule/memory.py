@@ -14,12 +14,15 @@ from baregrad.schedule.fuse import Fusion
 from baregrad.schedule.partition import Step
 from baregrad.schedule.plan import Launch, Plan, PlannedBuffer, Transfer
 
+# Of the largest temporary: a model's many small vectors are half of what is to be placed.
+SPARE = 1 / 128
+
 
 def plan_memory(
     fusion: Fusion,
     steps: list[Step],
     donate: Mapping[int, int],
-    origins: Mapping[Node, Node],
+    origins: Mapping[Node, Node] | None,
 ) -> Plan:
     """The plan that runs `steps`; outputs are written over donated arguments where that is safe."""
     steps = [step for step in steps if not _is_empty(step)]
@@ -102,7 +105,8 @@ def _place_temporaries(
         [
             Interval(start, last[value], size if size.__class__ is int else index.upper(size))
             for (value, start), size in zip(first.items(), sizes, strict=True)
-        ]
+        ],
+        spare=SPARE,
     )
     for value, size, offset in zip(first, sizes, packing.offsets, strict=True):
         place[value] = len(buffers)
@@ -114,13 +118,9 @@ def _place_temporaries(
 
 
 def _final_step(
-    fusion: Fusion, step: Step, place: dict[Node, int], origins: Mapping[Node, Node]
+    fusion: Fusion, step: Step, place: dict[Node, int], origins: Mapping[Node, Node] | None
 ) -> Launch | Transfer:
-    requests = step.draft.requests.values()
-    computed = dict.fromkeys(step.written)
-    computed.update(dict.fromkeys([one.node for one in requests if not one.read]))
-    found = origins.get
-    made_from = tuple([found(node, node) for node in computed])
+    made_from = () if origins is None else _made_from(step, origins)
     if step.kernel is None:
         node = step.written[0]
         return Transfer(
@@ -144,3 +144,11 @@ def _final_step(
             if buffers[position] == buffers[out]
         )
     return Launch(step.kernel, buffers, writes, aliases, made_from)
+
+
+def _made_from(step: Step, origins: Mapping[Node, Node]) -> tuple[Node, ...]:
+    """The tensor nodes that a step computes, as they were before they were rewritten."""
+    requests = step.draft.requests.values()
+    computed = dict.fromkeys(step.written)
+    computed.update(dict.fromkeys([one.node for one in requests if not one.read]))
+    return tuple([origins.get(node, node) for node in computed])

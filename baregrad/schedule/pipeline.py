@@ -31,14 +31,14 @@ def make_plan(
 
     sink: a SINK of tensor-level values over PARAMs, canonicalised by `baregrad.graph`. donate:
     output position -> slot of an argument over which it may be written, where that is safe. target:
-    the machine's row, a CPU's by default. origins: what each rewritten node stands for, for
-    `Launch.origins`. Raises CompilerBug for a graph that is not of the tensor level.
+    the machine's row, a CPU's by default. origins: what each rewritten node stands for, where
+    `Launch.origins` is wanted. Raises CompilerBug for a graph that is not of the tensor level.
     """
     if sink.op is not Ops.SINK:
         raise CompilerBug("a plan is made of a SINK", found=repr(sink))
     fusion = Fusion(sink, isinstance(target, GpuTarget))
     fusion.run()
-    return plan_memory(fusion, partition(fusion), donate, origins or {})
+    return plan_memory(fusion, partition(fusion), donate, origins)
 
 
 def _to_kernels(sink: Node) -> Node:

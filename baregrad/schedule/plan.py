@@ -31,7 +31,8 @@ class Launch(NamedTuple):
     """One run of a KERNEL over buffers of the plan, in the order of its PARAM slots.
 
     writes: positions in `buffers` that the kernel writes. aliases: pairs (written slot, read slot)
-    of PARAMs that share memory because an input was donated. origins: tensor nodes it computes.
+    of PARAMs that share memory because an input was donated. origins: tensor nodes it computes, if
+    they were asked for.
     """
 
     kernel: Node

@@ -37,6 +37,14 @@ def test_alignment_and_empty_intervals() -> None:
     assert pack([]).nbytes == 0
 
 
+def test_the_smallest_may_have_memory_of_their_own() -> None:
+    intervals = [Interval(0, 1, 6400), Interval(0, 0, 64), Interval(1, 1, 64), Interval(1, 1, 128)]
+    assert pack(intervals).nbytes == 6400 + 192
+    found = pack(intervals, spare=0.02)
+    assert found.nbytes == 6400 + 128 + 128
+    assert found.offsets[1] != found.offsets[2]
+
+
 def test_malformed_interval() -> None:
     with pytest.raises(CompilerBug, match="not one"):
         pack([Interval(3, 2, 8)])
@@ -52,7 +60,10 @@ def test_random_intervals_never_share_a_byte() -> None:
             first = rng.randrange(40)
             nbytes = rng.choice((0, 1, 64, 100, 4096, rng.randrange(1, 10_000)))
             intervals.append(Interval(first, first + rng.randrange(12), nbytes))
-        found = pack(intervals)
+        spare = rng.choice((0.0, 0.25))
+        found = pack(intervals, spare=spare)
+        largest = max(round_up(one.nbytes, 64) for one in intervals)
+        assert found.nbytes <= pack(intervals).nbytes + spare * largest
         for one, (a, offset) in enumerate(zip(intervals, found.offsets, strict=True)):
             assert offset % 64 == 0 and offset + a.nbytes <= found.nbytes
             for b, other in zip(intervals[:one], found.offsets[:one], strict=True):
