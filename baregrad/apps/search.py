@@ -8,15 +8,14 @@ what a file holds.
 from __future__ import annotations
 
 import argparse
-import runpy
 import statistics
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend
+from baregrad.engine.script import run_script
 from baregrad.engine.search import search
 from baregrad.engine.search.records import Record, Records
 from baregrad.engine.search.tuner import records_path
@@ -56,7 +55,7 @@ def main(argv: list[str]) -> int:
             if arguments.app:
                 train_resnet18(arguments.batch)
             else:
-                run_program(arguments.program, arguments.arguments)
+                run_script(arguments.program, arguments.arguments)
         finally:
             tuner = backend.compiler.tuner if isinstance(backend, CompiledBackend) else None
             if tuner is not None:
@@ -73,16 +72,6 @@ def train_resnet18(batch: int) -> None:
         inputs = prepare(batch)
     loss, *gradients = build(*inputs)
     loss.realize(*gradients)
-
-
-def run_program(path: Path, words: list[str]) -> None:
-    """Run a Python file as the main program."""
-    before = sys.argv
-    sys.argv = [str(path), *words]
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    finally:
-        sys.argv = before
 
 
 def report(records: Iterable[Record]) -> str:

@@ -22,6 +22,7 @@ from baregrad.base.tracing import span
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.executor import Executable
+from baregrad.engine.report import REWRITES, print_graph_rewrites, print_kernels
 from baregrad.ir.node import Node
 from baregrad.runtime.interface import Buffer, Device
 
@@ -91,6 +92,8 @@ class CompiledBackend:
                 # Where code stands is noted while debugging, so that only then it is asked for.
                 origins: dict[Node, Node] | None = {} if options.debug else None
                 order = program.order()
+                if options.debug >= REWRITES:
+                    print_graph_rewrites(program.sink, self.compiler.target)
                 sink = canonicalise(program.sink, origins, self.compiler.target, order)
                 plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
             with span("compile"):
@@ -109,8 +112,6 @@ class CompiledBackend:
                 inputs, program.variables, timed=timed, where=where
             )
         if timed and timeline is not None and session is not None:
-            from baregrad.engine.report import print_kernels
-
             print_kernels(executable, timeline, program, session)
         return outputs
 

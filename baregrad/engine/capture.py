@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from baregrad.base.errors import JitError
+from baregrad.base.options import options
 from baregrad.engine.executor import Executable
+from baregrad.engine.report import print_commands
 from baregrad.engine.session import Run, Session, current_session
 from baregrad.ir.attrs import BufferRef
 from baregrad.program import evaluate
@@ -153,6 +155,10 @@ class Replay:
         self._late = [handle for handle in dict.fromkeys(late) if id(handle) in kept]
         self._forms = self._result_forms()
         self._is_symbolic = any(not _is_plain(shape) for shape, _ in self._forms)
+        # Whether DEBUG asks for a line a kernel; what is not run takes no time.
+        self._is_reported = bool(
+            self.runs and options.debug >= 1 and self.runs[0].backend.name != "NULL"
+        )
         self._list: CommandList | None = None
         self._arena: Buffer | None = None
         if self.runs and isinstance(self.runs[0].executable, Executable):
@@ -286,7 +292,7 @@ class Replay:
                 buffer = device.allocate(nbytes)
             table.append(buffer)
         if self._has_work:
-            device.submit(commands, table[: self._used], variables)
+            self._submit(commands, table[: self._used], variables)
         table += copies
         table += self._same
         return list(map(table.__getitem__, self._places))
@@ -301,7 +307,17 @@ class Replay:
         """Run over the inputs and the fresh results in `table`, where that is all."""
         commands = self._list
         assert commands is not None
-        commands.device.submit(commands, table)
+        if self._is_reported:
+            self._submit(commands, table, {})
+        else:
+            commands.device.submit(commands, table)
+
+    def _submit(
+        self, commands: CommandList, table: list[Buffer], variables: Mapping[str, int]
+    ) -> None:
+        timeline = commands.device.submit(commands, table, variables, timed=self._is_reported)
+        if self._is_reported:
+            print_commands(commands, timeline, variables)
 
     def fresh(self, position: int) -> BufferRef:
         """New memory for a result whose number is its position's, to be given to `submit`."""

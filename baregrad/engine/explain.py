@@ -8,15 +8,15 @@ printed, or the saved text of one kernel (as CompilerBug writes it), whose compi
 from __future__ import annotations
 
 import argparse
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from baregrad.base.errors import OptionError
+from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
+from baregrad.engine.script import run_script
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
@@ -106,6 +106,10 @@ def _show(name: str, why: str, result: Any, stream: TextIO) -> None:
 def _saved(path: Path) -> Node:
     from baregrad.ir.text import parse
 
+    if not path.is_file():
+        raise ArgumentError(
+            "there is no such file", found=str(path), wanted="a Python file, or IR as text"
+        )
     return parse(path.read_text())
 
 
@@ -159,7 +163,7 @@ def _run_observed(path: Path, note: Callable[[Any, Session], None], **setting: A
     """Run a program on the NULL device, noting what it computes, with options set."""
     with use_session(Session()) as session, options.override(device="NULL", **setting):
         session.observers.append(lambda run: note(run, session))
-        runpy.run_path(str(path), run_name="__main__")
+        run_script(path)
         session.close()
 
 

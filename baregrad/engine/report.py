@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from baregrad.base.options import options
+from baregrad.ir.node import Node
+from baregrad.ir.rewrite import Rule, watched
 from baregrad.program import Program, evaluate
+from baregrad.runtime.commands import CommandList, Copy, Exec, Timeline
 
 if TYPE_CHECKING:
     from baregrad.kernel import Choice
+    from baregrad.target import AnyTarget
+
+# The level of `DEBUG` that shows rewrites.
+REWRITES = 5
+
+
+def print_graph_rewrites(sink: Node, target: AnyTarget) -> None:
+    """Print what the passes over a tensor-level graph replace, and by which rules, to stderr."""
+    from baregrad.graph import replaced
+
+    fired: Counter[Rule] = Counter()
+
+    def note(rule: Rule, old: Node, new: Node) -> None:
+        fired[rule] += 1
+
+    with watched(note):
+        for name, old, new in replaced(sink, target):
+            print(f"{name}: {_summary(old)} -> {_summary(new)}", file=sys.stderr)
+    for rule, count in fired.most_common():
+        print(f"rule {rule.name}, {count} times: {rule.law}", file=sys.stderr)
+
+
+def _summary(node: Node) -> str:
+    sources = ", ".join(one.op.name for one in node.src)
+    shape = ", ".join(str(extent) if isinstance(extent, int) else "?" for extent in node.shape)
+    return f"{node.op.name}({sources}) {node.dtype.name}[{shape}]"
 
 
 def kernel_line(name: str, nanoseconds: int, flops: int, nbytes: int, where: str) -> str:
@@ -36,6 +67,23 @@ def print_kernels(executable: Any, timeline: Any, program: Any, session: Any) ->
         )
 
 
+def print_commands(
+    commands: CommandList, timeline: Timeline | None, variables: Mapping[str, int]
+) -> None:
+    """Print the kernels and copies of a command list with their times to stderr."""
+    durations = () if timeline is None else timeline.durations_ns()
+    for command, duration in zip(commands.commands, durations, strict=True):
+        flops, nbytes, name, where = 0, 0, command.label, ""
+        if isinstance(command, Exec):
+            meta = command.kernel.program.meta
+            name, _, where = command.label.partition(" ")
+            flops = evaluate(meta.flops, variables)
+            nbytes = evaluate(meta.bytes_read, variables) + evaluate(meta.bytes_written, variables)
+        else:
+            nbytes = command.nbytes * (2 if isinstance(command, Copy) else 1)
+        print(kernel_line(name, duration, flops, nbytes, where), file=sys.stderr)
+
+
 def print_compilation(
     stages: list[Any], program: Program, disassemble: Any, choice: Choice
 ) -> None:
@@ -44,7 +92,6 @@ def print_compilation(
     `choice` is what the heuristic says of the kernel; its reasons are those of the schedule unless
     a search found another one.
     """
-    from baregrad.ir.node import Node
     from baregrad.ir.text import dump
 
     level = options.debug

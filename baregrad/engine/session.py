@@ -92,16 +92,25 @@ class Session:
     # --------------------------------------------------------------------------------------
 
     def upload(
-        self, data: np.ndarray[Any, Any], dtype: DType, shape: tuple[int, ...], device: str
+        self,
+        data: np.ndarray[Any, Any],
+        dtype: DType,
+        shape: tuple[int, ...],
+        device: str,
+        noted: bool = True,
     ) -> BufferRef:
-        """A copy of raw host data (the dtype's storage type, C order) on a device."""
+        """A copy of raw host data (the dtype's storage type, C order) on a device.
+
+        `noted`: the observers of uploads are told. What the stack keeps for itself is not: a
+        function that is captured has not made it.
+        """
         flat = np.ascontiguousarray(data)
         target = self.backend(device).device
         buffer = target.allocate(flat.nbytes)
         if flat.nbytes:
             target.copy_in(buffer, flat)
         ref = BufferRef(buffer, tuple(shape), device)
-        for observer in self.uploads:
+        for observer in self.uploads if noted else ():
             observer(ref, flat)
         return ref
 

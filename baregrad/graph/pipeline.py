@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from baregrad.base.options import options
 from baregrad.graph.cleanup import CLEANUP
 from baregrad.graph.constants import CONSTANTS
 from baregrad.graph.folds import FOLDS
@@ -57,7 +58,34 @@ def canonicalise(
             for old, made in changed.items():
                 if made is not old and made not in origins:
                     origins[made] = origins.get(old, old)
+            if options.debug:
+                _note_between(changed, origins, set(order))
     return sink
+
+
+def _note_between(
+    changed: dict[Node, Node], origins: dict[Node, Node], known: set[Node]
+) -> None:
+    """Let what lies below a changed node, and was not in the graph, stand for the same node."""
+    for old, made in changed.items():
+        for one in toposort(*made.src, enter=lambda below: below not in known):
+            if one not in known:
+                origins.setdefault(one, origins.get(old, old))
+        known.add(made)
+
+
+def replaced(sink: Node, target: AnyTarget | None = None) -> Iterator[tuple[str, Node, Node]]:
+    """(pass, old, new) of each node that a pass replaces by another, to be shown.
+
+    Nodes that only follow what their sources became are left out.
+    """
+    for step in _GPU_STEPS if isinstance(target, GpuTarget) else _STEPS:
+        for shown in step.shown:
+            changed: dict[Node, Node] = {}
+            sink = shown.rewrite(sink, changed)
+            for old, new in changed.items():
+                if (new.op, new.arg, len(new.src)) != (old.op, old.arg, len(old.src)):
+                    yield shown.name, old, new
 
 
 def stages(sink: Node) -> Iterator[tuple[str, str, Node]]:

@@ -56,7 +56,9 @@ class Param(NamedTuple):
     """The `slot`-th argument array of a program, row-major with this shape.
 
     streamed: what is written to it passes the caches by, where whole vectors are. ahead: so many
-    bytes before a vector is read or written, its line is asked for; 0 where it is not.
+    bytes before a vector is read or written, its line is asked for; 0 where it is not. shares: of
+    the loops that do so instead, by the name of their axis, the first byte and how many bytes each
+    iteration asks for.
     """
 
     slot: int
@@ -64,6 +66,7 @@ class Param(NamedTuple):
     name: str = ""
     streamed: bool = False
     ahead: int = 0
+    shares: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +237,14 @@ class Alloc(NamedTuple):
 
 
 class Reg(NamedTuple):
-    """A virtual register of the linear level; `width` lanes of the node's dtype."""
+    """A virtual register of the linear level; `width` lanes of the node's dtype.
+
+    rows: of a tile, how many such registers it is; 0 for a single one.
+    """
 
     id: int
     width: int = 1
+    rows: int = 0
 
 
 class Access(NamedTuple):
@@ -246,7 +253,8 @@ class Access(NamedTuple):
     `width` lanes, `stride` elements apart, from the offset plus `at` elements; addresses are
     multiples of `align` bytes. `constant`: a load that may pass any store, because nothing that the
     kernel writes changes what it reads. `ahead`: what lies so many bytes further on is brought into
-    the nearest cache meanwhile, if there is memory; 0 for nothing.
+    the nearest cache meanwhile, if there is memory; 0 for nothing. `rows`: of a tile, how many
+    elements after `at` each of its rows is; () for a single vector.
     """
 
     width: int = 1
@@ -255,6 +263,7 @@ class Access(NamedTuple):
     align: int = 1
     constant: bool = False
     ahead: int = 0
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Reference evaluator of the linear level: runs the instructions of a PROGRAM one by one.
 
-A value is a NumPy array of shape () or (lanes,). Accesses are checked against their arrays, and
-memory and registers that nobody has written hold NaN or a garbage pattern.
+A value is a NumPy array of shape () or (lanes,); a tile is run row by row. Accesses are checked
+against their arrays, and memory and registers that nobody has written hold NaN or a garbage
+pattern.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from baregrad.ir.evaluate_alu import apply_scalar_op, constant, to_array, to_raw
 from baregrad.ir.evaluate_loop import fold_axis, poisoned, viewed
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.ir.rows import by_rows
 
 Array = npt.NDArray[Any]
 
@@ -48,6 +50,7 @@ class LinearMachine:
     def __init__(
         self, program: Node, variables: dict[str, int], chunks: tuple[int, int] | None
     ) -> None:
+        program = by_rows(program)
         self.code = program.src
         self.variables = variables
         self.chunks = chunks
@@ -189,6 +192,10 @@ def _vstore(machine: LinearMachine, node: Node) -> None:
     machine.buffer(node.src[0])[offset[active]] = data[active]
 
 
+def _prefetch(machine: LinearMachine, node: Node) -> None:
+    """Nothing: it changes no value, and what it names need not be there."""
+
+
 def _turn(machine: LinearMachine, node: Node) -> None:
     base, offset, *rows = node.src
     for place, row in enumerate(rows):
@@ -235,6 +242,7 @@ LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = Mapp
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
         Ops.TURN: _turn,
+        Ops.PREFETCH: _prefetch,
         Ops.SPLAT: _splat,
         Ops.LANES: _lanes,
         Ops.EXTRACT: _extract,

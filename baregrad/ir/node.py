@@ -188,7 +188,7 @@ def make_node(
     node.src, node.arg = src, arg
     mask = op.bit
     ranges = NO_RANGES
-    shape: tuple[Any, ...] = ()
+    shape: Any = ()
     mixed = False
     for child in src:
         mask |= child.mask
@@ -208,10 +208,8 @@ def make_node(
     if known is not None:
         shape = known
     elif (kind & _ASKS and (shape or not kind & _SCALAR)) or (mixed and not kind & _BARE):
-        before = plain_shape(op, src, arg)
-        if before is not None:
-            shape = before
-        else:
+        shape = plain_shape(op, src, arg)
+        if shape is None:
             shape = infer_shape(op, dtype, src, arg)
             mask |= _symbols(op, shape, arg)
     if kind:
@@ -222,11 +220,9 @@ def make_node(
         elif kind & _IS_AXIS:
             # An axis holds itself by this, so that it is freed when cycles are looked for.
             ranges = frozenset((node,))
-    node.shape = shape
-    node.ranges = ranges
+    node.shape, node.ranges = shape, ranges
     node.mask = mask
-    node._bounds = None
-    node._memo = None
+    node._bounds = node._memo = None
     entry = _Entry(node, _forget)
     entry.key = key
     return node if _insert(key, entry) is entry else _kept(key, entry, node)

@@ -280,7 +280,7 @@ class _Table:
     )
 
     # linear level: an instruction is a node in PROGRAM's sources, executed where it stands; its
-    # value, of shape () or (lanes,), is that of its latest execution
+    # value, of shape (), (lanes,) or of a tile (rows, lanes), is that of its latest execution
     REG = _r("REG", "leaf", LIN, 0, "a mutable register, read when used", attribute="Reg")
     SET = _r("SET", "instruction", LIN, 2, "register, value: write the register")
     READ = _r("READ", "memory", LIN, 1, "a copy of a register as it is now")
@@ -300,6 +300,14 @@ class _Table:
         "PARAM or ALLOC, offset, value, mask: write lanes, with a mask contiguous ones",
         attribute="Access",
     )
+    PREFETCH = _r(
+        "PREFETCH",
+        "instruction",
+        LIN,
+        2,
+        "PARAM, offset: bring the lines of so many elements near, if there is memory",
+        attribute="Access",
+    )
     TURN = _r(
         "TURN",
         "instruction",
@@ -309,6 +317,8 @@ class _Table:
         attribute="Access",
     )
     SPLAT = _r("SPLAT", "memory", LIN, 1, "a scalar in every lane", attribute="int")
+    ROWS = _r("ROWS", "memory", LIN, 1, "a vector in every row of a tile", attribute="int")
+    ROW = _r("ROW", "memory", LIN, 1, "one row of a tile", attribute="int")
     LANES = _r("LANES", "memory", LIN, 0, "0, 1, ..., lanes-1", attribute="int")
     EXTRACT = _r("EXTRACT", "memory", LIN, 1, "one lane of a vector", attribute="int")
     PART = _r("PART", "memory", LIN, 1, "lanes first, count of a vector", attribute="tuple[int]")

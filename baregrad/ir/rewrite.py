@@ -8,8 +8,10 @@ visited, so a rule that makes constants folds them itself.
 
 from __future__ import annotations
 
+import contextvars
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,6 +233,24 @@ def _shaped(result: Node, node: Node) -> Node:
 
 Trace = Callable[[Rule, Node, Node], None]
 
+# Told of each rule that fires, in any rule set.
+_watchers: contextvars.ContextVar[tuple[Trace, ...]] = contextvars.ContextVar(
+    "watchers", default=()
+)
+
+
+@contextmanager
+def watched(trace: Trace) -> Iterator[None]:
+    """Tell `trace` of each rule that fires inside the block: the rule, the old node, the new one.
+
+    For reports: what is rewritten does not depend on it.
+    """
+    token = _watchers.set((*_watchers.get(), trace))
+    try:
+        yield
+    finally:
+        _watchers.reset(token)
+
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
@@ -297,6 +317,8 @@ class RuleSet:
                 if result is not None:
                     if trace is not None:
                         trace(rule, node, result)
+                    for watcher in _watchers.get():
+                        watcher(rule, node, result)
                     node, rules = result, None
                     break
             else:

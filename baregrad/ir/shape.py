@@ -222,12 +222,28 @@ def _stage(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
     return tuple(extent_of(axis) for axis in src[1:])
 
 
-def _from_width(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
-    return (arg.width,) if arg.width > 1 else ()
+def _register(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (arg.rows, arg.width) if arg.rows else _from_width(arg.width)
+
+
+def _loaded(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (len(arg.rows), arg.width) if arg.rows else _from_width(arg.width)
+
+
+def _from_width(width: int) -> Shape:
+    return (width,) if width > 1 else ()
 
 
 def _lanes(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
-    return (arg,)
+    return (*src[0].shape[:-1], arg) if src else (arg,)
+
+
+def _row(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return _from_width(src[0].shape[1])
+
+
+def _rows(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
+    return (arg, *(src[0].shape or (1,)))
 
 
 def _part(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
@@ -259,9 +275,11 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.DETACH: _like_first,
         Ops.COPY: _like_first,
         Ops.STAGE: _stage,
-        Ops.REG: _from_width,
+        Ops.REG: _register,
         Ops.READ: _like_first,
-        Ops.VLOAD: _from_width,
+        Ops.VLOAD: _loaded,
+        Ops.ROW: _row,
+        Ops.ROWS: _rows,
         Ops.SPLAT: _lanes,
         Ops.LANES: _lanes,
         Ops.PART: _part,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +17,7 @@ from baregrad.ir import index
 from baregrad.ir.bounds import bounds
 from baregrad.ir.index import Dim
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort
-from baregrad.ir.op import ALU, Ops, mask_of
+from baregrad.ir.op import ALU, COMPARE, Ops, mask_of
 
 _OFFSET = "kernel.offset"
 _AXES = "kernel.axes"
@@ -33,6 +34,11 @@ EXPENSIVE_OPS = mask_of(EXPENSIVE)
 COSTLY_OPS = EXPENSIVE_OPS | mask_of(_SLOW)
 EXPENSIVE_FLOPS = 16
 SLOW_FLOPS = 4
+# Operations of a step of a reduction by formulas, as of the place of the largest.
+FORMULA_STEPS = 8
+_ALU = mask_of(ALU)
+# Arithmetic whose operands may be of another dtype than its result.
+_MIXED = mask_of((*COMPARE, Ops.WHERE, Ops.LDEXP, Ops.THREEFRY, Ops.DOT4))
 _INDEX = dtypes.index
 _ID = attrgetter("arg.id")
 
@@ -98,7 +104,8 @@ class Facts:
     data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along them.
     ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose value is
     used other than as an address (conditions, casts to numbers). order: all nodes below the OUTs,
-    sources first. fresh: the axes as schedules find them, once they were asked for (`axes.py`).
+    sources first. work: operations at each point of some axes. fresh: the axes as schedules find
+    them, once they were asked for (`axes.py`). counts: the points of some axes, likewise.
     """
 
     outs: tuple[Node, ...]
@@ -111,7 +118,16 @@ class Facts:
     ordered: frozenset[Node]
     exposed: frozenset[Node]
     order: tuple[Node, ...]
+    work: Mapping[frozenset[Node], int]
     fresh: tuple[Any, ...] | None = None
+    counts: dict[frozenset[Node], int] = field(default_factory=dict)
+
+    def points(self, axes: frozenset[Node]) -> int:
+        """`iterations` of some axes: most of a kernel depends on the same ones."""
+        found = self.counts.get(axes)
+        if found is None:
+            found = self.counts[axes] = iterations(axes)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +228,7 @@ def _facts(kernel: Node) -> Facts:
     reductions: list[Reduction] = []
     stages: list[Node] = []
     exposed: set[Node] = set()
+    work: dict[frozenset[Node], int] = {}
     offsets: Offsets = {}
     for out in kernel.src:
         free = out_axes(out)
@@ -220,7 +237,17 @@ def _facts(kernel: Node) -> Facts:
     order = toposort(*kernel.src)
     for node in order:
         op = node.op
-        if op is Ops.INDEX:
+        bit = op.bit
+        if bit & _ALU:
+            # The most there is, and of that most has nothing more to be asked.
+            axes = node.ranges
+            if node.dtype is _INDEX:
+                continue
+            if axes:
+                work[axes] = work.get(axes, 0) + (op_flops(node) if bit & COSTLY_OPS else 1)
+            if bit & _MIXED:
+                exposed |= _positions(node)
+        elif op is Ops.INDEX:
             array = node.src[0]
             if array.op is Ops.PARAM:
                 accesses.append(Access(array, offset_of(node, offsets), node.ranges, False))
@@ -232,14 +259,14 @@ def _facts(kernel: Node) -> Facts:
         elif op is Ops.REDUCE:
             own = tuple([child for child in node.src if child.op is Ops.RANGE])
             reductions.append(Reduction(node, own, node.ranges))
+            _add_steps(work, node, own)
         elif op is Ops.SCAN:
             scanned.add(node.src[-1])
+            _add_steps(work, node, node.src[-1:])
         elif op is Ops.STAGE:
             stages.append(node)
         elif node.dtype is not _INDEX and op is not Ops.OUT:
-            for child in node.src:
-                if child.dtype is _INDEX:
-                    exposed |= child.ranges
+            exposed |= _positions(node)
     return Facts(
         kernel.src,
         by_id(data),
@@ -251,7 +278,24 @@ def _facts(kernel: Node) -> Facts:
         _ordered(kernel),
         frozenset(exposed),
         tuple(order),
+        work,
     )
+
+
+def _positions(node: Node) -> frozenset[Node]:
+    """The axes of positions that a node computes with."""
+    found = NO_RANGES
+    for child in node.src:
+        if child.dtype is _INDEX:
+            found |= child.ranges
+    return found
+
+
+def _add_steps(work: dict[frozenset[Node], int], fold: Node, own: tuple[Node, ...]) -> None:
+    """Count the steps of a REDUCE or SCAN."""
+    axes = fold.ranges.union(own)
+    steps = 1 if fold.arg.monoid.primitive is not None else FORMULA_STEPS
+    work[axes] = work.get(axes, 0) + steps
 
 
 def axes_together(facts: Facts) -> frozenset[frozenset[Node]]:
@@ -338,6 +382,7 @@ def op_flops(node: Node) -> int:
     return 0
 
 
+@lru_cache(1 << 6)
 def itemsize(dtype: DType) -> int:
     """Bytes of one element."""
     return max(dtype.itemsize, 1)

@@ -39,6 +39,7 @@ from baregrad.kernel.analysis import (
 from baregrad.kernel.apply_carried import kept_in_scratch
 from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of, plain
 from baregrad.kernel.axes import AxisTable, Piece, Terms, table_after
+from baregrad.kernel.axes_arrays import shares_of
 from baregrad.kernel.byte_dots import (
     BYTES,
     Word,
@@ -251,8 +252,11 @@ class _Rewriter:
             dtype = node.dtype
             if arg.slot in self.words:
                 size, dtype = index.floordiv(size, BYTES), dtypes.int32
-            ahead = self.table.ahead.get(arg.slot, 0)
-            flat = Param(arg.slot, (size,), arg.name, streamed, ahead)
+            flat = Param(arg.slot, (size,), arg.name, streamed)
+            asked = self.table.ahead.get(arg.slot)
+            if asked is not None:
+                shares = shares_of(self.table, asked)
+                flat = flat._replace(ahead=asked.nbytes, shares=shares)
             known = flat.shape if size.__class__ is int else None
             found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat, known)
         return found

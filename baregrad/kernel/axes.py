@@ -17,7 +17,7 @@ from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, by_id, distinct_axes, itemsize, out_axes
-from baregrad.kernel.axes_arrays import check_prefetch, check_stream
+from baregrad.kernel.axes_arrays import check_prefetch, check_shares, check_stream
 from baregrad.kernel.byte_dots import check_tensorize
 from baregrad.kernel.pipelines import check_pipeline
 from baregrad.kernel.schedule_value import (
@@ -94,8 +94,8 @@ class AxisTable:
     names: of the original axes. axes: by name. order: outermost first. pieces: of each original
     axis. merged: original axis -> (axis that it was collapsed into, its stride there, its extent).
     groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
-    streamed, ahead: the arrays that pass the caches by, and the bytes by which others are asked for
-    before their time. tensorized: what instructions do. dots_bytes: whether the machine has that
+    streamed, ahead: the arrays that pass the caches by, and how others are asked for before their
+    time. tensorized: what instructions do. dots_bytes: whether the machine has that
     for bytes. room: bytes that one copy may have. registers: elements that a tile may have. Both
     are 0 where nothing is known of the machine.
     """
@@ -111,7 +111,7 @@ class AxisTable:
     staged_reductions: list[StageReduce] = field(default_factory=list)
     staged: set[str] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
-    ahead: dict[int, int] = field(default_factory=dict)
+    ahead: dict[int, Prefetch] = field(default_factory=dict)
     pipelines: list[Pipeline] = field(default_factory=list)
     tensorized: set[str] = field(default_factory=set)
     matrix: bool = False
@@ -136,7 +136,7 @@ class AxisTable:
             self.streamed.add(step.param)
         elif isinstance(step, Prefetch):
             check_prefetch(self, step)
-            self.ahead[step.param] = step.nbytes
+            self.ahead[step.param] = step
         elif isinstance(step, Pipeline):
             check_pipeline(self, step)
         elif isinstance(step, Tensorize):
@@ -550,6 +550,9 @@ def table_after(facts: Facts, schedule: Schedule, target: AnyTarget | None) -> A
     for step in schedule.steps:
         table.apply(step)
     table.check_tiles()
+    for request in table.ahead.values():
+        if request.loops:
+            check_shares(table, request)
     return table
 
 

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from baregrad.ir import index
@@ -189,9 +190,7 @@ def plan_windows(
         return None
     found = replace(found, copied=image)
     tiles = _tiles(plan, main, found, machine, target)
-    shares = [_share(main, found, tile, machine, target) for tile in tiles]
-    best = min(range(len(tiles)), key=lambda place: shares[place].time)
-    tile, share = tiles[best], shares[best]
+    tile, share = _best_shared(main, found, tiles, machine, target)
     second = tile.second
     plan.because(
         "windows over array {}, array {} the filter: {} vectors along {} by {} steps of {}, "
@@ -249,7 +248,7 @@ def _image(
     if found.image.guarded:
         return image
     # Sums that wait between panels would have each band copied for each panel.
-    several = _carries(main, found, 2, machine, target)
+    several = _carries(iterations(main.own), found, 2, machine, target)
     return image if is_worth_copying(image) and not several else None
 
 
@@ -308,7 +307,7 @@ def _stage_filter(
     own, cut, parts = _cut_run(plan, found)
     room = _rows(found, tile.vectors, machine, target)
     small = room * target.l1_bytes // target.l2_bytes
-    several = _carries(main, found, tile.vectors, machine, target)
+    several = _carries(iterations(main.own), found, tile.vectors, machine, target)
     for most in (small, room) if several else (room,):
         pieces = rows_that_fit(own, most)
         if pieces is None:
@@ -357,11 +356,11 @@ def _rows(found: Windows, vectors: int, machine: Machine, target: CpuTarget) -> 
 
 
 def _carries(
-    main: Reduction, found: Windows, vectors: int, machine: Machine, target: CpuTarget
+    steps: int, found: Windows, vectors: int, machine: Machine, target: CpuTarget
 ) -> bool:
     """Whether the reduction is long enough for several panels of the first cache."""
     small = _rows(found, vectors, machine, target) * target.l1_bytes // target.l2_bytes
-    return iterations(main.own) >= LEAST_PANELS * small
+    return steps >= LEAST_PANELS * small
 
 
 def _tiles(
@@ -379,29 +378,28 @@ def _tiles(
         default=1,
     )
     tiles = []
-    pairs = _pairs(found.moves_image if found.copied is None else found.copied.spread())
+    axes = found.moves_image if found.copied is None else found.copied.spread()
+    pairs = [_paired(found, write, second, third) for second, third in _pairs(axes)]
+    scaled = products / machine.lanes / used
     for vectors in range(1, min(whole, MOST_VECTORS) + 1):
         parts = _parts(whole, vectors)
         carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
         best: Tile | None = None
         known: dict[tuple[int, int], float] = {}
         panel = products * vectors * machine.lanes * 4
-        for second, third in pairs:
-            most = min(second.size, MOST_STEPS + 2)
-            both = (second,) if third is None else (second, third)
-            near = min([abs(axis.stride(found.image) or 0) for axis in both]) <= NEAR_STEPS
+        for second, third, most, times, near, beside in pairs:
             # Lines of the image are used whole where the first cache holds them till then.
             near = near or (run >= NEAR_RUN and panel + products * most * 4 <= target.l1_bytes)
-            factor = carry if near else carry * FAR_COST
-            beside = second.stride(write) == 1
-            times = 1 if third is None else third.size
-            scale = products / machine.lanes / used * factor
+            scale = scaled * (carry if near else carry * FAR_COST)
             for steps in range(most, 0 if third is None else most - 1, -1):
                 rows = steps * times
                 if best is not None and vectors * (rows + 1) + SPARE_REGISTERS > machine.registers:
                     continue
                 if best is not None:
-                    whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
+                    whole_tile = known.get((vectors, rows))
+                    if whole_tile is None:
+                        whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
+                        known[vectors, rows] = whole_tile
                     least = whole_tile / (vectors * rows) * scale
                     least += STORE_CYCLES if beside else SCATTER_CYCLES
                     if least >= best.cost * 0.999:
@@ -437,6 +435,31 @@ def _pairs(axes: list[PlannedAxis]) -> list[tuple[PlannedAxis, PlannedAxis | Non
     return pairs
 
 
+class _Pair(NamedTuple):
+    """Axes that steps may lie along: steps of the first at most, those of the third, and how.
+
+    near: whether steps are near in the image. beside: whether they are neighbours in the output.
+    """
+
+    second: PlannedAxis
+    third: PlannedAxis | None
+    most: int
+    times: int
+    near: bool
+    beside: bool
+
+
+def _paired(
+    found: Windows, write: Access, second: PlannedAxis, third: PlannedAxis | None
+) -> _Pair:
+    far = abs(second.stride(found.image) or 0)
+    times = 1
+    if third is not None:
+        far, times = min(far, abs(third.stride(found.image) or 0)), third.size
+    most = min(second.size, MOST_STEPS + 2)
+    return _Pair(second, third, most, times, far <= NEAR_STEPS, second.stride(write) == 1)
+
+
 @lru_cache(1 << 10)
 def _parts(size: int, tile: int) -> tuple[tuple[int, int], ...]:
     """(tile, how many) of an axis: whole tiles, and the rest."""
@@ -445,43 +468,71 @@ def _parts(size: int, tile: int) -> tuple[tuple[int, int], ...]:
     return (*found, (rest, 1)) if rest else found
 
 
+def _best_shared(
+    main: Reduction, found: Windows, tiles: list[Tile], machine: Machine, target: CpuTarget
+) -> tuple[Tile, Share]:
+    """The tile that takes least where threads share it best; the first one of equals."""
+    work = _Work.of(main, found)
+    best: tuple[float, int, Share] | None = None
+    for place in sorted(range(len(tiles)), key=lambda place: tiles[place].cost):
+        tile = tiles[place]
+        # No sharing is better than all of it spread over all cores.
+        if best is not None and work.least(tile, target) > best[0]:
+            break
+        share = _share(found, tile, work, machine, target)
+        if best is None or (share.time, place) < best[:2]:
+            best = (share.time, place, share)
+    assert best is not None
+    return tiles[best[1]], best[2]
+
+
+class _Work(NamedTuple):
+    """What does not depend on the tile: elements of the output, cycles to copy filters, and more.
+
+    steps: of the reduction. nbytes: of the image. slides: whether its windows overlap.
+    """
+
+    results: int
+    packed: float
+    steps: int
+    nbytes: int
+    slides: bool
+
+    @staticmethod
+    def of(main: Reduction, found: Windows) -> _Work:
+        """The work of a sum over windows."""
+        steps = max(iterations(main.own), 1)
+        filters = prod([axis.size for axis in (*found.moves_both, *found.moves_filter)])
+        results = filters * prod([axis.size for axis in found.moves_image])
+        nbytes = index.upper(index.product(found.image.array.shape)) * 4
+        return _Work(results, PACK_CYCLES * steps * filters, steps, nbytes, _slides(found))
+
+    def least(self, tile: Tile, target: CpuTarget) -> float:
+        """A `Share.time` that none is below; it rises with the tile's cost."""
+        least = self.results * tile.cost + self.packed
+        return least * least / (2 * max(target.cores, 2))
+
+
 def _share(
-    main: Reduction, found: Windows, tile: Tile, machine: Machine, target: CpuTarget
+    found: Windows, tile: Tile, work: _Work, machine: Machine, target: CpuTarget
 ) -> Share:
     """The loop whose iterations threads share, so that what is done anew takes least.
 
     Sharing a loop inside the one over panels, each chunk copies all panels anew.
     """
-    results = 1
-    packed = PACK_CYCLES * max(iterations(main.own), 1)
-    trips: list[tuple[PlannedAxis, int, bool]] = []
-    for axes, repeats in (
-        (found.moves_both, False), (found.moves_filter, False), (found.moves_image, True)
-    ):
-        for axis in axes:
-            results *= axis.size
-            if not repeats:
-                packed *= axis.size
-            count = axis.size
-            if axis is found.lane:
-                count //= min(tile.vectors * machine.lanes, axis.size)
-            elif axis is tile.second or axis is tile.third:
-                continue
-            elif found.copied is not None:
-                count = found.copied.trips(axis)
-            if count > 1:
-                trips.append((axis, count, repeats))
-    total = results * tile.cost
-    image = index.upper(index.product(found.image.array.shape)) * 4
-    passes = -(-found.lane.size // (tile.vectors * machine.lanes))
-    carried = _carries(main, found, tile.vectors, machine, target)
+    total = work.results * tile.cost
+    image, packed = work.nbytes, work.packed
+    width = tile.vectors * machine.lanes
+    passes = -(-found.lane.size // width)
     # Windows that overlap use a line several times while the next ones come.
-    both = max if _slides(found) else operator.add
+    both = max if work.slides else operator.add
     read = image * (passes if image > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
     alone = packed + both(total, read)
     best = Share(None, 1, alone * alone)
     if total < ALONE_CYCLES:
         return best
+    carried = _carries(work.steps, found, tile.vectors, machine, target)
+    trips = _trips(found, tile, width)
     # Good on two cores and on as many as the machine's family has.
     machines = (2, max(target.cores, 2))
     for axis, count, repeats in trips:
@@ -494,14 +545,33 @@ def _share(
             # While it computes it reads the image: once, if the second cache holds a chunk's part.
             part = image * grain // count if repeats else image
             read = image * (passes if part > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
-            work = both(total, read) * grain
+            cycles = both(total, read) * grain
             time = 1.0 + 0.1 / chunks
             for cores in machines:
                 rounds = -(-chunks // cores)
                 again = rounds / chunks
                 if repeats:
                     again = rounds * grain if carried else rounds
-                time *= work * rounds / count + packed * again
+                time *= cycles * rounds / count + packed * again
             if time < best.time * 0.999:
                 best = Share(axis, grain, time)
     return best
+
+
+def _trips(found: Windows, tile: Tile, width: int) -> list[tuple[PlannedAxis, int, bool]]:
+    """The loops of several trips that threads could share, and whether filters are copied anew."""
+    trips: list[tuple[PlannedAxis, int, bool]] = []
+    for axes, repeats in (
+        (found.moves_both, False), (found.moves_filter, False), (found.moves_image, True)
+    ):
+        for axis in axes:
+            count = axis.size
+            if axis is found.lane:
+                count //= min(width, count)
+            elif axis is tile.second or axis is tile.third:
+                continue
+            elif found.copied is not None:
+                count = found.copied.trips(axis)
+            if count > 1:
+                trips.append((axis, count, repeats))
+    return trips

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
-from baregrad.kernel.analysis import Access, itemsize, op_flops
+from baregrad.kernel.analysis import EXPENSIVE_OPS, Access, itemsize, op_flops
 from baregrad.kernel.heuristic_pool import choose_pool
 from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.linearise_transposed import LEAST_STEPS
@@ -14,6 +14,12 @@ from baregrad.target.cpu import CpuTarget
 
 # Vectors at a time: their instructions take turns, so that none waits for the one before.
 SEVERAL = 4
+# Elements of fewer bits are converted on their way, which takes wide values apart.
+WIDE_BITS = 32
+# Rows of at most so many vectors that are read one at a time, and of so many that are read in
+# halves, where that leaves nothing over.
+FEW_VECTORS = 64
+SHORT_VECTORS = 4
 # Steps of a tile that is transposed in registers, at most, and what one of its vectors then costs.
 MOST_STEPS = 16
 TRANSPOSED_COST = 5.0
@@ -48,7 +54,7 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
                 plan.vectorise(vector, lanes)
                 _block(plan, across)
             elif not _in_pages(plan, vector, lanes):
-                plan.vectorise(vector, lanes, SEVERAL)
+                _vectorise(plan, vector, lanes)
     for axis in plan.axes:
         plan.keep(axis)
     order = _by_write_stride(plan)
@@ -61,6 +67,39 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
     names = [name for axis in order for name, _ in axis.loops[:1]]
     names += [name for axis in order for name, _ in axis.loops[1:]]
     return plan.schedule(names, pool)
+
+
+def _vectorise(plan: Plan, axis: PlannedAxis, lanes: int) -> None:
+    """Several vectors at a time: as one wide value where that is as good, else as several.
+
+    A wide value is one instruction until machine code is made, and a tile that leaves nothing over
+    is written once. What is dear has values of its own in registers, and lanes that lie apart are
+    read in ways that know the registers' width.
+    """
+    accesses = plan.facts.accesses
+    wide = not is_dear(plan) and all(axis.stride(access) in (0, 1) for access in accesses)
+    wide = wide and not any(access.array.dtype.bits < WIDE_BITS for access in accesses)
+    width = _even_width(axis, lanes) if wide else 0
+    if width:
+        plan.vectorise(axis, width)
+        return
+    # Fewer at a time where that leaves one tail in place of two.
+    size = axis.size if wide else 0
+    count = 2 if size % (SEVERAL * lanes) > lanes > size % (2 * lanes) else SEVERAL
+    plan.vectorise(axis, lanes, count, wide=wide)
+
+
+def _even_width(axis: PlannedAxis, lanes: int) -> int:
+    """Lanes of which an axis has a whole number; 0 where only few would do."""
+    size = axis.extent
+    if not isinstance(size, int) or size <= lanes:
+        return 0
+    for width in (4 * lanes, 2 * lanes, lanes):
+        if size % width == 0 and (width > lanes or size <= FEW_VECTORS * lanes):
+            return width
+    # Half a register at a time costs less than a tile and its tail where both are short.
+    short = size % (lanes // 2) == 0 and size < SHORT_VECTORS * lanes
+    return lanes // 2 if short and lanes > 2 else 0
 
 
 def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int) -> bool:
@@ -91,6 +130,11 @@ def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int) -> bool:
     axis.tiles.append((f"{name}w", f"{name}u", f"{name}v"))
     axis.loops = [(f"{name}o", axis.extent // tile), (f"{name}i", rows)]
     return True
+
+
+def is_dear(plan: Plan) -> bool:
+    """Whether a kernel computes what takes many operations."""
+    return any(out.mask & EXPENSIVE_OPS for out in plan.facts.outs)
 
 
 def lanes_of(plan: Plan, target: CpuTarget) -> int:

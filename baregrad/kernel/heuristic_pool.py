@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.node import Node
-from baregrad.ir.op import ALU, Ops, mask_of
-from baregrad.kernel.analysis import (
-    COSTLY_OPS,
-    Facts,
-    itemsize,
-    iterations,
-    op_flops,
-    out_axes,
-)
+from baregrad.kernel.analysis import Facts, itemsize, out_axes
 from baregrad.kernel.schedule_value import Bind
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
@@ -25,40 +16,18 @@ VECTOR_OPS_PER_NS = 3.0
 ALONE_NS = 30_000.0
 CHUNK_NS = 10_000.0
 MOST_CHUNKS = 64
-# Operations of a step of a reduction by formulas, as of the place of the largest.
-FORMULA_STEPS = 8
-_INDEX = dtypes.index
-_ALU = mask_of(ALU)
-_FOLDS = Ops.REDUCE.bit | Ops.SCAN.bit
 
 
 def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     """How long one core takes for a kernel, roughly, if it is vectorised well."""
     total_bytes = 0
-    # How often what depends on some axes runs: most of a kernel depends on the same ones.
-    points: dict[frozenset[Node], int] = {}
     for access in facts.accesses:
-        count = points.get(access.axes)
-        if count is None:
-            count = points[access.axes] = iterations(access.axes)
-        touched = count
+        touched = facts.points(access.axes)
         if facts.reductions:
             # What is read again is near by then.
             touched = min(touched, index.upper(index.product(access.array.shape)))
         total_bytes += touched * itemsize(access.array.dtype)
-    operations = 0
-    for node in facts.order:
-        bit = node.op.bit
-        if bit & _FOLDS:
-            own = [child for child in node.src if child.op is Ops.RANGE]
-            steps = 1 if node.arg.monoid.primitive is not None else FORMULA_STEPS
-            operations += steps * iterations(node.ranges.union(own))
-        elif bit & _ALU and node.ranges and node.dtype is not _INDEX:
-            axes = node.ranges
-            count = points.get(axes)
-            if count is None:
-                count = points[axes] = iterations(axes)
-            operations += op_flops(node) * count if bit & COSTLY_OPS else count
+    operations = sum([count * facts.points(axes) for axes, count in facts.work.items()])
     lanes = target.lanes(4)
     return max(
         total_bytes / BYTES_PER_NS,
@@ -125,6 +94,6 @@ def _shared(facts: Facts, node: Node) -> bool:
             return False
     for reduction in facts.reductions:
         if node not in reduction.free:
-            if iterations(reduction.free.union(reduction.own)) > 256:
+            if facts.points(reduction.free.union(reduction.own)) > 256:
                 return False
     return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from baregrad.ir.node import Node
 from baregrad.kernel.analysis import (
-    EXPENSIVE_OPS,
     Access,
     Reduction,
     itemsize,
@@ -20,7 +19,7 @@ from baregrad.kernel.analysis import (
 from baregrad.kernel.heuristic_blocks import plan_blocks
 from baregrad.kernel.heuristic_contract import Machine, plan_contraction
 from baregrad.kernel.heuristic_conv import plan_windows, windows_of
-from baregrad.kernel.heuristic_elementwise import lanes_of
+from baregrad.kernel.heuristic_elementwise import is_dear, lanes_of
 from baregrad.kernel.heuristic_lanes import FOLD_OPS, accesses_below, lane_axis
 from baregrad.kernel.heuristic_pool import choose_pool
 from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
@@ -49,7 +48,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     """Plan the largest reduction, then the others, then the outputs."""
     facts = plan.facts
     lanes = lanes_of(plan, target)
-    main = max(facts.reductions, key=lambda r: iterations(r.free.union(r.own)))
+    main = max(facts.reductions, key=lambda r: facts.points(r.free.union(r.own)))
     reads = accesses_below(main.node)
     windows = windows_of(plan, main, reads)
     if windows is not None:
@@ -217,7 +216,7 @@ def _vectorise_sums(
     count = _accumulators(lane, lanes, together)
     bits = lanes * reduction.node.dtype.itemsize
     # What is dear to compute has values of its own in registers.
-    if bits >= REGISTER_NBYTES and reduction.node.arg.monoid.primitive and not _is_dear(plan):
+    if bits >= REGISTER_NBYTES and reduction.node.arg.monoid.primitive and not is_dear(plan):
         most = min(MOST_TOGETHER, max(SEVERAL * 2 // together, 2))
         width = _wide(lane, lanes, most, target.masks)
         # A lone sum does too little beside a mask, where several vectors leave nothing over.
@@ -227,11 +226,6 @@ def _vectorise_sums(
     # Two vectors or fewer are one: nothing is left over.
     plan.vectorise(lane, lanes, max(count, 2) if together == 1 else count)
     return count
-
-
-def _is_dear(plan: Plan) -> bool:
-    """Whether a kernel computes what takes many operations."""
-    return any(out.mask & EXPENSIVE_OPS for out in plan.facts.outs)
 
 
 def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:

@@ -28,9 +28,10 @@ from baregrad.kernel.linearise_copies import commit, copy_to, done
 from baregrad.kernel.linearise_folds import BARRIER, combine
 from baregrad.kernel.linearise_mma import multiply
 from baregrad.kernel.linearise_points import interleave
+from baregrad.kernel.linearise_rows import find_tiles, store_rows
 from baregrad.kernel.linearise_scopes import END, MOMENT, ZERO
 from baregrad.kernel.linearise_transposed import (
-    copy_transposed,
+    copied_transposed,
     neighbours,
     store_transposed,
 )
@@ -51,11 +52,16 @@ def linearise(kernel: Node) -> Node:
     """
     block: tuple[int, ...] = kernel.arg.block
     values = Values(Memory(kernel, bool(block)), block)
+    tiles = {} if block else find_tiles(values, kernel)
     stack: list[Any] = list(reversed(kernel.src))
     while stack:
         item = stack.pop()
         if not isinstance(item, Node):
             item(values, stack)
+            continue
+        tile = tiles.get(item)
+        if tile is not None:
+            store_rows(values, item, tile)
             continue
         rule = _STATEMENTS.get(item.op)
         if rule is None:
@@ -77,6 +83,7 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     pool = axis.arg.bind == "pool"
     if extent.op is Ops.CONST and extent.arg == 1 and not pool:
         values.counters[axis] = ZERO
+        _ask(values, axis)
         stack.append(body)
         return
     # A call that does no chunk is never made.
@@ -88,8 +95,19 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     counter = instruction(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
     values.counters[axis] = counter
     values.scopes.open(counter, speculative)
+    _ask(values, axis)
     stack.append(_close)
     stack.append(body)
+
+
+def _ask(values: Values, axis: Node) -> None:
+    """Ask for the shares that an iteration of a loop has of arrays."""
+    memory = values.memory
+    for array, row, first, elements in memory.requests.get(axis.arg.axis, ()):
+        offset = values.total((*row, (axis, elements)))
+        access = access_of(elements, 1, first, array.dtype.itemsize, array not in memory.written)
+        request = instruction(Ops.PREFETCH, dtypes.token, (array, offset), access)
+        values.scopes.append(request)
 
 
 def _close(values: Values, stack: list[Any]) -> None:
@@ -215,15 +233,7 @@ def _transposed(
     if near and value.op is not Ops.CONST:
         store_transposed(values, node, axes, near, compute)
         return True
-    source = values.memory.addresses.get(value) if value.op is Ops.LOAD else None
-    if source is None or address.stride != 1 or address.points or not address.is_regular(lanes):
-        return False
-    if value.src[0] in values.memory.registers or value.dtype is not node.src[0].dtype:
-        return False
-    near = neighbours(source, axes, lanes)
-    if near:
-        copy_transposed(values, node, axes, near)
-    return bool(near)
+    return copied_transposed(values, node, axes, lanes)
 
 
 def _is_register(values: Values, store: Node) -> bool:

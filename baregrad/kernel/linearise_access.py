@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
@@ -42,6 +42,7 @@ class Address:
         "is_narrow",
         "lanes",
         "points",
+        "rows",
         "stride",
         "unrolled",
         "vector",
@@ -88,6 +89,8 @@ class Address:
             steps = [constant, *[scale for _, scale in unrolled]]
             self.fits_registers = not any(step % width for step in steps)
         self.is_narrow = False
+        # The places along the axes that were asked for last.
+        self.rows: tuple[tuple[Node, ...], tuple[int, ...]] | None = None
 
     def is_regular(self, lanes: int) -> bool:
         """Whether `lanes` lanes lie a constant number of elements apart."""
@@ -117,6 +120,20 @@ class Address:
         for axis, scale in self.unrolled:
             total += scale * point[axis]
         return total
+
+    def places(self, axes: tuple[Node, ...]) -> tuple[int, ...]:
+        """What points along unrolled axes add to the constant part, the first varying slowest."""
+        known = self.rows
+        if known is not None and known[0] is axes:
+            return known[1]
+        scales = dict(self.unrolled)
+        found = [0]
+        for axis in axes:
+            moves = [scales.get(axis, 0) * step for step in range(lanes_of(axis))]
+            found = [place + move for place in found for move in moves]
+        rows = tuple(found)
+        self.rows = (axes, rows)
+        return rows
 
 
 _FIXED, _UNROLLED, _POINT, _LANES, _VECTOR = range(5)
@@ -159,6 +176,18 @@ def lanes_of(axis: Node) -> int:
     return extent
 
 
+class Request(NamedTuple):
+    """What each iteration of a loop asks for: so many `elements` of `array`.
+
+    The first iteration's begin `first` after the sum of `row`, the scaled atoms of an address.
+    """
+
+    array: Node
+    row: Terms
+    first: int
+    elements: int
+
+
 class Memory:
     """What a kernel does to buffers: those it writes, and the ALLOCs that can be registers.
 
@@ -166,7 +195,8 @@ class Memory:
     addresses: of each LOAD and STORE. registers: lanes of each register of an ALLOC. loads: the
     LOADs of each buffer. single: no more than one argument is written. That one may lie over an
     argument that is read, element by element, so a load must not pass the write of another.
-    ahead: the accesses that ask for what comes after them, and by how many bytes.
+    ahead: the accesses that ask for what comes after them, and by how many bytes. requests: what
+    each iteration of a loop asks for, by the name of its axis.
     """
 
     def __init__(self, kernel: Node, gpu: bool = False) -> None:
@@ -207,7 +237,8 @@ class Memory:
                     refused.add(buffer)
                     self.registers.pop(buffer, None)
 
-        self.ahead = _asking(self.addresses, self.written)
+        self.requests: dict[str, list[Request]] = {}
+        self.ahead = _asking(self.addresses, self.written, self.requests)
         self.single = sum(1 for buffer in self.written if buffer.op is Ops.PARAM) <= 1
 
     def reads_elsewhere(self, store: Node, axes: tuple[Node, ...]) -> bool:
@@ -225,16 +256,24 @@ class Memory:
         return not below.isdisjoint(loads)
 
 
-def _asking(addresses: Mapping[Node, Address], written: set[Node]) -> dict[Node, int]:
+def _asking(
+    addresses: Mapping[Node, Address],
+    written: set[Node],
+    requests: dict[str, list[Request]],
+) -> dict[Node, int]:
     """Of each array that is asked for ahead of time, an access inside the most loops.
 
     Of those it is the last one, but of an argument that is written the first write: from then on
-    its lines are there.
+    its lines are there. Where loops take shares of an array, `requests` has them instead.
     """
     found: dict[Node, tuple[int, Node]] = {}
+    shared: dict[Node, list[Address]] = {}
     for node, address in addresses.items():
         buffer = node.src[0]
         if not buffer.arg.ahead:
+            continue
+        if buffer.op is Ops.PARAM and buffer.arg.shares:
+            shared.setdefault(buffer, []).append(address)
             continue
         if address.stride == 1 and not address.lanes:
             stored = buffer.op is Ops.PARAM and buffer in written
@@ -244,6 +283,15 @@ def _asking(addresses: Mapping[Node, Address], written: set[Node]) -> dict[Node,
                 (node.op is Ops.LOAD) is not stored
             ):
                 found[buffer] = (loops, node)
+    for buffer, uses in shared.items():
+        # What all accesses have in common is where a row begins.
+        common = frozenset.intersection(*[frozenset(address.fixed) for address in uses])
+        row = tuple([term for term in uses[0].fixed if term in common])
+        first = min(address.constant for address in uses)
+        size = buffer.dtype.itemsize
+        for name, begin, nbytes in buffer.arg.shares:
+            request = Request(buffer, row, first + begin // size, nbytes // size)
+            requests.setdefault(name, []).append(request)
     return {node: node.src[0].arg.ahead for _, node in found.values()}
 
 

@@ -30,6 +30,20 @@ def is_transparent(node: Node) -> bool:
     return not node.op.bit & OPAQUE
 
 
+def shared_by_guards(order: list[Node]) -> list[Node]:
+    """What lazy guards read of the expression around them: it is to be computed once."""
+    guards = [n for n in order if n.op is Ops.GUARD and n.src[1].op is not Ops.LOAD]
+    if not guards:
+        return []
+    around = {node for node in order if is_transparent(node)}
+
+    def is_inner(node: Node) -> bool:
+        return is_transparent(node) and node not in around
+
+    below = [node for guard in guards for node in toposort(*guard.src, enter=is_inner)]
+    return [node for node in below if node in around and node.src]
+
+
 def lazy(values: Values, node: Node) -> Any:
     """The value of a GUARD without loads.
 

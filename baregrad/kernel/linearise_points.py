@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
+from baregrad.ir.rows import SHORTEST, TOGETHER
 
-# Points that take turns: about what the latency of a step asks for, and few enough that what they
-# hold fits the registers.
-TOGETHER = 4
 # What holds other instructions in place.
 _BLOCKS = frozenset((Ops.BEGIN, Ops.TEST, Ops.END))
-# A shorter point does not wait for itself long enough.
-SHORTEST = 12
 
 
 def interleave(code: list[Node], begins: list[int]) -> None:

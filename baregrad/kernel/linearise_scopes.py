@@ -122,13 +122,17 @@ class Scopes:
             node = instruction(op, dtype, src, arg, (lanes,) if lanes > 1 else ())
         else:
             node = make_node(op, dtype, src, arg)
+        return self.place(node, floor)
+
+    def place(self, node: Node, floor: int = 0) -> Node:
+        """Emit an instruction that was made, as `emit` does."""
         depth = self.depth
         if node in depth:
             return node
         place = self.innermost.pin
         if floor > place:
             place = floor
-        for child in src:
+        for child in node.src:
             at = depth.get(child, 0)
             if at > place:
                 place = at

@@ -9,7 +9,8 @@ Each lane then has its n neighbours side by side, and they are one access.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from baregrad.base.bits import is_power_of_two, next_power_of_two
@@ -79,8 +80,26 @@ def store_transposed(
     values.point = {}
 
 
+def turn(
+    values: Values,
+    store: Node,
+    near: tuple[Node, ...],
+    rows: tuple[Node, ...],
+    place: int,
+    count: int,
+) -> None:
+    """Write `count` rows, neighbours along `near`, by their columns: from `place` on."""
+    address, buffer = values.memory.addresses[store], store.src[0]
+    at = address.constant + place
+    align = buffer.dtype.itemsize
+    if is_streamed(buffer) and _in_line(address, near, at, count):
+        align = streamed_nbytes(count, buffer.dtype)
+    access = access_of(address.width, address.stride, at, align)
+    _turn(values, buffer, values.base(address), rows, access)
+
+
 def _turn(
-    values: Values, buffer: Node, offset: Node, rows: list[Node], access: Access
+    values: Values, buffer: Node, offset: Node, rows: Sequence[Node], access: Access
 ) -> None:
     mark = values.scopes.mark()
     src = (buffer, offset, *rows)
@@ -94,49 +113,58 @@ def _in_line(address: Address, near: tuple[Node, ...], at: int, count: int) -> b
     return all(scale % count == 0 for scale in (*outer, at, address.stride))
 
 
-def copy_transposed(
+def copied_transposed(
+    values: Values, store: Node, axes: tuple[Node, ...], lanes: int
+) -> bool:
+    """Copy a tile whose lanes lie far apart where it is read, if its steps are neighbours there."""
+    buffer, value = store.src[:2]
+    address = values.memory.addresses[store]
+    source = values.memory.addresses.get(value) if value.op is Ops.LOAD else None
+    if source is None or address.stride != 1 or address.points or not address.is_regular(lanes):
+        return False
+    if value.src[0] in values.memory.registers or value.dtype is not buffer.dtype:
+        return False
+    near = neighbours(source, axes, lanes)
+    if near:
+        _copy_transposed(values, store, axes, near)
+    return bool(near)
+
+
+def _copy_transposed(
     values: Values, store: Node, axes: tuple[Node, ...], near: tuple[Node, ...]
 ) -> None:
     """Copy a tile over the unrolled `axes`: for each lane the neighbours along `near` at once."""
     buffer, load = store.src[:2]
     target, source = values.memory.addresses[store], values.memory.addresses[load]
     lanes, dtype = source.width, load.dtype
-    apart = _apart(target, _within(dict.fromkeys(axes, 0), near))
+    apart = _apart(target.places(near))
     if apart is None:
         near = near[-1:]
         (apart,) = [scale for axis, scale in target.unrolled if axis is near[0]] or [0]
     others = tuple(axis for axis in axes if axis not in near)
+    count = prod([lanes_of(axis) for axis in near])
+    size = next_power_of_two(count)
+    rows = tuple([lane * source.stride for lane in range(lanes)])
+    first = dict.fromkeys(near, 0)
     for point in values.points(others):
-        steps = _within(point, near)
-        size = next_power_of_two(len(steps))
         mark = values.scopes.mark()
-        values.point = steps[0]
+        values.point = {**point, **first}
         offset, at = values.offset(source)
         place, start = values.offset(target)
-        mask = _below(values, len(steps), size)
-        rows = [
-            _row(values, load, offset, at + lane * source.stride, size, mask)
-            for lane in range(lanes)
-        ]
-        access = access_of(len(steps), apart, start, dtype.itemsize)
-        _turn(values, buffer, place, rows, access)
+        access = access_of(size, 1, at, dtype.itemsize, False, 0, rows)
+        src = (load.src[0], offset, *_below(values, count, size))
+        tile = instruction(Ops.VLOAD, dtype, src, access, (lanes, size))
+        values.scopes.place(tile, MOMENT)
+        access = access_of(count, apart, start, dtype.itemsize)
+        _turn(values, buffer, place, (tile,), access)
         values.scopes.forget_since(mark)
     values.point = {}
 
 
-def _apart(address: Address, steps: list[dict[Node, int]]) -> int | None:
+def _apart(places: tuple[int, ...]) -> int | None:
     """Elements between the places of one step and of the next; None where that differs."""
-    places = [address.at(step) for step in steps]
     apart = {after - before for before, after in itertools.pairwise(places)}
     return apart.pop() if len(apart) == 1 else None
-
-
-def _row(
-    values: Values, load: Node, offset: Node, at: int, size: int, mask: tuple[Node, ...]
-) -> Node:
-    access = access_of(size, 1, at, load.dtype.itemsize, False)
-    src = (load.src[0], offset, *mask)
-    return values.scopes.emit(Ops.VLOAD, load.dtype, src, access, MOMENT, size)
 
 
 def _below(values: Values, count: int, size: int) -> tuple[Node, ...]:

@@ -17,7 +17,15 @@ from baregrad.kernel import linearise_access
 from baregrad.kernel.divide import divide_index, fold_integers
 from baregrad.kernel.linearise_access import Address, Memory, lanes_of, touches_index
 from baregrad.kernel.linearise_folds import reduce
-from baregrad.kernel.linearise_lazy import OPAQUE, is_branch, is_transparent, lazy, lazy_load
+from baregrad.kernel.linearise_lazy import (
+    OPAQUE,
+    is_branch,
+    is_transparent,
+    lazy,
+    lazy_load,
+    shared_by_guards,
+)
+from baregrad.kernel.linearise_rows import Layout, Tile, in_rows, load_rows, row_of, splatted
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 from baregrad.kernel.loop_pieces import stays_inside
 
@@ -64,6 +72,9 @@ class Values:
         self.point: dict[Node, int] = {}
         self.counters: dict[Node, Node] = {}
         self.masks: tuple[Node, ...] = ()
+        # The points of the statement that is done for all of them at once, and registers of such.
+        self.tile: Tile | None = None
+        self.layouts: dict[Node, Layout] = {}
         self.plan = Plan(None, [], [])
         self.registers: dict[Any, Node] = {}
         self._plans: dict[Node, Plan] = {}
@@ -84,7 +95,7 @@ class Values:
         if self._is_single(root):
             found = self.scopes.memo.get(root)
             if found is None:
-                found = self._once(root)
+                found = self.once(root)
                 self.scopes.remember(root, found)
             return found
         plan = self._plans.get(root) or self._plan(root)
@@ -101,15 +112,15 @@ class Values:
         if rule is not None:
             return rule(self, root, ())
         if self._is_single(root):
-            return self._once(root)
+            return self.once(root)
         return self._evaluate(self._plans.get(root) or self._plan(root))
 
     def _is_single(self, root: Node) -> bool:
         """Whether an expression is the same at all points, without guards: it needs no plan."""
         return not (root.mask & Ops.GUARD.bit or self.shared or self.axes_of(root.ranges))
 
-    def _once(self, root: Node) -> Any:
-        """The value of an expression that is the same at all points."""
+    def once(self, root: Node) -> Any:
+        """The value of an expression that is the same at all points, or is wanted for all."""
         if root.op.bit & OPAQUE:
             return self._of(root, ())
         # As `toposort` walks, sources first: what is walked is computed at once.
@@ -184,7 +195,7 @@ class Values:
         else:
             order = toposort(root, enter=is_transparent)
         if root.mask & Ops.GUARD.bit:
-            self._share(order)
+            self.shared.update(shared_by_guards(order))
         own = self.axes_of(root.ranges)
         places: dict[Node, int] = {}
         values: list[Any] = []
@@ -216,21 +227,6 @@ class Values:
         found = self._plans[root] = Plan(self._where(own), values, steps)
         return found
 
-    def _share(self, order: list[Node]) -> None:
-        """Note what lazy guards read of the expression around them, so that it is computed once."""
-        guards = [n for n in order if n.op is Ops.GUARD and n.src[1].op is not Ops.LOAD]
-        if not guards:
-            return
-        around = {node for node in order if is_transparent(node)}
-
-        def is_inner(node: Node) -> bool:
-            return is_transparent(node) and node not in around
-
-        for guard in guards:
-            for node in toposort(*guard.src, enter=is_inner):
-                if node in around and node.src:
-                    self.shared.add(node)
-
     def axes_of(self, ranges: frozenset[Node]) -> tuple[Node, ...]:
         """The unrolled ranges among some, in the order of their ids."""
         if not ranges:
@@ -238,7 +234,9 @@ class Values:
         found = self._axes.get(ranges)
         if found is None:
             axes = [axis for axis in ranges if axis.arg.is_tile and axis.arg.bind != "vector"]
-            found = self._axes[ranges] = tuple(sorted(axes, key=lambda axis: int(axis.arg.id)))
+            if len(axes) > 1:
+                axes.sort(key=lambda axis: int(axis.arg.id))
+            found = self._axes[ranges] = tuple(axes)
         return found
 
     def lanes_of(self, ranges: frozenset[Node]) -> int:
@@ -259,12 +257,8 @@ class Values:
         key = (axes, *before.items()) if before else axes
         found = self._points.get(key)
         if found is None:
-            if len(axes) == 1:
-                axis = axes[0]
-                found = [{axis: place} for place in range(lanes_of(axis))]
-            else:
-                places = product(*[range(lanes_of(axis)) for axis in axes])
-                found = [dict(zip(axes, place, strict=True)) for place in places]
+            places = product(*[range(lanes_of(axis)) for axis in axes])
+            found = [dict(zip(axes, place, strict=True)) for place in places]
             if before:
                 found = [before | point for point in found]
             self._points[key] = found
@@ -274,8 +268,12 @@ class Values:
 
     def vector(self, value: Node, lanes: int) -> Node:
         """`value` as a vector of `lanes`, constants too."""
-        if lanes == 1 or value.shape:
+        shape = value.shape
+        if lanes == 1 or (shape and shape[-1] > 1):
             return value
+        if shape:
+            node = instruction(Ops.SPLAT, value.dtype, (value,), lanes, (shape[0], lanes))
+            return self.scopes.place(node)
         return self.scopes.emit(Ops.SPLAT, value.dtype, (value,), lanes, 0, lanes)
 
     def cast(self, value: Node, dtype: DType) -> Node:
@@ -296,7 +294,7 @@ class Values:
         depth = scopes.depth
         place = scopes.innermost.pin
         lanes: tuple[int, ...] = ()
-        scalars = False
+        scalars = mixed = False
         for operand in operands:
             if operand.op is _CONST:
                 continue
@@ -304,15 +302,17 @@ class Values:
             if not shape:
                 scalars = True
             elif lanes and shape != lanes:
-                raise CompilerBug("lanes of two numbers meet", found=operands)
+                mixed = True
             else:
                 lanes = shape
             at = depth.get(operand, 0)
             if at > place:
                 place = at
-        if scalars:
+        if mixed or (scalars and len(lanes) == 2):
+            operands, lanes = in_rows(self, operands)
+        elif scalars:
             if lanes:
-                operands = self._splatted(operands, lanes[0])
+                operands = splatted(self, operands, lanes[0])
         elif not lanes and dtype.kind != "float":
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
@@ -322,28 +322,20 @@ class Values:
             scopes.put(node, place)
         return node
 
-    def _splatted(self, operands: Sequence[Node], lanes: int) -> list[Node]:
-        """Operands as vectors, but for constants."""
-        emit = self.scopes.emit
-        return [
-            operand
-            if operand.shape or operand.op is _CONST
-            else emit(Ops.SPLAT, operand.dtype, (operand,), lanes, 0, lanes)
-            for operand in operands
-        ]
-
     def register(self, alloc: Node, at: int) -> Node:
         """The register that holds the elements of an ALLOC from `at` on."""
         found = self.registers.get((alloc, at))
         if found is None:
+            if alloc in self.layouts:
+                return row_of(self, alloc, at)
             width = self.memory.registers[alloc]
             found = self.registers[alloc, at] = self.fresh_register(alloc.dtype, width)
         return found
 
-    def fresh_register(self, dtype: DType, width: int) -> Node:
-        """A register that nobody else has."""
-        shape = (width,) if width > 1 else ()
-        arg = linearise_access.register_of(len(self.registers), width)
+    def fresh_register(self, dtype: DType, width: int, rows: int = 0) -> Node:
+        """A register that nobody else has; a tile of `rows` of them."""
+        shape = (rows, width) if rows else (width,) if width > 1 else ()
+        arg = linearise_access.register_of(len(self.registers), width, rows)
         found = instruction(_REG, dtype, (), arg, shape)
         self.registers[found] = found
         self.scopes.depth[found] = MOMENT
@@ -361,16 +353,7 @@ class Values:
 
         A scalar, but where a part of it is read under a mask: that has a value for each lane.
         """
-        total = ZERO
-        if address.fixed:
-            narrow = self.gpu and address.is_narrow
-            # Other keys are nodes and pairs: a number is a key of its own kind.
-            key = ~address.group if narrow else address.group
-            known = self.scopes.memo.get(key)
-            if known is None:
-                known = self._sum(address.fixed, self.width_of(address))
-                self.scopes.remember(key, known)
-            total = known
+        total = self.base(address)
         constant = address.at(self.point) if address.unrolled else address.constant
         if not address.points:
             return total, constant
@@ -383,11 +366,24 @@ class Values:
                 total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
         return total, constant
 
+    def base(self, address: Address) -> Node:
+        """The part of an offset that no tile range moves."""
+        if not address.fixed:
+            return ZERO
+        narrow = self.gpu and address.is_narrow
+        # Other keys are nodes and pairs: a number is a key of its own kind.
+        key = ~address.group if narrow else address.group
+        found: Node | None = self.scopes.memo.get(key)
+        if found is None:
+            found = self.total(address.fixed, self.width_of(address))
+            self.scopes.remember(key, found)
+        return found
+
     def width_of(self, address: Address) -> DType:
         """The integers in which an offset is summed up: on GPUs of 32 bits, if all parts fit."""
         return dtypes.int32 if self.gpu and address.is_narrow else dtypes.int64
 
-    def _sum(self, terms: Sequence[tuple[Node, int]], width: DType) -> Node:
+    def total(self, terms: Sequence[tuple[Node, int]], width: DType = dtypes.int64) -> Node:
         """The sum of scaled atoms, outer loops' first, so that each part is found once."""
         depth = self.scopes.depth
         values = []
@@ -398,6 +394,9 @@ class Values:
         if len(values) > 1:
             values.sort(key=_NEAREST_LAST)
         for _, _, value, scale in values:
+            if scale != 1 and total.op is not _CONST and value.op is not _CONST and not self.gpu:
+                total = self.compute(Ops.FMA, width, (value, number(scale), total))
+                continue
             term = self.scaled(value, scale, width)
             total = term if total is ZERO else self.compute(Ops.ADD, width, (total, term))
         return total
@@ -447,6 +446,8 @@ class Values:
         buffer = node.src[0]
         memory = self.memory
         address = memory.addresses[node]
+        if self.tile is not None and address.unrolled:
+            return load_rows(self, node, mask)
         if buffer in memory.registers:
             return self.register(buffer, address.at(self.point))
         dtype = node.dtype

@@ -20,11 +20,28 @@ from baregrad.ir.node import (
     toposort_having,
 )
 from baregrad.ir.op import Ops, mask_of
-from baregrad.kernel.analysis import in_bounds
+from baregrad.kernel.analysis import Facts, in_bounds
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 _BELOW = "kernel.scoped"
 _VALUES = "kernel.values"
+_PLAIN = "kernel.plain"
+# Dtypes that machines have in memory as well as in registers.
+PLAIN = frozenset(
+    (
+        dtypes.float32,
+        dtypes.float64,
+        dtypes.int8,
+        dtypes.int16,
+        dtypes.int32,
+        dtypes.int64,
+        dtypes.uint8,
+        dtypes.uint16,
+        dtypes.uint32,
+        dtypes.uint64,
+    )
+)
+_CONVERTING = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.SCAN))
 # What loop-level nodes hold beside constants and arithmetic on positions.
 HOLD_VALUES = mask_of(
     (
@@ -247,6 +264,26 @@ def values_below(kernel: Node) -> list[Node]:
         # Without the kernel: a node that held itself would never be freed.
         found = memo[_VALUES] = toposort_having(HOLD_VALUES, *kernel.src)
     return found
+
+
+def note_plain(loop: Node, facts: Facts) -> None:
+    """Note of the loop level of a kernel that all it has in memory and folds is plain, if so."""
+    if loop.mask & _CONVERTING:
+        return
+    held = [access.array for access in facts.accesses]
+    if not PLAIN.issuperset([one.dtype for one in (*held, *facts.stages)]):
+        return
+    for reduction in facts.reductions:
+        node = reduction.node
+        if node.arg.monoid.primitive is None or node.dtype not in PLAIN:
+            return
+    if not any(out.arg.monoid is not None for out in facts.outs):
+        loop.memo[_PLAIN] = True
+
+
+def is_plain(loop: Node) -> bool:
+    """Whether a loop-level KERNEL certainly has no dtype or fold that a machine lacks."""
+    return _PLAIN in loop.memo
 
 
 def scoped_below(roots: tuple[Node, ...]) -> tuple[Node, ...]:

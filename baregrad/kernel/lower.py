@@ -6,6 +6,7 @@ from baregrad.ir.node import Node
 from baregrad.kernel.analysis import facts_of
 from baregrad.kernel.apply import apply_steps
 from baregrad.kernel.heuristic import choose_schedule
+from baregrad.kernel.loop_pieces import note_plain
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.shared_copies import check_shared
 from baregrad.kernel.sharing import prepare
@@ -22,9 +23,11 @@ def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> 
     if schedule is None:
         schedule = choose_schedule(kernel, target)
     applied = apply_steps(kernel, schedule, chunked=True, target=target)
-    ordered = frozenset(out.src[0].arg.slot for out in facts_of(kernel).ordered)
+    facts = facts_of(kernel)
+    ordered = frozenset([out.src[0].arg.slot for out in facts.ordered])
     masks = not isinstance(target, GpuTarget) and target.masks
     loop = to_loop(applied, target.fma, str(schedule), ordered, masks)
     if isinstance(target, GpuTarget):
         check_shared(loop, target)
+    note_plain(loop, facts)
     return loop

@@ -17,7 +17,13 @@ from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, alu, cast, const, rebuild, toposort
 from baregrad.ir.op import ALU, Op, Ops, mask_of
-from baregrad.kernel.loop_pieces import HOLD_VALUES, stays_inside, values_below
+from baregrad.kernel.loop_pieces import (
+    HOLD_VALUES,
+    PLAIN,
+    is_plain,
+    stays_inside,
+    values_below,
+)
 from baregrad.kernel.narrow_floats import (
     decode_float,
     encode_float,
@@ -56,23 +62,8 @@ _POSITIONS = mask_of(
         Ops.MAX,
     )
 )
-# Dtypes that the machine has in memory as well, and the ops that may have to change over them.
-_PLAIN = frozenset(
-    (
-        dtypes.float32,
-        dtypes.float64,
-        dtypes.int8,
-        dtypes.int16,
-        dtypes.int32,
-        dtypes.int64,
-        dtypes.uint8,
-        dtypes.uint16,
-        dtypes.uint32,
-        dtypes.uint64,
-        dtypes.index,
-        dtypes.token,
-    )
-)
+# Of other dtypes than these all has to be asked, and the ops that may have to change over these.
+_ORDINARY = PLAIN | {dtypes.index, dtypes.token}
 _ASKED = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.REDUCE, Ops.STORE))
 
 
@@ -81,10 +72,12 @@ def lower_dtypes(kernel: Node, native: frozenset[DType]) -> Node:
 
     Narrow floats in `native` are left in memory and in CASTs from and to float32.
     """
+    if is_plain(kernel):
+        return kernel
     # Constants and positions are native.
     for node in values_below(kernel):
         # Most are plain: asking the rest of the question costs more than the walk.
-        if (node.dtype not in _PLAIN or node.op.bit & _ASKED) and not _is_native(node):
+        if (node.dtype not in _ORDINARY or node.op.bit & _ASKED) and not _is_native(node):
             break
     else:
         return kernel

@@ -163,19 +163,23 @@ class Prefetch:
     """Lines of the array `param` are asked for `nbytes` bytes before they are read or written.
 
     Where a kernel reads the array in several loops it is the last of them that asks: what is next
-    comes while this is worked on.
+    comes while this is worked on. With `loops` they take shares: each iteration of one asks for so
+    many bytes, the first loop for those that come first, and so on. The bytes are counted from
+    where the array is read when all these loops begin.
     """
 
     param: int
     nbytes: int
+    loops: tuple[tuple[str, int], ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes that the step speaks of: none."""
-        return ()
+        """The axes that the step speaks of: the loops that take shares."""
+        return tuple(name for name, _ in self.loops)
 
     def __str__(self) -> str:
-        return f"prefetch({self.param}, {self.nbytes})"
+        shares = "".join(f", {name}={nbytes}" for name, nbytes in self.loops)
+        return f"prefetch({self.param}, {self.nbytes}{shares})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +312,9 @@ def stream_output(param: int) -> StreamOutput:
     return StreamOutput(param)
 
 
-def prefetch(param: int, nbytes: int) -> Prefetch:
-    """Lines of the array are asked for so many bytes ahead."""
-    return Prefetch(param, nbytes)
+def prefetch(param: int, nbytes: int, **loops: int) -> Prefetch:
+    """Lines of the array are asked for so many bytes ahead, by loops so many bytes a step."""
+    return Prefetch(param, nbytes, tuple(loops.items()))
 
 
 def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
@@ -390,8 +394,9 @@ def _check_types(step: Step, found: str) -> None:
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, type(step.param) is int
     elif isinstance(step, Prefetch):
-        texts, good = step.axes, type(step.param) is int and type(step.nbytes) is int
-        good = good and step.nbytes >= 1
+        shares = [nbytes for _, nbytes in step.loops]
+        texts, good = step.axes, type(step.param) is int
+        good = good and all(type(n) is int and n >= 1 for n in (step.nbytes, *shares))
     elif isinstance(step, Tensorize):
         texts, good = step.axes, bool(step.axes) and step.instruction in INSTRUCTIONS
     elif isinstance(step, StageReduce):

@@ -15,7 +15,7 @@ from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, cast, const, make_node, rebuild
 from baregrad.ir.op import Op, Ops, mask_of
 from baregrad.kernel import transcendental_erf, transcendental_exp, transcendental_trig
-from baregrad.kernel.loop_pieces import values_below
+from baregrad.kernel.loop_pieces import is_plain, values_below
 
 U32, U64 = dtypes.uint32, dtypes.uint64
 
@@ -130,7 +130,7 @@ def lower_functions(kernel: Node, has_ldexp: bool = False) -> Node:
         return None
 
     mask = _MASK
-    if _combines(kernel):
+    if not is_plain(kernel) and _combines(kernel):
         mask |= _REDUCE | Ops.STORE.bit
     if not kernel.mask & mask:
         return kernel

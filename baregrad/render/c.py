@@ -12,6 +12,7 @@ from types import MappingProxyType
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.rows import by_rows
 from baregrad.render.c_ops import instruction
 from baregrad.render.c_text import CText, Dialect, Rule
 from baregrad.render.interface import alloc_nbytes, signature
@@ -35,7 +36,7 @@ class CRenderer:
 
         It finds its arrays by slot, however many `arrays` there are.
         """
-        return _Function(program, variables).text()
+        return _Function(by_rows(program), variables).text()
 
 
 _TYPES: MappingProxyType[DType, str] = MappingProxyType(
@@ -153,6 +154,10 @@ def _turn(f: CText, node: Node) -> None:
         f.line(f"for (int l = 0; l < {access.width}; l++) {text}")
 
 
+def _prefetch(f: CText, node: Node) -> None:
+    """Nothing: C has no word for it."""
+
+
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.TURN: _turn}
+    {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.TURN: _turn, Ops.PREFETCH: _prefetch}
 )

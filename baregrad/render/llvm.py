@@ -16,7 +16,8 @@ from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
 from baregrad.render.llvm_memory import MEMORY_RULES
 from baregrad.render.llvm_ops import ELEMENTWISE_RULES
-from baregrad.render.llvm_text import POISON, Block, FunctionText, Rule
+from baregrad.render.llvm_rows import AFTER_ROWS, flush_rows, write_rows
+from baregrad.render.llvm_text import POISON, ROW, Block, FunctionText, Rule, each_row
 from baregrad.render.llvm_types import STREAMED, value_type
 from baregrad.target.cpu import CpuTarget
 
@@ -52,6 +53,11 @@ def _module(f: FunctionText) -> str:
         rule = _rule_of(node.op)
         if rule is None:
             raise CompilerBug("LLVM IR has no rule for an op", found=node)
+        if len(node.shape) == 2 or (node.op is Ops.VSTORE and node.arg.rows):
+            write_rows(f, node, rule)
+            continue
+        if f.block and node.op.bit & AFTER_ROWS:
+            flush_rows(f, node.op is Ops.SET)
         rule(f, node)
     if f.streamed:
         return _two_ways(f)
@@ -147,10 +153,15 @@ def _begin(f: FunctionText, node: Node) -> None:
     block.phi_at = len(lines)
     carried = registers.carried
     if carried:
-        block.phis = [fresh() for _ in carried]
+        block.phis = [_name_of(f, register) for register in carried]
         f.names.update(zip(carried, block.phis, strict=True))
     lines += [""] * (1 + len(carried))
     f.label = body
+
+
+def _name_of(f: FunctionText, register: Node) -> str:
+    """A fresh name for what a register holds."""
+    return f"{f.fresh()}.{ROW}" if len(register.shape) == 2 else f.fresh()
 
 
 def _open(f: FunctionText) -> Block:
@@ -193,7 +204,7 @@ def _end(f: FunctionText, node: Node) -> None:
         names, middle, end = f.names, f", %{block.start} ], [ ", f", %{last} ]"
         lines[block.phi_at] = f"  {counter} = phi i64 [ {start}{middle}{following}{end}"
         lines[block.phi_at + 1 : block.phi_at + 1 + len(block.phis)] = [
-            f"  {phi} = phi {value_type(r)} [ {before[r]}{middle}{names[r]}{end}"
+            each_row(r, f"  {phi} = phi {value_type(r)} [ {before[r]}{middle}{names[r]}{end}")
             for r, phi in zip(registers.carried, block.phis, strict=True)
         ]
     lines.append(f"E{label}:")
@@ -202,11 +213,12 @@ def _end(f: FunctionText, node: Node) -> None:
         return
     for register in registers.merged:
         after = f.names[register]
-        merged = f.define(register)
-        lines.append(
+        merged = f.names[register] = _name_of(f, register)
+        line = (
             f"  {merged} = phi {value_type(register)} [ {before[register]}, %{block.start} ], "
             f"[ {after}, %{last} ]"
         )
+        lines.append(each_row(register, line))
 
 
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(

@@ -11,7 +11,7 @@ from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.render.llvm_ops import folding_text
-from baregrad.render.llvm_text import FunctionText, Rule
+from baregrad.render.llvm_text import ROW, FunctionText, Rule
 from baregrad.render.llvm_tiles import turn
 from baregrad.render.llvm_types import (
     STREAMED,
@@ -114,6 +114,14 @@ def _any(f: FunctionText, node: Node) -> None:
     f.lines.append(f"  {f.define(node)} = call i1 @{name}({value_type(x)} {f.use(x, lanes)})")
 
 
+def _rows(f: FunctionText, node: Node) -> None:
+    f.names[node] = f.use(node.src[0], lanes_of(node))
+
+
+def _row(f: FunctionText, node: Node) -> None:
+    f.names[node] = f.use(node.src[0]).replace(ROW, str(node.arg))
+
+
 def _read(f: FunctionText, node: Node) -> None:
     f.names[node] = f.use(node.src[0])
 
@@ -137,7 +145,10 @@ def _vload(f: FunctionText, node: Node) -> None:
         _gather(f, node, [_lane(f, offset, lane) for lane in range(lanes)], access.at)
         return
     masked = len(src) > 2
-    where = f.pointer(base, f.names.get(offset) or f.use(offset), access.at, dtype)
+    if access.rows:
+        where = _row_place(f, access.rows, dtype)
+    else:
+        where = f.pointer(base, f.names.get(offset) or f.use(offset), access.at, dtype)
     if lanes > 1 and (access.stride != 1 or (masked and not _masks(f, dtype))):
         _strided(f, node, where)
         return
@@ -162,6 +173,16 @@ def _vload(f: FunctionText, node: Node) -> None:
     )
 
 
+def _row_place(f: FunctionText, rows: tuple[int, ...], dtype: DType) -> str:
+    """The address that an access of a tile has in each row."""
+    where = f.fresh()
+    f.lines.append(
+        f"  {where} = getelementptr {type_text(dtype)}, ptr {f.row_base}, i64 ${len(f.places)}$"
+    )
+    f.places.append(rows)
+    return where
+
+
 def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool) -> None:
     """Ask for the lines that lie `ahead` bytes beyond an access of `nbytes`."""
     f.declare("llvm.prefetch.p0", "void", "ptr", "i32", "i32", "i32")
@@ -171,6 +192,14 @@ def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool)
         f.lines.append(
             f"  call void @llvm.prefetch.p0(ptr {place}, i32 {int(write)}, i32 3, i32 1)"
         )
+
+
+def _request(f: FunctionText, node: Node) -> None:
+    """Ask for all lines of an access."""
+    base, offset = node.src
+    access, dtype = node.arg, base.dtype
+    where = f.pointer(base, f.use(offset), access.at, dtype)
+    _prefetch(f, where, 0, access.width * dtype.itemsize, not access.constant)
 
 
 def _masks(f: FunctionText, dtype: DType) -> bool:
@@ -305,20 +334,24 @@ def _vstore(f: FunctionText, node: Node) -> None:
     base, offset, value, *mask = node.src
     access = node.arg
     lanes = access.width
-    where = f.pointer(base, f.use(offset), access.at, base.dtype)
+    if access.rows:
+        where = _row_place(f, access.rows, base.dtype)
+    else:
+        where = f.pointer(base, f.use(offset), access.at, base.dtype)
     kinds = type_text(base.dtype, lanes)
     operand = f.use(value, lanes)
     if lanes > 1 and access.stride != 1:
         _spread(f, node, where, operand)
         return
     if not mask:
-        streamed = ""
-        if access.align in STREAMED_NBYTES and base.op is Ops.PARAM and base.arg.streamed:
+        streamed, align = "", access.align
+        if align >= STREAMED_NBYTES[0] and base.op is Ops.PARAM and base.arg.streamed:
+            # Several registers' worth goes one by one, and no array is aligned to more than one.
             f.streamed[base] = None
-            streamed = STREAMED
+            streamed, align = STREAMED, min(align, f.target.vector_bytes)
         if access.ahead:
             _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
-        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {access.align}{streamed}")
+        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {align}{streamed}")
         return
     name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"
     masks = type_text(dtypes.bool, lanes)
@@ -382,7 +415,7 @@ def _function(f: FunctionText, node: Node) -> str:
         for one in f.program.src:
             if (one.op is Ops.VLOAD or one.op is Ops.VSTORE) and one.arg.stride != 1:
                 form = _form(one)
-                counts[form] = counts.get(form, 0) + 1
+                counts[form] = counts.get(form, 0) + max(len(one.arg.rows), 1)
     form = _form(node)
     if counts[form] < _MANY:
         return ""
@@ -414,6 +447,8 @@ def _function_text(form: Form) -> tuple[str, str]:
 MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
         Ops.SPLAT: _splat,
+        Ops.ROWS: _rows,
+        Ops.ROW: _row,
         Ops.LANES: _line,
         Ops.PART: _part,
         Ops.EXTRACT: _extract,
@@ -423,6 +458,7 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SET: _set,
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
+        Ops.PREFETCH: _request,
         Ops.TURN: turn,
     }
 )

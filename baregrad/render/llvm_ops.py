@@ -69,7 +69,7 @@ def _spelled(op: Op, dtype: DType, lanes: int) -> str:
 
 def _binary(f: FunctionText, node: Node) -> None:
     shape = node.shape
-    lanes = shape[0] if shape else 1
+    lanes = shape[-1] if shape else 1
     x, y = node.src
     names = f.names
     a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
@@ -155,7 +155,7 @@ _INTRINSICS = MappingProxyType(
 
 def _intrinsic(f: FunctionText, node: Node) -> None:
     shape = node.shape
-    lanes = shape[0] if shape else 1
+    lanes = shape[-1] if shape else 1
     names = f.names
     operands = [names.get(child) or f.use(child, lanes) for child in node.src]
     if node.dtype.kind != "float":

@@ -16,6 +16,9 @@ from baregrad.target.cpu import CpuTarget
 
 # The value of a register that was not set.
 POISON = "poison"
+# What stands for the number of a row in the names of a tile's values.
+ROW = "#"
+_NUMBERS = tuple(map(str, range(256)))
 # As many names as most functions need, spelled once.
 _SPELLED = 1 << 10
 _NAMES = tuple([f"%v{number}" for number in range(1, _SPELLED)])
@@ -62,6 +65,13 @@ class FunctionText:
         self.turns = 0
         # Arrays that stores go to past the caches.
         self.streamed: dict[Node, None] = {}
+        # Of tiles: the lines of one row, how many there are, the places of each access's rows,
+        # the instructions so far, and the address that an access's places begin at.
+        self.block: list[str] = []
+        self.rows = 0
+        self.places: list[tuple[int, ...]] = []
+        self.steps = 0
+        self.row_base = ""
         self.registers = block_registers(program)
         self.place = 0
 
@@ -131,6 +141,19 @@ class FunctionText:
         moved = self.fresh()
         self.lines.append(f"  {moved} = getelementptr {element}, ptr {name}, i64 {at}")
         return moved
+
+
+def row_numbers(count: int) -> Sequence[str]:
+    """What the rows of a tile have for `ROW`."""
+    return _NUMBERS[:count] if count <= len(_NUMBERS) else list(map(str, range(count)))
+
+
+def each_row(node: Node, line: str) -> str:
+    """The lines of a tile's rows, given that of one; of anything else the line itself."""
+    shape = node.shape
+    if len(shape) < 2:
+        return line
+    return "\n".join([line.replace(ROW, number) for number in row_numbers(shape[0])])
 
 
 @lru_cache(1 << 8)

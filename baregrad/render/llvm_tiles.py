@@ -10,6 +10,7 @@ takes them long, so two tiles of one form share a function.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count as counted
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from baregrad.base.bits import next_power_of_two
 from baregrad.dtypes import DType
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
-from baregrad.render.llvm_text import FunctionText, declaration_text
+from baregrad.render.llvm_text import ROW, FunctionText, declaration_text, row_numbers
 from baregrad.render.llvm_types import (
     STREAMED,
     STREAMED_NBYTES,
@@ -49,16 +50,18 @@ class Tile(NamedTuple):
 
 def turn(f: FunctionText, node: Node) -> None:
     """Write a tile by its columns: in tiles of at most as many rows as a register has lanes."""
-    base, offset, *rows = node.src
+    base, offset = node.src[:2]
     access, dtype = node.arg, base.dtype
-    lanes = lanes_of(rows[0])
+    vector = node.src[2]
+    lanes = lanes_of(vector)
+    rows = _names(f, node.src[2:], lanes)
     width = min(lanes, f.target.lanes(dtype.itemsize))
     if not f.turns:
         f.turns = sum([other.op is Ops.TURN for other in f.program.src])
     several = f.turns > 1 or access.width > width or len(rows) > width
     for first in range(0, access.width, width):
         columns = min(width, access.width - first)
-        parts = _parts(f, rows, first, width)
+        parts = rows if width == lanes else _parts(f, rows, vector, first, width)
         for above in range(0, len(rows), width):
             held = parts[above : above + width]
             nbytes = len(held) * dtype.itemsize
@@ -74,15 +77,25 @@ def turn(f: FunctionText, node: Node) -> None:
             _write(f, tile, where, held, several)
 
 
-def _parts(f: FunctionText, rows: list[Node], first: int, width: int) -> list[str]:
-    """Some of the lanes of vectors."""
-    lanes = lanes_of(rows[0])
-    found = [f.use(row, lanes) for row in rows]
-    if width == lanes:
-        return found
-    name, kinds = f.fresh(), value_type(rows[0])
+def _names(f: FunctionText, vectors: Sequence[Node], lanes: int) -> list[str]:
+    """The names of vectors, of which some may be rows of a tile."""
+    names = []
+    for vector in vectors:
+        name = f.use(vector, lanes)
+        if len(vector.shape) == 2:
+            names += [name.replace(ROW, number) for number in row_numbers(vector.shape[0])]
+        else:
+            names.append(name)
+    return names
+
+
+def _parts(
+    f: FunctionText, found: list[str], vector: Node, first: int, width: int
+) -> list[str]:
+    """Some of the lanes of vectors such as this one."""
+    name, kinds = f.fresh(), value_type(vector)
     start, end = f" = shufflevector {kinds} ", f", {kinds} poison, {order_text(first, width)}"
-    names = [f"{name}.{place}" for place in range(len(rows))]
+    names = [f"{name}.{place}" for place in range(len(found))]
     f.lines += [f"  {part}{start}{whole}{end}" for part, whole in zip(names, found, strict=True)]
     return names
 

@@ -42,9 +42,9 @@ def type_text(dtype: DType, lanes: int = 1) -> str:
 
 
 def value_type(node: Node) -> str:
-    """LLVM's type of a linear value."""
+    """LLVM's type of a linear value; of a tile, that of a row."""
     shape = node.shape
-    return type_text(node.dtype, shape[0]) if shape else _ELEMENTS[node.dtype][0]
+    return type_text(node.dtype, shape[-1]) if shape else _ELEMENTS[node.dtype][0]
 
 
 @lru_cache(1 << 10)
@@ -89,5 +89,5 @@ def _scalar_text(node: Node) -> str:
 
 
 def lanes_of(node: Node) -> int:
-    """The lanes of a linear value, 1 for a scalar."""
-    return node.shape[0] if node.shape else 1
+    """The lanes of a linear value, 1 for a scalar; those of a tile's rows."""
+    return node.shape[-1] if node.shape else 1

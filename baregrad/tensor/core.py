@@ -40,6 +40,15 @@ _enter = _Alive.entries.add
 _leave = _Alive.entries.discard
 
 
+def _note_origin(node: Node) -> None:
+    """Note the user's line as that of a node and of all below that no line is known of."""
+    origins = session().origins
+    where = str(user_frame())
+    for one in toposort(node, enter=lambda below: below not in origins):
+        if one.shape is not None:
+            origins.setdefault(one, where)
+
+
 class Storage:
     """A mutable cell: the node of its present value, its device, and whether gradients pass it.
 
@@ -113,7 +122,7 @@ class Array:
     def _make(cls, node: Node, device: str, grad: bool = False) -> Self:
         """A tensor with a storage of its own; `grad`: whether an operand requires gradients."""
         if options.debug:
-            session().origins.setdefault(node, str(user_frame()))
+            _note_origin(node)
         return cls._on(Storage(node, device, grad and node.dtype.kind == "float"))
 
     # --- the value --------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ class Entry:
             args, kwargs = call.tree
             result = self.function(*args, **kwargs)
             tensors = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
+            older.update(self._random_states())
             changed = [s for s in written if id(s) in older]
             shown = [shown_apart(t) for t in tensors]
             realize_storages((*(t._storage for t in shown), *changed))
@@ -73,6 +74,11 @@ class Entry:
             return leaf if id(leaf) in given else made.detach()
 
         return map_tree(result, fill)
+
+    def _random_states(self) -> dict[int, Storage]:
+        """The states of random numbers: the session's, also where this run drew the first."""
+        held = [state.storage for state in self.session.random_states.values()]
+        return {id(storage): storage for storage in held}
 
     @contextmanager
     def _watched(self, uploads: list[bytes]) -> Iterator[dict[Storage, Node]]:
@@ -158,6 +164,7 @@ class Entry:
         try:
             with capture:
                 result = self.function(*args, **kwargs)
+                older.update(self._random_states())
                 # A storage that the function made itself (a clone, say) is no state.
                 written = {s: old for s, old in written.items() if id(s) in older}
                 shown = [shown_apart(t) for t in leaves(result) if isinstance(t, Tensor)]

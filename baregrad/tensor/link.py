@@ -37,9 +37,17 @@ class SessionLike(Protocol):
         ...
 
     def upload(
-        self, data: np.ndarray[Any, Any], dtype: DType, shape: tuple[int, ...], device: str
+        self,
+        data: np.ndarray[Any, Any],
+        dtype: DType,
+        shape: tuple[int, ...],
+        device: str,
+        noted: bool = True,
     ) -> BufferRef:
-        """A copy of raw elements (`dtype.storage`, row-major) on a device."""
+        """A copy of raw elements (`dtype.storage`, row-major) on a device.
+
+        `noted`: a function that is captured is taken to have made the data.
+        """
         ...
 
     def wrap(self, data: Any, dtype: DType, shape: tuple[int, ...], device: str) -> BufferRef:

@@ -43,11 +43,12 @@ class RandomState:
         self.owner = owner
         self.key = seed & ((1 << 64) - 1)
         self.counter: int | None = 0
-        self.storage = Storage(self._upload(device), device)
+        # The state is the session's, also where a jitted function's first run is the first to draw.
+        self.storage = Storage(self._upload(device, noted=False), device)
 
-    def _upload(self, device: str) -> Node:
+    def _upload(self, device: str, noted: bool = True) -> Node:
         data = np.array([self.key, self.counter], np.uint64)
-        ref = self.owner.upload(data, dtypes.uint64, (2,), device)
+        ref = self.owner.upload(data, dtypes.uint64, (2,), device, noted)
         return buffer_node(ref, dtypes.uint64)
 
     def take(self, count: Any) -> tuple[Node, Node]:

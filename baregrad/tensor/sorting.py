@@ -1,11 +1,13 @@
 """Sorting, and what follows from it: topk, median, kthvalue, unique.
 
 Elements are compared by integer keys in which NaN is above every number, then by position, so every
-sort is stable. Short axes are ranked by counting; long ones pass through a bitonic network.
+sort is stable. They pass through a bitonic network, key and position packed into one word where
+they fit; of an axis's greatest few each is found among those below the one before.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
@@ -22,7 +24,6 @@ from baregrad.tensor.reductions import Extreme
 if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
 
-COUNTED = 1024  # the longest axis that is ranked by comparing every pair
 REPEATED = 16  # the most elements that topk finds one after the other
 
 
@@ -63,80 +64,83 @@ def order(x: Node, descending: bool) -> Node:
     """The positions of the last axis's elements in sorted order, int64."""
     keys = sort_keys(x, descending)
     extent = x.shape[-1]
+    places = nodes.iota_along(x.shape, len(x.shape) - 1)
     if extent <= 1:
-        return nodes.iota_along(x.shape, len(x.shape) - 1)
-    return _by_counting(keys) if extent <= COUNTED else _by_network(keys)
+        return places
+    if keys.dtype.bits > 32 or extent > 1 << 32:
+        return _network((keys, places))[1]
+    wide = dtypes.int64 if keys.dtype.kind == "int" else dtypes.uint64
+    high = nodes.alu(Ops.SHL, nodes.cast(keys, wide), const(32, wide))
+    (packed,) = _network((nodes.alu(Ops.OR, high, nodes.cast(places, wide)),))
+    low = nodes.alu(Ops.AND, packed, const((1 << 32) - 1, wide))
+    return nodes.cast(low, dtypes.int64)
 
 
-def _by_counting(keys: Node) -> Node:
-    """Each element's rank is how many stand before it; the ranks are then inverted."""
-    *front, extent = keys.shape
-    ndim = len(keys.shape)
-    square = (*front, extent, extent)
-    mine = nodes.broadcast(nodes.unsqueeze(keys, ndim), square)
-    other = nodes.broadcast(nodes.unsqueeze(keys, ndim - 1), square)
-    earlier = nodes.alu(
-        Ops.CMPLT, nodes.iota_along(square, ndim), nodes.iota_along(square, ndim - 1)
-    )
-    tied = nodes.alu(Ops.AND, nodes.alu(Ops.CMPEQ, other, mine), earlier)
-    before = nodes.alu(Ops.OR, nodes.alu(Ops.CMPLT, other, mine), tied)
-    ranks = nodes.reduce(Ops.ADD, nodes.cast(before, dtypes.int64), (ndim,))
-    places = [nodes.iota_along(keys.shape, axis) for axis in range(ndim - 1)]
-    base = nodes.full(0, keys.shape, dtypes.int64)
-    return nodes.scatter(base, nodes.iota_along(keys.shape, ndim - 1), (*places, ranks), None)
+def _network(words: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Arrays sorted along the last axis by a bitonic network, the first array counting most.
 
-
-def _by_network(keys: Node) -> Node:
-    """A bitonic network over (key, position) pairs, padded to a power of two.
-
-    Source: Batcher, "Sorting networks and their applications", 1968.
+    No two elements are equal in all. Source: Batcher, "Sorting networks and their applications",
+    1968.
     """
-    *front, extent = keys.shape
+    *front, extent = words[0].shape
     total = 1 << (extent - 1).bit_length()
-    last = len(front)
+    # Padding is the greatest there is, in every word.
     pads = (*(Pad() for _ in front), Pad(0, total - extent))
-    shape = (*front, total)
-    places = nodes.iota_along(shape, last)
-    inside = nodes.alu(Ops.CMPLT, places, const(extent, dtypes.int64))
-    # Padding has the greatest key, and later positions than any element with that key.
-    padded = nodes.where(inside, nodes.pad(keys, pads), const(int(keys.dtype.max), keys.dtype))
+    inside = nodes.alu(
+        Ops.CMPLT, nodes.iota_along((*front, total), len(front)), const(extent, dtypes.int64)
+    )
+    if total > extent:
+        words = tuple(
+            nodes.where(inside, nodes.pad(word, pads), const(int(word.dtype.max), word.dtype))
+            for word in words
+        )
+    words = tuple(_stored(word) for word in words)
     size = 2
     while size <= total:
+        # Two sorted runs, the second read backwards, are one that rises and falls.
         distance = size // 2
-        while distance:
-            padded, places = _compare(padded, places, distance, size)
+        words = _exchange(words, distance, True)
+        while distance > 1:
             distance //= 2
+            words = _exchange(words, distance, False)
         size *= 2
-    return nodes.cut(places, last, 0, extent)
+    return tuple(nodes.cut(word, len(front), 0, extent) for word in words)
 
 
-def _compare(keys: Node, places: Node, distance: int, size: int) -> tuple[Node, Node]:
-    """One stage: elements `distance` apart are put in order, alternately up and down by `size`."""
-    *front, total = keys.shape
+def _stored(x: Node) -> Node:
+    return Node(Ops.CONTIGUOUS, x.dtype, (x,))
+
+
+def _exchange(words: tuple[Node, ...], distance: int, is_mirrored: bool) -> tuple[Node, ...]:
+    """One stage: each element and its partner are put in order.
+
+    The partner stands `distance` away or, mirrored, at the same place counted from the other end of
+    the 2 * distance elements.
+    """
+    shape = words[0].shape
+    *front, total = shape
+    pairs = (*front, total // (2 * distance), 2, distance)
     last = len(front)
-    blocks = (*front, total // (2 * distance), 2, distance)
-    half = (*front, total // (2 * distance), 1, distance)
-    pairs = [nodes.reshape(part, blocks) for part in (keys, places)]
-    (low_key, low_place), (high_key, high_place) = (
-        [nodes.cut(part, last + 1, side, side + 1) for part in pairs] for side in (0, 1)
+    turned = (last + 1, last + 2) if is_mirrored else (last + 1,)
+    others = tuple(
+        nodes.reshape(nodes.flip(nodes.reshape(word, pairs), turned), shape) for word in words
     )
-    greater = nodes.alu(Ops.CMPLT, high_key, low_key)
-    tied = nodes.alu(Ops.CMPEQ, high_key, low_key)
-    later = nodes.alu(Ops.AND, tied, nodes.alu(Ops.CMPLT, high_place, low_place))
-    wrong = nodes.alu(Ops.OR, greater, later)
-    block = nodes.iota_along(half, last)
-    down = nodes.alu(
-        Ops.AND,
-        nodes.alu(Ops.FLOORDIV, block, const(size // (2 * distance), dtypes.int64)),
-        const(1, dtypes.int64),
+    bit = nodes.alu(Ops.AND, nodes.iota_along(shape, last), const(distance, dtypes.int64))
+    is_first = nodes.alu(Ops.CMPEQ, bit, const(0, dtypes.int64))
+    keeps_own = nodes.alu(Ops.CMPEQ, _is_less(words, others), is_first)
+    return tuple(
+        _stored(nodes.where(keeps_own, word, other))
+        for word, other in zip(words, others, strict=True)
     )
-    swap = nodes.alu(Ops.CMPNE, nodes.cast(wrong, dtypes.int64), down)
-    swapped = []
-    for low, high in ((low_key, high_key), (low_place, high_place)):
-        first, second = nodes.where(swap, high, low), nodes.where(swap, low, high)
-        joined = nodes.reshape(nodes.concatenate((first, second), last + 1), keys.shape)
-        swapped.append(Node(Ops.CONTIGUOUS, joined.dtype, (joined,)))
-    return swapped[0], swapped[1]
+
+
+def _is_less(words: tuple[Node, ...], others: tuple[Node, ...]) -> Node:
+    """Where the words come before others, in the order of a dictionary."""
+    less = nodes.alu(Ops.CMPLT, words[-1], others[-1])
+    for word, other in zip(words[-2::-1], others[-2::-1], strict=True):
+        tied = nodes.alu(Ops.AND, nodes.alu(Ops.CMPEQ, word, other), less)
+        less = nodes.alu(Ops.OR, nodes.alu(Ops.CMPLT, word, other), tied)
+    return less
 
 
 # --- functions ----------------------------------------------------------------------------------
@@ -164,7 +168,9 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     extent = x.shape[axis] if x.ndim else 1
     if not 0 <= k <= extent:
         raise ShapeError("topk cannot find so many", found=f"k = {k}", wanted=f"0 to {extent}")
-    if x.ndim and extent > COUNTED and k <= REPEATED and x.dtype.bits < 64:
+    stages = math.comb((extent - 1).bit_length() + 1, 2)
+    # A stage of the network takes about as long as two thirds of a search for the greatest.
+    if x.ndim and k <= REPEATED and 3 * k <= 2 * stages and x.dtype.bits < 64:
         places = _one_by_one(x, k, axis, largest)
     else:
         places = argsort(x, axis, descending=largest)
@@ -173,19 +179,20 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
 
 
 def _one_by_one(x: Tensor, k: int, axis: int, largest: bool) -> Tensor:
-    """The positions of the k greatest, each found among those that are left."""
+    """The positions of the k greatest, each found among those that come after the one before."""
     keys = nodes.cast(sort_keys(x.detach().node, not largest), dtypes.int64)
     own = nodes.iota_along(x.shape, axis)
     found = []
+    left = keys
     for _ in range(k):
-        place = nodes.keep(
-            nodes.part(nodes.arg_reduce(Ops.MAX, keys, own, (axis,)), 1, dtypes.int64),
-            (axis,),
-            x.ndim,
+        pair = nodes.arg_reduce(Ops.MAX, left, own, (axis,))
+        key, place = (
+            nodes.keep(_stored(nodes.part(pair, i, dtypes.int64)), (axis,), x.ndim) for i in (0, 1)
         )
         found.append(result(place, x.detach()))
-        taken = nodes.alu(Ops.CMPEQ, own, nodes.broadcast(place, x.shape))
-        keys = nodes.where(taken, const(int(dtypes.int64.min), dtypes.int64), keys)
+        last, at = (nodes.broadcast(part, x.shape) for part in (key, place))
+        after = _is_less((keys, at), (last, own))
+        left = nodes.where(after, keys, const(int(dtypes.int64.min), dtypes.int64))
     return found[0].cat(*found[1:], dim=axis) if found else x.narrow(axis, 0, 0).long()
 
 

@@ -99,8 +99,9 @@ def test_a_register_tile_keeps_its_inner_loop_lean() -> None:
     loads = [node for node in deepest if node.op is Ops.VLOAD]
     assert len([node for node in loads if node.arg.width == 8]) == 2
     assert len([node for node in loads if node.arg.width == 1]) == 6
-    assert len([node for node in deepest if node.op is Ops.FMA]) == 12
-    integer = [node for node in deepest if node.op in (Ops.ADD, Ops.MUL)]
+    assert len([node for node in deepest if node.op is Ops.FMA and node.dtype is F32]) == 12
+    computed = (Ops.ADD, Ops.MUL, Ops.FMA)
+    integer = [node for node in deepest if node.op in computed and node.dtype is I64]
     assert len(integer) <= 3, "addresses: one sum or product for each array"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,22 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, alu, const
 from baregrad.ir.op import Ops
 from baregrad.kernel import apply_schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel.analysis import facts_of
+from baregrad.kernel.axes import table_after
 from baregrad.kernel.heuristic_streams import AHEAD_NBYTES
 from baregrad.kernel.linearise_points import TOGETHER, interleave
 from baregrad.kernel.schedule_value import (
     Bind,
+    Prefetch,
     Reorder,
     Schedule,
     prefetch,
+    split,
+    stage_input,
     stream_output,
     vectorise,
 )
+from baregrad.kernel.sharing import prepare
 from baregrad.render.llvm import LlvmRenderer
 from tests.kernel import kernels as k
 from tests.kernel.gpu import HOPPER
@@ -88,6 +95,15 @@ def test_what_fits_the_caches_is_not_streamed() -> None:
         assert "stream_output" not in str(choose_schedule(kernel, target))
 
 
+@pytest.mark.parametrize(("rows", "streamed"), [(1024, False), (8192, True)])
+def test_a_large_array_is_streamed_however_large_the_shared_cache(
+    rows: int, streamed: bool
+) -> None:
+    target = replace(host(), l3_bytes=300 << 20)
+    for kernel in (k.transpose(rows, 1024), k.elementwise(rows * 1024)):
+        assert ("stream_output(0)" in str(choose_schedule(kernel, target))) == streamed
+
+
 def test_streams_are_said_and_parsed() -> None:
     schedule = Schedule((vectorise("i0"), stream_output(0)))
     assert str(schedule) == "Schedule(bind('i0', 'vector'), stream_output(0))"
@@ -142,19 +158,101 @@ def test_arrays_in_memory_are_asked_for_ahead() -> None:
     assert {write for _, write in lines} == {False, True}
 
 
-def test_rows_that_are_read_again_are_asked_for_once_and_a_row_ahead() -> None:
-    target = replace(SMALL_CACHE, l2_bytes=1 << 16, l3_bytes=HUGE)
-    kernel = k.softmax(64, 1024)
+def requests(program: Node) -> list[tuple[int, int, int]]:
+    """Of each array that loops ask for by shares: its slot, and the first and last element.
+
+    Counted by hand from the instructions: each loop's counter from 0 on, of the first row.
+    """
+    found = []
+    trips: list[int] = []
+    for node in program.src:
+        if node.op is Ops.BEGIN:
+            trips.append(int(node.src[-1].arg) if node.src[-1].op is Ops.CONST else 1)
+        elif node.op is Ops.TEST:
+            trips.append(1)
+        elif node.op is Ops.END:
+            trips.pop()
+        elif node.op is Ops.PREFETCH:
+            access = node.arg
+            last = access.at + trips[-1] * access.width
+            found.append((node.src[0].arg.slot, access.at, last))
+    return found
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 2048), (48, 1000), (40, 1536)])
+def test_the_loops_over_a_row_ask_for_all_of_the_next(rows: int, columns: int) -> None:
+    """Each for what the one before left over, and none for what lies past the next row."""
+    target = replace(SMALL_CACHE, l2_bytes=1 << 17, l3_bytes=HUGE)
+    kernel = k.softmax(rows, columns)
     schedule = choose_schedule(kernel, target)
-    assert "prefetch(1, 4096)" in str(schedule)
-    x = np.random.default_rng(2).normal(size=(64, 1024)).astype(np.float32)
+    (step,) = [s for s in schedule.steps if isinstance(s, Prefetch) and s.loops]
+    assert parse_schedule(str(schedule)) == schedule
+    x = np.random.default_rng(2).normal(size=(rows, columns)).astype(np.float32)
     found = np.zeros_like(x)
-    text = run(kernel, schedule, [found, x], chunks_of(schedule, 64))
+    text = run(kernel, schedule, [found, x], chunks_of(schedule, rows))
     exact = np.exp(x.astype(np.float64))
     np.testing.assert_allclose(found, exact / exact.sum(1, keepdims=True), rtol=1e-5)
-    reads = [nbytes for nbytes, write in asked(text) if not write]
-    assert reads
-    assert set(reads) == {4096}
+    assert step.nbytes == 4 * columns
+    # A request for each line of a share.
+    reads = re.findall(r"call void @llvm.prefetch.p0\(ptr %\w+, i32 0,", text)
+    assert len(reads) == sum(nbytes // 64 for _, nbytes in step.loops)
+    parts = requests(linearised(lower(kernel, target, schedule)))
+    assert len(parts) == len(step.loops) > 1
+    assert {slot for slot, _, _ in parts} == {1}
+    assert parts[0][1] == columns
+    assert all(one[2] == after[1] for one, after in pairwise(parts))
+    assert 1.75 * columns <= parts[-1][2] <= 2 * columns
+
+
+KERNELS = (
+    k.softmax(12, 40), k.layer_norm(8, 48), k.row_reduce(8, 64), k.elementwise(96),
+    k.matmul(6, 20, 16), k.smallest_column_sum(8, 24), k.rows_scaled_by_columns(8, 24),
+    k.sum_of_row_logs(9, 20), k.pad_rows_of_sums(6, 24, 2),
+)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=[str(place) for place in range(len(KERNELS))])
+def test_a_loop_that_may_ask_for_a_share_changes_nothing(kernel: Node) -> None:
+    """Every loop and array: refused, or machine code that computes what the kernel computes."""
+    plain = choose_schedule(kernel, host())
+    assert chunks_of(plain, 2) == 1
+    arrays = k.arguments(kernel)
+    expected = k.run_kernel(kernel, arrays)
+    for name in table_after(facts_of(prepare(kernel, host())), plain, host()).axes:
+        for slot in arrays:
+            schedule = Schedule((*plain.steps, prefetch(slot, 64, **{name: 64})))
+            try:
+                program = linearised(lower(kernel, host(), schedule))
+            except ScheduleError as error:
+                assert "is not legal" in str(error)
+                continue
+            assert [part[0] for part in requests(program)] == [slot]
+            found = [np.array(arrays[each]) for each in sorted(arrays)]
+            compiled(program)(found, chunks=(0, 1))
+            k.assert_equal({0: expected[0]}, {0: found[0]})
+
+
+def test_loops_of_rows_may_ask_for_shares_and_others_may_not() -> None:
+    kernel = k.softmax(12, 40)
+    for name, error in (
+        ("r2", ""), ("r3", ""), ("i1", ""), ("i0", "not inside a row"), ("x", "not there"),
+    ):
+        schedule = Schedule((prefetch(1, 64, **{name: 64}),))
+        if error:
+            with pytest.raises(ScheduleError, match=error):
+                apply_schedule(kernel, schedule)
+        else:
+            apply_schedule(kernel, schedule)
+    for steps, error in (
+        ((prefetch(1, 64, r2=6),), "whole elements"),
+        ((prefetch(1, 64, r2=64), vectorise("r2")), "loops of a constant size"),
+        ((prefetch(1, 64, r2=64), split("r2", outer="o", i=8)), "not there"),
+        ((prefetch(1, 64, i1=64), Reorder(("i1", "i0"))), "not inside a row"),
+        ((stage_input(1, "r2"), prefetch(1, 64, r3=64)), "copies"),
+    ):
+        with pytest.raises(ScheduleError, match=error):
+            apply_schedule(kernel, Schedule(steps))
+        assert parse_schedule(str(Schedule(steps))) == Schedule(steps)
 
 
 def test_small_and_scattered_arrays_are_not_asked_for() -> None:

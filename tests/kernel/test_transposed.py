@@ -11,6 +11,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.node import alu, const, range_node
 from baregrad.ir.op import Ops
+from baregrad.ir.rows import by_rows
 from baregrad.kernel.linearise import linearise
 from baregrad.target.cpu import CPU_ROWS, CpuTarget
 from tests.render.harness import (
@@ -53,7 +54,7 @@ def test_far_lanes_whose_steps_are_neighbours_are_stored_side_by_side(
     values = data(steps, lanes)
     (found, _) = check(node, [zeros(lanes, steps), values], routes=ROUTES)
     np.testing.assert_array_equal(found, values.T + np.float32(1))
-    code = linearise(node).src
+    code = by_rows(linearise(node)).src
     turns = [each for each in code if each.op is Ops.TURN]
     if 4 <= steps <= lanes:
         assert [(each.arg.width, each.arg.stride) for each in turns] == [(lanes, steps)]
@@ -73,7 +74,7 @@ def test_far_lanes_whose_steps_are_neighbours_are_copied_at_once(steps: int) -> 
     values = data(16, 3, steps)
     (found, _) = check(node, [zeros(3, steps, 16), values], routes=ROUTES)
     np.testing.assert_array_equal(found, values.transpose(1, 2, 0))
-    loads = [each for each in linearise(node).src if each.op is Ops.VLOAD]
+    loads = [each for each in by_rows(linearise(node)).src if each.op is Ops.VLOAD]
     assert {each.arg.stride for each in loads} == {1}
 
 
@@ -104,7 +105,7 @@ def test_steps_that_lie_unevenly_apart_are_copied_in_several_tiles() -> None:
     values = data(16, 3, 2, 4)
     (found, _) = check(node, [zeros(3, 4, 2, 16), values], routes=ROUTES)
     np.testing.assert_array_equal(found, values.transpose(1, 3, 2, 0))
-    turns = [each for each in linearise(node).src if each.op is Ops.TURN]
+    turns = [each for each in by_rows(linearise(node)).src if each.op is Ops.TURN]
     assert [(each.arg.width, each.arg.stride) for each in turns] == [(4, 32)] * 2
 
 
@@ -115,7 +116,7 @@ def test_neighbours_along_two_axes_are_one_store() -> None:
     values = data(3, 3, 16)
     (found, _) = check(node, [zeros(16, 3, 3), values], routes=ROUTES)
     np.testing.assert_array_equal(found, values.transpose(2, 0, 1) + np.float32(1))
-    turns = [each for each in linearise(node).src if each.op is Ops.TURN]
+    turns = [each for each in by_rows(linearise(node)).src if each.op is Ops.TURN]
     assert [(each.arg.width, each.arg.stride, len(each.src)) for each in turns] == [(16, 9, 11)]
 
 

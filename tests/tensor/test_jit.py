@@ -11,6 +11,7 @@ import pytest
 from baregrad.base.errors import JitError
 from baregrad.base.options import options
 from baregrad.engine.canonical import bind
+from baregrad.engine.session import Session, use_session
 from baregrad.ir.index import variable
 from baregrad.tensor.jit import TinyJit, jit
 from baregrad.tensor.tensor import Tensor
@@ -206,6 +207,20 @@ def test_random_numbers_differ_from_call_to_call() -> None:
     eager = [Tensor.rand(8).tolist() for _ in range(5)]
     assert replayed == eager
     assert len({tuple(row) for row in replayed}) == 5
+
+
+def test_the_first_random_numbers_of_a_session_may_be_a_jitted_functions() -> None:
+    def noise(x: Tensor) -> tuple[Tensor, Tensor]:
+        return Tensor.rand(8) + x, x.dropout(0.5)
+
+    def drawn(function: Any) -> list[list[Any]]:
+        with use_session(Session()):
+            x = Tensor(numbers(8))
+            return [[part.tolist() for part in function(x)] for _ in range(5)]
+
+    replayed = drawn(jit(noise))
+    assert replayed == drawn(noise)
+    assert len({str(parts) for parts in replayed}) == 5
 
 
 def test_training_equals_eager_training() -> None:

@@ -419,7 +419,7 @@ def _requests(state: _State) -> _Changes:
     for step in known:
         yield state.with_steps(dropped=(step,)), f"array {step.param} not asked for"
         if step.nbytes < FURTHEST_NBYTES:
-            further = Prefetch(step.param, 2 * step.nbytes)
+            further = replace(step, nbytes=2 * step.nbytes)
             yield state.with_steps(further, dropped=(step,)), f"array {step.param} asked earlier"
     taken = {step.param for step in known}
     for access in state.facts.accesses:

@@ -1,0 +1,27 @@
+"""Running a user's Python file, as `python FILE` would."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from baregrad.base.errors import ArgumentError
+
+
+def run_script(path: Path, words: Sequence[str] = ()) -> None:
+    """Run a Python file as the main program: its folder is imported from, `words` are its argv.
+
+    Raises ArgumentError where there is no such file, and what the program raises.
+    """
+    if not path.is_file():
+        raise ArgumentError("there is no such program", found=str(path), wanted="a Python file")
+    arguments, places = sys.argv, list(sys.path)
+    sys.argv = [str(path), *words]
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    finally:
+        sys.argv = arguments
+        sys.path[:] = places
