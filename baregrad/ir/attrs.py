@@ -266,6 +266,21 @@ class Access(NamedTuple):
     rows: tuple[int, ...] = ()
 
 
+class Turned(NamedTuple):
+    """A copy that transposes: `rows` of `columns` neighbours each become columns.
+
+    stride: elements between rows where they are read, from the offset plus `at` elements. apart,
+    start: the same of columns where they are written; a column's elements are neighbours there.
+    """
+
+    rows: int
+    columns: int
+    stride: int
+    at: int
+    apart: int
+    start: int
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A target instruction by name, with its immediate operands."""

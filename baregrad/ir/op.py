@@ -316,6 +316,14 @@ class _Table:
         "PARAM or ALLOC, offset, vectors: write a tile by its columns: lanes, stride apart, of all",
         attribute="Access",
     )
+    TURNED = _r(
+        "TURNED",
+        "instruction",
+        LIN,
+        4,
+        "PARAM or ALLOC, offset, and those of the source: copy a tile, its rows as columns",
+        attribute="Turned",
+    )
     SPLAT = _r("SPLAT", "memory", LIN, 1, "a scalar in every lane", attribute="int")
     ROWS = _r("ROWS", "memory", LIN, 1, "a vector in every row of a tile", attribute="int")
     ROW = _r("ROW", "memory", LIN, 1, "one row of a tile", attribute="int")

@@ -18,6 +18,7 @@ from baregrad.kernel.loop_pieces import values_below
 
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
+_INDEX = dtypes.index
 _LOADS = Ops.LOAD.bit
 _ACCESSES = _LOADS | Ops.STORE.bit | Ops.COPYTO.bit
 # Kernels have the same few attributes over and over: finding one costs less than making it.
@@ -124,7 +125,7 @@ class Address:
     def places(self, axes: tuple[Node, ...]) -> tuple[int, ...]:
         """What points along unrolled axes add to the constant part, the first varying slowest."""
         known = self.rows
-        if known is not None and known[0] is axes:
+        if known is not None and known[0] == axes:
             return known[1]
         scales = dict(self.unrolled)
         found = [0]
@@ -308,4 +309,4 @@ def streamed_nbytes(lanes: int, dtype: DType) -> int:
 
 def touches_index(node: Node) -> bool:
     """Whether a node computes with positions."""
-    return node.dtype is dtypes.index or node.src[-1].dtype is dtypes.index
+    return node.dtype is _INDEX or node.src[-1].dtype is _INDEX

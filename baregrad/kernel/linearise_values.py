@@ -125,6 +125,7 @@ class Values:
             return self._of(root, ())
         # As `toposort` walks, sources first: what is walked is computed at once.
         known: dict[Node, Any] = {}
+        of = self._of
         path: list[tuple[Node, Iterator[Node]]] = []
         node, sources = root, iter(root.src)
         while True:
@@ -132,15 +133,15 @@ class Values:
                 if child in known:
                     continue
                 if not child.src or child.op.bit & OPAQUE:
-                    known[child] = self._of(child, ())
+                    known[child] = of(child, ())
                     continue
                 path.append((node, sources))
                 node, sources = child, iter(child.src)
                 break
             else:
-                known[node] = self._of(node, [known[child] for child in node.src])
+                found = known[node] = of(node, [known[child] for child in node.src])
                 if not path:
-                    return known[node]
+                    return found
                 node, sources = path.pop()
 
     def _of(self, node: Node, operands: Operands) -> Any:

@@ -139,15 +139,16 @@ def _begin(f: FunctionText, node: Node) -> None:
     low, high = node.src[:2]
     start, stop = f.use(low), f.use(high)
     block = _open(f)
-    label, registers, lines, fresh = block.label, block.registers, f.lines, f.fresh
+    label, registers, lines = block.label, block.registers, f.lines
     body = f"L{label}"
     if registers.certain:
-        lines.append(f"  br label %{body}")
+        lines.append(f"  br label %{body}\n{body}:")
     else:
-        runs = fresh()
-        lines.append(f"  {runs} = icmp slt i64 {start}, {stop}")
-        lines.append(f"  br i1 {runs}, label %{body}, label %E{label}")
-    lines.append(f"{body}:")
+        runs = f.fresh()
+        lines.append(
+            f"  {runs} = icmp slt i64 {start}, {stop}\n"
+            f"  br i1 {runs}, label %{body}, label %E{label}\n{body}:"
+        )
     block.counter = (f.define(node), start, stop)
     # What comes around is not known yet: END fills in the phi nodes.
     block.phi_at = len(lines)
@@ -191,23 +192,25 @@ def _end(f: FunctionText, node: Node) -> None:
     lines, label, last, before = f.lines, block.label, f.label, block.before
     registers = block.registers
     if block.counter is None:
-        lines.append(f"  br label %E{label}")
+        lines.append(f"  br label %E{label}\nE{label}:")
     else:
         counter, start, stop = block.counter
         following, more = f.fresh(), f.fresh()
-        lines.append(f"  {following} = add nsw i64 {counter}, 1")
         # A sum's steps are few: LLVM spares the comparison where the end is to be met exactly, and
         # takes longer to see it.
         order = "ne" if registers.carried else "slt"
-        lines.append(f"  {more} = icmp {order} i64 {following}, {stop}")
-        lines.append(f"  br i1 {more}, label %L{label}, label %E{label}")
+        lines.append(
+            f"  {following} = add nsw i64 {counter}, 1\n"
+            f"  {more} = icmp {order} i64 {following}, {stop}\n"
+            f"  br i1 {more}, label %L{label}, label %E{label}\nE{label}:"
+        )
         names, middle, end = f.names, f", %{block.start} ], [ ", f", %{last} ]"
         lines[block.phi_at] = f"  {counter} = phi i64 [ {start}{middle}{following}{end}"
-        lines[block.phi_at + 1 : block.phi_at + 1 + len(block.phis)] = [
-            each_row(r, f"  {phi} = phi {value_type(r)} [ {before[r]}{middle}{names[r]}{end}")
-            for r, phi in zip(registers.carried, block.phis, strict=True)
-        ]
-    lines.append(f"E{label}:")
+        if block.phis:
+            lines[block.phi_at + 1 : block.phi_at + 1 + len(block.phis)] = [
+                each_row(r, f"  {phi} = phi {value_type(r)} [ {before[r]}{middle}{names[r]}{end}")
+                for r, phi in zip(registers.carried, block.phis, strict=True)
+            ]
     f.label = f"E{label}"
     if registers.certain:
         return
