@@ -294,10 +294,10 @@ def _program(draft: _Draft, code: bytes, target: Any) -> Program:
 
 
 def _chunks(loop: Node) -> Dim:
-    """The length of the parallel axis of a CPU's kernel."""
+    """How many chunks the parallel axis of a CPU's kernel has."""
     for node in toposort(loop):
         if node.op is Ops.LOOP and node.src[0].arg.bind == "pool":
-            return extent_of(node.src[0])
+            return index.floordiv(extent_of(node.src[0]), loop.arg.grain)
     return 1
 
 

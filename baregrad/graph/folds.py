@@ -368,9 +368,8 @@ def unfold(order: list[Node], changed: dict[Node, Node]) -> Node:
         return sink
     readers: dict[Node, int] = {}
     cuts: dict[Node, int] = {}
+    order = [node for node in order if node.mask & Ops.FOLD.bit]
     for node in order:
-        if not node.mask & Ops.FOLD.bit:
-            continue
         for child in node.src:
             if child.op is Ops.FOLD:
                 readers[child] = readers.get(child, 0) + 1
@@ -382,8 +381,6 @@ def unfold(order: list[Node], changed: dict[Node, Node]) -> Node:
             waiting.add(node.src[0])
     unchanged = changed.keys().isdisjoint
     for node in order:
-        if not node.mask & Ops.FOLD.bit:
-            continue
         made = node if unchanged(node.src) else again(node, changed)
         found: Node | None = None
         if made.op is Ops.FOLD and node not in waiting:

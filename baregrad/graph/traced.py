@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from baregrad.ir.node import Node, remade, toposort
+from baregrad.ir.node import Node, instruction, make_node, toposort
+from baregrad.ir.op import Ops
 from baregrad.ir.passes import Pass
 
 # Every node of a graph, sources first, the sink last; and what receives the nodes that changed.
 Rewrite = Callable[[list[Node], dict[Node, Node]], Node]
 Visit = Callable[[Node], Node | None]
+_VAR = Ops.VAR.bit
 
 
 def rewrite(
@@ -52,7 +54,11 @@ def rewrite(
 def again(node: Node, changed: dict[Node, Node]) -> Node:
     """`node` over what its sources became; walks ask first whether any of them changed."""
     known = changed.get
-    return remade(node, tuple([known(one, one) for one in node.src]))
+    src = tuple([known(one, one) for one in node.src])
+    if node.mask & _VAR:
+        return make_node(node.op, node.dtype, src, node.arg)
+    # What a source became has its shape.
+    return instruction(node.op, node.dtype, src, node.arg, node.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ class KernelInfo(NamedTuple):
     """A kernel's name and launch facts; the schedule's text is kept to be shown.
 
     `block` has the threads of a block along each of its dimensions, once one thread's code is told
-    apart from its block's.
+    apart from its block's. `grain` iterations of the pool's loop, which divide it, are one chunk.
     """
 
     name: str = "kernel"
@@ -219,6 +219,7 @@ class KernelInfo(NamedTuple):
     warps: int = 1
     shared_nbytes: int = 0
     block: tuple[int, ...] = ()
+    grain: int = 1
 
 
 class Alloc(NamedTuple):
@@ -264,6 +265,21 @@ class Access(NamedTuple):
     constant: bool = False
     ahead: int = 0
     rows: tuple[int, ...] = ()
+
+
+class Turned(NamedTuple):
+    """A copy that transposes: `rows` of `columns` neighbours each become columns.
+
+    stride: elements between rows where they are read, from the offset plus `at` elements. apart,
+    start: the same of columns where they are written; a column's elements are neighbours there.
+    """
+
+    rows: int
+    columns: int
+    stride: int
+    at: int
+    apart: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True)

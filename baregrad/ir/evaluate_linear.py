@@ -55,6 +55,7 @@ class LinearMachine:
         self.code = program.src
         self.variables = variables
         self.chunks = chunks
+        self.grain: int = program.arg.grain if program.arg else 1
         self.memory: dict[int | Node, Array] = {}
         self.values: dict[Node, Array] = {}
         self.next = 0
@@ -137,7 +138,9 @@ def matching_ends(code: Sequence[Node]) -> dict[int, int]:
 def _begin(machine: LinearMachine, node: Node) -> None:
     if len(node.src) == 3:
         extent = int(machine.use(node.src[2]))
-        start, stop = (0, extent) if machine.chunks is None else machine.chunks
+        start, stop = 0, extent
+        if machine.chunks is not None:
+            start, stop = (end * machine.grain for end in machine.chunks)
     else:
         start, stop = (int(machine.use(child)) for child in node.src)
     if start >= stop:

@@ -55,9 +55,11 @@ def evaluate_loop(
 
     params: one C-contiguous array per slot, of any shape of the right size; elements are the
     dtype's own NumPy type, or raw codes (`DType.storage`) where NumPy has none. variables: values
-    of VARs by name. chunks: the [begin, end) of a pool loop, all of it by default. Raises
+    of VARs by name. chunks: [begin, end) of the pool loop's chunks, all of them by default. Raises
     IndexOutOfRange where an access that is not guarded leaves its array.
     """
+    if chunks is not None and kernel.op is Ops.KERNEL:
+        chunks = chunks[0] * kernel.arg.grain, chunks[1] * kernel.arg.grain
     machine = LoopMachine(dict(variables or {}), chunks)
     given = params.items() if isinstance(params, Mapping) else enumerate(params)
     for slot, array in given:

@@ -118,13 +118,15 @@ def from_linear(terms: Terms, constant: int) -> Node:
     total: Node | None = None
     for atom in atoms:
         scale = terms[atom]
-        term = atom if scale == 1 else make_node(_MUL, _INDEX, (atom, const(scale, _INDEX)))
-        total = term if total is None else make_node(_ADD, _INDEX, (total, term))
+        term = atom if scale == 1 else make_node(
+            _MUL, _INDEX, (atom, const(scale, _INDEX)), None, ()
+        )
+        total = term if total is None else make_node(_ADD, _INDEX, (total, term), None, ())
     if total is None:
         return const(constant, _INDEX)
     if constant == 0:
         return total
-    return make_node(_ADD, _INDEX, (total, const(constant, _INDEX)))
+    return make_node(_ADD, _INDEX, (total, const(constant, _INDEX)), None, ())
 
 
 def _recombine(terms: Terms) -> Terms:

@@ -62,7 +62,6 @@ _create = object.__new__
 _CONST = Ops.CONST
 _RANGE = Ops.RANGE
 _COMPARE = mask_of(COMPARE)
-_VAR = Ops.VAR.bit
 # Below these, nodes may depend on axes that they close.
 _HIDES = mask_of((Ops.REDUCE, Ops.STAGE, Ops.LOOP, Ops.OUT))
 _BOOL = dtypes.bool
@@ -258,16 +257,6 @@ def instruction(
     entry = _Entry(node, _forget)
     entry.key = key
     return node if _insert(key, entry) is entry else _kept(key, entry, node)
-
-
-def remade(node: Node, src: tuple[Node, ...]) -> Node:
-    """`node` over sources of the same shapes as its own, at the tensor level.
-
-    So that its shape need not be found again.
-    """
-    if node.mask & _VAR:
-        return make_node(node.op, node.dtype, src, node.arg)
-    return instruction(node.op, node.dtype, src, node.arg, node.shape)
 
 
 def _kept(key: Key, entry: _Entry, node: Node) -> Node:

@@ -325,6 +325,14 @@ class _Table:
         "PARAM or ALLOC, offset, vectors: write a tile by its columns: lanes, stride apart, of all",
         attribute="Access",
     )
+    TURNED = _r(
+        "TURNED",
+        "instruction",
+        LIN,
+        4,
+        "PARAM or ALLOC, offset, and those of the source: copy a tile, its rows as columns",
+        attribute="Turned",
+    )
     SPLAT = _r("SPLAT", "memory", LIN, 1, "a scalar in every lane", attribute="int")
     ROWS = _r("ROWS", "memory", LIN, 1, "a vector in every row of a tile", attribute="int")
     ROW = _r("ROW", "memory", LIN, 1, "one row of a tile", attribute="int")
@@ -345,7 +353,7 @@ class _Table:
         "instruction",
         LIN,
         (2, 3),
-        "from, to: the counter of a loop up to END; third, of the pool loop, how many chunks exist",
+        "from, to: the counter of a loop up to END; of the pool loop by chunks, and third, its end",
         attribute="int",
     )
     TEST = _r("TEST", "instruction", LIN, 1, "runs up to END if the condition holds")

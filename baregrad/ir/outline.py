@@ -30,7 +30,10 @@ def outline(kernel: Node) -> str:
     texts: dict[Node, str] = {}
     for node in toposort(kernel):
         texts[node] = _expression(node, texts)
-    return "\n".join(line for body in kernel.src for line in _statement(body, texts, ""))
+    text = "\n".join(line for body in kernel.src for line in _statement(body, texts, ""))
+    if kernel.arg.grain == 1:
+        return text
+    return text.replace(" on pool:", f" on pool, {kernel.arg.grain} at a time:", 1)
 
 
 def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]:

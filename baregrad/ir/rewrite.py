@@ -114,12 +114,6 @@ class Pattern:
             return False
         return self.value is None or self.value(node.arg)
 
-    def _orders(self, op: Op) -> Iterator[tuple[Pattern, ...]]:
-        assert self.src is not None
-        yield self.src
-        if op.commutative and not self.ordered and len(self.src) == 2:
-            yield (self.src[1], self.src[0])
-
     def could_match(
         self, op: Op, dtype: DType, child_ops: tuple[Op, ...], same: bool = False
     ) -> bool:
@@ -139,14 +133,23 @@ class Pattern:
                 return False
         if self.each is not None:
             return all(not self.each.ops or child in self.each.ops for child in child_ops)
-        if self.src is None:
+        src = self.src
+        if src is None:
             return True
-        if len(self.src) != len(child_ops):
+        if len(src) != len(child_ops):
             return False
-        return any(
-            all(not p.ops or child in p.ops for p, child in zip(order, child_ops, strict=True))
-            for order in self._orders(op)
-        )
+        if _ops_fit(src, child_ops):
+            return True
+        both = len(src) == 2 and op.commutative and not self.ordered
+        return both and _ops_fit(src[::-1], child_ops)
+
+
+def _ops_fit(patterns: tuple[Pattern, ...], ops: tuple[Op, ...]) -> bool:
+    """Whether nodes of these ops may match, one after the other."""
+    for pattern, op in zip(patterns, ops, strict=True):
+        if pattern.ops and op not in pattern.ops:
+            return False
+    return True
 
 
 def _match_all(patterns: tuple[Pattern, ...], nodes: tuple[Node, ...], found: Captures) -> bool:

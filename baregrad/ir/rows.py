@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from baregrad.base.bits import next_power_of_two
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Reg
-from baregrad.ir.node import Node, instruction
+from baregrad.ir.attrs import Access, Reg, Turned
+from baregrad.ir.node import Node, alu, const, instruction
 from baregrad.ir.op import Ops
 
 # Rows that take turns where each waits for itself: about what the latency of a step asks for, and
@@ -18,7 +19,9 @@ _BITS = 12
 
 def by_rows(program: Node) -> Node:
     """The PROGRAM in which no value is a tile: for machines and renderers that know none."""
-    if not any(len(node.shape) == 2 or _rows(node) for node in program.src):
+    if not any(
+        len(node.shape) == 2 or node.op is Ops.TURNED or _rows(node) for node in program.src
+    ):
         return program
     return _Rows().program(program)
 
@@ -48,6 +51,8 @@ class _Rows:
                 code += [instruction(Ops.SET, node.dtype, pair) for pair in pairs]
             elif node.op is Ops.ROW:
                 self.moved[node] = self._tile(node.src[0])[node.arg]
+            elif node.op is Ops.TURNED:
+                code += self._turned(node)
             elif _rows(node):
                 code += self._accesses(node, len(node.arg.rows), ())
             else:
@@ -89,6 +94,30 @@ class _Rows:
             )
             for row in range(count)
         ]
+
+    def _turned(self, node: Node) -> list[Node]:
+        """The rows loaded, under a mask where they fill no vector, and written by columns."""
+        base, place, source, offset = [self._moved(child) for child in node.src]
+        form: Turned = node.arg
+        dtype = base.dtype
+        size = next_power_of_two(form.columns)
+        code: list[Node] = []
+        mask: tuple[Node, ...] = ()
+        if form.columns < size:
+            lanes = Node(Ops.LANES, dtypes.int32, (), size)
+            below = alu(Ops.CMPLT, lanes, const(form.columns, dtypes.int32))
+            code, mask = [lanes, below], (below,)
+        rows = [
+            Node(
+                Ops.VLOAD,
+                dtype,
+                (source, offset, *mask),
+                Access(size, 1, form.at + row * form.stride, dtype.itemsize),
+            )
+            for row in range(form.rows)
+        ]
+        access = Access(form.columns, form.apart, form.start, dtype.itemsize)
+        return [*code, *rows, Node(Ops.TURN, node.dtype, (base, place, *rows), access)]
 
     def _row(self, node: Node, row: int) -> Node:
         """An operand as a row has it."""

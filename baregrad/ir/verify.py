@@ -45,8 +45,18 @@ def node_fault(node: Node, level: str) -> str | None:
 
 
 _EFFECTS = frozenset(
-    (*STATEMENTS, Ops.OUT, Ops.KERNEL, Ops.PROGRAM, Ops.SET, Ops.VSTORE, Ops.TURN,
-     Ops.PREFETCH, Ops.END)
+    (
+        *STATEMENTS,
+        Ops.OUT,
+        Ops.KERNEL,
+        Ops.PROGRAM,
+        Ops.SET,
+        Ops.VSTORE,
+        Ops.TURN,
+        Ops.TURNED,
+        Ops.PREFETCH,
+        Ops.END,
+    )
 )
 _EITHER = frozenset((Ops.SINK, Ops.MACHINE, Ops.PIPE, Ops.TEST))
 

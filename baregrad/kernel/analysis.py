@@ -57,6 +57,10 @@ class Offset:
     rest: tuple[tuple[Node, int], ...]
 
 
+# The offsets of a kernel by shape and indices: most of its arrays are read at the same places.
+Offsets = dict[tuple[tuple[Dim, ...], tuple[Node, ...]], Offset]
+
+
 @dataclass(eq=False, slots=True)
 class Access:
     """One array read or written: its array, offset and free axes.
@@ -104,8 +108,9 @@ class Facts:
     data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along them.
     ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose value is
     used other than as an address (conditions, casts to numbers). order: all nodes below the OUTs,
-    sources first. work: operations at each point of some axes. fresh: the axes as schedules find
-    them, once they were asked for (`axes.py`). counts: the points of some axes, likewise.
+    sources first. work: operations at each point of some axes. offsets: of its accesses. fresh: the
+    axes as schedules find them, once they were asked for (`axes.py`). counts: the points of some
+    axes, likewise.
     """
 
     outs: tuple[Node, ...]
@@ -119,6 +124,7 @@ class Facts:
     exposed: frozenset[Node]
     order: tuple[Node, ...]
     work: Mapping[frozenset[Node], int]
+    offsets: Offsets
     fresh: tuple[Any, ...] | None = None
     counts: dict[frozenset[Node], int] = field(default_factory=dict)
 
@@ -154,28 +160,22 @@ def access_offset(array: Node, indices: tuple[Node, ...]) -> Offset:
     return Offset(constant, strides, tuple(rest))
 
 
-# The offsets of a kernel by shape and indices: most of its arrays are read at the same places.
-Offsets = dict[tuple[tuple[Dim, ...], tuple[Node, ...]], Offset]
-
-
 def offset_of(node: Node, known: Offsets | None = None) -> Offset:
     """The flat offset of an INDEX or OUT node, computed once.
 
-    known: those of other accesses of the kernel, of which equal ones are one object.
+    known: those of other accesses of the kernel, of which equal ones are one object; without, it is
+    kept with the node.
     """
-    memo = node.memo
-    found: Offset | None = memo.get(_OFFSET)
+    array = node.src[0]
+    indices = node.src[1 if node.op is Ops.INDEX else 2 :]
+    key: Any = _OFFSET
+    if known is None:
+        known = node.memo
+    else:
+        key = (array.shape, indices)
+    found = known.get(key)
     if found is None:
-        array = node.src[0]
-        indices = node.src[1 if node.op is Ops.INDEX else 2 :]
-        if known is None:
-            found = access_offset(array, indices)
-        else:
-            key = (array.shape, indices)
-            found = known.get(key)
-            if found is None:
-                found = known[key] = access_offset(array, indices)
-        memo[_OFFSET] = found
+        found = known[key] = access_offset(array, indices)
     return found
 
 
@@ -239,7 +239,6 @@ def _facts(kernel: Node) -> Facts:
         op = node.op
         bit = op.bit
         if bit & _ALU:
-            # The most there is, and of that most has nothing more to be asked.
             axes = node.ranges
             if node.dtype is _INDEX:
                 continue
@@ -275,10 +274,11 @@ def _facts(kernel: Node) -> Facts:
         tuple(accesses),
         tuple(reductions),
         tuple(stages),
-        _ordered(kernel),
+        _ordered(kernel, offsets),
         frozenset(exposed),
         tuple(order),
         work,
+        offsets,
     )
 
 
@@ -344,14 +344,14 @@ def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
     return True
 
 
-def _ordered(kernel: Node) -> frozenset[Node]:
+def _ordered(kernel: Node, offsets: Offsets) -> frozenset[Node]:
     """OUTs that accumulate, write through loaded indices, or write an array that another writes."""
     seen: dict[Node, int] = {}
     for out in kernel.src:
         seen[out.src[0]] = seen.get(out.src[0], 0) + 1
     found = set()
     for out in kernel.src:
-        offset = offset_of(out)
+        offset = offset_of(out, offsets)
         free = {axis for axis in out_axes(out) if extent_of(axis) != 1}
         affine = not offset.rest and free <= offset.strides.keys()
         if out.arg.monoid is not None or not affine or seen[out.src[0]] > 1:

@@ -7,13 +7,12 @@ REDUCEs that are combined.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from baregrad.base.errors import CompilerBug, ScheduleError
+from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import Param, Stage
+from baregrad.ir.attrs import Stage
 from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import (
@@ -27,7 +26,7 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.ir.words import in_word
-from baregrad.kernel import partial_tiles
+from baregrad.kernel import apply_scope, partial_tiles
 from baregrad.kernel.analysis import (
     as_one,
     by_id,
@@ -38,9 +37,8 @@ from baregrad.kernel.analysis import (
     out_axes,
 )
 from baregrad.kernel.apply_carried import kept_in_scratch
-from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of, plain
+from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of, flat_array, is_chunks, plain
 from baregrad.kernel.axes import AxisTable, Piece, Terms, table_after
-from baregrad.kernel.axes_arrays import shares_of
 from baregrad.kernel.byte_dots import (
     Word,
     at_number,
@@ -51,11 +49,12 @@ from baregrad.kernel.byte_dots import (
     word_product,
     word_slots,
 )
-from baregrad.kernel.core_tiles import instruction_of
+from baregrad.kernel.core_tiles import sum_of_words, without_array
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.narrowed import narrowed
 from baregrad.kernel.pipelines import check_applied, slots_of
+from baregrad.kernel.results import Results
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
 from baregrad.kernel.window_copies import regions_of, without_parts
@@ -79,16 +78,26 @@ def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = 
 
 
 def apply_steps(
-    kernel: Node, schedule: Schedule, chunked: bool, target: AnyTarget | None = None
+    kernel: Node,
+    schedule: Schedule,
+    chunked: bool,
+    target: AnyTarget | None = None,
+    results: Results | None = None,
 ) -> Node:
     """`kernel` scheduled; with `chunked`, as `to_loop` takes it.
 
-    The parallel axis then is a loop of chunks and one inside, and inputs are read by LOADs as at
-    the loop level, so that most expressions are made once.
+    The parallel axis then is a loop of chunks and one inside, unless it is around all others: then
+    it is one loop, of which some iterations are a chunk. Inputs are read by LOADs as at the loop
+    level, so that most expressions are made once. With `results`, so are those of reductions.
     """
     table = table_after(facts_of(kernel), schedule, target)
-    rewriter = _Rewriter(table, chunked)
+    rewriter = _Rewriter(table, chunked, results)
     result = rewriter.kernel(kernel)
+    if rewriter.hides_axes and results is not None:
+        # What reads a result no longer says where the reduction stands: it is to be seen there.
+        results.clear()
+        rewriter = _Rewriter(table, chunked)
+        result = rewriter.kernel(kernel)
     if table.gpu is not None:
         partial_tiles.check_threads(result)
     check_applied(table, rewriter.applied, rewriter.empty, rewriter.dead)
@@ -98,10 +107,16 @@ def apply_steps(
 class _Rewriter:
     """Rewrites a kernel from its original axes to the final ones of a table."""
 
-    def __init__(self, table: AxisTable, chunked: bool) -> None:
+    def __init__(
+        self, table: AxisTable, chunked: bool, results: Results | None = None
+    ) -> None:
         self.table = table
+        self.results = None if table.staged or table.tensorized else results
+        # Whether some expression runs along axes that it has from the results that it reads alone.
+        self.hides_axes = False
         self.read_op = Ops.LOAD if chunked else Ops.INDEX
         self.chunk: tuple[str, Node] | None = None
+        self.grain = 1
         self.ranges: dict[str, Node] = {}
         self.empty: set[str] = set()
         self.dead: set[str] = set()
@@ -111,6 +126,9 @@ class _Rewriter:
             if name in table.tensorized:
                 self.ranges[name] = range_node(1, position, name)
                 self.dead.add(name)
+            elif axis.unit == "pool" and chunked and is_chunks(table, name):
+                self.ranges[name] = range_node(axis.extent, position, name, "pool")
+                self.grain = table.grain
             elif axis.unit == "pool" and chunked and several:
                 chunk, self.ranges[name] = chunks_of(axis, table.grain, position)
                 self.chunk = (name, chunk)
@@ -153,8 +171,11 @@ class _Rewriter:
                 scope = self.scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 src = (self.array(out.src[0]), value, self.target(out, scope))
+                if self.results is not None:
+                    self.see_axes(out_axes(out), (*value.ranges, *src[2].ranges), scope)
                 outs.append(make_node(Ops.OUT, out.dtype, src, out.arg))
-        return make_node(Ops.KERNEL, kernel.dtype, tuple(outs), kernel.arg)
+        info = kernel.arg if self.grain == 1 else kernel.arg._replace(grain=self.grain)
+        return make_node(Ops.KERNEL, kernel.dtype, tuple(outs), info)
 
     def target(self, out: Node, scope: Scope) -> Node:
         """Where an OUT writes: NOWHERE for places read from memory that the array does not have.
@@ -238,12 +259,7 @@ class _Rewriter:
             merged = self.table.merged.get(node)
             groups.setdefault(merged[0] if merged else self.table.names[node], []).append(node)
         options = [self.pieces(nodes[0]) for nodes in groups.values()]
-        for chosen in itertools.product(*options):
-            pieces: Pieces = {}
-            for nodes, piece in zip(groups.values(), chosen, strict=True):
-                for node in nodes:
-                    pieces[node] = piece
-            yield pieces
+        return apply_scope.every_choice(groups.values(), options)
 
     # --- addresses ------------------------------------------------------------------------------
 
@@ -251,19 +267,7 @@ class _Rewriter:
         """A PARAM as one flat axis."""
         found = self.flat.get(node)
         if found is None:
-            arg = node.arg
-            streamed = arg.slot in self.table.streamed
-            size = index.product(arg.shape)
-            dtype = node.dtype
-            if arg.slot in self.words:
-                size, dtype = index.floordiv(size, in_word(dtype)), dtypes.int32
-            flat = Param(arg.slot, (size,), arg.name, streamed)
-            asked = self.table.ahead.get(arg.slot)
-            if asked is not None:
-                shares = shares_of(self.table, asked)
-                flat = flat._replace(ahead=asked.nbytes, shares=shares)
-            known = flat.shape if size.__class__ is int else None
-            found = self.flat[node] = make_node(Ops.PARAM, dtype, (), flat, known)
+            found = self.flat[node] = flat_array(node, self.table, self.words)
         return found
 
     def axis_value(self, node: Node, scope: Scope) -> Node:
@@ -272,15 +276,7 @@ class _Rewriter:
         if piece is None:
             raise CompilerBug("an axis is used outside its scope", found=node)
         terms = dict(self.finals(node, scope))
-        value: Dim
-        if isinstance(piece.start, int):
-            value = index.from_linear(terms, piece.start)
-        else:
-            value = index.total((index.from_linear(terms, 0), piece.start))
-        merged = self.table.merged.get(node)
-        if merged is not None:
-            value = index.mod(index.floordiv(value, merged[1]), merged[2])
-        return index.as_node(value)
+        return apply_scope.value_of(piece, terms, self.table.merged.get(node))
 
     def finals(self, node: Node, scope: Scope) -> list[tuple[Node, int]]:
         """The final axes that an original axis is a sum of, with their scales."""
@@ -302,7 +298,7 @@ class _Rewriter:
 
     def offset(self, node: Node, scope: Scope) -> Node:
         """The flat offset of an INDEX or OUT in terms of the final axes."""
-        old = offset_of(node)
+        old = offset_of(node, self.table.facts.offsets)
         found = scope.offsets.get(old)
         if found is not None:
             return found
@@ -403,7 +399,7 @@ class _Rewriter:
         src = (self.array(where.src[0]), self.offset(where, scope))
         if src[0].dtype is not node.dtype:
             src = (src[0], index.as_node(index.floordiv(src[1], in_word(node.dtype))))
-        value = make_node(self.read_op, src[0].dtype, src)
+        value = make_node(self.read_op, src[0].dtype, src, None, ())
         inside = self.limits(by_id(node.ranges), scope) if scope.early else partial_tiles.TRUE
         if where is node:
             value = guarded(inside, value)
@@ -520,10 +516,21 @@ class _Rewriter:
                     whole = [a for a in own if self.panels.isdisjoint(dict(choice[a].terms))]
                     new, axes = narrowed(node, whole, inside.pieces, self.ranges, new, axes)
                 one = make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
-                each = state_parts(self.carried(one), monoid)
+                if self.results is not None:
+                    self.see_axes(free, one.ranges, inside)
+                    each = (self.results.read(one),)
+                else:
+                    each = state_parts(self.carried(one), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
         return total
+
+    def see_axes(self, wanted: Iterable[Node], found: Collection[Node], scope: Scope) -> None:
+        """Note whether what depends on some original axes has all final ones among its own."""
+        for axis in wanted:
+            for final, _ in self.finals(axis, scope):
+                if final not in found:
+                    self.hides_axes = True
 
     def dotted(self, node: Node, choice: Pieces, scope: Scope) -> tuple[Node, ...]:
         """A sum of products of bytes, four at a time; nothing where no instruction is to do so.
@@ -555,18 +562,14 @@ class _Rewriter:
 
         What lies past the end of what is summed is 0 in both factors.
         """
-        factors = word_factors(node.src[0]) or ()
-        rows, columns = sorted(factors, key=lambda factor: self.has_lanes(factor, scope))
-        src = tuple([self.read(factor, scope, Word(axis, False)) for factor in (rows, columns)])
-        value = make_node(Ops.WORDS, node.dtype, src, instruction_of(rows.dtype, columns.dtype))
-        reduce = make_node(Ops.REDUCE, node.dtype, (value, *self.final_axes(choice)), node.arg)
-        found = self.carried(reduce)
-        if found is reduce:
-            raise ScheduleError(
-                f"{self.table.tiled} is not legal: its results need an array",
-                wanted="stage_reduce of the words, or of a loop around them, over rows and columns",
-            )
-        return found
+        found = word_factors(node.src[0]) or ()
+        factors = tuple(sorted(found, key=lambda factor: self.has_lanes(factor, scope)))
+        words = tuple([self.read(factor, scope, Word(axis, False)) for factor in factors])
+        reduce = sum_of_words(node, factors, words, self.final_axes(choice))
+        total = self.carried(reduce)
+        if total is reduce:
+            raise without_array(self.table.tiled)
+        return total
 
     def has_lanes(self, node: Node, scope: Scope) -> bool:
         """Whether an axis of lanes moves what a node reads."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
+from baregrad.ir.attrs import Param
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, make_node, range_node
-from baregrad.kernel.analysis import Offset
-from baregrad.kernel.axes import Axis, Limit, Piece
+from baregrad.ir.op import Ops
+from baregrad.ir.words import in_word
+from baregrad.kernel.analysis import Offset, out_axes
+from baregrad.kernel.axes import Axis, AxisTable, Limit, Piece
+from baregrad.kernel.axes_arrays import shares_of
 
 Pieces = dict[Node, Piece]
 # Beyond the ids of any kernel's own axes.
@@ -49,13 +55,87 @@ def chunks_of(axis: Axis, grain: int, position: int) -> tuple[Node, Node]:
     return chunk, range_node(length, position, axis.name)
 
 
+def is_chunks(table: AxisTable, name: str) -> bool:
+    """Whether the pool's axis can be one loop of which a chunk is some iterations.
+
+    It is around all others, all that the kernel does depends on it, and no chunk is shorter:
+    nothing is left to be done once a chunk.
+    """
+    axis, facts = table.axes[name], table.facts
+    if table.grain == 1 or table.order[0] != name or not isinstance(axis.extent, int):
+        return False
+    if axis.extent % table.grain or table.staged or facts.stages or facts.scanned:
+        return False
+    parts: set[Node] = set()
+    for node in facts.data:
+        merged = table.merged.get(node)
+        pieces = table.pieces[merged[0] if merged else table.names[node]]
+        if len(pieces) > 1:
+            return False
+        if name in dict(pieces[0].terms):
+            parts.add(node)
+    every = [*[each.free for each in facts.reductions], *map(out_axes, facts.outs)]
+    return not any(map(parts.isdisjoint, every))
+
+
+def flat_array(node: Node, table: AxisTable, words: frozenset[int]) -> Node:
+    """A PARAM as one flat axis; of words, where those are what is read."""
+    slot, shape, name = node.arg[:3]
+    size = shape[0] if len(shape) == 1 else index.product(shape)
+    dtype = node.dtype
+    if slot in words:
+        size, dtype = index.floordiv(size, in_word(dtype)), dtypes.int32
+    streamed, asked = slot in table.streamed, table.ahead.get(slot)
+    if asked is None and isinstance(size, int):
+        flat = _flat(slot, size, name, streamed)
+        return make_node(Ops.PARAM, dtype, (), flat, flat.shape)
+    flat = Param(slot, (size,), name, streamed)
+    if asked is not None:
+        flat = flat._replace(ahead=asked.nbytes, shares=shares_of(table, asked))
+    return make_node(Ops.PARAM, dtype, (), flat)
+
+
+@lru_cache(1 << 10)
+def _flat(slot: int, size: int, name: str, streamed: bool) -> Param:
+    """An argument of one axis: those of kernels are alike."""
+    return Param(slot, (size,), name, streamed)
+
+
 def plain(node: Node, done: dict[Node, Node]) -> Node:
     """A node over its sources as they were rewritten."""
     if not node.src:
         return node
     src = tuple([done[child] for child in node.src])
-    current = node if src == node.src else make_node(node.op, node.dtype, src, node.arg)
+    current = node if src == node.src else make_node(node.op, node.dtype, src, node.arg, ())
     if node.dtype is not dtypes.index and not node.op.bit & index.CONDITIONS:
         return current
     simpler = index.resimplify(current)
     return current if simpler is None else simpler
+
+
+def value_of(piece: Piece, terms: dict[Node, int], merged: tuple[str, Dim, Dim] | None) -> Node:
+    """What an original axis is, given its piece and the final axes that that is a sum of.
+
+    merged: what it was collapsed into, its stride there and its extent.
+    """
+    value: Dim
+    if isinstance(piece.start, int):
+        value = index.from_linear(terms, piece.start)
+    else:
+        value = index.total((index.from_linear(terms, 0), piece.start))
+    if merged is not None:
+        value = index.mod(index.floordiv(value, merged[1]), merged[2])
+    return index.as_node(value)
+
+
+def every_choice(
+    groups: Iterable[list[Node]], options: Sequence[tuple[Piece, ...]]
+) -> Iterator[Pieces]:
+    """Every choice of one piece for each group of axes."""
+    whole = [*groups]
+    for chosen in itertools.product(*options):
+        pieces: Pieces = {}
+        for nodes, piece in zip(whole, chosen, strict=True):
+            for node in nodes:
+                pieces[node] = piece
+        yield pieces

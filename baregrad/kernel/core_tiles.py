@@ -85,6 +85,23 @@ def check_tiles(table: AxisTable, step: Tensorize) -> None:
         axis.serial = "an instruction does all of the axis"
 
 
+def sum_of_words(
+    node: Node, factors: Sequence[Node], words: tuple[Node, ...], axes: tuple[Node, ...]
+) -> Node:
+    """A REDUCE of products of `factors` as one over `axes` of the products of their words."""
+    name = instruction_of(factors[0].dtype, factors[1].dtype)
+    value = make_node(Ops.WORDS, node.dtype, words, name)
+    return make_node(Ops.REDUCE, node.dtype, (value, *axes), node.arg)
+
+
+def without_array(step: Tensorize | None) -> ScheduleError:
+    """What is said of a sum whose results no step keeps in an array."""
+    return ScheduleError(
+        f"{step} is not legal: its results need an array",
+        wanted="stage_reduce of the steps, or of a loop around them, over rows and columns",
+    )
+
+
 def product(total: Node, value: Node, axes: Sequence[Node], keep: Node) -> Node:
     """The MMA that adds a panel's products to a tile, or, unless it is to `keep` that, begins it.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -78,8 +77,7 @@ def _skips(found: Windows, write: Access) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(NamedTuple):
     """A sum of products of an image and a filter, and the axes of its output by what they move.
 
     lane: the longest of those that move the filter alone, along which vectors lie. copied: what is
@@ -100,8 +98,19 @@ def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | No
     """The kernel as a sum of products over windows; None where it is none."""
     if len(reads) != 2 or main.node.arg.monoid.primitive is not Ops.ADD:
         return None
-    both = [_sorted(plan, main, *pair) for pair in (reads, reads[::-1])]
-    found = [windows for windows in both if windows is not None]
+    sorts = _sorted(plan, main, *reads)
+    if sorts is None:
+        return None
+    first, second, both, own = sorts
+    # Either operand may be the image.
+    left, right = reads
+    found = [
+        Windows(image, other, moves, others, both, own, max(others, key=_size))
+        for image, other, moves, others in (
+            (left, right, first, second),
+            (right, left, second, first),
+        )
+    ]
     for fits in (_slides, _runs):
         for windows in found:
             if fits(windows):
@@ -110,13 +119,20 @@ def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | No
     return next((windows for windows in found if _skips(windows, write)), None)
 
 
-def _sorted(plan: Plan, main: Reduction, image: Access, other: Access) -> Windows | None:
-    only_image: list[PlannedAxis] = []
-    only_filter: list[PlannedAxis] = []
+def _size(axis: PlannedAxis) -> int:
+    return axis.size
+
+
+def _sorted(
+    plan: Plan, main: Reduction, left: Access, right: Access
+) -> tuple[list[PlannedAxis], list[PlannedAxis], list[PlannedAxis], list[PlannedAxis]] | None:
+    """The axes that move the left operand alone, the right one alone, both, and reduced ones."""
+    only_left: list[PlannedAxis] = []
+    only_right: list[PlannedAxis] = []
     both: list[PlannedAxis] = []
     own: list[PlannedAxis] = []
     for axis in plan.axes:
-        strides = (axis.stride(image), axis.stride(other))
+        strides = (axis.stride(left), axis.stride(right))
         if None in strides or not isinstance(axis.extent, int):
             return None
         if axis.reduced:
@@ -130,15 +146,14 @@ def _sorted(plan: Plan, main: Reduction, image: Access, other: Access) -> Window
             if strides[0] and strides[1]:
                 both.append(axis)
             elif strides[0]:
-                only_image.append(axis)
+                only_left.append(axis)
             elif strides[1]:
-                only_filter.append(axis)
+                only_right.append(axis)
             else:
                 return None
-    if not only_image or not only_filter or not own:
+    if not only_left or not only_right or not own:
         return None
-    lane = max(only_filter, key=lambda axis: axis.size)
-    return Windows(image, other, only_image, only_filter, both, own, lane)
+    return only_left, only_right, both, own
 
 
 def _slides(found: Windows) -> bool:
@@ -188,7 +203,7 @@ def plan_windows(
     if image is None and found.image.guarded:
         # The innermost loop would have conditions.
         return None
-    found = replace(found, copied=image)
+    found = found._replace(copied=image)
     tiles = _tiles(plan, main, found, machine, target)
     tile, share = _best_shared(main, found, tiles, machine, target)
     second = tile.second

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import Access, Reduction, in_bounds, iterations, offset_of
+from baregrad.kernel.analysis import Access, Offsets, Reduction, in_bounds, iterations, offset_of
 from baregrad.kernel.schedule_value import Collapse
 from baregrad.kernel.tiling import Plan, PlannedAxis
 
@@ -38,7 +38,7 @@ FAR_STEP = 8
 _READ = Ops.INDEX.bit
 
 
-def accesses_below(node: Node) -> list[Access]:
+def accesses_below(node: Node, known: Offsets | None = None) -> list[Access]:
     """The array reads in a reduction's values, without those of reductions inside it."""
     values = tuple(child for child in node.src if child.op is not Ops.RANGE)
     found = []
@@ -52,7 +52,7 @@ def accesses_below(node: Node) -> list[Access]:
         if below.op is Ops.INDEX:
             guard = guards.get(below)
             safe = below.src[0].op is Ops.PARAM and (guard is not None or in_bounds(below))
-            place = offset_of(below)
+            place = offset_of(below, known)
             found.append(Access(below.src[0], place, below.ranges, False, guard, safe))
     return found
 

@@ -21,11 +21,16 @@ MOST_CHUNKS = 64
 def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     """How long one core takes for a kernel, roughly, if it is vectorised well."""
     total_bytes = 0
+    sizes: dict[tuple[index.Dim, ...], int] = {}
     for access in facts.accesses:
         touched = facts.points(access.axes)
         if facts.reductions:
             # What is read again is near by then.
-            touched = min(touched, index.upper(index.product(access.array.shape)))
+            shape = access.array.shape
+            size = sizes.get(shape)
+            if size is None:
+                size = sizes[shape] = index.upper(index.product(shape))
+            touched = min(touched, size)
         total_bytes += touched * itemsize(access.array.dtype)
     operations = sum([count * facts.points(axes) for axes, count in facts.work.items()])
     lanes = target.lanes(4)

@@ -49,7 +49,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     facts = plan.facts
     lanes = lanes_of(plan, target)
     main = max(facts.reductions, key=lambda r: facts.points(r.free.union(r.own)))
-    reads = accesses_below(main.node)
+    reads = accesses_below(main.node, facts.offsets)
     windows = windows_of(plan, main, reads)
     if windows is not None:
         found = plan_windows(plan, main, windows, _machine(main, lanes, target), target)
@@ -218,6 +218,10 @@ def _vectorise_sums(
     # What is dear to compute has values of its own in registers.
     if bits >= REGISTER_NBYTES and reduction.node.arg.monoid.primitive and not is_dear(plan):
         most = min(MOST_TOGETHER, max(SEVERAL * 2 // together, 2))
+        fits = together * MOST_TOGETHER <= target.vector_registers * 3 // 4
+        if fits and lane.size <= MOST_TOGETHER * lanes:
+            # One step may be all: then there is no loop, and what masks it is a constant.
+            most = MOST_TOGETHER
         width = _wide(lane, lanes, most, target.masks)
         # A lone sum does too little beside a mask, where several vectors leave nothing over.
         if width and (together > 1 or lane.size % width == 0 or lane.size % (lanes * count)):
@@ -326,7 +330,7 @@ def _plan_other(
     own = [axis for axis in plan.axes if axis.inside(reduction.own)]
     if any(axis.planned for axis in own):
         return
-    reads = accesses_below(reduction.node)
+    reads = accesses_below(reduction.node, plan.facts.offsets)
     for axis in own:
         if axis.size < 2 or plan.meets_vector(axis):
             continue

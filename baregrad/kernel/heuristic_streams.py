@@ -17,7 +17,7 @@ AHEAD_NBYTES = 2048
 STREAMED_NBYTES = 32 << 20
 # The part of the second cache that what is asked for a row ahead may take.
 ROW_SHARE = 8
-# The part of a row's lines that loops ask for, at least, or they do not share it out.
+# The part of a row that loops ask for, at least, or they do not share it out.
 LEAST_SHARED = 0.75
 
 
@@ -57,8 +57,7 @@ def prefetch_arrays(plan: Plan, target: CpuTarget) -> None:
         if not all(_in_line(plan, access) for access in accesses):
             continue
         row = _row_nbytes(plan, accesses, target)
-        lines = 0 if copied else row // target.line_bytes
-        shares = _shares(plan, accesses, lines, target) if lines else ()
+        shares = _shares(plan, accesses, row, target) if row and not copied else ()
         ahead = row or AHEAD_NBYTES
         plan.because("array {} is asked for {} bytes ahead: it is in memory", slot, ahead)
         if shares:
@@ -90,12 +89,14 @@ def _row_nbytes(plan: Plan, accesses: list[Access], target: CpuTarget) -> int:
 
 
 def _shares(
-    plan: Plan, accesses: list[Access], lines: int, target: CpuTarget
+    plan: Plan, accesses: list[Access], row: int, target: CpuTarget
 ) -> tuple[tuple[str, int], ...]:
-    """What the loops over a row ask for in each iteration, by the time that they take.
+    """What the loops over a row of bytes ask for in each iteration, by the time that they take.
 
-    Whole lines, and no more than a row has; () where most of them would be left over.
+    Whole lines or vectors, and no more than a row has; () where most of it would be left over.
     """
+    unit = min(target.line_bytes, target.vector_bytes)
+    units = row // unit
     rows = frozenset.intersection(*[access.axes for access in accesses])
     work = _work(plan.facts, rows)
     of_nodes = {axis.nodes[-1]: axis for axis in plan.axes if axis.loops}
@@ -109,17 +110,17 @@ def _shares(
     counts: dict[str, int] = {}
     rests: list[tuple[float, str, int]] = []
     for name, trips, each in loops:
-        wanted = lines * each / total / trips
+        wanted = units * each / total / trips
         counts[name] = int(wanted)
         taken += counts[name] * trips
         rests.append((wanted - counts[name], name, trips))
     for _, name, trips in sorted(rests, reverse=True):
-        if taken + trips <= lines:
+        if taken + trips <= units:
             counts[name] += 1
             taken += trips
-    if taken < LEAST_SHARED * lines:
+    if not taken or taken < LEAST_SHARED * units:
         return ()
-    return tuple([(name, count * target.line_bytes) for name, count in counts.items() if count])
+    return tuple([(name, count * unit) for name, count in counts.items() if count])
 
 
 def _work(facts: Facts, rows: frozenset[Node]) -> dict[Node, int]:

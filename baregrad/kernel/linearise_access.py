@@ -14,10 +14,11 @@ from baregrad.ir.attrs import TILE_BINDS, Access, Reg
 from baregrad.ir.bounds import bounds
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort_having
 from baregrad.ir.op import Ops
-from baregrad.kernel.loop_pieces import values_below
+from baregrad.kernel.loop_pieces import is_plain, values_below
 
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
+_INDEX = dtypes.index
 _LOADS = Ops.LOAD.bit
 _PRODUCTS = Ops.MMA.bit
 _ACCESSES = _LOADS | Ops.STORE.bit | Ops.COPYTO.bit
@@ -125,7 +126,7 @@ class Address:
     def places(self, axes: tuple[Node, ...]) -> tuple[int, ...]:
         """What points along unrolled axes add to the constant part, the first varying slowest."""
         known = self.rows
-        if known is not None and known[0] is axes:
+        if known is not None and known[0] == axes:
             return known[1]
         scales = dict(self.unrolled)
         found = [0]
@@ -209,7 +210,10 @@ class Memory:
         refused: set[Node] = set()
         known: dict[Any, Address] = {}
         groups: dict[Terms, int] = {}
-        for node in values_below(kernel):
+        # Of what is plain nobody else asks for more than the accesses.
+        plain = is_plain(kernel)
+        order = toposort_having(_ACCESSES, *kernel.src) if plain else values_below(kernel)
+        for node in order:
             bit = node.op.bit
             if not bit & _ACCESSES:
                 if bit & _PRODUCTS:
@@ -313,4 +317,4 @@ def streamed_nbytes(lanes: int, dtype: DType) -> int:
 
 def touches_index(node: Node) -> bool:
     """Whether a node computes with positions."""
-    return node.dtype is dtypes.index or node.src[-1].dtype is dtypes.index
+    return node.dtype is _INDEX or node.src[-1].dtype is _INDEX

@@ -16,6 +16,7 @@ from baregrad.ir.node import Node, const, instruction, toposort_having
 from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
 from baregrad.kernel.linearise_access import (
     Address,
+    Memory,
     access_of,
     is_streamed,
     lanes_of,
@@ -71,18 +72,16 @@ def find_tiles(values: Values, kernel: Node) -> dict[Node, Tile]:
                     refused.add(buffer)
         elif buffer in registers:
             refused.add(buffer)
-    mixed = found
+    mixed = bool(found)
     while mixed:
         # What one statement may not do to a register the others may not, either.
-        mixed = {
-            store: tile
-            for store, tile in found.items()
-            if store.src[0] in refused
-            or any(_differs(values, load, tile, layouts, refused) for load in reads[store])
-        }
-        for store in mixed:
-            del found[store]
-            refused.add(store.src[0])
+        mixed = False
+        for store, tile in tuple(found.items()):
+            held = reads[store]
+            if store.src[0] in refused or (held and _differs(memory, held, tile, layouts, refused)):
+                mixed = True
+                del found[store]
+                refused.add(store.src[0])
     if found:
         for alloc, layout in layouts.items():
             if alloc not in refused:
@@ -116,23 +115,25 @@ def _tile_of(values: Values, store: Node, address: Address, held: list[Node]) ->
     if address.width != lanes or len(address.unrolled) != len(axes):
         return None
     rows = prod([lanes_of(axis) for axis in axes])
-    if rows < 2 or not _is_plain(values, value, axes, held):
+    if rows < 2 or not _is_plain(values.memory, value, axes, held):
         return None
-    if values.memory.reads_elsewhere(store, axes):
+    # A register that is read is a tile of the points that write it.
+    memory = values.memory
+    if store.src[0] not in memory.registers and memory.reads_elsewhere(store, axes):
         return None
     return Tile(axes, rows, lanes)
 
 
 def _is_plain(
-    values: Values, value: Node, axes: tuple[Node, ...], held: list[Node]
+    memory: Memory, value: Node, axes: tuple[Node, ...], held: list[Node]
 ) -> bool:
     """Whether points differ in where they read alone, and all of them in all `axes`."""
-    addresses, registers = values.memory.addresses, values.memory.registers
+    addresses, registers = memory.addresses, memory.registers
     seen: set[Node] = set()
     stack = [value]
     while stack:
         node = stack.pop()
-        if node in seen or not values.axes_of(node.ranges):
+        if node in seen or node.ranges.isdisjoint(axes):
             continue
         seen.add(node)
         op = node.op
@@ -144,7 +145,7 @@ def _is_plain(
                 held.append(node)
         elif op is Ops.GUARD:
             cond, inner = node.src
-            if inner.op is not Ops.LOAD or values.axes_of(cond.ranges):
+            if inner.op is not Ops.LOAD or not cond.ranges.isdisjoint(axes):
                 return False
             if addresses[inner].is_scattered or inner.src[0] in registers:
                 return False
@@ -157,13 +158,19 @@ def _is_plain(
 
 
 def _differs(
-    values: Values, load: Node, tile: Tile, layouts: dict[Node, Layout], refused: set[Node]
+    memory: Memory,
+    held: list[Node],
+    tile: Tile,
+    layouts: dict[Node, Layout],
+    refused: set[Node],
 ) -> bool:
     """Whether a statement reads a register that is no tile of just its points."""
-    buffer = load.src[0]
-    address = values.memory.addresses[load]
-    layout = (address.constant, address.places(tile.axes))
-    return buffer in refused or layouts.get(buffer) != layout
+    for load in held:
+        buffer, address = load.src[0], memory.addresses[load]
+        layout = (address.constant, address.places(tile.axes))
+        if buffer in refused or layouts.get(buffer) != layout:
+            return True
+    return False
 
 
 # --- instructions --------------------------------------------------------------------------------

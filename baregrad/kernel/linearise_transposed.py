@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from baregrad.base.bits import is_power_of_two, next_power_of_two
+from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Access
-from baregrad.ir.node import Node, const, instruction
+from baregrad.ir.attrs import Access, Turned
+from baregrad.ir.node import Node, instruction
 from baregrad.ir.op import Ops
 from baregrad.kernel.linearise_access import (
     Address,
@@ -25,7 +25,6 @@ from baregrad.kernel.linearise_access import (
     lanes_of,
     streamed_nbytes,
 )
-from baregrad.kernel.linearise_scopes import MOMENT
 
 if TYPE_CHECKING:
     from baregrad.kernel.linearise_values import Values
@@ -136,27 +135,21 @@ def _copy_transposed(
     """Copy a tile over the unrolled `axes`: for each lane the neighbours along `near` at once."""
     buffer, load = store.src[:2]
     target, source = values.memory.addresses[store], values.memory.addresses[load]
-    lanes, dtype = source.width, load.dtype
     apart = _apart(target.places(near))
     if apart is None:
         near = near[-1:]
         (apart,) = [scale for axis, scale in target.unrolled if axis is near[0]] or [0]
     others = tuple(axis for axis in axes if axis not in near)
     count = prod([lanes_of(axis) for axis in near])
-    size = next_power_of_two(count)
-    rows = tuple([lane * source.stride for lane in range(lanes)])
     first = dict.fromkeys(near, 0)
     for point in values.points(others):
         mark = values.scopes.mark()
         values.point = {**point, **first}
         offset, at = values.offset(source)
         place, start = values.offset(target)
-        access = access_of(size, 1, at, dtype.itemsize, False, 0, rows)
-        src = (load.src[0], offset, *_below(values, count, size))
-        tile = instruction(Ops.VLOAD, dtype, src, access, (lanes, size))
-        values.scopes.place(tile, MOMENT)
-        access = access_of(count, apart, start, dtype.itemsize)
-        _turn(values, buffer, place, (tile,), access)
+        form = Turned(source.width, count, source.stride, at, apart, start)
+        src = (buffer, place, load.src[0], offset)
+        values.scopes.append(instruction(Ops.TURNED, dtypes.token, src, form))
         values.scopes.forget_since(mark)
     values.point = {}
 
@@ -165,14 +158,6 @@ def _apart(places: tuple[int, ...]) -> int | None:
     """Elements between the places of one step and of the next; None where that differs."""
     apart = {after - before for before, after in itertools.pairwise(places)}
     return apart.pop() if len(apart) == 1 else None
-
-
-def _below(values: Values, count: int, size: int) -> tuple[Node, ...]:
-    """The mask of the first `count` lanes, nothing where that is all of them."""
-    if count == size:
-        return ()
-    lanes = values.scopes.emit(Ops.LANES, dtypes.int32, (), size)
-    return (values.apply(Ops.CMPLT, dtypes.bool, lanes, const(count, dtypes.int32)),)
 
 
 def _within(point: dict[Node, int], near: tuple[Node, ...]) -> list[dict[Node, int]]:

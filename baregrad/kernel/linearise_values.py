@@ -125,6 +125,7 @@ class Values:
             return self._of(root, ())
         # As `toposort` walks, sources first: what is walked is computed at once.
         known: dict[Node, Any] = {}
+        of = self._of
         path: list[tuple[Node, Iterator[Node]]] = []
         node, sources = root, iter(root.src)
         while True:
@@ -132,15 +133,15 @@ class Values:
                 if child in known:
                     continue
                 if not child.src or child.op.bit & OPAQUE:
-                    known[child] = self._of(child, ())
+                    known[child] = of(child, ())
                     continue
                 path.append((node, sources))
                 node, sources = child, iter(child.src)
                 break
             else:
-                known[node] = self._of(node, [known[child] for child in node.src])
+                found = known[node] = of(node, [known[child] for child in node.src])
                 if not path:
-                    return known[node]
+                    return found
                 node, sources = path.pop()
 
     def _of(self, node: Node, operands: Operands) -> Any:
@@ -518,8 +519,9 @@ def _range(values: Values, node: Node, operands: Operands) -> Node:
 
 def _load(values: Values, node: Node, operands: Operands) -> Node:
     # A statement's masks keep what it reads inside its arrays, and its values for its own lanes.
-    masked = values.masks and not stays_inside(node)
-    return values.load(node, values.mask(values.masks) if masked else None)
+    masks = values.masks
+    masked = masks and node.src[0] not in values.memory.registers and not stays_inside(node)
+    return values.load(node, values.mask(masks) if masked else None)
 
 
 def _guard(values: Values, node: Node, operands: Operands) -> Any:
@@ -565,10 +567,8 @@ def _index(values: Values, node: Node, operands: Operands) -> Node:
         spans = [bounds(child) for child in held if child.dtype is dtypes.index]
         if all(INT32[0] <= low and high <= INT32[1] for low, high in spans):
             width = dtypes.int32
-    operands = [
-        values.cast(operand, width) if child.dtype is dtypes.index else operand
-        for child, operand in zip(node.src, operands, strict=True)
-    ]
+    pairs = zip(node.src, operands, strict=True)
+    operands = [values.cast(x, width) if child.dtype is dtypes.index else x for child, x in pairs]
     if node.op is Ops.FLOORDIV or node.op is Ops.MOD:
         return divide_index(values.apply, node, operands, width)
     dtype = node.dtype if node.dtype is not dtypes.index else width
@@ -593,7 +593,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.PROJ: _proj,
     }
 )
-# Asked faster than a read-only view of it.
+# Asked faster than by a read-only view.
 _rule_of = dict(_RULES).get
 # Of expressions whose values need no steps, and that are as cheap to make again as to remember.
 _direct_rule = {op: _RULES[op] for op in (Ops.CONST, Ops.VAR, Ops.RANGE, Ops.LOAD)}.get

@@ -35,6 +35,15 @@ class Item:
     before: list[Node | Item] = field(default_factory=list)
 
 
+@dataclass(eq=False, slots=True)
+class Placed:
+    """The states of a lowered reduction: how to read them, where they are, and after which item."""
+
+    parts: tuple[Node, ...]
+    block: Block
+    position: int
+
+
 def statement(block: Block) -> Node:
     """A block as a SEQ or a single statement."""
     done: list[Node] = []

@@ -86,12 +86,12 @@ def looped(axes: Iterable[Node]) -> list[Node]:
 
 def load(buffer: Node, places: tuple[Node, ...]) -> Node:
     """One element of a buffer."""
-    return make_node(Ops.LOAD, buffer.dtype, (buffer, *places))
+    return make_node(Ops.LOAD, buffer.dtype, (buffer, *places), None, ())
 
 
 def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
     """Write one element of a buffer."""
-    return make_node(Ops.STORE, dtypes.token, (buffer, value, *places))
+    return make_node(Ops.STORE, dtypes.token, (buffer, value, *places), None, ())
 
 
 def cleared(start: Node, within: Node | None, axes: list[Node]) -> Node:

@@ -7,11 +7,12 @@ from baregrad.kernel.analysis import facts_of
 from baregrad.kernel.apply import apply_steps
 from baregrad.kernel.heuristic import choose_schedule
 from baregrad.kernel.loop_pieces import note_plain
+from baregrad.kernel.results import Results, are_plain
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.shared_copies import check_shared
 from baregrad.kernel.sharing import prepare
 from baregrad.kernel.to_loop import to_loop
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
 
 def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> Node:
@@ -22,11 +23,12 @@ def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> 
     kernel = prepare(kernel, target)
     if schedule is None:
         schedule = choose_schedule(kernel, target)
-    applied = apply_steps(kernel, schedule, chunked=True, target=target)
     facts = facts_of(kernel)
+    results = Results() if isinstance(target, CpuTarget) and are_plain(facts) else None
+    applied = apply_steps(kernel, schedule, chunked=True, target=target, results=results)
     ordered = frozenset([out.src[0].arg.slot for out in facts.ordered])
     masks = not isinstance(target, GpuTarget) and target.masks
-    loop = to_loop(applied, target.fma, str(schedule), ordered, masks)
+    loop = to_loop(applied, target.fma, str(schedule), ordered, masks, results)
     if isinstance(target, GpuTarget):
         check_shared(loop, target)
     note_plain(loop, facts)

@@ -10,8 +10,6 @@ far as no reduction then reads what the loop is still computing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
@@ -23,7 +21,7 @@ from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE
 from baregrad.kernel.core_tiles import product as tiles_product
 from baregrad.kernel.kept_rows import Kept, kept_in_output
-from baregrad.kernel.loop_blocks import Block, Item, nest_position, statement
+from baregrad.kernel.loop_blocks import Block, Item, Placed, nest_position, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
     Masks,
@@ -44,6 +42,7 @@ from baregrad.kernel.loop_pieces import (
     widened,
 )
 from baregrad.kernel.pipelines import Ring, add_copy, open_ring, slot_now
+from baregrad.kernel.results import Results
 from baregrad.kernel.shared_copies import copied_by_threads, row_of, thread_axes
 from baregrad.kernel.shared_layouts import in_rows
 from baregrad.kernel.warp_tiles import TILE, product
@@ -52,21 +51,13 @@ NOTHING = -1
 Ranges = tuple[Node, ...]
 
 
-@dataclass(eq=False, slots=True)
-class Placed:
-    """The states of a lowered reduction: how to read them, where they are, and after which item."""
-
-    parts: tuple[Node, ...]
-    block: Block
-    position: int
-
-
 def to_loop(
     kernel: Node,
     fma: bool = True,
     schedule: str = "",
     ordered: frozenset[int] = frozenset(),
     masks: bool = False,
+    results: Results | None = None,
 ) -> Node:
     """The loop level of a kernel that `apply_steps` chunked; `schedule` is its text, to be shown.
 
@@ -81,7 +72,7 @@ def to_loop(
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = pools[0] if pools else None
     grid = {axis for axis in axes if axis.arg.bind == "grid"}
-    builder = _Builder(fma, masks, pool, by_id(grid), kernel)
+    builder = _Builder(fma, masks, pool, by_id(grid), kernel, results or Results())
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     body = statement(builder.root)
@@ -99,12 +90,15 @@ class _Builder:
         pool: Node | None,
         grid: tuple[Node, ...],
         kernel: Node,
+        results: Results,
     ) -> None:
         self.fma = fma
         self.masks = masks
         self.pool = pool
         self.grid = grid
         self.kernel = kernel
+        self.results = results
+        self.below = results.below if results.reads else scoped_below
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
         # Expressions of the loop level that read what is placed, by what they were.
@@ -125,7 +119,7 @@ class _Builder:
         self.owned: dict[frozenset[Node], tuple[Ranges, list[Node], Ranges]] = {}
         self.tiles: dict[frozenset[Node], Ranges] = {}
         self.known_masks: Masks = {}
-        self.count = 0
+        self.count = results.count
 
     # --- places ---------------------------------------------------------------------------------
 
@@ -167,7 +161,7 @@ class _Builder:
             self.in_place[out.src[1].src[0]] = out
             loops = [axis for axis in loops if axis not in out.src[1].src[1:]]
         roots = out.src[1:]
-        below = scoped_below(roots)
+        below = self.below(roots)
         if below and not crowded and not self.grid:
             kept = kept_in_output(out, self.kernel)
             if kept is not None:
@@ -250,15 +244,23 @@ class _Builder:
         matrix = len(own) > len(loops) + len(lanes)
         monoid, values = widened(node.arg.monoid, node.src[:count])
         tiles = self.tiles_of(node.ranges)
-        self.reductions(scoped_below(values), path)
+        below = self.below(values)
+        self.reductions(below, path)
+        result = self.results.reads.get(node)
         places = register_places(lanes + tiles)
-        accumulators = self.accumulators(monoid, places)
+        if result is None:
+            accumulators = self.accumulators(monoid, places)
+        else:
+            known = self.results.lanes_of(node, places) if lanes else result.src[0]
+            accumulators = (known,)
         loads = tuple([load(buffer, places) for buffer in accumulators])
         conditions, values = peeled_guards(monoid, values)
         if lanes and self.masks:
             masks, values = peeled_masks(monoid, values, frozenset(lanes), self.known_masks)
             conditions += masks
-        below = scoped_below(values)
+        if result is None:
+            # Conditions that were peeled off may have read some.
+            below = self.below(values)
         needs = self.needs(below, block)
         inner = list(path)
         start = [
@@ -273,7 +275,8 @@ class _Builder:
             update = self.update(monoid, accumulators, loads, values, places)
         inner[-1].items.extend([Item(step) for step in update])
         if lanes:
-            loads = self.horizontal(monoid, loads, lanes, tiles, block)
+            arrays = self.accumulators(monoid, tiles) if result is None else result.src[:1]
+            loads = self.horizontal(monoid, loads, lanes, tiles, block, arrays)
         position = len(block.items) - 1 if lanes else nest_position(block, inner, path)
         parts = narrowed(loads, node.arg.monoid)
         self.place(node, Placed(parts, block, position))
@@ -395,10 +398,10 @@ class _Builder:
         lanes: tuple[Node, ...],
         tiles: tuple[Node, ...],
         block: Block,
+        results: tuple[Node, ...],
     ) -> tuple[Node, ...]:
-        """Fold the lanes of finished accumulators into results over the free tile axes."""
+        """Fold the lanes of finished accumulators into `results` over the free tile axes."""
         fold = make_node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
-        results = self.accumulators(monoid, tiles)
         for position, result in enumerate(results):
             part = fold
             if monoid.arity > 1:
@@ -592,4 +595,4 @@ class _Builder:
             position: int = node.arg
             return self.placed[node.src[0]].parts[position]
         src = tuple([done[child] for child in node.src])
-        return make_node(op, node.dtype, src, node.arg)
+        return make_node(op, node.dtype, src, node.arg, ())

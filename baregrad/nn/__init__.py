@@ -6,6 +6,7 @@ from baregrad.nn import init
 from baregrad.nn.activations import (
     ELU,
     GELU,
+    GLU,
     Hardsigmoid,
     Hardswish,
     Hardtanh,
@@ -13,6 +14,7 @@ from baregrad.nn.activations import (
     LogSigmoid,
     LogSoftmax,
     Mish,
+    PReLU,
     ReLU,
     ReLU6,
     Sigmoid,
@@ -22,7 +24,7 @@ from baregrad.nn.activations import (
     Tanh,
 )
 from baregrad.nn.attention import MultiheadAttention
-from baregrad.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from baregrad.nn.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from baregrad.nn.layers import Dropout, Embedding, Flatten, Identity, Linear, Unflatten
 from baregrad.nn.losses import (
     BCELoss,
@@ -52,20 +54,30 @@ from baregrad.nn.normalisation import (
     RMSNorm,
 )
 from baregrad.nn.pooling import (
+    AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
+    AdaptiveMaxPool2d,
     AvgPool1d,
     AvgPool2d,
+    AvgPool3d,
     MaxPool1d,
     MaxPool2d,
+    MaxPool3d,
+    PixelShuffle,
+    Upsample,
 )
 from baregrad.nn.state import get_parameters, get_state_dict, load_state_dict
 
 __all__ = [
     "ELU",
     "GELU",
+    "GLU",
+    "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
     "AvgPool1d",
     "AvgPool2d",
+    "AvgPool3d",
     "BCELoss",
     "BCEWithLogitsLoss",
     "BatchNorm1d",
@@ -73,6 +85,7 @@ __all__ = [
     "BatchNorm3d",
     "Conv1d",
     "Conv2d",
+    "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
     "CrossEntropyLoss",
@@ -96,12 +109,15 @@ __all__ = [
     "MSELoss",
     "MaxPool1d",
     "MaxPool2d",
+    "MaxPool3d",
     "Mish",
     "Module",
     "ModuleDict",
     "ModuleList",
     "MultiheadAttention",
     "NLLLoss",
+    "PReLU",
+    "PixelShuffle",
     "RMSNorm",
     "ReLU",
     "ReLU6",
@@ -113,6 +129,7 @@ __all__ = [
     "Softplus",
     "Tanh",
     "Unflatten",
+    "Upsample",
     "get_parameters",
     "get_state_dict",
     "init",

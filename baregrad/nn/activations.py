@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baregrad.nn.module import Module
+from baregrad.nn.module import Module, parameter
 from baregrad.tensor import Tensor
 
 
@@ -31,6 +31,35 @@ class LeakyReLU(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
         return x.leaky_relu(self.negative_slope)
+
+
+class PReLU(Module):
+    """x, times a learned weight below 0: one, or one for each channel of axis 1."""
+
+    def __init__(
+        self,
+        num_parameters: int = 1,
+        init: float = 0.25,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        made = Tensor.full((num_parameters,), init, dtype=dtype or "float32", device=device)
+        self.weight = parameter(made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element. Raises ShapeError for other channels."""
+        return x.prelu(self.weight)
+
+
+class GLU(Module):
+    """The first half of an axis times the sigmoid of the second half."""
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return half as many elements. Raises ShapeError for an odd extent."""
+        return x.glu(self.dim)
 
 
 class ELU(Module):

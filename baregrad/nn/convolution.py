@@ -108,6 +108,18 @@ class Conv2d(_Plain):
         )
 
 
+class Conv3d(_Plain):
+    """Cross-correlation (N, C, D, H, W) -> (N, O, D', H', W'), weight (O, C/groups, K, L, M)."""
+
+    _AXES = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the cross-correlation. Raises ShapeError for other channels."""
+        return x.conv3d(
+            self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
 class _Transposed(_Convolution):
     _TRANSPOSED = True
 

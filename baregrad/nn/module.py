@@ -156,10 +156,11 @@ class Module:
             tensor.requires_grad_(requires_grad)
         return self
 
-    def zero_grad(self) -> None:
-        """Forget the gradients of every parameter."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of every parameter, or set those that there are to zero."""
         for tensor in self.parameters():
-            tensor.grad = None
+            held = tensor.grad
+            tensor.grad = None if set_to_none or held is None else held.zeros_like()
 
     def apply(self, function: Callable[[Module], object]) -> Self:
         """Call a function on every module below and on this one; return the module."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 from baregrad.optim.adam import Adam, AdamW
 from baregrad.optim.clip import clip_grad_norm_, clip_grad_value_
 from baregrad.optim.optimizer import Optimizer, ParamGroup
+from baregrad.optim.rmsprop import RMSprop
 from baregrad.optim.schedules import (
     CosineAnnealingLR,
+    ExponentialLR,
     LambdaLR,
     LinearLR,
     LinearWarmup,
+    MultiStepLR,
+    ReduceLROnPlateau,
     Schedule,
     SequentialLR,
     StepLR,
@@ -21,11 +25,15 @@ __all__ = [
     "Adam",
     "AdamW",
     "CosineAnnealingLR",
+    "ExponentialLR",
     "LambdaLR",
     "LinearLR",
     "LinearWarmup",
+    "MultiStepLR",
     "Optimizer",
     "ParamGroup",
+    "RMSprop",
+    "ReduceLROnPlateau",
     "Schedule",
     "SequentialLR",
     "StepLR",

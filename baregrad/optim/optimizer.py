@@ -83,11 +83,11 @@ class Optimizer:
 
     # --- a step -----------------------------------------------------------------------------------
 
-    def zero_grad(self) -> None:
-        """Forget the gradients of all parameters."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or set those that there are to zero."""
         for group in self.param_groups:
             for p in group["params"]:
-                p.grad = None
+                p.grad = None if set_to_none or p.grad is None else p.grad.zeros_like()
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Change every parameter that has a gradient; compute all that changes in one run.

@@ -75,6 +75,36 @@ class StepLR(Schedule):
         return base * self.gamma ** ((steps + 0.5) / self.step_size).floor()
 
 
+class MultiStepLR(Schedule):
+    """base * gamma**n, where n of the milestones have been reached."""
+
+    def __init__(
+        self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1
+    ) -> None:
+        self.milestones = sorted(milestones)
+        self.gamma = gamma
+        super().__init__(optimizer)
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        reached = steps.zeros_like()
+        for milestone in self.milestones:
+            reached = reached + (steps >= milestone).cast(dtypes.float64)
+        return base * self.gamma**reached
+
+
+class ExponentialLR(Schedule):
+    """base * gamma**steps."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer)
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        return base * self.gamma**steps
+
+
 class CosineAnnealingLR(Schedule):
     """From base to eta_min over T_max steps along half a cosine, and on along it.
 
@@ -182,3 +212,88 @@ class LambdaLR(Schedule):
         groups = self.optimizer.param_groups
         for group, base, function in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
             group["lr"] = base * function(count)
+
+
+class ReduceLROnPlateau:
+    """Rates times `factor` once a figure has not got better for more than `patience` steps.
+
+    mode: "min" where less is better, "max" where more is. threshold: by what share of the best
+    (threshold_mode "rel") or by how much ("abs") a figure must be better. cooldown: steps after a
+    change in which none is counted. min_lr: the least rate. Stepped outside captured functions,
+    with the figure; these see its rates. Raises ArgumentError for settings out of range.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        if mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
+            raise ArgumentError(
+                "mode is min or max and threshold_mode rel or abs",
+                found=f"{mode!r} and {threshold_mode!r}",
+            )
+        if not 0 <= factor < 1:
+            raise ArgumentError(f"a factor that reduces is from 0 up to below 1, not {factor}")
+        self.optimizer = optimizer
+        self.mode, self.factor, self.patience = mode, factor, patience
+        self.threshold, self.threshold_mode = threshold, threshold_mode
+        self.cooldown, self.min_lr, self.eps = cooldown, min_lr, eps
+        self.best = math.inf if mode == "min" else -math.inf
+        self.num_bad_epochs = self.cooldown_counter = self.last_epoch = 0
+
+    def step(self, metrics: float | Tensor) -> None:
+        """Take note of a figure; change the rates if it is time. Raises JitError if captured."""
+        if session().downloads:
+            raise JitError(
+                "ReduceLROnPlateau looks at its figure in Python, which a replay would not",
+                hint="step it outside the captured function, which sees its rates",
+            )
+        figure = float(metrics)
+        self.last_epoch += 1
+        if self._is_better(figure):
+            self.best, self.num_bad_epochs = figure, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.cooldown_counter > 0:
+            self.cooldown_counter -= 1
+            self.num_bad_epochs = 0
+        if self.num_bad_epochs > self.patience:
+            self._reduce()
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+
+    def _is_better(self, figure: float) -> bool:
+        margin = self.threshold * (self.best if self.threshold_mode == "rel" else 1.0)
+        if math.isinf(self.best):
+            margin = 0.0
+        return figure < self.best - margin if self.mode == "min" else figure > self.best + margin
+
+    def _reduce(self) -> None:
+        for group in self.optimizer.param_groups:
+            old = group["lr"].item()
+            new = max(old * self.factor, self.min_lr)
+            if old - new > self.eps:
+                group["lr"] = new
+
+    def get_last_lr(self) -> list[float]:
+        """Return the present rate of each group; computes them."""
+        return [group["lr"].item() for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was counted and the best figure."""
+        return {
+            name: getattr(self, name)
+            for name in ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` (or PyTorch's) returned."""
+        for name in self.state_dict():
+            setattr(self, name, state_dict[name])

@@ -276,6 +276,8 @@ def _set(f: CText, node: Node) -> None:
 
 def _begin(f: CText, node: Node) -> None:
     start, stop = (f.use(child) for child in node.src[:2])
+    if len(node.src) > 2 and f.program.arg.grain > 1:
+        start, stop = (f"{end} * {f.program.arg.grain}" for end in (start, stop))
     f.count += 1
     name = f.names[node] = f"v{f.count}"
     f.line(f"for ({f.type(node.dtype)} {name} = {start}; {name} < {stop}; {name}++) {{")

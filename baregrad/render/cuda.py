@@ -14,6 +14,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.rows import by_rows
 from baregrad.render.c_ops import CONTROL_RULES, instruction
 from baregrad.render.c_text import CText, Dialect, Rule
 from baregrad.render.gpu import (
@@ -44,7 +45,7 @@ class CudaRenderer:
         arrays: int = 0,
     ) -> str:
         """The translation unit of one PROGRAM: one kernel of the GPU programs' signature."""
-        narrowed = narrow_integers(program)
+        narrowed = narrow_integers(by_rows(program))
         signature = gpu_signature(narrowed, variables, arrays)
         signature.check(target)
         return _Kernel(narrowed, target, signature).text()

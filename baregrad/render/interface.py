@@ -194,7 +194,13 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
     innermost = _Open(-1, False)
     stack = [innermost]
     read_of, unrelated = known.intersection, known.isdisjoint
-    for place, node in enumerate(code):
+    # Most read no register, and the masks of most of those say so.
+    asked = [
+        (place, node)
+        for place, node in enumerate(code)
+        if node.mask & _REGISTERS or node.op.bit & _CONTROL
+    ]
+    for place, node in asked:
         op = node.op
         reads: Collection[Node] = ()
         if op is _SET:
@@ -222,8 +228,7 @@ def block_registers(program: Node) -> dict[int, BlockRegisters]:
                 blocks[place] = BlockRegisters((), (), certain and low.arg < high.arg)
                 innermost = _Open(place, op is Ops.BEGIN)
                 stack.append(innermost)
-        elif not node.mask & _REGISTERS or unrelated(node.src):
-            # Most read no register, and the masks of most of those say so.
+        elif unrelated(node.src):
             continue
         else:
             reads = read_of(node.src)

@@ -140,18 +140,20 @@ def _text(f: FunctionText, functions: Sequence[str]) -> str:
 
 
 def _begin(f: FunctionText, node: Node) -> None:
-    low, high = node.src[:2]
-    start, stop = f.use(low), f.use(high)
+    start, stop = [f.use(end) for end in node.src[:2]]
+    if len(node.src) > 2 and f.program.arg.grain > 1:
+        start, stop = _scaled(f, start), _scaled(f, stop)
     block = _open(f)
-    label, registers, lines, fresh = block.label, block.registers, f.lines, f.fresh
+    label, registers, lines = block.label, block.registers, f.lines
     body = f"L{label}"
     if registers.certain:
-        lines.append(f"  br label %{body}")
+        lines.append(f"  br label %{body}\n{body}:")
     else:
-        runs = fresh()
-        lines.append(f"  {runs} = icmp slt i64 {start}, {stop}")
-        lines.append(f"  br i1 {runs}, label %{body}, label %E{label}")
-    lines.append(f"{body}:")
+        runs = f.fresh()
+        lines.append(
+            f"  {runs} = icmp slt i64 {start}, {stop}\n"
+            f"  br i1 {runs}, label %{body}, label %E{label}\n{body}:"
+        )
     block.counter = (f.define(node), start, stop)
     # What comes around is not known yet: END fills in the phi nodes.
     block.phi_at = len(lines)
@@ -161,6 +163,13 @@ def _begin(f: FunctionText, node: Node) -> None:
         f.names.update(zip(carried, block.phis, strict=True))
     lines += [""] * (1 + len(carried))
     f.label = body
+
+
+def _scaled(f: FunctionText, chunk: str) -> str:
+    """The first iteration of a chunk."""
+    name = f.fresh()
+    f.lines.append(f"  {name} = mul i64 {chunk}, {f.program.arg.grain}")
+    return name
 
 
 def _name_of(f: FunctionText, register: Node) -> str:
@@ -195,23 +204,25 @@ def _end(f: FunctionText, node: Node) -> None:
     lines, label, last, before = f.lines, block.label, f.label, block.before
     registers = block.registers
     if block.counter is None:
-        lines.append(f"  br label %E{label}")
+        lines.append(f"  br label %E{label}\nE{label}:")
     else:
         counter, start, stop = block.counter
         following, more = f.fresh(), f.fresh()
-        lines.append(f"  {following} = add nsw i64 {counter}, 1")
         # A sum's steps are few: LLVM spares the comparison where the end is to be met exactly, and
         # takes longer to see it.
         order = "ne" if registers.carried else "slt"
-        lines.append(f"  {more} = icmp {order} i64 {following}, {stop}")
-        lines.append(f"  br i1 {more}, label %L{label}, label %E{label}")
+        lines.append(
+            f"  {following} = add nsw i64 {counter}, 1\n"
+            f"  {more} = icmp {order} i64 {following}, {stop}\n"
+            f"  br i1 {more}, label %L{label}, label %E{label}\nE{label}:"
+        )
         names, middle, end = f.names, f", %{block.start} ], [ ", f", %{last} ]"
         lines[block.phi_at] = f"  {counter} = phi i64 [ {start}{middle}{following}{end}"
-        lines[block.phi_at + 1 : block.phi_at + 1 + len(block.phis)] = [
-            each_row(r, f"  {phi} = phi {value_type(r)} [ {before[r]}{middle}{names[r]}{end}")
-            for r, phi in zip(registers.carried, block.phis, strict=True)
-        ]
-    lines.append(f"E{label}:")
+        if block.phis:
+            lines[block.phi_at + 1 : block.phi_at + 1 + len(block.phis)] = [
+                each_row(r, f"  {phi} = phi {value_type(r)} [ {before[r]}{middle}{names[r]}{end}")
+                for r, phi in zip(registers.carried, block.phis, strict=True)
+            ]
     f.label = f"E{label}"
     if registers.certain:
         return

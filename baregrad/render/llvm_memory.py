@@ -12,7 +12,7 @@ from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.render.llvm_ops import folding_text
 from baregrad.render.llvm_text import ROW, FunctionText, Rule
-from baregrad.render.llvm_tiles import turn
+from baregrad.render.llvm_tiles import turn, turn_copy
 from baregrad.render.llvm_types import (
     STREAMED,
     STREAMED_NBYTES,
@@ -460,5 +460,6 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.VSTORE: _vstore,
         Ops.PREFETCH: _request,
         Ops.TURN: turn,
+        Ops.TURNED: turn_copy,
     }
 )

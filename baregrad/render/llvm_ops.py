@@ -133,11 +133,12 @@ def folding_text(op: Op, dtype: DType, lanes: int, name: str, a: str, b: str) ->
             f"  {name}.c = icmp {sign}{order} {kinds} {a}, {b}\n"
             f"  {name} = select {mask} {name}.c, {kinds} {a}, {kinds} {b}"
         )
+    # A NaN in b is what the machine's instruction gives; where a is one it is masked, and a stays.
     return (
         f"  {name}.c = fcmp o{order} {kinds} {a}, {b}\n"
         f"  {name}.e = select {mask} {name}.c, {kinds} {a}, {kinds} {b}\n"
-        f"  {name}.n = fcmp uno {kinds} {a}, {a}\n"
-        f"  {name} = select {mask} {name}.n, {kinds} {a}, {kinds} {name}.e"
+        f"  {name}.n = fcmp ord {kinds} {a}, {a}\n"
+        f"  {name} = select {mask} {name}.n, {kinds} {name}.e, {kinds} {a}"
     )
 
 

@@ -17,7 +17,17 @@ from baregrad.render.llvm_text import ROW, FunctionText, Rule, row_numbers
 
 # What rows are written out before; anything else reads no tile and may come before its rows.
 AFTER_ROWS = mask_of(
-    (Ops.BEGIN, Ops.TEST, Ops.END, Ops.SET, Ops.VSTORE, Ops.TURN, Ops.ROW, Ops.READ)
+    (
+        Ops.BEGIN,
+        Ops.TEST,
+        Ops.END,
+        Ops.SET,
+        Ops.VSTORE,
+        Ops.TURN,
+        Ops.TURNED,
+        Ops.ROW,
+        Ops.READ,
+    )
 )
 # What stands for the place of a row in memory, one for each access of a text.
 _MARKS = tuple([f"${place}$" for place in range(256)])

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from baregrad.base.bits import next_power_of_two
 from baregrad.dtypes import DType
+from baregrad.ir.attrs import Turned
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.render.llvm_text import ROW, FunctionText, declaration_text, row_numbers
@@ -75,6 +76,83 @@ def turn(f: FunctionText, node: Node) -> None:
             if streamed:
                 f.streamed[base] = None
             _write(f, tile, where, held, several)
+
+
+def turn_copy(f: FunctionText, node: Node) -> None:
+    """Copy a tile, its rows as columns: a function for as many of each as a register has lanes."""
+    base, place, source, offset = node.src
+    form: Turned = node.arg
+    dtype = base.dtype
+    width = min(next_power_of_two(form.columns), f.target.lanes(dtype.itemsize))
+    whole = f.target.masks or (dtype.itemsize >= 4 and "avx" in f.target.features)
+    to, start = f.use(place), f.use(offset)
+    for first in range(0, form.columns, width):
+        columns = min(width, form.columns - first)
+        for above in range(0, form.rows, width):
+            rows = min(width, form.rows - above)
+            tile = Tile(dtype, rows, width, columns, form.apart, False, f.target.masks)
+            if _is_masked(tile):
+                f.declarations[_masked_store(tile)] = None
+            name, texts = _copy_function(tile, form.stride, whole)
+            f.declarations.update(dict.fromkeys(texts))
+            where = f.pointer(base, to, form.start + first * form.apart + above, dtype)
+            read = f.pointer(source, start, form.at + above * form.stride + first, dtype)
+            f.lines.append(f"  call void {name}(ptr {where}, ptr {read})")
+
+
+@lru_cache(1 << 8)
+def _copy_function(tile: Tile, stride: int, masks: bool) -> tuple[str, tuple[str, ...]]:
+    """The name of a function that copies a tile, and the texts of it and of what it calls.
+
+    stride: elements between rows. masks: whether a part of a row is read under a mask, rather than
+    element by element.
+    """
+    dtype, lanes, columns = tile.dtype, tile.lanes, tile.columns
+    element, kinds = type_text(dtype), type_text(dtype, lanes)
+    name = f"@turned.{'.'.join(map(str, tile[1:5]))}.{stride}.{element}"
+    lines = [f"define internal void {name}(ptr %p, ptr %q) #0 {{"]
+    texts: tuple[str, ...] = ()
+    for row in range(tile.rows):
+        lines.append(f"  %q{row} = getelementptr {element}, ptr %q, i64 {row * stride}")
+        if columns == lanes:
+            lines.append(f"  %x{row} = load {kinds}, ptr %q{row}, align {dtype.itemsize}")
+        elif masks:
+            call, declared = _masked_load(dtype, lanes, columns)
+            texts = (declared,)
+            lines.append(f"  %x{row} = {call.format(f'%q{row}')}")
+        else:
+            lines += _elements(dtype, lanes, columns, row)
+    rows = [f"%x{row}" for row in range(tile.rows)]
+    lines += [_body(tile).format("%t", "%p", *rows), "  ret void\n}"]
+    return name, (*texts, "\n".join(lines))
+
+
+def _masked_load(dtype: DType, lanes: int, columns: int) -> tuple[str, str]:
+    """A load of the first columns of a vector, as a format of its place; and its declaration."""
+    kinds, masks = type_text(dtype, lanes), f"<{lanes} x i1>"
+    name = f"llvm.masked.load.{suffix_text(dtype, lanes)}.p0"
+    mask = ", ".join([f"i1 {'true' if lane < columns else 'false'}" for lane in range(lanes)])
+    call = (
+        f"call {kinds} @{name}(ptr {{0}}, i32 {dtype.itemsize}, {masks} <{mask}>, "
+        f"{kinds} zeroinitializer)"
+    )
+    return call, declaration_text(name, kinds, "ptr", "i32", masks, kinds)
+
+
+def _elements(dtype: DType, lanes: int, columns: int, row: int) -> list[str]:
+    """The first columns of a row, loaded one by one."""
+    element, kinds = type_text(dtype), type_text(dtype, lanes)
+    lines = []
+    total = "poison"
+    for lane in range(columns):
+        after = f"%x{row}" if lane == columns - 1 else f"%x{row}.{lane}"
+        lines += [
+            f"  %a{row}.{lane} = getelementptr {element}, ptr %q{row}, i64 {lane}",
+            f"  %e{row}.{lane} = load {element}, ptr %a{row}.{lane}, align {dtype.itemsize}",
+            f"  {after} = insertelement {kinds} {total}, {element} %e{row}.{lane}, i64 {lane}",
+        ]
+        total = after
+    return lines
 
 
 def _names(f: FunctionText, vectors: Sequence[Node], lanes: int) -> list[str]:

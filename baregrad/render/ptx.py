@@ -14,6 +14,7 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import ELEMENTWISE, Op, Ops, mask_of
+from baregrad.ir.rows import by_rows
 from baregrad.render.gpu import WAIT, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.ptx_hopper import registers_at_launch
@@ -42,7 +43,7 @@ class PtxRenderer:
         arrays: int = 0,
     ) -> str:
         """The PTX module of one PROGRAM, for one generation of GPUs."""
-        narrowed = narrow_integers(program)
+        narrowed = narrow_integers(by_rows(program))
         signature = gpu_signature(narrowed, variables, arrays)
         signature.check(target)
         return _module(PtxText(narrowed, target, signature))

@@ -59,18 +59,17 @@ def _window(view: Node, idx: Idx) -> Idx:
 
 
 def _reshape(view: Node, idx: Idx) -> Idx:
-    axes = _reshaped(view)
-    if axes is not None:
-        return taken(axes, (*idx, ZERO))
-    source = view.src[0].shape
+    source, shape = view.src[0].shape, view.shape
     found: list[Node] = []
-    for old, new in reshape_groups(source, view.shape):
-        rank = old[1] - old[0]
-        if rank == 1 and new[1] - new[0] == 1:
-            found.append(idx[new[0]])
-        elif rank:
-            offset = _offset(idx[new[0] : new[1]], view.shape[new[0] : new[1]])
-            found.extend(as_node(i) for i in index.unflatten(offset, source[old[0] : old[1]]))
+    for (first, last), (begin, end) in reshape_groups(source, shape):
+        if last - first == 1 and end - begin == 1:
+            found.append(idx[begin])
+        elif last > first:
+            offset = _offset(idx[begin:end], shape[begin:end])
+            if last - first == 1:
+                found.append(as_node(offset))
+            else:
+                found += [as_node(i) for i in index.unflatten(offset, source[first:last])]
     return tuple(found)
 
 

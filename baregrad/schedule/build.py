@@ -94,17 +94,22 @@ class _Assembly:
         """Give every request below `roots` its expression."""
         # The requests above the one being looked at, each with its needs still to come.
         path: list[tuple[Request, Iterator[Part]]] = []
-        needs = self.needs if self.draft.placeholders else _parts
+        # Without placeholders no index depends on another request.
+        needs = self.needs if self.draft.placeholders else None
         for root in self.requests_in(roots):
             if root.expr is not None:
                 continue
-            request, parts = root, iter(needs(root))
+            request, parts = root, iter(_parts(root) if needs is None else needs(root))
             while True:
                 for part in parts:
-                    if isinstance(part, Request) and part.expr is None:
-                        path.append((request, parts))
-                        request, parts = part, iter(needs(part))
-                        break
+                    if not isinstance(part, Request) or part.expr is not None:
+                        continue
+                    if needs is None and part.read:
+                        part.expr = self.assemble(part)
+                        continue
+                    path.append((request, parts))
+                    request, parts = part, iter(part.parts if needs is None else needs(part))
+                    break
                 else:
                     request.expr = made = self.assemble(request)
                     if request.placeholder is not None:

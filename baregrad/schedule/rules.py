@@ -57,10 +57,14 @@ _FUSED = Verdict(False)
 
 
 class Neighbours(NamedTuple):
-    """Values close below a value, and what of them is reduced: shapes and axes."""
+    """Values close below a value, and itself; those that count have at least `least` elements.
 
-    values: frozenset[Node]
-    reduced: frozenset[tuple[Any, ...]]
+    reduced: shape and axes of what of these is reduced, once somebody has asked for them.
+    """
+
+    values: set[Node]
+    least: float
+    reduced: list[frozenset[tuple[Any, ...]]]
 
 
 class _Dearer(NamedTuple):
@@ -289,17 +293,17 @@ def _find_home(
         if not is_identity(request.idx, node.shape, draft.outer):
             continue
         readers = [other.draft for other in requests if other is not request]
-        if draft not in readers and not _makes_cycle(draft, readers):
+        if draft not in readers and not _dependents(readers) >> draft.number & 1:
             return request
     return None
 
 
-def _makes_cycle(draft: Draft, readers: Iterable[Draft]) -> bool:
-    """Whether `draft` would depend on itself if it wrote what `readers` read."""
+def _dependents(readers: Iterable[Draft]) -> int:
+    """Bit set of the drafts that depend on `readers`: none of them may write what these read."""
     below = 0
     for reader in readers:
         below |= reader.dependents
-    return bool(below >> draft.number & 1)
+    return below
 
 
 def find_sibling(
@@ -310,13 +314,14 @@ def find_sibling(
     if not candidates or node in fusion.survey.contractions:
         return None
     readers = {request.draft for request in requests}
+    below = _dependents(readers)
     own = _kernels_of_parts(fusion, node)
     for draft in (*own, *reversed(candidates[-SIBLINGS:])):
         if draft.sealed or draft.contraction is not None or draft in readers:
             continue
         if draft.count > MAX_OPS // 2 or draft.loads + draft.pending > MAX_LOADS // 2:
             continue
-        if _makes_cycle(draft, readers):
+        if below >> draft.number & 1:
             continue
         if node.op is Ops.SCAN and _crosses(node, draft.place_of(shape), draft):
             continue
@@ -324,7 +329,7 @@ def find_sibling(
             return draft
         near = neighbours(fusion, node)
         other = neighbours(fusion, draft.outs[0].target)
-        if near.values.isdisjoint(other.values) or not _reduce_alike(near, other):
+        if not _share_values(fusion, near, other) or not _reduce_alike(fusion, near, other):
             continue
         if not _sum_apart(fusion, node, draft.outs[0].target):
             return draft
@@ -374,19 +379,35 @@ def _sums_of(fusion: Fusion, node: Node) -> set[Node]:
     return found
 
 
-def _reduce_alike(left: Neighbours, right: Neighbours) -> bool:
+def _share_values(fusion: Fusion, left: Neighbours, right: Neighbours) -> bool:
+    """Whether a value that is no smaller than either is close below both."""
+    both = left.values & right.values
+    if not both:
+        return False
+    size, least = fusion.survey.size, max(left.least, right.least)
+    return any(size[one] >= least for one in both)
+
+
+def _reduce_alike(fusion: Fusion, left: Neighbours, right: Neighbours) -> bool:
     """Whether two neighbourhoods reduce the same axes of one shape, or one of them reduces none."""
-    ours, theirs = left.reduced, right.reduced
+    ours, theirs = _reduced(fusion, left), _reduced(fusion, right)
     return not ours or not theirs or not ours.isdisjoint(theirs)
 
 
+def _reduced(fusion: Fusion, near: Neighbours) -> frozenset[tuple[Any, ...]]:
+    """The shape and axes of each reduction among some neighbours."""
+    if not near.reduced:
+        size, least = fusion.survey.size, near.least
+        found = [one for one in near.values if one.op is Ops.REDUCE and size[one] >= least]
+        near.reduced.append(frozenset([(one.src[0].shape, one.arg.axes) for one in found]))
+    return near.reduced[0]
+
+
 def neighbours(fusion: Fusion, node: Node) -> Neighbours:
-    """Values close below `node`, and itself, no smaller than it, that hold data."""
+    """Values close below `node`, and itself."""
     known = fusion.near.get(node)
     if known is not None:
         return known
-    size = fusion.survey.size
-    least = size[node]
     found = {node}
     mark = found.add
     queue = [node]
@@ -397,7 +418,5 @@ def neighbours(fusion: Fusion, node: Node) -> Neighbours:
                 if child not in found and child.mask & _READS:
                     mark(child)
                     queue.append(child)
-    values = frozenset([one for one in found if size[one] >= least])
-    reduced = [(one.src[0].shape, one.arg.axes) for one in values if one.op is Ops.REDUCE]
-    known = fusion.near[node] = Neighbours(values, frozenset(reduced))
+    known = fusion.near[node] = Neighbours(found, fusion.survey.size[node], [])
     return known

@@ -38,6 +38,7 @@ CONTRACTION_REUSE = 4.0
 STORED_WHEN_SHARED = 24.0  # operations an element; what costs more is stored once two want it
 _VIEWS = mask_of((*MOVEMENT, Ops.DETACH))
 _PASSING = _VIEWS & ~Ops.PAD.bit  # what is seen through them is their source
+_MOVING = _PASSING & ~Ops.EXPAND.bit  # an element costs what it does in the source
 LEAVES = frozenset((Ops.PARAM, Ops.BUFFER))
 
 
@@ -91,8 +92,13 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
         if size is None:
             size = sizes[shape] = points(shape)
         known[node] = size
-        if node.op.bit & _ARITHMETIC and len(src) == 2 and node.dtype is not _INDEX:
-            # Half of all nodes, so that it is asked first.
+        bit = node.op.bit
+        # What most nodes are is asked first.
+        if bit & _MOVING and len(src) == 1 and node.dtype is not _INDEX:
+            source = src[0]
+            depths[node] = depths[source]
+            weight = reading[source]
+        elif bit & _ARITHMETIC and len(src) == 2 and node.dtype is not _INDEX:
             left, right = src
             depth, below = depths[left], depths[right]
             depths[node] = depth if depth >= below else below

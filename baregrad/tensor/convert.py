@@ -54,6 +54,21 @@ def to(x: Tensor, *args: Any, dtype: object = None, device: str | None = None) -
     return y if dtype is None else cast(y, dtype)
 
 
+def cpu(x: Tensor) -> Tensor:
+    """Return the values on the device CPU; `x` itself if it is there."""
+    return to(x, device="CPU")
+
+
+def type_as(x: Tensor, other: Tensor) -> Tensor:
+    """Return the values in the dtype and on the device of another tensor."""
+    return to(x, other)
+
+
+def is_floating_point(x: Tensor) -> bool:
+    """Return whether the dtype is one of floats."""
+    return x.dtype.kind == "float"
+
+
 def _to_dtype(dtype: DType) -> Callable[[Tensor], Tensor]:
     def method(x: Tensor) -> Tensor:
         return cast(x, dtype)

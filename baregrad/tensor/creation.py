@@ -252,6 +252,29 @@ def empty_like(x: Tensor, *, dtype: object = None) -> Tensor:
     return full_like(x, 0, dtype=dtype)
 
 
+def new_full(
+    x: Tensor, size: Extents, fill_value: bool | int | float, *, dtype: object = None
+) -> Tensor:
+    """Return a tensor of one value, of the device and (unless given) the dtype of `x`."""
+    made: Tensor = full(type(x), size, fill_value, dtype=dtype or x.dtype, device=x.device)
+    return made
+
+
+def new_zeros(x: Tensor, *size: Extents, dtype: object = None) -> Tensor:
+    """Return zeros of the device and (unless given) the dtype of `x`; the size is as of `zeros`."""
+    return new_full(x, as_shape(size), 0, dtype=dtype)
+
+
+def new_ones(x: Tensor, *size: Extents, dtype: object = None) -> Tensor:
+    """Return ones of the device and (unless given) the dtype of `x`; the size is as of `ones`."""
+    return new_full(x, as_shape(size), 1, dtype=dtype)
+
+
+def new_tensor(x: Tensor, data: Any, *, dtype: object = None) -> Tensor:
+    """Return a tensor of data, of the device and (unless given) the dtype of `x`."""
+    return type(x)(data, dtype or x.dtype, x.device)
+
+
 # --- ranges -------------------------------------------------------------------------------------
 
 

@@ -447,6 +447,18 @@ def isclose(
     return close | (isfinite(distance) & (distance <= allowed))
 
 
+def allclose(
+    x: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    """Return whether all elements are close, as `isclose` says; computes them."""
+    return bool(isclose(x, other, rtol, atol, equal_nan).all().item())
+
+
+def equal(x: Tensor, other: Tensor) -> bool:
+    """Return whether both have one shape and the same elements; computes them."""
+    return x.shape == other.shape and bool((x == other).all().item())
+
+
 def _as_bool(x: Operand, beside: Tensor) -> Tensor:
     lifted = lift(x, beside)
     if is_tensor(lifted):

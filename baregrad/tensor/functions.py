@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor.elementwise import float_unary, signbit, unary
@@ -284,6 +284,27 @@ def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """Return `x` where positive, else negative_slope*x."""
     return (x > 0).where(x, x * negative_slope)
+
+
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """Return `x` where positive, else weight*x; one weight, or one for each channel of axis 1."""
+    channels = x.shape[1] if x.ndim > 1 else 1
+    if weight.shape not in ((), (1,), (channels,)):
+        raise ShapeError(
+            "prelu has one weight, or one for each channel",
+            found=list(weight.shape), wanted=f"[1] or [{channels}]",
+        )
+    slope = weight.reshape((1, -1, *(1 for _ in x.shape[2:]))) if x.ndim > 1 else weight
+    return (x > 0).where(x, x * slope)
+
+
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    """Return the first half of an axis times the sigmoid of the second half."""
+    extent = x.shape[dim] if x.ndim else 1
+    if extent % 2:
+        raise ShapeError("glu halves an axis", found=list(x.shape), wanted="an even extent")
+    value, gate = x.narrow(dim, 0, extent // 2), x.narrow(dim, extent // 2, extent // 2)
+    return value * sigmoid(gate)
 
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 from baregrad.base.errors import JitError
 from baregrad.engine.capture import Capture, Replay, copies_of_others
-from baregrad.engine.session import Session
+from baregrad.engine.session import Run, Session
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor.closure import Surroundings
 from baregrad.tensor.core import Storage, buffer_node, handles_below, realize_storages
+from baregrad.tensor.jit_constants import differing_constant
 from baregrad.tensor.jit_parts import (
     Call,
     Histories,
@@ -35,6 +36,8 @@ class Entry:
         self.session = session
         self.calls = 0
         self.uploads: list[bytes] = []
+        self.sinks: list[Node] = []
+        self.first_surroundings: Surroundings | None = None
         self.replay: Replay | None = None
         self.surroundings = Surroundings(function)
         self.closed: frozenset[int] = frozenset()
@@ -45,11 +48,18 @@ class Entry:
     # --- the first call ---------------------------------------------------------------------------
 
     def first(self, call: Call) -> Any:
-        """Run as usual; note what is uploaded, to compare with the second call."""
+        """Run as usual; note what is uploaded and computed, to compare with the second call."""
         self.calls = 1
         seen: list[bytes] = []
-        result = self.run(call, seen)
+        runs: list[Run] = []
+        self.session.observers.append(runs.append)
+        try:
+            result = self.run(call, seen)
+        finally:
+            self.session.observers.remove(runs.append)
         self.uploads = seen
+        self.sinks = [run.program.sink for run in runs]
+        self.first_surroundings = self.surroundings
         return result
 
     def run(self, call: Call, uploads: list[bytes]) -> Any:
@@ -198,10 +208,16 @@ class Entry:
     def _check(self, capture: Capture, before: Surroundings) -> None:
         """Raise JitError for what a replay would not do again."""
         now = [data for _, data in capture.uploads]
-        if self.uploads and now != self.uploads:
+        first, self.first_surroundings = self.first_surroundings, None
+        sinks, self.sinks = self.sinks, []
+        numbers = None
+        if first is not None and not first.changed():
+            numbers = differing_constant(sinks, [run.program.sink for run in capture.runs])
+        if numbers is not None or (self.uploads and now != self.uploads):
+            told = "" if numbers is None else f": {numbers[0]!r}, then {numbers[1]!r}"
             raise JitError(
                 "host data made inside the function differs from call to call (a Python number "
-                "that changes, np.random, ...): a replay would repeat the old values",
+                f"that changes, np.random, ...){told}; a replay would repeat the old values",
                 hint="pass it as an argument, or use the stack's own random numbers",
             )
         changed = before.changed()

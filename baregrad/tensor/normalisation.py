@@ -73,14 +73,20 @@ def rms_norm(
     return _scaled(y, weight, None).cast(x.dtype)
 
 
+def _check_channels(vector: Tensor, x: Tensor) -> None:
+    if vector.shape != (x.shape[1],):
+        raise ShapeError(
+            "there is one number for each channel",
+            found=f"{list(vector.shape)} for {list(x.shape)}",
+            wanted=[x.shape[1]],
+        )
+
+
 def _channels(vector: Tensor | None, x: Tensor) -> Tensor | None:
     """A vector of one number per channel, beside (N, C, ...)."""
     if vector is None:
         return None
-    if vector.shape != (x.shape[1],):
-        raise ShapeError(
-            "there is one number for each channel", found=list(vector.shape), wanted=[x.shape[1]]
-        )
+    _check_channels(vector, x)
     return vector.reshape(1, -1, *(1,) * (x.ndim - 2))
 
 
@@ -104,6 +110,9 @@ def batch_norm(
         raise ShapeError("batch_norm wants (N, C, ...)", found=list(x.shape))
     y = x.cast(nodes.accumulator(x.dtype))
     axes = (0, *range(2, x.ndim))
+    for vector in (running_mean, running_var):
+        if vector is not None:
+            _check_channels(vector, x)
     if training:
         mean = y.mean(axes, True)
         distance = y - mean

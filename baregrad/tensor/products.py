@@ -224,11 +224,18 @@ def _contract_pair(
     letters = left + "".join(c for c in right if c not in left)
     summed = tuple(i for i, c in enumerate(letters) if c not in later)
     dtype = common_dtype((a, b))
+    for letter in set(left) & set(right):
+        extents = a.shape[left.index(letter)], b.shape[right.index(letter)]
+        if extents[0] != extents[1] and 1 not in extents:
+            raise ShapeError(
+                "a letter of einsum names axes of one extent",
+                found=f"{extents[0]} and {extents[1]} for {letter!r}",
+                wanted="equal extents, or 1",
+            )
     framed = []
     for x, own in ((a, left), (b, right)):
         order = [own.index(c) for c in letters if c in own]
         shape = tuple(x.shape[own.index(c)] if c in own else 1 for c in letters)
         framed.append(nodes.reshape(nodes.permute(nodes.cast(x.node, dtype), tuple(order)), shape))
-    nodes.broadcast_shapes(*(x.shape for x in framed))
     found = contract(framed[0], framed[1], summed)
     return result(found, a, b), "".join(c for i, c in enumerate(letters) if i not in summed)

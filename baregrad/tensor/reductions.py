@@ -78,6 +78,12 @@ def nansum(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     return sum(x if x.dtype.kind != "float" else x.isnan().where(0, x), dim, keepdim)
 
 
+def nanmean(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    """Return the mean over axes of the elements that are not NaN; NaN where there are none."""
+    check_float(x.dtype, "nanmean")
+    return nansum(x, dim, keepdim) / x.isnan().logical_not().sum(dim, keepdim)
+
+
 def all(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """Return whether every element over axes is nonzero."""
     axes = several_axes(dim, x.ndim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
@@ -70,3 +71,18 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     high = y.amax(dim, True).detach()
     shift = high.isinf().where(0, high)
     return (cumsum((y - shift).exp(), dim).log() + shift).cast(x.dtype)
+
+
+def diff(x: Tensor, n: int = 1, dim: int = -1) -> Tensor:
+    """Return the n-th difference of neighbours along an axis; of bools whether they differ."""
+    axis = one_axis(dim, x.ndim)
+    if n < 0 or not x.ndim:
+        raise ShapeError(
+            "differences are of neighbours along an axis", found=f"n = {n} of {x.ndim} axes",
+            wanted="n from 0 on, and an axis",
+        )
+    for _ in range(n):
+        count = max(x.shape[axis] - 1, 0)
+        before, after = x.narrow(axis, 0, count), x.narrow(axis, x.shape[axis] - count, count)
+        x = after ^ before if x.dtype is dtypes.bool else after - before
+    return x

@@ -373,6 +373,34 @@ def stride(x: Tensor, dim: int | None = None) -> Any:
     return strides if dim is None else strides[one_axis(dim, x.ndim)]
 
 
+def select(x: Tensor, dim: int, index: int) -> Tensor:
+    """Return the view of one place along an axis, without the axis."""
+    axis = one_axis(dim, x.ndim)
+    if not x.ndim:
+        raise ShapeError("select wants an axis", found="a tensor without axes")
+    return x[(slice(None),) * axis + (index,)]
+
+
+def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
+    """Return (..., C*r*r, H, W) as (..., C, H*r, W*r): channels become pixels."""
+    r = upscale_factor
+    if x.ndim < 3 or r < 1 or x.shape[-3] % (r * r):
+        raise ShapeError(
+            "pixel_shuffle makes pixels of channels",
+            found=list(x.shape), wanted=f"(..., C*{r}*{r}, H, W)",
+        )
+    *front, channels, height, width = x.shape
+    count, first = channels // (r * r), len(front)
+    y = x.reshape((*front, count, r, r, height, width))
+    order = (*range(first + 1), first + 3, first + 1, first + 4, first + 2)
+    return y.permute(order).reshape((*front, count, height * r, width * r))
+
+
+def dim(x: Tensor) -> int:
+    """Return the number of axes."""
+    return x.ndim
+
+
 def numel(x: Tensor) -> int:
     """Return the number of elements."""
     return math.prod(x.shape) if all(isinstance(e, int) for e in x.shape) else _symbolic(x)

@@ -249,3 +249,23 @@ def quantile(x: Tensor, q: float, dim: int | None = None, keepdim: bool = False)
     if dim is None:
         return found.reshape((1,) * x.ndim if keepdim else ())
     return found if keepdim else found.squeeze(axis)
+
+
+def unique(
+    x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Tensor | tuple[Tensor, ...]:
+    """Return the distinct elements of all, in rising order, each NaN by itself; computes them.
+
+    return_inverse: also where each element of `x` stands among them, in its shape. return_counts:
+    also how often each occurs.
+    """
+    flat = x.detach().ravel()
+    ordered, places = sort(flat, 0)
+    begins = flat[:1].ones_like(dtype=dtypes.bool).cat(ordered[1:] != ordered[:-1])
+    found = [ordered[begins]]
+    numbers = begins.cumsum(0) - 1
+    if return_inverse:
+        found.append(numbers.zeros_like().scatter(0, places, numbers).reshape(x.shape))
+    if return_counts:
+        found.append(numbers.bincount(minlength=found[0].shape[0]))
+    return found[0] if len(found) == 1 else tuple(found)

@@ -84,6 +84,22 @@ class Tensor(Array):
             )
         self._gradient = value
 
+    @property
+    def data(self) -> Tensor:
+        """The same values, aliased, at which gradients stop; set, it is written over."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if value.shape != self.shape:
+            raise ShapeError(
+                "values written over a tensor have its shape",
+                found=str(list(value.shape)),
+                wanted=str(list(self.shape)),
+            )
+        with grad_mode.no_grad():
+            self.copy_(value)
+
     def zero_grad(self) -> None:
         """Forget the accumulated gradient: `grad` becomes None."""
         self._gradient = None
@@ -108,6 +124,10 @@ class Tensor(Array):
     zeros_like = creation.zeros_like
     ones_like = creation.ones_like
     empty_like = creation.empty_like
+    new_full = creation.new_full
+    new_zeros = new_empty = creation.new_zeros
+    new_ones = creation.new_ones
+    new_tensor = creation.new_tensor
     from_numpy = classmethod(convert.from_numpy)
     from_dlpack = classmethod(convert.from_dlpack)
 
@@ -161,7 +181,7 @@ class Tensor(Array):
     # --- comparisons and logic --------------------------------------------------------------------
 
     eq = __eq__ = elementwise.eq  # type: ignore[assignment]
-    ne = __ne__ = elementwise.ne  # type: ignore[assignment]
+    ne = not_equal = __ne__ = elementwise.ne  # type: ignore[assignment]
     lt = less = __lt__ = elementwise.lt
     le = less_equal = __le__ = elementwise.le
     gt = greater = __gt__ = elementwise.gt
@@ -170,6 +190,8 @@ class Tensor(Array):
     isinf = elementwise.isinf
     isfinite = elementwise.isfinite
     isclose = elementwise.isclose
+    allclose = elementwise.allclose
+    equal = elementwise.equal
     logical_not = elementwise.logical_not
     logical_and = elementwise.logical_and
     logical_or = elementwise.logical_or
@@ -230,6 +252,8 @@ class Tensor(Array):
     selu = functions.selu
     celu = functions.celu
     leaky_relu = functions.leaky_relu
+    prelu = functions.prelu
+    glu = functions.glu
     hardtanh = functions.hardtanh
     hardsigmoid = functions.hardsigmoid
     hardswish = functions.hardswish
@@ -244,6 +268,7 @@ class Tensor(Array):
     prod = reductions.prod
     mean = reductions.mean
     nansum = reductions.nansum
+    nanmean = reductions.nanmean
     all = reductions.all
     any = reductions.any
     count_nonzero = reductions.count_nonzero
@@ -269,12 +294,14 @@ class Tensor(Array):
     cummax = scans.cummax
     cummin = scans.cummin
     logcumsumexp = scans.logcumsumexp
+    diff = scans.diff
     argsort = sorting.argsort
     sort = sorting.sort
     topk = sorting.topk
     kthvalue = sorting.kthvalue
     median = sorting.median
     quantile = sorting.quantile
+    unique = sorting.unique
 
     # --- shapes -----------------------------------------------------------------------------------
 
@@ -302,13 +329,16 @@ class Tensor(Array):
     repeat_interleave = shapes.repeat_interleave
     flip = shapes.flip
     narrow = shapes.narrow
+    select = shapes.select
     unfold = shapes.unfold
+    pixel_shuffle = shapes.pixel_shuffle
     diagonal = shapes.diagonal
     roll = shapes.roll
     contiguous = shapes.contiguous
     is_contiguous = shapes.is_contiguous
     stride = shapes.stride
-    numel = shapes.numel
+    dim = shapes.dim
+    numel = nelement = shapes.numel
     size = shapes.size
     element_size = shapes.element_size
     nbytes = property(shapes.nbytes)
@@ -451,6 +481,9 @@ class Tensor(Array):
 
     cast = type = convert.cast
     to = convert.to
+    cpu = convert.cpu
+    type_as = convert.type_as
+    is_floating_point = convert.is_floating_point
     float = convert.to_float
     double = convert.to_double
     half = convert.to_half

@@ -13,6 +13,7 @@ import pytest
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.evaluate_kernel import evaluate_kernel
+from baregrad.ir.evaluate_linear import evaluate_linear
 from baregrad.ir.evaluate_loop import evaluate_loop
 from baregrad.ir.node import Node, alu, cast, const, range_node, toposort
 from baregrad.ir.op import Ops
@@ -24,11 +25,13 @@ from baregrad.kernel import (
     lower,
     parse_schedule,
 )
-from baregrad.kernel.schedule_value import parallelise
+from baregrad.kernel.schedule_value import parallelise, vectorise
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel, any_schedule
 from tests.render.harness import check as differential
+from tests.render.harness import compiled
+from tests.render.harness import lower as linearised
 
 AVX = cpu_row_named("x86-64-avx2")
 # Caches so small that panels are split and columns summed in scratch memory at tests' sizes.
@@ -362,17 +365,48 @@ def test_narrow_floats_are_summed_in_float32() -> None:
     assert allocs == {dtypes.float32}
 
 
-@pytest.mark.parametrize("grain", [1, 2, 3, 5, 100])
-def test_chunks_together_make_the_whole(grain: int) -> None:
-    kernel = k.row_reduce(11, 6)
+@pytest.mark.parametrize("lanes", ["", "i0", "r1", "r2"])
+def test_a_sum_whose_axes_come_from_the_sum_that_it_reads_alone(lanes: str) -> None:
+    i, j, n = range_node(8, 0), range_node(8, 1), range_node(8, 2)
+    inner = k.reduce(Ops.ADD, k.at(k.param(2, 8, 8), i, n), n)
+    outer = k.reduce(Ops.ADD, alu(Ops.MUL, k.at(k.param(1, 8), j), inner), j)
+    both = alu(Ops.ADD, outer, inner)
+    kernel = k.kernel(k.out(k.param(0, 8), both, i))
+    check(kernel, Schedule((vectorise(lanes),) if lanes else ()))
+
+
+@pytest.mark.parametrize("rows", [11, 12])
+@pytest.mark.parametrize("grain", [1, 2, 3, 5, 12, 100])
+def test_chunks_together_make_the_whole(rows: int, grain: int) -> None:
+    kernel = k.row_reduce(rows, 6)
     loop = lower(kernel, AVX, Schedule((parallelise("i0", grain),)))
-    chunks = next(n for n in loops(loop) if n.src[0].arg.bind == "pool").src[0].src[0].arg
-    assert chunks == -(-11 // grain)
+    trips = next(n for n in loops(loop) if n.src[0].arg.bind == "pool").src[0].src[0].arg
+    chunks = trips // loop.arg.grain
+    assert chunks == -(-rows // grain)
     arrays = k.arguments(kernel)
     expected = k.run_kernel(kernel, arrays)
     for chunk in reversed(range(chunks)):
         evaluate_loop(loop, [arrays[0], arrays[1]], chunks=(chunk, chunk + 1))
     k.assert_equal(expected, arrays)
+
+
+@pytest.mark.parametrize("route", ["linear", "llvm", "c"])
+@pytest.mark.parametrize(("rows", "grain"), [(12, 4), (11, 4), (12, 1)])
+def test_a_chunk_is_the_same_rows_at_every_level(rows: int, grain: int, route: str) -> None:
+    kernel = k.row_reduce(rows, 6)
+    loop = lower(kernel, AVX, Schedule((parallelise("i0", grain),)))
+    assert loop.arg.grain == (grain if rows % grain == 0 else 1)
+    arrays = k.arguments(kernel)
+    expected = k.run_kernel(kernel, arrays)[0]
+    found = [np.full_like(arrays[0], np.nan), arrays[1]]
+    program = linearised(loop)
+    if route == "linear":
+        evaluate_linear(program, found, chunks=(1, 2))
+    else:
+        compiled(program, route)(found, chunks=(1, 2))
+    done = slice(grain, 2 * grain)
+    np.testing.assert_allclose(found[0][done], expected[done], rtol=1e-5)
+    assert np.isnan(np.delete(found[0], done, 0)).all()
 
 
 def test_an_output_off_the_parallel_axis_is_written_once() -> None:

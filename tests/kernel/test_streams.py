@@ -195,7 +195,7 @@ def test_the_loops_over_a_row_ask_for_all_of_the_next(rows: int, columns: int) -
     assert step.nbytes == 4 * columns
     # A request for each line of a share.
     reads = re.findall(r"call void @llvm.prefetch.p0\(ptr %\w+, i32 0,", text)
-    assert len(reads) == sum(nbytes // 64 for _, nbytes in step.loops)
+    assert len(reads) == sum(-(-nbytes // 64) for _, nbytes in step.loops)
     parts = requests(linearised(lower(kernel, target, schedule)))
     assert len(parts) == len(step.loops) > 1
     assert {slot for slot, _, _ in parts} == {1}

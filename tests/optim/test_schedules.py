@@ -15,6 +15,8 @@ from baregrad.tensor import Tensor
 THEIRS = torch.optim.lr_scheduler
 CASES: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
     ("step", lambda m, o: m.StepLR(o, 3, 0.5)),
+    ("milestones", lambda m, o: m.MultiStepLR(o, [2, 5, 5], 0.5)),
+    ("exponential", lambda m, o: m.ExponentialLR(o, 0.8)),
     ("cosine", lambda m, o: m.CosineAnnealingLR(o, 7, 0.01)),
     ("linear", lambda m, o: m.LinearLR(o, 0.25, 1.0, 4)),
     ("lambda", lambda m, o: m.LambdaLR(o, lambda step: 0.9**step)),
@@ -40,6 +42,36 @@ def test_rates_equal_pytorchs(make: Callable[[Any, Any], Any]) -> None:
         theirs.step()
         first.step()
         second.step()
+
+
+FIGURES = (3.0, 2.0, 2.0, 2.1, 1.9999, 1.5, 1.6, 1.7, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1)
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"patience": 1},
+        {"patience": 0, "cooldown": 2, "factor": 0.5, "min_lr": 0.03},
+        {"mode": "max", "patience": 2, "threshold": 0.3, "threshold_mode": "abs"},
+    ],
+)
+def test_rates_of_a_plateau_equal_pytorchs(settings: dict[str, Any]) -> None:
+    ours = optim.SGD([Tensor.ones(1, requires_grad=True)], lr=0.4)
+    theirs = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.4)
+    first = optim.ReduceLROnPlateau(ours, **settings)
+    second = THEIRS.ReduceLROnPlateau(theirs, **settings)
+    rates = []
+    for number, figure in enumerate(FIGURES):
+        if number == 6:  # goes on from its state
+            state = first.state_dict()
+            first = optim.ReduceLROnPlateau(ours, **settings)
+            first.load_state_dict(state)
+        first.step(Tensor(figure) if number % 2 else figure)
+        second.step(figure)
+        rates += first.get_last_lr()
+        assert rates[-1] == pytest.approx(theirs.param_groups[0]["lr"], rel=1e-12)
+    assert len(set(rates)) > 1
 
 
 def test_warmup_starts_at_its_factor_and_ends_at_the_base() -> None:
@@ -69,6 +101,10 @@ def test_wrong_lists_are_errors() -> None:
     optimiser = optim.SGD([Tensor.ones(1, requires_grad=True)], lr=1.0)
     with pytest.raises(ValueError, match="milestones"):
         optim.SequentialLR(optimiser, [optim.StepLR(optimiser, 1)], [3])
+    with pytest.raises(ValueError, match="min or max.*'best'"):
+        optim.ReduceLROnPlateau(optimiser, "best")
+    with pytest.raises(ValueError, match="reduces.*not 1.5"):
+        optim.ReduceLROnPlateau(optimiser, factor=1.5)
     with pytest.raises(ValueError, match="2 functions"):
         optim.LambdaLR(optimiser, [lambda s: 1.0, lambda s: 1.0])
 

@@ -22,6 +22,9 @@ CASES: tuple[Case, ...] = (
     ("sgd momentum", lambda o, p: o.SGD(p, lr=0.1, momentum=0.9, dampening=0.2)),
     ("sgd nesterov", lambda o, p: o.SGD(p, 0.1, 0.9, nesterov=True, weight_decay=1e-2)),
     ("sgd maximize", lambda o, p: o.SGD(p, lr=0.01, momentum=0.5, maximize=True)),
+    ("rmsprop", lambda o, p: o.RMSprop(p, lr=0.01)),
+    ("rmsprop decay", lambda o, p: o.RMSprop(p, lr=0.01, alpha=0.9, weight_decay=0.1)),
+    ("rmsprop all", lambda o, p: o.RMSprop(p, lr=0.01, momentum=0.8, centered=True, eps=1e-6)),
     ("adam", lambda o, p: o.Adam(p, lr=0.01)),
     ("adam decay", lambda o, p: o.Adam(p, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1)),
     ("adam amsgrad", lambda o, p: o.Adam(p, lr=0.02, amsgrad=True, eps=1e-6)),
@@ -74,6 +77,20 @@ def test_steps_equal_pytorchs(make: Callable[[Any, Any], Any]) -> None:
     for _ in range(6):
         pair.step()
         pair.check()
+
+
+def test_gradients_become_none_or_zero() -> None:
+    layer = nn.Linear(3, 2)
+    optimiser = optim.SGD(layer.parameters(), lr=0.1)
+    for clear in (optimiser.zero_grad, layer.zero_grad):
+        clear(set_to_none=False)
+        assert layer.bias.grad is None
+        layer(Tensor.ones(4, 3)).sum().backward()
+        assert layer.bias.grad.tolist() == [4.0, 4.0]
+        clear(set_to_none=False)
+        assert layer.bias.grad.tolist() == [0.0, 0.0]
+        clear()
+        assert layer.bias.grad is None
 
 
 @pytest.mark.differential

@@ -223,6 +223,31 @@ def test_the_first_random_numbers_of_a_session_may_be_a_jitted_functions() -> No
     assert len({str(parts) for parts in replayed}) == 5
 
 
+def test_numbers_that_python_makes_anew_are_refused() -> None:
+    numbers_made = iter(range(10))
+
+    @jit
+    def shifted(x: Tensor) -> Tensor:
+        return x * 2 + float(next(numbers_made))
+
+    assert shifted(Tensor([1.0])).item() == 2.0
+    with pytest.raises(JitError, match="differs from call to call .*: 0.0, then 1.0; a replay"):
+        shifted(Tensor([1.0]))
+
+
+def test_a_plain_value_that_changed_after_the_first_call_is_no_number_made_anew() -> None:
+    factor = 2.0
+
+    def scaled(x: Tensor) -> Tensor:
+        return x * factor
+
+    jitted = jit(scaled)
+    assert jitted(Tensor([1.0])).item() == 2.0
+    for factor in (3.0, 3.0, 3.0, 4.0):  # the function closes over it
+        assert jitted(Tensor([1.0])).item() == factor
+    assert jitted.replays >= 1
+
+
 def test_training_equals_eager_training() -> None:
     def make() -> tuple[Tensor, Tensor, Any]:
         w = Tensor(numbers(4, 3)).requires_grad_()
