@@ -115,13 +115,21 @@ def _tile_of(values: Values, store: Node, address: Address, held: list[Node]) ->
     if address.width != lanes or len(address.unrolled) != len(axes):
         return None
     rows = prod([lanes_of(axis) for axis in axes])
-    if rows < 2 or not _is_plain(values.memory, value, axes, held):
+    if rows < 2 or _is_lazy(value) or not _is_plain(values.memory, value, axes, held):
         return None
     # A register that is read is a tile of the points that write it.
     memory = values.memory
     if store.src[0] not in memory.registers and memory.reads_elsewhere(store, axes):
         return None
     return Tile(axes, rows, lanes)
+
+
+def _is_lazy(value: Node) -> bool:
+    """Whether a part of a value is computed only where it is wanted, points apart or not."""
+    if not value.mask & Ops.GUARD.bit:
+        return False
+    guards = toposort_having(Ops.GUARD.bit, value)
+    return any(n.op is Ops.GUARD and n.src[1].op is not Ops.LOAD for n in guards)
 
 
 def _is_plain(

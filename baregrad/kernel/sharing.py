@@ -12,7 +12,7 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Stage
 from baregrad.ir.node import Node, extent_of, range_node, rebuild, substitute, toposort
 from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id
+from baregrad.kernel.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
 from baregrad.kernel.guards import push_guards
 from baregrad.target import AnyTarget, GpuTarget
 
@@ -53,6 +53,8 @@ def share_values(kernel: Node) -> Node:
         for axis in node.src
         if axis.op is Ops.RANGE
     }
+    # What is staged is computed ahead of its readers, where their guards do not cover it.
+    covered = _covered(order)
     taken: set[Node] = set()
     replaced: dict[Node, Node] = {}
     first = 1 + max(node.arg.id for node in order if node.op is Ops.RANGE)
@@ -63,6 +65,8 @@ def share_values(kernel: Node) -> Node:
             others = [v for v in values if v not in taken and _same_but_for(one, axis, v)]
             if not others:
                 continue
+            if one in covered and not _reads_within(one):
+                continue
             stage = _staged(one, axis, first + len(replaced))
             for value in (one, *others):
                 taken.add(value)
@@ -71,6 +75,22 @@ def share_values(kernel: Node) -> Node:
     if not replaced:
         return kernel
     return rebuild(kernel, lambda node: None, memo=dict(replaced))
+
+
+def _covered(order: list[Node]) -> set[Node]:
+    """The nodes of a kernel that are read below guards alone."""
+    if not order[-1].mask & Ops.GUARD.bit:
+        return set()
+    free = {order[-1]}
+    for node in reversed(order):
+        if node in free:
+            free.update(node.src[:1] if node.op is Ops.GUARD else node.src)
+    return set(order) - free
+
+
+def _reads_within(value: Node) -> bool:
+    """Whether a value reads inside its arrays even where no guard around it holds."""
+    return all(in_bounds(node) for node in toposort(value) if is_read(node))
 
 
 def _staged(value: Node, axis: Node, id: int) -> Node:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.ir import index, text
 from baregrad.ir.node import Node, alu, cast, const, range_node
@@ -14,6 +15,7 @@ from baregrad.ir.op import Ops
 from baregrad.ir.rows import by_rows
 from baregrad.ir.verify import verify
 from baregrad.kernel.linearise import linearise
+from baregrad.tensor import Tensor
 from tests.render.harness import (
     F32,
     alloc,
@@ -230,3 +232,15 @@ def test_comparisons_and_choices_of_rows() -> None:
     (found, _, _) = check(node, [empty, values, others], routes=ROUTES)
     np.testing.assert_array_equal(found, np.where(values < others, 3, -1))
     assert tiles(node)
+
+
+@pytest.mark.parametrize("columns", (9, 17))
+def test_a_factor_with_a_rare_branch_is_no_part_of_a_tile(columns: int) -> None:
+    """A cosine reduces huge arguments only where there are some: all points share that branch."""
+    rng = np.random.default_rng(columns)
+    angles = rng.uniform(-4, 4, columns) * 10.0 ** rng.integers(0, 9, columns)
+    matrix = rng.standard_normal((17, columns))
+    for device, level in (("CPU", "tensor"), ("REF", "linear")):
+        with options.override(device=device, ref_level=level):
+            found = (Tensor(angles).cos() @ Tensor(matrix).mT).numpy()
+        np.testing.assert_allclose(found, np.cos(angles) @ matrix.T, rtol=1e-11, atol=1e-12)

@@ -36,3 +36,21 @@ def test_a_softmax_of_columns(rows: int, columns: int) -> None:
         t = Tensor(a)
         made = (t.softmax(0).mT @ t).numpy()
     np.testing.assert_allclose(made, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("device", "level"), WAYS)
+@pytest.mark.parametrize(("rows", "columns"), ((5, 17), (3, 16)))
+def test_a_stacked_softmax_reads_inside_its_rows(
+    rows: int, columns: int, device: str, level: str
+) -> None:
+    """Exponentials that a guard covers are not kept ahead of it, where there is nothing to read."""
+    rng = np.random.default_rng(rows)
+    scale = rng.normal(size=(rows, 1)).astype(np.float32)
+    row = rng.integers(0, 2, columns).astype(bool)
+    a = scale.astype(np.float64) * row
+    high = np.exp(a - a.max(1, keepdims=True))
+    wanted = np.stack([a, high / high.sum(1, keepdims=True)])
+    with options.override(device=device, ref_level=level):
+        t = Tensor(scale) * Tensor(row)
+        made = Tensor.stack([t, t.softmax(1)], dim=0).numpy()
+    np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-6)
