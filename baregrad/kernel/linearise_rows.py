@@ -155,7 +155,11 @@ def _is_plain(
             cond, inner = node.src
             if inner.op is not Ops.LOAD or not cond.ranges.isdisjoint(axes):
                 return False
-            if addresses[inner].is_scattered or inner.src[0] in registers:
+            address = addresses[inner]
+            if address.is_scattered or inner.src[0] in registers:
+                return False
+            if address.width == 1 and any(axis.arg.bind == "vector" for axis in cond.ranges):
+                # One element that some lanes want, and others do not.
                 return False
             stack.append(inner)
         elif op.bit & _COMPUTED and node.dtype is not dtypes.index:

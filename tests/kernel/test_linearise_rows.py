@@ -244,3 +244,21 @@ def test_a_factor_with_a_rare_branch_is_no_part_of_a_tile(columns: int) -> None:
         with options.override(device=device, ref_level=level):
             found = (Tensor(angles).cos() @ Tensor(matrix).mT).numpy()
         np.testing.assert_allclose(found, np.cos(angles) @ matrix.T, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "window", "device", "level"), [
+    (5, 3, "CPU", "tensor"), (5, 3, "REF", "linear"), (6, 2, "CPU", "tensor"),
+])
+def test_one_element_that_only_some_lanes_want(
+    size: int, window: int, device: str, level: str
+) -> None:
+    """The lanes of a stacked convolution are of two images; a factor is one element for all."""
+    rng = np.random.default_rng(size)
+    image = rng.integers(-4, 5, (2, 2, size, size)).astype(np.float32)
+    filters = rng.integers(-4, 5, (2, 2, window, window)).astype(np.float32)
+    with options.override(device=device, ref_level=level):
+        made = Tensor(image).conv2d(Tensor(filters))
+        found = Tensor.stack([made, made], dim=3).numpy()
+    view = np.lib.stride_tricks.sliding_window_view(image, (window, window), axis=(2, 3))
+    wanted = np.einsum("ncijhw,ochw->noij", view, filters)
+    np.testing.assert_array_equal(found, np.stack([wanted, wanted], axis=3))
