@@ -18,20 +18,19 @@ serves all sizes: no tails.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.op import Ops
+from baregrad.ir.words import WORD_NBYTES
 from baregrad.kernel.analysis import Access, Reduction, itemsize
 from baregrad.kernel.byte_dots import BYTES, byte_factors
+from baregrad.kernel.contractions import SHORT_NS, Contraction, rows_fit, shared_loop, split
 from baregrad.kernel.heuristic_contract import Machine
 from baregrad.kernel.heuristic_pool import ALONE_NS, estimate_ns
 from baregrad.kernel.heuristic_tiles import plan_tiles
 from baregrad.kernel.schedule_value import (
-    Bind,
     Reorder,
     Schedule,
-    Split,
     StageInput,
     StageReduce,
     Tensorize,
@@ -57,9 +56,6 @@ MOST_ROWS_IN_PLACE = 48
 # Rows whose elements of a k block fill most of the first cache, or half of it where k is split:
 # each further block costs reading and writing C once more.
 CACHED_ROWS = 8
-# Up to so many for each core, sums are shared out evenly at once; longer ones in smaller chunks, as
-# a core may be slower than another.
-SHORT_NS = 400_000.0
 MASK_PENALTY = 0.02
 # Cycles to copy an element: in vectors as it lies, and where the panel's order is another. Rows of
 # A that are adjacent are read a few at a time, from pages far apart.
@@ -72,43 +68,11 @@ WAITING = 0.03
 BY_ROWS = 0.01
 # Vectors of a panel of B, at least, beside rows in place: each tile reads all of those again.
 LEAST_VECTORS = 8
-# Narrower elements are made wider once for all columns.
-WORD_NBYTES = 4
-# Caches are looked up by an address's place in its page, while the page is looked up.
-PAGE_NBYTES = 4096
-STREAMED_WAYS = 2
 # Rows whose elements are adjacent are copied as vectors, best as whole ones.
 ADJACENT_ROWS = 4
 ODD_ROWS_PENALTY = 0.05
 # Vectors that are no one value are more code, and no faster.
 PARTS_PENALTY = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Contraction:
-    """A sum of products of two operands: `rows` moves A alone, `lane` B alone, `steps` both.
-
-    together: so many steps are one instruction, and their elements one word.
-    """
-
-    a: Access
-    b: Access
-    rows: PlannedAxis
-    lane: PlannedAxis
-    steps: PlannedAxis
-    outside: list[PlannedAxis]
-    inside: list[PlannedAxis]
-    together: int = 1
-
-    @property
-    def count(self) -> int:
-        """Instructions one after the other that add up one element of the result."""
-        return -(-self.steps.size // self.together)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what one of them takes of an operand, for one element of the result."""
-        return itemsize(self.b.array.dtype) * self.together
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,13 +333,13 @@ def _schedule(
         # An instruction that adds products of bytes is of one register.
         count, width = merged(count, width)
     units = {unit: count} if count > 1 else {}
-    _split(plan, found.lane, {block: 0, tile: blocks.tiles, **units, lanes: width})
+    split(plan, found.lane, {block: 0, tile: blocks.tiles, **units, lanes: width})
     for name in units:
         plan.bind(name, "unroll")
     plan.bind(lanes, "vector")
     group, rows, row = f"{m}b", f"{m}o", f"{m}u"
     grouped = {group: 0, rows: blocks.group} if blocks.group > 1 else {rows: 0}
-    _split(plan, found.rows, {**grouped, row: blocks.rows})
+    split(plan, found.rows, {**grouped, row: blocks.rows})
     groups = [group] if blocks.group > 1 else []
     plan.bind(row, "unroll")
     outer: list[str] = []
@@ -383,15 +347,17 @@ def _schedule(
     dots = {f"{k}d": BYTES} if found.together > 1 else {}
     if blocks.steps < found.count:
         outer, inner = [f"{k}o"], f"{k}i"
-        _split(plan, found.steps, {outer[0]: 0, inner: blocks.steps, **dots})
+        split(plan, found.steps, {outer[0]: 0, inner: blocks.steps, **dots})
     elif dots:
         inner = f"{k}i"
-        _split(plan, found.steps, {inner: 0, **dots})
+        split(plan, found.steps, {inner: 0, **dots})
     plan.steps += [Tensorize((name,), "dot4") for name in dots]
     outside = [name for axis in found.outside for name, _ in axis.loops]
     inside = [name for axis in found.inside for name, _ in axis.loops]
     steps = list(plan.steps)
-    pool = _pool(found, blocks, block, [*groups, rows][0])
+    pool = shared_loop(
+        found, blocks.chunks, [*groups, rows][0] if blocks.by_rows else block
+    )
     shared = groups if blocks.by_rows else []
     within = [*inside, *[name for name in groups if name not in shared], rows, tile]
     order = [*shared, *outside, block, *outer, *within, inner, row, *units, lanes]
@@ -433,30 +399,19 @@ def _lies_well(
 def _rows_lie_well(found: Contraction, blocks: Blocks, target: CpuTarget) -> bool:
     """Whether the rows of a tile are as good where they lie, each a stream of whole lines.
 
-    Lines that are some pages apart meet in one set of the first cache, whose ways are as many as
-    it has pages: the rows of a tile have to leave some for what streams past. Only a copy is 0 past
-    the end of the steps, where the last block has fewer.
+    Only a copy is 0 past the end of the steps, where the last block has fewer.
     """
     if not _is_in_line(found) or found.steps.size % blocks.steps:
         return False
-    nbytes = (found.rows.stride(found.a) or 0) * itemsize(found.a.array.dtype)
-    apart = PAGE_NBYTES // gcd(nbytes, PAGE_NBYTES)
-    return -(-blocks.rows // apart) <= target.l1_bytes // PAGE_NBYTES - STREAMED_WAYS
+    return rows_fit(found, blocks.rows, target)
 
 
 def _is_in_line(found: Contraction) -> bool:
     """Whether A's elements lie one after the other along the steps, and are read as they are."""
     a = found.a
+    # Narrower elements are made wider once for all columns.
     wide = itemsize(a.array.dtype) >= WORD_NBYTES and found.together == 1
     return wide and not a.guarded and found.steps.stride(a) == 1
-
-
-def _split(plan: Plan, axis: PlannedAxis, parts: dict[str, int]) -> None:
-    """Split an axis into parts, the first of which takes what is left."""
-    size = 1
-    for count in parts.values():
-        size *= max(count, 1)
-    plan.steps.append(Split(axis.name, tuple(parts.items()), masked=axis.size % size != 0))
 
 
 def _copy(
@@ -482,14 +437,3 @@ def _ahead(found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarg
         return 0
     cycles = max(blocks.rows * blocks.vectors // machine.fma_per_cycle, machine.latency)
     return row * -(-L2_CYCLES // cycles)
-
-
-def _pool(found: Contraction, blocks: Blocks, block: str, rows: str) -> Bind | None:
-    """The loop that threads share: an outer one, or that over blocks of columns or of rows."""
-    if blocks.chunks < 2:
-        return None
-    for axis in found.outside:
-        if axis.size >= blocks.chunks:
-            name, trips = axis.loops[0]
-            return Bind(name, "pool", max(trips // (8 * blocks.chunks), 1))
-    return Bind(rows if blocks.by_rows else block, "pool")

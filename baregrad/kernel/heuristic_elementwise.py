@@ -10,7 +10,7 @@ from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.linearise_transposed import LEAST_STEPS
 from baregrad.kernel.schedule_value import Schedule, Split
 from baregrad.kernel.tiling import Plan, PlannedAxis
-from baregrad.target.cpu import CpuTarget
+from baregrad.target.cpu import PAGE_NBYTES, CpuTarget
 
 # Vectors at a time: their instructions take turns, so that none waits for the one before.
 SEVERAL = 4
@@ -27,7 +27,6 @@ TRANSPOSED_COST = 5.0
 PAGES = 4
 # A tile of as many pages and several vectors of each is too much text for more work than this.
 LIGHT_FLOPS = 8
-PAGE_NBYTES = 4096
 # Iterations that use a line again before it leaves the cache.
 LINE_USES = 16
 

@@ -15,28 +15,22 @@ whole tiles and what is written is masked, so that one run serves all sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
-from typing import TYPE_CHECKING
 
 from baregrad.ir import index
 from baregrad.ir.words import TILE, WORD_NBYTES, in_word
-from baregrad.kernel.analysis import Access, itemsize
+from baregrad.kernel.analysis import Access
+from baregrad.kernel.contractions import SHORT_NS, Contraction, rows_fit, shared_loop, split
 from baregrad.kernel.core_tiles import SIDES, factors_of, instruction_of
 from baregrad.kernel.heuristic_pool import ALONE_NS
 from baregrad.kernel.schedule_value import (
-    Bind,
     Reorder,
     Schedule,
-    Split,
     StageInput,
     StageReduce,
     Tensorize,
 )
-from baregrad.kernel.tiling import Plan, PlannedAxis
+from baregrad.kernel.tiling import Plan
 from baregrad.target.cpu import CpuTarget
-
-if TYPE_CHECKING:
-    from baregrad.kernel.heuristic_blocks import Contraction
 
 # What a step of a run of 2 x 2 tiles takes a core, panels streaming from the second cache.
 RUN_STEP_NS = 40.0
@@ -44,12 +38,6 @@ RUN_STEP_NS = 40.0
 LEAST_ROWS = 12
 # Columns of a panel of B, at least, in tiles of two; a longer sum is made in blocks instead.
 LEAST_TILES = 4
-# Up to so many for each core, work is shared out evenly at once; longer in smaller chunks, as a
-# core may be slower than another.
-SHORT_NS = 400_000.0
-# Caches are looked up by an address's place in its page; some ways are for what streams past.
-PAGE_NBYTES = 4096
-STREAMED_WAYS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +126,16 @@ def _schedule(
     for axis in plan.axes:
         plan.keep(axis)
     block, tile, lanes = f"{n}b", f"{n}t", f"{n}v"
-    _split(plan, found.lane, {block: 0, tile: sizes.tiles, lanes: sizes.columns})
+    split(plan, found.lane, {block: 0, tile: sizes.tiles, lanes: sizes.columns})
     plan.bind(lanes, "vector")
     groups, rows, row = ([f"{m}b"] if sizes.by_rows else []), f"{m}o", f"{m}u"
     grouped = {groups[0]: 0, rows: sizes.group} if groups else {rows: 0}
-    _split(plan, found.rows, {**grouped, row: sizes.rows})
+    split(plan, found.rows, {**grouped, row: sizes.rows})
     step, word, number = f"{k}i", f"{k}w", f"{k}d"
     several = found.steps.size > sizes.steps * TILE * numbers
     outer = [f"{k}o"] if several else []
     first = {outer[0]: 0, step: sizes.steps} if several else {step: 0}
-    _split(plan, found.steps, {**first, word: TILE, number: numbers})
+    split(plan, found.steps, {**first, word: TILE, number: numbers})
     outside = [name for axis in found.outside for name, _ in axis.loops]
     inside = [name for axis in found.inside for name, _ in axis.loops]
     within = [*inside, rows, tile]
@@ -155,7 +143,7 @@ def _schedule(
     around = (*groups, *outside, block, *outer, *within)
     steps.append(Reorder((*around, row, lanes, step, word, number)))
     steps.append(Tensorize((row, lanes, step, word, number), "amx"))
-    pool = _pool(found, sizes, [*groups, block][0])
+    pool = shared_loop(found, sizes.chunks, [*groups, block][0])
     if pool is not None:
         plan.because("threads share {}: {} chunks are enough", pool.axis, sizes.chunks)
         steps.append(pool)
@@ -173,19 +161,13 @@ def _schedule(
 
 
 def lies_well(found: Contraction, sizes: Sizes, numbers: int, target: CpuTarget) -> bool:
-    """Whether tiles of A are as good where they lie: whole words, whole tiles, rows apart.
-
-    Lines that are some pages apart meet in one set of the first cache, whose ways are as many as
-    it has pages.
-    """
+    """Whether tiles of A are as good where they lie: whole words, whole tiles, rows apart."""
     a, k, m = found.a, found.steps, found.rows
     if a.guarded or k.stride(a) != 1 or len(k.nodes) != 1 or a.array is found.b.array:
         return False
-    pitch = m.stride(a) or 0
     if m.size % sizes.rows or k.size % (sizes.steps * TILE * numbers) or not _in_words(a, numbers):
         return False
-    apart = PAGE_NBYTES // gcd(abs(pitch) * itemsize(a.array.dtype), PAGE_NBYTES)
-    return -(-sizes.rows // apart) <= target.l1_bytes // PAGE_NBYTES - STREAMED_WAYS
+    return rows_fit(found, sizes.rows, target)
 
 
 def _in_words(access: Access, numbers: int) -> bool:
@@ -195,22 +177,3 @@ def _in_words(access: Access, numbers: int) -> bool:
     sizes = [offset.constant, index.product(access.array.shape), *strides]
     whole = all(isinstance(size, int) and size % numbers == 0 for size in sizes)
     return whole and not offset.rest and len(offset.strides) == len(strides) + 1
-
-
-def _split(plan: Plan, axis: PlannedAxis, parts: dict[str, int]) -> None:
-    """Split an axis into parts, the first of which takes what is left."""
-    size = 1
-    for count in parts.values():
-        size *= max(count, 1)
-    plan.steps.append(Split(axis.name, tuple(parts.items()), masked=axis.size % size != 0))
-
-
-def _pool(found: Contraction, sizes: Sizes, block: str) -> Bind | None:
-    """The loop that threads share: an outer one, or that over blocks of columns or of rows."""
-    if sizes.chunks < 2:
-        return None
-    for axis in found.outside:
-        if axis.size >= sizes.chunks:
-            name, trips = axis.loops[0]
-            return Bind(name, "pool", max(trips // (8 * sizes.chunks), 1))
-    return Bind(block, "pool")

@@ -30,9 +30,14 @@ def is_transparent(node: Node) -> bool:
     return not node.op.bit & OPAQUE
 
 
+def is_lazy(guard: Node) -> bool:
+    """Whether what a GUARD covers is computed, not read: then only where it is wanted."""
+    return guard.src[1].op is not Ops.LOAD
+
+
 def shared_by_guards(order: list[Node]) -> list[Node]:
     """What lazy guards read of the expression around them: it is to be computed once."""
-    guards = [n for n in order if n.op is Ops.GUARD and n.src[1].op is not Ops.LOAD]
+    guards = [n for n in order if n.op is Ops.GUARD and is_lazy(n)]
     if not guards:
         return []
     around = {node for node in order if is_transparent(node)}
@@ -52,7 +57,7 @@ def lazy(values: Values, node: Node) -> Any:
     cond = node.src[0]
     mask = values.value(cond)
     group = [step[0] for step in values.plan.steps if step[0].op is Ops.GUARD]
-    group = [g for g in group if g.src[0] is cond and g.src[1].op is not Ops.LOAD]
+    group = [g for g in group if g.src[0] is cond and is_lazy(g)]
     inputs = _inputs(values, group) if mask.shape else None
     if inputs is None:
         found = _at_once(values, group, mask)

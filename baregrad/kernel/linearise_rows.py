@@ -22,6 +22,7 @@ from baregrad.kernel.linearise_access import (
     lanes_of,
     streamed_nbytes,
 )
+from baregrad.kernel.linearise_lazy import is_lazy
 from baregrad.kernel.linearise_scopes import MOMENT
 from baregrad.kernel.linearise_transposed import copied_transposed, neighbours, turn
 from baregrad.kernel.loop_pieces import values_below
@@ -115,7 +116,7 @@ def _tile_of(values: Values, store: Node, address: Address, held: list[Node]) ->
     if address.width != lanes or len(address.unrolled) != len(axes):
         return None
     rows = prod([lanes_of(axis) for axis in axes])
-    if rows < 2 or _is_lazy(value) or not _is_plain(values.memory, value, axes, held):
+    if rows < 2 or _has_lazy(value) or not _is_plain(values.memory, value, axes, held):
         return None
     # A register that is read is a tile of the points that write it.
     memory = values.memory
@@ -124,12 +125,11 @@ def _tile_of(values: Values, store: Node, address: Address, held: list[Node]) ->
     return Tile(axes, rows, lanes)
 
 
-def _is_lazy(value: Node) -> bool:
+def _has_lazy(value: Node) -> bool:
     """Whether a part of a value is computed only where it is wanted, points apart or not."""
     if not value.mask & Ops.GUARD.bit:
         return False
-    guards = toposort_having(Ops.GUARD.bit, value)
-    return any(n.op is Ops.GUARD and n.src[1].op is not Ops.LOAD for n in guards)
+    return any(n.op is Ops.GUARD and is_lazy(n) for n in toposort_having(Ops.GUARD.bit, value))
 
 
 def _is_plain(
@@ -153,7 +153,7 @@ def _is_plain(
                 held.append(node)
         elif op is Ops.GUARD:
             cond, inner = node.src
-            if inner.op is not Ops.LOAD or not cond.ranges.isdisjoint(axes):
+            if is_lazy(node) or not cond.ranges.isdisjoint(axes):
                 return False
             address = addresses[inner]
             if address.is_scattered or inner.src[0] in registers:

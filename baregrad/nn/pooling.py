@@ -125,11 +125,13 @@ class AdaptiveAvgPool1d(Module):
         return x.adaptive_avg_pool1d(self.output_size)
 
 
-class AdaptiveMaxPool2d(Module):
-    """The highest of as many windows as wanted: (N, C, H, W) -> (N, C, *output_size)."""
-
+class _AdaptivePool2d(Module):
     def __init__(self, output_size: int | Sequence[int | None] | None) -> None:
         self.output_size = output_size
+
+
+class AdaptiveMaxPool2d(_AdaptivePool2d):
+    """The highest of as many windows as wanted: (N, C, H, W) -> (N, C, *output_size)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the highest of each window."""
@@ -167,11 +169,8 @@ class PixelShuffle(Module):
         return x.pixel_shuffle(self.upscale_factor)
 
 
-class AdaptiveAvgPool2d(Module):
+class AdaptiveAvgPool2d(_AdaptivePool2d):
     """The means of as many windows as wanted: (N, C, H, W) -> (N, C, *output_size)."""
-
-    def __init__(self, output_size: int | Sequence[int | None] | None) -> None:
-        self.output_size = output_size
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the means."""

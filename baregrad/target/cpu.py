@@ -17,6 +17,8 @@ from baregrad.base.errors import UnsupportedDevice
 
 KIB = 1024
 MIB = 1024 * 1024
+# Of memory, as all of these machines have it unless asked for more.
+PAGE_NBYTES = 4 * KIB
 
 
 @dataclass(frozen=True, slots=True)
