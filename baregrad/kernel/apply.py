@@ -298,7 +298,7 @@ class _Rewriter:
 
     def offset(self, node: Node, scope: Scope) -> Node:
         """The flat offset of an INDEX or OUT in terms of the final axes."""
-        old = offset_of(node, self.table.facts.offsets)
+        old = offset_of(node)
         found = scope.offsets.get(old)
         if found is not None:
             return found
