@@ -222,29 +222,26 @@ def facts_of(kernel: Node) -> Facts:
 
 
 def _facts(kernel: Node) -> Facts:
-    data: set[Node] = set()
-    everything: set[Node] = set()
-    scanned: set[Node] = set()
-    accesses: list[Access] = []
+    everything, scanned = set[Node](), set[Node]()
     reductions: list[Reduction] = []
     stages: list[Node] = []
     exposed: set[Node] = set()
     work: dict[frozenset[Node], int] = {}
     offsets: _Offsets = {}
-    for out in kernel.src:
-        free = out_axes(out)
-        data |= free
-        accesses.append(Access(out.src[0], _offset(out, out.src[2:], offsets), free, True))
+    accesses = [
+        Access(out.src[0], _offset(out, out.src[2:], offsets), out_axes(out), True)
+        for out in kernel.src
+    ]
+    data = NO_RANGES.union(*[write.axes for write in accesses])
     ordered = _ordered(kernel.src, accesses)
     order = toposort(*kernel.src)
     for node in order:
         src = node.src
         if not src:
             continue
-        op = node.op
+        op, axes = node.op, node.ranges
         bit = op.bit
         if bit & _ALU:
-            axes = node.ranges
             if node.dtype is _INDEX:
                 continue
             if axes:
@@ -256,14 +253,13 @@ def _facts(kernel: Node) -> Facts:
         elif op is Ops.INDEX:
             array = src[0]
             if array.op is Ops.PARAM:
-                offset = _offset(node, src[1:], offsets)
-                accesses.append(Access(array, offset, node.ranges, False))
+                accesses.append(Access(array, _offset(node, src[1:], offsets), axes, False))
             else:
                 for child in src[1:]:
                     exposed |= child.ranges
         elif op is Ops.REDUCE:
             own = tuple([child for child in src if child.op is Ops.RANGE])
-            reductions.append(Reduction(node, own, node.ranges))
+            reductions.append(Reduction(node, own, axes))
             _add_steps(work, node, own)
         elif op is Ops.SCAN:
             scanned.add(src[-1])

@@ -101,8 +101,9 @@ class AxisTable:
     streamed, ahead: the arrays that pass the caches by, and how others are asked for before their
     time. tensorized: what instructions do. tiled: the step that a core's matrix unit does, whose
     instructions are `tile_instructions`, None for any. dots_bytes: whether the machine has an
-    instruction for bytes. room: bytes that one copy may have. registers: elements that a tile may
-    have. Both are 0 where nothing is known of the machine.
+    instruction for bytes. several, masked: whether some axis has a tail, or a partial tile. room:
+    bytes that one copy may have. registers: elements that a tile may have. Both are 0 where nothing
+    is known of the machine.
     """
 
     facts: Facts
@@ -122,6 +123,8 @@ class AxisTable:
     matrix: bool = False
     tiled: Tensorize | None = None
     dots_bytes: bool = True
+    several: bool = False
+    masked: bool = False
     tile_instructions: tuple[str, ...] | None = None
     grain: int = 1
     gpu: GpuTarget | None = None
@@ -292,7 +295,9 @@ class AxisTable:
             self._add(Axis(name, extent, axis.reduced, axis.origin, exact=axis.exact), step)
             terms.append((name, scale))
         names = [name for name, _ in step.parts]
+        self.masked = self.masked or partial
         if step.tail:
+            self.several = True
             self._add(Axis(step.tail, rest, axis.reduced, axis.origin), step)
             names.append(step.tail)
         place = self.order.index(axis.name)
