@@ -54,11 +54,11 @@ _TOGETHER = 64
 
 
 class Stage(NamedTuple):
-    """What one step of the compilation left behind: a graph, or text."""
+    """What one step of the compilation left behind: a schedule, a graph, or text."""
 
     name: str
     why: str
-    result: Node | str
+    result: Schedule | Node | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Compiler:
             if schedule is None:
                 with span(what):
                     schedule = choose_schedule(kernel, self.target)
-            yield Stage("schedule", "how the kernel runs, as a value", str(schedule))
+            yield Stage("schedule", "how the kernel runs, as a value", schedule)
             what = "lower to loops"
             with span(what):
                 node = lower(kernel, self.target, schedule)
