@@ -38,10 +38,10 @@ def as_dim(value: Dim) -> Dim:
 
 
 def variable(name: str, lo: int, hi: int) -> Node:
-    """A symbolic integer `name` with inclusive bounds."""
-    from baregrad.ir.attrs import Var
+    """A symbolic integer `name` with inclusive bounds. Raises ShapeError for none: see `named`."""
+    from baregrad.ir.integers import named
 
-    return Node(Ops.VAR, dtypes.index, (), Var(name, lo, hi))
+    return Node(Ops.VAR, dtypes.index, (), named(name, lo, hi))
 
 
 def lower(value: Dim) -> int:
