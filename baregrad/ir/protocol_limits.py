@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from baregrad.base.bits import round_up
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
 from baregrad.ir.protocol import LANES, WARPGROUP, operand_layouts
@@ -67,7 +68,7 @@ def shared_offsets(kernel: Node) -> dict[Node, int]:
     for buffer in sorted(found, key=lambda node: node.arg.id):
         layout = buffer.arg.layout
         align = 128 if layout is None or layout.swizzle is None else layout.swizzle.alignment
-        offset = -(-offset // align) * align
+        offset = round_up(offset, align)
         offsets[buffer] = offset
         offset += slot_nbytes(buffer) * buffer.arg.depth
     return offsets

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
-from baregrad.base.bits import prod
 from baregrad.base.errors import ScheduleError
 from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from baregrad.base.bits import round_up
 from baregrad.base.errors import OutOfMemory
 from baregrad.runtime.interface import Memory, MemoryStats
 
@@ -182,9 +183,9 @@ def size_class(nbytes: int) -> int:
     At most an eighth is wasted, above 512 bytes; pieces with mappings of their own are whole pages.
     """
     if nbytes <= 512:
-        return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        return max(ALIGNMENT, round_up(nbytes, ALIGNMENT))
     step = 1 << ((nbytes - 1).bit_length() - 4)
-    return -(-nbytes // step) * step
+    return round_up(nbytes, step)
 
 
 def available_nbytes() -> int | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from baregrad.base.bits import prod
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.launch import launch_expr
 from baregrad.ir import index
