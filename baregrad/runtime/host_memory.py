@@ -86,12 +86,6 @@ class HostAllocator:
             self._take_back()
             return MemoryStats(self._in_use_nbytes, self._peak_nbytes, self._reserved_nbytes)
 
-    def reset_peak(self) -> None:
-        """Let the peak be counted from now on."""
-        with self._lock:
-            self._take_back()
-            self._peak_nbytes = self._in_use_nbytes
-
     def trim(self) -> None:
         """Give all large pieces that are not in use back to the system."""
         with self._lock:

@@ -21,7 +21,6 @@ from types import MappingProxyType
 from baregrad.base.errors import ArgumentError, FileFormatError, UnsupportedDType
 
 NBYTES = 128
-ALIGNMENT = 64
 MAX_RANK = 5
 
 _WORDS = struct.Struct("<32I")
