@@ -14,7 +14,7 @@ from baregrad.ir.monoid import Monoid, primitive
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
 from baregrad.ir.verify import verify
-from baregrad.kernel import Schedule, codegen_passes, lower
+from baregrad.kernel import Schedule, lower, to_linear
 from baregrad.schedule import Launch, make_plan
 from baregrad.target.cpu import CpuTarget, cpu_row_named
 
@@ -87,9 +87,7 @@ def lowered(name: str, tensor: Node, kernel_level: Node, schedule: Schedule) -> 
     """The levels below a kernel, by the CPU's own passes under a schedule given by hand."""
     target = example_target()
     loop = lower(kernel_level, target, schedule)
-    linear = loop
-    for step in codegen_passes(target):
-        linear = step.run(linear)
+    linear = to_linear(loop, target)
     return Levels(name, tensor, kernel_level, str(schedule), loop, linear)
 
 
