@@ -10,7 +10,7 @@ from baregrad.graph import canonicalise
 from baregrad.ir import index
 from baregrad.ir.attrs import KernelInfo, Out, Param, Reduce
 from baregrad.ir.index import Dim
-from baregrad.ir.monoid import Monoid, primitive
+from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
 from baregrad.ir.verify import verify
@@ -63,12 +63,6 @@ def out(array: Node, value: Node, *indices: Dim) -> Node:
 def fold(op: Op, value: Node, *axes: Node) -> Node:
     """A reduction of the kernel level by one op."""
     return Node(Ops.REDUCE, value.dtype, (value, *axes), Reduce(primitive(op, value.dtype)))
-
-
-def fold_by(monoid: Monoid, values: tuple[Node, ...], *axes: Node) -> tuple[Node, ...]:
-    """The parts of a reduction by a monoid of several states."""
-    folded = Node(Ops.REDUCE, monoid.states[0], (*values, *axes), Reduce(monoid))
-    return tuple(Node(Ops.PROJ, kind, (folded,), i) for i, kind in enumerate(monoid.states))
 
 
 def kernel(name: str, *outs: Node) -> Node:

@@ -82,7 +82,7 @@ class Program:
         places = dict(module_places)
         self.parameters, self.parameter_nbytes = _lay_out(kernel.parameters, 0)
         places.update(self.parameters)
-        self.shared_nbytes, self.shared_align = _lay_out_shared(kernel, places)
+        self.shared_nbytes = _lay_out_shared(kernel, places)
         self.local_nbytes = self._lay_out_space("local", places)
         const = [one for one, _ in places.values() if one.space == "const"]
         self.constants = _constants(const, places)
@@ -307,8 +307,8 @@ def _lay_out(variables: list[Variable], offset: int) -> tuple[Places, int]:
     return places, offset
 
 
-def _lay_out_shared(kernel: KernelText, places: Places) -> tuple[int, int]:
-    """Place shared variables, open arrays after all others; return (bytes, alignment)."""
+def _lay_out_shared(kernel: KernelText, places: Places) -> int:
+    """Place shared variables, open arrays after all others; return the bytes of the others."""
     keyed = [*places.items(), *((key, (one, 0)) for key, one in kernel.variables.items())]
     shared = [(key, one) for key, (one, _) in keyed if one.space == "shared"]
     offset = 0
@@ -323,7 +323,7 @@ def _lay_out_shared(kernel: KernelText, places: Places) -> tuple[int, int]:
     for key, one in shared:
         if one.count is None:
             places[key] = (one, offset)
-    return offset, align
+    return offset
 
 
 def _constants(variables: list[Variable], places: Places) -> npt.NDArray[np.uint8]:
