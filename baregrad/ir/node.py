@@ -207,7 +207,7 @@ def make_node(
     elif (kind & _ASKS and (shape or not kind & _SCALAR)) or (mixed and not kind & _BARE):
         shape = plain_shape(op, src, arg)
         if shape is None:
-            shape = infer_shape(op, dtype, src, arg)
+            shape = infer_shape(op, src, arg)
             mask |= _symbols(op, shape, arg)
     if kind:
         if kind & _BARE:

@@ -63,7 +63,6 @@ from baregrad.target import AnyTarget
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
-Axes = tuple[Node, ...]
 # What is rewritten other than by its sources, in some cases at least.
 _OWN_WAY = _SCOPED | Ops.INDEX.bit | Ops.GUARD.bit | Ops.PROJ.bit
 
@@ -247,7 +246,7 @@ class _Rewriter:
     def combinations(self, axes: Sequence[Node]) -> Iterable[Pieces]:
         """Every choice of one piece per axis; axes that were collapsed choose together."""
         choices = self.choices
-        if self.table.several and any([len(choices[node]) > 1 for node in axes]):
+        if self.table.several and any(len(choices[node]) > 1 for node in axes):
             return self.products(axes)
         return ({node: choices[node][0] for node in axes},)
 
