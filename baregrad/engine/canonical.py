@@ -19,12 +19,9 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
 from baregrad.ir.node import Node, instruction, make_node, rebuild, toposort
-from baregrad.ir.op import MOVEMENT, Ops, mask_of
+from baregrad.ir.op import SPELLED, Ops
 
-# Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
-# is no reason to read memory, and what was computed before must not change a graph's kernels.
-_SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
-_COMPUTED = ~_SPELLED
+_COMPUTED = ~SPELLED
 _VAR = Ops.VAR.bit
 
 

@@ -101,7 +101,7 @@ def print_compilation(
     for stage in stages:
         if stage.name == "schedule" and level >= 2:
             print(f"{program.name}: {stage.result}", file=sys.stderr)
-            is_its = stage.result == str(choice.schedule)
+            is_its = stage.result == choice.schedule
             for reason in choice.why() if is_its else ("a search found it faster",):
                 print(f"  - {reason}", file=sys.stderr)
         elif isinstance(stage.result, Node) and level >= 4:

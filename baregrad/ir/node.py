@@ -207,7 +207,7 @@ def make_node(
     elif (kind & _ASKS and (shape or not kind & _SCALAR)) or (mixed and not kind & _BARE):
         shape = plain_shape(op, src, arg)
         if shape is None:
-            shape = infer_shape(op, dtype, src, arg)
+            shape = infer_shape(op, src, arg)
             mask |= _symbols(op, shape, arg)
     if kind:
         if kind & _BARE:
@@ -251,6 +251,34 @@ def instruction(
     node.mask = mask
     node._bounds = None
     node._memo = None
+    entry = _Entry(node, _forget)
+    entry.key = key
+    return node if _insert(key, entry) is entry else _kept(key, entry, node)
+
+
+def index_op(op: Op, first: Node, second: Node) -> Node:
+    """What `make_node` returns for arithmetic on two positions: scalars of dtype `index`.
+
+    A third of the nodes of a kernel's loops are terms of addresses: written out as `instruction`
+    is, for half the time.
+    """
+    key: Key = (op, _INDEX, (first, second), None)
+    entry = _find(key)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found
+    node = _create(Node)
+    node.op, node.dtype = op, _INDEX
+    node.src, node.arg = key[2], None
+    node.mask = op.bit | first.mask | second.mask
+    ranges, more = first.ranges, second.ranges
+    if not ranges:
+        ranges = more
+    elif not more <= ranges:
+        ranges = ranges | more
+    node.shape, node.ranges = (), ranges
+    node._bounds = node._memo = None
     entry = _Entry(node, _forget)
     entry.key = key
     return node if _insert(key, entry) is entry else _kept(key, entry, node)
