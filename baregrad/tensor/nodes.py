@@ -19,6 +19,8 @@ from baregrad.ir.op import COMPARE, Op, Ops
 
 Dim = int | Node
 Shape = tuple[Any, ...]
+# More arrays than this are joined in groups of so many: one kernel would read them all.
+_JOINED_AT_ONCE, _GROUP = 12, 8
 
 # --- movement -----------------------------------------------------------------------------------
 
@@ -332,7 +334,23 @@ def scatter(base: Node, values: Node, places: tuple[Node, ...], op: Op | None) -
 
 
 def concatenate(parts: tuple[Node, ...], axis: int) -> Node:
-    """Nodes of equal shapes but for `axis` one after the other along it."""
+    """Nodes of equal shapes but for `axis` one after the other along it.
+
+    Many are joined in groups that are stored, and the groups likewise: each element is then copied a
+    few times however many there are, by kernels that are the same where the parts are alike.
+    """
+    while len(parts) > _JOINED_AT_ONCE:
+        groups = [parts[i : i + _GROUP] for i in range(0, len(parts), _GROUP)]
+        parts = tuple(
+            Node(Ops.CONTIGUOUS, group[0].dtype, (_joined(group, axis),))
+            if len(group) > 1
+            else group[0]
+            for group in groups
+        )
+    return _joined(parts, axis)
+
+
+def _joined(parts: tuple[Node, ...], axis: int) -> Node:
     total = index.as_dim(index.total(part.shape[axis] for part in parts))
     result: Node | None = None
     before: Dim = 0

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import IndexOutOfRange, ShapeError
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
+from baregrad.engine.session import Session, use_session
 from baregrad.tensor import Tensor
 from tests.tensor.oracle import compare
 
@@ -233,3 +235,36 @@ def test_cat_promotes_and_skips_empty_vectors() -> None:
     assert joined.tolist() == [1.0, 2.0, 0.5]
     assert joined.dtype is dtypes.float32
     assert np.signbit(Tensor.cat([Tensor([-0.0]), Tensor([1.0])]).numpy()[0])
+
+
+@pytest.mark.parametrize("count", [12, 13, 65, 600])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int16", "bool"])
+def test_many_arrays_are_joined(count: int, dtype: str) -> None:
+    """Of uneven extents, with every special value in its place."""
+    rng = np.random.default_rng(count)
+    special = np.array([-0.0, np.nan, np.inf, -np.inf, 1.5, 0.0])
+    arrays = [rng.choice(special, (int(rng.integers(0, 3)), 3)) for _ in range(count)]
+    with np.errstate(invalid="ignore"):
+        arrays = [array.astype(dtype) for array in arrays]
+    found = Tensor.cat([Tensor(array) for array in arrays]).numpy()
+    wanted = np.concatenate(arrays)
+    assert found.dtype == wanted.dtype
+    assert found.tobytes() == wanted.tobytes()
+
+
+def test_gradients_of_many_joined_arrays() -> None:
+    parts = [Tensor(np.full(2, i, np.float32), requires_grad=True) for i in range(300)]
+    weights = np.random.default_rng(0).standard_normal((300, 2)).astype(np.float32)
+    (Tensor.stack(parts).square() * Tensor(weights)).sum().backward()
+    found = np.stack([part.grad.numpy() for part in parts])
+    np.testing.assert_allclose(found, 2 * np.arange(300)[:, None] * weights, rtol=1e-6)
+
+
+def test_joining_many_compiles_few_kernels() -> None:
+    """Groups of equal shapes have one kernel, however many they are."""
+    own = Session()
+    with use_session(own), options.override(cache=False, device="CPU"):
+        parts = [Tensor(np.full(3, i, np.float32)) for i in range(512)]
+        np.testing.assert_array_equal(Tensor.stack(parts).numpy()[:, 1], np.arange(512))
+        assert own.backend("CPU").compiler.compiled <= 4
+    own.close()
