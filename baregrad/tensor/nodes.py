@@ -336,8 +336,8 @@ def scatter(base: Node, values: Node, places: tuple[Node, ...], op: Op | None) -
 def concatenate(parts: tuple[Node, ...], axis: int) -> Node:
     """Nodes of equal shapes but for `axis` one after the other along it.
 
-    Many are joined in groups that are stored, and the groups likewise: each element is then copied a
-    few times however many there are, by kernels that are the same where the parts are alike.
+    Many are joined in groups that are stored, and the groups likewise: each element is copied a few
+    times however many there are, by kernels that are the same where the parts are alike.
     """
     while len(parts) > _JOINED_AT_ONCE:
         groups = [parts[i : i + _GROUP] for i in range(0, len(parts), _GROUP)]
