@@ -190,7 +190,11 @@ class _Table:
     )
     GATHER = _r("GATHER", "index", T, (1, MANY), "x[i0, i1, ...], one index array per axis of x")
     SCATTER = _r("SCATTER", "index", T, (2, MANY), "base, values, *indices", attribute="Scatter")
-    CONTIGUOUS = _r("CONTIGUOUS", "place", T, 1, "the same value, staged in device memory")
+    CONTIGUOUS = _r(
+        "CONTIGUOUS", "place", T, 1,
+        "the same value, staged in device memory; its gradient likewise where True",
+        attribute="bool|None",
+    )
     DETACH = _r("DETACH", "place", T, 1, "the same value, where gradients stop")
     COPY = _r("COPY", "place", T, 1, "the same value on another device", attribute="str")
     SINK = _r("SINK", "place", ALL, (0, MANY), "several values wanted together")

@@ -9,16 +9,19 @@ Sources: S. Hochreiter and J. Schmidhuber, Neural Computation 1997 (LSTM); K. Ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.nn import init
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
+from baregrad.tensor.shapes import stored
 
 State = tuple[Tensor, ...]
 # From what the inputs and the state give (N, gates * hidden), and the state, to the next state.
 _Step = Callable[[Tensor, Tensor, State], State]
+
+_PARTS = 8
 
 
 def _tanh_step(given: Tensor, kept: Tensor, state: State) -> State:
@@ -53,6 +56,21 @@ def _rnn_step(nonlinearity: str) -> _Step:
 def _check_input(x: Tensor, ndims: tuple[int, ...], size: int, wanted: str) -> None:
     if x.ndim not in ndims or x.shape[-1] != size:
         raise ShapeError("the input has another shape", found=list(x.shape), wanted=wanted)
+
+
+def _apart(x: Tensor) -> list[Tensor]:
+    """Each x[i], stored by itself: cut by eights, and these again.
+
+    Kernels of all steps are then alike, as they would not be for parts at different places of one
+    array, and gradients are put together by eights too.
+    """
+    length = x.shape[0]
+    if length <= _PARTS:
+        return [stored(x[place]) for place in range(length)]
+    size = _PARTS
+    while size * _PARTS < length:
+        size *= _PARTS
+    return [step for part in x.split(size) for step in _apart(stored(part))]
 
 
 # --- one step -------------------------------------------------------------------------------------
@@ -260,10 +278,11 @@ class _Recurrent(Module):
         assert weight_ih is not None and weight is not None
         given = x.linear(weight_ih, bias_ih)
         outputs: list[Tensor] = []
-        places: Sequence[int] = range(x.shape[0])
-        for place in reversed(places) if backwards else places:
-            state = step(given[place], state[0].linear(weight, bias), state)
-            outputs.append(state[0])
+        parts = _apart(given)
+        for part in reversed(parts) if backwards else parts:
+            # Stored, or the next steps would compute parts of this one again, each in its own way.
+            state = tuple(map(stored, step(part, state[0].linear(weight, bias), state)))
+            outputs.append(stored(state[0]))
         return Tensor.stack(outputs[::-1] if backwards else outputs), state
 
     def extra_repr(self) -> str:

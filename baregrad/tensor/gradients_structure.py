@@ -298,6 +298,10 @@ def _same(node: Node, gradient: Node) -> Gradients:
     return (gradient,)
 
 
+def _contiguous(node: Node, gradient: Node) -> Gradients:
+    return (Node(Ops.CONTIGUOUS, gradient.dtype, (gradient,), True) if node.arg else gradient,)
+
+
 STRUCTURE_RULES: Mapping[Op, Rule] = MappingProxyType(
     {
         Ops.RESHAPE: _reshape,
@@ -313,7 +317,7 @@ STRUCTURE_RULES: Mapping[Op, Rule] = MappingProxyType(
         Ops.SCAN: _scan,
         Ops.GATHER: _gather,
         Ops.SCATTER: _scatter,
-        Ops.CONTIGUOUS: _same,
+        Ops.CONTIGUOUS: _contiguous,
         Ops.COPY: _copy,
     }
 )

@@ -342,7 +342,7 @@ def concatenate(parts: tuple[Node, ...], axis: int) -> Node:
     while len(parts) > _JOINED_AT_ONCE:
         groups = [parts[i : i + _GROUP] for i in range(0, len(parts), _GROUP)]
         parts = tuple(
-            Node(Ops.CONTIGUOUS, group[0].dtype, (_joined(group, axis),))
+            Node(Ops.CONTIGUOUS, group[0].dtype, (_joined(group, axis),), True)
             if len(group) > 1
             else group[0]
             for group in groups

@@ -354,6 +354,15 @@ def roll(x: Tensor, shifts: Any, dims: Axes = None) -> Tensor:
     return y if y is not x else x.clone()
 
 
+def stored(x: Tensor) -> Tensor:
+    """Return `x` as an array of its own, which what reads it does not compute again.
+
+    Its gradient is one likewise. For what a loop makes anew at each turn: the kernels of all turns
+    are then alike, where otherwise each would compute other parts of earlier turns again.
+    """
+    return result(Node(Ops.CONTIGUOUS, x.dtype, (x.node,), True), x)
+
+
 def contiguous(x: Tensor) -> Tensor:
     """Return `x` itself when it lies whole and in row-major order, else a copy that does."""
     strides, offset = x._strides()
