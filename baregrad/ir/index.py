@@ -8,12 +8,12 @@ dtype `index` and give an int when every input was one (`Dim` in, `Dim` out).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import Var
 from baregrad.ir.bounds import bounds
 from baregrad.ir.digest import digest
 from baregrad.ir.node import Node, alu, const, index_op
@@ -39,8 +39,6 @@ def as_dim(value: Dim) -> Dim:
 
 def variable(name: str, lo: int, hi: int) -> Node:
     """A symbolic integer `name` with inclusive bounds."""
-    from baregrad.ir.attrs import Var
-
     return Node(Ops.VAR, dtypes.index, (), Var(name, lo, hi))
 
 
@@ -186,6 +184,17 @@ def _with_whole_digits(terms: Terms, constant: int) -> tuple[Terms, int]:
         terms = _recombine({atom: scale for atom, scale in terms.items() if scale})
         constant += terms.pop(const(1, _INDEX), 0)
     return terms, constant
+
+
+def replaced(terms: Terms, constant: int, by: Mapping[Node, Node]) -> Node:
+    """The canonical sum of what stands for the atoms of another sum."""
+    found: Terms = {}
+    for atom, scale in terms.items():
+        more, extra = linear(by[atom])
+        constant += extra * scale
+        for other, each in more.items():
+            found[other] = found.get(other, 0) + each * scale
+    return from_linear(*_with_whole_digits(found, constant))
 
 
 def add(a: Dim, b: Dim) -> Dim:
@@ -516,7 +525,7 @@ def resimplify(node: Node) -> Node | None:
         rule = _arithmetic(op)
         if rule is not None:
             return as_node(rule(*node.src))
-    if op is Ops.CMPLT and node.src[0].dtype is dtypes.index:
+    if op is Ops.CMPLT and node.src[0].dtype is _INDEX:
         return less(node.src[0], node.src[1])
     if op is Ops.AND and node.dtype is dtypes.bool:
         return both(*node.src)
@@ -525,21 +534,17 @@ def resimplify(node: Node) -> Node | None:
     return None
 
 
-_ARITHMETIC: MappingProxyType[Op, Callable[[Dim, Dim], Dim]] = MappingProxyType(
-    {
-        Ops.ADD: add,
-        Ops.SUB: sub,
-        Ops.MUL: mul,
-        Ops.FLOORDIV: floordiv,
-        Ops.MOD: mod,
-        Ops.MIN: minimum,
-        Ops.MAX: maximum,
-    }
-)
+_arithmetic: Callable[[Op], Callable[[Dim, Dim], Dim] | None] = {
+    Ops.ADD: add,
+    Ops.SUB: sub,
+    Ops.MUL: mul,
+    Ops.FLOORDIV: floordiv,
+    Ops.MOD: mod,
+    Ops.MIN: minimum,
+    Ops.MAX: maximum,
+}.get
 # What `resimplify` may make simpler, beside arithmetic on positions.
 CONDITIONS = mask_of((Ops.CMPLT, Ops.AND, Ops.GUARD))
-# Asked faster than a read-only view of it.
-_arithmetic = dict(_ARITHMETIC).get
 
 
 def flatten(indices: Iterable[Dim], shape: Iterable[Dim]) -> Dim:
@@ -557,21 +562,20 @@ def flat_terms(indices: Sequence[Dim], shape: Sequence[Dim]) -> tuple[Terms, int
             return linear(flatten(indices, shape))
     terms: Terms = {}
     constant = 0
-    stride: Any = 1
-    for position in range(len(shape) - 1, -1, -1):
-        value = indices[position]
-        if isinstance(value, Node) and value.op is Ops.RANGE:
+    stride = 1
+    for value, extent in zip(indices[::-1], shape[::-1], strict=True):
+        if isinstance(value, Node) and value.op is _RANGE:
             # An axis of one element is always 0.
             size = value.src[0]
-            if size.op is not Ops.CONST or size.arg != 1:
+            if size.op is not _CONST or size.arg != 1:
                 terms[value] = terms.get(value, 0) + stride
         else:
             more, extra = linear(value)
             constant += extra * stride
             for atom, scale in more.items():
                 terms[atom] = terms.get(atom, 0) + scale * stride
-        if position:
-            stride *= shape[position]
+        if isinstance(extent, int):
+            stride *= extent
     return _with_whole_digits(terms, constant)
 
 

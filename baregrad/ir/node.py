@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.attrs import TILE_BINDS, Range
+from baregrad.ir.attrs import Range
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
 from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape, plain_shape
 
@@ -63,7 +63,7 @@ _CONST = Ops.CONST
 _RANGE = Ops.RANGE
 _COMPARE = mask_of(COMPARE)
 # Below these, nodes may depend on axes that they close.
-_HIDES = mask_of((Ops.REDUCE, Ops.STAGE, Ops.LOOP, Ops.OUT))
+_HIDES = mask_of((Ops.REDUCE, Ops.STAGE, Ops.OUT, *STATEMENTS))
 _BOOL = dtypes.bool
 _INDEX = dtypes.index
 # Kernels number their axes alike, so that the same few attributes are asked for again and again.
@@ -93,8 +93,8 @@ class Node:
 
     op: its row of the op table. dtype: of its value (`token` for statements). src: its sources.
     arg: its typed attribute. shape: of its value, () for the scalars of the kernel level. ranges:
-    its free axes, RANGE nodes at or below it that nothing below closes. mask: the bits of every op
-    at or below it.
+    the free axes of its value, RANGE nodes at or below it that nothing below closes; a statement
+    has none. mask: the bits of every op at or below it.
     """
 
     __slots__ = (
@@ -233,9 +233,10 @@ def instruction(
 ) -> Node:
     """What `make_node` returns for a node of the linear or tensor level, whose shape is at hand.
 
-    Nothing there has axes, so there are none to be found among the sources. The rest is written out
-    again, as a call would cost what this saves: a fifth of a node, of which kernels have hundreds.
-    No CONST is made so, whose key is another, and nothing that symbolic extents may be below.
+    Nor have statements axes, so there are none to be found among the sources. The rest is written
+    out again, as a call would cost what this saves: a fifth of a node, of which kernels have
+    hundreds. No CONST is made so, whose key is another, and nothing that symbolic extents may be
+    below.
     """
     key: Key = (op, dtype, src, arg)
     entry = _find(key)
@@ -340,14 +341,7 @@ def _closed(
         return found.difference(src[arg.monoid.arity :])
     if op is Ops.STAGE:
         return found.difference(src[1:])
-    if op is Ops.LOOP:
-        return found - {src[0]}
-    if op in (Ops.OUT, Ops.KERNEL):
-        return NO_RANGES
-    for axis in found:
-        if axis.arg.bind in TILE_BINDS:
-            return frozenset([one for one in found if one.arg.bind not in TILE_BINDS])
-    return found
+    return NO_RANGES
 
 
 # --- making nodes ------------------------------------------------------------------------------
@@ -559,7 +553,7 @@ def substitute(root: Node, mapping: Mapping[Node, Node]) -> Node:
 
 def _with_axes(root: Node, mapping: Mapping[Node, Node]) -> Node:
     """`substitute` of axes: a sum of many terms is made once, not once for each of its parts."""
-    from baregrad.ir.index import as_node, linear, mul, resimplify, total
+    from baregrad.ir.index import linear, replaced, resimplify
 
     axes = frozenset(mapping)
     done: dict[Node, Node] = dict(mapping)
@@ -575,7 +569,7 @@ def _with_axes(root: Node, mapping: Mapping[Node, Node]) -> Node:
                 return node
             terms, constant = linear(node)
             fill(known, tuple(terms), visit, known, enter)
-            return as_node(total([*[mul(known[a], scale) for a, scale in terms.items()], constant]))
+            return replaced(terms, constant, known)
         src = tuple([known[child] for child in node.src])
         current = node if src == node.src else make_node(node.op, node.dtype, src, node.arg)
         simpler = resimplify(current)

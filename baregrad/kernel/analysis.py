@@ -65,8 +65,7 @@ _Offsets = dict[tuple[tuple[Dim, ...], tuple[Node, ...]], Offset]
 class Access:
     """One array read or written: its array, offset and free axes.
 
-    guard: what is right around it, if that is one. copyable: that, or its axes alone keep it in its
-    array.
+    guard: what is right around it, if that is one. read: its node, where more may be asked of it.
     """
 
     array: Node
@@ -74,7 +73,18 @@ class Access:
     axes: frozenset[Node]
     write: bool
     guard: Node | None = None
-    copyable: bool = True
+    read: Node | None = None
+    _copyable: bool | None = None
+
+    @property
+    def copyable(self) -> bool:
+        """Whether the guard around it, or its axes alone, keep it in its array."""
+        if self._copyable is None:
+            read = self.read
+            self._copyable = read is None or (
+                self.array.op is Ops.PARAM and (self.guard is not None or in_bounds(read))
+            )
+        return self._copyable
 
     @property
     def guarded(self) -> bool:

@@ -21,6 +21,7 @@ from baregrad.ir.node import (
     const,
     extent_of,
     fill,
+    instruction,
     make_node,
     range_node,
 )
@@ -180,9 +181,9 @@ class _Rewriter:
                 src = (self.array(out.src[0]), value, self.target(out, scope))
                 if self.results is not None:
                     self.see_axes(free, (*value.ranges, *src[2].ranges), scope)
-                outs.append(make_node(Ops.OUT, out.dtype, src, out.arg))
+                outs.append(instruction(Ops.OUT, out.dtype, src, out.arg))
         info = kernel.arg if self.grain == 1 else kernel.arg._replace(grain=self.grain)
-        return make_node(Ops.KERNEL, kernel.dtype, tuple(outs), info)
+        return instruction(Ops.KERNEL, kernel.dtype, tuple(outs), info)
 
     def target(self, out: Node, scope: Scope) -> Node:
         """Where an OUT writes: NOWHERE for places read from memory that the array does not have.
@@ -247,7 +248,7 @@ class _Rewriter:
     def combinations(self, axes: Sequence[Node]) -> Iterable[Pieces]:
         """Every choice of one piece per axis; axes that were collapsed choose together."""
         choices = self.choices
-        if self.table.several and any([len(choices[node]) > 1 for node in axes]):
+        if self.table.several and any(len(choices[node]) > 1 for node in axes):
             return self.products(axes)
         return ({node: choices[node][0] for node in axes},)
 

@@ -14,6 +14,7 @@ from baregrad.ir.node import (
     alu,
     cast,
     const,
+    instruction,
     make_node,
     rebuild,
     toposort,
@@ -91,21 +92,39 @@ def load(buffer: Node, places: tuple[Node, ...]) -> Node:
 
 def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
     """Write one element of a buffer."""
-    return make_node(Ops.STORE, dtypes.token, (buffer, value, *places), None, ())
+    return instruction(Ops.STORE, dtypes.token, (buffer, value, *places))
 
 
 def cleared(start: Node, within: Node | None, axes: list[Node]) -> Node:
     """A STORE in loops over `axes`, where `within` holds."""
     if within is not None:
-        start = make_node(Ops.IF, dtypes.token, (within, start))
+        start = instruction(Ops.IF, dtypes.token, (within, start))
     for axis in reversed(axes):
-        start = make_node(Ops.LOOP, dtypes.token, (axis, start))
+        start = instruction(Ops.LOOP, dtypes.token, (axis, start))
     return start
 
 
 def stays_inside(read: Node) -> bool:
     """Whether a LOAD reads an element of an argument, whatever its axes are."""
     return read.src[0].op is Ops.PARAM and in_bounds(read)
+
+
+def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
+    """One accumulation by an op; with `fma`, a product that is summed is rounded once."""
+    assert monoid.primitive is not None
+    if value.op is Ops.DOT4 and monoid.primitive is Ops.ADD and value.src[2].arg == 0:
+        return make_node(Ops.DOT4, value.dtype, (*value.src[:2], state))
+    if fma and monoid.primitive is Ops.ADD and value.dtype in (dtypes.float32, dtypes.float64):
+        condition = None
+        inner = value
+        if inner.op is Ops.GUARD:
+            condition, inner = inner.src
+        if inner.op is Ops.MUL:
+            a, b = inner.src
+            if condition is not None:
+                a, b = factor_where(condition, a), factor_where(condition, b)
+            return make_node(Ops.FMA, value.dtype, (a, b, state))
+    return alu(monoid.primitive, state, value)
 
 
 def factor_where(condition: Node, factor: Node) -> Node:
