@@ -31,8 +31,11 @@ def print_graph_rewrites(sink: Node, target: AnyTarget) -> None:
         fired[rule] += 1
 
     with watched(note):
-        for name, old, new in replaced(sink, target):
-            print(f"{name}: {_summary(old)} -> {_summary(new)}", file=sys.stderr)
+        steps = list(replaced(sink, target))
+    for name, old, new in steps:
+        print(f"{name}: {_summary(old)} -> {_summary(new)}", file=sys.stderr)
+    if not steps:
+        print("the passes over the graph replace nothing", file=sys.stderr)
     for rule, count in fired.most_common():
         print(f"rule {rule.name}, {count} times: {rule.law}", file=sys.stderr)
 

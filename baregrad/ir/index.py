@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Any
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Var
 from baregrad.ir.bounds import bounds
 from baregrad.ir.digest import digest
 from baregrad.ir.node import Node, alu, const, index_op
@@ -38,8 +37,10 @@ def as_dim(value: Dim) -> Dim:
 
 
 def variable(name: str, lo: int, hi: int) -> Node:
-    """A symbolic integer `name` with inclusive bounds."""
-    return Node(Ops.VAR, dtypes.index, (), Var(name, lo, hi))
+    """A symbolic integer `name` with inclusive bounds. Raises ShapeError for none: see `named`."""
+    from baregrad.ir.integers import named
+
+    return Node(Ops.VAR, dtypes.index, (), named(name, lo, hi))
 
 
 def lower(value: Dim) -> int:
@@ -521,10 +522,9 @@ def product(dims: Iterable[Dim]) -> Dim:
 def resimplify(node: Node) -> Node | None:
     """`node` built again through the smart constructors, when it is index arithmetic."""
     op = node.op
-    if node.dtype is _INDEX:
-        rule = _arithmetic(op)
-        if rule is not None:
-            return as_node(rule(*node.src))
+    rule = _arithmetic(op) if node.dtype is _INDEX else None
+    if rule is not None:
+        return as_node(rule(*node.src))
     if op is Ops.CMPLT and node.src[0].dtype is _INDEX:
         return less(node.src[0], node.src[1])
     if op is Ops.AND and node.dtype is dtypes.bool:

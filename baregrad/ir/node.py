@@ -18,6 +18,7 @@ from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import Range
+from baregrad.ir.integers import IntegerArithmetic, spelled
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
 from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape, plain_shape
 
@@ -88,7 +89,7 @@ def _kinds() -> dict[Op, int]:
 _kind_of = _kinds().__getitem__
 
 
-class Node:
+class Node(IntegerArithmetic):
     """One operation of the graph.
 
     op: its row of the op table. dtype: of its value (`token` for statements). src: its sources.
@@ -152,18 +153,14 @@ class Node:
         )
 
     def __repr__(self) -> str:
+        if (text := spelled(self)) is not None:
+            return text
         shape = list(self.shape) if self.shape else ""
         arg = "" if self.arg is None else f", {self.arg!r}"
         return f"{self.op.name}({self.dtype.name}{shape}{arg}; {len(self.src)} src)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("nodes are not pickled; use baregrad.ir.text.dump and parse")
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"the truth of a symbolic value is not known: {self!r}. Compare it with bounds(), "
-            "or give the variable a value first"
-        )
 
 
 def make_node(
@@ -210,7 +207,7 @@ def make_node(
     elif (kind & _ASKS and (shape or not kind & _SCALAR)) or (mixed and not kind & _BARE):
         shape = plain_shape(op, src, arg)
         if shape is None:
-            shape = infer_shape(op, dtype, src, arg)
+            shape = infer_shape(op, src, arg)
             mask |= _symbols(op, shape, arg)
     if kind:
         if kind & _BARE:

@@ -64,7 +64,6 @@ from baregrad.target import AnyTarget
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
 _SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
-Axes = tuple[Node, ...]
 # What is rewritten other than by its sources, in some cases at least.
 _OWN_WAY = _SCOPED | Ops.INDEX.bit | Ops.GUARD.bit | Ops.PROJ.bit
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
-from baregrad.base.bits import prod
 from baregrad.base.errors import ScheduleError
 from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS
@@ -357,9 +357,9 @@ class AxisTable:
         if axis.extent != 0 and (axis.extent != 1 or self.gpu is None):
             axis.unit = step.unit
             if step.unit in THREAD_BINDS:
-                self._check_threads(step, axis)
+                self._check_threads(step)
 
-    def _check_threads(self, step: Bind, axis: Axis) -> None:
+    def _check_threads(self, step: Bind) -> None:
         """Axes of one dimension of the block are as long as each other; a block has its limit."""
         # The lanes of a warp that has a matrix unit do are nobody else's.
         sizes: dict[str, Dim] = {"thread": WARP} if self.matrix else {}

@@ -193,8 +193,9 @@ def _tile_rows(
     count = _vectorise_sums(plan, main, lane, machine.lanes, together, target)
     rows = _short_rows(plan, main, machine.lanes)
     if rows is None:
-        plan.because("{} sums apart: one alone would wait for its last addition",
-                     count * together)
+        if count * together > 1:
+            plan.because("{} sums apart: one alone would wait for its last addition",
+                         count * together)
         return []
     plan.because("{} short rows at once: one waits for its steps", ROWS_AT_ONCE)
     plan.unroll(rows, ROWS_AT_ONCE)
