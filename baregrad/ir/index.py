@@ -15,7 +15,7 @@ from typing import Any
 from baregrad.dtypes import dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.digest import digest
-from baregrad.ir.node import Node, alu, const, index_op
+from baregrad.ir.node import Node, alu, const, scalar
 from baregrad.ir.op import Op, Ops, mask_of
 
 Dim = int | Node
@@ -117,11 +117,11 @@ def from_linear(terms: Terms, constant: int) -> Node:
     total: Node | None = None
     for atom in atoms:
         scale = terms[atom]
-        term = atom if scale == 1 else index_op(_MUL, atom, const(scale, _INDEX))
-        total = term if total is None else index_op(_ADD, total, term)
+        term = atom if scale == 1 else scalar(_MUL, _INDEX, (atom, const(scale, _INDEX)))
+        total = term if total is None else scalar(_ADD, _INDEX, (total, term))
     if total is None:
         return const(constant, _INDEX)
-    return total if constant == 0 else index_op(_ADD, total, const(constant, _INDEX))
+    return total if constant == 0 else scalar(_ADD, _INDEX, (total, const(constant, _INDEX)))
 
 
 def _recombine(terms: Terms) -> Terms:
@@ -228,7 +228,7 @@ def mul(a: Dim, b: Dim) -> Dim:
         if b == 1:
             return a
         if a.op is _RANGE and b and a.src[0].op is _CONST and a.src[0].arg != 1:
-            return index_op(_MUL, a, const(b, _INDEX))
+            return scalar(_MUL, _INDEX, (a, const(b, _INDEX)))
         terms, constant = linear(a)
         return from_linear({atom: scale * b for atom, scale in terms.items()}, constant * b)
     terms, constant = linear(a)

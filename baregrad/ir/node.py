@@ -257,28 +257,33 @@ def instruction(
     return node if _insert(key, entry) is entry else _kept(key, entry, node)
 
 
-def index_op(op: Op, first: Node, second: Node) -> Node:
-    """What `make_node` returns for arithmetic on two positions: scalars of dtype `index`.
+def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node:
+    """What `make_node` returns for a scalar of the kernel or loop level that closes no axes.
 
-    A third of the nodes of a kernel's loops are terms of addresses: written out as `instruction`
-    is, for half the time.
+    Most nodes of a kernel's loops are such: values, and terms of addresses. They are written out as
+    `instruction` is. No CONST and no RANGE is made so.
     """
-    key: Key = (op, _INDEX, (first, second), None)
+    key: Key = (op, dtype, src, arg)
     entry = _find(key)
     if entry is not None:
         found = entry()
         if found is not None:
             return found
     node = _create(Node)
-    node.op, node.dtype = op, _INDEX
-    node.src, node.arg = key[2], None
-    node.mask = op.bit | first.mask | second.mask
-    ranges, more = first.ranges, second.ranges
-    if not ranges:
-        ranges = more
-    elif not more <= ranges:
-        ranges = ranges | more
+    node.op, node.dtype = op, dtype
+    node.src, node.arg = src, arg
+    mask = op.bit
+    ranges = NO_RANGES
+    for child in src:
+        mask |= child.mask
+        below = child.ranges
+        if below is not ranges and below:
+            if not ranges:
+                ranges = below
+            elif not below <= ranges:
+                ranges = ranges | below
     node.shape, node.ranges = (), ranges
+    node.mask = mask
     node._bounds = node._memo = None
     entry = _Entry(node, _forget)
     entry.key = key

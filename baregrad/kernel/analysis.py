@@ -115,14 +115,16 @@ class Reduction:
 class Facts:
     """The axes and accesses of a kernel. Axes are RANGE nodes in the order of their ids.
 
-    data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along them.
-    ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose value is
-    used other than as an address (conditions, casts to numbers). order: all nodes below the OUTs,
-    sources first. work: operations at each point of some axes. fresh: the axes as schedules find
-    them, once they were asked for (`axes.py`). counts: the points of some axes, likewise.
+    axes: all. data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along
+    them. ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose
+    value is used other than as an address (conditions, casts to numbers). order: all nodes below
+    the OUTs, sources first. work: operations at each point of some axes. fresh: the axes as
+    schedules find them, once they were asked for (`axes.py`). counts: the points of some axes,
+    likewise.
     """
 
     outs: tuple[Node, ...]
+    axes: tuple[Node, ...]
     data: tuple[Node, ...]
     reduced: tuple[Node, ...]
     scanned: frozenset[Node]
@@ -278,10 +280,12 @@ def _facts(kernel: Node) -> Facts:
             stages.append(node)
         elif node.dtype is not _INDEX and op is not Ops.OUT:
             exposed |= _positions(node)
+    axes = by_id(everything)
     return Facts(
         kernel.src,
-        by_id(data),
-        by_id(everything - data),
+        axes,
+        tuple([axis for axis in axes if axis in data]),
+        tuple([axis for axis in axes if axis not in data]),
         frozenset(scanned),
         tuple(accesses),
         tuple(reductions),

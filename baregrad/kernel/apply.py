@@ -24,6 +24,7 @@ from baregrad.ir.node import (
     instruction,
     make_node,
     range_node,
+    scalar,
 )
 from baregrad.ir.op import Ops
 from baregrad.ir.words import in_word
@@ -398,7 +399,7 @@ class _Rewriter:
         src = (self.array(where.src[0]), self.offset(where, scope))
         if src[0].dtype is not node.dtype:
             src = (src[0], index.as_node(index.floordiv(src[1], in_word(node.dtype))))
-        value = make_node(self.read_op, src[0].dtype, src, None, ())
+        value = scalar(self.read_op, src[0].dtype, src)
         inside = self.limits(by_id(node.ranges), scope) if scope.early else partial_tiles.TRUE
         if where is node:
             value = guarded(inside, value)
@@ -406,7 +407,7 @@ class _Rewriter:
         (condition,) = self.values((node.src[0],), scope)
         if inside is not partial_tiles.TRUE:
             condition = index.both(inside, condition)
-        covered = make_node(Ops.GUARD, node.dtype, (condition, value))
+        covered = scalar(Ops.GUARD, node.dtype, (condition, value))
         simpler = index.resimplify(covered)
         return covered if simpler is None else simpler
 
@@ -459,7 +460,7 @@ class _Rewriter:
             stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *copy.axes), space)
         self.applied.add(step)
         places = {region.carrier: region.place(self.ranges) for region in regions}
-        return make_node(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))
+        return scalar(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""

@@ -17,6 +17,7 @@ from baregrad.ir.node import (
     instruction,
     make_node,
     rebuild,
+    scalar,
     toposort,
     toposort_having,
 )
@@ -87,7 +88,7 @@ def looped(axes: Iterable[Node]) -> list[Node]:
 
 def load(buffer: Node, places: tuple[Node, ...]) -> Node:
     """One element of a buffer."""
-    return make_node(Ops.LOAD, buffer.dtype, (buffer, *places), None, ())
+    return scalar(Ops.LOAD, buffer.dtype, (buffer, *places))
 
 
 def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
@@ -123,8 +124,8 @@ def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
             a, b = inner.src
             if condition is not None:
                 a, b = factor_where(condition, a), factor_where(condition, b)
-            return make_node(Ops.FMA, value.dtype, (a, b, state))
-    return alu(monoid.primitive, state, value)
+            return scalar(Ops.FMA, value.dtype, (a, b, state))
+    return scalar(monoid.primitive, value.dtype, (state, value))
 
 
 def factor_where(condition: Node, factor: Node) -> Node:
@@ -138,7 +139,7 @@ def guarded(condition: Node, value: Node) -> Node:
     """`value` where the condition holds, else 0; constants need no guard."""
     if condition.op is Ops.CONST:
         return value if condition.arg else const(0, value.dtype)
-    return make_node(Ops.GUARD, value.dtype, (condition, value))
+    return scalar(Ops.GUARD, value.dtype, (condition, value))
 
 
 def peeled_guards(

@@ -24,6 +24,7 @@ from baregrad.ir.node import (
     fill,
     instruction,
     make_node,
+    scalar,
     substitute,
 )
 from baregrad.ir.op import Ops
@@ -571,7 +572,7 @@ class _Builder:
             if source in self.rows:
                 places = list(in_rows(places, self.rows[source]))
             before, after = self.around.get(source, ((), ()))
-            read = make_node(Ops.LOAD, source.dtype, (source, *before, *places, *after))
+            read = scalar(Ops.LOAD, source.dtype, (source, *before, *places, *after))
             return cast(read, node.dtype)
         if op.bit & SCOPED:
             placed = self.placed.get(node)
@@ -582,4 +583,4 @@ class _Builder:
             position: int = node.arg
             return self.placed[node.src[0]].parts[position]
         src = tuple([done[child] for child in node.src])
-        return make_node(op, node.dtype, src, node.arg, ())
+        return scalar(op, node.dtype, src, node.arg)
