@@ -7,10 +7,11 @@ import re
 import struct
 from collections.abc import Sequence
 from itertools import chain, filterfalse
+from math import prod
 from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
-from baregrad.base.bits import prod, round_up
+from baregrad.base.bits import round_up
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Param
 from baregrad.ir.node import Node
