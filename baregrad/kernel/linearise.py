@@ -30,7 +30,7 @@ from baregrad.kernel.linearise_mma import multiply
 from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_rows import find_tiles, store_rows
 from baregrad.kernel.linearise_rules import INT32
-from baregrad.kernel.linearise_scopes import END, MOMENT, ZERO
+from baregrad.kernel.linearise_scopes import END, MOMENT, ZERO, number
 from baregrad.kernel.linearise_transposed import (
     copied_transposed,
     neighbours,
@@ -83,8 +83,8 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     if bind in TILE_BINDS:
         raise CompilerBug("a tile range cannot be looped over", found=axis)
     size = axis.src[0]
-    extent = values.value(size)
-    values.scopes.forget_since()
+    extent = number(size.arg) if size.op is Ops.CONST else values.value(size)
+    values.scopes.end_statement()
     pool = bind == "pool"
     known = extent.op is Ops.CONST
     if known and extent.arg == 1 and not pool:
@@ -129,7 +129,7 @@ def _if(values: Values, node: Node, stack: list[Any]) -> None:
         stack.append(body)
         return
     test = instruction(Ops.TEST, dtypes.token, (values.value(cond),))
-    values.scopes.forget_since()
+    values.scopes.end_statement()
     values.scopes.open(test, True)
     stack.append(None)
     stack.append(body)
@@ -138,7 +138,7 @@ def _if(values: Values, node: Node, stack: list[Any]) -> None:
 def _barrier(values: Values, node: Node, stack: list[Any]) -> None:
     if not values.gpu:
         raise CompilerBug("not a statement of the CPU's loop level", found=node)
-    values.scopes.forget_since()
+    values.scopes.end_statement()
     values.scopes.append(BARRIER)
 
 
@@ -153,7 +153,7 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     lanes = values.lanes_of(ranges)
     if not axes and not values.masks and node.arg is None and not values.gpu:
         _store_once(values, node, lanes)
-        values.scopes.forget_since()
+        values.scopes.end_statement()
         return
     address = values.memory.addresses[node]
     writes: list[tuple[Node, Node | None, Any]] = []
@@ -166,16 +166,13 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     begins: list[int] = []
     code = values.scopes.innermost.code
     if plain and _is_register(values, node):
-        same = None
-        if value.op is Ops.CONST:
-            same = values.vector(values.value(value), values.memory.registers[node.src[0]])
         kept = _is_finished(values, node)
         for values.point in points:
             begins.append(len(code))
             if kept:
                 _keep(values, node, address, compute(value))
             else:
-                _set(values, node, address, compute(value) if same is None else same)
+                _set(values, node, address, compute(value))
         points = []
     elif plain and axes and _transposed(values, node, axes, lanes, compute):
         points = []
@@ -198,7 +195,7 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
         if address.is_regular(lanes) and not address.points:
             interleave(code, begins)
     values.point = {}
-    values.scopes.forget_since()
+    values.scopes.end_statement()
 
 
 def _store_once(values: Values, node: Node, lanes: int) -> None:
@@ -243,7 +240,7 @@ def _is_register(values: Values, store: Node) -> bool:
 def _set(values: Values, store: Node, address: Address, result: Node) -> None:
     """Write a value to the register of the current point."""
     register = values.register(store.src[0], address.at(values.point))
-    if register.shape and not result.shape:
+    if register.shape and not result.shape and result.op is not Ops.CONST:
         result = values.vector(result, register.arg.width)
     values.scopes.innermost.code.append(instruction(Ops.SET, dtypes.token, (register, result)))
 

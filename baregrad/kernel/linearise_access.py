@@ -206,7 +206,7 @@ class Request(NamedTuple):
 class Memory:
     """What a kernel does to buffers: those it writes, and the ALLOCs that can be registers.
 
-    written, again: what some statement writes, and what several do.
+    read, written, again: what some LOAD reads, what some statement writes, and what several do.
     addresses: of each LOAD and STORE. registers: lanes of each register of an ALLOC. single: no
     more than one argument is written. That one may lie over an argument that is read, element by
     element, so a load must not pass the write of another.
@@ -216,6 +216,7 @@ class Memory:
 
     def __init__(self, kernel: Node, gpu: bool = False) -> None:
         addresses: dict[Node, Address] = {}
+        read: set[Node] = set()
         written: set[Node] = set()
         again: set[Node] = set()
         registers: dict[Node, int] = {}
@@ -235,6 +236,7 @@ class Memory:
             buffer = src[0]
             if node.op is _LOAD:
                 indices = src[1:]
+                read.add(buffer)
             else:
                 indices = src[2:]
                 if buffer in written:
@@ -258,6 +260,7 @@ class Memory:
                     refused.add(buffer)
                     registers.pop(buffer, None)
         self.addresses = addresses
+        self.read = read
         self.written = written
         self.again = again
         self.registers = registers
@@ -268,9 +271,9 @@ class Memory:
     def reads_elsewhere(self, store: Node, axes: tuple[Node, ...]) -> bool:
         """Whether a store's value reads elements of its buffer that another point may write."""
         buffer = store.src[0]
-        loads = [one for one in self.addresses if one.src[0] is buffer and one.op is _LOAD]
-        if not loads:
+        if buffer not in self.read:
             return False
+        loads = [one for one in self.addresses if one.src[0] is buffer and one.op is _LOAD]
         position = store.src[2:]
         moved = NO_RANGES.union(*[place.ranges for place in position])
         if moved.issuperset(axes):

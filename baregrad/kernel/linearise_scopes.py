@@ -191,8 +191,14 @@ class Scopes:
         del scope.values[values:]
         del scope.keys[keys:]
 
-    def forget_since(self, mark: tuple[int, int] = (0, 0)) -> None:
-        """Forget the momentary values found since `mark`: what they read may have changed."""
+    def end_statement(self) -> None:
+        """Forget all momentary values: what they read may have changed."""
+        if self.momentary or self.momentary_keys:
+            self._forget(self.momentary, self.momentary_keys)
+            self.momentary, self.momentary_keys = [], []
+
+    def forget_since(self, mark: tuple[int, int]) -> None:
+        """Forget the momentary values found since `mark`."""
         nodes, keys = mark
         if len(self.momentary) > nodes or len(self.momentary_keys) > keys:
             self._forget(self.momentary[nodes:], self.momentary_keys[keys:])

@@ -28,7 +28,7 @@ from baregrad.kernel.linearise_rules import (
 )
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 
-_CONST = Ops.CONST
+_ADD, _MUL, _FMA, _CONST = Ops.ADD, Ops.MUL, Ops.FMA, Ops.CONST
 _REG = Ops.REG
 _INDEX = dtypes.index
 _LEAVES = Ops.CONST.bit | Ops.VAR.bit
@@ -75,7 +75,7 @@ class Values:
         self.registers: dict[Any, Node] = {}
         self._plans: dict[Node, Plan] = {}
         self.shared: set[Node] = set()
-        self._tiles: dict[frozenset[Node], tuple[tuple[Node, ...], list[Node]]] = {}
+        self._tiles: dict[frozenset[Node], tuple[tuple[Node, ...], int]] = {}
         self._wheres: dict[tuple[Node, ...], Where] = {(): None}
         self._spares = 0
         self._points: dict[Any, list[dict[Node, int]]] = {}
@@ -218,25 +218,26 @@ class Values:
 
     def axes_of(self, ranges: frozenset[Node]) -> tuple[Node, ...]:
         """The unrolled ranges among some, in the order of their ids."""
-        return self._tiles_of(ranges)[0] if ranges else ()
+        return (self._tiles.get(ranges) or self._tiles_of(ranges))[0] if ranges else ()
 
     def lanes_of(self, ranges: frozenset[Node]) -> int:
         """The extent of the vector range among some, 1 without; raises CompilerBug for two."""
-        found = self._tiles_of(ranges)[1]
-        if len(found) > 1:
-            raise CompilerBug("an expression with two vector ranges", found=found)
-        return lanes_of(found[0]) if found else 1
+        lanes = (self._tiles.get(ranges) or self._tiles_of(ranges))[1]
+        if not lanes:
+            raise CompilerBug("an expression with two vector ranges", found=list(ranges))
+        return lanes
 
-    def _tiles_of(self, ranges: frozenset[Node]) -> tuple[tuple[Node, ...], list[Node]]:
-        """The unrolled ranges among some, and the vector ranges."""
-        found = self._tiles.get(ranges)
-        if found is None:
-            tiles = [axis for axis in ranges if axis.arg.bind in TILE_BINDS]
-            axes = [axis for axis in tiles if axis.arg.bind != "vector"]
-            vectors = [axis for axis in tiles if axis.arg.bind == "vector"]
-            if len(axes) > 1:
-                axes.sort(key=lambda axis: int(axis.arg.id))
-            found = self._tiles[ranges] = tuple(axes), vectors
+    def _tiles_of(self, ranges: frozenset[Node]) -> tuple[tuple[Node, ...], int]:
+        """The unrolled ranges among some, and the extent of the vector range, 0 for several."""
+        axes = [axis for axis in ranges if axis.arg.bind in TILE_BINDS]
+        lanes = 1
+        if axes:
+            vectors = [axis for axis in axes if axis.arg.bind == "vector"]
+            if vectors:
+                axes = [axis for axis in axes if axis.arg.bind != "vector"]
+                lanes = lanes_of(vectors[0]) if len(vectors) == 1 else 0
+            axes.sort(key=lambda axis: int(axis.arg.id))
+        found = self._tiles[ranges] = tuple(axes), lanes
         return found
 
     def points(self, axes: tuple[Node, ...]) -> list[dict[Node, int]]:
@@ -388,15 +389,19 @@ class Values:
             values.sort()
         total = ZERO
         for at, _, value, scale in values:
-            if self.gpu or value.op is _CONST or total.op is _CONST or value.shape or total.shape:
+            first = total is ZERO
+            if self.gpu or value.op is _CONST or value.shape or total.shape:
                 term = self.scaled(value, scale, width)
-                total = term if total is ZERO else self.compute(Ops.ADD, width, (total, term))
-            elif scale == 1:
-                total = scopes.place_at(instruction(Ops.ADD, width, (total, value)), at)
+                total = term if first else self.compute(Ops.ADD, width, (total, term))
+                continue
+            # What is summed up so far is known no deeper than the value.
+            if scale != 1:
+                src = (value, number(scale)) if first else (value, number(scale), total)
+                total = scopes.place_at(instruction(_MUL if first else _FMA, width, src), at)
+            elif first:
+                total = value
             else:
-                step = instruction(Ops.FMA, width, (value, number(scale), total))
-                # What is summed up so far is known no deeper than the value.
-                total = scopes.place_at(step, at)
+                total = scopes.place_at(instruction(_ADD, width, (total, value)), at)
         return total
 
     def scaled(self, value: Node, scale: int, width: DType = dtypes.int64) -> Node:
@@ -444,10 +449,11 @@ class Values:
         buffer = node.src[0]
         memory = self.memory
         address = memory.addresses[node]
-        if self.tile is not None and address.unrolled:
+        if address.unrolled and self.tile is not None:
             return load_rows(self, node, mask)
         if buffer in memory.registers:
-            return self.register(buffer, address.at(self.point))
+            at = address.at(self.point) if address.unrolled else address.constant
+            return self.register(buffer, at)
         dtype = node.dtype
         width = 1
         if mask is not None:

@@ -19,7 +19,7 @@ from baregrad.render.llvm_memory import MEMORY_RULES
 from baregrad.render.llvm_ops import ELEMENTWISE_RULES
 from baregrad.render.llvm_registers import Block
 from baregrad.render.llvm_rows import AFTER_ROWS, flush_rows, write_rows
-from baregrad.render.llvm_text import POISON, ROW, FunctionText, Rule, each_row
+from baregrad.render.llvm_text import POISON, FunctionText, Rule, each_row
 from baregrad.render.llvm_types import STREAMED, value_type
 from baregrad.render.tile_runs import LLVM_RULES, llvm_configured
 from baregrad.target.cpu import CpuTarget
@@ -179,7 +179,7 @@ def _scaled(f: FunctionText, chunk: str) -> str:
 
 def _name_of(f: FunctionText, register: Node) -> str:
     """A fresh name for what a register holds."""
-    return f"{f.fresh()}.{ROW}" if len(register.shape) == 2 else f.fresh()
+    return f.fresh_row() if len(register.shape) == 2 else f.fresh()
 
 
 def _open(f: FunctionText) -> Block:

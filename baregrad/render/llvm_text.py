@@ -36,8 +36,10 @@ class FunctionText:
         self.signature = signature(program, variables)
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
-        # Gives a fresh name for an intermediate value.
-        self.fresh = chain(_NAMES, map("%%v%d".__mod__, count(_SPELLED))).__next__
+        # Give a fresh name for an intermediate value, and for one that a tile's rows have.
+        unused = chain(_NAMES, map("%%v%d".__mod__, count(_SPELLED)))
+        self.fresh = unused.__next__
+        self.fresh_row = map(f"%s.{ROW}".__mod__, unused).__next__
         self.label = "entry"
         # The blocks that are to come, the next one last, and those that are open.
         self.coming = blocks_of(program)[::-1]
@@ -139,7 +141,8 @@ def each_row(node: Node, line: str) -> str:
     shape = node.shape
     if len(shape) < 2:
         return line
-    return "\n".join([line.replace(ROW, number) for number in row_numbers(shape[0])])
+    parts = line.split(ROW)
+    return "\n".join([number.join(parts) for number in row_numbers(shape[0])])
 
 
 @lru_cache(1 << 8)

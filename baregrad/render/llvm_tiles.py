@@ -58,6 +58,8 @@ def turn(f: FunctionText, node: Node) -> None:
     vector = node.src[2]
     lanes = lanes_of(vector)
     rows = _names(f, node.src[2:], lanes)
+    if access.rows:
+        rows = [name for _, name in sorted(zip(access.rows, rows, strict=True))]
     width = min(lanes, f.target.lanes(dtype.itemsize))
     if not f.turns:
         f.turns = list(map(_op_of, f.program.src)).count(Ops.TURN)
