@@ -2,7 +2,7 @@
 
 A DType is a frozen, interned row: `dtypes.float32` is the only one of its name, so dtypes are
 compared by identity. Promotion follows PyTorch wherever PyTorch defines it and is one lattice,
-`LATTICE`, printed whole by `print_promotion_table`. `encode` and `decode` turn values into raw
+`LATTICE`, which `promotion_table` shows whole. `encode` and `decode` turn values into raw
 codes and back, exactly; rounding is to nearest, ties to even.
 """
 
@@ -81,11 +81,6 @@ class DType:
     def is_int(self) -> builtins.bool:
         """Whether it is an integer type that users see, signed or not."""
         return self.kind in ("int", "uint")
-
-    @property
-    def is_bool(self) -> builtins.bool:
-        """Whether it is the truth type."""
-        return self.kind == "bool"
 
     @property
     def is_signed(self) -> builtins.bool:
@@ -368,7 +363,10 @@ def promote_with_scalar(dtype: DType, scalar: object) -> DType:
 
 
 def promotion_table() -> str:
-    """Return the promotion of every pair of computed dtypes, and with scalars, as text."""
+    """Return the promotion of every pair of computed dtypes, and with scalars, as text.
+
+    `-` marks pairs that do not meet; `int` and `float` are Python's scalars.
+    """
     columns = tuple(str(row) for row in COMPUTED)
     width = max(map(len, columns)) + 1
     lines = ["".join(f"{cell:>{width}}" for cell in ("", *columns, "int", "float"))]
@@ -377,11 +375,6 @@ def promotion_table() -> str:
         cells += [str(promote_with_scalar(left, 1)), str(promote_with_scalar(left, 1.0))]
         lines.append("".join(f"{cell:>{width}}" for cell in (str(left), *cells)))
     return "\n".join(lines)
-
-
-def print_promotion_table() -> None:
-    """Print the promotion table; `-` marks pairs that do not meet, `int` and `float` scalars."""
-    print(promotion_table())
 
 
 # ---- limits -------------------------------------------------------------------------------------

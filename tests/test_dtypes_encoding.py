@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baregrad.base.errors import DTypeError, ShapeError
-from baregrad.base.floats import encode_float, pack_nibbles, unpack_nibbles
+from baregrad.base.errors import DTypeError
+from baregrad.base.floats import encode_float
 from baregrad.dtypes import ALL, COMPUTED, DType, decode, dtypes, encode, round_scalar
 
 # Signalling NaNs and overflow are meant; that they do not warn in our own code is tested once.
@@ -196,17 +196,6 @@ def test_wrong_codes_are_refused() -> None:
         decode(np.zeros(2, np.uint8), dtypes.bfloat16)
     with pytest.raises(DTypeError, match="never stored"):
         encode(np.zeros(2), dtypes.index)
-
-
-@given(st.lists(st.integers(0, 15), max_size=9))
-def test_nibbles_pack_and_unpack(codes: list[int]) -> None:
-    array = np.array(codes, np.uint8)
-    packed = pack_nibbles(array)
-    assert packed.size == (len(codes) + 1) // 2
-    assert [int(byte) & 15 for byte in packed] == codes[0::2]
-    np.testing.assert_array_equal(unpack_nibbles(packed, len(codes)), array)
-    with pytest.raises(ShapeError, match="4-bit codes"):
-        unpack_nibbles(packed, len(codes) + 2)
 
 
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-320, -1e39, 448.0, 464.1, 65520.0]

@@ -76,7 +76,7 @@ def measure(rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
     unit_s = float("inf")
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):
-        unit_s = min(unit_s, calibrate(STEPS, 1) / STEPS)
+        unit_s = min(unit_s, calibrate(STEPS) / STEPS)
         for name, call in calls.items():
             best[name] = min(best[name], _time(call))
     return {name: {"us": 1e6 * took, "steps": took / unit_s} for name, took in best.items()}

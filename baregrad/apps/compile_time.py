@@ -28,26 +28,19 @@ SLICE_STEPS = 5_000
 BATCH = 4
 
 
-def calibrate(steps: int = CALIBRATION_STEPS, rounds: int = 5) -> float:
-    """Seconds of a fixed piece of interpreter work (dicts, tuples, integers), best of `rounds`."""
-
-    def work() -> None:
-        table: dict[tuple[int, int], int] = {}
-        for step in range(steps):
-            key = (step & 1023, step >> 10)
-            table[key] = table.get(key, 0) + step
-
-    best = float("inf")
-    for _ in range(rounds):
-        begin = time.process_time()
-        work()
-        best = min(best, time.process_time() - begin)
-    return best
+def calibrate(steps: int) -> float:
+    """Seconds of so many steps of a fixed kind of interpreter work (dicts, tuples, integers)."""
+    begin = time.process_time()
+    table: dict[tuple[int, int], int] = {}
+    for step in range(steps):
+        key = (step & 1023, step >> 10)
+        table[key] = table.get(key, 0) + step
+    return time.process_time() - begin
 
 
 def unit_now() -> float:
     """Seconds that the fixed work would take at the speed of this moment."""
-    return calibrate(SLICE_STEPS, 1) * CALIBRATION_STEPS / SLICE_STEPS
+    return calibrate(SLICE_STEPS) * CALIBRATION_STEPS / SLICE_STEPS
 
 
 def prepare(batch: int = BATCH) -> tuple[Any, Any, Any]:

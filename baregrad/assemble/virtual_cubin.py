@@ -14,10 +14,11 @@ import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
 
 from baregrad.assemble.cache import DiskCache
 from baregrad.assemble.cached import CachedAssembler
-from baregrad.base.bits import prod, round_up
+from baregrad.base.bits import round_up
 from baregrad.base.errors import CompileError, FileFormatError
 
 CODE_MAGIC = b"baregrad PTX 1\0\0"

@@ -1,16 +1,6 @@
-"""Integer helpers: products, rounding to multiples and powers of two, exact division."""
+"""Integer helpers: rounding to multiples and powers of two, exact division, figures for people."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-
-
-def prod(factors: Iterable[int]) -> int:
-    """Return the product of integers, 1 for none."""
-    result = 1
-    for factor in factors:
-        result *= factor
-    return result
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
@@ -49,27 +39,6 @@ def greatest_divisor(value: int, limit: int) -> int:
         if value % candidate == 0:
             return candidate
     return 1
-
-
-def wrap_signed(value: int, bits: int) -> int:
-    """Return `value` wrapped around into the range of a signed integer of `bits` bits."""
-    half = 1 << (bits - 1)
-    return ((value + half) & ((1 << bits) - 1)) - half
-
-
-def wrap_unsigned(value: int, bits: int) -> int:
-    """Return `value` wrapped around into the range of an unsigned integer of `bits` bits."""
-    return value & ((1 << bits) - 1)
-
-
-def row_major_strides(shape: Iterable[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a dense array whose last axis runs fastest."""
-    strides = []
-    step = 1
-    for extent in reversed(tuple(shape)):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
 
 
 def human_bytes(nbytes: float) -> str:

@@ -11,7 +11,6 @@
     ├── JitError                              a captured function that cannot be replayed
     ├── ScheduleError        (ValueError)     a schedule step that is not legal for its kernel
     ├── UnsupportedError                      correct, but not offered here
-    │   ├── UnsupportedOp
     │   ├── UnsupportedDType
     │   ├── UnsupportedDevice
     │   └── UnsupportedLayout
@@ -145,10 +144,6 @@ class ScheduleError(BaregradError, ValueError):
 
 class UnsupportedError(BaregradError):
     """A correct request that this version or this device does not offer."""
-
-
-class UnsupportedOp(UnsupportedError):
-    """An operation that is not offered here."""
 
 
 class UnsupportedDType(UnsupportedError):

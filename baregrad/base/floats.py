@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from baregrad.base.errors import ShapeError
-
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -137,22 +135,3 @@ def code_values(form: FloatFormat) -> npt.NDArray[np.float32]:
     beyond = np.where(infinite, np.inf, np.nan)
     values = np.where(size > form.largest_code, beyond, values)
     return np.copysign(values, np.where(codes >> (form.bits - 1), -1.0, 1.0)).astype(np.float32)
-
-
-def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return 4-bit codes two in a byte, the first in the low half: (n,) -> (ceil(n / 2),)."""
-    flat = np.append(codes.reshape(-1) & np.uint8(15), np.zeros(codes.size % 2, np.uint8))
-    return np.asarray(flat[0::2] | (flat[1::2] << np.uint8(4)), np.uint8)
-
-
-def unpack_nibbles(packed: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uint8]:
-    """Return `count` 4-bit codes from bytes that hold two each: (ceil(n / 2),) -> (n,)."""
-    flat = packed.reshape(-1)
-    if flat.size != (count + 1) // 2:
-        raise ShapeError(
-            "packed 4-bit codes of a wrong length",
-            found=f"{flat.size} bytes",
-            wanted=f"{(count + 1) // 2} bytes for {count} codes",
-        )
-    halves = np.stack((flat & np.uint8(15), flat >> np.uint8(4)), axis=-1)
-    return np.asarray(halves.reshape(-1)[:count], np.uint8)

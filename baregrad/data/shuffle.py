@@ -6,7 +6,7 @@ NumPy's generators may change between versions; SplitMix64 will not. Source: Ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -55,24 +55,3 @@ def batches(
     order = permutation(count, seed=seed, epoch=epoch)
     end = count - count % size if drop_last else count
     return (order[start : start + size] for start in range(0, end, size))
-
-
-def batch_arrays(
-    arrays: Sequence[npt.NDArray[np.generic]],
-    size: int,
-    *,
-    seed: int,
-    epoch: int = 0,
-    drop_last: bool = False,
-) -> Iterator[tuple[npt.NDArray[np.generic], ...]]:
-    """Yield batches of `arrays`, which share their first axis, in the order of `batches`.
-
-    Raises ShapeError for no arrays, or for arrays of different lengths.
-    """
-    lengths = {len(array) for array in arrays}
-    if len(lengths) != 1:
-        raise ShapeError(
-            "arrays to batch together", found=f"lengths {sorted(lengths)}", wanted="one length"
-        )
-    chosen = batches(lengths.pop(), size, seed=seed, epoch=epoch, drop_last=drop_last)
-    return (tuple(array[positions] for array in arrays) for positions in chosen)

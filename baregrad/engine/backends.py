@@ -187,6 +187,7 @@ def _host_target() -> CpuTarget:
         l1_bytes=host.l1_nbytes or row.l1_bytes,
         l2_bytes=host.l2_nbytes or row.l2_bytes,
         l3_bytes=host.l3_nbytes or row.l3_bytes,
+        line_bytes=host.line_nbytes,
         cores=os.cpu_count() or row.cores,
     )
 

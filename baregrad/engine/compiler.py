@@ -26,7 +26,7 @@ from baregrad.ir.digest import digest, stable_repr
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Ops
-from baregrad.ir.passes import Pass
+from baregrad.ir.passes import Pass, check_order
 from baregrad.ir.verify import verify
 from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, ParamSpec, Program, Resources
 from baregrad.runtime.interface import Device, Kernel
@@ -53,12 +53,18 @@ _COMPILER_ROOMS = (
 _TOGETHER = 64
 
 
+# What the stages that are no `Pass` are called, and why they are there.
+SCHEDULE = ("schedule", "how the kernel runs, as a value")
+LOWER = ("lower", "loops, accumulators and stores in order")
+RENDER = ("render", "the text that is assembled")
+
+
 class Stage(NamedTuple):
-    """What one step of the compilation left behind: a graph, or text."""
+    """What one step of the compilation left behind: a schedule, a graph, or text."""
 
     name: str
     why: str
-    result: Node | str
+    result: Schedule | Node | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +197,9 @@ class Compiler:
         """The passes from the loop level to the linear level."""
         from baregrad.kernel import codegen_passes
 
-        return codegen_passes(self.target)
+        found = codegen_passes(self.target)
+        check_order(found, "loop")
+        return found
 
     def stages(self, kernel: Node, schedule: Schedule | None = None) -> Iterator[Stage]:
         """Every stage of the compilation, in order, as it is made.
@@ -206,13 +214,13 @@ class Compiler:
             if schedule is None:
                 with span(what):
                     schedule = choose_schedule(kernel, self.target)
-            yield Stage("schedule", "how the kernel runs, as a value", str(schedule))
+            yield Stage(*SCHEDULE, schedule)
             what = "lower to loops"
             with span(what):
                 node = lower(kernel, self.target, schedule)
                 if verified:
                     verify(node, "loop")
-            yield Stage("lower", "loops, accumulators and stores in order", node)
+            yield Stage(*LOWER, node)
             for item in self.passes:
                 what = item.name
                 with span(what):
@@ -226,7 +234,7 @@ class Compiler:
                 arrays = arrays_of(kernel) if isinstance(self.target, GpuTarget) else 0
                 names = variables_of(kernel)
                 text: str = self.renderer.render(node, self.target, names, arrays)
-            yield Stage(what, "the text that is assembled", text)
+            yield Stage(*RENDER, text)
         except BaregradError:
             raise
         except Exception as error:

@@ -69,7 +69,6 @@ class Executable:
             if buffer.kind == "output":
                 places[index] = Slot(self.input_count + buffer.slot)
                 written += 1
-        self.output_count = written
         for index, buffer in enumerate(self.plan.buffers):
             if buffer.kind == "temp":
                 places[index] = Slot(self.input_count + written, buffer.offset)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
+from baregrad.engine.compiler import LOWER, RENDER, SCHEDULE
 from baregrad.engine.script import run_script
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.node import Node, toposort
@@ -72,19 +73,18 @@ def main(argv: Sequence[str]) -> int:
 
 def pass_names(backend: CompiledBackend) -> list[tuple[str, str]]:
     """Every pass and why it is there, in order, from the user's graph to text."""
+    from baregrad.graph import INPUT
     from baregrad.graph import passes as graph_passes
-    from baregrad.kernel import codegen_passes
+    from baregrad.schedule import DECISIONS
     from baregrad.schedule import passes as schedule_passes
 
-    rows = [("input", "what the user's code built")]
+    rows = [INPUT]
     rows.extend((item.name, item.why) for item in graph_passes)
-    rows.append(("decisions", "why each value was stored or fused"))
+    rows.append(DECISIONS)
     rows.extend((item.name, item.why) for item in schedule_passes)
-    rows.append(("schedule", "how the kernel runs, as a value"))
-    rows.append(("lower", "loops, accumulators and stores in order"))
-    rows.extend((item.name, item.why) for item in codegen_passes(backend.compiler.target))
-    rows.append(("render", "the text that is assembled"))
-    return rows
+    rows += [SCHEDULE, LOWER]
+    rows.extend((item.name, item.why) for item in backend.compiler.passes)
+    return [*rows, RENDER]
 
 
 def _explain_kernel(

@@ -80,7 +80,7 @@ def _run_kernel(
 
         evaluate_kernel(kernel, arrays, variables)
         return
-    from baregrad.kernel import codegen_passes, lower
+    from baregrad.kernel import lower, to_linear
 
     node = lower(kernel, target)
     if level == "loop":
@@ -90,6 +90,4 @@ def _run_kernel(
         return
     from baregrad.ir.evaluate_linear import evaluate_linear
 
-    for item in codegen_passes(target):
-        node = item.run(node)
-    evaluate_linear(node, arrays, variables)
+    evaluate_linear(to_linear(node, target), arrays, variables)

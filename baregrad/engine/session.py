@@ -10,11 +10,11 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any, cast
 
 import numpy as np
 
-from baregrad.base.bits import prod
 from baregrad.base.errors import BaregradError, CompilerBug, UnsupportedDevice, user_frame
 from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.base.tracing import span

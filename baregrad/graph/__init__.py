@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from baregrad.graph.pipeline import canonicalise, passes, replaced, stages
+from baregrad.graph.pipeline import INPUT, canonicalise, passes, replaced, stages
 
-__all__ = ["canonicalise", "passes", "replaced", "stages"]
+__all__ = ["INPUT", "canonicalise", "passes", "replaced", "stages"]

@@ -257,7 +257,7 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
     stride = window.stride
     before = -crop.start % stride
     groups = -(-(window.taps + before) // stride)
-    split = None if found is None else _split_taps(taps, found, before, groups, stride)
+    split = None if found is None else _split_taps(found, before, groups, stride)
     whole_taps = split is None
     if split is None:
         if _is_sum(taps):
@@ -298,13 +298,7 @@ def _split_any(taps: Node, before: int, groups: int, stride: int) -> Node:
     return permute(split, (*range(last), last + 1, last))
 
 
-def _split_taps(
-    taps: Node,
-    found: _Found,
-    before: int,
-    groups: int,
-    stride: int,
-) -> Node | None:
+def _split_taps(found: _Found, before: int, groups: int, stride: int) -> Node | None:
     """The contraction with its taps, padded with zeros, as two last axes (residue, group)."""
     chain, inner, position, tap = found
     product = _product(inner)
@@ -334,11 +328,11 @@ def _split_taps(
     place = open_axes.index(tap)
     ends = [i for i in range(len(summed.shape)) if i not in (place, place + 1)]
     turned = permute(summed, (*ends, place + 1, place))
-    return _replay_split(chain, turned, inner, place, (stride, groups))
+    return _replay_split(chain, turned, place, (stride, groups))
 
 
 def _replay_split(
-    chain: list[Node], node: Node, inner: Node, tap: int, sizes: tuple[int, int]
+    chain: list[Node], node: Node, tap: int, sizes: tuple[int, int]
 ) -> Node | None:
     """The views of `chain` over a sum whose tap axis stands, split, at the end."""
     for view in reversed(chain):

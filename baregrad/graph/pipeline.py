@@ -33,6 +33,8 @@ _STEPS: tuple[Traced | Joined, ...] = (
 _GPU_STEPS = (
     *_STEPS[:-1], Joined((SUMS, ONE_HOT, PARTIALS_ON_GPU)), SCANS, SCATTER_PARTS,
 )
+# What is shown before the first pass.
+INPUT = ("input", "what the user's code built")
 passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.shown)
 
 
@@ -90,7 +92,7 @@ def replaced(sink: Node, target: AnyTarget | None = None) -> Iterator[tuple[str,
 
 def stages(sink: Node) -> Iterator[tuple[str, str, Node]]:
     """(name, why, result) of the graph that enters and of each pass, to be shown."""
-    yield "input", "what the user's code built", sink
+    yield *INPUT, sink
     for step in passes:
         sink = step.run(sink)
         yield step.name, step.why, sink

@@ -67,14 +67,6 @@ class Header:
     metadata: Mapping[str, str]
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
-    """Read and check the header of the file at `path`; the data is not touched.
-
-    Raises FileFormatError for a broken or hostile file, OSError for one that cannot be opened.
-    """
-    return _Parser(os.fspath(path), map_file(path)).header()
-
-
 class SafetensorsFile:
     """A safetensors file, mapped into memory and checked whole on opening.
 

@@ -10,7 +10,7 @@ from baregrad.ir.algebra_casts import CAST_RULES
 from baregrad.ir.algebra_constants import CONSTANT_RULES
 from baregrad.ir.algebra_floats import FLOAT_RULES
 from baregrad.ir.algebra_index import INDEX_RULES
-from baregrad.ir.algebra_integers import INTEGER_RULES, STRENGTH_RULES
+from baregrad.ir.algebra_integers import INTEGER_RULES
 from baregrad.ir.algebra_logic import LOGIC_RULES
 from baregrad.ir.node import Node
 from baregrad.ir.rewrite import RuleSet, Trace
@@ -26,7 +26,6 @@ ALGEBRA = RuleSet(
         *INDEX_RULES,
     ),
 )
-STRENGTH = RuleSet("strength", STRENGTH_RULES)
 
 
 def simplify(
@@ -37,8 +36,3 @@ def simplify(
     changed: receives what each changed node became; share it between the roots of one graph.
     """
     return ALGEBRA.rewrite(node, trace, changed)
-
-
-def reduce_strength(node: Node, trace: Trace | None = None) -> Node:
-    """`node` with integer arithmetic by powers of two as shifts and masks: for late passes."""
-    return STRENGTH.rewrite(node, trace)

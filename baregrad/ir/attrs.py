@@ -11,26 +11,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from baregrad.ir.layout import Layout
     from baregrad.ir.monoid import Monoid
     from baregrad.ir.node import Node
 
-Dim = "int | Node"  # a dimension: a Python int, or an index node for a symbolic one
-
-
 _versions = itertools.count(1)
-
-
-class Handle(Protocol):
-    """What a BUFFER leaf needs from a runtime buffer; compared by identity."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the buffer in bytes."""
-        ...
 
 
 class BufferRef(NamedTuple):
@@ -106,7 +94,6 @@ class Range(NamedTuple):
 # The dimensions of a block's threads, the one in which neighbours are adjacent first.
 THREAD_BINDS = ("thread", "thread_y", "thread_z")
 TILE_BINDS = frozenset(("unroll", "vector", "lane", "warp", "reg", "tile", *THREAD_BINDS))
-PARALLEL_BINDS = frozenset(("pool", "grid", "cluster", "warpgroup"))
 BINDS = (
     "loop",
     "pool",
@@ -205,7 +192,7 @@ class Out(NamedTuple):
 
 
 class KernelInfo(NamedTuple):
-    """A kernel's name and launch facts; the schedule's text is kept to be shown.
+    """A kernel's name and launch facts.
 
     `block` has the threads of a block along each of its dimensions, once one thread's code is told
     apart from its block's. `grain` iterations of the pool's loop, which divide it, are one chunk.
@@ -213,7 +200,6 @@ class KernelInfo(NamedTuple):
 
     name: str = "kernel"
     device: str = "CPU"
-    schedule: str = ""
     grid: tuple[int, ...] = ()
     cluster: int = 1
     warps: int = 1

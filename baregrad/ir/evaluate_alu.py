@@ -190,10 +190,6 @@ def _mod(dtype: DType, x: Array, y: Array) -> Any:
 # --- integers ----------------------------------------------------------------------------------
 
 
-def _add(dtype: DType, x: Array, y: Array) -> Any:
-    return x + y
-
-
 def _floordiv(dtype: DType, x: Array, y: Array) -> Any:
     one = np.ones_like(y)
     return np.where(y == 0, np.zeros_like(x), np.floor_divide(x, np.where(y == 0, one, y)))

@@ -19,8 +19,7 @@ from baregrad.ir.evaluate_gpu_state import Array, Blocked, Event, Meeting
 from baregrad.ir.evaluate_linear import LinearMachine
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
-from baregrad.ir.protocol import LANES, WARPGROUP, ProtocolError
-from baregrad.ir.protocol_limits import BLOCK_REGISTERS
+from baregrad.ir.protocol import HOPPER, LANES, WARPGROUP, ProtocolError
 
 
 def evaluate_gpu_linear(
@@ -62,7 +61,7 @@ class WarpCluster:
         # Some blocks hardly get to run.
         self.speed = [rng.choice((1.0, 1.0, 0.003)) for _ in range(self.info.cluster)]
         size, warps = self.info.cluster, self.info.warps
-        pool = BLOCK_REGISTERS // (warps * LANES) // 8 * 8
+        pool = HOPPER.registers_at_launch(warps * LANES)
         self.ctas = [CtaState(rank, self.info.shared_nbytes, warps, pool) for rank in range(size)]
         self.warps = [
             Warp(program, variables, memory, self, cta, warp)

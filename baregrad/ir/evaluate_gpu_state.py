@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from baregrad.ir.evaluate_loop import poisoned
 from baregrad.ir.node import Node
-from baregrad.ir.protocol import ProtocolError
+from baregrad.ir.protocol import HOPPER, ProtocolError
 
 Array = npt.NDArray[Any]
-LARGEST_PENDING_NBYTES = (1 << 20) - 1
 
 
 class MBarrier:
@@ -58,7 +57,7 @@ class MBarrier:
 
     def _add(self, nbytes: int) -> None:
         self.nbytes += nbytes
-        if abs(self.nbytes) > LARGEST_PENDING_NBYTES:
+        if abs(self.nbytes) > HOPPER.barrier_transfer_bytes:
             raise ProtocolError(f"{self.name}: too many bytes in one phase", found=self.nbytes)
 
     def _turn(self) -> None:

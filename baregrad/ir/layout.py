@@ -191,24 +191,6 @@ class Layout:
             for mine, theirs in zip(self.digits, part.digits, strict=True)
         )
 
-    def refine(self, position: int, inner: int) -> Layout:
-        """The same layout with digit `position` split in two, the inner one of extent `inner`."""
-        digit = self.digits[position]
-        if inner < 1 or digit.extent % inner:
-            raise UnsupportedLayout(f"{inner} does not divide the digit {digit!r}")
-        low = Digit(
-            inner, digit.logical, digit.logical_stride, digit.physical, digit.physical_stride
-        )
-        high = Digit(
-            digit.extent // inner,
-            digit.logical,
-            digit.logical_stride * inner,
-            digit.physical,
-            digit.physical_stride * inner,
-        )
-        digits = (*self.digits[:position], low, high, *self.digits[position + 1 :])
-        return Layout(digits, self.swizzle, self.offset)
-
     def canonical(self) -> Layout:
         """Digits of extent 1 dropped, neighbours that continue each other merged, sorted."""
         digits = sorted(
@@ -299,16 +281,5 @@ def wgmma_accumulator(n: int) -> Layout:
             Digit(2, "n", 1, "reg", 1),
             Digit(2, "m", 8, "reg", 2),
             Digit(n // 8, "n", 8, "reg", 4),
-        )
-    )
-
-
-def packed_panel(rows: str, extent: int, tile: int, depth: str, length: int, bits: int) -> Layout:
-    """Panels of `tile` rows, each stored depth-major, as CPU matrix kernels read them."""
-    return Layout(
-        (
-            Digit(tile, rows, 1, "bit", bits),
-            Digit(length, depth, 1, "bit", bits * tile),
-            Digit(-(-extent // tile), rows, tile, "bit", bits * tile * length),
         )
     )

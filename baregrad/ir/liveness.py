@@ -1,4 +1,4 @@
-"""Live ranges over a line of steps, and packing of what is live into as little memory as possible.
+"""Packing of what is live at the same steps into as little memory as possible.
 
 Device memory between kernels and scratch memory within one are the same problem: values live from
 a first to a last step, and two that are live at once must not share a byte.
@@ -7,7 +7,7 @@ a first to a last step, and two that are live at once must not share a byte.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -20,14 +20,6 @@ BLOCK = 32  # steps whose intervals are looked at together
 
 # Where an interval begins and ends in memory, and its first and last step.
 _Placed = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step reads and writes, by any hashable name."""
-
-    reads: tuple[Hashable, ...] = ()
-    writes: tuple[Hashable, ...] = ()
 
 
 class Interval(NamedTuple):
@@ -44,43 +36,6 @@ class Packing:
 
     offsets: tuple[int, ...]
     nbytes: int
-
-
-def live_ranges(
-    steps: Sequence[Step], kept: Iterable[Hashable] = ()
-) -> Mapping[Hashable, tuple[int, int]]:
-    """First and last step of each name, both included.
-
-    kept: names that are wanted after the last step. A name that is read before it is written came
-    from outside and lives from step 0. A step's inputs and outputs are live at once.
-    """
-    first: dict[Hashable, int] = {}
-    last: dict[Hashable, int] = {}
-    for position, step in enumerate(steps):
-        for name in step.reads:
-            first.setdefault(name, 0)
-            last[name] = position
-        for name in step.writes:
-            first.setdefault(name, position)
-            last[name] = position
-    for name in kept:
-        if name in first:
-            last[name] = len(steps)
-    return {name: (first[name], last[name]) for name in first}
-
-
-def peak_nbytes(intervals: Sequence[Interval], alignment: int = ALIGNMENT) -> int:
-    """The most bytes that are live at one step: no packing can take fewer."""
-    changes: list[tuple[int, int]] = []
-    for interval in intervals:
-        nbytes = round_up(interval.nbytes, alignment)
-        changes.append((interval.first, nbytes))
-        changes.append((interval.last + 1, -nbytes))
-    peak = live = 0
-    for _, change in sorted(changes):
-        live += change
-        peak = max(peak, live)
-    return peak
 
 
 def pack(

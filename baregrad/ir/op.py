@@ -395,3 +395,6 @@ ALU = UNARY | BINARY | TERNARY
 ELEMENTWISE = ALU | frozenset((Ops.CAST, Ops.BITCAST))
 MOVEMENT = frozenset(row for row in all_ops() if row.family == "movement")
 STATEMENTS = frozenset(row for row in all_ops() if row.family == "statement")
+# Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
+# is no reason to read memory, and what was computed before must not change a graph's kernels.
+SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))

@@ -1,20 +1,17 @@
-"""Passes: named rewrites of a whole graph, and the runner that orders, verifies and shows them.
+"""Passes: named rewrites of a whole graph, and the check that they stand in a legal order.
 
-A pass says the level it takes and the level it gives. The runner checks that each takes what the
-one before gives and that what it needs has run, so that the order of passes is never folklore;
-where the level changes, the verifier reads the result.
+A pass says the level it takes and the level it gives. Each must take what the one before gives, and
+what it needs must have run, so that the order of passes is never folklore.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from time import perf_counter
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import LEVELS
-from baregrad.ir.verify import verify as verify_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +31,6 @@ class Pass:
 
     def __repr__(self) -> str:
         return f"Pass({self.name}: {self.level_in} -> {self.level_out})"
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What an observer sees: the graph after one pass, its level, and the seconds that it took.
-
-    The graph that entered is reported first, under the name `input` and with no pass.
-    """
-
-    name: str
-    level: str
-    root: Node
-    seconds: float
-    made_by: Pass | None = None
-
-
-Observer = Callable[[Stage], None]
 
 
 def check_order(passes: Iterable[Pass], level: str = "") -> None:
@@ -80,34 +60,3 @@ def check_order(passes: Iterable[Pass], level: str = "") -> None:
             raise CompilerBug("two passes of one name", found=step.name)
         done.add(step.name)
         level = step.level_out
-
-
-def run_passes(
-    node: Node,
-    passes: Iterable[Pass],
-    observe: Observer | None = None,
-    verify: bool = False,
-) -> Node:
-    """Return `node` after every pass in order.
-
-    observe: is told of the graph that enters and of the graph after each pass. verify: reads the
-    graph that enters and the graph after each change of level; the error names the pass. Raises
-    CompilerBug where the order is wrong, VerifyError where a pass breaks the grammar.
-    """
-    steps = tuple(passes)
-    check_order(steps)
-    if not steps:
-        return node
-    if verify:
-        verify_graph(node, steps[0].level_in, where="before the first pass")
-    if observe is not None:
-        observe(Stage("input", steps[0].level_in, node, 0.0))
-    for step in steps:
-        started = perf_counter()
-        node = step.run(node)
-        seconds = perf_counter() - started
-        if observe is not None:
-            observe(Stage(step.name, step.level_out, node, seconds, step))
-        if verify and step.level_out != step.level_in:
-            verify_graph(node, step.level_out, where=f"after pass {step.name}")
-    return node

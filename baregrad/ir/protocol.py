@@ -17,9 +17,11 @@ from baregrad.ir.layout import Layout, swizzled_tile, wgmma_accumulator
 from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node, alu, cast, range_node
 from baregrad.ir.op import Ops
+from baregrad.target.gpu import gpu_row
 
-WARPGROUP = 4
-LANES = 32
+HOPPER = gpu_row("sm_90a")
+WARPGROUP = HOPPER.warpgroup_warps
+LANES = HOPPER.warp_lanes
 
 
 class ProtocolError(VerifyError):

@@ -1,23 +1,19 @@
 """What a Hopper block may use: shared memory, registers, boxes of bulk copies, operand layouts.
 
-Figures: NVIDIA, CUDA C++ Programming Guide (compute capability 9.0) and PTX ISA (`setmaxnreg`,
-`cp.async.bulk.tensor`, `wgmma`).
+Figures that are not in the generation's row: NVIDIA, PTX ISA (`cp.async.bulk.tensor`, `wgmma`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from baregrad.base.bits import round_up
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
-from baregrad.ir.protocol import LANES, WARPGROUP, operand_layouts
+from baregrad.ir.protocol import HOPPER, LANES, WARPGROUP, operand_layouts
 from baregrad.ir.protocol_derive import box_axes
 from baregrad.ir.protocol_trace import roles_of
 
-SHARED_NBYTES = 227 * 1024
-BLOCK_REGISTERS = 64 * 1024
-FEWEST_REGISTERS = 24
-MOST_REGISTERS = 256
 LONGEST_BOX = 256
 MBARRIER_NBYTES = 8
 
@@ -25,8 +21,8 @@ MBARRIER_NBYTES = 8
 def limit_faults(kernel: Node) -> Iterator[str]:
     """What exceeds a limit."""
     used = shared_nbytes(kernel)
-    if used > SHARED_NBYTES:
-        yield f"{used} bytes of shared memory, of {SHARED_NBYTES}"
+    if used > HOPPER.shared_bytes_per_block:
+        yield f"{used} bytes of shared memory, of {HOPPER.shared_bytes_per_block}"
     yield from _register_faults(kernel)
     for node in toposort(kernel):
         if node.op is Ops.COPYTO:
@@ -67,7 +63,7 @@ def shared_offsets(kernel: Node) -> dict[Node, int]:
     for buffer in sorted(found, key=lambda node: node.arg.id):
         layout = buffer.arg.layout
         align = 128 if layout is None or layout.swizzle is None else layout.swizzle.alignment
-        offset = -(-offset // align) * align
+        offset = round_up(offset, align)
         offsets[buffer] = offset
         offset += slot_nbytes(buffer) * buffer.arg.depth
     return offsets
@@ -91,13 +87,14 @@ def _register_faults(kernel: Node) -> Iterator[str]:
     for role in roles:
         if role.warps % WARPGROUP or role.first % WARPGROUP:
             yield f"the role {role.name} changes its registers but is no whole warpgroup"
-        if not FEWEST_REGISTERS <= role.registers <= MOST_REGISTERS or role.registers % 8:
+        if role.registers not in HOPPER.register_shift:
             yield (
-                f"{role.registers} registers a thread for {role.name}, wanted a multiple of 8 "
-                f"from {FEWEST_REGISTERS} to {MOST_REGISTERS}"
+                f"{role.registers} registers a thread for {role.name}, wanted a multiple of "
+                f"{HOPPER.register_shift.step} from {HOPPER.register_shift[0]} to "
+                f"{HOPPER.register_shift[-1]}"
             )
         total += role.registers * (role.warps // WARPGROUP)
-    launched = BLOCK_REGISTERS // (warps * LANES) // 8 * 8 * (warps // WARPGROUP)
+    launched = HOPPER.registers_at_launch(warps * LANES) * (warps // WARPGROUP)
     if total > launched:
         yield f"{total} registers for one thread of each warpgroup, the launch gives {launched}"
 

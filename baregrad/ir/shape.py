@@ -10,7 +10,6 @@ from baregrad.base.errors import ShapeError
 from baregrad.ir.op import ALU, Op, Ops, all_ops, mask_of
 
 if TYPE_CHECKING:
-    from baregrad.dtypes import DType
     from baregrad.ir.attrs import Pad, Slice
     from baregrad.ir.node import Node
 
@@ -18,7 +17,7 @@ Shape = tuple[Any, ...]
 Rule = Callable[[Op, "tuple[Node, ...]", Any], Shape]
 
 
-def infer_shape(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any) -> Shape:
+def infer_shape(op: Op, src: tuple[Node, ...], arg: Any) -> Shape:
     """The shape of a node about to be made; raises ShapeError when the sources do not fit."""
     if op.bit & _ASKED_AGAIN:
         return _asked_first(op, src, arg)

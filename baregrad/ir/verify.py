@@ -26,7 +26,7 @@ def verify(node: Node, level: str, where: str = "") -> None:
         fault = node_fault(below, level)
         if fault is not None:
             _fail(node, below, fault, level, where)
-    for place, fault in structure_faults(node, order, level):
+    for place, fault in structure_faults(order, level):
         _fail(node, place, fault, level, where)
 
 

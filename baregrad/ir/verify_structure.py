@@ -12,7 +12,7 @@ from baregrad.ir.op import Ops
 Fault = tuple[Node, str]
 
 
-def structure_faults(root: Node, order: list[Node], level: str) -> Iterator[Fault]:
+def structure_faults(order: list[Node], level: str) -> Iterator[Fault]:
     """What is wrong with the graph as a whole; `order` has every node, sources first."""
     yield from _leaf_faults(order, level)
     if level == "kernel":

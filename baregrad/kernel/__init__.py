@@ -2,7 +2,7 @@
 
 from baregrad.kernel.analysis import Cost, Facts, cost_of, facts_of
 from baregrad.kernel.apply import apply_schedule
-from baregrad.kernel.codegen import codegen_passes
+from baregrad.kernel.codegen import codegen_passes, to_linear
 from baregrad.kernel.heuristic import Choice, choose, choose_schedule
 from baregrad.kernel.lower import lower
 from baregrad.kernel.schedule_value import Schedule, parse_schedule
@@ -22,4 +22,5 @@ __all__ = [
     "grid_size",
     "lower",
     "parse_schedule",
+    "to_linear",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baregrad.dtypes import as_dtype
+from baregrad.ir.node import Node
 from baregrad.ir.passes import Pass
 from baregrad.kernel.linearise import linearise
 from baregrad.kernel.lower_dtypes import lower_dtypes
@@ -11,15 +12,13 @@ from baregrad.kernel.threads import to_threads
 from baregrad.kernel.transcendental import lower_functions
 from baregrad.target import AnyTarget, GpuTarget
 
-_gpu_passes = (
-    Pass(
-        "threads",
-        "each thread of a block runs its own part of what the block does",
-        "loop",
-        "loop",
-        to_threads,
-        ("lower-functions", "lower-integers"),
-    ),
+_THREADS = Pass(
+    "threads",
+    "each thread of a block runs its own part of what the block does",
+    "loop",
+    "loop",
+    to_threads,
+    ("lower-functions", "lower-integers"),
 )
 
 
@@ -52,7 +51,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             lower_integers,
             ("lower-dtypes",),
         ),
-        *(_gpu_passes if gpu else ()),
+        *((_THREADS,) if gpu else ()),
         Pass(
             "linearise",
             "the machine runs one instruction after the other",
@@ -62,3 +61,10 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             ("lower-functions", "lower-integers"),
         ),
     )
+
+
+def to_linear(kernel: Node, target: AnyTarget) -> Node:
+    """The PROGRAM of a loop-level KERNEL, after all passes of `codegen_passes`."""
+    for one in codegen_passes(target):
+        kernel = one.run(kernel)
+    return kernel

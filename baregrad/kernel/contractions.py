@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 
-from baregrad.base.bits import prod
 from baregrad.kernel.analysis import Access, itemsize
 from baregrad.kernel.schedule_value import Bind, Split
 from baregrad.kernel.tiling import Plan, PlannedAxis

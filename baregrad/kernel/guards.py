@@ -4,7 +4,7 @@ A reduction is placed ahead of the expression that reads it, where its reader's 
 covers it. Its own values are therefore guarded by every condition that shares an axis with it.
 Conditions on other axes say nothing about the reduction's addresses, and would drag it into more
 loops. One on no axis at all (a loaded scalar, a symbolic integer) may say something, and drags it
-nowhere.
+nowhere. A condition that reads memory itself stays inside the guards that were around it.
 
 A SCAN is left alone, and what it folds too: the guard speaks of one position, while each position
 needs the values of all before it. It is only ever read in order, at places that exist.
@@ -41,7 +41,7 @@ def _visit(node: Node) -> Node | None:
     def _guarded(child: Node) -> Node:
         if child.op is Ops.RANGE:
             return child
-        if child.op is Ops.GUARD:
+        if child.op is Ops.GUARD and not child.src[0].mask & Ops.INDEX.bit:
             both = index.both(condition, child.src[0])
             return Node(Ops.GUARD, child.dtype, (both, child.src[1]))
         return Node(Ops.GUARD, child.dtype, (condition, child))

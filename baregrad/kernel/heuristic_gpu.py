@@ -8,8 +8,8 @@ block lie, so that one reads what its neighbours in memory read beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
-from baregrad.base.bits import prod
 from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.node import Node, extent_of

@@ -8,9 +8,9 @@ are read without threads meeting in banks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from baregrad.base.bits import prod
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Access
 from baregrad.kernel.schedule_value import Bind, Pipeline, Split, StageInput, Tensorize

@@ -56,7 +56,7 @@ def prefetch_arrays(plan: Plan, target: CpuTarget) -> None:
         accesses = [access for access in every if access.array.arg.slot == slot]
         if not all(_in_line(plan, access) for access in accesses):
             continue
-        row = _row_nbytes(plan, accesses, target)
+        row = _row_nbytes(accesses, target)
         shares = _shares(plan, accesses, row, target) if row and not copied else ()
         ahead = row or AHEAD_NBYTES
         plan.because("array {} is asked for {} bytes ahead: it is in memory", slot, ahead)
@@ -74,7 +74,7 @@ def _in_line(plan: Plan, access: Access) -> bool:
     return any(axis.stride(access) == 1 for axis in plan.vectors)
 
 
-def _row_nbytes(plan: Plan, accesses: list[Access], target: CpuTarget) -> int:
+def _row_nbytes(accesses: list[Access], target: CpuTarget) -> int:
     """Bytes from a row to the next of an array that is read several times a row; else 0."""
     if len(accesses) < 2:
         return 0

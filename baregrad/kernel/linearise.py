@@ -42,7 +42,6 @@ CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINI
 CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
 # Bytes of the widest registers: the mask of more is taken apart for each of them.
 WIDEST_NBYTES = 64
-Step = Callable[["Values", list[Any]], None]
 
 
 def linearise(kernel: Node) -> Node:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
-from baregrad.base.bits import prod
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Machine

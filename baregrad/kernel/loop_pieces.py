@@ -128,7 +128,8 @@ def peeled_guards(
     """Conditions that may skip an element, and the values without them.
 
     Where a guard is false the value is 0, so only monoids with identity 0 can skip it. What
-    depends on tile axes stays a guard.
+    depends on tile axes stays a guard, and so does a condition inside another that reads memory: it
+    may be read where the outer one holds alone.
     """
     value = values[0]
     if monoid.primitive not in (Ops.ADD, Ops.OR, Ops.XOR) or value.op is not Ops.GUARD:
@@ -136,6 +137,8 @@ def peeled_guards(
     scalar: list[Node] = []
     tiled: list[Node] = []
     while value.op is Ops.GUARD:
+        if (scalar or tiled) and value.src[0].has(Ops.LOAD):
+            break
         for part in index.conjuncts(value.src[0]):
             tile = any(axis.arg.is_tile for axis in part.ranges)
             (tiled if tile else scalar).append(part)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import prod
 
-from baregrad.base.bits import prod
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index

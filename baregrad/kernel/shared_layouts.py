@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
-from baregrad.base.bits import is_power_of_two, prod
+from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType
 from baregrad.ir import index

@@ -12,7 +12,8 @@ A REDUCE over threads stays: all of a block's threads take part in it, and all k
 
 from __future__ import annotations
 
-from baregrad.base.bits import prod
+from math import prod
+
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir import index

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 
-from baregrad.base.bits import prod, round_up
+from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from math import prod
 from types import MappingProxyType
 
-from baregrad.base.bits import prod
 from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import COMPARE, Op, Ops, mask_of

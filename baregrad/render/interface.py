@@ -8,9 +8,10 @@ import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from typing import NamedTuple, Protocol, TypeVar
 
-from baregrad.base.bits import prod, round_up
+from baregrad.base.bits import round_up
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Param
 from baregrad.ir.node import Node

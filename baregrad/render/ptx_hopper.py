@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from baregrad.base.bits import round_down
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.node import Node
 from baregrad.render.gpu import box_of
@@ -21,8 +20,7 @@ _SWIZZLE_CODES: MappingProxyType[int, int] = MappingProxyType({1: 3, 2: 2, 3: 1}
 
 def registers_at_launch(f: PtxText) -> int:
     """The registers that each thread has before the first `setmaxnreg`."""
-    share = f.target.registers_per_unit // f.signature.threads
-    return min(round_down(share, f.target.register_granule), f.target.registers_per_thread)
+    return min(f.target.registers_at_launch(f.signature.threads), f.target.registers_per_thread)
 
 
 def _shared(f: PtxText, node: Node) -> str:

@@ -7,12 +7,12 @@ address without recording again. Symbolic integers work the same way, by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from baregrad.base.errors import DeviceError
-from baregrad.program import substitute
+from baregrad.program import LaunchExpr, evaluate, substitute
 from baregrad.runtime.interface import Buffer, Device, Kernel
 
 
@@ -202,7 +202,7 @@ class CommandList:
             raise DeviceError(
                 f"the command list needs a value of {', '.join(missing)}",
                 found=f"values of {sorted(variables)}",
-                hint="give it when submitting",
+                hint="bind one to the variable (baregrad.bind), or give it when submitting",
             ) from None
 
     def _record(self, command: Command) -> None:
@@ -223,6 +223,28 @@ class CommandList:
         needed = operand.offset + nbytes
         self._slot_nbytes[operand.index] = max(self._slot_nbytes[operand.index], needed)
         self._slot_writes[operand.index] |= writes
+
+
+def needed_nbytes(
+    static: Iterable[int],
+    sizes: Iterable[tuple[tuple[Operand, LaunchExpr], str]],
+    variables: Mapping[str, int],
+    device: Device,
+) -> list[int]:
+    """Return the bytes that each slot needs, the sizes that depend on variables included.
+
+    `static` are the slots' sizes that do not; `sizes` are operands, how many bytes of them are used
+    and what they are called. Raises DeviceError for a buffer outside the slots that is too small.
+    """
+    needed = list(static)
+    for (operand, expr), what in sizes:
+        nbytes = evaluate(expr, variables)
+        if isinstance(operand, Slot):
+            needed[operand.index] = max(needed[operand.index], operand.offset + nbytes)
+        else:
+            # Writing was checked when the command was recorded.
+            check_buffer(operand, device, nbytes, False, f"the buffer {what}")
+    return needed
 
 
 def check_buffer(buffer: Buffer, device: Device, nbytes: int, writes: bool, what: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from baregrad.base.bits import round_up
 from baregrad.base.errors import OutOfMemory
 from baregrad.runtime.interface import Memory, MemoryStats
 
@@ -84,12 +85,6 @@ class HostAllocator:
         with self._lock:
             self._take_back()
             return MemoryStats(self._in_use_nbytes, self._peak_nbytes, self._reserved_nbytes)
-
-    def reset_peak(self) -> None:
-        """Let the peak be counted from now on."""
-        with self._lock:
-            self._take_back()
-            self._peak_nbytes = self._in_use_nbytes
 
     def trim(self) -> None:
         """Give all large pieces that are not in use back to the system."""
@@ -182,9 +177,9 @@ def size_class(nbytes: int) -> int:
     At most an eighth is wasted, above 512 bytes; pieces with mappings of their own are whole pages.
     """
     if nbytes <= 512:
-        return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        return max(ALIGNMENT, round_up(nbytes, ALIGNMENT))
     step = 1 << ((nbytes - 1).bit_length() - 4)
-    return -(-nbytes // step) * step
+    return round_up(nbytes, step)
 
 
 def available_nbytes() -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from baregrad.base.errors import DeviceError
-from baregrad.program import LaunchExpr, evaluate, substitute
-from baregrad.runtime.commands import CommandList, Exec, Operand, Slot, check_buffer
+from baregrad.program import LaunchExpr, substitute
+from baregrad.runtime.commands import CommandList, Exec, Operand, needed_nbytes
 from baregrad.runtime.interface import Buffer
 
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -54,12 +54,6 @@ class SlotTable:
         for value in values:
             if value not in _INT64:
                 raise DeviceError("a variable does not fit in 64 bits", found=value)
-        needed = list(self._static_needed)
-        for (operand, expr), what in self._sizes.items():
-            nbytes = evaluate(expr, variables)
-            if isinstance(operand, Slot):
-                needed[operand.index] = max(needed[operand.index], operand.offset + nbytes)
-            else:
-                # Writing was checked when the command was recorded.
-                check_buffer(operand, self._device, nbytes, False, f"the buffer {what}")
-        self._needed = needed
+        self._needed = needed_nbytes(
+            self._static_needed, self._sizes.items(), variables, self._device
+        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from baregrad.schedule.pipeline import make_plan, passes, stages
+from baregrad.schedule.pipeline import DECISIONS, make_plan, passes, stages
 from baregrad.schedule.plan import Decision, Launch, Plan, PlannedBuffer, Transfer
 
 __all__ = [
+    "DECISIONS",
     "Decision",
     "Launch",
     "Plan",

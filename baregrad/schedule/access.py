@@ -21,7 +21,6 @@ from baregrad.ir.shape import is_zero
 
 Idx = tuple[Node, ...]
 ZERO = const(0, dtypes.index)
-TRUE = const(True, dtypes.bool)
 _AFFINE_LIMIT = 64  # nodes of an integer expression that is tried as index arithmetic
 
 

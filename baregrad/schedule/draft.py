@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Out
 from baregrad.ir.node import Node, range_node
@@ -260,8 +259,3 @@ def is_identity(idx: Idx, shape: tuple[Any, ...], outer: Idx) -> bool:
         elif not (place is ZERO and extent.__class__ is int and extent == 1):
             return False
     return True
-
-
-def is_index(node: Node) -> bool:
-    """Whether a tensor-level node is symbolic integer arithmetic, which stays as it is."""
-    return node.dtype is dtypes.index

@@ -17,7 +17,7 @@ from typing import Any
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, cast, toposort
-from baregrad.ir.op import Op, Ops
+from baregrad.ir.op import SPELLED, Op, Ops
 from baregrad.schedule import rules, stores
 from baregrad.schedule.access import (
     VIEW_RULES,
@@ -114,10 +114,13 @@ class Fusion:
             while root.op in (Ops.RESHAPE, Ops.DETACH, Ops.CONTIGUOUS):
                 root = root.src[0]
             self.outputs.append(root)
-            if root.op in EXPANSIONS:
+            if root.op in EXPANSIONS and root.mask & ~SPELLED:
                 self.must[root] = "output"
 
     def _visit(self, node: Node, requests: list[Request]) -> None:
+        if node in self.homes:
+            stores.share_constants(self, node, requests)
+            return
         if node.op is Ops.SCATTER:
             stores.store_scatter(self, node, requests)
             return

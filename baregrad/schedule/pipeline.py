@@ -57,9 +57,13 @@ passes = (
 )
 
 
+# What is shown of the choices that fusion made, beside the pass itself.
+DECISIONS = ("decisions", "why each value was stored or fused")
+
+
 def stages(sink: Node) -> Iterator[tuple[str, str, Any]]:
     """(name, why, result) of each stage of scheduling a canonicalised SINK."""
     plan = make_plan(sink)
-    yield "decisions", "why each value was stored or fused", plan.explain()
+    yield *DECISIONS, plan.explain()
     kernels = tuple(step.kernel for step in plan.steps if isinstance(step, Launch))
     yield passes[0].name, passes[0].why, Node(Ops.SINK, dtypes.token, kernels)

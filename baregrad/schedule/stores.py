@@ -22,13 +22,21 @@ _COMPUTED = ELEMENTWISE | frozenset((Ops.REDUCE, Ops.FOLD, Ops.PROJ))
 
 
 def store_view(fusion: Fusion, root: Node) -> None:
-    """An output that is a view or a constant: a kernel that copies it."""
-    fusion.must[root] = "output"
+    """An output that is a view, or made of constants alone: a kernel that copies it."""
     draft = fusion.open_draft(root.shape)
     value = fusion.resolve(root, draft.outer, draft, draft.loops)
     draft.outs.append(Written(root, value, draft.outer))
     fusion.homes[root] = draft
     fusion.decisions.append(Decision(root, True, "output"))
+
+
+def share_constants(fusion: Fusion, node: Node, requests: list[Request]) -> None:
+    """An output made of constants alone has its kernel: others spell it out, transfers read it."""
+    read = [request for request in requests if request.draft.transfer is not None]
+    fusion.store(node, fusion.homes[node], read)
+    for request in requests:
+        if not request.read:
+            fusion.expand(request)
 
 
 def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:

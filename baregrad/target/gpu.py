@@ -1,18 +1,16 @@
-"""GPU generations: one row each. Sizes are in bytes and times in clock cycles unless said.
+"""GPU generations: one row each. Sizes are in bytes unless said.
 
 Source of the row of sm_90a: measurements on one H200 and listings of NVIDIA's assembler; where the
 two say nothing, the CUDA C++ Programming Guide's table of compute capabilities. The limits of the
 other rows are that table's (release 13.0); `ptx_isa` and what an architecture accepts are from the
-PTX ISA manual's release notes, and were tried with ptxas 13.0. Nothing of the other rows was
-measured: latencies and bytes in flight are sm_90a's, and `reread_bytes` is a third of the level 2
-cache of the smallest common board (T4, A100, A10, L4, B200, RTX 5090).
+PTX ISA manual's release notes, and were tried with ptxas 13.0. Nothing of them was measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from baregrad.base.bits import round_up
+from baregrad.base.bits import round_down, round_up
 from baregrad.base.errors import UnsupportedDevice
 
 KIB = 1024
@@ -41,8 +39,7 @@ class GpuTarget:
     """What a GPU kernel may assume about its machine.
 
     Limits named `..._per_block` hold for one thread block and `..._per_unit` for a multiprocessor,
-    which may run several. `bytes_in_flight_per_unit` is what must be under way to reach the full
-    bandwidth of memory. `name` is what the assembler calls the architecture, `capability` the
+    which may run several. `name` is what the assembler calls the architecture, `capability` the
     compute capability (major, minor), and `ptx_isa` the version of PTX that texts are written in:
     the first with all that renderers use of the architecture. `load_bytes` is the widest access.
     `dependent_launch` says whether a kernel may begin before the one in front of it has ended, and
@@ -65,21 +62,12 @@ class GpuTarget:
     shared_bytes_default: int
     shared_bytes_reserved: int
     shared_banks: int
-    cluster_sizes: tuple[int, ...]
-    cluster_sizes_unportable: tuple[int, ...]
-    named_barriers: int
     barrier_transfer_bytes: int
     register_shift: range
     warpgroup_warps: int
     matrix_shapes: tuple[MatrixShape, ...]
     load_bytes: int
     dependent_launch: bool
-    reread_bytes: int
-    bytes_in_flight_per_unit: int
-    latency_l1: int
-    latency_shared: int
-    latency_l2: int
-    latency_memory: int
 
     @property
     def fma(self) -> bool:
@@ -90,6 +78,10 @@ class GpuTarget:
     def converted_floats(self) -> tuple[str, ...]:
         """The narrow floats that the machine itself converts to float32 and back."""
         return ("float16", "bfloat16") if self.capability >= (8, 0) else ("float16",)
+
+    def registers_at_launch(self, threads: int) -> int:
+        """Return how many registers each thread has where a block of `threads` is given all."""
+        return round_down(self.registers_per_unit // threads, self.register_granule)
 
     def warps_by_registers(self, registers: int) -> int:
         """Return how many warps a multiprocessor holds at `registers` a thread.
@@ -141,21 +133,12 @@ _HOPPER = GpuTarget(
     shared_bytes_default=48 * KIB,
     shared_bytes_reserved=1 * KIB,
     shared_banks=32,
-    cluster_sizes=(1, 2, 4, 8),
-    cluster_sizes_unportable=(16,),
-    named_barriers=16,
     barrier_transfer_bytes=(1 << 20) - 1,
     register_shift=range(24, 257, 8),
     warpgroup_warps=4,
     matrix_shapes=_WARPGROUP_SHAPES,
     load_bytes=16,
     dependent_launch=True,
-    reread_bytes=20_000_000,
-    bytes_in_flight_per_unit=32 * KIB,
-    latency_l1=32,
-    latency_shared=22,
-    latency_l2=280,
-    latency_memory=650,
 )
 _TURING = replace(
     _HOPPER,
@@ -167,14 +150,11 @@ _TURING = replace(
     shared_bytes_per_unit=64 * KIB,
     shared_bytes_per_block=64 * KIB,
     shared_bytes_reserved=0,
-    cluster_sizes=(1,),
-    cluster_sizes_unportable=(),
     barrier_transfer_bytes=0,
     register_shift=range(0),
     warpgroup_warps=0,
     matrix_shapes=(),
     dependent_launch=False,
-    reread_bytes=1_300_000,
 )
 _AMPERE = replace(
     _TURING,
@@ -186,7 +166,6 @@ _AMPERE = replace(
     shared_bytes_per_unit=164 * KIB,
     shared_bytes_per_block=163 * KIB,
     shared_bytes_reserved=1 * KIB,
-    reread_bytes=13_000_000,
 )
 _AMPERE_GRAPHICS = replace(
     _AMPERE,
@@ -197,7 +176,6 @@ _AMPERE_GRAPHICS = replace(
     blocks_per_unit=16,
     shared_bytes_per_unit=100 * KIB,
     shared_bytes_per_block=99 * KIB,
-    reread_bytes=2_000_000,
 )
 _ADA = replace(
     _AMPERE_GRAPHICS,
@@ -205,7 +183,6 @@ _ADA = replace(
     capability=(8, 9),
     ptx_isa=(7, 8),
     blocks_per_unit=24,
-    reread_bytes=16_000_000,
 )
 # Its matrix units work on tensor memory; no renderer writes those instructions yet.
 _BLACKWELL = replace(
@@ -216,18 +193,15 @@ _BLACKWELL = replace(
     warpgroup_warps=0,
     matrix_shapes=(),
     load_bytes=32,
-    reread_bytes=42_000_000,
 )
 _BLACKWELL_GRAPHICS = replace(
     _ADA,
     name="sm_120",
     capability=(12, 0),
     ptx_isa=(8, 8),
-    cluster_sizes=(1, 2, 4, 8),
     barrier_transfer_bytes=(1 << 20) - 1,
     load_bytes=32,
     dependent_launch=True,
-    reread_bytes=32_000_000,
 )
 
 GPU_ROWS = (

@@ -20,11 +20,10 @@ class NvidiaGeneration:
     The `..._class` fields are the newest classes of the chip, which the driver also lists on newer
     chips beside theirs. `host_address_bits` bounds rings and semaphores of the host unit, and what
     it can fetch; `copy_payload_bits` what a copy engine's semaphore releases. `launch_descriptor`
-    is the version of the launch descriptor, of `launch_descriptor_nbytes`;
-    `launch_by_action` says whether kernels are launched by SEND_SIGNALING_PCAS2_B.
-    `shared_sizes_kib` are the amounts of shared memory that a multiprocessor can be set up with, of
-    which each block loses `shared_reserved_nbytes` to the system (CUDA C++ Programming Guide,
-    compute capabilities).
+    is the version of the launch descriptor; `launch_by_action` says whether kernels are launched by
+    SEND_SIGNALING_PCAS2_B. `shared_sizes_kib` are the amounts of shared memory that a
+    multiprocessor can be set up with, of which each block loses `shared_reserved_nbytes` to the
+    system (CUDA C++ Programming Guide, compute capabilities).
     """
 
     name: str
@@ -35,7 +34,6 @@ class NvidiaGeneration:
     compute_class: int
     copy_class: int
     launch_descriptor: tuple[int, int]
-    launch_descriptor_nbytes: int
     launch_by_action: bool
     address_bits: int
     host_address_bits: int
@@ -59,7 +57,6 @@ NVIDIA_ROWS = (
         compute_class=0xC5C0,
         copy_class=0xC5B5,
         launch_descriptor=(2, 3),
-        launch_descriptor_nbytes=256,
         launch_by_action=False,
         address_bits=49,
         host_address_bits=40,
@@ -77,7 +74,6 @@ NVIDIA_ROWS = (
         compute_class=0xC6C0,
         copy_class=0xC6B5,
         launch_descriptor=(3, 0),
-        launch_descriptor_nbytes=256,
         launch_by_action=True,
         address_bits=49,
         host_address_bits=40,
@@ -93,7 +89,6 @@ NVIDIA_ROWS = (
         compute_class=0xC7C0,
         copy_class=0xC7B5,
         launch_descriptor=(3, 0),
-        launch_descriptor_nbytes=256,
         launch_by_action=True,
         address_bits=49,
         host_address_bits=40,
@@ -109,7 +104,6 @@ NVIDIA_ROWS = (
         compute_class=0xC9C0,
         copy_class=0xC7B5,
         launch_descriptor=(3, 0),
-        launch_descriptor_nbytes=256,
         launch_by_action=True,
         address_bits=49,
         host_address_bits=40,
@@ -125,7 +119,6 @@ NVIDIA_ROWS = (
         compute_class=0xCBC0,
         copy_class=0xC8B5,
         launch_descriptor=(4, 0),
-        launch_descriptor_nbytes=384,
         launch_by_action=True,
         address_bits=57,
         host_address_bits=57,
@@ -141,7 +134,6 @@ NVIDIA_ROWS = (
         compute_class=0xCDC0,
         copy_class=0xC9B5,
         launch_descriptor=(5, 0),
-        launch_descriptor_nbytes=384,
         launch_by_action=True,
         address_bits=57,
         host_address_bits=57,
@@ -157,7 +149,6 @@ NVIDIA_ROWS = (
         compute_class=0xCEC0,
         copy_class=0xCAB5,
         launch_descriptor=(5, 0),
-        launch_descriptor_nbytes=384,
         launch_by_action=True,
         address_bits=57,
         host_address_bits=57,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from baregrad.base.errors import IndexOutOfRange, ShapeError
 
@@ -40,8 +39,3 @@ def several_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
     if not found:
         return tuple(range(ndim))
     return tuple(sorted(found)) if ndim else ()
-
-
-def kept_shape(shape: tuple[Any, ...], axes: tuple[int, ...]) -> tuple[Any, ...]:
-    """`shape` with extent 1 along `axes`."""
-    return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))

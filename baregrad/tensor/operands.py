@@ -29,11 +29,6 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Array)
 
 
-def is_scalar(value: object) -> bool:
-    """Whether `value` is a Python or NumPy scalar, or a symbolic integer."""
-    return isinstance(value, bool | int | float | np.generic | Node)
-
-
 def one_device(tensors: Sequence[Tensor]) -> str:
     """The device that all tensors are on. Raises DeviceError when there are several."""
     device = tensors[0].device

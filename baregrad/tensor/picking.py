@@ -155,8 +155,8 @@ def scatter_reduce(
 # --- by a vector of indices ---------------------------------------------------------------------
 
 
-def _along(x: Tensor, dim: int, index: Tensor) -> tuple[int, tuple[Node, ...]]:
-    """The axis, and one index node per axis for the slices that a vector of indices names."""
+def _along(x: Tensor, dim: int, index: Tensor) -> tuple[Node, ...]:
+    """One index node per axis for the slices that a vector of indices names."""
     check_integer(index, "indices")
     if index.ndim > 1:
         raise ShapeError("the indices are a vector", found=f"{index.ndim} axes")
@@ -166,7 +166,7 @@ def _along(x: Tensor, dim: int, index: Tensor) -> tuple[int, tuple[Node, ...]]:
     chosen = count_from_zero(line, x.shape[axis], axis).node
     beside = tuple(-1 if i == axis else 1 for i in range(x.ndim))
     vector = nodes.reshape(chosen, tuple(line.shape[0] if e == -1 else 1 for e in beside))
-    return axis, tuple(
+    return tuple(
         nodes.broadcast(vector, shape) if i == axis else nodes.iota_along(shape, i)
         for i in range(x.ndim)
     )
@@ -176,32 +176,32 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Return the slices of an axis that a vector of indices names, in its order."""
     if not x.ndim:
         return index_select(x.reshape(1), 0, index).reshape(())
-    _, places = _along(x, dim, index)
+    places = _along(x, dim, index)
     return result(nodes.gather(x.node, *places), x, index)
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """Return `x` with the slices of `source`, times alpha, added to those that indices name."""
-    axis, places = _along(x, dim, index)
+    places = _along(x, dim, index)
     values = source if alpha == 1 else source * alpha
-    return _index_write(x, axis, places, values, Ops.ADD, index)
+    return _index_write(x, places, values, Ops.ADD, index)
 
 
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Return `x` with the slices that indices name replaced by those of `source`."""
-    axis, places = _along(x, dim, index)
-    return _index_write(x, axis, places, source, None, index)
+    places = _along(x, dim, index)
+    return _index_write(x, places, source, None, index)
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: bool | int | float) -> Tensor:
     """Return `x` with the slices that indices name filled with one value."""
-    _, places = _along(x, dim, index)
+    places = _along(x, dim, index)
     node = nodes.scatter(x.node, const(value, x.dtype), places, None)
     return result(node, x, index)
 
 
 def _index_write(
-    x: Tensor, axis: int, places: tuple[Node, ...], values: Tensor, op: Op | None, index: Tensor
+    x: Tensor, places: tuple[Node, ...], values: Tensor, op: Op | None, index: Tensor
 ) -> Tensor:
     if values.shape != places[0].shape:
         raise ShapeError(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
-from baregrad.base.bits import prod
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Pad

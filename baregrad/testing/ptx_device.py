@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baregrad.assemble.interface import Assembler
+from baregrad.base.bits import round_up
 from baregrad.base.errors import CompileError, UnsupportedDevice
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend
@@ -55,7 +56,7 @@ class PtxDevice(Device):
     def allocate(self, nbytes: int) -> Buffer:
         """Return a buffer whose bytes are a pattern that no program should read."""
         base = self._next
-        self._next += -(-nbytes // _GAP) * _GAP + _GAP
+        self._next += round_up(nbytes, _GAP) + _GAP
         if nbytes:
             data = np.full(nbytes, 0xA5, np.uint8)
             self._arrays[base] = data

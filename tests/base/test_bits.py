@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import math
-
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,12 +7,6 @@ from baregrad.base import bits
 
 INTS = st.integers(-(10**30), 10**30)
 POSITIVE = st.integers(1, 10**9)
-
-
-def test_prod() -> None:
-    assert bits.prod(()) == 1
-    assert bits.prod([3, 4, 5]) == 60
-    assert bits.prod(range(1, 31)) == math.factorial(30)
 
 
 @given(INTS, INTS.filter(bool))
@@ -56,23 +46,6 @@ def test_greatest_divisor(value: int, limit: int) -> None:
     assert bits.greatest_divisor(value, limit) == max(
         number for number in range(1, limit + 1) if value % number == 0
     )
-
-
-@pytest.mark.parametrize("width", [8, 16, 32, 64])
-@given(value=st.integers(-(2**70), 2**70))
-def test_wrapping_is_what_numpy_does(width: int, value: int) -> None:
-    low = np.array(value & (2**width - 1), dtype=f"uint{width}")
-    assert bits.wrap_unsigned(value, width) == int(low)
-    assert bits.wrap_signed(value, width) == int(low.view(f"int{width}"))
-
-
-@given(st.lists(st.integers(1, 5), max_size=5))
-def test_strides_are_numpys(shape: list[int]) -> None:
-    array = np.empty(shape, np.int8)
-    # NumPy leaves the strides of length-one axes to itself; the definition has no such exception.
-    mine = bits.row_major_strides(shape)
-    for ours, theirs, extent in zip(mine, array.strides, shape, strict=True):
-        assert extent == 1 or ours == theirs
 
 
 def test_figures_for_people() -> None:

@@ -42,7 +42,7 @@ def test_the_drawing_names_every_class_and_no_other() -> None:
     ("ShapeError", ValueError), ("DTypeError", TypeError), ("IndexOutOfRange", IndexError),
     ("OptionError", ValueError), ("FileFormatError", ValueError),
     ("MissingDependency", ImportError), ("OutOfMemory", MemoryError),
-    ("UnsupportedOp", UnsupportedError), ("VerifyError", BaregradError),
+    ("UnsupportedLayout", UnsupportedError), ("VerifyError", BaregradError),
 ])
 def test_errors_are_caught_as_the_built_in_kind(name: str, builtin: type[Exception]) -> None:
     with pytest.raises(builtin):

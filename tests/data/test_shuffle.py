@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baregrad.base.errors import ShapeError
-from baregrad.data.shuffle import batch_arrays, batches, permutation, splitmix64
+from baregrad.data.shuffle import batches, permutation, splitmix64
 
 
 def reference(seed: int, count: int) -> list[int]:
@@ -70,23 +70,11 @@ def test_positions_are_uniform():
     assert ((counts - 200) ** 2 / 200).sum() < 140
 
 
-def test_batch_arrays_keep_rows_together():
-    images = np.arange(20).reshape(10, 2)
-    labels = images[:, 0] * 7
-    seen = 0
-    for image, label in batch_arrays([images, labels], 3, seed=1, epoch=2):
-        assert np.array_equal(image[:, 0] * 7, label)
-        seen += len(label)
-    assert seen == 10
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: permutation(-1, seed=0), "found -1, wanted 0 or more"),
         (lambda: batches(3, 0, seed=0), "a batch's size: found 0"),
-        (lambda: batch_arrays([np.zeros(3), np.zeros(2)], 1, seed=0), r"lengths \[2, 3\]"),
-        (lambda: batch_arrays([], 1, seed=0), "one length"),
     ],
 )
 def test_refusals(call, message):

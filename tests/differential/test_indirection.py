@@ -60,6 +60,15 @@ def _picked_condition_numpy(a: np.ndarray) -> np.ndarray:
     return np.concatenate([picked[picked[:, 0] % 4], picked])
 
 
+def _picked_sums(a: Tensor) -> Tensor:
+    """Sums at places that are read from memory, which only the second half of the rows has."""
+    return Tensor.stack([a, a.sum(0)[a % 6 - 3]], dim=1)
+
+
+def _picked_sums_numpy(a: np.ndarray) -> np.ndarray:
+    return np.stack([a, a.sum(0)[a % 6 - 3]], 1)
+
+
 @pytest.mark.parametrize(("device", "level"), WAYS)
 @pytest.mark.parametrize(
     ("function", "oracle"),
@@ -68,6 +77,7 @@ def _picked_condition_numpy(a: np.ndarray) -> np.ndarray:
         (_padded, _padded_numpy),
         (_twice, _twice_numpy),
         (_picked_condition, _picked_condition_numpy),
+        (_picked_sums, _picked_sums_numpy),
     ),
 )
 def test_places_are_only_read_where_they_exist(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from baregrad.base.errors import DTypeError, FileFormatError, IndexOutOfRange, ShapeError
 from baregrad.io.element_types import BY_NAME, BY_SAFETENSORS, ELEMENT_TYPES
-from baregrad.io.safetensors import DATA_ALIGNMENT, SafetensorsFile, read_header, write
+from baregrad.io.safetensors import DATA_ALIGNMENT, SafetensorsFile, write
 
 NUMPY_NAMES = (
     "bool",
@@ -151,7 +151,6 @@ def test_round_trip_is_exact_and_aligned(tmp_path):
             assert (found.dtype, found.shape, bytes(file.raw(key))) == (dtype, shape, data)
             assert found.offset % BY_NAME[dtype].itemsize == 0
         assert min(file.entry(key).offset for key in file) % DATA_ALIGNMENT == 0
-        assert read_header(path).entries["wide"] == file.entry("wide")
 
 
 def test_empty_file_of_tensors(tmp_path):
@@ -210,7 +209,8 @@ def test_write_through_a_link_keeps_the_link(tmp_path):
     link.symlink_to(target)
     write(link, {"x": ("uint8", (1,), b"1")})
     assert link.is_symlink()
-    assert read_header(target).entries["x"].nbytes == 1
+    with SafetensorsFile(target) as file:
+        assert bytes(file.raw("x")) == b"1"
 
 
 @pytest.mark.parametrize(

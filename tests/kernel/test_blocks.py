@@ -16,9 +16,9 @@ from baregrad.kernel import (
     Schedule,
     apply_schedule,
     choose_schedule,
-    codegen_passes,
     lower,
     parse_schedule,
+    to_linear,
 )
 from baregrad.kernel.schedule_value import Bind, Split, StageInput, StageReduce
 from baregrad.kernel.tiling import merged
@@ -61,9 +61,8 @@ def test_copies_in_vectors(m: int, n: int, inner: int, a: bool, b: bool, blocks:
 def test_rows_past_the_end_are_left_out_by_a_branch_where_vectors_are_wide(lanes: int) -> None:
     blocks = WIDE_BLOCKS.replace("v=8", f"v={lanes}")
     kernel = k.matmul(7, 4 * lanes, 16)
-    program = check(kernel, parse_schedule(blocks.format(ki=8, near="'r', 'ki'")), SMALL)
-    for item in codegen_passes(SMALL):
-        program = item.run(program)
+    loop = check(kernel, parse_schedule(blocks.format(ki=8, near="'r', 'ki'")), SMALL)
+    program = to_linear(loop, SMALL)
     stores = [node for node in program.src if node.op is Ops.VSTORE]
     written = [node for node in stores if node.src[0].op is Ops.PARAM]
     # Three rows of a tile, each under a condition: a branch, or a mask of the lanes.
@@ -243,9 +242,7 @@ def test_sums_of_many_rows_have_room(after: bool) -> None:
 def test_panels_of_transposed_operands_are_turned_in_registers(inner: int) -> None:
     kernel = k.matmul(25, 35, inner, False, True)
     loop = check(kernel, choose_schedule(kernel, SMALL), SMALL)
-    program = loop
-    for item in codegen_passes(SMALL):
-        program = item.run(program)
+    program = to_linear(loop, SMALL)
     assert any(node.op is Ops.TURN for node in program.src)
 
 
@@ -318,9 +315,7 @@ def test_a_copy_that_is_asked_for_is_so_where_it_is_read() -> None:
     text = BLOCKS.format(ki=8, near="'r', 'ki'").replace("'v', lanes=4)", "'v', lanes=4, ahead=96)")
     schedule = parse_schedule(text)
     assert parse_schedule(str(schedule)) == schedule
-    program = check(k.matmul(6, 32, 16), schedule, SMALL)
-    for item in codegen_passes(SMALL):
-        program = item.run(program)
+    program = to_linear(check(k.matmul(6, 32, 16), schedule, SMALL), SMALL)
     reads = [node for node in program.src if node.op is Ops.VLOAD and node.arg.ahead]
     # Both vectors of the panel of B, in scratch memory; neither what fills it nor A.
     assert [(node.src[0].op, node.arg.ahead) for node in reads] == [(Ops.ALLOC, 96)] * 2

@@ -23,7 +23,7 @@ from baregrad.ir.verify import verify
 from baregrad.ir.words import PRODUCTS, tiles_value, words_value
 from baregrad.kernel import apply_schedule, choose_schedule, lower, parse_schedule
 from baregrad.kernel.analysis import facts_of
-from baregrad.kernel.codegen import codegen_passes
+from baregrad.kernel.codegen import codegen_passes, to_linear
 from baregrad.kernel.schedule_value import StageInput, StageReduce, Tensorize
 from baregrad.kernel.search.mutate import neighbours
 from baregrad.render import get
@@ -162,9 +162,7 @@ def test_long_sums_wait_in_an_array_between_blocks() -> None:
 def test_the_text_has_the_instructions(renderer: str) -> None:
     for kernel, name in ((k.byte_product(64, 64, 256), "tdpbssd"),
                          (brain_product(64, 64, 256), "tdpbf16ps")):
-        program = lower(kernel, AMX, choose_schedule(kernel, AMX))
-        for one in codegen_passes(AMX):
-            program = one.run(program)
+        program = to_linear(lower(kernel, AMX, choose_schedule(kernel, AMX)), AMX)
         assert dump(parse(dump(program))) == dump(program)
         text = get(renderer).render(program, AMX)
         if renderer == "llvm":
@@ -193,9 +191,7 @@ def test_search_finds_neighbours(sizes: tuple[int, int, int]) -> None:
 
 
 def test_kernels_without_tiles_configure_none() -> None:
-    program = lower(k.matmul(64, 64, 64), AMX)
-    for one in codegen_passes(AMX):
-        program = one.run(program)
+    program = to_linear(lower(k.matmul(64, 64, 64), AMX), AMX)
     text = get("llvm").render(program, AMX)
     assert "ldtilecfg" not in text and "tilerelease" not in text
 

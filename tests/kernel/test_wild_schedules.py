@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.verify import verify
-from baregrad.kernel import apply_schedule, codegen_passes, lower, parse_schedule
+from baregrad.kernel import apply_schedule, lower, parse_schedule, to_linear
 from baregrad.kernel.analysis import facts_of
 from baregrad.kernel.axes import AxisTable, table_for
 from baregrad.kernel.schedule_value import (
@@ -87,10 +87,7 @@ def check_seed(seed: int) -> bool:
     wanted = k.run_kernel(kernel, arrays)
     k.assert_equal(wanted, k.run_kernel(applied, arrays))
     k.assert_equal(wanted, k.run_loop(loop, arrays))
-    node = loop
-    for item in codegen_passes(AVX):
-        node = item.run(node)
-    verify(node, "linear")
+    verify(to_linear(loop, AVX), "linear")
     return True
 
 

@@ -25,7 +25,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Access, Alloc, KernelInfo, Machine, Reg, Var
 from baregrad.ir.node import Node, const, rebuild
 from baregrad.ir.op import Ops
-from baregrad.kernel import codegen_passes, grid_size
+from baregrad.kernel import codegen_passes, grid_size, to_linear
 from baregrad.kernel.lower import lower as to_loop
 from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
 from baregrad.render.gpu import gpu_signature
@@ -67,11 +67,9 @@ def lower(node: Node, target: GpuTarget | None = None) -> Node:
 
 def scheduled(kernel: Node, target: GpuTarget = HOPPER) -> tuple[Node, int]:
     """The PROGRAM of a kernel-level KERNEL as it is made for a GPU, and how many blocks run it."""
-    node = loop = to_loop(kernel, target)
-    for item in codegen_passes(target):
-        node = item.run(node)
+    loop = to_loop(kernel, target)
     blocks = grid_size(loop)
-    return node, max(blocks if isinstance(blocks, int) else int(blocks.arg), 1)
+    return to_linear(loop, target), max(blocks if isinstance(blocks, int) else int(blocks.arg), 1)
 
 
 def spread(program: Node, threads: int | None = None) -> Node:

@@ -20,7 +20,7 @@ from baregrad.ir.evaluate_loop import evaluate_loop
 from baregrad.ir.monoid import Monoid, primitive
 from baregrad.ir.node import Node, range_node, toposort
 from baregrad.ir.op import Op, Ops
-from baregrad.kernel import codegen_passes
+from baregrad.kernel import to_linear
 from baregrad.render.interface import signature
 from baregrad.runtime.cpu.host import detect_host
 from baregrad.runtime.cpu.loader import Loader
@@ -118,9 +118,7 @@ def tools() -> tuple[Loader, LlvmAssembler, CAssembler]:
 
 
 def lower(node: Node) -> Node:
-    for item in codegen_passes(host()):
-        node = item.run(node)
-    return node
+    return to_linear(node, host())
 
 
 def compiled(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -15,7 +14,7 @@ from baregrad.ir.evaluate_linear import evaluate_linear
 from baregrad.ir.evaluate_loop import evaluate_loop
 from baregrad.ir.node import Node, alu, cast, const
 from baregrad.ir.op import Ops
-from baregrad.kernel.codegen import codegen_passes
+from baregrad.kernel.codegen import to_linear
 from baregrad.kernel.lower_dtypes import lower_dtypes
 from baregrad.target.cpu import cpu_row_named
 from tests.render.harness import F32, compiled, elementwise, host, lower, same_bits
@@ -198,7 +197,7 @@ def test_exponentials_have_the_same_bits_without_ldexp(dtype: DType) -> None:
     node = elementwise(unary(Ops.EXP, Ops.EXP2), len(x), (dtype, dtype), 16)
     found = []
     for row in (host(), PLAIN):
-        program = reduce(lambda n, item: item.run(n), codegen_passes(row), node)
+        program = to_linear(node, row)
         results = blank(node, len(x))
         compiled(program)([*results, x, x])
         found.append(results)

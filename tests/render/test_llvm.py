@@ -10,7 +10,7 @@ from baregrad.assemble.llvm import LlvmAssembler, LlvmOptions
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.node import Node, range_node
-from baregrad.kernel import codegen_passes
+from baregrad.kernel import to_linear
 from baregrad.runtime.cpu.elf import read_object
 from baregrad.target.cpu import CPU_ROWS, CpuTarget
 from tests.render.harness import (
@@ -59,9 +59,7 @@ def gathered(dtype: DType, count: int, lanes: int = 8) -> Node:
 
 
 def text_of(node: Node, row: CpuTarget) -> str:
-    for item in codegen_passes(row):
-        node = item.run(node)
-    return render.get("llvm").render(node, row)
+    return render.get("llvm").render(to_linear(node, row), row)
 
 
 @DTYPES

@@ -15,7 +15,7 @@ from baregrad.ir.evaluate_linear import evaluate_linear
 from baregrad.ir.evaluate_loop import evaluate_loop
 from baregrad.ir.node import Node, alu, range_node
 from baregrad.ir.op import Ops
-from baregrad.kernel import codegen_passes
+from baregrad.kernel import to_linear
 from baregrad.render import entry_name, signature
 from baregrad.runtime.cpu.elf import read_object
 from baregrad.target.cpu import CPU_ROWS, CpuTarget
@@ -37,12 +37,6 @@ from tests.render.harness import (
 ROWS = pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
 
 
-def lowered(node: Node, row: CpuTarget) -> Node:
-    for item in codegen_passes(row):
-        node = item.run(node)
-    return node
-
-
 def busy(dtype: DType) -> Node:
     """Narrow loads, functions, casts and a masked tail in one kernel."""
     i, v = range_node(3, 0), vector(8, 1)
@@ -55,7 +49,7 @@ def busy(dtype: DType) -> Node:
 @ROWS
 @pytest.mark.parametrize("dtype", (F32, dtypes.float16, dtypes.bfloat16), ids=str)
 def test_every_row_assembles(row: CpuTarget, dtype: DType) -> None:
-    program = lowered(busy(dtype), row)
+    program = to_linear(busy(dtype), row)
     text = render.get("llvm").render(program, row)
     triple = f"{row.architecture}-unknown-linux-gnu"
     features = ",".join(f"+{feature}" for feature in row.features)
@@ -66,7 +60,7 @@ def test_every_row_assembles(row: CpuTarget, dtype: DType) -> None:
 
 @ROWS
 def test_float16_is_the_machines_own_only_where_it_converts(row: CpuTarget) -> None:
-    program = lowered(busy(dtypes.float16), row)
+    program = to_linear(busy(dtypes.float16), row)
     native = any(node.dtype is dtypes.float16 for node in program.src)
     assert native == ("float16" in row.converted_floats)
 
@@ -79,7 +73,7 @@ def test_rows_agree_on_results(dtype: DType) -> None:
     found = []
     for row in CPU_ROWS:
         array = np.zeros(20, memory)
-        evaluate_linear(lowered(busy(dtype), row), [array, raw.view(memory)])
+        evaluate_linear(to_linear(busy(dtype), row), [array, raw.view(memory)])
         found.append(array.tobytes())
     assert len(set(found)) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.node import toposort
 from baregrad.ir.op import Ops
 from baregrad.schedule import Decision, make_plan
@@ -203,6 +204,21 @@ def test_outputs_that_are_arguments_take_no_kernel() -> None:
 def test_outputs_of_constants_and_views() -> None:
     x = param(0, 6, 4)
     check([value(3).to((2, 2)), x.permute(1, 0), iota(5), x.permute(1, 0)], kernels=3)
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [
+        iota(9).cast(dtypes.float32),
+        value(2).to((3, 5)).pad((1, 2), (0, 1)),
+        iota(9).cast(dtypes.float32).reshape(3, 3).permute(1, 0).pad((1, 0), (0, 2)),
+    ],
+)
+def test_an_output_of_constants_changes_no_other_kernel(constants: A) -> None:
+    # Nor may it: once it lies in memory, a graph that holds it is planned as if it did not.
+    alone = check([constants.softmax()], kernels=1)
+    beside = check([constants, constants.softmax()], kernels=2)
+    assert set(alone.kernels) < set(beside.kernels)
 
 
 def test_reshaped_output_divides_nothing() -> None:

@@ -197,6 +197,14 @@ def test_copy_to_another_device_is_a_transfer() -> None:
     assert plan.steps[1].device == "REMOTE"
 
 
+def test_an_output_of_constants_is_moved_from_where_it_lies() -> None:
+    line = iota(6).cast(dtypes.float32)
+    moved = A(Node(Ops.COPY, dtypes.float32, (line.node,), "REMOTE"))
+    plan = check([line, moved * line], canonical=False)
+    kinds = [type(step) for step in plan.steps]
+    assert kinds == [Launch, Transfer, Launch]
+
+
 # --- what is not there ----------------------------------------------------------------------------
 
 

@@ -11,7 +11,15 @@ import numpy as np
 
 from baregrad.base.errors import DeviceError
 from baregrad.program import LaunchExpr, evaluate, substitute
-from baregrad.runtime.commands import Command, CommandList, Copy, Exec, Operand, Slot, check_buffer
+from baregrad.runtime.commands import (
+    Command,
+    CommandList,
+    Copy,
+    Exec,
+    Operand,
+    Slot,
+    needed_nbytes,
+)
 from baregrad.runtime.cpu.executor import COMMAND_WORDS, COPY_CHUNK_NBYTES, LIST_WORDS
 from baregrad.runtime.interface import Buffer
 
@@ -232,19 +240,9 @@ class BoundList:
         scratch = [evaluate(expr, variables) for expr in self._scratch]
         self.scratch_nbytes = max(scratch, default=0)
         if self._sizes:
-            self._set_sizes(variables)
-
-    def _set_sizes(self, variables: Mapping[str, int]) -> None:
-        """Find what the slots need now, and check the buffers that are fixed."""
-        needed = list(self._static_needed)
-        for (operand, expr), what in self._sizes:
-            nbytes = evaluate(expr, variables)
-            if isinstance(operand, Slot):
-                needed[operand.index] = max(needed[operand.index], operand.offset + nbytes)
-            else:
-                # Writing was checked when the command was recorded.
-                check_buffer(operand, self.device, nbytes, False, f"the buffer {what}")
-        self._needed = needed
+            self._needed = needed_nbytes(
+                self._static_needed, self._sizes, variables, self.device
+            )
 
 
 def _checked(value: int) -> int:

@@ -28,8 +28,6 @@ from __future__ import annotations
 
 from baregrad.base.errors import UnsupportedDevice
 
-POOL_SEQUENCE = 0
-POOL_SHUTDOWN = 40
 POOL_SPINS = 48
 POOL_PARTICIPANTS = 56
 PARTICIPANT_AT = 512

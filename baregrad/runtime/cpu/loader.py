@@ -17,6 +17,7 @@ import threading
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from baregrad.base.bits import round_up
 from baregrad.base.errors import CompileError, DriverError
 from baregrad.runtime.cpu.elf import AARCH64, X86_64, ObjectFile, Relocation, read_object
 from baregrad.runtime.host_memory import address_of
@@ -116,7 +117,7 @@ class Loader:
                 wanted=self.machine,
             )
         layout = self._lay_out(parsed)
-        pages = -(-layout.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        pages = round_up(layout.nbytes, mmap.PAGESIZE)
         with self._lock:
             arena, offset = self._reserve(pages)
             base = arena.address + offset
@@ -197,10 +198,10 @@ class Loader:
         at = 0
         sections = {}
         for index, section in parsed.sections.items():
-            at = -(-at // section.alignment) * section.alignment
+            at = round_up(at, section.alignment)
             sections[index] = at
             at += section.nbytes
-        at = -(-at // 16) * 16
+        at = round_up(at, 16)
         table: dict[int, int] = {}
         stubs: dict[int, int] = {}
         for item in parsed.relocations:
@@ -210,7 +211,7 @@ class Loader:
                 at += 8
             elif target.section is None and item.kind in _CALL_KINDS[self.machine]:
                 stubs.setdefault(item.symbol, 0)
-        at = -(-at // 16) * 16
+        at = round_up(at, 16)
         for symbol in stubs:
             stubs[symbol] = at
             at += _STUB_NBYTES

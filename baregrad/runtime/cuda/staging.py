@@ -106,7 +106,7 @@ class Staging:
             self._small, self._small_used = self._take(), 0
         place = self._small.address + self._small_used
         # 64: copies that begin on a line of the cache.
-        self._small_used += -(-nbytes // 64) * 64
+        self._small_used += round_up(nbytes, 64)
         ctypes.memmove(place, source, nbytes)
         driver.call("cuMemcpyHtoDAsync_v2", target, place, nbytes, stream)
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 
-from baregrad.base.bits import prod
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.runtime.nvidia.cubin import CubinKernel, Parameter
 from baregrad.runtime.nvidia.local_memory import STACK_RESERVED, WINDOW_NBYTES

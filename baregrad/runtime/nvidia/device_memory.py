@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from baregrad.base.bits import human_bytes
+from baregrad.base.bits import human_bytes, round_up
 from baregrad.base.errors import BaregradError, OutOfMemory
 from baregrad.runtime.host_memory import size_class
 from baregrad.runtime.interface import Memory, MemoryStats
@@ -122,7 +122,7 @@ class DeviceAllocator:
         """Return `nbytes` bytes with any content, aligned to 256; raise OutOfMemory."""
         size = max(ALIGNMENT, -(-size_class(nbytes) // ALIGNMENT) * ALIGNMENT)
         if size > _MIDDLE_NBYTES:
-            size = -(-size // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES
+            size = round_up(size, HUGE_PAGE_NBYTES)
         with self._lock:
             self._take_back()
             block = self._find(size)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 
-from baregrad.base.bits import prod, round_up
+from baregrad.base.bits import round_up
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.runtime.nvidia.batch import Batch, LaunchForm
 from baregrad.runtime.nvidia.channel import LOCAL_WINDOW, SHARED_WINDOW, Channel

@@ -17,7 +17,6 @@ from baregrad.base.errors import ArgumentError, FileFormatError, UnsupportedErro
 from baregrad.runtime.nvidia.descriptor_fields import DescriptorLayout
 
 ALIGNMENT = 256
-MAX_ADDRESS = 1 << 40
 MAX_THREADS = 1024
 
 Values = dict[tuple[str, int], int]

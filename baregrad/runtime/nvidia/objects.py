@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baregrad.base.errors import DriverError
@@ -140,28 +141,25 @@ class Gpu:
 
     def facts(self, *indices: int) -> tuple[int, ...]:
         """Return numbers that the GPU tells of itself, by their NV2080_CTRL_GR_INFO_INDEX."""
-        client = self.client
-        listed = Record(client.struct("gr_info"), len(indices))
-        for place, index in enumerate(indices):
-            listed["index", place] = index
-        record = client.struct("gr_info_list").record(
-            grInfoListSize=len(indices), grInfoList=listed.address
-        )
-        client.control(self.subdevice, nv.NV2080_CTRL_CMD_GR_GET_INFO, record)
-        return tuple(listed["data", i] for i in range(len(indices)))
+        return self._told(nv.NV2080_CTRL_CMD_GR_GET_INFO, "gr", indices)
 
     def memory_nbytes(self) -> tuple[int, int]:
         """Return how much memory the GPU has, and how much of it is free."""
-        client = self.client
         wanted = (nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE)
-        listed = Record(client.struct("fb_info"), len(wanted))
-        for place, index in enumerate(wanted):
+        whole, free = self._told(nv.NV2080_CTRL_CMD_FB_GET_INFO, "fb", wanted)
+        return whole << 10, free << 10
+
+    def _told(self, command: int, unit: str, indices: Sequence[int]) -> tuple[int, ...]:
+        """Ask a unit of the GPU ("gr", "fb") for numbers by their indices."""
+        client = self.client
+        listed = Record(client.struct(f"{unit}_info"), len(indices))
+        for place, index in enumerate(indices):
             listed["index", place] = index
-        record = client.struct("fb_info_list").record(
-            fbInfoListSize=len(wanted), fbInfoList=listed.address
+        record = client.struct(f"{unit}_info_list").record(
+            **{f"{unit}InfoListSize": len(indices), f"{unit}InfoList": listed.address}
         )
-        client.control(self.subdevice, nv.NV2080_CTRL_CMD_FB_GET_INFO, record)
-        return listed["data", 0] << 10, listed["data", 1] << 10
+        client.control(self.subdevice, command, record)
+        return tuple(listed["data", i] for i in range(len(indices)))
 
     @functools.cached_property
     def counts(self) -> UnitCounts:

@@ -15,13 +15,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 
-from baregrad.base.bits import prod
 from baregrad.base.errors import ArgumentError, FileFormatError, UnsupportedDType
 
 NBYTES = 128
-ALIGNMENT = 64
 MAX_RANK = 5
 
 _WORDS = struct.Struct("<32I")

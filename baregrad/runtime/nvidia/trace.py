@@ -55,7 +55,6 @@ _LISTS = MappingProxyType({
     "classList": ("numClasses", 4), "grInfoList": ("grInfoListSize", 8),
     "fbInfoList": ("fbInfoListSize", 8),
 })  # fmt: skip
-_REGISTERS_NBYTES = nv.NVC361_NV_USERMODE__SIZE
 _USERMODE_CLASS = 0x61  # the low byte of every class of doorbells (cl*61.h)
 _MOST_PAUSES = 20_000
 

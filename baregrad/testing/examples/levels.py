@@ -10,11 +10,11 @@ from baregrad.graph import canonicalise
 from baregrad.ir import index
 from baregrad.ir.attrs import KernelInfo, Out, Param, Reduce
 from baregrad.ir.index import Dim
-from baregrad.ir.monoid import Monoid, primitive
+from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
 from baregrad.ir.verify import verify
-from baregrad.kernel import Schedule, codegen_passes, lower
+from baregrad.kernel import Schedule, lower, to_linear
 from baregrad.schedule import Launch, make_plan
 from baregrad.target.cpu import CpuTarget, cpu_row_named
 
@@ -65,12 +65,6 @@ def fold(op: Op, value: Node, *axes: Node) -> Node:
     return Node(Ops.REDUCE, value.dtype, (value, *axes), Reduce(primitive(op, value.dtype)))
 
 
-def fold_by(monoid: Monoid, values: tuple[Node, ...], *axes: Node) -> tuple[Node, ...]:
-    """The parts of a reduction by a monoid of several states."""
-    folded = Node(Ops.REDUCE, monoid.states[0], (*values, *axes), Reduce(monoid))
-    return tuple(Node(Ops.PROJ, kind, (folded,), i) for i, kind in enumerate(monoid.states))
-
-
 def kernel(name: str, *outs: Node) -> Node:
     """A KERNEL of the kernel level."""
     return Node(Ops.KERNEL, dtypes.token, outs, KernelInfo(name))
@@ -87,9 +81,7 @@ def lowered(name: str, tensor: Node, kernel_level: Node, schedule: Schedule) -> 
     """The levels below a kernel, by the CPU's own passes under a schedule given by hand."""
     target = example_target()
     loop = lower(kernel_level, target, schedule)
-    linear = loop
-    for step in codegen_passes(target):
-        linear = step.run(linear)
+    linear = to_linear(loop, target)
     return Levels(name, tensor, kernel_level, str(schedule), loop, linear)
 
 

@@ -6,7 +6,7 @@ signed scales and one float16. A weight is d * scale * (code - 32).
 
 from __future__ import annotations
 
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.index import Dim
 from baregrad.ir.layout import Digit, Layout
@@ -150,9 +150,10 @@ def _view(value: Node, shape: tuple[int, ...], wide: tuple[int, ...]) -> Node:
     return Node(Ops.EXPAND, value.dtype, (shaped,), wide)
 
 
-def _shifts(axis: int, rank: int, step: int, extent: int, wide: tuple[int, ...]) -> Node:
-    counted = alu(Ops.MUL, Node(Ops.IOTA, U8, (), extent), const(step, U8))
-    shape = tuple(extent if i == axis else 1 for i in range(rank))
+def _shifts(axis: int, step: int, wide: tuple[int, ...]) -> Node:
+    """0 and `step`, along an axis of two."""
+    counted = alu(Ops.MUL, Node(Ops.IOTA, U8, (), 2), const(step, U8))
+    shape = tuple(2 if i == axis else 1 for i in range(len(wide)))
     return _view(counted, shape, wide)
 
 
@@ -161,9 +162,9 @@ def decode_tensor(array: Node) -> Node:
     n, b, _ = array.shape
     wide = (n, b, 2, 2, 2, 32)
     low = _view(_bytes(array, 0, 128), (n, b, 2, 1, 2, 32), wide)
-    low = alu(Ops.AND, alu(Ops.SHR, low, _shifts(3, 6, 4, 2, wide)), const(15, U8))
+    low = alu(Ops.AND, alu(Ops.SHR, low, _shifts(3, 4, wide)), const(15, U8))
     high = _view(_bytes(array, 128, 192), (n, b, 2, 1, 1, 32), wide)
-    twos = alu(Ops.ADD, _shifts(3, 6, 4, 2, wide), _shifts(4, 6, 2, 2, wide))
+    twos = alu(Ops.ADD, _shifts(3, 4, wide), _shifts(4, 2, wide))
     high = alu(Ops.AND, alu(Ops.SHR, high, twos), const(3, U8))
     code = alu(Ops.OR, low, alu(Ops.SHL, high, const(4, U8)))
     code = Node(Ops.RESHAPE, U8, (code,), (n, b, WEIGHTS))
@@ -195,6 +196,6 @@ def matvec_tensor(rows: int, blocks: int) -> Node:
     return Node(Ops.REDUCE, F32, (product,), Reduce(primitive(Ops.ADD, F32), (1, 2)))
 
 
-def derived_kernel(dtype: DType = F32) -> Node:
+def derived_kernel() -> Node:
     """The one kernel that the compiler's own passes make of the tensor level."""
-    return kernel_of(cast(matvec_tensor(2, 2), dtype))
+    return kernel_of(matvec_tensor(2, 2))

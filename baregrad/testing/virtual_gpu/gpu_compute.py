@@ -11,11 +11,12 @@ import hashlib
 import struct
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from baregrad.assemble.virtual_cubin import HEAD_NBYTES, read_code, read_head
-from baregrad.base.bits import prod, round_up
+from baregrad.base.bits import round_up
 from baregrad.base.errors import BaregradError, FileFormatError
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.constant_bank import BANK_LAYOUTS, BankLayout

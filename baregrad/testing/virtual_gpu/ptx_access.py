@@ -34,7 +34,7 @@ _WINDOWS: Final = MappingProxyType({
 _STRONG: Final = ("volatile", "relaxed", "acquire", "release")
 
 
-def space_of(decoder: Decoder, instruction: Instruction, named: str = "") -> str:
+def space_of(instruction: Instruction, named: str = "") -> str:
     """Return the state space that an access names, `generic` where it names none."""
     found = instruction.one_of(tuple(_SPACES))
     if found:
@@ -60,7 +60,7 @@ def load(decoder: Decoder, instruction: Instruction) -> Execute:
     row = decoder.type_of(instruction)
     target, place = instruction.operands[:2]
     address, named = decoder.address(instruction, place)
-    space = space_of(decoder, instruction, named)
+    space = space_of(instruction, named)
     items = _parts(decoder, instruction, target)
     writers = [decoder.write(instruction, one, row) for one in items]
     width, lanes = row.nbytes, len(items)
@@ -79,7 +79,7 @@ def store(decoder: Decoder, instruction: Instruction) -> Execute:
     row = decoder.type_of(instruction)
     place, source = instruction.operands[:2]
     address, named = decoder.address(instruction, place)
-    space = space_of(decoder, instruction, named)
+    space = space_of(instruction, named)
     raw = raw_type(row.bits)
     readers = [
         decoder.read(instruction, one, row) for one in _parts(decoder, instruction, source)
@@ -141,7 +141,7 @@ def atomic(decoder: Decoder, instruction: Instruction) -> Execute:
     target = operands.pop(0) if instruction.opcode == "atom" else None
     place, *rest = operands
     address, named = decoder.address(instruction, place)
-    space = space_of(decoder, instruction, named)
+    space = space_of(instruction, named)
     sources = [_parts(decoder, instruction, one) for one in rest[: 2 if len(rest) > 1 else 1]]
     if not instruction.has("cas"):
         sources = sources[:1]
@@ -196,7 +196,7 @@ def _turns(places: Array) -> list[Array]:
 def convert_address(decoder: Decoder, instruction: Instruction) -> Execute:
     """`cvta` and `cvta.to`: between a space's own addresses and generic ones."""
     row = TYPES["u64" if instruction.has("u64") else "u32"]
-    space = space_of(decoder, instruction)
+    space = space_of(instruction)
     window = _WINDOWS.get(space, 0)
     if window and row.bits == 32:
         decoder.refuse(instruction, "generic addresses have 64 bits")
@@ -213,7 +213,7 @@ def convert_address(decoder: Decoder, instruction: Instruction) -> Execute:
 
 def is_space(decoder: Decoder, instruction: Instruction) -> Execute:
     """`isspacep`: whether a generic address lies in a space."""
-    space = space_of(decoder, instruction)
+    space = space_of(instruction)
     read = decoder.read(instruction, instruction.operands[1], TYPES["u64"])
     write = decoder.write(instruction, instruction.operands[0], TYPES["pred"])
 

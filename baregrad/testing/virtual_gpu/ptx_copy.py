@@ -16,7 +16,7 @@ from baregrad.testing.virtual_gpu.ptx_access import change_of
 from baregrad.testing.virtual_gpu.ptx_block import Block, Index
 from baregrad.testing.virtual_gpu.ptx_errors import IllegalInstruction, MisalignedAccess
 from baregrad.testing.virtual_gpu.ptx_float import rounded
-from baregrad.testing.virtual_gpu.ptx_flow import choose, empty, proceed
+from baregrad.testing.virtual_gpu.ptx_flow import guarded, proceed
 from baregrad.testing.virtual_gpu.ptx_mbarrier import arrive, barrier_at, complete_copy
 from baregrad.testing.virtual_gpu.ptx_operands import Decoder, Execute, Reader
 from baregrad.testing.virtual_gpu.ptx_syntax import Address, Immediate, Instruction
@@ -109,18 +109,14 @@ def wait(kind: str, left: int) -> PerThread:
 
 def each_thread(decoder: Decoder, instruction: Instruction, body: PerThread) -> Execute:
     """Return the control that runs `body` thread by thread."""
-    guard = decoder.guard(instruction)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def each(block: Block, index: Index) -> None:
         ids = block.ids(index)
         for thread in ids:
             body(block, int(thread))
         proceed(block, ids)
 
-    return run
+    return guarded(decoder, instruction, each)
 
 
 def copy_instruction(decoder: Decoder, instruction: Instruction) -> Execute:
@@ -157,12 +153,8 @@ def _small_copy(decoder: Decoder, instruction: Instruction) -> Execute:
     hinted = any("cache_hint" in one for one in instruction.modifiers)
     rest = rest[:-1] if hinted else rest
     taken = decoder.read(instruction, rest[0], TYPES["u32"]) if rest else None
-    guard = decoder.guard(instruction)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def body(block: Block, index: Index) -> None:
         ids = block.ids(index)
         origins = block.full(index, origin(block, index))
         limits = np.full(len(ids), nbytes)
@@ -181,7 +173,7 @@ def _small_copy(decoder: Decoder, instruction: Instruction) -> Execute:
         _land(block, ids, block.full(index, to(block, index)), words)
         proceed(block, ids)
 
-    return run
+    return guarded(decoder, instruction, body)
 
 
 def _land(block: Block, ids: Array, places: Array, words: Array) -> None:
@@ -405,18 +397,14 @@ def _added(tensor: TensorMap, old: Array, values: Array) -> Array:
 
 def proxy_fence(decoder: Decoder, instruction: Instruction) -> Execute:
     """`fence`: of its kinds, `fence.proxy.async` lets bulk copies see what a thread stored."""
-    guard = decoder.guard(instruction)
     crosses = instruction.has("proxy") and instruction.begins("async")
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def body(block: Block, index: Index) -> None:
         if crosses and block.races is not None:
             block.races.fence(block.ids(index))
         proceed(block, index)
 
-    return run
+    return guarded(decoder, instruction, body)
 
 
 COPY_CONTROL: Final = MappingProxyType({"cp": copy_instruction, "fence": proxy_fence})

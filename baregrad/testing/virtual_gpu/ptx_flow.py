@@ -5,6 +5,7 @@ These move the threads' program counters themselves, since some threads may have
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ from baregrad.testing.virtual_gpu.ptx_errors import DivergentBarrier, KernelFaul
 from baregrad.testing.virtual_gpu.ptx_operands import Decoder, Execute, Reader
 from baregrad.testing.virtual_gpu.ptx_syntax import Immediate, Instruction, Name
 from baregrad.testing.virtual_gpu.ptx_types import TYPES, Array
+
+# What a control does with the threads that it is for.
+Body = Callable[[Block, Index], None]
 
 
 def proceed(block: Block, index: Index) -> None:
@@ -46,6 +50,21 @@ def choose(guard: Reader | None, block: Block, index: Index) -> Index:
 def empty(block: Block, index: Index) -> bool:
     """Whether an index names no thread."""
     return not isinstance(index, slice) and not len(index)
+
+
+def guarded(decoder: Decoder, instruction: Instruction, body: Body) -> Execute:
+    """Return the control that runs `body` for the threads whose guard holds, if there are any.
+
+    `body` sends them on, or leaves them waiting.
+    """
+    guard = decoder.guard(instruction)
+
+    def run(block: Block, index: Index) -> None:
+        index = choose(guard, block, index)
+        if not empty(block, index):
+            body(block, index)
+
+    return run
 
 
 # ---- branches and ends --------------------------------------------------------------------------
@@ -81,18 +100,14 @@ def branch_by_index(decoder: Decoder, instruction: Instruction) -> Execute:
     if not names:
         decoder.refuse(instruction, "no list of branch targets")
     targets = np.array([decoder.label(instruction, Name(one)) for one in names])
-    guard = decoder.guard(instruction)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def body(block: Block, index: Index) -> None:
         choice = read(block, index)
         if (choice >= len(targets)).any():
             block.fault(KernelFault, "an index beyond the list of branch targets")
         block.counter[index] = targets[choice]
 
-    return run
+    return guarded(decoder, instruction, body)
 
 
 def finish(decoder: Decoder, instruction: Instruction) -> Execute:
@@ -107,14 +122,11 @@ def finish(decoder: Decoder, instruction: Instruction) -> Execute:
 
 def trap(decoder: Decoder, instruction: Instruction) -> Execute:
     """`trap`."""
-    guard = decoder.guard(instruction)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if not empty(block, index):
-            block.fault(KernelFault, "the kernel trapped", int(block.ids(index)[0]))
+    def body(block: Block, index: Index) -> None:
+        block.fault(KernelFault, "the kernel trapped", int(block.ids(index)[0]))
 
-    return run
+    return guarded(decoder, instruction, body)
 
 
 # ---- whole warps --------------------------------------------------------------------------------
@@ -268,12 +280,8 @@ def _release(block: Block, one: Barrier, reduces: str, write: Any) -> None:
 def _warp_barrier(decoder: Decoder, instruction: Instruction) -> Execute:
     """`bar.warp.sync`: orders the memory accesses of the lanes that it names."""
     mask = decoder.read(instruction, instruction.operands[0], TYPES["u32"])
-    guard = decoder.guard(instruction)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def body(block: Block, index: Index) -> None:
         ids = gather_warps(block, index, block.full(index, mask(block, index)))
         if block.races is not None and len(ids):
             groups = ids // WARP * (1 << 32) + block.full(ids, mask(block, ids)).astype(np.int64)
@@ -281,7 +289,7 @@ def _warp_barrier(decoder: Decoder, instruction: Instruction) -> Execute:
                 block.races.meet(ids[groups == each])
         proceed(block, ids)
 
-    return run
+    return guarded(decoder, instruction, body)
 
 
 def _cluster_barrier(decoder: Decoder, instruction: Instruction) -> Execute:

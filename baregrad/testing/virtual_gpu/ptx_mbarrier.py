@@ -13,7 +13,7 @@ import numpy as np
 
 from baregrad.testing.virtual_gpu.ptx_block import AT_PHASE, RUNS, Block, Index
 from baregrad.testing.virtual_gpu.ptx_errors import IllegalInstruction, UninitialisedRead
-from baregrad.testing.virtual_gpu.ptx_flow import choose, empty, proceed
+from baregrad.testing.virtual_gpu.ptx_flow import guarded, proceed
 from baregrad.testing.virtual_gpu.ptx_operands import Decoder, Execute
 from baregrad.testing.virtual_gpu.ptx_syntax import Instruction
 from baregrad.testing.virtual_gpu.ptx_types import TYPES, Array
@@ -127,12 +127,8 @@ def _init(decoder: Decoder, instruction: Instruction) -> Execute:
     space = _space(instruction, named)
     begins = instruction.has("init")
     count = decoder.read(instruction, instruction.operands[1], TYPES["u32"]) if begins else None
-    guard = decoder.guard(instruction)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def body(block: Block, index: Index) -> None:
         places = block.full(index, address(block, index))
         ids = block.ids(index)
         block.store(space, places, index, [np.zeros(len(ids), np.uint64)])
@@ -147,7 +143,7 @@ def _init(decoder: Decoder, instruction: Instruction) -> Execute:
             phase_barriers(block)[int(offset)] = PhaseBarrier(number)
         proceed(block, ids)
 
-    return run
+    return guarded(decoder, instruction, body)
 
 
 def _arrive(decoder: Decoder, instruction: Instruction) -> Execute:
@@ -160,12 +156,8 @@ def _arrive(decoder: Decoder, instruction: Instruction) -> Execute:
     amount = decoder.read(instruction, rest[0], TYPES["u32"]) if rest else None
     expects = instruction.has("expect_tx")
     drops = instruction.has("arrive_drop")
-    guard = decoder.guard(instruction)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def body(block: Block, index: Index) -> None:
         ids = block.ids(index)
         places = block.full(index, address(block, index))
         amounts = np.ones(len(ids), np.int64)
@@ -183,7 +175,7 @@ def _arrive(decoder: Decoder, instruction: Instruction) -> Execute:
         write(block, ids, states)
         proceed(block, ids)
 
-    return run
+    return guarded(decoder, instruction, body)
 
 
 def _expect(decoder: Decoder, instruction: Instruction) -> Execute:
@@ -192,12 +184,8 @@ def _expect(decoder: Decoder, instruction: Instruction) -> Execute:
     space = _space(instruction, named)
     amount = decoder.read(instruction, instruction.operands[1], TYPES["u32"])
     completes = instruction.has("complete_tx")
-    guard = decoder.guard(instruction)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def body(block: Block, index: Index) -> None:
         ids = block.ids(index)
         places = block.full(index, address(block, index))
         amounts = block.full(index, amount(block, index)).astype(np.int64)
@@ -209,7 +197,7 @@ def _expect(decoder: Decoder, instruction: Instruction) -> Execute:
                 one.bytes += int(amounts[position])
         proceed(block, ids)
 
-    return run
+    return guarded(decoder, instruction, body)
 
 
 def _wait(decoder: Decoder, instruction: Instruction) -> Execute:
@@ -221,12 +209,8 @@ def _wait(decoder: Decoder, instruction: Instruction) -> Execute:
     parity = instruction.has("parity")
     read = decoder.read(instruction, wanted, TYPES["u32" if parity else "b64"])
     sleeps = instruction.has("try_wait")
-    guard = decoder.guard(instruction)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def body(block: Block, index: Index) -> None:
         ids = block.ids(index)
         places = block.full(index, address(block, index))
         values = block.full(index, read(block, index)).astype(np.int64)
@@ -245,7 +229,7 @@ def _wait(decoder: Decoder, instruction: Instruction) -> Execute:
         write(block, ids, done)
         proceed(block, ids)
 
-    return run
+    return guarded(decoder, instruction, body)
 
 
 MBARRIER_CONTROL: Final = MappingProxyType({"mbarrier": mbarrier})

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from baregrad.base.bits import round_up
 from baregrad.base.errors import ArgumentError
 from baregrad.testing.virtual_gpu import ptx_float as floats
 from baregrad.testing.virtual_gpu.ptx_access import ACCESSES, nothing
@@ -81,7 +82,7 @@ class Program:
         places = dict(module_places)
         self.parameters, self.parameter_nbytes = _lay_out(kernel.parameters, 0)
         places.update(self.parameters)
-        self.shared_nbytes, self.shared_align = _lay_out_shared(kernel, places)
+        self.shared_nbytes = _lay_out_shared(kernel, places)
         self.local_nbytes = self._lay_out_space("local", places)
         const = [one for one, _ in places.values() if one.space == "const"]
         self.constants = _constants(const, places)
@@ -105,10 +106,10 @@ class Program:
         offset = 0
         for key, variable in self.kernel.variables.items():
             if variable.space == space:
-                offset = -(-offset // variable.align) * variable.align
+                offset = round_up(offset, variable.align)
                 places[key] = (variable, offset)
                 offset += variable.nbytes
-        return -(-offset // 16) * 16
+        return round_up(offset, 16)
 
     def pack(self, arguments: Sequence[Argument]) -> npt.NDArray[np.uint8]:
         """Return the bytes of the parameter space that hold the arguments."""
@@ -220,7 +221,7 @@ class Module:
         address = MODULE_WINDOW
         for variable in text.variables.values():
             if variable.space == "global":
-                address = -(-address // variable.align) * variable.align
+                address = round_up(address, variable.align)
                 data = np.zeros(max(variable.nbytes, 1), np.uint8)
                 if variable.initial is not None:
                     data[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
@@ -232,7 +233,7 @@ class Module:
         offset = 0
         for key, (variable, _) in list(self._places.items()):
             if variable.space == "const":
-                offset = -(-offset // variable.align) * variable.align
+                offset = round_up(offset, variable.align)
                 self._places[key] = (variable, offset)
                 offset += variable.nbytes
 
@@ -300,29 +301,29 @@ def _granule(instructions: list[Instruction]) -> int:
 def _lay_out(variables: list[Variable], offset: int) -> tuple[Places, int]:
     places: Places = {}
     for variable in variables:
-        offset = -(-offset // variable.align) * variable.align
+        offset = round_up(offset, variable.align)
         places[0, variable.name] = (variable, offset)
         offset += variable.nbytes
     return places, offset
 
 
-def _lay_out_shared(kernel: KernelText, places: Places) -> tuple[int, int]:
-    """Place shared variables, open arrays after all others; return (bytes, alignment)."""
+def _lay_out_shared(kernel: KernelText, places: Places) -> int:
+    """Place shared variables, open arrays after all others; return the bytes of the others."""
     keyed = [*places.items(), *((key, (one, 0)) for key, one in kernel.variables.items())]
     shared = [(key, one) for key, (one, _) in keyed if one.space == "shared"]
     offset = 0
     for key, one in shared:
         if one.count is not None:
-            offset = -(-offset // one.align) * one.align
+            offset = round_up(offset, one.align)
             places[key] = (one, offset)
             offset += one.nbytes
     align = max((one.align for _, one in shared if one.count is None), default=1)
     if any(one.count is None for _, one in shared):
-        offset = -(-offset // align) * align
+        offset = round_up(offset, align)
     for key, one in shared:
         if one.count is None:
             places[key] = (one, offset)
-    return offset, align
+    return offset
 
 
 def _constants(variables: list[Variable], places: Places) -> npt.NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from baregrad.testing.virtual_gpu.ptx_block import WARP, Block, Index
-from baregrad.testing.virtual_gpu.ptx_flow import choose, empty, gather_warps, proceed
+from baregrad.testing.virtual_gpu.ptx_flow import gather_warps, guarded, proceed
 from baregrad.testing.virtual_gpu.ptx_operands import Decoder, Execute, Reader
 from baregrad.testing.virtual_gpu.ptx_syntax import Instruction, Operand, Pair
 from baregrad.testing.virtual_gpu.ptx_types import TYPES, Array
@@ -29,13 +29,9 @@ def meeting(
     read: Reader | None = None
     if mask is not None:
         read = decoder.read(instruction, mask, TYPES["u32"])
-    guard = decoder.guard(instruction)
     full = np.array([0xFFFFFFFF], np.uint32)
 
-    def run(block: Block, index: Index) -> None:
-        index = choose(guard, block, index)
-        if empty(block, index):
-            return
+    def together(block: Block, index: Index) -> None:
         masks = full if read is None else read(block, index)
         whole = isinstance(index, slice) and (masks == full[0]).all()
         ids = gather_warps(block, index, None if whole else block.full(index, masks))
@@ -44,7 +40,7 @@ def meeting(
             body(block, ids, block.full(ids, named))
             proceed(block, ids)
 
-    return run
+    return guarded(decoder, instruction, together)
 
 
 def _two(operand: Operand) -> tuple[Operand, Operand | None]:

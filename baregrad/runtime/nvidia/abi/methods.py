@@ -69,10 +69,8 @@ HOST = _methods("""
     0x78 WFI             SCOPE 0:0
 """.replace("\\\n", ""))
 
-SEM_EXECUTE_ACQUIRE = 0
 SEM_EXECUTE_RELEASE = 1
 SEM_EXECUTE_ACQ_CIRC_GEQ = 3
-MEM_OP_D_OPERATION_MEMBAR = 5
 
 COPY = _methods("""
     0x240 SET_SEMAPHORE_A        UPPER 24:0
