@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from baregrad.base.options import options as options
     from baregrad.dtypes import DType as DType
     from baregrad.dtypes import dtypes as dtypes
+    from baregrad.engine.canonical import bind as bind
     from baregrad.engine.search import search as search
     from baregrad.io import load_torch as load_torch
     from baregrad.io import safe_load as safe_load
     from baregrad.io import safe_save as safe_save
+    from baregrad.ir.index import variable as variable
     from baregrad.tensor import Tensor as Tensor
     from baregrad.tensor.grad_mode import enable_grad as enable_grad
     from baregrad.tensor.grad_mode import no_grad as no_grad
@@ -33,6 +35,7 @@ _EXPORTS = (
     ("DType", "baregrad.dtypes", "DType"),
     ("Tensor", "baregrad.tensor", "Tensor"),
     ("TinyJit", "baregrad.tensor.jit", "TinyJit"),
+    ("bind", "baregrad.engine.canonical", "bind"),
     ("dtypes", "baregrad.dtypes", "dtypes"),
     ("enable_grad", "baregrad.tensor.grad_mode", "enable_grad"),
     ("jit", "baregrad.tensor.jit", "jit"),
@@ -44,6 +47,7 @@ _EXPORTS = (
     ("safe_load", "baregrad.io", "safe_load"),
     ("safe_save", "baregrad.io", "safe_save"),
     ("search", "baregrad.engine.search", "search"),
+    ("variable", "baregrad.ir.index", "variable"),
 )
 
 __all__ = [
@@ -52,6 +56,7 @@ __all__ = [
     "Tensor",
     "TinyJit",
     "__version__",
+    "bind",
     "dtypes",
     "enable_grad",
     "jit",
@@ -63,6 +68,7 @@ __all__ = [
     "safe_load",
     "safe_save",
     "search",
+    "variable",
 ]
 
 

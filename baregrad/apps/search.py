@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
         )
     with search(arguments.beam, seconds=arguments.seconds, file=arguments.file):
         if arguments.list:
+            if arguments.file is not None and not arguments.file.exists():
+                raise ArgumentError("there is no such file of schedules", found=arguments.file)
             print(report(Records(records_path()).all()))
             return 0
         backend = current_session().backend(options.device)

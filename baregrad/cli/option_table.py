@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from baregrad.base.options import Option, Options, options
@@ -43,4 +44,5 @@ def _help(row: Option[Any]) -> str:
 def _show(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
-    return str(value) or "(empty)"
+    # An empty path prints as the current folder, which it does not mean.
+    return "(empty)" if value == Path() else str(value) or "(empty)"

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from baregrad.base.errors import ShapeError
+import numpy as np
+
+from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
@@ -135,10 +137,17 @@ def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Nod
 def bind(variable: Node, value: int) -> Node:
     """The variable with a value: a VAR whose source is the value.
 
-    Raises ShapeError when the value lies outside the variable's bounds.
+    Raises ShapeError when the value lies outside the variable's bounds, and DTypeError for what is
+    no variable, or no integer.
     """
     from baregrad.ir.node import const
 
+    if not isinstance(variable, Node) or variable.op is not Ops.VAR:
+        raise DTypeError("bind gives a variable a value", found=f"{variable!r:.60}",
+                         hint='declare one first: n = baregrad.variable("n", 1, 64)')
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise DTypeError(f"{variable.arg.name} is an integer", found=f"{value!r:.60}")
+    value = int(value)
     lo, hi = variable.arg.lo, variable.arg.hi
     if not lo <= value <= hi:
         raise ShapeError(

@@ -52,7 +52,6 @@ _COMPILER_ROOMS = (
 # So many kernels' texts are held before they are assembled.
 _TOGETHER = 64
 
-
 # What the stages that are no `Pass` are called, and why they are there.
 SCHEDULE = ("schedule", "how the kernel runs, as a value")
 LOWER = ("lower", "loops, accumulators and stores in order")
@@ -60,11 +59,11 @@ RENDER = ("render", "the text that is assembled")
 
 
 class Stage(NamedTuple):
-    """What one step of the compilation left behind: a graph, or text."""
+    """What one step of the compilation left behind: a schedule, a graph, or text."""
 
     name: str
     why: str
-    result: Node | str
+    result: Schedule | Node | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +213,7 @@ class Compiler:
             if schedule is None:
                 with span(what):
                     schedule = choose_schedule(kernel, self.target)
-            yield Stage(*SCHEDULE, str(schedule))
+            yield Stage(*SCHEDULE, schedule)
             what = "lower to loops"
             with span(what):
                 node = lower(kernel, self.target, schedule)

@@ -31,8 +31,11 @@ def print_graph_rewrites(sink: Node, target: AnyTarget) -> None:
         fired[rule] += 1
 
     with watched(note):
-        for name, old, new in replaced(sink, target):
-            print(f"{name}: {_summary(old)} -> {_summary(new)}", file=sys.stderr)
+        steps = list(replaced(sink, target))
+    for name, old, new in steps:
+        print(f"{name}: {_summary(old)} -> {_summary(new)}", file=sys.stderr)
+    if not steps:
+        print("the passes over the graph replace nothing", file=sys.stderr)
     for rule, count in fired.most_common():
         print(f"rule {rule.name}, {count} times: {rule.law}", file=sys.stderr)
 
@@ -98,7 +101,7 @@ def print_compilation(
     for stage in stages:
         if stage.name == "schedule" and level >= 2:
             print(f"{program.name}: {stage.result}", file=sys.stderr)
-            is_its = stage.result == str(choice.schedule)
+            is_its = stage.result == choice.schedule
             for reason in choice.why() if is_its else ("a search found it faster",):
                 print(f"  - {reason}", file=sys.stderr)
         elif isinstance(stage.result, Node) and level >= 4:

@@ -192,7 +192,7 @@ class Out(NamedTuple):
 
 
 class KernelInfo(NamedTuple):
-    """A kernel's name and launch facts; the schedule's text is kept to be shown.
+    """A kernel's name and launch facts.
 
     `block` has the threads of a block along each of its dimensions, once one thread's code is told
     apart from its block's. `grain` iterations of the pool's loop, which divide it, are one chunk.
@@ -200,7 +200,6 @@ class KernelInfo(NamedTuple):
 
     name: str = "kernel"
     device: str = "CPU"
-    schedule: str = ""
     grid: tuple[int, ...] = ()
     cluster: int = 1
     warps: int = 1

@@ -16,7 +16,7 @@ from typing import Any
 from baregrad.dtypes import dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.digest import digest
-from baregrad.ir.node import Node, alu, const, make_node
+from baregrad.ir.node import Node, alu, const, index_op
 from baregrad.ir.op import Op, Ops, mask_of
 
 Dim = int | Node
@@ -38,10 +38,10 @@ def as_dim(value: Dim) -> Dim:
 
 
 def variable(name: str, lo: int, hi: int) -> Node:
-    """A symbolic integer `name` with inclusive bounds."""
-    from baregrad.ir.attrs import Var
+    """A symbolic integer `name` with inclusive bounds. Raises ShapeError for none: see `named`."""
+    from baregrad.ir.integers import named
 
-    return Node(Ops.VAR, dtypes.index, (), Var(name, lo, hi))
+    return Node(Ops.VAR, dtypes.index, (), named(name, lo, hi))
 
 
 def lower(value: Dim) -> int:
@@ -118,15 +118,11 @@ def from_linear(terms: Terms, constant: int) -> Node:
     total: Node | None = None
     for atom in atoms:
         scale = terms[atom]
-        term = atom if scale == 1 else make_node(
-            _MUL, _INDEX, (atom, const(scale, _INDEX)), None, ()
-        )
-        total = term if total is None else make_node(_ADD, _INDEX, (total, term), None, ())
+        term = atom if scale == 1 else index_op(_MUL, atom, const(scale, _INDEX))
+        total = term if total is None else index_op(_ADD, total, term)
     if total is None:
         return const(constant, _INDEX)
-    if constant == 0:
-        return total
-    return make_node(_ADD, _INDEX, (total, const(constant, _INDEX)), None, ())
+    return total if constant == 0 else index_op(_ADD, total, const(constant, _INDEX))
 
 
 def _recombine(terms: Terms) -> Terms:
@@ -222,7 +218,7 @@ def mul(a: Dim, b: Dim) -> Dim:
         if b == 1:
             return a
         if a.op is _RANGE and b and a.src[0].op is _CONST and a.src[0].arg != 1:
-            return make_node(_MUL, _INDEX, (a, const(b, _INDEX)))
+            return index_op(_MUL, a, const(b, _INDEX))
         terms, constant = linear(a)
         return from_linear({atom: scale * b for atom, scale in terms.items()}, constant * b)
     terms, constant = linear(a)

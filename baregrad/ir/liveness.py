@@ -16,7 +16,7 @@ from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
 
 ALIGNMENT = 64
-BLOCK = 256  # steps whose intervals are looked at together
+BLOCK = 32  # steps whose intervals are looked at together
 
 # Where an interval begins and ends in memory, and its first and last step.
 _Placed = tuple[int, int, int, int]

@@ -18,6 +18,7 @@ from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.attrs import TILE_BINDS, Range
+from baregrad.ir.integers import IntegerArithmetic, spelled
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
 from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape, plain_shape
 
@@ -88,7 +89,7 @@ def _kinds() -> dict[Op, int]:
 _kind_of = _kinds().__getitem__
 
 
-class Node:
+class Node(IntegerArithmetic):
     """One operation of the graph.
 
     op: its row of the op table. dtype: of its value (`token` for statements). src: its sources.
@@ -152,18 +153,14 @@ class Node:
         )
 
     def __repr__(self) -> str:
+        if (text := spelled(self)) is not None:
+            return text
         shape = list(self.shape) if self.shape else ""
         arg = "" if self.arg is None else f", {self.arg!r}"
         return f"{self.op.name}({self.dtype.name}{shape}{arg}; {len(self.src)} src)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("nodes are not pickled; use baregrad.ir.text.dump and parse")
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"the truth of a symbolic value is not known: {self!r}. Compare it with bounds(), "
-            "or give the variable a value first"
-        )
 
 
 def make_node(
@@ -254,6 +251,34 @@ def instruction(
     node.mask = mask
     node._bounds = None
     node._memo = None
+    entry = _Entry(node, _forget)
+    entry.key = key
+    return node if _insert(key, entry) is entry else _kept(key, entry, node)
+
+
+def index_op(op: Op, first: Node, second: Node) -> Node:
+    """What `make_node` returns for arithmetic on two positions: scalars of dtype `index`.
+
+    A third of the nodes of a kernel's loops are terms of addresses: written out as `instruction`
+    is, for half the time.
+    """
+    key: Key = (op, _INDEX, (first, second), None)
+    entry = _find(key)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found
+    node = _create(Node)
+    node.op, node.dtype = op, _INDEX
+    node.src, node.arg = key[2], None
+    node.mask = op.bit | first.mask | second.mask
+    ranges, more = first.ranges, second.ranges
+    if not ranges:
+        ranges = more
+    elif not more <= ranges:
+        ranges = ranges | more
+    node.shape, node.ranges = (), ranges
+    node._bounds = node._memo = None
     entry = _Entry(node, _forget)
     entry.key = key
     return node if _insert(key, entry) is entry else _kept(key, entry, node)

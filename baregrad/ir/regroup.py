@@ -103,6 +103,31 @@ def _find_symbolic_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
 
 
 def _find_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
+    """As `same_axes` says: axes other than 1 that are alone in their runs.
+
+    Axes of extent 1 change no product, so they are passed over.
+    """
+    if 0 in old or not _PLAIN.issuperset(map(type, old + new)):
+        return _axes_of_groups(old, new)
+    found: dict[int, int] = {}
+    olds = [axis for axis, extent in enumerate(old) if extent != 1]
+    news = iter([axis for axis, extent in enumerate(new) if extent != 1])
+    left = right = 1
+    for axis in olds:
+        if left == right:
+            place = next(news)
+            left, right = old[axis], new[place]
+            if left == right:
+                found[place] = axis
+                continue
+        else:
+            left *= old[axis]
+        while right < left:
+            right *= new[next(news)]
+    return MappingProxyType(found)
+
+
+def _axes_of_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
     found: dict[int, int] = {}
     for (first, last), (begin, end) in reshape_groups(old, new):
         if last - first == end - begin == 1:

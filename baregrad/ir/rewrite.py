@@ -23,6 +23,7 @@ from baregrad.ir.op import ALU, COMPARE, Op, Ops
 Captures = dict[str, Node]
 Build = Callable[[Captures, Node], Node | None]
 Kinds = Callable[[DType], bool]
+Test = Callable[[Any], bool]  # of a constant's value
 
 REAPPLICATIONS = 8
 
@@ -72,7 +73,7 @@ class Pattern:
     each: Pattern | None = None
     name: str = ""
     kinds: Kinds | None = None
-    value: Callable[[Any], bool] | None = None
+    value: Test | None = None
     ordered: bool = False
 
     def matches(self, node: Node, found: Captures) -> bool:
@@ -144,6 +145,18 @@ class Pattern:
         return both and _ops_fit(src[::-1], child_ops)
 
 
+    def tested(self, child_ops: tuple[Op, ...]) -> tuple[int, Test | None]:
+        """Which source of a node with sources of these ops holds a constant, and its value's test.
+
+        (0, None) where there is no test, or several constants that might be the one it is about.
+        """
+        if child_ops.count(Ops.CONST) == 1:
+            for pattern in self.src or ():
+                if pattern.value is not None:
+                    return child_ops.index(Ops.CONST), pattern.value
+        return 0, None
+
+
 def _ops_fit(patterns: tuple[Pattern, ...], ops: tuple[Op, ...]) -> bool:
     """Whether nodes of these ops may match, one after the other."""
     for pattern, op in zip(patterns, ops, strict=True):
@@ -171,7 +184,7 @@ def var(name: str, kinds: Kinds | None = None) -> Pattern:
 
 
 def number(
-    name: str, kinds: Kinds | None = None, value: Callable[[Any], bool] | None = None
+    name: str, kinds: Kinds | None = None, value: Test | None = None
 ) -> Pattern:
     """Any constant whose value passes the test."""
     return Pattern(ops=(Ops.CONST,), name=name, kinds=kinds, value=value)
@@ -252,6 +265,10 @@ def watched(trace: Trace) -> Iterator[None]:
         _watchers.reset(token)
 
 
+# A rule that a node may match; which source holds a constant, and the test that it must pass first.
+Candidate = tuple[Rule, int, Test | None]
+
+
 @dataclass(frozen=True, slots=True)
 class RuleSet:
     """Rules in order of preference, found by the ops of a node and of its sources."""
@@ -259,7 +276,7 @@ class RuleSet:
     name: str
     rules: tuple[Rule, ...]
     mask: int = field(init=False, default=0)
-    _found: dict[tuple[Any, ...], tuple[Rule, ...]] = field(
+    _found: dict[tuple[Any, ...], tuple[Candidate, ...]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
     _of_op: dict[Op, tuple[Rule, ...]] = field(
@@ -279,7 +296,7 @@ class RuleSet:
     def __hash__(self) -> int:
         return hash((self.name, self.rules))
 
-    def candidates(self, node: Node) -> tuple[Rule, ...]:
+    def candidates(self, node: Node) -> tuple[Candidate, ...]:
         """The rules that `node` could match, going by its dtype, its op and its sources' ops."""
         child_ops = tuple([child.op for child in node.src])
         same = len(child_ops) == 2 and node.src[0] is node.src[1]
@@ -293,7 +310,7 @@ class RuleSet:
                 )
             found = self._found[key] = tuple(
                 [
-                    rule
+                    (rule, *rule.pattern.tested(child_ops))
                     for rule in rules
                     if rule.pattern.could_match(node.op, node.dtype, child_ops, same)
                 ]
@@ -304,7 +321,7 @@ class RuleSet:
         self,
         node: Node,
         trace: Trace | None = None,
-        candidates: tuple[Rule, ...] | None = None,
+        candidates: tuple[Candidate, ...] | None = None,
     ) -> Node:
         """`node` after at most REAPPLICATIONS rules at its top; its sources stay as they are.
 
@@ -312,7 +329,9 @@ class RuleSet:
         """
         rules = candidates
         for _ in range(REAPPLICATIONS):
-            for rule in self.candidates(node) if rules is None else rules:
+            for rule, place, test in self.candidates(node) if rules is None else rules:
+                if test is not None and not test(node.src[place].arg):
+                    continue
                 result = rule(node)
                 if result is not None:
                     if trace is not None:

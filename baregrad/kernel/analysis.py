@@ -6,7 +6,7 @@ Everything is computed once per node and kept on it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
@@ -58,7 +58,7 @@ class Offset:
 
 
 # The offsets of a kernel by shape and indices: most of its arrays are read at the same places.
-Offsets = dict[tuple[tuple[Dim, ...], tuple[Node, ...]], Offset]
+_Offsets = dict[tuple[tuple[Dim, ...], tuple[Node, ...]], Offset]
 
 
 @dataclass(eq=False, slots=True)
@@ -108,9 +108,8 @@ class Facts:
     data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along them.
     ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose value is
     used other than as an address (conditions, casts to numbers). order: all nodes below the OUTs,
-    sources first. work: operations at each point of some axes. offsets: of its accesses. fresh: the
-    axes as schedules find them, once they were asked for (`axes.py`). counts: the points of some
-    axes, likewise.
+    sources first. work: operations at each point of some axes. fresh: the axes as schedules find
+    them, once they were asked for (`axes.py`). counts: the points of some axes, likewise.
     """
 
     outs: tuple[Node, ...]
@@ -124,8 +123,7 @@ class Facts:
     exposed: frozenset[Node]
     order: tuple[Node, ...]
     work: Mapping[frozenset[Node], int]
-    offsets: Offsets
-    fresh: tuple[Any, ...] | None = None
+    fresh: dict[Node, Any] | None = None
     counts: dict[frozenset[Node], int] = field(default_factory=dict)
 
     def points(self, axes: frozenset[Node]) -> int:
@@ -160,22 +158,24 @@ def access_offset(array: Node, indices: tuple[Node, ...]) -> Offset:
     return Offset(constant, strides, tuple(rest))
 
 
-def offset_of(node: Node, known: Offsets | None = None) -> Offset:
-    """The flat offset of an INDEX or OUT node, computed once.
+def offset_of(node: Node) -> Offset:
+    """The flat offset of an INDEX or OUT node, computed once: equal ones of a kernel are one."""
+    memo = node.memo
+    found: Offset | None = memo.get(_OFFSET)
+    if found is None:
+        indices = node.src[1 if node.op is Ops.INDEX else 2 :]
+        found = memo[_OFFSET] = access_offset(node.src[0], indices)
+    return found
 
-    known: those of other accesses of the kernel, of which equal ones are one object; without, it is
-    kept with the node.
-    """
+
+def _offset(node: Node, indices: tuple[Node, ...], known: _Offsets) -> Offset:
+    """`offset_of`, where equal ones are `known`."""
     array = node.src[0]
-    indices = node.src[1 if node.op is Ops.INDEX else 2 :]
-    key: Any = _OFFSET
-    if known is None:
-        known = node.memo
-    else:
-        key = (array.shape, indices)
+    key = (array.shape, indices)
     found = known.get(key)
     if found is None:
         found = known[key] = access_offset(array, indices)
+    node.memo[_OFFSET] = found
     return found
 
 
@@ -200,13 +200,14 @@ def in_bounds(node: Node) -> bool:
 
 def out_axes(out: Node) -> frozenset[Node]:
     """The free axes of an OUT, computed once: it executes once per point of them."""
-    found: frozenset[Node] | None = out.memo.get(_AXES)
+    memo = out.memo
+    found: frozenset[Node] | None = memo.get(_AXES)
     if found is None:
-        found = out.memo[_AXES] = NO_RANGES.union(*[child.ranges for child in out.src[1:]])
+        found = memo[_AXES] = NO_RANGES.union(*[child.ranges for child in out.src[1:]])
     return found
 
 
-def by_id(axes: frozenset[Node] | set[Node]) -> tuple[Node, ...]:
+def by_id(axes: Collection[Node]) -> tuple[Node, ...]:
     """Axes in the order of their ids."""
     return tuple(sorted(axes, key=_ID) if len(axes) > 1 else axes)
 
@@ -221,47 +222,48 @@ def facts_of(kernel: Node) -> Facts:
 
 
 def _facts(kernel: Node) -> Facts:
-    data: set[Node] = set()
-    everything: set[Node] = set()
-    scanned: set[Node] = set()
-    accesses: list[Access] = []
+    everything, scanned = set[Node](), set[Node]()
     reductions: list[Reduction] = []
     stages: list[Node] = []
     exposed: set[Node] = set()
     work: dict[frozenset[Node], int] = {}
-    offsets: Offsets = {}
-    for out in kernel.src:
-        free = out_axes(out)
-        data |= free
-        accesses.append(Access(out.src[0], offset_of(out, offsets), free, True))
+    offsets: _Offsets = {}
+    accesses = [
+        Access(out.src[0], _offset(out, out.src[2:], offsets), out_axes(out), True)
+        for out in kernel.src
+    ]
+    data = NO_RANGES.union(*[write.axes for write in accesses])
+    ordered = _ordered(kernel.src, accesses)
     order = toposort(*kernel.src)
     for node in order:
-        op = node.op
+        src = node.src
+        if not src:
+            continue
+        op, axes = node.op, node.ranges
         bit = op.bit
         if bit & _ALU:
-            axes = node.ranges
             if node.dtype is _INDEX:
                 continue
             if axes:
                 work[axes] = work.get(axes, 0) + (op_flops(node) if bit & COSTLY_OPS else 1)
             if bit & _MIXED:
                 exposed |= _positions(node)
-        elif op is Ops.INDEX:
-            array = node.src[0]
-            if array.op is Ops.PARAM:
-                accesses.append(Access(array, offset_of(node, offsets), node.ranges, False))
-            else:
-                for child in node.src[1:]:
-                    exposed |= child.ranges
         elif op is Ops.RANGE:
             everything.add(node)
+        elif op is Ops.INDEX:
+            array = src[0]
+            if array.op is Ops.PARAM:
+                accesses.append(Access(array, _offset(node, src[1:], offsets), axes, False))
+            else:
+                for child in src[1:]:
+                    exposed |= child.ranges
         elif op is Ops.REDUCE:
-            own = tuple([child for child in node.src if child.op is Ops.RANGE])
-            reductions.append(Reduction(node, own, node.ranges))
+            own = tuple([child for child in src if child.op is Ops.RANGE])
+            reductions.append(Reduction(node, own, axes))
             _add_steps(work, node, own)
         elif op is Ops.SCAN:
-            scanned.add(node.src[-1])
-            _add_steps(work, node, node.src[-1:])
+            scanned.add(src[-1])
+            _add_steps(work, node, src[-1:])
         elif op is Ops.STAGE:
             stages.append(node)
         elif node.dtype is not _INDEX and op is not Ops.OUT:
@@ -274,11 +276,10 @@ def _facts(kernel: Node) -> Facts:
         tuple(accesses),
         tuple(reductions),
         tuple(stages),
-        _ordered(kernel, offsets),
+        ordered,
         frozenset(exposed),
         tuple(order),
         work,
-        offsets,
     )
 
 
@@ -344,18 +345,18 @@ def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
     return True
 
 
-def _ordered(kernel: Node, offsets: Offsets) -> frozenset[Node]:
+def _ordered(outs: tuple[Node, ...], writes: list[Access]) -> frozenset[Node]:
     """OUTs that accumulate, write through loaded indices, or write an array that another writes."""
-    seen: dict[Node, int] = {}
-    for out in kernel.src:
-        seen[out.src[0]] = seen.get(out.src[0], 0) + 1
-    found = set()
-    for out in kernel.src:
-        offset = offset_of(out, offsets)
-        free = {axis for axis in out_axes(out) if extent_of(axis) != 1}
-        affine = not offset.rest and free <= offset.strides.keys()
-        if out.arg.monoid is not None or not affine or seen[out.src[0]] > 1:
-            found.add(out)
+    arrays = [write.array for write in writes]
+    found = []
+    for out, write in zip(outs, writes, strict=True):
+        strides = write.offset.strides
+        affine = not write.offset.rest and (
+            write.axes <= strides.keys()
+            or all(axis in strides or extent_of(axis) == 1 for axis in write.axes)
+        )
+        if out.arg.monoid is not None or not affine or arrays.count(write.array) > 1:
+            found.append(out)
     return frozenset(found)
 
 

@@ -38,7 +38,7 @@ from baregrad.kernel.analysis import (
 )
 from baregrad.kernel.apply_carried import kept_in_scratch
 from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of, flat_array, is_chunks, plain
-from baregrad.kernel.axes import AxisTable, Piece, Terms, table_after
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, table_after
 from baregrad.kernel.byte_dots import (
     Word,
     at_number,
@@ -121,16 +121,11 @@ class _Rewriter:
         self.dead: set[str] = set()
         for position, name in enumerate(table.order):
             axis = table.axes[name]
-            several = table.grain > 1 or not isinstance(axis.extent, int) or name in table.staged
             if name in table.tensorized:
                 self.ranges[name] = range_node(1, position, name)
                 self.dead.add(name)
-            elif axis.unit == "pool" and chunked and is_chunks(table, name):
-                self.ranges[name] = range_node(axis.extent, position, name, "pool")
-                self.grain = table.grain
-            elif axis.unit == "pool" and chunked and several:
-                chunk, self.ranges[name] = chunks_of(axis, table.grain, position)
-                self.chunk = (name, chunk)
+            elif axis.unit == "pool" and chunked:
+                self.ranges[name] = self.pool_axis(axis, position)
             else:
                 self.ranges[name] = range_node(axis.extent, position, name, axis.unit)
             if axis.extent == 0:
@@ -140,7 +135,8 @@ class _Rewriter:
         self.flat: dict[Node, Node] = {}
         self.sums: dict[tuple[object, ...], Node] = {}
         self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
-        self.choices: dict[Node, tuple[Piece, ...]] = {}
+        # The parts of each original axis that are ever run.
+        self.choices = {node: self.pieces(node) for node in table.names}
         self.scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.early_scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.applied: set[StageInput | StageReduce | Pipeline] = set()
@@ -150,28 +146,39 @@ class _Rewriter:
         self.staged_params = frozenset(step.param for step in table.staged_inputs)
         # Arguments that are read as words of bytes alone, at the loop level.
         self.words = word_slots(table) if chunked and table.tensorized else frozenset()
-        self.masked = any(p.limits for pieces in table.pieces.values() for p in pieces)
+        self.masked = table.masked
         # Whether reads have guards of their own, or what is reduced has one for all below it.
         self.early = self.masked and partial_tiles.guards_reads(table)
-        self.several = any(len(pieces) > 1 for pieces in table.pieces.values())
         # At the loop level, where one sum's axes may be as long as loops around it say.
         self.narrows = chunked and table.gpu is None and len(table.facts.reductions) == 1
-        self.narrows &= not (self.several or self.masked or table.merged)
+        self.narrows &= not (table.several or table.masked or table.merged)
         tiled = self.table.tiled
         names = () if tiled is None else tiled.axes[:4]
         self.matrix = tuple([self.ranges[name] for name in names if name not in self.dead])
         self.panels = frozenset(step.axis for step in table.staged_reductions)
 
+    def pool_axis(self, axis: Axis, position: int) -> Node:
+        """The loop that threads share, or that inside a chunk, whose own loop is noted."""
+        table, name = self.table, axis.name
+        if is_chunks(table, name):
+            self.grain = table.grain
+        elif table.grain > 1 or not isinstance(axis.extent, int) or name in table.staged:
+            chunk, inner = chunks_of(axis, table.grain, position)
+            self.chunk = (name, chunk)
+            return inner
+        return range_node(axis.extent, position, name, "pool")
+
     def kernel(self, kernel: Node) -> Node:
         """The rewritten KERNEL."""
         outs: list[Node] = []
         for out in kernel.src:
-            for pieces in self.combinations(by_id(out_axes(out))):
+            free = by_id(out_axes(out))
+            for pieces in self.combinations(free):
                 scope = self.scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 src = (self.array(out.src[0]), value, self.target(out, scope))
                 if self.results is not None:
-                    self.see_axes(out_axes(out), (*value.ranges, *src[2].ranges), scope)
+                    self.see_axes(free, (*value.ranges, *src[2].ranges), scope)
                 outs.append(make_node(Ops.OUT, out.dtype, src, out.arg))
         info = kernel.arg if self.grain == 1 else kernel.arg._replace(grain=self.grain)
         return make_node(Ops.KERNEL, kernel.dtype, tuple(outs), info)
@@ -216,7 +223,7 @@ class _Rewriter:
         if ranges is not self.ranges:
             return Scope(pieces, ranges, early)
         key: tuple[tuple[Node, int], ...] = ()
-        if self.several:
+        if self.table.several:
             choices = self.choices
             key = tuple([(axis, id(p)) for axis, p in pieces.items() if len(choices[axis]) > 1])
         scopes = self.early_scopes if early else self.scopes
@@ -229,27 +236,19 @@ class _Rewriter:
 
     def pieces(self, node: Node) -> tuple[Piece, ...]:
         """The parts of an original axis that are ever run; at least one."""
-        found = self.choices.get(node)
-        if found is None:
-            merged = self.table.merged.get(node)
-            name = merged[0] if merged else self.table.names[node]
-            every = self.table.pieces[name]
-            if self.empty:
-                live = [p for p in every if not any(n in self.empty for n, _ in p.terms)]
-                every = live or every[:1]
-            found = tuple(every)
-            self.choices[node] = found
-        return found
+        merged = self.table.merged.get(node)
+        every = self.table.pieces[merged[0] if merged else self.table.names[node]]
+        if self.empty:
+            live = [p for p in every if not any(n in self.empty for n, _ in p.terms)]
+            every = live or every[:1]
+        return tuple(every)
 
     def combinations(self, axes: Sequence[Node]) -> Iterable[Pieces]:
         """Every choice of one piece per axis; axes that were collapsed choose together."""
-        first: Pieces = {}
-        several = False
-        for node in axes:
-            choices = self.pieces(node)
-            several = several or len(choices) > 1
-            first[node] = choices[0]
-        return self.products(axes) if several else (first,)
+        choices = self.choices
+        if self.table.several and any([len(choices[node]) > 1 for node in axes]):
+            return self.products(axes)
+        return ({node: choices[node][0] for node in axes},)
 
     def products(self, axes: Sequence[Node]) -> Iterable[Pieces]:
         """The choices where an axis has several pieces."""
@@ -257,7 +256,7 @@ class _Rewriter:
         for node in axes:
             merged = self.table.merged.get(node)
             groups.setdefault(merged[0] if merged else self.table.names[node], []).append(node)
-        options = [self.pieces(nodes[0]) for nodes in groups.values()]
+        options = [self.choices[nodes[0]] for nodes in groups.values()]
         return apply_scope.every_choice(groups.values(), options)
 
     # --- addresses ------------------------------------------------------------------------------
@@ -297,11 +296,11 @@ class _Rewriter:
 
     def offset(self, node: Node, scope: Scope) -> Node:
         """The flat offset of an INDEX or OUT in terms of the final axes."""
-        old = offset_of(node, self.table.facts.offsets)
+        old = offset_of(node)
         found = scope.offsets.get(old)
         if found is not None:
             return found
-        table = self.table
+        table, finals = self.table, scope.finals
         terms: dict[Node, int] = {}
         constant = old.constant
         extra: list[Dim] = []
@@ -314,7 +313,7 @@ class _Rewriter:
                     continue
                 if axis is not group[0]:
                     continue
-            for final, scale in self.finals(axis, scope):
+            for final, scale in finals.get(axis) or self.finals(axis, scope):
                 terms[final] = terms.get(final, 0) + stride * scale
             start = scope.pieces[axis].start
             if isinstance(start, int):
@@ -464,7 +463,7 @@ class _Rewriter:
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
         axes = [child for child in node.src[1:] if child.op is Ops.RANGE]
-        pieces = {**scope.pieces, **{axis: self.pieces(axis)[0] for axis in axes}}
+        pieces = {**scope.pieces, **{axis: self.choices[axis][0] for axis in axes}}
         (value,) = self.values((node.src[0],), Scope(pieces, scope.ranges, self.masked))
         if node.op is Ops.SCAN:
             final = [self.ranges[self.table.names[axis]] for axis in axes]
@@ -474,7 +473,7 @@ class _Rewriter:
 
     def parts_of(self, axis: Node) -> list[Node]:
         """The axes that a stage's axis was split into, outermost first."""
-        piece = self.pieces(axis)[0]
+        piece = self.choices[axis][0]
         terms = sorted(piece.terms, key=lambda term: -term[1])
         return [self.ranges[name] for name, _ in terms if name not in self.dead]
 
@@ -492,7 +491,7 @@ class _Rewriter:
     def reduction(self, node: Node, scope: Scope) -> tuple[Node, ...]:
         """The parts of a REDUCE; several pieces are combined in order."""
         free = by_id(node.ranges)
-        key = (node, id(scope.ranges), scope.early, *(id(scope.pieces[axis]) for axis in free))
+        key = (node, id(scope.ranges), scope.early, *[id(scope.pieces[axis]) for axis in free])
         found = self.reduced.get(key)
         if found is not None:
             return found

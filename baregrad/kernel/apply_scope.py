@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
@@ -19,6 +20,7 @@ from baregrad.kernel.axes import Axis, AxisTable, Limit, Piece
 from baregrad.kernel.axes_arrays import shares_of
 
 Pieces = dict[Node, Piece]
+_PARAM = Ops.PARAM.bit
 # Beyond the ids of any kernel's own axes.
 CHUNK_ID = 1 << 20
 
@@ -81,11 +83,13 @@ def is_chunks(table: AxisTable, name: str) -> bool:
 def flat_array(node: Node, table: AxisTable, words: frozenset[int]) -> Node:
     """A PARAM as one flat axis; of words, where those are what is read."""
     slot, shape, name = node.arg[:3]
-    size = shape[0] if len(shape) == 1 else index.product(shape)
     dtype = node.dtype
+    streamed, asked = slot in table.streamed, table.ahead.get(slot)
+    if len(shape) == 1 and asked is None and not streamed and slot not in words:
+        return node
+    size: Dim = prod(shape) if node.mask == _PARAM else index.product(shape)
     if slot in words:
         size, dtype = index.floordiv(size, in_word(dtype)), dtypes.int32
-    streamed, asked = slot in table.streamed, table.ahead.get(slot)
     if asked is None and isinstance(size, int):
         flat = _flat(slot, size, name, streamed)
         return make_node(Ops.PARAM, dtype, (), flat, flat.shape)

@@ -55,12 +55,14 @@ class Axis:
     """One axis.
 
     `serial` says why it must run in order on one thread, `whole` why it cannot be split, and
-    `exact` why its parts must divide it; empty where that is not so.
+    `exact` why its parts must divide it; empty where that is not so. origin: the axis that it is
+    all or a part of, original or collapsed: what `AxisTable.pieces` is asked for.
     """
 
     name: str
     extent: Dim
     reduced: bool
+    origin: str
     unit: str = "loop"
     serial: str = ""
     whole: str = ""
@@ -99,8 +101,9 @@ class AxisTable:
     streamed, ahead: the arrays that pass the caches by, and how others are asked for before their
     time. tensorized: what instructions do. tiled: the step that a core's matrix unit does, whose
     instructions are `tile_instructions`, None for any. dots_bytes: whether the machine has an
-    instruction for bytes. room: bytes that one copy may have. registers: elements that a tile may
-    have. Both are 0 where nothing is known of the machine.
+    instruction for bytes. several, masked: whether some axis has a tail, or a partial tile. room:
+    bytes that one copy may have. registers: elements that a tile may have. Both are 0 where nothing
+    is known of the machine.
     """
 
     facts: Facts
@@ -120,6 +123,8 @@ class AxisTable:
     matrix: bool = False
     tiled: Tensorize | None = None
     dots_bytes: bool = True
+    several: bool = False
+    masked: bool = False
     tile_instructions: tuple[str, ...] | None = None
     grain: int = 1
     gpu: GpuTarget | None = None
@@ -287,24 +292,22 @@ class AxisTable:
         for position, (name, size) in enumerate(step.parts):
             extent = size if position else count
             scale = scale // size if position else tile
-            self._add(Axis(name, extent, axis.reduced, exact=axis.exact), step)
+            self._add(Axis(name, extent, axis.reduced, axis.origin, exact=axis.exact), step)
             terms.append((name, scale))
         names = [name for name, _ in step.parts]
+        self.masked = self.masked or partial
         if step.tail:
-            self._add(Axis(step.tail, rest, axis.reduced), step)
+            self.several = True
+            self._add(Axis(step.tail, rest, axis.reduced, axis.origin), step)
             names.append(step.tail)
         place = self.order.index(axis.name)
         self.order[place : place + 1] = names
         del self.axes[axis.name]
         covered = index.mul(count, tile)
-        for pieces in self.pieces.values():
-            for piece in pieces:
-                if axis.name in [part for part, _ in piece.terms]:
-                    limit = _limit(axis.extent, terms) if partial else None
-                    pieces[:] = _split_pieces(
-                        pieces, axis.name, terms, step.tail, covered, limit
-                    )
-                    break
+        limit = _limit(axis.extent, terms) if partial else None
+        self.pieces[axis.origin] = _split_pieces(
+            self.pieces[axis.origin], axis.name, terms, step.tail, covered, limit
+        )
 
     def _bind(self, step: Bind) -> None:
         axis = self.axis(step.axis, step)
@@ -429,7 +432,7 @@ class AxisTable:
                 )
         total = index.product(self.axes[name].extent for name in step.axes)
         reduced = self.axes[step.axes[0]].reduced
-        self._add(Axis(step.name, total, reduced), step)
+        self._add(Axis(step.name, total, reduced, step.name), step)
         self.order[self.order.index(step.axes[0])] = step.name
         stride: Dim = 1
         for node, name in reversed(tuple(zip(nodes, step.axes, strict=True))):
@@ -497,45 +500,52 @@ def _limit(extent: Dim, parts: list[tuple[str, int]]) -> Limit:
 def fresh_table(facts: Facts, gpu: GpuTarget | None = None) -> AxisTable:
     """The axes of a kernel before any step, on a CPU or, given its row, on a GPU."""
     table = AxisTable(facts, gpu=gpu)
-    if facts.fresh is None:
-        facts.fresh = _fresh_axes(facts)
     axes, names, order, pieces = table.axes, table.names, table.order, table.pieces
-    for node, name, (extent, reduced, serial, whole, exact), piece in facts.fresh:
-        axes[name] = Axis(name, extent, reduced, "loop", serial, whole, exact)
+    for node, (name, extent, reduced, serial, whole, exact) in fresh_axes(facts).items():
+        axes[name] = Axis(name, extent, reduced, name, "loop", serial, whole, exact)
         names[node] = name
         order.append(name)
-        pieces[name] = [piece]
+        pieces[name] = [Piece(0, ((name, 1),))]
     return table
 
 
-# An axis as a fresh table has it: the node, its name, the rest of the Axis, what the node is.
-Fresh = tuple[Node, str, tuple[Dim, bool, str, str, str], Piece]
+class Fresh(NamedTuple):
+    """An axis before any step: what `Axis` has of it."""
+
+    name: str
+    extent: Dim
+    reduced: bool
+    serial: str
+    whole: str
+    exact: str
 
 
-def _fresh_axes(facts: Facts) -> tuple[Fresh, ...]:
-    """The axes of a kernel before any step, in the order of loops: one table after another."""
-    labels: dict[str, int] = {}
+def fresh_axes(facts: Facts) -> dict[Node, Fresh]:
+    """The axes of a kernel before any step, in the order of loops; found once."""
+    if facts.fresh is None:
+        facts.fresh = _fresh_axes(facts)
+    return facts.fresh
+
+
+def _fresh_axes(facts: Facts) -> dict[Node, Fresh]:
     axes = facts.data + facts.reduced
-    for node in axes:
-        label = node.arg.axis
-        labels[label] = labels.get(label, 0) + 1
+    labels = [node.arg.axis for node in axes]
     serial = _serial_axes(facts) if facts.ordered else {}
     staged = {axis for stage in facts.stages for axis in stage.src[1:]}
     scanned = facts.scanned
     data = frozenset(facts.data)
-    order = list(by_id(frozenset(axes)))
+    order = list(by_id(axes))
     if scanned:
         # A scan's accumulator must outlive the loops inside its own: its axis goes inside others.
         order.sort(key=lambda axis: axis in scanned)
-    found: list[Fresh] = []
+    found: dict[Node, Fresh] = {}
     for node in order:
         reduced = node not in data
-        name = axis_name(node, reduced, labels[node.arg.axis] == 1)
         whole = SCANNED if node in scanned else ""
         exact = "a value is staged along the axis" if node in staged else ""
-        axis = (extent_of(node), reduced, whole or serial.get(node, ""), whole, exact)
-        found.append((node, name, axis, Piece(0, ((name, 1),))))
-    return tuple(found)
+        found[node] = Fresh(axis_name(node, reduced, labels), extent_of(node), reduced,
+                            whole or serial.get(node, ""), whole, exact)
+    return found
 
 
 def table_for(facts: Facts, target: AnyTarget | None) -> AxisTable:
@@ -562,10 +572,10 @@ def table_after(facts: Facts, schedule: Schedule, target: AnyTarget | None) -> A
     return table
 
 
-def axis_name(node: Node, reduced: bool, unique: bool) -> str:
-    """What schedules call an original axis."""
+def axis_name(node: Node, reduced: bool, labels: list[str]) -> str:
+    """What schedules call an original axis. labels: those of all axes of the kernel."""
     label: str = node.arg.axis
-    if label and unique and label.isidentifier():
+    if label and labels.count(label) == 1 and label.isidentifier():
         return label
     return f"{'r' if reduced else 'i'}{node.arg.id}"
 

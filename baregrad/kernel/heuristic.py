@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from baregrad.ir.node import Node
+from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, facts_of
 from baregrad.kernel.heuristic_elementwise import plan_elementwise
 from baregrad.kernel.heuristic_gpu import choose_gpu_schedule
@@ -51,9 +51,8 @@ def choose(kernel: Node, target: AnyTarget) -> Choice:
 
 def is_tiny(facts: Facts) -> bool:
     """Whether no axis is worth a vector."""
-    sizes = [axis.src[0] for axis in (*facts.data, *facts.reduced)]
-    return all(size.arg is not None and size.src == () and _small(size) for size in sizes)
-
-
-def _small(size: Node) -> bool:
-    return isinstance(size.arg, int) and size.arg <= 1
+    for axis in (*facts.data, *facts.reduced):
+        extent = extent_of(axis)
+        if not isinstance(extent, int) or extent > 1:
+            return False
+    return True

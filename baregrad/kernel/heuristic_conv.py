@@ -80,8 +80,9 @@ def _skips(found: Windows, write: Access) -> bool:
 class Windows(NamedTuple):
     """A sum of products of an image and a filter, and the axes of its output by what they move.
 
-    lane: the longest of those that move the filter alone, along which vectors lie. copied: what is
-    copied of the image, a band at a time; None where it is read where it lies.
+    lane: the longest of those that move the filter alone, along which vectors lie. slides: whether
+    windows overlap. copied: what is copied of the image, a band at a time; None where it is read
+    where it lies.
     """
 
     image: Access
@@ -91,6 +92,7 @@ class Windows(NamedTuple):
     moves_both: list[PlannedAxis]
     own: list[PlannedAxis]
     lane: PlannedAxis
+    slides: bool = False
     copied: Image | None = None
 
 
@@ -104,17 +106,17 @@ def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | No
     first, second, both, own = sorts
     # Either operand may be the image.
     left, right = reads
+    sides = ((left, right, first, second), (right, left, second, first))
+    for image, other, moves, others in sides:
+        if _slides(image, moves, own):
+            return Windows(image, other, moves, others, both, own, max(others, key=_size), True)
     found = [
         Windows(image, other, moves, others, both, own, max(others, key=_size))
-        for image, other, moves, others in (
-            (left, right, first, second),
-            (right, left, second, first),
-        )
+        for image, other, moves, others in sides
     ]
-    for fits in (_slides, _runs):
-        for windows in found:
-            if fits(windows):
-                return windows
+    for windows in found:
+        if _runs(windows):
+            return windows
     write = next(access for access in plan.facts.accesses if access.write)
     return next((windows for windows in found if _skips(windows, write)), None)
 
@@ -156,14 +158,13 @@ def _sorted(
     return only_left, only_right, both, own
 
 
-def _slides(found: Windows) -> bool:
+def _slides(image: Access, moves_image: list[PlannedAxis], own: list[PlannedAxis]) -> bool:
     """Whether an axis of the output and a reduced one move the image by overlapping steps."""
-    image = found.image
-    for axis in found.moves_image:
+    steps = [(abs(inner.stride(image) or 0), inner.size) for inner in own]
+    for axis in moves_image:
         far = abs(axis.stride(image) or 0)
-        for inner in found.own:
-            step = abs(inner.stride(image) or 0)
-            if step and far < step * inner.size and step < far * axis.size:
+        for step, size in steps:
+            if step and far < step * size and step < far * axis.size:
                 return True
     return False
 
@@ -399,17 +400,17 @@ def _tiles(
     for vectors in range(1, min(whole, MOST_VECTORS) + 1):
         parts = _parts(whole, vectors)
         carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
-        best: Tile | None = None
+        best: tuple[PlannedAxis, PlannedAxis | None, int, float] | None = None
         known: dict[tuple[int, int], float] = {}
         panel = products * vectors * machine.lanes * 4
+        # Steps of a tile of so many vectors that registers hold.
+        held = (machine.registers - SPARE_REGISTERS) // vectors - 1
         for second, third, most, times, near, beside in pairs:
             # Lines of the image are used whole where the first cache holds them till then.
             near = near or (run >= NEAR_RUN and panel + products * most * 4 <= target.l1_bytes)
             scale = scaled * (carry if near else carry * FAR_COST)
-            for steps in range(most, 0 if third is None else most - 1, -1):
+            for steps in range(min(most, held // times), 0 if third is None else most - 1, -1):
                 rows = steps * times
-                if best is not None and vectors * (rows + 1) + SPARE_REGISTERS > machine.registers:
-                    continue
                 if best is not None:
                     whole_tile = known.get((vectors, rows))
                     if whole_tile is None:
@@ -417,7 +418,7 @@ def _tiles(
                         known[vectors, rows] = whole_tile
                     least = whole_tile / (vectors * rows) * scale
                     least += STORE_CYCLES if beside else SCATTER_CYCLES
-                    if least >= best.cost * 0.999:
+                    if least >= best[-1] * 0.999:
                         # Smaller tiles take longer for each product.
                         break
                 cycles = 0.0
@@ -432,10 +433,11 @@ def _tiles(
                 cost = cycles / second.size / times / whole * scale
                 cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
                 cost += STORE_CYCLES if beside and steps >= LEAST_LANES else SCATTER_CYCLES
-                if best is None or cost < best.cost * 0.999:
-                    best = Tile(second, third, vectors, steps, cost)
+                if best is None or cost < best[-1] * 0.999:
+                    best = (second, third, steps, cost)
         if best is not None:
-            tiles.append(best)
+            axis, other, steps, cost = best
+            tiles.append(Tile(axis, other, vectors, steps, cost))
     return tiles
 
 
@@ -520,7 +522,7 @@ class _Work(NamedTuple):
         filters = prod([axis.size for axis in (*found.moves_both, *found.moves_filter)])
         results = filters * prod([axis.size for axis in found.moves_image])
         nbytes = index.upper(index.product(found.image.array.shape)) * 4
-        return _Work(results, PACK_CYCLES * steps * filters, steps, nbytes, _slides(found))
+        return _Work(results, PACK_CYCLES * steps * filters, steps, nbytes, found.slides)
 
     def least(self, tile: Tile, target: CpuTarget) -> float:
         """A `Share.time` that none is below; it rises with the tile's cost."""

@@ -6,9 +6,9 @@ output, neighbouring ones as one (a convolution's rows and columns), and the red
 
 from __future__ import annotations
 
-from baregrad.ir.node import Node, toposort
+from baregrad.ir.node import Node, toposort, toposort_having
 from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import Access, Offsets, Reduction, in_bounds, iterations, offset_of
+from baregrad.kernel.analysis import Access, Reduction, in_bounds, iterations, offset_of
 from baregrad.kernel.schedule_value import Collapse
 from baregrad.kernel.tiling import Plan, PlannedAxis
 
@@ -36,24 +36,29 @@ PAIR_LOADS = 4
 # Elements between steps from which each step reads another line.
 FAR_STEP = 8
 _READ = Ops.INDEX.bit
+_REDUCE = Ops.REDUCE.bit
 
 
-def accesses_below(node: Node, known: Offsets | None = None) -> list[Access]:
+def accesses_below(node: Node) -> list[Access]:
     """The array reads in a reduction's values, without those of reductions inside it."""
-    values = tuple(child for child in node.src if child.op is not Ops.RANGE)
-    found = []
+    values = tuple([child for child in node.src if child.op is not Ops.RANGE])
+    reads = []
     guards: dict[Node, Node] = {}
     # Addresses read no arrays but where one is looked up in another.
-    order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
-    for below in order:
-        if below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
-            guards[below.src[1]] = below
+    if any([value.mask & _REDUCE for value in values]):
+        order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
+    else:
+        order = toposort_having(_READ, *values)
     for below in order:
         if below.op is Ops.INDEX:
-            guard = guards.get(below)
-            safe = below.src[0].op is Ops.PARAM and (guard is not None or in_bounds(below))
-            place = offset_of(below, known)
-            found.append(Access(below.src[0], place, below.ranges, False, guard, safe))
+            reads.append(below)
+        elif below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
+            guards[below.src[1]] = below
+    found = []
+    for read in reads:
+        array, guard = read.src[0], guards.get(read)
+        safe = array.op is Ops.PARAM and (guard is not None or in_bounds(read))
+        found.append(Access(array, offset_of(read), read.ranges, False, guard, safe))
     return found
 
 
@@ -184,8 +189,8 @@ def _joined(plan: Plan, main: Reduction, reads: list[Access]) -> list[PlannedAxi
         axis = next((a for a in data if a.stride(write) == expected), None)
         if axis is None or not isinstance(axis.extent, int) or not axis.inside(main.free):
             return found
-        known = plan.table.axes.get(plan.table.names[axis.nodes[-1]])
-        if known is None or known.serial or known.whole or known.exact:
+        known = plan.fresh[axis.nodes[-1]]
+        if known.serial or known.whole or known.exact:
             return found
         group.insert(0, axis)
         expected *= axis.extent

@@ -39,5 +39,5 @@ def plan_ordered(plan: Plan, target: CpuTarget) -> Schedule:
 
 
 def _serial(plan: Plan, axis: PlannedAxis) -> bool:
-    known = plan.table.axes.get(axis.name)
-    return known is not None and bool(known.serial or known.whole)
+    known = plan.fresh[axis.nodes[-1]]
+    return bool(known.serial or known.whole)

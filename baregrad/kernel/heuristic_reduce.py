@@ -49,7 +49,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
     facts = plan.facts
     lanes = lanes_of(plan, target)
     main = max(facts.reductions, key=lambda r: facts.points(r.free.union(r.own)))
-    reads = accesses_below(main.node, facts.offsets)
+    reads = accesses_below(main.node)
     windows = windows_of(plan, main, reads)
     if windows is not None:
         found = plan_windows(plan, main, windows, _machine(main, lanes, target), target)
@@ -193,8 +193,9 @@ def _tile_rows(
     count = _vectorise_sums(plan, main, lane, machine.lanes, together, target)
     rows = _short_rows(plan, main, machine.lanes)
     if rows is None:
-        plan.because("{} sums apart: one alone would wait for its last addition",
-                     count * together)
+        if count * together > 1:
+            plan.because("{} sums apart: one alone would wait for its last addition",
+                         count * together)
         return []
     plan.because("{} short rows at once: one waits for its steps", ROWS_AT_ONCE)
     plan.unroll(rows, ROWS_AT_ONCE)
@@ -330,7 +331,7 @@ def _plan_other(
     own = [axis for axis in plan.axes if axis.inside(reduction.own)]
     if any(axis.planned for axis in own):
         return
-    reads = accesses_below(reduction.node, plan.facts.offsets)
+    reads = accesses_below(reduction.node)
     for axis in own:
         if axis.size < 2 or plan.meets_vector(axis):
             continue

@@ -11,28 +11,19 @@ from baregrad.ir.op import Ops
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Statements in order, in the scope of the loops over `axes`.
+    """Statements in order, in the scope of the loops over `axes`; a block among them is a nest.
 
-    `first` and `last` run ahead of and after all others, whatever is put in later.
+    key: the range of the loop, or the condition of the IF, that it is the body of; None for what is
+    around all others. `before` is run ahead of that: what was placed there once the nest was there
+    already. `first` and `last` run ahead of and after all items, whatever is put in later.
     """
 
     axes: frozenset[Node]
-    items: list[Item] = field(default_factory=list)
-    first: list[Item] = field(default_factory=list)
-    last: list[Item] = field(default_factory=list)
-
-
-@dataclass(eq=False, slots=True)
-class Item:
-    """A statement, or a nest: `key` is the range of a loop or the condition of an IF.
-
-    `before` is run ahead of the nest: what was placed here once the nest was there already.
-    """
-
-    statement: Node | None = None
     key: Node | None = None
-    body: Block | None = None
-    before: list[Node | Item] = field(default_factory=list)
+    items: list[Node | Block] = field(default_factory=list)
+    before: list[Node | Block] = field(default_factory=list)
+    first: tuple[Node | Block, ...] = ()
+    last: tuple[Node | Block, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -45,33 +36,31 @@ class Placed:
 
 
 def statement(block: Block) -> Node:
-    """A block as a SEQ or a single statement."""
+    """What is in a block, as a SEQ or a single statement."""
     done: list[Node] = []
-    for items in (block.first, block.items, block.last) if block.first else (block.items,):
-        for item in items:
-            for ahead in item.before:
-                done.append(ahead if isinstance(ahead, Node) else _nest(ahead))
-            if item.statement is not None:
-                done.append(item.statement)
-            elif item.body is not None and item.key is not None:
-                done.append(_nest(item))
+    items = (*block.first, *block.items, *block.last) if block.first else block.items
+    for item in items:
+        if isinstance(item, Node):
+            done.append(item)
+            continue
+        for ahead in item.before:
+            done.append(ahead if isinstance(ahead, Node) else _nest(ahead))
+        done.append(_nest(item))
     return done[0] if len(done) == 1 else make_node(Ops.SEQ, dtypes.token, tuple(done))
 
 
-def _nest(item: Item) -> Node:
-    """A statement, or a LOOP or IF with its body; one that surely holds is its body."""
-    if item.statement is not None:
-        return item.statement
-    assert item.key is not None and item.body is not None
-    if item.key.op is Ops.CONST and item.key.arg:
-        return statement(item.body)
-    op = Ops.LOOP if item.key.op is Ops.RANGE else Ops.IF
-    return make_node(op, dtypes.token, (item.key, statement(item.body)))
+def _nest(block: Block) -> Node:
+    """A LOOP or IF with its body; one that surely holds is its body."""
+    key = block.key
+    assert key is not None
+    if key.op is Ops.CONST and key.arg:
+        return statement(block)
+    op = Ops.LOOP if key.op is Ops.RANGE else Ops.IF
+    return make_node(op, dtypes.token, (key, statement(block)))
 
 
 def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:
     """The item of `block` that holds the loops opened inside it; the last one without any."""
     if len(inner) == len(path):
         return len(block.items) - 1
-    body = inner[len(path)]
-    return next(n for n, item in enumerate(block.items) if item.body is body)
+    return block.items.index(inner[len(path)])

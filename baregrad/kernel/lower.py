@@ -28,7 +28,7 @@ def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> 
     applied = apply_steps(kernel, schedule, chunked=True, target=target, results=results)
     ordered = frozenset([out.src[0].arg.slot for out in facts.ordered])
     masks = not isinstance(target, GpuTarget) and target.masks
-    loop = to_loop(applied, target.fma, str(schedule), ordered, masks, results)
+    loop = to_loop(applied, target.fma, ordered, masks, results)
     if isinstance(target, GpuTarget):
         check_shared(loop, target)
     note_plain(loop, facts)

@@ -21,7 +21,7 @@ from baregrad.ir.node import Node, extent_of, make_node, substitute
 from baregrad.ir.op import Ops
 from baregrad.ir.protocol import CopyTo, Done
 from baregrad.kernel.analysis import by_id
-from baregrad.kernel.loop_blocks import Block, Item
+from baregrad.kernel.loop_blocks import Block
 from baregrad.kernel.loop_pieces import guarded, store
 from baregrad.kernel.schedule_value import Pipeline, StageInput, StageReduce
 from baregrad.kernel.shared_copies import Copy
@@ -145,33 +145,32 @@ class Ring:
 
 def open_ring(stage: Stage, outer: Block, body: Block) -> Ring:
     """The ring of the loop whose body is `body`, in `outer`; statements around the copies."""
-    item = next(item for item in outer.items if item.body is body)
-    axis = item.key
+    axis = body.key
     if axis is None or axis.op is not Ops.RANGE or axis.arg.axis != stage.at:
         raise CompilerBug("a pipelined copy is not made right inside its loop", found=axis)
     extent = extent_of(axis)
     asynchronous = stage.engine == "async"
-    commit = Item(make_node(Ops.COMMIT, dtypes.token))
+    commit = make_node(Ops.COMMIT, dtypes.token)
     ahead = []
     for number in range(stage.depth - 1):
         holds = index.less(number, extent)
         # What is not there is not copied; a slot takes its turn all the same.
         if holds.op is not Ops.CONST or holds.arg:
-            ahead.append((number, Block(outer.axes)))
-            item.before.append(Item(key=holds, body=ahead[-1][1]))
+            ahead.append((number, Block(outer.axes, holds)))
+            body.before.append(ahead[-1][1])
         if asynchronous:
-            item.before.append(commit)
+            body.before.append(commit)
     done = Done("copy", stage.depth - 2) if asynchronous else Done("lanes")
-    body.first.append(Item(make_node(Ops.DONE, dtypes.token, (), done)))
+    body.first += (make_node(Ops.DONE, dtypes.token, (), done),)
     more = index.less(index.add(axis, stage.depth - 1), extent)
-    begun, ended = Block(body.axes), Block(body.axes)
+    begun, ended = Block(body.axes, more), Block(body.axes, more)
     ever = more.op is not Ops.CONST or bool(more.arg)
     if ever:
-        body.first.append(Item(key=more, body=begun))
+        body.first += (begun,)
     if asynchronous:
-        body.first.append(commit)
+        body.first += (commit,)
     elif ever:
-        body.last.append(Item(key=more, body=ended))
+        body.last += (ended,)
     return Ring(axis, stage.depth, stage.engine, ahead, begun, ended)
 
 
@@ -188,7 +187,7 @@ def add_copy(ring: Ring, buffer: Node, copy: Copy, number: int) -> None:
     value = substitute(copy.value, {ring.axis: index.as_node(later)})
     if copy.condition is not None:
         value = _under(copy.condition, value)
-    ring.begun.items.append(Item(store(held, value, places)))
+    ring.begun.items.append(store(held, value, places))
     kept = make_node(Ops.LOAD, held.dtype, (held, *places))
     _put(ring.ended, copy, store(buffer, kept, (_slot(ring, later), *copy.places)))
 
@@ -217,10 +216,10 @@ def _put(block: Block, copy: Copy, node: Node) -> None:
     """A statement of a copy, in its loop and under its condition."""
     for key in (copy.loop, copy.condition):
         if key is not None:
-            body = Block(block.axes | {key} if key.op is Ops.RANGE else block.axes)
-            block.items.append(Item(key=key, body=body))
+            body = Block(block.axes | {key} if key.op is Ops.RANGE else block.axes, key)
+            block.items.append(body)
             block = body
-    block.items.append(Item(node))
+    block.items.append(node)
 
 
 def _held(buffer: Node, copy: Copy, number: int) -> tuple[Node, tuple[Node, ...]]:

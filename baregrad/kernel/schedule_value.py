@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -238,12 +238,9 @@ class Schedule:
     """Steps in the order in which they are applied."""
 
     steps: tuple[Step, ...] = ()
-    _text: str = field(default="", init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
-        if not self._text:
-            object.__setattr__(self, "_text", f"Schedule({', '.join(map(str, self.steps))})")
-        return self._text
+        return f"Schedule({', '.join(map(str, self.steps))})"
 
     def then(self, *steps: Step) -> Schedule:
         """This schedule followed by more steps."""

@@ -10,7 +10,7 @@ from baregrad.ir import index
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Access, Facts, as_one, axes_together, collapsible
-from baregrad.kernel.axes import AxisTable, fresh_table
+from baregrad.kernel.axes import Fresh, fresh_axes
 from baregrad.kernel.schedule_value import (
     Bind,
     Collapse,
@@ -83,10 +83,10 @@ class PlannedAxis:
 
 @dataclass(slots=True)
 class Plan:
-    """A schedule in the making."""
+    """A schedule in the making. fresh: the kernel's own axes as its steps find them."""
 
     facts: Facts
-    table: AxisTable
+    fresh: dict[Node, Fresh]
     axes: list[PlannedAxis]
     steps: list[Step] = field(default_factory=list)
     stages: list[Step] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Plan:
 
     def members(self, axis: PlannedAxis) -> tuple[str, ...]:
         """The names of the kernel's own axes that an axis is made of."""
-        return tuple(self.table.names[node] for node in axis.nodes)
+        return tuple([self.fresh[node].name for node in axis.nodes])
 
     def meets_vector(self, axis: PlannedAxis) -> bool:
         """Whether some expression depends on this axis and on one that has lanes already.
@@ -288,34 +288,34 @@ class Plan:
 
 def fresh_plan(facts: Facts) -> Plan:
     """The axes of a kernel, neighbours collapsed where every access sees them as one."""
-    table = fresh_table(facts)
-    plan = Plan(facts, table, [])
+    plan = Plan(facts, fresh_axes(facts), [])
     for reduced, nodes in ((False, facts.data), (True, facts.reduced)):
         group: list[Node] = []
-        for node in (*nodes, None):
-            if group and (node is None or not _joins(plan, group, node)):
-                plan.axes.append(_planned(plan, tuple(group), reduced))
+        for node in nodes:
+            if group and not _joins(plan, group[-1], node):
+                plan.axes.append(_planned(plan, group, reduced))
                 group = []
-            if node is not None:
-                group.append(node)
+            group.append(node)
+        if group:
+            plan.axes.append(_planned(plan, group, reduced))
     return plan
 
 
-def _joins(plan: Plan, group: list[Node], node: Node) -> bool:
+def _joins(plan: Plan, outer: Node, inner: Node) -> bool:
     facts = plan.facts
-    axes = plan.table.axes
-    for each in (group[-1], node):
-        axis = axes[plan.table.names[each]]
+    for each in (outer, inner):
+        axis = plan.fresh[each]
         if each in facts.exposed or axis.serial or axis.whole:
             return False
-    return collapsible(facts, group[-1], node)
+    return collapsible(facts, outer, inner)
 
 
-def _planned(plan: Plan, nodes: tuple[Node, ...], reduced: bool) -> PlannedAxis:
-    names = tuple(plan.table.names[node] for node in nodes)
+def _planned(plan: Plan, group: list[Node], reduced: bool) -> PlannedAxis:
+    nodes = tuple(group)
+    first = plan.fresh[nodes[0]]
     if len(nodes) == 1:
-        extent = extent_of(nodes[0])
-        return PlannedAxis(names[0], extent, nodes, reduced, index.upper(extent))
+        return PlannedAxis(first.name, first.extent, nodes, reduced, index.upper(first.extent))
+    names = tuple([plan.fresh[node].name for node in nodes])
     name = "_".join(names)
     plan.steps.append(Collapse(names, name))
     extent = index.product(extent_of(node) for node in nodes)

@@ -21,7 +21,7 @@ from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE
 from baregrad.kernel.core_tiles import product as tiles_product
 from baregrad.kernel.kept_rows import Kept, kept_in_output
-from baregrad.kernel.loop_blocks import Block, Item, Placed, nest_position, statement
+from baregrad.kernel.loop_blocks import Block, Placed, nest_position, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
     Masks,
@@ -54,12 +54,11 @@ Ranges = tuple[Node, ...]
 def to_loop(
     kernel: Node,
     fma: bool = True,
-    schedule: str = "",
     ordered: frozenset[int] = frozenset(),
     masks: bool = False,
     results: Results | None = None,
 ) -> Node:
-    """The loop level of a kernel that `apply_steps` chunked; `schedule` is its text, to be shown.
+    """The loop level of a kernel that `apply_steps` chunked.
 
     With `fma`, products that are summed use one rounding. With `masks`, loads of part of a vector
     cost no more, so that sums in memory need no loop that clears them. Writes to the slots
@@ -75,9 +74,7 @@ def to_loop(
     builder = _Builder(fma, masks, pool, by_id(grid), kernel, results or Results())
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
-    body = statement(builder.root)
-    info = kernel.arg._replace(schedule=schedule) if schedule else kernel.arg
-    return make_node(Ops.KERNEL, kernel.dtype, (body,), info)
+    return make_node(Ops.KERNEL, kernel.dtype, (statement(builder.root),), kernel.arg)
 
 
 class _Builder:
@@ -115,9 +112,9 @@ class _Builder:
         self.rings: dict[Block, Ring] = {}
         # Reductions that their stages make: they have no accumulators of their own.
         self.made_by_stages: set[Node] = set()
-        # The axes of reductions by what they close, and the tile axes of what is read.
+        # The axes of reductions by what they close, and those of what is read by what they are.
         self.owned: dict[frozenset[Node], tuple[Ranges, list[Node], Ranges]] = {}
-        self.tiles: dict[frozenset[Node], Ranges] = {}
+        self.sorts: dict[frozenset[Node], tuple[frozenset[Node], Ranges]] = {}
         self.known_masks: Masks = {}
         self.count = results.count
 
@@ -128,11 +125,11 @@ class _Builder:
         if share:
             for position in range(len(block.items) - 1, needs, -1):
                 item = block.items[position]
-                if item.key is key and item.body is not None:
-                    return item.body
+                if isinstance(item, Block) and item.key is key:
+                    return item
         axes = block.axes | {key} if key.op is Ops.RANGE else block.axes
-        body = Block(axes)
-        block.items.append(Item(key=key, body=body))
+        body = Block(axes, key)
+        block.items.append(body)
         return body
 
     def needs(self, below: tuple[Node, ...], block: Block) -> int:
@@ -183,7 +180,8 @@ class _Builder:
             last = alu(Ops.CMPEQ, pool, index.as_node(index.sub(pool.src[0], 1)))
             path.append(self.nest(path[-1], last, self.needs(below, path[-1]), share))
         # Once there is a parallel loop all else goes into it: a kernel has one.
-        opened = pool is not None and any(item.key is pool for item in self.root.items)
+        nests = [item for item in self.root.items if isinstance(item, Block)]
+        opened = pool is not None and any([nest.key is pool for nest in nests])
         for axis in loops:
             if axis is not pool or not opened:
                 self.reductions(below, path)
@@ -197,7 +195,7 @@ class _Builder:
             condition, indices[0], _ = indices[0].src
             path.append(self.nest(path[-1], condition, NOTHING, share=False))
         store = make_node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
-        path[-1].items.append(Item(store))
+        path[-1].items.append(store)
 
     def blocks(self, loops: list[Node], path: list[Block]) -> list[Node]:
         """Open the loops over blocks, which all outputs share; the loops that are left."""
@@ -218,23 +216,23 @@ class _Builder:
         self.placed[node] = placed
 
     def reductions(self, below: tuple[Node, ...], path: list[Block]) -> None:
-        """Place every reduction of `below` that is possible in the loops open so far."""
+        """Place every reduction of `below` that is possible in the loops open so far.
+
+        That is not so of those which the innermost open block can read already.
+        """
         axes = path[-1].axes
         for node in below:
-            if self.readable(node, path) or node in self.made_by_stages:
+            found = self.placed.get(node)
+            if (found is not None and found.block in path) or node in self.made_by_stages:
                 continue
-            if not looped(node.ranges - axes):
+            loops, _ = self.told_apart(node.ranges)
+            if loops <= axes:
                 if node.op is Ops.REDUCE:
                     self.reduction(node, path)
                 elif node.op is Ops.SCAN:
                     self.scan(node, path)
                 else:
                     self.stage(node, path)
-
-    def readable(self, node: Node, path: list[Block]) -> bool:
-        """Whether a reduction was placed where the innermost open block can read it."""
-        found = self.placed.get(node)
-        return found is not None and found.block in path
 
     def reduction(self, node: Node, path: list[Block]) -> None:
         """Accumulators, loops and the final value of a REDUCE, in the innermost open block."""
@@ -243,7 +241,7 @@ class _Builder:
         own, loops, lanes = self.own_axes(frozenset(node.src[count:]))
         matrix = len(own) > len(loops) + len(lanes)
         monoid, values = widened(node.arg.monoid, node.src[:count])
-        tiles = self.tiles_of(node.ranges)
+        _, tiles = self.told_apart(node.ranges)
         below = self.below(values)
         self.reductions(below, path)
         result = self.results.reads.get(node)
@@ -273,7 +271,7 @@ class _Builder:
             update = [product(total, self.convert(values)[0], own)]
         else:
             update = self.update(monoid, accumulators, loads, values, places)
-        inner[-1].items.extend([Item(step) for step in update])
+        inner[-1].items.extend(update)
         if lanes:
             arrays = self.accumulators(monoid, tiles) if result is None else result.src[:1]
             loads = self.horizontal(monoid, loads, lanes, tiles, block, arrays)
@@ -294,12 +292,12 @@ class _Builder:
             found = self.owned[axes] = (own, looped(own), lanes)
         return found
 
-    def tiles_of(self, ranges: frozenset[Node]) -> Ranges:
-        """The tile axes among some, as those of a register array."""
-        found = self.tiles.get(ranges)
+    def told_apart(self, ranges: frozenset[Node]) -> tuple[frozenset[Node], Ranges]:
+        """Those of some axes that are loops, and the tile axes, as those of a register array."""
+        found = self.sorts.get(ranges)
         if found is None:
-            tiles = by_id({axis for axis in ranges if axis.arg.is_tile})
-            found = self.tiles[ranges] = register_places(tiles)
+            loops = frozenset(looped(ranges))
+            found = self.sorts[ranges] = (loops, register_places(by_id(ranges - loops)))
         return found
 
     def open(
@@ -315,35 +313,35 @@ class _Builder:
 
         below: the reductions that are read inside them.
         """
-        first = True
+        keys = self.with_conditions(loops, conditions, path[-1].axes) if conditions else loops
+        for key in keys:
+            body = self.nest(path[-1], key, needs)
+            body.before.extend(start)
+            start = []
+            path.append(body)
+            self.reductions(below, path)
+            needs = self.needs(below, body)
+        path[-1].items.extend(start)
+
+    def with_conditions(
+        self, loops: list[Node], conditions: list[Node], axes: frozenset[Node]
+    ) -> list[Node]:
+        """Loops inside those over `axes`, each condition after those that it depends on."""
         waiting = list(conditions)
         keys: list[Node] = []
-        bound = set(path[-1].axes)
+        bound = set(axes)
         for axis in (None, *loops):
             if axis is not None:
                 keys.append(axis)
                 bound.add(axis)
-            ready = [cond for cond in waiting if cond.ranges <= bound] if waiting else waiting
+            ready = [cond for cond in waiting if cond.ranges <= bound]
             if ready:
                 waiting = [cond for cond in waiting if cond not in ready]
                 keys.append(self.convert((index.both(*ready),))[0])
         if waiting:
             # Masks: of what is in registers, only the innermost statements.
             keys.append(self.convert((index.both(*waiting),))[0])
-        if not keys:
-            path[-1].items.extend(Item(step) for step in start)
-            return
-        for key in keys:
-            block = path[-1]
-            body = self.nest(block, key, needs)
-            if first:
-                if start:
-                    item = next(item for item in block.items if item.body is body)
-                    item.before.extend(start)
-                first = False
-            path.append(body)
-            self.reductions(below, path)
-            needs = self.needs(below, body)
+        return keys
 
     def accumulators(self, monoid: Monoid, places: tuple[Node, ...]) -> tuple[Node, ...]:
         """One register array per state."""
@@ -406,7 +404,7 @@ class _Builder:
             part = fold
             if monoid.arity > 1:
                 part = make_node(Ops.PROJ, monoid.states[position], (fold,), position)
-            block.items.append(Item(store(result, part, tiles)))
+            block.items.append(store(result, part, tiles))
         return tuple(load(result, tiles) for result in results)
 
     def scan(self, node: Node, path: list[Block]) -> None:
@@ -420,16 +418,14 @@ class _Builder:
         if inner:
             raise CompilerBug("a scan inside loops that it depends on", found=node)
         self.reductions(scoped_below((value,)), path)
-        tiles = self.tiles_of(node.ranges)
+        _, tiles = self.told_apart(node.ranges)
         buffers = self.accumulators(monoid, tiles)
-        outer = path[depth - 1]
-        item = next(item for item in outer.items if item.body is path[depth])
         for buffer, identity in zip(buffers, monoid.identity, strict=True):
-            item.before.append(store(buffer, identity, tiles))
+            path[depth].before.append(store(buffer, identity, tiles))
         block = path[-1]
         states = tuple([load(buffer, tiles) for buffer in buffers])
         steps = self.update(monoid, buffers, states, (value,), tiles)
-        block.items.extend([Item(step) for step in steps])
+        block.items.extend(steps)
         parts = narrowed(states, node.arg.monoid)
         self.place(node, Placed(parts, block, len(block.items) - 1))
 
@@ -453,7 +449,7 @@ class _Builder:
         inner = list(path)
         loops = looped(by_id(set(axes)))
         self.open(inner, loops, [], below, self.needs(below, block), [])
-        inner[-1].items.append(Item(store(buffer, self.convert((value,))[0], places)))
+        inner[-1].items.append(store(buffer, self.convert((value,))[0], places))
         self.place(node, Placed((buffer,), block, len(block.items) - 1))
 
     def staged_array(self, node: Node) -> tuple[Node, tuple[Node, ...]]:
@@ -491,7 +487,7 @@ class _Builder:
             for key in (copy.loop, copy.condition):
                 if key is not None:
                     place = self.nest(place, key, len(place.items) - 1, share=False)
-            place.items.append(Item(store(buffer, copy.value, copy.places)))
+            place.items.append(store(buffer, copy.value, copy.places))
         self.place(node, Placed((buffer,), block, len(block.items) - 1))
 
     def carried(self, node: Node, reduce: Node, own: list[Node], path: list[Block]) -> None:
@@ -520,7 +516,7 @@ class _Builder:
         later = index.less(0, index.total(loops))
         if matrix:
             tile = (*[axis for axis in axes if axis.arg.bind == TILE], *matrix)
-            inner[-1].items.append(Item(tiles_product(state, self.convert(values)[0], tile, later)))
+            inner[-1].items.append(tiles_product(state, self.convert(values)[0], tile, later))
             self.place(node, Placed((buffer,), block, nest_position(block, inner, path)))
             return
         points: list[dict[Node, Node]] = [{}]
@@ -534,7 +530,7 @@ class _Builder:
             state = self.step(monoid, state, value)
         if within is not None:
             inner.append(self.nest(inner[-1], within, NOTHING, share=False))
-        inner[-1].items.append(Item(store(buffer, state, places)))
+        inner[-1].items.append(store(buffer, state, places))
         self.place(node, Placed((buffer,), block, nest_position(block, inner, path)))
 
     def accumulator_array(

@@ -18,11 +18,14 @@ def erf(x: Node) -> Node:
 
 
 def gelu(x: Node) -> Node:
-    """x * (1 + erf(x / sqrt(2))) / 2."""
+    """x * (1 + erf(x / sqrt(2))) / 2.
+
+    The negative of that is computed and negated, so that a result of zero has the sign of x.
+    """
     f = builder_of(x.dtype)
-    half = f.mul(x, f.c(0.5))
+    half = f.mul(x, f.c(-0.5))
     if f is FLOAT64:
-        return f.fma(half, erf(f.mul(x, f.c(math.sqrt(0.5)))), half)
+        return f.neg(f.fma(half, erf(f.mul(x, f.c(math.sqrt(0.5)))), half))
     # erf changes its sign with x: what is added to x/2 is |x| times half of it at |x|. Found as in
     # `_single`, where 2*s is computed at first; beyond the limit it rounds to 1/2.
     size = f.abs(x)
@@ -30,7 +33,7 @@ def gelu(x: Node) -> Node:
     s = f.mul(bounded, f.polynomial(bounded, tables.GELU_ROOT_F32))
     s = f.fma(f.mul(s, f.c(-0.25)), s, s)
     s = f.fma(f.mul(s, f.c(-0.5)), s, s)
-    return f.fma(size, s, half)
+    return f.neg(f.fma(f.neg(size), s, half))
 
 
 def _single(x: Node) -> Node:

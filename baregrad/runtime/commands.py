@@ -202,7 +202,7 @@ class CommandList:
             raise DeviceError(
                 f"the command list needs a value of {', '.join(missing)}",
                 found=f"values of {sorted(variables)}",
-                hint="give it when submitting",
+                hint="bind one to the variable (baregrad.bind), or give it when submitting",
             ) from None
 
     def _record(self, command: Command) -> None:

@@ -16,7 +16,7 @@ from baregrad.ir import index
 from baregrad.ir.index import Dim, as_node
 from baregrad.ir.node import Node, const, rebuild, toposort
 from baregrad.ir.op import Op, Ops, mask_of
-from baregrad.ir.regroup import reshape_groups
+from baregrad.ir.regroup import reshape_groups, same_axes
 from baregrad.ir.shape import is_zero
 
 Idx = tuple[Node, ...]
@@ -170,14 +170,11 @@ def _expanded(view: Node) -> tuple[int, ...]:
 
 def _reshaped(view: Node) -> tuple[int, ...] | None:
     """Axes of extent 1 that come and go."""
-    found: list[int] = []
-    for old, new in reshape_groups(view.src[0].shape, view.shape):
-        rank, count = old[1] - old[0], new[1] - new[0]
-        if rank > 1 or (rank and count > 1):
-            return None
-        if rank:
-            found.append(new[0] if count else -1)
-    return tuple(found)
+    source = view.src[0].shape
+    kept = {axis: place for place, axis in same_axes(source, view.shape).items()}
+    if len(kept) + source.count(1) < len(source):
+        return None
+    return tuple([kept.get(axis, -1) for axis in range(len(source))])
 
 
 # --- data-dependent indices -----------------------------------------------------------------------

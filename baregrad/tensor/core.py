@@ -320,7 +320,8 @@ class Array:
 
     def _is_cheap_to_read_whole(self) -> bool:
         base = self._storage.node
-        sizes = (*base.shape, *self.shape)
+        strides, offset = self._strides()
+        sizes = (*base.shape, *self.shape, *strides, offset)
         if not all(isinstance(extent, int) for extent in sizes):
             return False
         nbytes: int = math.prod(base.shape) * base.dtype.itemsize
@@ -401,7 +402,7 @@ def check_shape_is_int(shape: tuple[Any, ...], what: str) -> tuple[int, ...]:
         raise ShapeError(
             f"{what} needs extents that are known now",
             found=str(list(shape)),
-            hint="give the variable a value first",
+            hint="cut or pad to a size that is known first",
         )
     return shape
 

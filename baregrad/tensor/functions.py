@@ -102,7 +102,8 @@ def log1p(x: Tensor) -> Tensor:
     correctable = (u > 0) & (u < math.inf)
     # log(u + lost) = log(u) + lost/u to within lost**2, which is far below rounding.
     safe = correctable.where(u, 1)
-    return log(u) + correctable.where(lost, 0) / safe
+    # 0 less the logarithm, negated, is -0 where that is 0: the sum then has the sign of `lost`.
+    return -(0 - log(u)) + correctable.where(lost, 0) / safe
 
 
 @through_float32
@@ -167,7 +168,7 @@ def asinh(x: Tensor) -> Tensor:
     # For large a, a*a overflows before the logarithm does.
     large = a > 1e8
     b = large.where(1, a)
-    small = log1p(b + b * b / (1 + sqrt(b * b + 1)))
+    small = log1p(b * (1 + b / (1 + sqrt(b * b + 1))))
     y = large.where(log(large.where(a, 1)) + math.log(2), small)
     return (x < 0).where(-y, y)
 

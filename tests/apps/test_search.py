@@ -143,6 +143,19 @@ def test_a_shipped_schedule_is_used_and_one_that_does_not_fit_is_not(
         assert tuner.schedules([kernel]) == {}
 
 
+def test_a_file_of_schedules_that_is_not_there_is_said(session: Session, tmp_path: Path) -> None:
+    backend: Any = session.backend("CPU")
+    with options.override(beam_file=tmp_path / "misspelt.jsonl", beam=0):
+        tuner = Tuner(backend.compiler, backend.device)
+        with pytest.warns(RuntimeWarning, match="BEAM_FILE=.*misspelt.jsonl does not exist"):
+            assert tuner.schedules([k.matmul(12, 16, 20)]) == {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tuner.schedules([k.matmul(12, 16, 24)])  # told once
+    with pytest.raises(ArgumentError, match="no such file of schedules: found .*misspelt.jsonl"):
+        command.main(["--list", "--file", str(tmp_path / "misspelt.jsonl")])
+
+
 def test_other_devices_say_that_they_are_not_searched(session: Session) -> None:
     backend: Any = session.backend("NULL")
     tuner = Tuner(backend.compiler, backend.device)

@@ -140,6 +140,8 @@ def test_options_are_listed_with_their_values() -> None:
         assert row.help in done.stdout
     line = next(line for line in done.stdout.splitlines() if line.startswith("BAREGRAD_BEAM"))
     assert line.split()[:4] == ["BAREGRAD_BEAM", "0..1024", "0", "7"]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("BAREGRAD_BEAM_FILE"))
+    assert line.split()[1:4] == ["a", "path", "(empty)"]
 
 
 def test_a_table_is_aligned() -> None:

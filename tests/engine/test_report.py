@@ -98,3 +98,12 @@ def test_watchers_hear_of_rules_inside_the_block_alone() -> None:
     rules.rewrite(before)
     assert heard and heard[0][0] == rule.name
     assert before.op in (heard[0][1].op, Ops.SINK) and len(heard) < 8
+
+
+def test_passes_that_replace_nothing_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def program() -> None:
+        (Tensor(np.ones(5, np.float32)) + Tensor(np.ones(5, np.float32))).realize()
+
+    assert "the passes over the graph replace nothing" in shown(capsys, 5, program)
+    assert "replace nothing" not in shown(capsys, 4, program)
+    assert "replace nothing" not in shown(capsys, 5, small)

@@ -51,6 +51,20 @@ def test_a_seed_gives_the_same_program_and_data() -> None:
         assert any(a.shape == b.shape for b in first.data(2).values())
 
 
+def test_gradients_pass_no_jump_where_rounding_would_decide() -> None:
+    """The slope of |x| at an x that is 0 but for rounding is 1, 0 or -1, and all are right."""
+    seen = 0
+    for program in map(grow, range(600)):
+        if not any(".gradient(" in statement.text for statement in program.statements):
+            continue
+        for statement in program.statements:
+            if any(word in statement.text for word in (".abs(", ".relu(", "maximum(", "amax(")):
+                seen += 1
+                errors = [program.known[n].error for n in statement.reads if n in program.known]
+                assert not any(errors), statement.text
+    assert seen > 10
+
+
 def test_lower_levels_come_before_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """An access outside its array raises at the linear level; a processor may crash."""
     seen: list[str] = []

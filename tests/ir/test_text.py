@@ -47,7 +47,7 @@ def softmax_kernel() -> Node:
     power = [alu(Ops.EXP, alu(Ops.SUB, at(axis), most)) for axis in (j, n)]
     total = Node(Ops.REDUCE, F32, (power[1], n), Reduce(ADD))
     out = Node(Ops.OUT, TOKEN, (param(0), alu(Ops.DIV, power[0], total), i, j), Out())
-    return Node(Ops.KERNEL, TOKEN, (out,), KernelInfo("softmax", schedule='a "b"\nπ'))
+    return Node(Ops.KERNEL, TOKEN, (out,), KernelInfo('softmax "b"\nπ'))
 
 
 def loop_kernel() -> Node:

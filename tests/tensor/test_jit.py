@@ -196,6 +196,42 @@ def test_symbolic_sizes_stay_symbolic() -> None:
     assert total.captures == 1
 
 
+def test_a_symbolic_place_in_a_cache() -> None:
+    place = variable("place", 0, 15)
+    cache = Tensor.zeros(16, 4).contiguous()
+
+    @jit
+    def step(query: Tensor, key: Tensor, at: Any) -> Tensor:
+        cache[at] = key
+        keys = cache[: at + 1]
+        return (keys @ query).softmax(0) @ keys
+
+    kept = np.zeros((16, 4), np.float32)
+    for at in range(16):
+        query, kept[at] = numbers(4, seed=at), numbers(4, seed=at + 50)
+        got = step(Tensor(query), Tensor(kept[at]), bind(place, at))
+        keys = kept[: at + 1]
+        weights = np.exp(keys @ query - (keys @ query).max())
+        wanted = weights / weights.sum() @ keys
+        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-4, atol=1e-5)
+    assert step.captures == 1
+
+
+def test_arguments_that_come_from_another_device() -> None:
+    """What is uploaded for an argument is no host data that the function makes."""
+
+    @jit
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    for seed in range(5):
+        data = numbers(4, seed=seed)
+        got = doubled(Tensor(data).to("REF"))
+        assert got.device == "REF"
+        np.testing.assert_array_equal(got.numpy(), data * 2)
+    assert doubled.replays >= 2
+
+
 def test_random_numbers_differ_from_call_to_call() -> None:
     @jit
     def noise() -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,32 @@ def test_reshape_and_gradient() -> None:
     loss = (x[:n].reshape(n, 1, 2).permute(1, 0, 2) * 2).sum()
     (gradient,) = loss.gradient(x)
     assert gradient.tolist() == [[2.0, 2.0]] * 3 + [[0.0, 0.0]]
+
+
+def test_arithmetic_in_indices() -> None:
+    """The last rows of a part whose length is symbolic, read with and without arithmetic."""
+    array = np.arange(24.0).reshape(8, 3)
+    x = Tensor(array)
+    n = variable("n", 2, 6)
+    for length in (2, 5, 6):
+        m = bind(n, length)
+        part = x[:m]
+        assert part[-1].tolist() == array[length - 1].tolist()
+        assert x[m - 1].tolist() == array[length - 1].tolist()
+        assert (part + 1)[-2].tolist() == (array[length - 2] + 1).tolist()
+        assert x[m - 2 : m + 2].tolist() == array[length - 2 : length + 2].tolist()
+        assert x[m // 2 : m].sum().item() == array[length // 2 : length].sum()
+
+
+def test_what_needs_a_known_extent_says_so() -> None:
+    part = Tensor.ones(8, 3)[: bind(variable("n", 2, 6), 3)]
+    asked: list[Callable[[], object]] = [
+        lambda: len(part), lambda: list(part), lambda: part.split(1), lambda: part.chunk(2),
+        lambda: part.roll(1, 0), lambda: part.topk(1, 0), lambda: part.median(0),
+    ]  # fmt: skip
+    for ask in asked:
+        with pytest.raises(ShapeError, match="known now.*found .*n=3"):
+            ask()
 
 
 def test_scalars_of_variables() -> None:

@@ -112,6 +112,14 @@ class Tuner:
         path = records_path()
         if not path.name or not (options.cache or options.beam_file.name):
             return None
+        if path not in self._files and not options.beam and not path.exists():
+            # Nothing will make it: somebody has misspelt it.
+            warnings.warn(
+                f"the file of schedules BEAM_FILE={path} does not exist: kernels have their first "
+                "schedules",
+                RuntimeWarning,
+                stacklevel=5,
+            )
         return self._files.setdefault(path, Records(path))
 
     def _fitting(self, kernel: Node, record: Record) -> Schedule | None:

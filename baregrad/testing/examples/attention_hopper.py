@@ -201,6 +201,6 @@ def attention_hopper_loop(sizes: AttentionSizes) -> Node:
     """softmax(q k^T) v in bf16, as roles, with its synchronisation derived."""
     builder = Builder(sizes)
     blocks = sizes.queries // (M_ATOM * sizes.groups)
-    info = KernelInfo("attention_hopper", "NV", "", (blocks,), 1, 4 + 4 * sizes.groups)
+    info = KernelInfo("attention_hopper", "NV", (blocks,), 1, 4 + 4 * sizes.groups)
     body = (builder.load_role(), builder.math_role())
     return derive_synchronisation(Node(Ops.KERNEL, dtypes.token, body, info))

@@ -251,7 +251,7 @@ def epilogue(p: Parts) -> Node:
 def loop_level(sizes: Sizes) -> Node:
     """The kernel as roles, with its synchronisation derived."""
     p = parts_of(sizes)
-    info = KernelInfo("matmul_hopper", "NV", "", (sizes.clusters,), sizes.cluster, 12)
+    info = KernelInfo("matmul_hopper", "NV", (sizes.clusters,), sizes.cluster, 12)
     body = (load_role(p), math_role(p))
     return derive_synchronisation(Node(Ops.KERNEL, dtypes.token, body, info))
 
