@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import baregrad
 from baregrad.apps.bench_cpu import CPU_ROWS
 from baregrad.apps.bench_table import put_table, read_records
 from baregrad.base.options import PREFIX, options
@@ -23,7 +22,6 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.skipif("nn" not in baregrad.__all__, reason="the package has no face yet")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_programs_of_the_readme_run(program: str) -> None:
     done = subprocess.run(
