@@ -1,4 +1,4 @@
-"""The scalar rules as two rule sets: what is always better, and what machines do faster.
+"""The scalar rules as one rule set: laws whose right side is always better.
 
 `simplify` is what other rooms call. Every law holds bit for bit for the dtypes that its rule
 matches, NaNs counting as one value; a fuzzer compares both sides in the reference evaluator.

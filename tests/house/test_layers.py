@@ -28,7 +28,7 @@ RANKS = {
     "tensor": 6,
     "nn": 7, "optim": 7, "io": 7, "data": 7,
     "": 7.5,
-    "apps": 8, "cli": 8, "viz": 8, "testing": 8, "__main__": 9,
+    "apps": 8, "cli": 8, "testing": 8, "__main__": 9,
 }
 # Beyond the ranks: a kernel is lowered by a schedule, which is a value of that room.
 ALLOWED = {("kernel", "schedule")}
