@@ -246,7 +246,7 @@ class _Rewriter:
     def combinations(self, axes: Sequence[Node]) -> Iterable[Pieces]:
         """Every choice of one piece per axis; axes that were collapsed choose together."""
         choices = self.choices
-        if self.table.several and any([len(choices[node]) > 1 for node in axes]):
+        if self.table.several and any(len(choices[node]) > 1 for node in axes):
             return self.products(axes)
         return ({node: choices[node][0] for node in axes},)
 

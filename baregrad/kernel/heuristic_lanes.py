@@ -45,7 +45,7 @@ def accesses_below(node: Node) -> list[Access]:
     reads = []
     guards: dict[Node, Node] = {}
     # Addresses read no arrays but where one is looked up in another.
-    if any([value.mask & _REDUCE for value in values]):
+    if any(value.mask & _REDUCE for value in values):
         order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
     else:
         order = toposort_having(_READ, *values)

@@ -181,7 +181,7 @@ class _Builder:
             path.append(self.nest(path[-1], last, self.needs(below, path[-1]), share))
         # Once there is a parallel loop all else goes into it: a kernel has one.
         nests = [item for item in self.root.items if isinstance(item, Block)]
-        opened = pool is not None and any([nest.key is pool for nest in nests])
+        opened = pool is not None and any(nest.key is pool for nest in nests)
         for axis in loops:
             if axis is not pool or not opened:
                 self.reductions(below, path)
