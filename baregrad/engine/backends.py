@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -127,6 +127,11 @@ class ReferenceBackend:
         self.name = name
         self.device = device
 
+    @cached_property
+    def target(self) -> CpuTarget:
+        """The row of this machine, for which lower levels are made."""
+        return _host_target()
+
     def setting(self) -> tuple[Any, ...]:
         """The level at which programs are evaluated."""
         return (options.ref_level,)
@@ -138,7 +143,7 @@ class ReferenceBackend:
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
 
-        return make_plan(canonicalise(program.sink), donate={}, target=_host_target())
+        return make_plan(canonicalise(program.sink), donate={}, target=self.target)
 
     def execute(self, executable: Any, program: Canonical, session: Session | None) -> list[Buffer]:
         """Evaluate the program over its inputs."""
@@ -148,7 +153,7 @@ class ReferenceBackend:
         if executable is None:
             results = evaluate_program(program, arrays)
         else:
-            results = evaluate_plan(executable, program, arrays, options.ref_level, _host_target())
+            results = evaluate_plan(executable, program, arrays, options.ref_level, self.target)
         return [self._keep(array) for array in results]
 
     def _keep(self, array: np.ndarray[Any, Any]) -> Buffer:
