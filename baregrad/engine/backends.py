@@ -28,7 +28,6 @@ from baregrad.runtime.interface import Buffer, Device
 
 if TYPE_CHECKING:
     from baregrad.engine.session import Session
-    from baregrad.schedule import Plan
     from baregrad.target.cpu import CpuTarget
 
 
@@ -165,16 +164,6 @@ class ReferenceBackend:
     def close(self) -> None:
         """Close the device."""
         self.device.close()
-
-
-def plan_of(program: Canonical, donated: Mapping[int, int], target: Any) -> Plan:
-    """The plan of a canonical program: graph passes, then fusion, partition and memory."""
-    from baregrad.graph import canonicalise
-    from baregrad.schedule import make_plan
-
-    origins: dict[Node, Node] = {}
-    sink = canonicalise(program.sink, origins, target)
-    return make_plan(sink, donate=donated, target=target, origins=origins)
 
 
 def _host_target() -> CpuTarget:
