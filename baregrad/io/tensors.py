@@ -28,6 +28,11 @@ def safe_save(
     Computes them, in one run. Raises ShapeError for symbolic shapes and OSError where the file
     cannot be written.
     """
+    if not isinstance(tensors, Mapping):
+        raise DTypeError(
+            "tensors are saved by name", found=type(tensors).__name__,
+            wanted="a dict, such as a module's state_dict()",
+        )
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise DTypeError(

@@ -227,6 +227,11 @@ def from_dlpack(cls: type[Tensor], data: Any, *, device: str | None = None) -> T
 
     Later changes of that memory may or may not be seen; writes to the tensor never reach it.
     """
+    if not hasattr(data, "__dlpack__"):
+        raise DTypeError(
+            "not an array that speaks DLPack", found=f"{type(data).__name__} {data!r:.40}",
+            hint="copy it instead: Tensor(data)",
+        )
     array = np.from_dlpack(data)
     return share(cls, array, device)
 

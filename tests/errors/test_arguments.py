@@ -56,6 +56,8 @@ DTYPES = (
     one("b - b", DTypeError, "subtraction of bool", "use ^ or logical_xor"),
     one("i << 1.5", DTypeError, "a shift of float32", "wanted integers"),
     one("i.mean()", DTypeError, "found dtype int64", "cast it first"),
+    one("Tensor.from_dlpack(5)", DTypeError, "speaks DLPack", "found int 5", "Tensor(data)"),
+    one("__import__('baregrad').safe_save([x], 'a')", DTypeError, "saved by name", "found list", "a dict"),
     one("x.where(1, 2)", DTypeError, "condition", "found dtype float32", "x != 0"),
     one("Tensor.where(1, 2, 3)", DTypeError, "condition", "found int 1", "a bool tensor"),
     one("x.gather(0, v)", DTypeError, "indices are integers", "cast them"),
