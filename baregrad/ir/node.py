@@ -260,8 +260,8 @@ def instruction(
 def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node:
     """What `make_node` returns for a scalar of the kernel or loop level that closes no axes.
 
-    Most nodes of a kernel's loops are such: values, and terms of addresses. They are written out as
-    `instruction` is. No CONST and no RANGE is made so.
+    Most nodes of a kernel's loops are such: values, and terms of addresses. It is written out as
+    `instruction` is. What is made so has sources and is no RANGE.
     """
     key: Key = (op, dtype, src, arg)
     entry = _find(key)
@@ -272,16 +272,15 @@ def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node
     node = _create(Node)
     node.op, node.dtype = op, dtype
     node.src, node.arg = src, arg
-    mask = op.bit
-    ranges = NO_RANGES
-    for child in src:
+    first = src[0]
+    mask, ranges = op.bit | first.mask, first.ranges
+    for child in src[1:]:
         mask |= child.mask
         below = child.ranges
-        if below is not ranges and below:
-            if not ranges:
-                ranges = below
-            elif not below <= ranges:
-                ranges = ranges | below
+        if not ranges:
+            ranges = below
+        elif not below <= ranges:
+            ranges = ranges | below
     node.shape, node.ranges = (), ranges
     node.mask = mask
     node._bounds = node._memo = None

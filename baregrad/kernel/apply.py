@@ -304,13 +304,17 @@ class _Rewriter:
             return found
         table, finals = self.table, scope.finals
         terms: dict[Node, int] = {}
+        joined: dict[str, bool] = {}
         constant = old.constant
         extra: list[Dim] = []
         for axis, stride in old.strides.items():
             merged = table.merged.get(axis) if table.merged else None
             if merged is not None:
-                group = table.groups[merged[0]]
-                if not as_one(old.strides, group):
+                name = merged[0]
+                group = table.groups[name]
+                if name not in joined:
+                    joined[name] = as_one(old.strides, group)
+                if not joined[name]:
                     extra.append(index.mul(self.axis_value(axis, scope), stride))
                     continue
                 if axis is not group[0]:

@@ -165,16 +165,15 @@ class _Builder:
     def out(self, out: Node, crowded: bool) -> None:
         """The loops and the STORE of one OUT; `crowded`: its writes may meet another's."""
         loops = looped(by_id(out_axes(out)))
-        if not crowded and is_sum_alone(out, self.kernel):
-            self.in_place[out.src[1].src[0]] = out
-            loops = [axis for axis in loops if axis not in out.src[1].src[1:]]
         roots = out.src[1:]
         below = self.below(roots)
-        if below and not crowded and not self.grid:
-            kept = kept_in_output(out, self.kernel)
+        if out.has(Ops.STAGE):
+            if not crowded and is_sum_alone(out, self.kernel):
+                self.in_place[out.src[1].src[0]] = out
+                loops = [axis for axis in loops if axis not in out.src[1].src[1:]]
+            kept = None if crowded or self.grid else kept_in_output(out, self.kernel)
             if kept is not None:
                 self.kept = {kept.stage: kept, kept.array: kept}
-        if out.has(Ops.STAGE):
             carried = [node.src[0] for node in below if node.op is Ops.STAGE and is_carried(node)]
             self.made_by_stages.update(carried)
         path = [self.root]
