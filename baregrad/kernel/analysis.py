@@ -280,12 +280,12 @@ def _facts(kernel: Node) -> Facts:
             stages.append(node)
         elif node.dtype is not _INDEX and op is not Ops.OUT:
             exposed |= _positions(node)
-    axes = by_id(everything)
+    every = by_id(everything)
     return Facts(
         kernel.src,
-        axes,
-        tuple([axis for axis in axes if axis in data]),
-        tuple([axis for axis in axes if axis not in data]),
+        every,
+        tuple([axis for axis in every if axis in data]),
+        tuple([axis for axis in every if axis not in data]),
         frozenset(scanned),
         tuple(accesses),
         tuple(reductions),

@@ -29,15 +29,17 @@ CHUNK_ID = 1 << 20
 class Scope:
     """One choice of pieces for the original axes, and what was rewritten under it.
 
-    ranges: the final axis of each name (in a copying loop, some stand for others). finals: the
-    final axes and scales that stand for an original one. early: what is rewritten is computed ahead
-    of the condition that keeps an OUT within partial tiles, so that reads have guards of their own.
-    The rest is what was found: of nodes, of the parts of reductions, of axes, of accesses.
+    ranges: the final axis of each name (in a copying loop, and in a sum that is kept, some stand
+    for others). early: what is rewritten is computed ahead of the condition that keeps an OUT
+    within partial tiles, so that reads have guards of their own. copying: it is what a copy is made
+    of, and not copied in its turn. finals: the final axes and scales of an original one. The rest
+    is what was found: of nodes, of the parts of reductions, of axes, of accesses.
     """
 
     pieces: Pieces
     ranges: Mapping[str, Node]
     early: bool = False
+    copying: bool = False
     done: dict[Node, Node] = field(default_factory=dict)
     parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
