@@ -272,15 +272,20 @@ def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node
     node = _create(Node)
     node.op, node.dtype = op, dtype
     node.src, node.arg = src, arg
-    first = src[0]
-    mask, ranges = op.bit | first.mask, first.ranges
-    for child in src[1:]:
-        mask |= child.mask
-        below = child.ranges
+    if len(src) == 2:
+        # Most have two sources.
+        first, last = src
+        mask = op.bit | first.mask | last.mask
+        ranges, below = first.ranges, last.ranges
         if not ranges:
             ranges = below
         elif not below <= ranges:
             ranges = ranges | below
+    else:
+        mask = op.bit
+        for child in src:
+            mask |= child.mask
+        ranges = NO_RANGES.union(*[child.ranges for child in src])
     node.shape, node.ranges = (), ranges
     node.mask = mask
     node._bounds = node._memo = None

@@ -20,7 +20,6 @@ from baregrad.ir.node import (
     const,
     extent_of,
     fill,
-    instruction,
     make_node,
     range_node,
     scalar,
@@ -38,7 +37,16 @@ from baregrad.kernel.analysis import (
     out_axes,
 )
 from baregrad.kernel.apply_carried import kept_by
-from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of, flat_array, is_chunks, plain
+from baregrad.kernel.apply_scope import (
+    Pieces,
+    Scheduled,
+    Scope,
+    Write,
+    chunks_of,
+    flat_array,
+    is_chunks,
+    plain,
+)
 from baregrad.kernel.apply_words import carried, dotted, packed
 from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, table_after
 from baregrad.kernel.byte_dots import Word, turned_over, word_slots
@@ -65,16 +73,16 @@ def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = 
     target: the machine's row, whose units the schedule may name; a CPU's by default. Raises
     ScheduleError for the first step that is not legal.
     """
-    return apply_steps(prepare(kernel, target), schedule, chunked=False, target=target)
+    return scheduled(prepare(kernel, target), schedule, chunked=False, target=target).node()
 
 
-def apply_steps(
+def scheduled(
     kernel: Node,
     schedule: Schedule,
     chunked: bool,
     target: AnyTarget | None = None,
     results: Results | None = None,
-) -> Node:
+) -> Scheduled:
     """`kernel` scheduled; with `chunked`, as `to_loop` takes it.
 
     The parallel axis then is a loop of chunks and one inside, unless it is around all others: then
@@ -90,7 +98,7 @@ def apply_steps(
         rewriter = Rewriter(table, chunked)
         result = rewriter.kernel(kernel)
     if table.gpu is not None:
-        partial_tiles.check_threads(result)
+        partial_tiles.check_threads(result.node())
     check_applied(table, rewriter.applied, rewriter.empty, rewriter.dead)
     return result
 
@@ -162,20 +170,21 @@ class Rewriter:
             return inner
         return range_node(axis.extent, position, name, "pool")
 
-    def kernel(self, kernel: Node) -> Node:
+    def kernel(self, kernel: Node) -> Scheduled:
         """The rewritten KERNEL."""
-        outs: list[Node] = []
+        writes: list[Write] = []
         for out in kernel.src:
             free = by_id(out_axes(out))
             for pieces in self.combinations(free):
                 scope = self.scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
-                src = (self.array(out.src[0]), value, self.target(out, scope))
+                place = self.target(out, scope)
+                axes = value.ranges | place.ranges
                 if self.results is not None:
-                    self.see_axes(free, (*value.ranges, *src[2].ranges), scope)
-                outs.append(instruction(Ops.OUT, out.dtype, src, out.arg))
+                    self.see_axes(free, axes, scope)
+                writes.append(Write((self.array(out.src[0]), value, place), out.arg, axes))
         info = kernel.arg if self.grain == 1 else kernel.arg._replace(grain=self.grain)
-        return instruction(Ops.KERNEL, kernel.dtype, tuple(outs), info)
+        return Scheduled(tuple(writes), info)
 
     def target(self, out: Node, scope: Scope) -> Node:
         """Where an OUT writes: NOWHERE for places read from memory that the array does not have.

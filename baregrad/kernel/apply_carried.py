@@ -12,7 +12,7 @@ from baregrad.kernel.schedule_value import StageReduce
 from baregrad.kernel.warp_tiles import TILE
 
 
-class Kept(NamedTuple):
+class KeptSum(NamedTuple):
     """A sum that is kept for all of `axes`, which are `copies` in it, along the loop `at`.
 
     ranges: of all final axes inside of it.
@@ -42,7 +42,7 @@ def kept_by(
     ranges: Mapping[str, Node],
     dead: Container[str],
     first: int,
-) -> Kept | None:
+) -> KeptSum | None:
     """How a step would keep a sum over the final axes `own`, along those of `free`; None if not.
 
     dead: the axes of one element. first: from where on ids of the copies' axes are free.
@@ -53,7 +53,7 @@ def kept_by(
         return None
     copies = tuple([copy_of(axis, first) for axis in axes])
     inside = {**ranges, **dict(zip(names, copies, strict=True))}
-    return Kept(ranges[step.axis], axes, copies, inside)
+    return KeptSum(ranges[step.axis], axes, copies, inside)
 
 
 def copy_of(axis: Node, first: int, bind: str = "") -> Node:

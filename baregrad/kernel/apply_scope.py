@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import Param
+from baregrad.ir.attrs import KernelInfo, Out, Param
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, instruction, make_node, range_node, scalar
 from baregrad.ir.op import Ops
@@ -45,6 +46,26 @@ class Scope:
     finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
     offsets: dict[Offset, Node] = field(default_factory=dict)
     limits: dict[tuple[Limit, ...], Node] = field(default_factory=dict)
+
+
+class Write(NamedTuple):
+    """An OUT over final axes: its array, value and place, what it is of, and its axes."""
+
+    src: tuple[Node, Node, Node]
+    arg: Out
+    axes: frozenset[Node]
+
+
+class Scheduled(NamedTuple):
+    """A kernel over final axes, as its OUTs: what is only handed on need be no node."""
+
+    src: tuple[Write, ...]
+    arg: KernelInfo
+
+    def node(self) -> Node:
+        """The KERNEL."""
+        outs = [instruction(Ops.OUT, dtypes.token, write.src, write.arg) for write in self.src]
+        return instruction(Ops.KERNEL, dtypes.token, tuple(outs), self.arg)
 
 
 def chunks_of(axis: Axis, grain: int, position: int) -> tuple[Node, Node]:
