@@ -52,7 +52,6 @@ _COMPILER_ROOMS = (
 # So many kernels' texts are held before they are assembled.
 _TOGETHER = 64
 
-
 # What the stages that are no `Pass` are called, and why they are there.
 SCHEDULE = ("schedule", "how the kernel runs, as a value")
 LOWER = ("lower", "loops, accumulators and stores in order")

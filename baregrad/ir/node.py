@@ -62,6 +62,7 @@ _MOST_SMALL = 1 << 12
 _create = object.__new__
 _CONST = Ops.CONST
 _RANGE = Ops.RANGE
+_VAR = Ops.VAR.bit
 _COMPARE = mask_of(COMPARE)
 # Below these, nodes may depend on axes that they close.
 _HIDES = mask_of((Ops.REDUCE, Ops.STAGE, Ops.OUT, *STATEMENTS))
@@ -89,7 +90,7 @@ def _kinds() -> dict[Op, int]:
 _kind_of = _kinds().__getitem__
 
 
-class Node(IntegerArithmetic):
+class Node:
     """One operation of the graph.
 
     op: its row of the op table. dtype: of its value (`token` for statements). src: its sources.
@@ -138,10 +139,7 @@ class Node(IntegerArithmetic):
 
     def has(self, *ops: Op) -> bool:
         """True when one of `ops` is at or below this node."""
-        bits = 0
-        for op in ops:
-            bits |= op.bit
-        return bool(self.mask & bits)
+        return bool(self.mask & mask_of(ops))
 
     def replace(self, **fields: Any) -> Node:
         """The node with some of op, dtype, src and arg changed."""
@@ -162,6 +160,15 @@ class Node(IntegerArithmetic):
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("nodes are not pickled; use baregrad.ir.text.dump and parse")
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of a symbolic value is not known: {self!r}")
+
+
+class Integer(IntegerArithmetic, Node):
+    """A node of dtype index over variables: what users reckon with. Having an order costs `==`."""
+
+    __slots__ = ()
+
 
 def make_node(
     op: Op,
@@ -180,9 +187,6 @@ def make_node(
         found = entry()
         if found is not None:
             return found
-    node = _create(Node)
-    node.op, node.dtype = op, dtype
-    node.src, node.arg = src, arg
     mask = op.bit
     ranges = NO_RANGES
     shape: Any = ()
@@ -200,6 +204,9 @@ def make_node(
             if shape and theirs != shape:
                 mixed = True
             shape = theirs
+    node = _create(Integer if dtype is _INDEX and mask & _VAR else Node)
+    node.op, node.dtype = op, dtype
+    node.src, node.arg = src, arg
     kind = _kind_of(op)
     # Elementwise ops, most of all, on operands of one shape or on scalars, are done here.
     if known is not None:
@@ -247,11 +254,9 @@ def instruction(
     mask = op.bit
     for child in src:
         mask |= child.mask
-    node.shape = shape
-    node.ranges = NO_RANGES
+    node.shape, node.ranges = shape, NO_RANGES
     node.mask = mask
-    node._bounds = None
-    node._memo = None
+    node._bounds = node._memo = None
     entry = _Entry(node, _forget)
     entry.key = key
     return node if _insert(key, entry) is entry else _kept(key, entry, node)
@@ -269,9 +274,6 @@ def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node
         found = entry()
         if found is not None:
             return found
-    node = _create(Node)
-    node.op, node.dtype = op, dtype
-    node.src, node.arg = src, arg
     if len(src) == 2:
         # Most have two sources.
         first, last = src
@@ -286,6 +288,9 @@ def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node
         for child in src:
             mask |= child.mask
         ranges = NO_RANGES.union(*[child.ranges for child in src])
+    node = _create(Integer if dtype is _INDEX and mask & _VAR else Node)
+    node.op, node.dtype = op, dtype
+    node.src, node.arg = src, arg
     node.shape, node.ranges = (), ranges
     node.mask = mask
     node._bounds = node._memo = None

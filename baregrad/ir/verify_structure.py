@@ -137,9 +137,11 @@ def _program_faults(program: Node) -> Iterator[Fault]:
         if node.op is Ops.SET:
             if node.src[0].op is not Ops.REG:
                 yield node, f"SET of {node.src[0].op.name}, wanted REG"
-            if node.src[0].dtype is not node.src[1].dtype or node.src[0].shape != node.src[1].shape:
-                yield node, f"SET of {node.src[0]!r} to {node.src[1]!r}"
-            written.add(node.src[0])
+            register, value = node.src
+            fits = register.shape == value.shape or value.op is Ops.CONST
+            if register.dtype is not value.dtype or not fits:
+                yield node, f"SET of {register!r} to {value!r}"
+            written.add(register)
         if node.op in (Ops.BEGIN, Ops.TEST):
             blocks.append([node])
         elif node.op is Ops.END:

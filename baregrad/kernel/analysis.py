@@ -280,12 +280,12 @@ def _facts(kernel: Node) -> Facts:
             stages.append(node)
         elif node.dtype is not _INDEX and op is not Ops.OUT:
             exposed |= _positions(node)
-    every = by_id(everything)
+    found = by_id(everything)
     return Facts(
         kernel.src,
-        every,
-        tuple([axis for axis in every if axis in data]),
-        tuple([axis for axis in every if axis not in data]),
+        found,
+        tuple([axis for axis in found if axis in data]),
+        tuple([axis for axis in found if axis not in data]),
         frozenset(scanned),
         tuple(accesses),
         tuple(reductions),
