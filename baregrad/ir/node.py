@@ -13,7 +13,8 @@ import math
 import weakref
 from _weakref import _remove_dead_weakref as _remove_dead  # type: ignore[attr-defined]
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import attrgetter, or_
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
@@ -60,6 +61,9 @@ _forget = _interned.forget
 _find_small = _interned.small.get
 _MOST_SMALL = 1 << 12
 _create = object.__new__
+_mask_of = attrgetter("mask")
+# From more sources on, as those of a program, masks are joined without running Python for each.
+_MANY = 8
 _CONST = Ops.CONST
 _RANGE = Ops.RANGE
 _COMPARE = mask_of(COMPARE)
@@ -244,8 +248,11 @@ def instruction(
     node.op, node.dtype = op, dtype
     node.src, node.arg = src, arg
     mask = op.bit
-    for child in src:
-        mask |= child.mask
+    if len(src) > _MANY:
+        mask = reduce(or_, map(_mask_of, src), mask)
+    else:
+        for child in src:
+            mask |= child.mask
     node.shape = shape
     node.ranges = NO_RANGES
     node.mask = mask

@@ -111,8 +111,8 @@ def leaves(program: Node) -> list[Node]:
     found: list[Node] | None = memo.get("leaves")
     if found is None:
         # Most operands are made by instructions, which have operands themselves.
-        used = dict.fromkeys(chain.from_iterable(map(_sources_of, program.src)))
-        bare = filterfalse(_sources_of, used)
+        used = chain.from_iterable(map(_sources_of, program.src))
+        bare = dict.fromkeys(filterfalse(_sources_of, used))
         found = [node for node in bare if node.op.bit & _LEAVES]
         memo["leaves"] = found
     return found
