@@ -32,10 +32,12 @@ from baregrad import render
 from baregrad.assemble.cuda_toolkit import find_program
 from baregrad.assemble.ptxas import DEFAULT_FLAGS, PACKAGE
 from baregrad.base.errors import BaregradError
-from baregrad.engine.backends import CompiledBackend, ReferenceBackend, plan_of
+from baregrad.engine.backends import CompiledBackend, ReferenceBackend
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.compiler import Compiler
+from baregrad.graph import canonicalise
 from baregrad.ir.node import Node
+from baregrad.schedule import make_plan
 from baregrad.target.gpu import GPU_ROWS, GpuTarget, gpu_row
 
 # Kernels that are assembled in one go.
@@ -61,13 +63,13 @@ class Row:
 
 
 class Collector:
-    """A plugin of pytest that keeps what was computed: canonical programs, each once.
+    """A plugin of pytest that keeps the graphs of what was computed, each once.
 
     It keeps nothing of the tests' own alive, neither arrays nor graphs.
     """
 
     def __init__(self) -> None:
-        self.programs: dict[Node, Canonical] = {}
+        self.sinks: dict[Node, None] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Iterator[None]:
@@ -79,18 +81,18 @@ class Collector:
 
     def _listening(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         def listening(backend: Any, program: Canonical, donated: Mapping[int, int]) -> Any:
-            self.programs[program.sink] = Canonical(program.sink, (), {}, {})
+            self.sinks[program.sink] = None
             return prepare(backend, program, donated)
 
         return listening
 
 
-def texts(programs: list[Canonical], row: GpuTarget) -> Iterator[tuple[str, str]]:
-    """The name and PTX of each kernel of the programs, each once; "" for what has none."""
+def texts(sinks: list[Node], row: GpuTarget) -> Iterator[tuple[str, str]]:
+    """The name and PTX of each kernel of the graphs, each once; a remark where there is none."""
     compiler = Compiler(row, render.get("ptx"), None, None)
     seen: set[Node] = set()
-    for program in programs:
-        for kernel in plan_of(program, {}, row).kernels:
+    for sink in sinks:
+        for kernel in make_plan(canonicalise(sink, target=row), donate={}, target=row).kernels:
             if kernel in seen:
                 continue
             seen.add(kernel)
@@ -123,11 +125,11 @@ def assembled(group: list[tuple[str, str]], row: GpuTarget) -> list[Row]:
     return rows
 
 
-def measure(programs: list[Canonical], row: GpuTarget) -> list[Row]:
+def measure(sinks: list[Node], row: GpuTarget) -> list[Row]:
     """Assemble every kernel of the programs for one generation."""
     rows: list[Row] = []
     good: list[tuple[str, str]] = []
-    for name, text in texts(programs, row):
+    for name, text in texts(sinks, row):
         if text.startswith("// "):
             rows.append(Row(row.name, name, refused=text[3:]))
         else:
@@ -141,10 +143,10 @@ def measure(programs: list[Canonical], row: GpuTarget) -> list[Row]:
     return rows
 
 
-def measure_each(programs: list[Canonical], names: list[str], jobs: int) -> Iterator[list[Row]]:
+def measure_each(sinks: list[Node], names: list[str], jobs: int) -> Iterator[list[Row]]:
     """Do so for each of the generations, some side by side."""
     # Forked, since graphs are not made to be sent.
-    actions = [functools.partial(measure, programs, gpu_row(name)) for name in names]
+    actions = [functools.partial(measure, sinks, gpu_row(name)) for name in names]
     if jobs == 1:
         yield from (action() for action in actions)
         return
@@ -206,12 +208,12 @@ def main() -> int:
     given = parser.parse_args()
     collector = Collector()
     status = pytest.main(["-q", "-n0", "--no-header", *given.tests], plugins=[collector])
-    programs = list(collector.programs.values())
-    print(f"tests ended with status {int(status)} and computed {len(programs)} programs")
+    sinks = list(collector.sinks)
+    print(f"tests ended with status {int(status)} and computed {len(sinks)} programs")
     complete = True
     everything: list[Row] = []
     names = given.rows.split(",")
-    for name, rows in zip(names, measure_each(programs, names, given.jobs), strict=True):
+    for name, rows in zip(names, measure_each(sinks, names, given.jobs), strict=True):
         complete &= report(rows, name)
         everything += rows
     if given.output:

@@ -29,23 +29,8 @@ def _cache_folder() -> Iterator[None]:
     _CACHE.cleanup()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the flag that rewrites golden files."""
-    parser.addoption(
-        "--refresh-goldens",
-        action="store_true",
-        help="write what the code produces now into the golden files beside the tests",
-    )
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse names that differ from process to process, with which tests cannot be shared out."""
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"give the parameters of {item.nodeid} names (ids=...)")
-
-
-@pytest.fixture
-def refresh_goldens(request: pytest.FixtureRequest) -> bool:
-    """Whether golden files are to be rewritten rather than compared."""
-    return bool(request.config.getoption("--refresh-goldens"))

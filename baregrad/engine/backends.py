@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -28,7 +28,6 @@ from baregrad.runtime.interface import Buffer, Device
 
 if TYPE_CHECKING:
     from baregrad.engine.session import Session
-    from baregrad.schedule import Plan
     from baregrad.target.cpu import CpuTarget
 
 
@@ -127,6 +126,11 @@ class ReferenceBackend:
         self.name = name
         self.device = device
 
+    @cached_property
+    def target(self) -> CpuTarget:
+        """The row of this machine, for which lower levels are made."""
+        return _host_target()
+
     def setting(self) -> tuple[Any, ...]:
         """The level at which programs are evaluated."""
         return (options.ref_level,)
@@ -138,7 +142,7 @@ class ReferenceBackend:
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
 
-        return make_plan(canonicalise(program.sink), donate={}, target=_host_target())
+        return make_plan(canonicalise(program.sink), donate={}, target=self.target)
 
     def execute(self, executable: Any, program: Canonical, session: Session | None) -> list[Buffer]:
         """Evaluate the program over its inputs."""
@@ -148,7 +152,7 @@ class ReferenceBackend:
         if executable is None:
             results = evaluate_program(program, arrays)
         else:
-            results = evaluate_plan(executable, program, arrays, options.ref_level, _host_target())
+            results = evaluate_plan(executable, program, arrays, options.ref_level, self.target)
         return [self._keep(array) for array in results]
 
     def _keep(self, array: np.ndarray[Any, Any]) -> Buffer:
@@ -160,16 +164,6 @@ class ReferenceBackend:
     def close(self) -> None:
         """Close the device."""
         self.device.close()
-
-
-def plan_of(program: Canonical, donated: Mapping[int, int], target: Any) -> Plan:
-    """The plan of a canonical program: graph passes, then fusion, partition and memory."""
-    from baregrad.graph import canonicalise
-    from baregrad.schedule import make_plan
-
-    origins: dict[Node, Node] = {}
-    sink = canonicalise(program.sink, origins, target)
-    return make_plan(sink, donate=donated, target=target, origins=origins)
 
 
 def _host_target() -> CpuTarget:

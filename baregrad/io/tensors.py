@@ -54,7 +54,7 @@ def safe_load(path: Path, device: str | None = None) -> dict[str, Tensor]:
     with SafetensorsFile(path) as file:
         return {
             name: _wrapped(
-                name, file.raw(name), _dtype(name, file.entry(name).dtype), file.entry(name).shape,
+                file.raw(name), _dtype(name, file.entry(name).dtype), file.entry(name).shape,
                 where,
             )
             for name in file.keys()  # noqa: SIM118 - the order of the header
@@ -86,14 +86,12 @@ def _dtype(name: str, dtype: str) -> DType:
 def _stored(name: str, tensor: StoredTensor, device: str) -> Tensor:
     dtype = _dtype(name, tensor.dtype)
     if tensor.is_contiguous:
-        return _wrapped(name, tensor.raw, dtype, tensor.shape, device)
+        return _wrapped(tensor.raw, dtype, tensor.shape, device)
     raw = np.ascontiguousarray(tensor.bits())
-    return _wrapped(name, raw.reshape(-1).view(np.uint8).data, dtype, tensor.shape, device)
+    return _wrapped(raw.reshape(-1).view(np.uint8).data, dtype, tensor.shape, device)
 
 
-def _wrapped(
-    name: str, data: memoryview, dtype: DType, shape: tuple[int, ...], device: str
-) -> Tensor:
+def _wrapped(data: memoryview, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
     if not data.nbytes:
         return Tensor.zeros(*shape, dtype=dtype, device=device)
     bytes_ = np.frombuffer(data, np.uint8)

@@ -1,4 +1,4 @@
-"""The scalar rules as two rule sets: what is always better, and what machines do faster.
+"""The scalar rules as one rule set: laws whose right side is always better.
 
 `simplify` is what other rooms call. Every law holds bit for bit for the dtypes that its rule
 matches, NaNs counting as one value; a fuzzer compares both sides in the reference evaluator.
@@ -13,7 +13,7 @@ from baregrad.ir.algebra_index import INDEX_RULES
 from baregrad.ir.algebra_integers import INTEGER_RULES
 from baregrad.ir.algebra_logic import LOGIC_RULES
 from baregrad.ir.node import Node
-from baregrad.ir.rewrite import RuleSet, Trace
+from baregrad.ir.rewrite import RuleSet
 
 ALGEBRA = RuleSet(
     "algebra",
@@ -28,11 +28,6 @@ ALGEBRA = RuleSet(
 )
 
 
-def simplify(
-    node: Node, trace: Trace | None = None, changed: dict[Node, Node] | None = None
-) -> Node:
-    """`node` with the scalar rules applied in one walk; shape, dtype and value stay the same.
-
-    changed: receives what each changed node became; share it between the roots of one graph.
-    """
-    return ALGEBRA.rewrite(node, trace, changed)
+def simplify(node: Node) -> Node:
+    """`node` with the scalar rules applied in one walk; shape, dtype and value stay the same."""
+    return ALGEBRA.rewrite(node)

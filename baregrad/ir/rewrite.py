@@ -317,12 +317,7 @@ class RuleSet:
             )
         return found
 
-    def apply(
-        self,
-        node: Node,
-        trace: Trace | None = None,
-        candidates: tuple[Candidate, ...] | None = None,
-    ) -> Node:
+    def apply(self, node: Node, candidates: tuple[Candidate, ...] | None = None) -> Node:
         """`node` after at most REAPPLICATIONS rules at its top; its sources stay as they are.
 
         candidates: those of `node`, where the caller has them.
@@ -334,8 +329,6 @@ class RuleSet:
                     continue
                 result = rule(node)
                 if result is not None:
-                    if trace is not None:
-                        trace(rule, node, result)
                     for watcher in _watchers.get():
                         watcher(rule, node, result)
                     node, rules = result, None
@@ -344,28 +337,15 @@ class RuleSet:
                 return node
         return node
 
-    def rewrite(
-        self,
-        root: Node,
-        trace: Trace | None = None,
-        changed: dict[Node, Node] | None = None,
-    ) -> Node:
-        """`root` after one walk, sources first; index arithmetic is simplified on the way.
-
-        trace: told of each rule that fires. changed: receives what each changed node became, and
-        may be shared between roots.
-        """
+    def rewrite(self, root: Node) -> Node:
+        """`root` after one walk, sources first; index arithmetic is simplified on the way."""
         mask = self.mask
-        moved: dict[Node, Node] = {} if changed is None else changed
-        order = toposort(root, enter=lambda n: n.mask & mask != 0 and n not in moved)
-        return self.walk(order, moved, trace)
+        return self.walk(toposort(root, enter=lambda n: n.mask & mask != 0), {})
 
-    def walk(
-        self, order: list[Node], moved: dict[Node, Node], trace: Trace | None = None
-    ) -> Node:
+    def walk(self, order: list[Node], moved: dict[Node, Node]) -> Node:
         """What `rewrite` gives for the last of `order`, which lists sources before their users.
 
-        moved: receives what each changed node became.
+        moved: receives what each changed node became; what it has already is not looked at.
         """
         mask, known, apply = self.mask, self._found.get, self.apply
         for node in order:
@@ -389,7 +369,7 @@ class RuleSet:
                 else:
                     rules = known((op, current.dtype, False, *[child.op for child in src]))
                 if rules is None or rules:
-                    current = apply(current, trace, rules)
+                    current = apply(current, rules)
             if current is not node:
                 moved[node] = current
         return moved.get(order[-1], order[-1])

@@ -39,7 +39,7 @@ def node_fault(node: Node, level: str) -> str | None:
     if fault is not None:
         return fault
     if op in ELEMENTWISE:
-        return elementwise_rule(node, level)
+        return elementwise_rule(node)
     rule = NODE_RULES.get(op)
     return None if rule is None else rule(node, level)
 

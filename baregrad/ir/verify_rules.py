@@ -70,7 +70,7 @@ KINDS: MappingProxyType[Op, tuple[str, ...]] = MappingProxyType(
 _ONE_KIND = MappingProxyType({Ops.THREEFRY: dtypes.uint64, Ops.DOT4: dtypes.int32})
 
 
-def elementwise_rule(node: Node, level: str) -> str | None:
+def elementwise_rule(node: Node) -> str | None:
     """Operands of one dtype that the op computes with; WHERE chooses by a bool."""
     op = node.op
     if op is Ops.CAST:

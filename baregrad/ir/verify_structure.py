@@ -75,9 +75,6 @@ def _writer_faults(kernel: Node) -> Iterator[Fault]:
 
 def _loop_faults(kernel: Node) -> Iterator[Fault]:
     """Every range is closed by one LOOP around it; the chunk loop is outermost and alone."""
-    for axis in frozenset[Node]().union(*(child.ranges for child in kernel.src)):
-        if axis.arg.bind not in TILE_BINDS and axis.arg.bind not in _LAUNCHED:
-            yield axis, "no LOOP around the statement closes this range"
     pool_loops = 0
     stack: list[tuple[Node, tuple[Node, ...]]] = [(child, ()) for child in reversed(kernel.src)]
     seen: set[tuple[Node, tuple[Node, ...]]] = set()
@@ -99,11 +96,18 @@ def _loop_faults(kernel: Node) -> Iterator[Fault]:
             stack.append((node.src[1], (*around, axis)))
         elif node.op in (Ops.SEQ, Ops.ROLE):
             stack.extend((child, around) for child in reversed(node.src))
-        elif node.op is Ops.IF:
-            stack.append((node.src[1], around))
+        else:
+            parts = node.src
+            if node.op is Ops.IF:
+                stack.append((node.src[1], around))
+                parts = node.src[:1]
+            for axis in frozenset[Node]().union(*(part.ranges for part in parts)):
+                if axis not in around and axis.arg.bind not in _OPEN:
+                    yield axis, "no LOOP around the statement closes this range"
 
 
-_LAUNCHED = frozenset(("grid", "cluster", "warpgroup"))
+# What is spread over lanes, registers and whatever runs at once has no LOOP.
+_OPEN = TILE_BINDS | {"grid", "cluster", "warpgroup"}
 
 
 # --- linear level ------------------------------------------------------------------------------

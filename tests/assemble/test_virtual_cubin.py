@@ -88,10 +88,11 @@ def test_texts_that_are_none(text: str, message: str) -> None:
 
 
 def test_the_cache_keeps_it(tmp_path: Path) -> None:
-    assembler = VirtualAssembler(DiskCache(tmp_path))
+    cache = DiskCache(tmp_path)
     text = TEXT.format(target="sm_90")
-    assert assembler.assemble(text) == assembler.assemble(text)
-    assert any(tmp_path.rglob("*"))
+    made = VirtualAssembler(cache).assemble(text)
+    assert VirtualAssembler(cache).assemble(text) == made
+    assert (cache.misses, cache.hits) == (1, 1)
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed")

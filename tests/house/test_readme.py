@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import subprocess
 import sys
@@ -9,22 +10,18 @@ from pathlib import Path
 
 import pytest
 
-import baregrad
 from baregrad.apps.bench_cpu import CPU_ROWS
 from baregrad.apps.bench_table import put_table, read_records
+from baregrad.base.options import PREFIX, options
 from baregrad.cli.dispatch import COMMANDS
-from tests.house.source import ROOT
+from tests.house.source import PACKAGE, ROOT
 from tests.house.test_layers import RANKS
 
 README = (ROOT / "README.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-DOCUMENTS = [
-    ROOT / name
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md")
-]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.skipif("nn" not in baregrad.__all__, reason="the package has no face yet")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_programs_of_the_readme_run(program: str) -> None:
     done = subprocess.run(
@@ -55,18 +52,38 @@ def test_every_command_is_listed() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    text = path.read_text()
-    links = re.findall(r"\]\(([^)#]+)\)", text)
-    missing = [one for one in links if "://" not in one and not (ROOT / one).exists()]
+    prose = re.sub(r"```.*?```|^    [^\n]*$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\(([^)#]+)\)", prose)
+    missing = [one for one in links if "://" not in one and not (path.parent / one).exists()]
     assert missing == []
 
 
-def test_files_that_are_named_exist() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    named = re.findall(r"`((?:tests|\w+)/[\w/]+\.py)`", text)
-    assert named
-    for name in named:
-        assert (ROOT / name).exists() or (ROOT / "baregrad" / name).exists(), name
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_are_named_exist(path: Path) -> None:
+    """A file is named by its path in the repository, in the package, or by its last parts."""
+    folders = ("baregrad", "tests", "benchmarks")
+    files = [str(one) for folder in folders for one in (ROOT / folder).rglob("*.*")]
+    named = re.findall(r"(?<![\w.])[\w/*]+\.(?:py|json)\b", code_of(path.read_text()))
+    # What a user's own program and files are called.
+    named = [one for one in named if one not in ("train.py", "FILE.py")]
+    missing = [one for one in named if not fnmatch.filter(files, f"*/{one}")]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_options_that_are_named_exist(path: Path) -> None:
+    named = set(re.findall(r"BAREGRAD_[A-Z_]*[A-Z]", path.read_text()))
+    assert named <= {PREFIX + name.upper() for name in options.values()}
+
+
+@pytest.mark.parametrize("page,room", [("nvidia-runtime", "nvidia"), ("cuda-device", "cuda")])
+def test_every_file_of_a_runtime_is_in_its_table(page: str, room: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([\w*/]+\.py)`", row)}
+    files = (PACKAGE / "runtime" / room).glob("*.py")
+    names = [file.name for file in files if file.name != "__init__.py"]
+    assert [name for name in names if not any(fnmatch.fnmatch(name, one) for one in told)] == []
 
 
 def test_the_ranks_told_are_the_ranks_checked() -> None:
@@ -81,7 +98,7 @@ def test_the_ranks_told_are_the_ranks_checked() -> None:
 
 def code_of(text: str) -> str:
     """Return the parts of a document that are set as code."""
-    blocks = re.findall(r"```.*?```|^    .*$|`[^`]+`", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"```.*?```|^    [^\n]*$|`[^`]+`", text, re.DOTALL | re.MULTILINE)
     return "\n".join(blocks)
 
 

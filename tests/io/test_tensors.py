@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from baregrad import nn
@@ -41,6 +42,19 @@ def test_tensors_go_out_and_come_back(tmp_path: Path) -> None:
         assert found[name].dtype is tensor.dtype
         assert found[name].shape == tensor.shape
         assert found[name].tolist() == tensor.tolist() == theirs[name].tolist()
+    with safe_open(path, "numpy") as file:
+        assert file.metadata() == {"made": "by a test"}
+
+
+def test_files_are_loaded_onto_a_device_that_is_named(tmp_path: Path) -> None:
+    save_file({"x": torch.arange(3.0)}, tmp_path / "x.safetensors")
+    torch.save({"x": torch.arange(3.0)}, tmp_path / "x.pt")
+    for x in (
+        safe_load(tmp_path / "x.safetensors", device="CPU")["x"],
+        load_torch(tmp_path / "x.pt", device="CPU")["x"],
+    ):
+        assert x.device == "CPU"
+        assert (x * 2).tolist() == [0.0, 2.0, 4.0]
 
 
 def test_loading_maps_and_writes_never_reach_the_file(tmp_path: Path) -> None:

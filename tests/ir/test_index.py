@@ -11,14 +11,10 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.bounds import bounds
 from baregrad.ir.evaluate import resolve
-from baregrad.ir.node import Node, alu, const, range_node, substitute, toposort
+from baregrad.ir.node import Node, alu, const, range_node, substitute
 from baregrad.ir.op import Ops
 
 INDEX = dtypes.index
-
-
-def leaves(root: Node) -> list[Node]:
-    return [node for node in toposort(root) if node.op in (Ops.RANGE, Ops.VAR)]
 
 
 def at(root: index.Dim, point: dict[Node, int]) -> int:

@@ -32,7 +32,6 @@ LINK = """.version 8.0
     ret;
 }
 """
-KINDS = ("cubin", "virtual")
 
 
 def link_program(kind: str) -> Program:

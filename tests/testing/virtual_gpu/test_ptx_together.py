@@ -14,7 +14,6 @@ from tests.testing.virtual_gpu.ptx_cases import COUNT, NUMPY
 from tests.testing.virtual_gpu.test_ptx_arithmetic import run
 
 RANDOM = np.random.default_rng(11)
-U32 = np.dtype(np.uint32)
 LANES = np.arange(COUNT)
 
 

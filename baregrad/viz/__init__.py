@@ -1,1 +1,0 @@
-"""Pictures of graphs, schedules and time."""
