@@ -71,12 +71,7 @@ def linear(value: Dim) -> tuple[Terms, int]:
             first, node = node.src
             stack.append((first, scale))
             continue
-        if op is _RANGE:
-            # The only value of an axis of extent 1 is 0.
-            size = node.src[0]
-            if size.op is not _CONST or size.arg != 1:
-                terms[node] = terms.get(node, 0) + scale
-        elif op is _MUL:
+        if op is _MUL:
             first, second = node.src
             if second.op is _CONST:
                 node, scale = first, scale * int(second.arg)
@@ -95,7 +90,8 @@ def linear(value: Dim) -> tuple[Terms, int]:
         elif op is Ops.NEG:
             node, scale = node.src[0], -scale
             continue
-        else:
+        elif op is not _RANGE or node.src[0].op is not _CONST or node.src[0].arg != 1:
+            # The only value of an axis of extent 1 is 0.
             terms[node] = terms.get(node, 0) + scale
         if not stack:
             break
