@@ -7,10 +7,8 @@ is the oracle for all others.
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -57,18 +55,6 @@ class Backend(Protocol):
         ...
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No search for cycles: compiling makes many small objects, and hardly a cycle of them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class CompiledBackend:
     """Plans, compiles and runs on a device."""
 
@@ -86,17 +72,16 @@ class CompiledBackend:
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
 
-        with _uncollected():
-            with span("schedule"):
-                # Where code stands is noted while debugging, so that only then it is asked for.
-                origins: dict[Node, Node] | None = {} if options.debug else None
-                order = program.order()
-                if options.debug >= REWRITES:
-                    print_graph_rewrites(program.sink, self.compiler.target)
-                sink = canonicalise(program.sink, origins, self.compiler.target, order)
-                plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
-            with span("compile"):
-                return Executable(plan, self.device, self.compiler)
+        with span("schedule"):
+            # Where code stands is noted while debugging, so that only then it is asked for.
+            origins: dict[Node, Node] | None = {} if options.debug else None
+            order = program.order()
+            if options.debug >= REWRITES:
+                print_graph_rewrites(program.sink, self.compiler.target)
+            sink = canonicalise(program.sink, origins, self.compiler.target, order)
+            plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
+        with span("compile"):
+            return Executable(plan, self.device, self.compiler)
 
     def execute(
         self, executable: Executable, program: Canonical, session: Session | None

@@ -58,6 +58,7 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
     """
     lifted = _Lifted([], {}, {}, {})
     done, variables = lifted.done, lifted.variables
+    became = done.__getitem__
     param = lifted.param
     # A walk of `toposort` that needs no list of what it met: every step of a loop that trains
     # without `jit` makes it. Above the sources that are looked at stand the nodes of `path`.
@@ -87,7 +88,7 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
             elif node.mask & _VAR:
                 done[node] = _renew(node, done, variables)
             else:
-                made = tuple([done[one] for one in src])
+                made = tuple(map(became, src))
                 # Nothing below may have become anything else.
                 done[node] = (
                     node if made == src else instruction(op, node.dtype, made, node.arg, node.shape)

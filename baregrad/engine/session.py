@@ -6,6 +6,7 @@ Nothing of the engine lives at module level but the way to the current session.
 from __future__ import annotations
 
 import contextvars
+import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -186,16 +187,17 @@ class Session:
     ) -> list[BufferRef]:
         if any(node.mask & Ops.COPY.bit for node in nodes):
             self._bring(nodes, device)
-        with span("canonicalise"):
-            # A graph without leaves may have been realised on another device.
-            program = canonicalise(nodes, self._realised.on(device))
-        donated: dict[int, int] = {}
-        for position, handle in donate.items():
-            slots = [i for i, ref in enumerate(program.inputs) if ref.handle is handle]
-            if len(slots) == 1:
-                donated[position] = slots[0]
-        backend = self.backend(device)
-        executable = self._executable(backend, program, donated)
+        with _uncollected():
+            with span("canonicalise"):
+                # A graph without leaves may have been realised on another device.
+                program = canonicalise(nodes, self._realised.on(device))
+            donated: dict[int, int] = {}
+            for position, handle in donate.items():
+                slots = [i for i, ref in enumerate(program.inputs) if ref.handle is handle]
+                if len(slots) == 1:
+                    donated[position] = slots[0]
+            backend = self.backend(device)
+            executable = self._executable(backend, program, donated)
         run = Run(backend, executable, program, ())
         results = backend.execute(executable, program, self)
         shapes = [self.concrete(node.shape, program.variables) for node in program.sink.src]
@@ -332,3 +334,15 @@ def use_session(session: Session) -> Iterator[Session]:
         yield session
     finally:
         _current.reset(token)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for cycles: graphs and kernels are many small objects, and hardly a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -100,18 +100,21 @@ _ELEMENTWISE = mask_of(ELEMENTWISE)
 
 def _met_by_arithmetic(order: list[Node], changed: dict[Node, Node]) -> Node:
     """The sink after `_visit` of what reads constant arrays, or an array without elements."""
-    bare = {node for node in order if not node.mask & DATA and node.shape}
-    bare.update([node for node in order if 0 in node.shape])
+    bare = {node for node in order if node.shape and (not node.mask & DATA or 0 in node.shape)}
     sink = order[-1]
     if not bare:
         return sink
-    unchanged = changed.keys().isdisjoint
+    # What is asked about, and in `changed`, by whatever its sources were.
+    met, unchanged = bare.isdisjoint, changed.keys().isdisjoint
     for node in order:
-        made = node if unchanged(node.src) else again(node, changed)
-        if made is not node or node in bare or not bare.isdisjoint(node.src):
-            found = _visit(made)
-            if found is not None:
-                made = found
+        src = node.src
+        same = unchanged(src)
+        if same and met(src) and node not in bare:
+            continue
+        made = node if same else again(node, changed)
+        found = _visit(made)
+        if found is not None:
+            made = found
         if made is not node:
             changed[node] = made
     return changed.get(sink, sink)

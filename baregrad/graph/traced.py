@@ -53,8 +53,7 @@ def rewrite(
 
 def again(node: Node, changed: dict[Node, Node]) -> Node:
     """`node` over what its sources became; walks ask first whether any of them changed."""
-    known = changed.get
-    src = tuple([known(one, one) for one in node.src])
+    src = tuple(map(changed.get, node.src, node.src))
     if node.mask & _VAR:
         return make_node(node.op, node.dtype, src, node.arg)
     # What a source became has its shape.

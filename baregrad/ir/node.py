@@ -265,8 +265,8 @@ def instruction(
 def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node:
     """What `make_node` returns for a scalar of the kernel or loop level that closes no axes.
 
-    Most nodes of a kernel's loops are such: values, and terms of addresses. They are written out as
-    `instruction` is. No CONST and no RANGE is made so.
+    Most nodes of a kernel's loops are such: values, and terms of addresses. It is written out as
+    `instruction` is. What is made so has sources and is no RANGE.
     """
     key: Key = (op, dtype, src, arg)
     entry = _find(key)
@@ -274,16 +274,20 @@ def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node
         found = entry()
         if found is not None:
             return found
-    mask = op.bit
-    ranges = NO_RANGES
-    for child in src:
-        mask |= child.mask
-        below = child.ranges
-        if below is not ranges and below:
-            if not ranges:
-                ranges = below
-            elif not below <= ranges:
-                ranges = ranges | below
+    if len(src) == 2:
+        # Most have two sources.
+        first, last = src
+        mask = op.bit | first.mask | last.mask
+        ranges, below = first.ranges, last.ranges
+        if not ranges:
+            ranges = below
+        elif not below <= ranges:
+            ranges = ranges | below
+    else:
+        mask = op.bit
+        for child in src:
+            mask |= child.mask
+        ranges = NO_RANGES.union(*[child.ranges for child in src])
     node = _create(Integer if dtype is _INDEX and mask & _VAR else Node)
     node.op, node.dtype = op, dtype
     node.src, node.arg = src, arg

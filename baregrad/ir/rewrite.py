@@ -126,12 +126,6 @@ class Pattern:
             return False
         if self.kinds is not None and not self.kinds(dtype):
             return False
-        if self.src is not None and len(self.src) == 2 and self.src[0].name and not same:
-            if self.src[0].name == self.src[1].name:
-                return False
-        if self.src is not None and op in _ONE_DTYPE:
-            if any(p.kinds is not None and not p.kinds(dtype) for p in self.src):
-                return False
         if self.each is not None:
             return all(not self.each.ops or child in self.each.ops for child in child_ops)
         src = self.src
@@ -139,10 +133,15 @@ class Pattern:
             return True
         if len(src) != len(child_ops):
             return False
-        if _ops_fit(src, child_ops):
+        if not _ops_fit(src, child_ops):
+            both = len(src) == 2 and op.commutative and not self.ordered
+            if not both or not _ops_fit(src[::-1], child_ops):
+                return False
+        if len(src) == 2 and not same and src[0].name and src[0].name == src[1].name:
+            return False
+        if op not in _ONE_DTYPE:
             return True
-        both = len(src) == 2 and op.commutative and not self.ordered
-        return both and _ops_fit(src[::-1], child_ops)
+        return all(one.kinds is None or one.kinds(dtype) for one in src)
 
 
     def tested(self, child_ops: tuple[Op, ...]) -> tuple[int, Test | None]:

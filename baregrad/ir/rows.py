@@ -22,11 +22,15 @@ _BITS = 12
 
 def by_rows(program: Node) -> Node:
     """The PROGRAM in which no value is a tile: for machines and renderers that know none."""
-    if not any(
-        len(node.shape) == 2 or node.op is Ops.TURNED or _rows(node) for node in program.src
-    ):
+    if not any(_has_tile(node) for node in program.src):
         return program
     return _Rows().program(program)
+
+
+def _has_tile(node: Node) -> bool:
+    if node.op is Ops.SET:
+        return len(node.src[0].shape) == 2
+    return len(node.shape) == 2 or node.op is Ops.TURNED or bool(_rows(node))
 
 
 def _rows(node: Node) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -53,12 +54,7 @@ def same_size(a: Shape, b: Shape) -> bool | None:
 
 
 def _product(shape: Shape) -> Any:
-    total: Any = 1
-    for extent in shape:
-        if extent.__class__ is not int:
-            return _symbolic_product(shape)
-        total *= extent
-    return total
+    return math.prod(shape) if _INTS.issuperset(map(type, shape)) else _symbolic_product(shape)
 
 
 def _symbolic_product(shape: Shape) -> Any:

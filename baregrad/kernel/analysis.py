@@ -233,6 +233,10 @@ def facts_of(kernel: Node) -> Facts:
     return found
 
 
+def _write(out: Node, known: _Offsets) -> Access:
+    return Access(out.src[0], _offset(out, out.src[2:], known), out_axes(out), True)
+
+
 def _facts(kernel: Node) -> Facts:
     everything, scanned = set[Node](), set[Node]()
     reductions: list[Reduction] = []
@@ -240,10 +244,7 @@ def _facts(kernel: Node) -> Facts:
     exposed: set[Node] = set()
     work: dict[frozenset[Node], int] = {}
     offsets: _Offsets = {}
-    accesses = [
-        Access(out.src[0], _offset(out, out.src[2:], offsets), out_axes(out), True)
-        for out in kernel.src
-    ]
+    accesses = [_write(out, offsets) for out in kernel.src]
     data = NO_RANGES.union(*[write.axes for write in accesses])
     ordered = _ordered(kernel.src, accesses)
     order = toposort(*kernel.src)

@@ -17,11 +17,9 @@ from baregrad.ir.index import Dim
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import (
     Node,
-    alu,
     const,
     extent_of,
     fill,
-    instruction,
     make_node,
     range_node,
     scalar,
@@ -38,20 +36,20 @@ from baregrad.kernel.analysis import (
     offset_of,
     out_axes,
 )
-from baregrad.kernel.apply_carried import kept_in_scratch
-from baregrad.kernel.apply_scope import Pieces, Scope, chunks_of, flat_array, is_chunks, plain
-from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, table_after
-from baregrad.kernel.byte_dots import (
-    Word,
-    at_number,
-    byte_factors,
-    turned_over,
-    word_factors,
-    word_of,
-    word_product,
-    word_slots,
+from baregrad.kernel.apply_carried import kept_by
+from baregrad.kernel.apply_scope import (
+    Pieces,
+    Scheduled,
+    Scope,
+    Write,
+    chunks_of,
+    flat_array,
+    is_chunks,
+    plain,
 )
-from baregrad.kernel.core_tiles import sum_of_words, without_array
+from baregrad.kernel.apply_words import carried, dotted, packed
+from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, table_after
+from baregrad.kernel.byte_dots import Word, turned_over, word_slots
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.narrowed import narrowed
@@ -75,16 +73,16 @@ def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = 
     target: the machine's row, whose units the schedule may name; a CPU's by default. Raises
     ScheduleError for the first step that is not legal.
     """
-    return apply_steps(prepare(kernel, target), schedule, chunked=False, target=target)
+    return scheduled(prepare(kernel, target), schedule, chunked=False, target=target).node()
 
 
-def apply_steps(
+def scheduled(
     kernel: Node,
     schedule: Schedule,
     chunked: bool,
     target: AnyTarget | None = None,
     results: Results | None = None,
-) -> Node:
+) -> Scheduled:
     """`kernel` scheduled; with `chunked`, as `to_loop` takes it.
 
     The parallel axis then is a loop of chunks and one inside, unless it is around all others: then
@@ -92,20 +90,20 @@ def apply_steps(
     level, so that most expressions are made once. With `results`, so are those of reductions.
     """
     table = table_after(facts_of(kernel), schedule, target)
-    rewriter = _Rewriter(table, chunked, results)
+    rewriter = Rewriter(table, chunked, results)
     result = rewriter.kernel(kernel)
     if rewriter.hides_axes and results is not None:
         # What reads a result no longer says where the reduction stands: it is to be seen there.
         results.clear()
-        rewriter = _Rewriter(table, chunked)
+        rewriter = Rewriter(table, chunked)
         result = rewriter.kernel(kernel)
     if table.gpu is not None:
-        partial_tiles.check_threads(result)
+        partial_tiles.check_threads(result.node())
     check_applied(table, rewriter.applied, rewriter.empty, rewriter.dead)
     return result
 
 
-class _Rewriter:
+class Rewriter:
     """Rewrites a kernel from its original axes to the final ones of a table."""
 
     def __init__(
@@ -143,6 +141,8 @@ class _Rewriter:
         self.early_scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.applied: set[StageInput | StageReduce | Pipeline] = set()
         self.copies: dict[tuple[object, ...], Node] = {}
+        # How many copies have had ids for their axes.
+        self.taken = 0
         # Held, since what is known is found by the identity of the ranges that it is over.
         self.copied_ranges: list[Mapping[str, Node]] = []
         self.staged_params = frozenset(step.param for step in table.staged_inputs)
@@ -170,20 +170,21 @@ class _Rewriter:
             return inner
         return range_node(axis.extent, position, name, "pool")
 
-    def kernel(self, kernel: Node) -> Node:
+    def kernel(self, kernel: Node) -> Scheduled:
         """The rewritten KERNEL."""
-        outs: list[Node] = []
+        writes: list[Write] = []
         for out in kernel.src:
             free = by_id(out_axes(out))
             for pieces in self.combinations(free):
                 scope = self.scope(pieces, self.ranges)
                 (value,) = self.values((out.src[1],), scope)
-                src = (self.array(out.src[0]), value, self.target(out, scope))
+                place = self.target(out, scope)
+                axes = value.ranges | place.ranges
                 if self.results is not None:
-                    self.see_axes(free, (*value.ranges, *src[2].ranges), scope)
-                outs.append(instruction(Ops.OUT, out.dtype, src, out.arg))
+                    self.see_axes(free, axes, scope)
+                writes.append(Write((self.array(out.src[0]), value, place), out.arg, axes))
         info = kernel.arg if self.grain == 1 else kernel.arg._replace(grain=self.grain)
-        return instruction(Ops.KERNEL, kernel.dtype, tuple(outs), info)
+        return Scheduled(tuple(writes), info)
 
     def target(self, out: Node, scope: Scope) -> Node:
         """Where an OUT writes: NOWHERE for places read from memory that the array does not have.
@@ -217,13 +218,15 @@ class _Rewriter:
             scope.limits[limits] = partial_tiles.conditions_of(limits, finals)
         return scope.limits[limits]
 
-    def scope(self, pieces: Pieces, ranges: Mapping[str, Node], early: bool = False) -> Scope:
+    def scope(
+        self, pieces: Pieces, ranges: Mapping[str, Node], early: bool = False, copying: bool = False
+    ) -> Scope:
         """The scope of these pieces: one for each choice where an axis has several.
 
         What is read in several outputs or reductions is then rewritten once.
         """
         if ranges is not self.ranges:
-            return Scope(pieces, ranges, early)
+            return Scope(pieces, ranges, early, copying)
         key: tuple[tuple[Node, int], ...] = ()
         if self.table.several:
             choices = self.choices
@@ -304,13 +307,17 @@ class _Rewriter:
             return found
         table, finals = self.table, scope.finals
         terms: dict[Node, int] = {}
+        joined: dict[str, bool] = {}
         constant = old.constant
         extra: list[Dim] = []
         for axis, stride in old.strides.items():
             merged = table.merged.get(axis) if table.merged else None
             if merged is not None:
-                group = table.groups[merged[0]]
-                if not as_one(old.strides, group):
+                name = merged[0]
+                group = table.groups[name]
+                if name not in joined:
+                    joined[name] = as_one(old.strides, group)
+                if not joined[name]:
                     extra.append(index.mul(self.axis_value(axis, scope), stride))
                     continue
                 if axis is not group[0]:
@@ -385,15 +392,15 @@ class _Rewriter:
         word: bytes are read as one word.
         """
         where = node if node.op is Ops.INDEX else node.src[1]
-        if scope.ranges is self.ranges and where.src[0].arg.slot in self.staged_params:
+        if not scope.copying and where.src[0].arg.slot in self.staged_params:
             for step in self.table.staged_inputs:
                 if step.param == where.src[0].arg.slot:
                     found = self.staged(step, node, where, scope, word)
                     if found is not None:
                         return found
         if word is not None and where.src[0].arg.slot not in self.words:
-            return self.packed(node, scope, word)
-        if where is node and scope.early and scope.ranges is self.ranges:
+            return packed(self, node, scope, word)
+        if where is node and scope.early and not scope.copying:
             held = partial_tiles.held_inside(self.table, node, scope, self.finals)
             scope = Scope({**scope.pieces, **held}, scope.ranges, True) if held else scope
         src = (self.array(where.src[0]), self.offset(where, scope))
@@ -411,15 +418,6 @@ class _Rewriter:
         simpler = index.resimplify(covered)
         return covered if simpler is None else simpler
 
-    def packed(self, node: Node, scope: Scope, word: Word) -> Node:
-        """The word of the numbers that a read gives along an axis."""
-        values = []
-        for place in range(in_word(node.dtype)):
-            pieces = {axis: at_number(p, word.axis, place) for axis, p in scope.pieces.items()}
-            values.append(self.read(node, Scope(pieces, scope.ranges, scope.early or self.masked)))
-        packed = word_of(values)
-        return turned_over(packed) if word.turned else packed
-
     def staged(
         self, step: StageInput, node: Node, where: Node, scope: Scope, word: Word | None
     ) -> Node | None:
@@ -432,41 +430,43 @@ class _Rewriter:
         if not every or not used.issuperset(every) or (where is node and not in_bounds(node)):
             return None
         free = [axis for axis in used if axis not in every and axis not in self.dead]
-        if any(self.ranges[name].arg.is_tile for name in free):
+        around = [scope.ranges[name] for name in free]
+        if any(axis.arg.is_tile for axis in around):
             return None
         apart = () if self.chunk is None else (self.chunk[0],)
         merged = self.table.merged
-        regions = regions_of(step, node, scope.pieces, self.ranges, self.dead, apart, merged)
+        regions = regions_of(step, node, scope.pieces, scope.ranges, self.dead, apart, merged)
         if regions is None:
             return None
         names = [region.carrier for region in regions]
-        key = (step, node, word, *(id(scope.pieces[axis]) for axis in by_id(node.ranges)))
+        key = (step, node, word, *[id(scope.pieces[a]) for a in by_id(node.ranges)], *by_id(around))
         stage = self.copies.get(key)
         if stage is None:
-            first = len(self.table.order) * 2 * (1 + len(self.copies))
+            first = self.first_id()
             gpu = self.table.gpu is not None
             inner = "" if word is None else word.axis
             whole = where.src[0].arg.slot in self.words
-            pieces, wide = without_parts(regions, scope.pieces, self.ranges)
+            pieces, wide = without_parts(regions, scope.pieces, scope.ranges)
             copy = copy_loops(step, where, names, wide, pieces, first, gpu, inner, whole)
-            ranges = {**self.ranges, **copy.ranges}
+            ranges = {**scope.ranges, **copy.ranges}
             self.copied_ranges.append(ranges)
             early = self.masked or copy.pieces is not pieces
-            value = self.read(node, Scope(copy.pieces, ranges, early), word)
+            value = self.read(node, Scope(copy.pieces, ranges, early, True), word)
             space = Stage("scratch", ahead=step.ahead)
             if gpu:
                 pipelines, space = slots_of(self.table.pipelines, step, value, copy.axes)
                 self.applied.update(pipelines)
             stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *copy.axes), space)
         self.applied.add(step)
-        places = {region.carrier: region.place(self.ranges) for region in regions}
+        places = {region.carrier: region.place(scope.ranges) for region in regions}
         return scalar(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
         axes = [child for child in node.src[1:] if child.op is Ops.RANGE]
         pieces = {**scope.pieces, **{axis: self.choices[axis][0] for axis in axes}}
-        (value,) = self.values((node.src[0],), Scope(pieces, scope.ranges, self.masked))
+        inside = Scope(pieces, scope.ranges, self.masked, scope.copying)
+        (value,) = self.values((node.src[0],), inside)
         if node.op is Ops.SCAN:
             final = [self.ranges[self.table.names[axis]] for axis in axes]
         else:
@@ -505,25 +505,57 @@ class _Rewriter:
         # What is reduced inside along these axes is computed ahead of the statement that is masked.
         early = self.early or scope.early or (self.masked and moves_reductions(values, own))
         for choice in self.combinations(own):
-            inside = self.scope({**outside, **choice}, scope.ranges, early)
-            each = self.dotted(node, choice, inside) if self.table.tensorized else ()
-            if not each:
-                new = self.values(values, inside)
-                if self.masked:
-                    new = partial_tiles.within(monoid, new, self.limits(own, inside))
-                axes = self.final_axes(choice)
-                if self.narrows and node.mask & Ops.GUARD.bit:
-                    whole = [a for a in own if self.panels.isdisjoint(dict(choice[a].terms))]
-                    new, axes = narrowed(node, whole, inside.pieces, self.ranges, new, axes)
-                one = make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
-                if self.results is not None:
-                    self.see_axes(free, one.ranges, inside)
-                    each = (self.results.read(one),)
-                else:
-                    each = state_parts(self.carried(one), monoid)
+            inside = self.scope({**outside, **choice}, scope.ranges, early, scope.copying)
+            if self.table.tensorized:
+                each = dotted(self, node, choice, inside)
+                if not each:
+                    each = state_parts(carried(self, self.piece(node, choice, inside)), monoid)
+            elif self.results is not None:
+                one = self.piece(node, choice, inside)
+                self.see_axes(free, one.ranges, inside)
+                each = (self.results.read(one),)
+            else:
+                each = state_parts(self.kept_piece(node, choice, inside), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
         return total
+
+    def piece(self, node: Node, choice: Pieces, scope: Scope) -> Node:
+        """One piece of a REDUCE, its own axes being those of `choice`."""
+        axes = self.final_axes(choice)
+        new = self.values(tuple([child for child in node.src if child.op is not Ops.RANGE]), scope)
+        if self.masked:
+            new = partial_tiles.within(node.arg.monoid, new, self.limits(choice, scope))
+        if self.narrows and node.mask & Ops.GUARD.bit:
+            whole = [a for a in choice if self.panels.isdisjoint(dict(choice[a].terms))]
+            new, axes = narrowed(node, whole, scope.pieces, scope.ranges, new, axes)
+        return make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
+
+    def kept_piece(self, node: Node, choice: Pieces, scope: Scope) -> Node:
+        """One piece of a REDUCE; in scratch memory, if a step says so.
+
+        There it runs along axes of its own from the start.
+        """
+        if self.table.staged_reductions and node.arg.monoid.primitive is not None:
+            own = self.final_axes(choice)
+            free = [final for axis in node.ranges for final, _ in self.finals(axis, scope)]
+            for step in self.table.staged_reductions:
+                first = self.first_id()
+                kept = kept_by(step, own, frozenset(free), scope.ranges, self.dead, first)
+                if kept is None:
+                    continue
+                self.copied_ranges.append(kept.ranges)
+                inside = Scope(scope.pieces, kept.ranges, scope.early, scope.copying)
+                one = self.piece(node, choice, inside)
+                if kept.holds(one):
+                    self.applied.add(step)
+                    return kept.read(one)
+        return self.piece(node, choice, scope)
+
+    def first_id(self) -> int:
+        """From where on ids are free for the axes of one more copy."""
+        self.taken += 1
+        return len(self.table.order) * 2 * self.taken
 
     def see_axes(self, wanted: Iterable[Node], found: Collection[Node], scope: Scope) -> None:
         """Note whether what depends on some original axes has all final ones among its own."""
@@ -531,62 +563,6 @@ class _Rewriter:
             for final, _ in self.finals(axis, scope):
                 if final not in found:
                     self.hides_axes = True
-
-    def dotted(self, node: Node, choice: Pieces, scope: Scope) -> tuple[Node, ...]:
-        """A sum of products of bytes, four at a time; nothing where no instruction is to do so.
-
-        What lies past the end of the bytes is 0 in the factor that is not turned over.
-        """
-        names = {name for piece in choice.values() for name, _ in piece.terms}
-        axis = next((name for name in names if name in self.table.tensorized), "")
-        if axis and self.table.tiled is not None:
-            return (self.multiplied(node, choice, scope, axis),)
-        found = byte_factors(node.src[0]) if axis else None
-        if found is None:
-            return ()
-        # The factor with lanes is summed by itself where the other is turned over.
-        turned, other = sorted(found, key=lambda factor: self.has_lanes(factor, scope))
-        signs = (turned.dtype.kind == "int", other.dtype.kind == "int")
-        first = self.read(turned, scope, Word(axis, signs[0] == signs[1]))
-        product, excess = word_product(first, self.read(other, scope, Word(axis, False)), signs)
-        axes = self.final_axes(choice)
-        total, *off = [
-            self.carried(make_node(Ops.REDUCE, node.dtype, (value, *axes), node.arg))
-            for value in (product, excess)
-            if value is not None
-        ]
-        return (alu(Ops.SUB, total, off[0]),) if off else (total,)
-
-    def multiplied(self, node: Node, choice: Pieces, scope: Scope, axis: str) -> Node:
-        """A sum of products of words, for a matrix unit. Raises ScheduleError where it cannot.
-
-        What lies past the end of what is summed is 0 in both factors.
-        """
-        found = word_factors(node.src[0]) or ()
-        factors = tuple(sorted(found, key=lambda factor: self.has_lanes(factor, scope)))
-        words = tuple([self.read(factor, scope, Word(axis, False)) for factor in factors])
-        reduce = sum_of_words(node, factors, words, self.final_axes(choice))
-        total = self.carried(reduce)
-        if total is reduce:
-            raise without_array(self.table.tiled)
-        return total
-
-    def has_lanes(self, node: Node, scope: Scope) -> bool:
-        """Whether an axis of lanes moves what a node reads."""
-        names = [name for axis in node.ranges for name, _ in scope.pieces[axis].terms]
-        return any(self.ranges[name].arg.bind == "vector" for name in names)
-
-    def carried(self, node: Node) -> Node:
-        """A REDUCE whose accumulators are kept in scratch memory, if a step says so."""
-        for step in self.table.staged_reductions:
-            axes = [self.ranges[name] for name in step.axes if name not in self.dead]
-            first = len(self.table.order) * 2 * (1 + len(self.copies))
-            found = kept_in_scratch(node, self.ranges[step.axis], axes, first, self.matrix)
-            if found is not None:
-                self.copies[(step, found[0])] = found[1].src[0]
-                self.applied.add(step)
-                return found[1]
-        return node
 
     def final_axes(self, choice: Pieces) -> tuple[Node, ...]:
         """The final axes of a reduction's pieces, in loop order; at least one."""

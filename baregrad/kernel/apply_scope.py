@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import Param
+from baregrad.ir.attrs import KernelInfo, Out, Param
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, instruction, make_node, range_node, scalar
 from baregrad.ir.op import Ops
@@ -29,20 +30,42 @@ CHUNK_ID = 1 << 20
 class Scope:
     """One choice of pieces for the original axes, and what was rewritten under it.
 
-    ranges: the final axis of each name (in a copying loop, some stand for others). finals: the
-    final axes and scales that stand for an original one. early: what is rewritten is computed ahead
-    of the condition that keeps an OUT within partial tiles, so that reads have guards of their own.
-    The rest is what was found: of nodes, of the parts of reductions, of axes, of accesses.
+    ranges: the final axis of each name (in a copying loop, and in a sum that is kept, some stand
+    for others). early: what is rewritten is computed ahead of the condition that keeps an OUT
+    within partial tiles, so that reads have guards of their own. copying: it is what a copy is made
+    of, and not copied in its turn. finals: the final axes and scales of an original one. The rest
+    is what was found: of nodes, of the parts of reductions, of axes, of accesses.
     """
 
     pieces: Pieces
     ranges: Mapping[str, Node]
     early: bool = False
+    copying: bool = False
     done: dict[Node, Node] = field(default_factory=dict)
     parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
     offsets: dict[Offset, Node] = field(default_factory=dict)
     limits: dict[tuple[Limit, ...], Node] = field(default_factory=dict)
+
+
+class Write(NamedTuple):
+    """An OUT over final axes: its array, value and place, what it is of, and its axes."""
+
+    src: tuple[Node, Node, Node]
+    arg: Out
+    axes: frozenset[Node]
+
+
+class Scheduled(NamedTuple):
+    """A kernel over final axes, as its OUTs: what is only handed on need be no node."""
+
+    src: tuple[Write, ...]
+    arg: KernelInfo
+
+    def node(self) -> Node:
+        """The KERNEL."""
+        outs = [instruction(Ops.OUT, dtypes.token, write.src, write.arg) for write in self.src]
+        return instruction(Ops.KERNEL, dtypes.token, tuple(outs), self.arg)
 
 
 def chunks_of(axis: Axis, grain: int, position: int) -> tuple[Node, Node]:

@@ -387,9 +387,10 @@ class AxisTable:
     def _reorder(self, step: Reorder) -> None:
         if len(set(step.axes)) != len(step.axes):
             raise ScheduleError(f"{step} names an axis twice")
-        for name in step.axes:
-            self.axis(name, step)
-        places = sorted(self.order.index(name) for name in step.axes)
+        if not self.axes.keys() >= set(step.axes):
+            for name in step.axes:
+                self.axis(name, step)
+        places = sorted(map(self.order.index, step.axes))
         serial = [name for name in self.order if self.axes[name].serial]
         for place, name in zip(places, step.axes, strict=True):
             self.order[place] = name

@@ -200,14 +200,14 @@ def _image(
     main: Reduction, found: Windows, machine: Machine, target: CpuTarget
 ) -> Image | None:
     """What to copy of the image; None where it is better read where it lies, or has to be."""
-    image = image_of(found.image, found.moves_image, found.own, machine.lanes, target)
-    if image is None or iterations(main.own) > panel_rows(found, 2, machine, target):
+    steps, guarded = iterations(main.own), found.image.guarded
+    if steps > panel_rows(found, 2, machine, target):
         return None
-    if found.image.guarded:
-        return image
     # Sums that wait between panels would have each band copied for each panel.
-    several = carries(iterations(main.own), found, 2, machine, target)
-    return image if is_worth_copying(image) and not several else None
+    if not guarded and carries(steps, found, 2, machine, target):
+        return None
+    image = image_of(found.image, found.moves_image, found.own, machine.lanes, target)
+    return image if image is None or guarded or is_worth_copying(image) else None
 
 
 def _plan_image(

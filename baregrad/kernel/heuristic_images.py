@@ -93,7 +93,7 @@ def image_of(
         else:
             return None
     slides.sort(key=lambda slide: -abs(slide.axis.stride(image) or 0))
-    if len({slide.axis for slide in slides}) < len(slides) or not slides or not image.copyable:
+    if len({slide.axis for slide in slides}) < len(slides) or not slides:
         return None
     if not _lies_in_zeros(image, slides):
         return None
@@ -107,7 +107,8 @@ def image_of(
         row *= slide.reach(slide.axis.size)
     room = target.l2_bytes * 3 // 8
     if len(slides) == 1:
-        return None if row > room else Image(image, (last,), tuple(channels), None, 1)
+        fits_whole = row <= room and image.copyable
+        return Image(image, (last,), tuple(channels), None, 1) if fits_whole else None
     first = slides[0]
     size = first.axis.size
     fits = [
@@ -115,6 +116,8 @@ def image_of(
         if size % count == 0 and first.reach(count) * row <= room
     ]
     if not fits or (fits[-1] < min(LEAST_BAND, size) and not image.guarded):
+        return None
+    if not image.copyable:
         return None
     band = None if fits[-1] == size else first.axis
     return Image(image, tuple(slides), tuple(channels), band, fits[-1])

@@ -6,13 +6,16 @@ the first cache has one row less to hold.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from baregrad.ir import index
 from baregrad.ir.index import Dim
 from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel.loop_pieces import is_carried, scoped_below
+
+if TYPE_CHECKING:
+    from baregrad.kernel.apply_scope import Scheduled, Write
 
 
 class Kept(NamedTuple):
@@ -28,15 +31,15 @@ class Kept(NamedTuple):
         return index.as_node(index.add(self.begin, index.flatten(indices, sizes)))
 
 
-def kept_in_output(out: Node, kernel: Node) -> Kept | None:
+def kept_in_output(out: Write, kernel: Scheduled) -> Kept | None:
     """The STAGE of a kernel's one OUT whose values may wait in its array; None if there is none.
 
     Each must be read for the one element that takes its place, and else by reductions that are
     done before. Where an argument has an element at each place of the output, that may be written
     over it: then there is no room before the end.
     """
-    array, value, place, *more = out.src
-    if more or len(kernel.src) > 1 or out.arg.monoid is not None or not value.has(Ops.STAGE):
+    array, value, place = out.src
+    if len(kernel.src) > 1 or out.arg.monoid is not None or not value.has(Ops.STAGE):
         return None
     scoped = scoped_below((value,))
     stages = [node for node in scoped if node.op is Ops.STAGE]

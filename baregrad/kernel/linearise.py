@@ -6,7 +6,7 @@ invariant values move out of loops, and constant parts of addresses go into the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -43,6 +43,9 @@ CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINI
 CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
 # Bytes of the widest registers: the mask of more is taken apart for each of them.
 WIDEST_NBYTES = 64
+# What is done where a statement ends; and the statements inside one, with that.
+Leave = Callable[[], None]
+Inside = tuple[tuple[Node, ...], Leave | None]
 
 
 def linearise(kernel: Node) -> Node:
@@ -53,32 +56,37 @@ def linearise(kernel: Node) -> Node:
     block: tuple[int, ...] = kernel.arg.block
     values = Values(Memory(kernel, bool(block)), block)
     tiles = {} if block else find_tiles(values, kernel)
-    # What is left to do, the first last: statements, None where a scope ends, and steps between.
-    stack: list[Any] = list(reversed(kernel.src))
-    while stack:
-        item = stack.pop()
-        if item is None:
-            values.scopes.close()
-            continue
-        if item.__class__ is not Node:
-            item(values, stack)
-            continue
-        if item in tiles:
-            store_rows(values, item, tiles[item])
-            continue
-        rule = _rule_of(item.op)
-        if rule is None:
-            raise CompilerBug("not a statement of the CPU's loop level", found=item)
-        rule(values, item, stack)
+    # The statements around the one being written, and what to do where each of them ends.
+    path: list[tuple[Iterator[Node], Leave | None]] = []
+    statements, leave = iter(kernel.src), None
+    while True:
+        for node in statements:
+            if node in tiles:
+                store_rows(values, node, tiles[node])
+                continue
+            rule = _rule_of(node.op)
+            if rule is None:
+                raise CompilerBug("not a statement of the CPU's loop level", found=node)
+            inside = rule(values, node)
+            if inside is not None:
+                path.append((statements, leave))
+                statements, leave = iter(inside[0]), inside[1]
+                break
+        else:
+            if leave is not None:
+                leave()
+            if not path:
+                break
+            statements, leave = path.pop()
     return instruction(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
 
 
-def _seq(values: Values, node: Node, stack: list[Any]) -> None:
-    stack += reversed(node.src)
+def _seq(values: Values, node: Node) -> Inside | None:
+    return node.src, None
 
 
-def _loop(values: Values, node: Node, stack: list[Any]) -> None:
-    axis, body = node.src
+def _loop(values: Values, node: Node) -> Inside | None:
+    axis = node.src[0]
     bind = axis.arg.bind
     if bind in TILE_BINDS:
         raise CompilerBug("a tile range cannot be looped over", found=axis)
@@ -87,6 +95,7 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     values.scopes.end_statement()
     pool = bind == "pool"
     known = extent.op is Ops.CONST
+    leave = None
     if known and extent.arg == 1 and not pool:
         values.counters[axis] = ZERO
     else:
@@ -98,10 +107,10 @@ def _loop(values: Values, node: Node, stack: list[Any]) -> None:
         counter = instruction(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
         values.counters[axis] = counter
         values.scopes.open(counter, not pool and least < 1)
-        stack.append(None)
+        leave = values.scopes.close
     if values.memory.requests:
         _ask(values, axis)
-    stack.append(body)
+    return node.src[1:], leave
 
 
 def _ask(values: Values, axis: Node) -> None:
@@ -114,35 +123,33 @@ def _ask(values: Values, axis: Node) -> None:
         values.scopes.append(request)
 
 
-def _if(values: Values, node: Node, stack: list[Any]) -> None:
-    cond, body = node.src
-    if any(axis.arg.is_tile for axis in cond.ranges):
-        before = values.masks
-        values.masks = (*before, cond)
-        mark = values.scopes.here()
+def _if(values: Values, node: Node) -> Inside | None:
+    scopes = values.scopes
+    cond = node.src[0]
+    if not any(axis.arg.is_tile for axis in cond.ranges):
+        test = instruction(Ops.TEST, dtypes.token, (values.value(cond),))
+        scopes.end_statement()
+        scopes.open(test, True)
+        return node.src[1:], scopes.close
+    before = values.masks
+    values.masks = (*before, cond)
+    mark = scopes.here()
 
-        def restore(values: Values, stack: list[Any]) -> None:
-            values.masks = before
-            values.scopes.forget_here(mark)
+    def restore() -> None:
+        values.masks = before
+        scopes.forget_here(mark)
 
-        stack.append(restore)
-        stack.append(body)
-        return
-    test = instruction(Ops.TEST, dtypes.token, (values.value(cond),))
-    values.scopes.end_statement()
-    values.scopes.open(test, True)
-    stack.append(None)
-    stack.append(body)
+    return node.src[1:], restore
 
 
-def _barrier(values: Values, node: Node, stack: list[Any]) -> None:
+def _barrier(values: Values, node: Node) -> None:
     if not values.gpu:
         raise CompilerBug("not a statement of the CPU's loop level", found=node)
     values.scopes.end_statement()
     values.scopes.append(BARRIER)
 
 
-def _store(values: Values, node: Node, stack: list[Any]) -> None:
+def _store(values: Values, node: Node) -> None:
     value = node.src[1]
     ranges = own = value.ranges
     for place in (*node.src[2:], *values.masks):
@@ -355,7 +362,7 @@ def _scatter(
         _store_at(values, node, place, 0, one, active)
 
 
-_STATEMENTS: MappingProxyType[Op, Callable[[Values, Node, list[Any]], None]] = MappingProxyType(
+_STATEMENTS: MappingProxyType[Op, Callable[[Values, Node], Inside | None]] = MappingProxyType(
     {
         Ops.SEQ: _seq,
         Ops.LOOP: _loop,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Machine
@@ -16,7 +14,7 @@ from baregrad.kernel.linearise_values import Values
 ENGINE = "async"
 
 
-def copy_to(values: Values, node: Node, stack: list[Any]) -> None:
+def copy_to(values: Values, node: Node) -> None:
     """A COPYTO: each thread, at each point, some adjacent elements at once."""
     target, value, *indices = node.src
     if not values.gpu or node.arg.engine != ENGINE:
@@ -58,14 +56,14 @@ def copy_to(values: Values, node: Node, stack: list[Any]) -> None:
     scopes.end_statement()
 
 
-def commit(values: Values, node: Node, stack: list[Any]) -> None:
+def commit(values: Values, node: Node) -> None:
     """A COMMIT of the copies so far."""
     if node.src:
         raise CompilerBug("not a statement of an ordinary kernel", found=node)
     values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (), Machine("cp.async.commit")))
 
 
-def done(values: Values, node: Node, stack: list[Any]) -> None:
+def done(values: Values, node: Node) -> None:
     """A DONE: of what threads copied themselves, there is nothing to wait for."""
     if node.arg.engine not in ("copy", "lanes"):
         raise CompilerBug("not a statement of an ordinary kernel", found=node)

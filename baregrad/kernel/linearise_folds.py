@@ -35,8 +35,10 @@ def reduce(values: Values, node: Node, operands: Sequence[Any]) -> Any:
     monoid: Monoid = node.arg.monoid
     inner = [child for child in node.src if child.op is Ops.RANGE]
     parts = node.src[: len(node.src) - len(inner)]
-    threads = [axis for axis in inner if axis.arg.is_thread]
-    inner = [axis for axis in inner if not axis.arg.is_thread]
+    threads = []
+    if values.gpu:
+        threads = [axis for axis in inner if axis.arg.is_thread]
+        inner = [axis for axis in inner if not axis.arg.is_thread]
     unrolled = [axis for axis in inner if axis.arg.bind != "vector"]
     vectors = [axis for axis in inner if axis.arg.bind == "vector" and lanes_of(axis) > 1]
     if len(vectors) > 1:

@@ -17,7 +17,7 @@ from baregrad.kernel.warp_tiles import HALVES, ROW
 Registers = tuple[Node, ...]
 
 
-def multiply(values: Values, node: Node, stack: list[Any]) -> None:
+def multiply(values: Values, node: Node) -> None:
     """An MMA: for each point of the unrolled axes, of which factors are loaded once."""
     if node.arg.name in PRODUCTS:
         _multiply_words(values, node)

@@ -54,8 +54,8 @@ class Scopes:
     """The stack of open scopes, and the values that are known in them.
 
     `depth` is the scope of each value that is known, MOMENT for momentary ones and registers;
-    leaves are not in it. `forgotten` has every value that was known once. `memo` maps a loop-level
-    expression (with the point it was evaluated at) to its linear value.
+    leaves are not in it. `forgotten` has what was known in a scope and is not. `memo` maps an
+    expression of the loop level (with the point it was evaluated at) to its linear value.
     """
 
     def __init__(self) -> None:
@@ -85,6 +85,7 @@ class Scopes:
         scope = self.stack.pop()
         self.innermost = self.stack[-1]
         self._forget(scope.values, scope.keys)
+        self.forgotten.update(scope.values)
         if scope.code and scope.opening is not None:
             self.innermost.code += [scope.opening, *scope.code, END]
 
@@ -143,17 +144,19 @@ class Scopes:
     def put(self, node: Node, place: int) -> None:
         """Add an instruction to the code of the scope `place`; to the current one for MOMENT."""
         self.depth[node] = place
+        scope = self.innermost
         if place == MOMENT:
             self.momentary.append(node)
-            self.innermost.code.append(node)
         else:
-            scope = self.stack[place]
-            if scope is not self.innermost and node in self.forgotten:
-                for inner in self.stack[place + 1 :]:
-                    if node in inner.code:
-                        inner.code = [other for other in inner.code if other is not node]
+            home = self.stack[place]
+            if home is not scope:
+                scope = home
+                if node in self.forgotten:
+                    for inner in self.stack[place + 1 :]:
+                        if node in inner.code:
+                            inner.code = [other for other in inner.code if other is not node]
             scope.values.append(node)
-            scope.code.append(node)
+        scope.code.append(node)
 
     def settle(self, value: Node) -> None:
         """Let a register or momentary value that is not set again last as long as the scope."""
@@ -188,6 +191,7 @@ class Scopes:
         scope = self.innermost
         values, keys = place
         self._forget(scope.values[values:], scope.keys[keys:])
+        self.forgotten.update(scope.values[values:])
         del scope.values[values:]
         del scope.keys[keys:]
 
@@ -209,6 +213,5 @@ class Scopes:
         forget = self.depth.pop
         for value in values:
             forget(value, None)
-        self.forgotten.update(values)
         for key in keys:
             self.memo.pop(key, None)

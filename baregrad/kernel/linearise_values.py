@@ -29,7 +29,7 @@ from baregrad.kernel.linearise_rules import (
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 
 _ADD, _MUL, _FMA, _CONST = Ops.ADD, Ops.MUL, Ops.FMA, Ops.CONST
-_REG = Ops.REG
+_LOAD, _REG = Ops.LOAD, Ops.REG
 _INDEX = dtypes.index
 _LEAVES = Ops.CONST.bit | Ops.VAR.bit
 Parts = tuple[Node, ...]
@@ -131,7 +131,10 @@ class Values:
                     path.append((node, sources))
                     node, sources = child, iter(child.src)
                     break
-                if child.op is _CONST and child.dtype is not _INDEX:
+                op = child.op
+                if op is _LOAD and not self.masks:
+                    done[child] = self.load(child, None)
+                elif op is _CONST and child.dtype is not _INDEX:
                     done[child] = child
                 else:
                     done[child] = rule_of(child)(self, child, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
@@ -23,6 +24,9 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops, mask_of
 from baregrad.kernel.analysis import Facts, in_bounds
+
+if TYPE_CHECKING:
+    from baregrad.kernel.apply_scope import Scheduled, Write
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 _BELOW = "kernel.scoped"
@@ -239,7 +243,7 @@ def is_carried(stage: Node) -> bool:
     return all(k.arg.id < axis.arg.id for k in own for axis in axes)
 
 
-def is_sum_alone(out: Node, kernel: Node) -> bool:
+def is_sum_alone(out: Write, kernel: Scheduled) -> bool:
     """Whether an OUT writes a staged REDUCE as it is, to neighbours, and nothing else reads that.
 
     The loops of the reduction stand outside those of its stage. What has the same element at every
@@ -263,7 +267,7 @@ def is_sum_alone(out: Node, kernel: Node) -> bool:
     return not _lies_apart(out.src[2]) and not _reads_one_element(total, out.src[0])
 
 
-def _takes_tiles(out: Node) -> bool:
+def _takes_tiles(out: Write) -> bool:
     """Whether each element of a staged tile has a place of its own in an output."""
     terms, _ = index.linear(out.src[2])
     return out.src[2].op is not Ops.WHERE and all(axis in terms for axis in out.src[1].src[1:])

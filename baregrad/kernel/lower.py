@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baregrad.ir.node import Node
 from baregrad.kernel.analysis import facts_of
-from baregrad.kernel.apply import apply_steps
+from baregrad.kernel.apply import scheduled
 from baregrad.kernel.heuristic import choose_schedule
 from baregrad.kernel.loop_pieces import note_plain
 from baregrad.kernel.results import Results, are_plain
@@ -25,10 +25,10 @@ def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> 
         schedule = choose_schedule(kernel, target)
     facts = facts_of(kernel)
     results = Results() if isinstance(target, CpuTarget) and are_plain(facts) else None
-    applied = apply_steps(kernel, schedule, chunked=True, target=target, results=results)
+    found = scheduled(kernel, schedule, chunked=True, target=target, results=results)
     ordered = frozenset([out.src[0].arg.slot for out in facts.ordered])
     masks = not isinstance(target, GpuTarget) and target.masks
-    loop = to_loop(applied, target.fma, ordered, masks, results)
+    loop = to_loop(found, target.fma, ordered, masks, results)
     if isinstance(target, GpuTarget):
         check_shared(loop, target)
     note_plain(loop, facts)

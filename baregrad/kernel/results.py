@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from baregrad.dtypes import DType
 from baregrad.ir.attrs import Alloc
-from baregrad.ir.node import Node, instruction, toposort_having
+from baregrad.ir.node import Node, instruction
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Facts, by_id
 from baregrad.kernel.loop_pieces import PLAIN, load, register_places
@@ -65,11 +65,21 @@ class Results:
         known = self._below.get(root)
         if known is None:
             found: dict[Node, None] = {}
-            for node in toposort_having(_ALLOC, root):
+            seen: set[Node] = set()
+            stack = [root]
+            while stack:
+                node = stack.pop()
+                if node in seen:
+                    continue
+                seen.add(node)
                 reduction = self.reductions.get(node)
-                if reduction is not None:
-                    found.update(dict.fromkeys(self._needed(reduction.src[0])))
-                    found[reduction] = None
+                if reduction is None:
+                    stack.extend([one for one in node.src[::-1] if one.mask & _ALLOC])
+                    continue
+                value = reduction.src[0]
+                if value.mask & _ALLOC:
+                    found.update(dict.fromkeys(self._needed(value)))
+                found[reduction] = None
             known = self._below[root] = tuple(found)
         return known
 

@@ -44,10 +44,10 @@ class Copy:
     places: tuple[Node, ...]
 
 
-def thread_axes(kernel: Node) -> tuple[Node, ...]:
-    """An axis for each dimension in which a kernel's blocks have threads."""
+def thread_axes(roots: list[Node]) -> tuple[Node, ...]:
+    """An axis for each dimension in which a kernel's blocks have threads, below all its OUTs."""
     found: dict[str, Node] = {}
-    for node in toposort(kernel):
+    for node in toposort(*roots):
         if node.op is Ops.RANGE and node.arg.is_thread:
             found.setdefault(node.arg.bind, node)
         elif node.op is Ops.RANGE and node.arg.bind == TILE:

@@ -28,8 +28,9 @@ from baregrad.ir.node import (
     substitute,
 )
 from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import by_id, out_axes
+from baregrad.kernel.analysis import by_id
 from baregrad.kernel.apply import NOWHERE
+from baregrad.kernel.apply_scope import Scheduled, Write
 from baregrad.kernel.core_tiles import product as tiles_product
 from baregrad.kernel.kept_rows import Kept, kept_in_output
 from baregrad.kernel.loop_blocks import Block, Placed, nest_position, statement
@@ -59,24 +60,25 @@ from baregrad.kernel.shared_layouts import in_rows
 from baregrad.kernel.warp_tiles import TILE, product
 
 NOTHING = -1
+_STAGE = Ops.STAGE.bit
 Ranges = tuple[Node, ...]
 
 
 def to_loop(
-    kernel: Node,
+    kernel: Scheduled,
     fma: bool = True,
     ordered: frozenset[int] = frozenset(),
     masks: bool = False,
     results: Results | None = None,
 ) -> Node:
-    """The loop level of a kernel that `apply_steps` chunked.
+    """The loop level of a kernel that `scheduled` chunked.
 
     With `fma`, products that are summed use one rounding. With `masks`, loads of part of a vector
     cost no more, so that sums in memory need no loop that clears them. Writes to the slots
     `ordered` may meet, so their loops are not shared. Loops over axes bound to the grid are around
     everything else.
     """
-    axes = NO_RANGES.union(*[out_axes(out) for out in kernel.src])
+    axes = NO_RANGES.union(*[out.axes for out in kernel.src])
     pools = [axis for axis in axes if axis.arg.bind == "pool"]
     if len(pools) > 1:
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
@@ -85,7 +87,7 @@ def to_loop(
     builder = _Builder(fma, masks, pool, by_id(grid), kernel, results or Results())
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
-    return instruction(Ops.KERNEL, kernel.dtype, (statement(builder.root),), kernel.arg)
+    return instruction(Ops.KERNEL, dtypes.token, (statement(builder.root),), kernel.arg)
 
 
 class _Builder:
@@ -97,7 +99,7 @@ class _Builder:
         masks: bool,
         pool: Node | None,
         grid: tuple[Node, ...],
-        kernel: Node,
+        kernel: Scheduled,
         results: Results,
     ) -> None:
         self.fma = fma
@@ -114,7 +116,7 @@ class _Builder:
         # The tile axes that a staged array has beside its stage's own, around those.
         self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
         # Stages whose values lie in an output from the start: that OUT.
-        self.in_place: dict[Node, Node] = {}
+        self.in_place: dict[Node, Write] = {}
         # The stage whose values wait in the output, by itself and by that array.
         self.kept: dict[Node, Kept] = {}
         # The sizes of the axes that are one in a shared array: its last ones.
@@ -162,19 +164,18 @@ class _Builder:
 
     # --- statements -----------------------------------------------------------------------------
 
-    def out(self, out: Node, crowded: bool) -> None:
+    def out(self, out: Write, crowded: bool) -> None:
         """The loops and the STORE of one OUT; `crowded`: its writes may meet another's."""
-        loops = looped(by_id(out_axes(out)))
-        if not crowded and is_sum_alone(out, self.kernel):
-            self.in_place[out.src[1].src[0]] = out
-            loops = [axis for axis in loops if axis not in out.src[1].src[1:]]
+        loops = looped(by_id(out.axes))
         roots = out.src[1:]
         below = self.below(roots)
-        if below and not crowded and not self.grid:
-            kept = kept_in_output(out, self.kernel)
+        if (roots[0].mask | roots[1].mask) & _STAGE:
+            if not crowded and is_sum_alone(out, self.kernel):
+                self.in_place[out.src[1].src[0]] = out
+                loops = [axis for axis in loops if axis not in out.src[1].src[1:]]
+            kept = None if crowded or self.grid else kept_in_output(out, self.kernel)
             if kept is not None:
                 self.kept = {kept.stage: kept, kept.array: kept}
-        if out.has(Ops.STAGE):
             carried = [node.src[0] for node in below if node.op is Ops.STAGE and is_carried(node)]
             self.made_by_stages.update(carried)
         path = [self.root]
@@ -463,7 +464,7 @@ class _Builder:
         if scoped_below((node.src[0],)):
             raise CompilerBug("a reduction is staged for a block's threads", found=node)
         block = path[-1]
-        threads = thread_axes(self.kernel)
+        threads = thread_axes([node for out in self.kernel.src for node in out.src])
         buffer, copy = copied_by_threads(node, threads, self.count + 1)
         self.count += 1
         self.rows[buffer] = row_of(node)

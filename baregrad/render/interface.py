@@ -96,11 +96,13 @@ def signature(
     for slot in range(arrays):
         if slot not in params:
             params[slot] = Node(Ops.PARAM, dtypes.uint8, (), Param(slot, ()))
+    program.memo[_SCRATCH] = nbytes
     ordered = tuple([params[slot] for slot in sorted(params)])
     names = tuple(sorted(used) if variables is None else variables)
     return Signature(entry_name(program), ordered, names, scratch, nbytes, tuple(stack))
 
 
+_SCRATCH = "render.scratch"
 _sources_of = attrgetter("src")
 _LEAVES = mask_of((Ops.PARAM, Ops.VAR, Ops.ALLOC, Ops.REG))
 
@@ -111,8 +113,8 @@ def leaves(program: Node) -> list[Node]:
     found: list[Node] | None = memo.get("leaves")
     if found is None:
         # Most operands are made by instructions, which have operands themselves.
-        used = dict.fromkeys(chain.from_iterable(map(_sources_of, program.src)))
-        bare = filterfalse(_sources_of, used)
+        used = chain.from_iterable(map(_sources_of, program.src))
+        bare = dict.fromkeys(filterfalse(_sources_of, used))
         found = [node for node in bare if node.op.bit & _LEAVES]
         memo["leaves"] = found
     return found
@@ -120,7 +122,8 @@ def leaves(program: Node) -> list[Node]:
 
 def scratch_nbytes(program: Node) -> int:
     """Bytes of scratch memory that each thread running a PROGRAM needs."""
-    return signature(program).scratch_nbytes
+    known: int | None = program.memo.get(_SCRATCH)
+    return signature(program).scratch_nbytes if known is None else known
 
 
 def alloc_nbytes(alloc: Node) -> int:

@@ -95,8 +95,9 @@ def turn_copy(f: FunctionText, node: Node) -> None:
         for above in range(0, form.rows, width):
             rows = min(width, form.rows - above)
             tile = Tile(dtype, rows, width, columns, form.apart, False, f.target.masks)
-            if _is_masked(tile):
-                f.declarations[_masked_store(tile)] = None
+            declared = _masked_store(tile)
+            if declared:
+                f.declarations[declared] = None
             name, texts = _copy_function(tile, form.stride, whole)
             f.declarations.update(dict.fromkeys(texts))
             where = f.pointer(base, to, form.start + first * form.apart + above, dtype)
@@ -184,15 +185,17 @@ def _parts(
 
 def _write(f: FunctionText, tile: Tile, where: str, rows: list[str], several: bool) -> None:
     """The text that writes a tile; by a function where the program writes several."""
-    if _is_masked(tile):
-        f.declarations[_masked_store(tile)] = None
+    declared = _masked_store(tile)
+    if declared:
+        f.declarations[declared] = None
     if tile.streamed or not several:
         f.lines.append(_body(tile).format(f.fresh(), where, *rows))
         return
     name, text = _function(tile)
     f.declarations[text] = None
     kinds = type_text(tile.dtype, tile.lanes)
-    f.lines.append(f"  call void {name}(ptr {where}, {f', {kinds} '.join(['', *rows])[2:]})")
+    operands = f", {kinds} ".join(rows)
+    f.lines.append(f"  call void {name}(ptr {where}, {kinds} {operands})")
 
 
 @lru_cache(1 << 8)
@@ -303,8 +306,11 @@ def _column(tile: Tile, name: str, first: int, column: int) -> list[str]:
     return lines
 
 
+@lru_cache(1 << 8)
 def _masked_store(tile: Tile) -> str:
-    """The declaration of the instruction by which parts of vectors are stored."""
+    """The declaration of the instruction by which parts of vectors are stored; "" for none."""
+    if not _is_masked(tile):
+        return ""
     size = _size(tile)
     name = f"llvm.masked.store.{suffix_text(tile.dtype, size)}.p0"
     kinds, masks = type_text(tile.dtype, size), f"<{size} x i1>"

@@ -20,6 +20,7 @@ _SAME = frozenset((Ops.CONTIGUOUS, Ops.COPY))
 _ORDERED = frozenset((Ops.CMPLT, Ops.CMPLE))
 _READ = Ops.INDEX
 _INDEX = Ops.INDEX.bit
+_VAR = Ops.VAR.bit
 _DATA = _INDEX | Ops.REDUCE.bit | Ops.SCAN.bit
 # What is the same op over its operands' expressions, whatever these are.
 _PLAIN = mask_of(ELEMENTWISE - _ORDERED - {Ops.WHERE})
@@ -34,7 +35,9 @@ def array(known: Arrays, slot: int, value: Node) -> Node:
     key = (slot, value.dtype, value.shape)
     found = known.get(key)
     if found is None:
-        found = known[key] = make_node(Ops.PARAM, value.dtype, (), Param(slot, value.shape))
+        shape = value.shape
+        plain = None if value.mask & _VAR else shape
+        found = known[key] = make_node(Ops.PARAM, value.dtype, (), Param(slot, shape), plain)
     return found
 
 

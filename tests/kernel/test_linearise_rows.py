@@ -91,6 +91,16 @@ def test_a_tile_of_accumulators_is_one_register_and_one_instruction_a_step(
     assert [one.arg.rows for one in stores] == [tuple(range(0, rows * lanes, lanes))]
 
 
+def test_a_tile_that_is_filled_with_a_constant_needs_no_value_but_that() -> None:
+    u, v, total = unroll(4, 1), vector(16, 2), alloc(1, 4, 16)
+    filled, out = store(total, TWO, u, v), param(0, 16, 4)
+    node = kernel(filled, store(out, load(total, u, v), v, u))
+    (found,) = check(node, [zeros(16, 4)], routes=ROUTES)
+    np.testing.assert_array_equal(found, np.full((16, 4), 2, np.float32))
+    assert not tiles(node)
+    assert [one.src[1] for one in linearise(node).src if one.op is Ops.SET] == [TWO]
+
+
 def test_points_along_two_axes_are_rows_in_order() -> None:
     x, out = param(1, 3, 4, 16), param(0, 4, 3, 16)
     a, b, v = unroll(3, 1), unroll(4, 2), vector(16, 3)

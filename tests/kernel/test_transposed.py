@@ -109,15 +109,19 @@ def test_steps_that_lie_unevenly_apart_are_copied_in_several_tiles() -> None:
     assert [(each.arg.width, each.arg.stride) for each in turns] == [(4, 32)] * 2
 
 
-def test_neighbours_along_two_axes_are_one_store() -> None:
-    a, b, v = unroll(3, 0), unroll(3, 1), vector(16, 2)
-    x, out = param(1, 3, 3, 16), param(0, 16, 3, 3)
+@pytest.mark.parametrize("ids", ((0, 1), (1, 0)), ids=("in order", "mixed"))
+def test_neighbours_along_two_axes_are_one_store(ids: tuple[int, int]) -> None:
+    # Rows stand in the order of the axes' ids, which need not be that of their places.
+    a, b, v = unroll(3, ids[0]), unroll(4, ids[1]), vector(16, 2)
+    x, out = param(1, 3, 4, 16), param(0, 16, 3, 4)
     node = kernel(store(out, alu(Ops.ADD, load(x, a, b, v), ONE), v, a, b))
-    values = data(3, 3, 16)
-    (found, _) = check(node, [zeros(16, 3, 3), values], routes=ROUTES)
+    values = data(3, 4, 16)
+    (found, _) = check(node, [zeros(16, 3, 4), values], routes=ROUTES)
     np.testing.assert_array_equal(found, values.transpose(2, 0, 1) + np.float32(1))
-    turns = [each for each in by_rows(linearise(node)).src if each.op is Ops.TURN]
-    assert [(each.arg.width, each.arg.stride, len(each.src)) for each in turns] == [(16, 9, 11)]
+    program = linearise(node)
+    assert not any(each.op is Ops.ROW for each in program.src)
+    turns = [each for each in by_rows(program).src if each.op is Ops.TURN]
+    assert [(each.arg.width, each.arg.stride, len(each.src)) for each in turns] == [(16, 12, 14)]
 
 
 def test_lanes_that_meet_their_neighbours_are_stored_one_by_one() -> None:

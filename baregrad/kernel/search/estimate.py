@@ -24,9 +24,8 @@ from baregrad.kernel.analysis import (
     op_flops,
     out_axes,
 )
-from baregrad.kernel.apply import apply_steps
+from baregrad.kernel.apply import apply_schedule
 from baregrad.kernel.schedule_value import Bind, Schedule
-from baregrad.kernel.sharing import prepare
 from baregrad.target import CpuTarget
 
 # Bytes in a cycle from the second cache, the third, and memory, for one core.
@@ -66,7 +65,7 @@ def estimated_ns(kernel: Node, schedule: Schedule, target: CpuTarget) -> float:
 
     Raises ScheduleError where the schedule is not legal.
     """
-    applied = apply_steps(prepare(kernel, target), schedule, chunked=False, target=target)
+    applied = apply_schedule(kernel, schedule, target)
     nests = nests_of(applied)
     total = sum(nest_cycles(nest, target) for nest in nests) / CYCLES_PER_NS
     return total / speedup(applied, schedule, target) + sharing_ns(schedule, applied)
