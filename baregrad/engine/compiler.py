@@ -200,13 +200,19 @@ class Compiler:
         check_order(found, "loop")
         return found
 
+    @cached_property
+    def _kernel_level(self) -> tuple[Callable[..., Schedule], Callable[..., Node]]:
+        """What chooses a kernel's schedule, and what lowers it to loops."""
+        from baregrad.kernel import choose_schedule, lower
+
+        return choose_schedule, lower
+
     def stages(self, kernel: Node, schedule: Schedule | None = None) -> Iterator[Stage]:
         """Every stage of the compilation, in order, as it is made.
 
         Without a schedule it is the first one that the heuristics give.
         """
-        from baregrad.kernel import choose_schedule, lower
-
+        choose_schedule, lower = self._kernel_level
         verified = options.verify
         what = "choose schedule"
         try:

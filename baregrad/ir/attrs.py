@@ -164,8 +164,7 @@ class Scatter(NamedTuple):
     monoid: Monoid | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """Where a value is kept: the one node for every level of the memory hierarchy.
 
     `space` is register, shared, scratch (per thread host memory), device, host, peer or disk;

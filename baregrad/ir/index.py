@@ -8,15 +8,14 @@ dtype `index` and give an int when every input was one (`Dim` in, `Dim` out).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.digest import digest
-from baregrad.ir.node import Node, alu, const, index_op
+from baregrad.ir.node import Node, alu, const, scalar
 from baregrad.ir.op import Op, Ops, mask_of
 
 Dim = int | Node
@@ -118,11 +117,11 @@ def from_linear(terms: Terms, constant: int) -> Node:
     total: Node | None = None
     for atom in atoms:
         scale = terms[atom]
-        term = atom if scale == 1 else index_op(_MUL, atom, const(scale, _INDEX))
-        total = term if total is None else index_op(_ADD, total, term)
+        term = atom if scale == 1 else scalar(_MUL, _INDEX, (atom, const(scale, _INDEX)))
+        total = term if total is None else scalar(_ADD, _INDEX, (total, term))
     if total is None:
         return const(constant, _INDEX)
-    return total if constant == 0 else index_op(_ADD, total, const(constant, _INDEX))
+    return total if constant == 0 else scalar(_ADD, _INDEX, (total, const(constant, _INDEX)))
 
 
 def _recombine(terms: Terms) -> Terms:
@@ -188,6 +187,17 @@ def _with_whole_digits(terms: Terms, constant: int) -> tuple[Terms, int]:
     return terms, constant
 
 
+def replaced(terms: Terms, constant: int, by: Mapping[Node, Node]) -> Node:
+    """The canonical sum of what stands for the atoms of another sum."""
+    found: Terms = {}
+    for atom, scale in terms.items():
+        more, extra = linear(by[atom])
+        constant += extra * scale
+        for other, each in more.items():
+            found[other] = found.get(other, 0) + each * scale
+    return from_linear(*_with_whole_digits(found, constant))
+
+
 def add(a: Dim, b: Dim) -> Dim:
     """Return a + b."""
     if isinstance(a, int) and isinstance(b, int):
@@ -218,7 +228,7 @@ def mul(a: Dim, b: Dim) -> Dim:
         if b == 1:
             return a
         if a.op is _RANGE and b and a.src[0].op is _CONST and a.src[0].arg != 1:
-            return index_op(_MUL, a, const(b, _INDEX))
+            return scalar(_MUL, _INDEX, (a, const(b, _INDEX)))
         terms, constant = linear(a)
         return from_linear({atom: scale * b for atom, scale in terms.items()}, constant * b)
     terms, constant = linear(a)
@@ -512,11 +522,10 @@ def product(dims: Iterable[Dim]) -> Dim:
 def resimplify(node: Node) -> Node | None:
     """`node` built again through the smart constructors, when it is index arithmetic."""
     op = node.op
-    if node.dtype is _INDEX:
-        rule = _arithmetic(op)
-        if rule is not None:
-            return as_node(rule(*node.src))
-    if op is Ops.CMPLT and node.src[0].dtype is dtypes.index:
+    rule = _arithmetic(op) if node.dtype is _INDEX else None
+    if rule is not None:
+        return as_node(rule(*node.src))
+    if op is Ops.CMPLT and node.src[0].dtype is _INDEX:
         return less(node.src[0], node.src[1])
     if op is Ops.AND and node.dtype is dtypes.bool:
         return both(*node.src)
@@ -525,21 +534,17 @@ def resimplify(node: Node) -> Node | None:
     return None
 
 
-_ARITHMETIC: MappingProxyType[Op, Callable[[Dim, Dim], Dim]] = MappingProxyType(
-    {
-        Ops.ADD: add,
-        Ops.SUB: sub,
-        Ops.MUL: mul,
-        Ops.FLOORDIV: floordiv,
-        Ops.MOD: mod,
-        Ops.MIN: minimum,
-        Ops.MAX: maximum,
-    }
-)
+_arithmetic: Callable[[Op], Callable[[Dim, Dim], Dim] | None] = {
+    Ops.ADD: add,
+    Ops.SUB: sub,
+    Ops.MUL: mul,
+    Ops.FLOORDIV: floordiv,
+    Ops.MOD: mod,
+    Ops.MIN: minimum,
+    Ops.MAX: maximum,
+}.get
 # What `resimplify` may make simpler, beside arithmetic on positions.
 CONDITIONS = mask_of((Ops.CMPLT, Ops.AND, Ops.GUARD))
-# Asked faster than a read-only view of it.
-_arithmetic = dict(_ARITHMETIC).get
 
 
 def flatten(indices: Iterable[Dim], shape: Iterable[Dim]) -> Dim:
@@ -557,21 +562,20 @@ def flat_terms(indices: Sequence[Dim], shape: Sequence[Dim]) -> tuple[Terms, int
             return linear(flatten(indices, shape))
     terms: Terms = {}
     constant = 0
-    stride: Any = 1
-    for position in range(len(shape) - 1, -1, -1):
-        value = indices[position]
-        if isinstance(value, Node) and value.op is Ops.RANGE:
+    stride = 1
+    for value, extent in zip(indices[::-1], shape[::-1], strict=True):
+        if isinstance(value, Node) and value.op is _RANGE:
             # An axis of one element is always 0.
             size = value.src[0]
-            if size.op is not Ops.CONST or size.arg != 1:
+            if size.op is not _CONST or size.arg != 1:
                 terms[value] = terms.get(value, 0) + stride
         else:
             more, extra = linear(value)
             constant += extra * stride
             for atom, scale in more.items():
                 terms[atom] = terms.get(atom, 0) + scale * stride
-        if position:
-            stride *= shape[position]
+        if isinstance(extent, int):
+            stride *= extent
     return _with_whole_digits(terms, constant)
 
 

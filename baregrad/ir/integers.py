@@ -21,7 +21,7 @@ _SIGNS = MappingProxyType(
 
 
 class IntegerArithmetic:
-    """What `Node` inherits: operators over nodes of dtype index and ints, simplified at once.
+    """Operators over nodes of dtype index and ints, simplified at once.
 
     A result that is constant is an int. Division and modulo floor; by zero they give 0. With a
     tensor the tensor's operator runs; with anything else, and for nodes of other dtypes, Python
@@ -128,10 +128,7 @@ def _operate(name: str, a: Any, b: Any) -> Any:
     from baregrad.ir import index
 
     for value in (a, b):
-        is_node = isinstance(value, IntegerArithmetic)
-        if is_node and getattr(value, "dtype", None) is not dtypes.index:
-            return NotImplemented
-        if not is_node and (isinstance(value, bool) or not isinstance(value, int)):
+        if isinstance(value, bool) or not isinstance(value, (IntegerArithmetic, int)):
             return NotImplemented
     operator: Callable[[Any, Any], Any] = getattr(index, name)
     return index.as_dim(operator(a, b))

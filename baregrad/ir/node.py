@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.attrs import TILE_BINDS, Range
+from baregrad.ir.attrs import Range
 from baregrad.ir.integers import IntegerArithmetic, spelled
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
 from baregrad.ir.shape import LIKE_SOURCES, SHAPELESS, infer_shape, plain_shape
@@ -62,9 +62,10 @@ _MOST_SMALL = 1 << 12
 _create = object.__new__
 _CONST = Ops.CONST
 _RANGE = Ops.RANGE
+_VAR = Ops.VAR.bit
 _COMPARE = mask_of(COMPARE)
 # Below these, nodes may depend on axes that they close.
-_HIDES = mask_of((Ops.REDUCE, Ops.STAGE, Ops.LOOP, Ops.OUT))
+_HIDES = mask_of((Ops.REDUCE, Ops.STAGE, Ops.OUT, *STATEMENTS))
 _BOOL = dtypes.bool
 _INDEX = dtypes.index
 # Kernels number their axes alike, so that the same few attributes are asked for again and again.
@@ -89,13 +90,13 @@ def _kinds() -> dict[Op, int]:
 _kind_of = _kinds().__getitem__
 
 
-class Node(IntegerArithmetic):
+class Node:
     """One operation of the graph.
 
     op: its row of the op table. dtype: of its value (`token` for statements). src: its sources.
     arg: its typed attribute. shape: of its value, () for the scalars of the kernel level. ranges:
-    its free axes, RANGE nodes at or below it that nothing below closes. mask: the bits of every op
-    at or below it.
+    the free axes of its value, RANGE nodes at or below it that nothing below closes; a statement
+    has none. mask: the bits of every op at or below it.
     """
 
     __slots__ = (
@@ -138,10 +139,7 @@ class Node(IntegerArithmetic):
 
     def has(self, *ops: Op) -> bool:
         """True when one of `ops` is at or below this node."""
-        bits = 0
-        for op in ops:
-            bits |= op.bit
-        return bool(self.mask & bits)
+        return bool(self.mask & mask_of(ops))
 
     def replace(self, **fields: Any) -> Node:
         """The node with some of op, dtype, src and arg changed."""
@@ -162,6 +160,15 @@ class Node(IntegerArithmetic):
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("nodes are not pickled; use baregrad.ir.text.dump and parse")
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of a symbolic value is not known: {self!r}")
+
+
+class Integer(IntegerArithmetic, Node):
+    """A node of dtype index over variables: what users reckon with. Having an order costs `==`."""
+
+    __slots__ = ()
+
 
 def make_node(
     op: Op,
@@ -180,9 +187,6 @@ def make_node(
         found = entry()
         if found is not None:
             return found
-    node = _create(Node)
-    node.op, node.dtype = op, dtype
-    node.src, node.arg = src, arg
     mask = op.bit
     ranges = NO_RANGES
     shape: Any = ()
@@ -200,6 +204,9 @@ def make_node(
             if shape and theirs != shape:
                 mixed = True
             shape = theirs
+    node = _create(Integer if dtype is _INDEX and mask & _VAR else Node)
+    node.op, node.dtype = op, dtype
+    node.src, node.arg = src, arg
     kind = _kind_of(op)
     # Elementwise ops, most of all, on operands of one shape or on scalars, are done here.
     if known is not None:
@@ -230,9 +237,10 @@ def instruction(
 ) -> Node:
     """What `make_node` returns for a node of the linear or tensor level, whose shape is at hand.
 
-    Nothing there has axes, so there are none to be found among the sources. The rest is written out
-    again, as a call would cost what this saves: a fifth of a node, of which kernels have hundreds.
-    No CONST is made so, whose key is another, and nothing that symbolic extents may be below.
+    Nor have statements axes, so there are none to be found among the sources. The rest is written
+    out again, as a call would cost what this saves: a fifth of a node, of which kernels have
+    hundreds. No CONST is made so, whose key is another, and nothing that symbolic extents may be
+    below.
     """
     key: Key = (op, dtype, src, arg)
     entry = _find(key)
@@ -246,38 +254,41 @@ def instruction(
     mask = op.bit
     for child in src:
         mask |= child.mask
-    node.shape = shape
-    node.ranges = NO_RANGES
+    node.shape, node.ranges = shape, NO_RANGES
     node.mask = mask
-    node._bounds = None
-    node._memo = None
+    node._bounds = node._memo = None
     entry = _Entry(node, _forget)
     entry.key = key
     return node if _insert(key, entry) is entry else _kept(key, entry, node)
 
 
-def index_op(op: Op, first: Node, second: Node) -> Node:
-    """What `make_node` returns for arithmetic on two positions: scalars of dtype `index`.
+def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node:
+    """What `make_node` returns for a scalar of the kernel or loop level that closes no axes.
 
-    A third of the nodes of a kernel's loops are terms of addresses: written out as `instruction`
-    is, for half the time.
+    Most nodes of a kernel's loops are such: values, and terms of addresses. They are written out as
+    `instruction` is. No CONST and no RANGE is made so.
     """
-    key: Key = (op, _INDEX, (first, second), None)
+    key: Key = (op, dtype, src, arg)
     entry = _find(key)
     if entry is not None:
         found = entry()
         if found is not None:
             return found
-    node = _create(Node)
-    node.op, node.dtype = op, _INDEX
-    node.src, node.arg = key[2], None
-    node.mask = op.bit | first.mask | second.mask
-    ranges, more = first.ranges, second.ranges
-    if not ranges:
-        ranges = more
-    elif not more <= ranges:
-        ranges = ranges | more
+    mask = op.bit
+    ranges = NO_RANGES
+    for child in src:
+        mask |= child.mask
+        below = child.ranges
+        if below is not ranges and below:
+            if not ranges:
+                ranges = below
+            elif not below <= ranges:
+                ranges = ranges | below
+    node = _create(Integer if dtype is _INDEX and mask & _VAR else Node)
+    node.op, node.dtype = op, dtype
+    node.src, node.arg = src, arg
     node.shape, node.ranges = (), ranges
+    node.mask = mask
     node._bounds = node._memo = None
     entry = _Entry(node, _forget)
     entry.key = key
@@ -337,14 +348,7 @@ def _closed(
         return found.difference(src[arg.monoid.arity :])
     if op is Ops.STAGE:
         return found.difference(src[1:])
-    if op is Ops.LOOP:
-        return found - {src[0]}
-    if op in (Ops.OUT, Ops.KERNEL):
-        return NO_RANGES
-    for axis in found:
-        if axis.arg.bind in TILE_BINDS:
-            return frozenset([one for one in found if one.arg.bind not in TILE_BINDS])
-    return found
+    return NO_RANGES
 
 
 # --- making nodes ------------------------------------------------------------------------------
@@ -556,7 +560,7 @@ def substitute(root: Node, mapping: Mapping[Node, Node]) -> Node:
 
 def _with_axes(root: Node, mapping: Mapping[Node, Node]) -> Node:
     """`substitute` of axes: a sum of many terms is made once, not once for each of its parts."""
-    from baregrad.ir.index import as_node, linear, mul, resimplify, total
+    from baregrad.ir.index import linear, replaced, resimplify
 
     axes = frozenset(mapping)
     done: dict[Node, Node] = dict(mapping)
@@ -572,7 +576,7 @@ def _with_axes(root: Node, mapping: Mapping[Node, Node]) -> Node:
                 return node
             terms, constant = linear(node)
             fill(known, tuple(terms), visit, known, enter)
-            return as_node(total([*[mul(known[a], scale) for a, scale in terms.items()], constant]))
+            return replaced(terms, constant, known)
         src = tuple([known[child] for child in node.src])
         current = node if src == node.src else make_node(node.op, node.dtype, src, node.arg)
         simpler = resimplify(current)

@@ -291,7 +291,7 @@ class _Table:
     # linear level: an instruction is a node in PROGRAM's sources, executed where it stands; its
     # value, of shape (), (lanes,) or of a tile (rows, lanes), is that of its latest execution
     REG = _r("REG", "leaf", LIN, 0, "a mutable register, read when used", attribute="Reg")
-    SET = _r("SET", "instruction", LIN, 2, "register, value: write the register")
+    SET = _r("SET", "instruction", LIN, 2, "register, value: write it; a CONST to every lane")
     READ = _r("READ", "memory", LIN, 1, "a copy of a register as it is now")
     VLOAD = _r(
         "VLOAD",
@@ -322,7 +322,8 @@ class _Table:
         "instruction",
         LIN,
         (3, MANY),
-        "PARAM or ALLOC, offset, vectors: write a tile by its columns: lanes, stride apart, of all",
+        "PARAM or ALLOC, offset, vectors: write a tile by its columns: lanes, stride apart, of all "
+        "rows, in order or as the access has them",
         attribute="Access",
     )
     TURNED = _r(

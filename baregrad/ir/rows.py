@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from baregrad.base.bits import next_power_of_two
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Access, Reg, Turned
@@ -13,6 +15,7 @@ from baregrad.ir.op import Ops
 TOGETHER = 4
 # Of fewer instructions a row does not wait for itself long enough.
 SHORTEST = 12
+_PLACE = itemgetter(0)
 # Rows of a register get ids of their own: its own one, then theirs in so many bits.
 _BITS = 12
 
@@ -47,7 +50,9 @@ class _Rows:
                 if node.op is not Ops.ROWS:
                     code += found
             elif node.op is Ops.SET and len(node.src[0].shape) == 2:
-                pairs = zip(*map(self._tile, node.src), strict=True)
+                rows = self._tile(node.src[0])
+                values = [self._row(node.src[1], row) for row in range(len(rows))]
+                pairs = zip(rows, values, strict=True)
                 code += [instruction(Ops.SET, node.dtype, pair) for pair in pairs]
             elif node.op is Ops.ROW:
                 self.moved[node] = self._tile(node.src[0])[node.arg]
@@ -136,9 +141,14 @@ class _Rows:
                 src += self._tile(child)
             else:
                 src.append(self._moved(child))
+        arg = node.arg
+        if node.op is Ops.TURN and arg.rows:
+            ordered = sorted(zip(arg.rows, src[2:], strict=True), key=_PLACE)
+            src[2:] = [row for _, row in ordered]
+            arg = arg._replace(rows=())
         made = tuple(src)
         if made != node.src:
-            made_node = instruction(node.op, node.dtype, made, node.arg, node.shape)
+            made_node = instruction(node.op, node.dtype, made, arg, node.shape)
             self.moved[node] = made_node
             return made_node
         self.moved[node] = node

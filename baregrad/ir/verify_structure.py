@@ -75,9 +75,6 @@ def _writer_faults(kernel: Node) -> Iterator[Fault]:
 
 def _loop_faults(kernel: Node) -> Iterator[Fault]:
     """Every range is closed by one LOOP around it; the chunk loop is outermost and alone."""
-    for axis in frozenset[Node]().union(*(child.ranges for child in kernel.src)):
-        if axis.arg.bind not in TILE_BINDS and axis.arg.bind not in _LAUNCHED:
-            yield axis, "no LOOP around the statement closes this range"
     pool_loops = 0
     stack: list[tuple[Node, tuple[Node, ...]]] = [(child, ()) for child in reversed(kernel.src)]
     seen: set[tuple[Node, tuple[Node, ...]]] = set()
@@ -99,11 +96,18 @@ def _loop_faults(kernel: Node) -> Iterator[Fault]:
             stack.append((node.src[1], (*around, axis)))
         elif node.op in (Ops.SEQ, Ops.ROLE):
             stack.extend((child, around) for child in reversed(node.src))
-        elif node.op is Ops.IF:
-            stack.append((node.src[1], around))
+        else:
+            parts = node.src
+            if node.op is Ops.IF:
+                stack.append((node.src[1], around))
+                parts = node.src[:1]
+            for axis in frozenset[Node]().union(*(part.ranges for part in parts)):
+                if axis not in around and axis.arg.bind not in _OPEN:
+                    yield axis, "no LOOP around the statement closes this range"
 
 
-_LAUNCHED = frozenset(("grid", "cluster", "warpgroup"))
+# What is spread over lanes, registers and whatever runs at once has no LOOP.
+_OPEN = TILE_BINDS | {"grid", "cluster", "warpgroup"}
 
 
 # --- linear level ------------------------------------------------------------------------------
@@ -133,9 +137,11 @@ def _program_faults(program: Node) -> Iterator[Fault]:
         if node.op is Ops.SET:
             if node.src[0].op is not Ops.REG:
                 yield node, f"SET of {node.src[0].op.name}, wanted REG"
-            if node.src[0].dtype is not node.src[1].dtype or node.src[0].shape != node.src[1].shape:
-                yield node, f"SET of {node.src[0]!r} to {node.src[1]!r}"
-            written.add(node.src[0])
+            register, value = node.src
+            fits = register.shape == value.shape or value.op is Ops.CONST
+            if register.dtype is not value.dtype or not fits:
+                yield node, f"SET of {register!r} to {value!r}"
+            written.add(register)
         if node.op in (Ops.BEGIN, Ops.TEST):
             blocks.append([node])
         elif node.op is Ops.END:

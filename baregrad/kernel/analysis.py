@@ -65,8 +65,7 @@ _Offsets = dict[tuple[tuple[Dim, ...], tuple[Node, ...]], Offset]
 class Access:
     """One array read or written: its array, offset and free axes.
 
-    guard: what is right around it, if that is one. copyable: that, or its axes alone keep it in its
-    array.
+    guard: what is right around it, if that is one. read: its node, where more may be asked of it.
     """
 
     array: Node
@@ -74,7 +73,18 @@ class Access:
     axes: frozenset[Node]
     write: bool
     guard: Node | None = None
-    copyable: bool = True
+    read: Node | None = None
+    _copyable: bool | None = None
+
+    @property
+    def copyable(self) -> bool:
+        """Whether the guard around it, or its axes alone, keep it in its array."""
+        if self._copyable is None:
+            read = self.read
+            self._copyable = read is None or (
+                self.array.op is Ops.PARAM and (self.guard is not None or in_bounds(read))
+            )
+        return self._copyable
 
     @property
     def guarded(self) -> bool:
@@ -105,14 +115,16 @@ class Reduction:
 class Facts:
     """The axes and accesses of a kernel. Axes are RANGE nodes in the order of their ids.
 
-    data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along them.
-    ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose value is
-    used other than as an address (conditions, casts to numbers). order: all nodes below the OUTs,
-    sources first. work: operations at each point of some axes. fresh: the axes as schedules find
-    them, once they were asked for (`axes.py`). counts: the points of some axes, likewise.
+    axes: all. data: free in some OUT. reduced: closed by a REDUCE only. scanned: a SCAN runs along
+    them. ordered: the OUTs whose writes must keep their order (scatters). exposed: axes whose
+    value is used other than as an address (conditions, casts to numbers). order: all nodes below
+    the OUTs, sources first. work: operations at each point of some axes. fresh: the axes as
+    schedules find them, once they were asked for (`axes.py`). counts: the points of some axes,
+    likewise.
     """
 
     outs: tuple[Node, ...]
+    axes: tuple[Node, ...]
     data: tuple[Node, ...]
     reduced: tuple[Node, ...]
     scanned: frozenset[Node]
@@ -268,10 +280,12 @@ def _facts(kernel: Node) -> Facts:
             stages.append(node)
         elif node.dtype is not _INDEX and op is not Ops.OUT:
             exposed |= _positions(node)
+    found = by_id(everything)
     return Facts(
         kernel.src,
-        by_id(data),
-        by_id(everything - data),
+        found,
+        tuple([axis for axis in found if axis in data]),
+        tuple([axis for axis in found if axis not in data]),
         frozenset(scanned),
         tuple(accesses),
         tuple(reductions),

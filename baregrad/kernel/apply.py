@@ -21,8 +21,10 @@ from baregrad.ir.node import (
     const,
     extent_of,
     fill,
+    instruction,
     make_node,
     range_node,
+    scalar,
 )
 from baregrad.ir.op import Ops
 from baregrad.ir.words import in_word
@@ -179,9 +181,9 @@ class _Rewriter:
                 src = (self.array(out.src[0]), value, self.target(out, scope))
                 if self.results is not None:
                     self.see_axes(free, (*value.ranges, *src[2].ranges), scope)
-                outs.append(make_node(Ops.OUT, out.dtype, src, out.arg))
+                outs.append(instruction(Ops.OUT, out.dtype, src, out.arg))
         info = kernel.arg if self.grain == 1 else kernel.arg._replace(grain=self.grain)
-        return make_node(Ops.KERNEL, kernel.dtype, tuple(outs), info)
+        return instruction(Ops.KERNEL, kernel.dtype, tuple(outs), info)
 
     def target(self, out: Node, scope: Scope) -> Node:
         """Where an OUT writes: NOWHERE for places read from memory that the array does not have.
@@ -397,7 +399,7 @@ class _Rewriter:
         src = (self.array(where.src[0]), self.offset(where, scope))
         if src[0].dtype is not node.dtype:
             src = (src[0], index.as_node(index.floordiv(src[1], in_word(node.dtype))))
-        value = make_node(self.read_op, src[0].dtype, src, None, ())
+        value = scalar(self.read_op, src[0].dtype, src)
         inside = self.limits(by_id(node.ranges), scope) if scope.early else partial_tiles.TRUE
         if where is node:
             value = guarded(inside, value)
@@ -405,7 +407,7 @@ class _Rewriter:
         (condition,) = self.values((node.src[0],), scope)
         if inside is not partial_tiles.TRUE:
             condition = index.both(inside, condition)
-        covered = make_node(Ops.GUARD, node.dtype, (condition, value))
+        covered = scalar(Ops.GUARD, node.dtype, (condition, value))
         simpler = index.resimplify(covered)
         return covered if simpler is None else simpler
 
@@ -458,7 +460,7 @@ class _Rewriter:
             stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *copy.axes), space)
         self.applied.add(step)
         places = {region.carrier: region.place(self.ranges) for region in regions}
-        return make_node(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))
+        return scalar(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""

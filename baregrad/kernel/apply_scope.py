@@ -12,7 +12,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, make_node, range_node
+from baregrad.ir.node import Node, instruction, make_node, range_node, scalar
 from baregrad.ir.op import Ops
 from baregrad.ir.words import in_word
 from baregrad.kernel.analysis import Offset, out_axes
@@ -92,7 +92,7 @@ def flat_array(node: Node, table: AxisTable, words: frozenset[int]) -> Node:
         size, dtype = index.floordiv(size, in_word(dtype)), dtypes.int32
     if asked is None and isinstance(size, int):
         flat = _flat(slot, size, name, streamed)
-        return make_node(Ops.PARAM, dtype, (), flat, flat.shape)
+        return instruction(Ops.PARAM, dtype, (), flat, flat.shape)
     flat = Param(slot, (size,), name, streamed)
     if asked is not None:
         flat = flat._replace(ahead=asked.nbytes, shares=shares_of(table, asked))
@@ -110,7 +110,7 @@ def plain(node: Node, done: dict[Node, Node]) -> Node:
     if not node.src:
         return node
     src = tuple([done[child] for child in node.src])
-    current = node if src == node.src else make_node(node.op, node.dtype, src, node.arg, ())
+    current = node if src == node.src else scalar(node.op, node.dtype, src, node.arg)
     if node.dtype is not dtypes.index and not node.op.bit & index.CONDITIONS:
         return current
     simpler = index.resimplify(current)

@@ -17,7 +17,7 @@ from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
-from baregrad.kernel.analysis import Facts, by_id, distinct_axes, itemsize, out_axes
+from baregrad.kernel.analysis import Facts, distinct_axes, itemsize, out_axes
 from baregrad.kernel.axes_arrays import check_prefetch, check_shares, check_stream
 from baregrad.kernel.byte_dots import check_tensorize
 from baregrad.kernel.core_tiles import check_tiles
@@ -528,13 +528,12 @@ def fresh_axes(facts: Facts) -> dict[Node, Fresh]:
 
 
 def _fresh_axes(facts: Facts) -> dict[Node, Fresh]:
-    axes = facts.data + facts.reduced
-    labels = [node.arg.axis for node in axes]
+    labels = [node.arg.axis for node in facts.axes]
     serial = _serial_axes(facts) if facts.ordered else {}
     staged = {axis for stage in facts.stages for axis in stage.src[1:]}
     scanned = facts.scanned
     data = frozenset(facts.data)
-    order = list(by_id(axes))
+    order = list(facts.axes)
     if scanned:
         # A scan's accumulator must outlive the loops inside its own: its axis goes inside others.
         order.sort(key=lambda axis: axis in scanned)

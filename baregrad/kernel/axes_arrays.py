@@ -86,15 +86,9 @@ def _is_inside(table: AxisTable, name: str, rows: frozenset[Node]) -> bool:
 
 def nodes_of(table: AxisTable, name: str) -> frozenset[Node]:
     """The kernel's own axes that a final axis is a part of."""
-    origins = [
-        original for original, pieces in table.pieces.items()
-        if any(name == part for piece in pieces for part, _ in piece.terms)
-    ]
-    named = {each: node for node, each in table.names.items()}
-    found: set[Node] = set()
-    for origin in origins:
-        found.update(table.groups.get(origin, ()) or (named[origin],))
-    return frozenset(found)
+    origin = table.axes[name].origin
+    group = table.groups.get(origin)
+    return frozenset(group or [node for node, each in table.names.items() if each == origin])
 
 
 def shares_of(table: AxisTable, step: Prefetch) -> Shares:

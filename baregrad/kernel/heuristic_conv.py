@@ -10,22 +10,25 @@ innermost loop reads it, once for many tiles; the image is read where it lies, o
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection
-from functools import lru_cache
-from math import prod
-from typing import NamedTuple
 
-from baregrad.ir import index
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, iterations
 from baregrad.kernel.heuristic_contract import (
-    MOST_STEPS,
-    SPARE_REGISTERS,
     Machine,
     carry_panels,
     rows_that_fit,
     stage_panels,
+)
+from baregrad.kernel.heuristic_conv_tiles import (
+    LEAST_LANES,
+    NEAR_STEPS,
+    Share,
+    Tile,
+    Windows,
+    best_tile,
+    carries,
+    panel_rows,
 )
 from baregrad.kernel.heuristic_images import (
     Image,
@@ -38,28 +41,8 @@ from baregrad.kernel.schedule_value import Bind, Split, StageInput
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
-# Cycles for each element of the output: neighbours in a register, and one by one.
-STORE_CYCLES = 0.3
-SCATTER_CYCLES = 2.5
-# Of an image that the second cache does not hold.
-IMAGE_NBYTES_PER_CYCLE = 8.0
-# Cycles to copy an element of the filter.
-PACK_CYCLES = 2.5
-# What a tile takes more where each of its steps reads a line of the image that the next does not.
-FAR_COST = 1.05
-NEAR_STEPS = 8
-NEAR_RUN = 4
-MOST_VECTORS = 4
-MOST_PAIRED = 24
-# What it takes more to keep sums in memory between panels.
-CARRY_COST = 1.05
-TAIL_PENALTY = 0.02
-LEAST_LANES = 4
 # Neighbours that are copied at once from lanes that lie far apart.
 RUNS = (16, 8, 14, 12, 10, 7, 9, 11, 13, 15, 6, 5, 4)
-# From how many panels on a sum is kept in memory between them, to have them in the first cache.
-LEAST_PANELS = 4
-ALONE_CYCLES = 60_000.0
 
 
 def _runs(found: Windows) -> bool:
@@ -75,25 +58,6 @@ def _skips(found: Windows, write: Access) -> bool:
         axis.stride(write) == 1 and 1 < abs(axis.stride(found.image) or 0) <= NEAR_STEPS
         for axis in found.moves_image
     )
-
-
-class Windows(NamedTuple):
-    """A sum of products of an image and a filter, and the axes of its output by what they move.
-
-    lane: the longest of those that move the filter alone, along which vectors lie. slides: whether
-    windows overlap. copied: what is copied of the image, a band at a time; None where it is read
-    where it lies.
-    """
-
-    image: Access
-    filter: Access
-    moves_image: list[PlannedAxis]
-    moves_filter: list[PlannedAxis]
-    moves_both: list[PlannedAxis]
-    own: list[PlannedAxis]
-    lane: PlannedAxis
-    slides: bool = False
-    copied: Image | None = None
 
 
 def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | None:
@@ -169,27 +133,6 @@ def _slides(image: Access, moves_image: list[PlannedAxis], own: list[PlannedAxis
     return False
 
 
-class Tile(NamedTuple):
-    """Vectors of the lane axis times steps of another, and all of a third one perhaps.
-
-    cost: cycles for an element of the output.
-    """
-
-    second: PlannedAxis
-    third: PlannedAxis | None
-    vectors: int
-    steps: int
-    cost: float
-
-
-class Share(NamedTuple):
-    """The loop that threads share, None for one chunk; how long that takes, for comparison."""
-
-    axis: PlannedAxis | None
-    grain: int
-    time: float
-
-
 def plan_windows(
     plan: Plan, main: Reduction, found: Windows, machine: Machine, target: CpuTarget
 ) -> tuple[list[PlannedAxis], Bind | None] | None:
@@ -205,8 +148,7 @@ def plan_windows(
         # The innermost loop would have conditions.
         return None
     found = found._replace(copied=image)
-    tiles = _tiles(plan, main, found, machine, target)
-    tile, share = _best_shared(main, found, tiles, machine, target)
+    tile, share = best_tile(plan, main, found, machine, target)
     second = tile.second
     plan.because(
         "windows over array {}, array {} the filter: {} vectors along {} by {} steps of {}, "
@@ -259,12 +201,12 @@ def _image(
 ) -> Image | None:
     """What to copy of the image; None where it is better read where it lies, or has to be."""
     image = image_of(found.image, found.moves_image, found.own, machine.lanes, target)
-    if image is None or iterations(main.own) > _rows(found, 2, machine, target):
+    if image is None or iterations(main.own) > panel_rows(found, 2, machine, target):
         return None
     if found.image.guarded:
         return image
     # Sums that wait between panels would have each band copied for each panel.
-    several = _carries(iterations(main.own), found, 2, machine, target)
+    several = carries(iterations(main.own), found, 2, machine, target)
     return image if is_worth_copying(image) and not several else None
 
 
@@ -321,9 +263,9 @@ def _stage_filter(
     """
     lane = found.lane
     own, cut, parts = _cut_run(plan, found)
-    room = _rows(found, tile.vectors, machine, target)
+    room = panel_rows(found, tile.vectors, machine, target)
     small = room * target.l1_bytes // target.l2_bytes
-    several = _carries(iterations(main.own), found, tile.vectors, machine, target)
+    several = carries(iterations(main.own), found, tile.vectors, machine, target)
     for most in (small, room) if several else (room,):
         pieces = rows_that_fit(own, most)
         if pieces is None:
@@ -364,231 +306,3 @@ def _cut_run(
         own[place : place + 1] = parts
         return own, axis, parts
     return own, None, []
-
-
-def _rows(found: Windows, vectors: int, machine: Machine, target: CpuTarget) -> int:
-    """How many steps of the reduction a panel of the filter may have."""
-    return target.l2_bytes * 3 // 4 // (min(found.lane.size, vectors * machine.lanes) * 4)
-
-
-def _carries(
-    steps: int, found: Windows, vectors: int, machine: Machine, target: CpuTarget
-) -> bool:
-    """Whether the reduction is long enough for several panels of the first cache."""
-    small = _rows(found, vectors, machine, target) * target.l1_bytes // target.l2_bytes
-    return steps >= LEAST_PANELS * small
-
-
-def _tiles(
-    plan: Plan, main: Reduction, found: Windows, machine: Machine, target: CpuTarget
-) -> list[Tile]:
-    """For each number of vectors the register tile whose element of the output costs least."""
-    write = next(access for access in plan.facts.accesses if access.write)
-    products = max(iterations(main.own), 1)
-    lane = found.lane
-    whole = -(-lane.size // machine.lanes)
-    used = lane.size / (whole * machine.lanes)
-    # Neighbouring steps of the reduction that read one line of the image.
-    run = max(
-        [axis.size for axis in found.own if 0 < abs(axis.stride(found.image) or 0) <= NEAR_STEPS],
-        default=1,
-    )
-    tiles = []
-    axes = found.moves_image if found.copied is None else found.copied.spread()
-    pairs = [_paired(found, write, second, third) for second, third in _pairs(axes)]
-    scaled = products / machine.lanes / used
-    for vectors in range(1, min(whole, MOST_VECTORS) + 1):
-        parts = _parts(whole, vectors)
-        carry = CARRY_COST if products > _rows(found, vectors, machine, target) else 1.0
-        best: tuple[PlannedAxis, PlannedAxis | None, int, float] | None = None
-        known: dict[tuple[int, int], float] = {}
-        panel = products * vectors * machine.lanes * 4
-        # Steps of a tile of so many vectors that registers hold.
-        held = (machine.registers - SPARE_REGISTERS) // vectors - 1
-        for second, third, most, times, near, beside in pairs:
-            # Lines of the image are used whole where the first cache holds them till then.
-            near = near or (run >= NEAR_RUN and panel + products * most * 4 <= target.l1_bytes)
-            scale = scaled * (carry if near else carry * FAR_COST)
-            for steps in range(min(most, held // times), 0 if third is None else most - 1, -1):
-                rows = steps * times
-                if best is not None:
-                    whole_tile = known.get((vectors, rows))
-                    if whole_tile is None:
-                        whole_tile = machine.cycles(vectors * rows, vectors + rows, vectors)
-                        known[vectors, rows] = whole_tile
-                    least = whole_tile / (vectors * rows) * scale
-                    least += STORE_CYCLES if beside else SCATTER_CYCLES
-                    if least >= best[-1] * 0.999:
-                        # Smaller tiles take longer for each product.
-                        break
-                cycles = 0.0
-                rest = _parts(second.size, steps)
-                for v, count in parts:
-                    for s, repeats in rest:
-                        tile = known.get((v, s * times))
-                        if tile is None:
-                            tile = machine.cycles(v * s * times, v + s * times, v)
-                            known[v, s * times] = tile
-                        cycles += count * repeats * tile
-                cost = cycles / second.size / times / whole * scale
-                cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
-                cost += STORE_CYCLES if beside and steps >= LEAST_LANES else SCATTER_CYCLES
-                if best is None or cost < best[-1] * 0.999:
-                    best = (second, third, steps, cost)
-        if best is not None:
-            axis, other, steps, cost = best
-            tiles.append(Tile(axis, other, vectors, steps, cost))
-    return tiles
-
-
-def _pairs(axes: list[PlannedAxis]) -> list[tuple[PlannedAxis, PlannedAxis | None]]:
-    """The axes that the steps of a tile may lie along: one, or two short ones."""
-    pairs: list[tuple[PlannedAxis, PlannedAxis | None]] = []
-    for axis in axes:
-        pairs.append((axis, None))
-        for other in axes:
-            if other is not axis and axis.size * other.size <= MOST_PAIRED:
-                pairs.append((axis, other))
-    return pairs
-
-
-class _Pair(NamedTuple):
-    """Axes that steps may lie along: steps of the first at most, those of the third, and how.
-
-    near: whether steps are near in the image. beside: whether they are neighbours in the output.
-    """
-
-    second: PlannedAxis
-    third: PlannedAxis | None
-    most: int
-    times: int
-    near: bool
-    beside: bool
-
-
-def _paired(
-    found: Windows, write: Access, second: PlannedAxis, third: PlannedAxis | None
-) -> _Pair:
-    far = abs(second.stride(found.image) or 0)
-    times = 1
-    if third is not None:
-        far, times = min(far, abs(third.stride(found.image) or 0)), third.size
-    most = min(second.size, MOST_STEPS + 2)
-    return _Pair(second, third, most, times, far <= NEAR_STEPS, second.stride(write) == 1)
-
-
-@lru_cache(1 << 10)
-def _parts(size: int, tile: int) -> tuple[tuple[int, int], ...]:
-    """(tile, how many) of an axis: whole tiles, and the rest."""
-    whole, rest = divmod(size, tile)
-    found = ((tile, whole),) if whole else ()
-    return (*found, (rest, 1)) if rest else found
-
-
-def _best_shared(
-    main: Reduction, found: Windows, tiles: list[Tile], machine: Machine, target: CpuTarget
-) -> tuple[Tile, Share]:
-    """The tile that takes least where threads share it best; the first one of equals."""
-    work = _Work.of(main, found)
-    best: tuple[float, int, Share] | None = None
-    for place in sorted(range(len(tiles)), key=lambda place: tiles[place].cost):
-        tile = tiles[place]
-        # No sharing is better than all of it spread over all cores.
-        if best is not None and work.least(tile, target) > best[0]:
-            break
-        share = _share(found, tile, work, machine, target)
-        if best is None or (share.time, place) < best[:2]:
-            best = (share.time, place, share)
-    assert best is not None
-    return tiles[best[1]], best[2]
-
-
-class _Work(NamedTuple):
-    """What does not depend on the tile: elements of the output, cycles to copy filters, and more.
-
-    steps: of the reduction. nbytes: of the image. slides: whether its windows overlap.
-    """
-
-    results: int
-    packed: float
-    steps: int
-    nbytes: int
-    slides: bool
-
-    @staticmethod
-    def of(main: Reduction, found: Windows) -> _Work:
-        """The work of a sum over windows."""
-        steps = max(iterations(main.own), 1)
-        filters = prod([axis.size for axis in (*found.moves_both, *found.moves_filter)])
-        results = filters * prod([axis.size for axis in found.moves_image])
-        nbytes = index.upper(index.product(found.image.array.shape)) * 4
-        return _Work(results, PACK_CYCLES * steps * filters, steps, nbytes, found.slides)
-
-    def least(self, tile: Tile, target: CpuTarget) -> float:
-        """A `Share.time` that none is below; it rises with the tile's cost."""
-        least = self.results * tile.cost + self.packed
-        return least * least / (2 * max(target.cores, 2))
-
-
-def _share(
-    found: Windows, tile: Tile, work: _Work, machine: Machine, target: CpuTarget
-) -> Share:
-    """The loop whose iterations threads share, so that what is done anew takes least.
-
-    Sharing a loop inside the one over panels, each chunk copies all panels anew.
-    """
-    total = work.results * tile.cost
-    image, packed = work.nbytes, work.packed
-    width = tile.vectors * machine.lanes
-    passes = -(-found.lane.size // width)
-    # Windows that overlap use a line several times while the next ones come.
-    both = max if work.slides else operator.add
-    read = image * (passes if image > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
-    alone = packed + both(total, read)
-    best = Share(None, 1, alone * alone)
-    if total < ALONE_CYCLES:
-        return best
-    carried = _carries(work.steps, found, tile.vectors, machine, target)
-    trips = _trips(found, tile, width)
-    # Good on two cores and on as many as the machine's family has.
-    machines = (2, max(target.cores, 2))
-    for axis, count, repeats in trips:
-        for wanted in (2, 4, 8, 16, 32):
-            if wanted >= 2 * count:
-                # Another time the same: each iteration alone.
-                break
-            grain = -(-count // min(count, wanted))
-            chunks = -(-count // grain)
-            # While it computes it reads the image: once, if the second cache holds a chunk's part.
-            part = image * grain // count if repeats else image
-            read = image * (passes if part > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
-            cycles = both(total, read) * grain
-            time = 1.0 + 0.1 / chunks
-            for cores in machines:
-                rounds = -(-chunks // cores)
-                again = rounds / chunks
-                if repeats:
-                    again = rounds * grain if carried else rounds
-                time *= cycles * rounds / count + packed * again
-            if time < best.time * 0.999:
-                best = Share(axis, grain, time)
-    return best
-
-
-def _trips(found: Windows, tile: Tile, width: int) -> list[tuple[PlannedAxis, int, bool]]:
-    """The loops of several trips that threads could share, and whether filters are copied anew."""
-    trips: list[tuple[PlannedAxis, int, bool]] = []
-    for axes, repeats in (
-        (found.moves_both, False), (found.moves_filter, False), (found.moves_image, True)
-    ):
-        for axis in axes:
-            count = axis.size
-            if axis is found.lane:
-                count //= min(width, count)
-            elif axis is tile.second or axis is tile.third:
-                continue
-            elif found.copied is not None:
-                count = found.copied.trips(axis)
-            if count > 1:
-                trips.append((axis, count, repeats))
-    return trips

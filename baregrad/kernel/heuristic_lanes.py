@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baregrad.ir.node import Node, toposort, toposort_having
 from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import Access, Reduction, in_bounds, iterations, offset_of
+from baregrad.kernel.analysis import Access, Reduction, iterations, offset_of
 from baregrad.kernel.schedule_value import Collapse
 from baregrad.kernel.tiling import Plan, PlannedAxis
 
@@ -54,12 +54,10 @@ def accesses_below(node: Node) -> list[Access]:
             reads.append(below)
         elif below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
             guards[below.src[1]] = below
-    found = []
-    for read in reads:
-        array, guard = read.src[0], guards.get(read)
-        safe = array.op is Ops.PARAM and (guard is not None or in_bounds(read))
-        found.append(Access(array, offset_of(read), read.ranges, False, guard, safe))
-    return found
+    return [
+        Access(read.src[0], offset_of(read), read.ranges, False, guards.get(read), read)
+        for read in reads
+    ]
 
 
 def lane_axis(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baregrad.ir import index
 from baregrad.ir.attrs import Range
-from baregrad.ir.node import Node, extent_of, range_node
+from baregrad.ir.node import Node, extent_of, make_node, range_node
 from baregrad.ir.words import in_word
 from baregrad.kernel.analysis import offset_of
 from baregrad.kernel.axes import Limit, Piece, Terms
@@ -75,7 +75,7 @@ def copy_loops(
         alone = gpu or strides[word] == 1
         bind = "loop" if alone else "unroll" if name == beside else axis.arg.bind
         place = Range(first + far.index(name), f"{name}_copy", bind)
-        found[name] = Node(axis.op, axis.dtype, axis.src, place)
+        found[name] = make_node(axis.op, axis.dtype, axis.src, place)
     return Copy(found, pieces, tuple(found.values()))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.attrs import Var
+from baregrad.ir.attrs import TILE_BINDS, Var
 from baregrad.ir.bounds import INFINITE, bounds
 from baregrad.ir.monoid import Monoid
 from baregrad.ir.node import Node, instruction, make_node
@@ -29,13 +29,14 @@ from baregrad.kernel.linearise_folds import BARRIER, combine
 from baregrad.kernel.linearise_mma import multiply
 from baregrad.kernel.linearise_points import interleave
 from baregrad.kernel.linearise_rows import find_tiles, store_rows
-from baregrad.kernel.linearise_scopes import END, MOMENT, ZERO
+from baregrad.kernel.linearise_rules import INT32
+from baregrad.kernel.linearise_scopes import END, MOMENT, ZERO, number
 from baregrad.kernel.linearise_transposed import (
     copied_transposed,
     neighbours,
     store_transposed,
 )
-from baregrad.kernel.linearise_values import INT32, Values
+from baregrad.kernel.linearise_values import Values
 
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.
 CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
@@ -52,17 +53,20 @@ def linearise(kernel: Node) -> Node:
     block: tuple[int, ...] = kernel.arg.block
     values = Values(Memory(kernel, bool(block)), block)
     tiles = {} if block else find_tiles(values, kernel)
+    # What is left to do, the first last: statements, None where a scope ends, and steps between.
     stack: list[Any] = list(reversed(kernel.src))
     while stack:
         item = stack.pop()
-        if not isinstance(item, Node):
+        if item is None:
+            values.scopes.close()
+            continue
+        if item.__class__ is not Node:
             item(values, stack)
             continue
-        tile = tiles.get(item)
-        if tile is not None:
-            store_rows(values, item, tile)
+        if item in tiles:
+            store_rows(values, item, tiles[item])
             continue
-        rule = _STATEMENTS.get(item.op)
+        rule = _rule_of(item.op)
         if rule is None:
             raise CompilerBug("not a statement of the CPU's loop level", found=item)
         rule(values, item, stack)
@@ -70,32 +74,33 @@ def linearise(kernel: Node) -> Node:
 
 
 def _seq(values: Values, node: Node, stack: list[Any]) -> None:
-    stack.extend(reversed(node.src))
+    stack += reversed(node.src)
 
 
 def _loop(values: Values, node: Node, stack: list[Any]) -> None:
     axis, body = node.src
-    if axis.arg.is_tile:
+    bind = axis.arg.bind
+    if bind in TILE_BINDS:
         raise CompilerBug("a tile range cannot be looped over", found=axis)
-    extent = values.value(axis.src[0])
-    values.scopes.forget_since()
-    pool = axis.arg.bind == "pool"
-    if extent.op is Ops.CONST and extent.arg == 1 and not pool:
+    size = axis.src[0]
+    extent = number(size.arg) if size.op is Ops.CONST else values.value(size)
+    values.scopes.end_statement()
+    pool = bind == "pool"
+    known = extent.op is Ops.CONST
+    if known and extent.arg == 1 and not pool:
         values.counters[axis] = ZERO
+    else:
+        # A call that does no chunk is never made.
+        least = extent.arg if known else bounds(size)[0]
+        span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
+        if values.gpu and bounds(size)[1] <= INT32[1]:
+            span = tuple([values.cast(end, dtypes.int32) for end in span])
+        counter = instruction(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
+        values.counters[axis] = counter
+        values.scopes.open(counter, not pool and least < 1)
+        stack.append(None)
+    if values.memory.requests:
         _ask(values, axis)
-        stack.append(body)
-        return
-    # A call that does no chunk is never made.
-    least = extent.arg if extent.op is Ops.CONST else bounds(axis.src[0])[0]
-    speculative = not pool and least < 1
-    span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
-    if values.gpu and bounds(axis.src[0])[1] <= INT32[1]:
-        span = tuple([values.cast(end, dtypes.int32) for end in span])
-    counter = instruction(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
-    values.counters[axis] = counter
-    values.scopes.open(counter, speculative)
-    _ask(values, axis)
-    stack.append(_close)
     stack.append(body)
 
 
@@ -107,10 +112,6 @@ def _ask(values: Values, axis: Node) -> None:
         access = access_of(elements, 1, first, array.dtype.itemsize, array not in memory.written)
         request = instruction(Ops.PREFETCH, dtypes.token, (array, offset), access)
         values.scopes.append(request)
-
-
-def _close(values: Values, stack: list[Any]) -> None:
-    values.scopes.close()
 
 
 def _if(values: Values, node: Node, stack: list[Any]) -> None:
@@ -128,16 +129,16 @@ def _if(values: Values, node: Node, stack: list[Any]) -> None:
         stack.append(body)
         return
     test = instruction(Ops.TEST, dtypes.token, (values.value(cond),))
-    values.scopes.forget_since()
+    values.scopes.end_statement()
     values.scopes.open(test, True)
-    stack.append(_close)
+    stack.append(None)
     stack.append(body)
 
 
 def _barrier(values: Values, node: Node, stack: list[Any]) -> None:
     if not values.gpu:
         raise CompilerBug("not a statement of the CPU's loop level", found=node)
-    values.scopes.forget_since()
+    values.scopes.end_statement()
     values.scopes.append(BARRIER)
 
 
@@ -152,7 +153,7 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     lanes = values.lanes_of(ranges)
     if not axes and not values.masks and node.arg is None and not values.gpu:
         _store_once(values, node, lanes)
-        values.scopes.forget_since()
+        values.scopes.end_statement()
         return
     address = values.memory.addresses[node]
     writes: list[tuple[Node, Node | None, Any]] = []
@@ -165,16 +166,13 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
     begins: list[int] = []
     code = values.scopes.innermost.code
     if plain and _is_register(values, node):
-        same = None
-        if value.op is Ops.CONST:
-            same = values.vector(values.value(value), values.memory.registers[node.src[0]])
         kept = _is_finished(values, node)
         for values.point in points:
             begins.append(len(code))
             if kept:
                 _keep(values, node, address, compute(value))
             else:
-                _set(values, node, address, compute(value) if same is None else same)
+                _set(values, node, address, compute(value))
         points = []
     elif plain and axes and _transposed(values, node, axes, lanes, compute):
         points = []
@@ -197,7 +195,7 @@ def _store(values: Values, node: Node, stack: list[Any]) -> None:
         if address.is_regular(lanes) and not address.points:
             interleave(code, begins)
     values.point = {}
-    values.scopes.forget_since()
+    values.scopes.end_statement()
 
 
 def _store_once(values: Values, node: Node, lanes: int) -> None:
@@ -242,7 +240,7 @@ def _is_register(values: Values, store: Node) -> bool:
 def _set(values: Values, store: Node, address: Address, result: Node) -> None:
     """Write a value to the register of the current point."""
     register = values.register(store.src[0], address.at(values.point))
-    if register.shape and not result.shape:
+    if register.shape and not result.shape and result.op is not Ops.CONST:
         result = values.vector(result, register.arg.width)
     values.scopes.innermost.code.append(instruction(Ops.SET, dtypes.token, (register, result)))
 
@@ -370,3 +368,5 @@ _STATEMENTS: MappingProxyType[Op, Callable[[Values, Node, list[Any]], None]] = M
         Ops.MMA: multiply,
     }
 )
+# Asked faster than a read-only view of it.
+_rule_of = dict(_STATEMENTS).get

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,16 +12,16 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import TILE_BINDS, Access, Reg
 from baregrad.ir.bounds import bounds
-from baregrad.ir.node import NO_RANGES, Node, extent_of, toposort_having
-from baregrad.ir.op import Ops
+from baregrad.ir.node import NO_RANGES, Node, toposort_having
+from baregrad.ir.op import Ops, mask_of
 from baregrad.kernel.loop_pieces import is_plain, values_below
 
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
 _INDEX = dtypes.index
-_LOADS = Ops.LOAD.bit
+_RANGE, _LOAD, _ALLOC = Ops.RANGE, Ops.LOAD, Ops.ALLOC
 _PRODUCTS = Ops.MMA.bit
-_ACCESSES = _LOADS | Ops.STORE.bit | Ops.COPYTO.bit
+_ACCESSES = mask_of((Ops.LOAD, Ops.STORE, Ops.COPYTO))
 # Kernels have the same few attributes over and over: finding one costs less than making it.
 access_of = lru_cache(1 << 12)(Access)
 register_of = lru_cache(1 << 10)(Reg)
@@ -38,7 +38,6 @@ class Address:
 
     __slots__ = (
         "constant",
-        "fits_registers",
         "fixed",
         "group",
         "is_narrow",
@@ -61,17 +60,25 @@ class Address:
         for atom, scale in terms.items():
             if not scale:
                 continue
-            kind, axis = _kind(atom)
+            if atom.op is not _RANGE:
+                kind, axis = _kind(atom)
+                (fixed, points, lanes)[kind].append((atom, scale))
+            else:
+                bind = atom.arg.bind
+                if bind not in TILE_BINDS:
+                    fixed.append((atom, scale))
+                    continue
+                if bind != "vector":
+                    unrolled.append((atom, scale))
+                    continue
+                stride += scale
+                axis = atom
             if axis is not None:
                 if vector is not None and vector is not axis:
                     raise CompilerBug("an access with two vector ranges", found=list(terms))
                 vector = axis
-            if kind == _VECTOR:
-                stride += scale
-            else:
-                (fixed, unrolled, points, lanes)[kind].append((atom, scale))
         width = 1 if vector is None else lanes_of(vector)
-        if width == 1:
+        if width == 1 and vector is not None:
             # One lane is no vector.
             fixed += lanes
             lanes, stride, vector = [], 0, None
@@ -84,15 +91,24 @@ class Address:
         self.lanes = tuple(lanes)
         self.vector = vector
         self.width = width
-        # Whether the access names whole registers: only tile ranges move it, each affinely, and
-        # lanes are adjacent and aligned.
-        self.fits_registers = not (fixed or points or lanes) and stride == (width > 1)
-        if width > 1 and self.fits_registers:
-            steps = [constant, *[scale for _, scale in unrolled]]
-            self.fits_registers = not any(step % width for step in steps)
         self.is_narrow = False
         # The places along the axes that were asked for last.
         self.rows: tuple[tuple[Node, ...], tuple[int, ...]] | None = None
+
+    def fits_registers(self) -> bool:
+        """Whether the access names whole registers.
+
+        Only tile ranges move it, each affinely, and lanes are adjacent and aligned.
+        """
+        width = self.width
+        if self.fixed or self.points or self.lanes or self.stride != (width > 1):
+            return False
+        if width == 1:
+            return True
+        for _, scale in self.unrolled:
+            if scale % width:
+                return False
+        return not self.constant % width
 
     def is_regular(self, lanes: int) -> bool:
         """Whether `lanes` lanes lie a constant number of elements apart."""
@@ -129,25 +145,21 @@ class Address:
         if known is not None and known[0] == axes:
             return known[1]
         scales = dict(self.unrolled)
-        found = [0]
+        found: Sequence[int] = (0,)
         for axis in axes:
-            moves = [scales.get(axis, 0) * step for step in range(lanes_of(axis))]
-            found = [place + move for place in found for move in moves]
+            size, scale = lanes_of(axis), scales.get(axis, 0)
+            moves = range(0, scale * size, scale) if scale else (0,) * size
+            found = moves if len(found) == 1 else [p + move for p in found for move in moves]
         rows = tuple(found)
         self.rows = (axes, rows)
         return rows
 
 
-_FIXED, _UNROLLED, _POINT, _LANES, _VECTOR = range(5)
+_FIXED, _POINT, _LANES = range(3)
 
 
 def _kind(atom: Node) -> tuple[int, Node | None]:
-    """How an atom moves an offset, and the vector range that it depends on."""
-    if atom.op is Ops.RANGE:
-        bind = atom.arg.bind
-        if bind not in TILE_BINDS:
-            return _FIXED, None
-        return (_VECTOR, atom) if bind == "vector" else (_UNROLLED, None)
+    """How an atom that is no range moves an offset, and the vector range that it depends on."""
     vector: Node | None = None
     kind = _FIXED
     for axis in atom.ranges:
@@ -172,10 +184,11 @@ def analyse(buffer: Node, indices: tuple[Node, ...]) -> Address:
 
 def lanes_of(axis: Node) -> int:
     """The extent of a tile range; raises CompilerBug if it is not constant."""
-    extent = extent_of(axis)
-    if not isinstance(extent, int):
+    extent = axis.src[0]
+    if extent.op is not Ops.CONST:
         raise CompilerBug("a tile range needs a constant extent", found=axis)
-    return extent
+    size: int = extent.arg
+    return size
 
 
 class Request(NamedTuple):
@@ -193,43 +206,42 @@ class Request(NamedTuple):
 class Memory:
     """What a kernel does to buffers: those it writes, and the ALLOCs that can be registers.
 
-    written, again: what some statement writes, and what several do.
-    addresses: of each LOAD and STORE. registers: lanes of each register of an ALLOC. loads: the
-    LOADs of each buffer. single: no more than one argument is written. That one may lie over an
-    argument that is read, element by element, so a load must not pass the write of another.
+    read, written, again: what some LOAD reads, what some statement writes, and what several do.
+    addresses: of each LOAD and STORE. registers: lanes of each register of an ALLOC. single: no
+    more than one argument is written. That one may lie over an argument that is read, element by
+    element, so a load must not pass the write of another.
     ahead: the accesses that ask for what comes after them, and by how many bytes. requests: what
     each iteration of a loop asks for, by the name of its axis.
     """
 
     def __init__(self, kernel: Node, gpu: bool = False) -> None:
-        self.addresses: dict[Node, Address] = {}
-        self.written: set[Node] = set()
-        self.again: set[Node] = set()
-        self.registers: dict[Node, int] = {}
-        self.loads: dict[Node, list[Node]] = {}
+        addresses: dict[Node, Address] = {}
+        read: set[Node] = set()
+        written: set[Node] = set()
+        again: set[Node] = set()
+        registers: dict[Node, int] = {}
         refused: set[Node] = set()
+        asking: list[Node] = []
         known: dict[Any, Address] = {}
         groups: dict[Terms, int] = {}
         # Of what is plain nobody else asks for more than the accesses.
         plain = is_plain(kernel)
         order = toposort_having(_ACCESSES, *kernel.src) if plain else values_below(kernel)
-        for node in order:
-            bit = node.op.bit
-            if not bit & _ACCESSES:
-                if bit & _PRODUCTS:
-                    # A tile is written by what multiplies, without a STORE.
-                    self.written.add(node.src[0].src[0])
-                    self.again.add(node.src[0].src[0])
-                continue
-            buffer = node.src[0]
-            if bit & _LOADS:
-                indices = node.src[1:]
-                self.loads.setdefault(buffer, []).append(node)
+        if kernel.mask & _PRODUCTS:
+            # A tile is written by what multiplies, without a STORE.
+            again.update([node.src[0].src[0] for node in order if node.op.bit & _PRODUCTS])
+            written |= again
+        for node in [node for node in order if node.op.bit & _ACCESSES]:
+            src = node.src
+            buffer = src[0]
+            if node.op is _LOAD:
+                indices = src[1:]
+                read.add(buffer)
             else:
-                indices = node.src[2:]
-                if buffer in self.written:
-                    self.again.add(buffer)
-                self.written.add(buffer)
+                indices = src[2:]
+                if buffer in written:
+                    again.add(buffer)
+                written.add(buffer)
             key = (buffer.shape, indices)
             address = known.get(key)
             if address is None:
@@ -237,24 +249,31 @@ class Memory:
                 address.group = groups.setdefault(address.fixed, len(groups))
                 if gpu:
                     address.measure()
-            self.addresses[node] = address
-            if buffer.op is Ops.ALLOC and buffer.arg.space == "register" and buffer not in refused:
+            addresses[node] = address
+            if buffer.arg.ahead:
+                asking.append(node)
+            if buffer.op is _ALLOC and buffer.arg.space == "register" and buffer not in refused:
                 width = address.width
-                if address.fits_registers and self.registers.get(buffer, width) == width:
-                    self.registers[buffer] = width
+                if address.fits_registers() and registers.get(buffer, width) == width:
+                    registers[buffer] = width
                 else:
                     refused.add(buffer)
-                    self.registers.pop(buffer, None)
-
+                    registers.pop(buffer, None)
+        self.addresses = addresses
+        self.read = read
+        self.written = written
+        self.again = again
+        self.registers = registers
         self.requests: dict[str, list[Request]] = {}
-        self.ahead = _asking(self.addresses, self.written, self.requests)
-        self.single = sum(1 for buffer in self.written if buffer.op is Ops.PARAM) <= 1
+        self.ahead = _asking(asking, addresses, written, self.requests) if asking else {}
+        self.single = len([one for one in written if one.op is Ops.PARAM]) <= 1
 
     def reads_elsewhere(self, store: Node, axes: tuple[Node, ...]) -> bool:
         """Whether a store's value reads elements of its buffer that another point may write."""
-        loads = self.loads.get(store.src[0])
-        if loads is None:
+        buffer = store.src[0]
+        if buffer not in self.read:
             return False
+        loads = [one for one in self.addresses if one.src[0] is buffer and one.op is _LOAD]
         position = store.src[2:]
         moved = NO_RANGES.union(*[place.ranges for place in position])
         if moved.issuperset(axes):
@@ -266,21 +285,20 @@ class Memory:
 
 
 def _asking(
+    accesses: Sequence[Node],
     addresses: Mapping[Node, Address],
     written: set[Node],
     requests: dict[str, list[Request]],
 ) -> dict[Node, int]:
-    """Of each array that is asked for ahead of time, an access inside the most loops.
+    """Of each array that is asked for ahead of time, one of its `accesses`, inside the most loops.
 
     Of those it is the last one, but of an argument that is written the first write: from then on
     its lines are there. Where loops take shares of an array, `requests` has them instead.
     """
     found: dict[Node, tuple[int, Node]] = {}
     shared: dict[Node, list[Address]] = {}
-    for node, address in addresses.items():
-        buffer = node.src[0]
-        if not buffer.arg.ahead:
-            continue
+    for node in accesses:
+        buffer, address = node.src[0], addresses[node]
         if buffer.op is Ops.PARAM and buffer.arg.shares:
             shared.setdefault(buffer, []).append(address)
             continue

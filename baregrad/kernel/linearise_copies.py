@@ -55,7 +55,7 @@ def copy_to(values: Values, node: Node, stack: list[Any]) -> None:
         if test is not None:
             scopes.append(END)
     values.point = {}
-    scopes.forget_since()
+    scopes.end_statement()
 
 
 def commit(values: Values, node: Node, stack: list[Any]) -> None:

@@ -40,7 +40,7 @@ def multiply(values: Values, node: Node, stack: list[Any]) -> None:
         what = Machine("mma.sync", (mma.shape[2], mma.operand.name))
         values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*a, *b, *c), what))
     values.point = {}
-    values.scopes.forget_since()
+    values.scopes.end_statement()
 
 
 def _multiply_words(values: Values, node: Node) -> None:
@@ -65,7 +65,7 @@ def _multiply_words(values: Values, node: Node) -> None:
     what = Machine(node.arg.name, tuple(sizes))
     values.scopes.append(make_node(Ops.MACHINE, dtypes.token, tuple(operands), what))
     values.point = {}
-    values.scopes.forget_since()
+    values.scopes.end_statement()
 
 
 def _matrices(

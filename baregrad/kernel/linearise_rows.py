@@ -195,7 +195,9 @@ def store_rows(values: Values, store: Node, tile: Tile) -> None:
     address = memory.addresses[store]
     values.tile = tile
     if buffer in memory.registers:
-        result = as_tile(values, _computed(values, value), memory.registers[buffer])
+        result = _computed(values, value)
+        if result.op is not Ops.CONST:
+            result = as_tile(values, result, memory.registers[buffer])
         register = register_rows(values, buffer)
         scopes.append(instruction(Ops.SET, dtypes.token, (register, result)))
     else:
@@ -205,7 +207,7 @@ def store_rows(values: Values, store: Node, tile: Tile) -> None:
         elif not copied_transposed(values, store, tile.axes, tile.lanes):
             _store_plain(values, store, tile)
     values.tile = None
-    scopes.forget_since()
+    scopes.end_statement()
 
 
 def _store_plain(values: Values, store: Node, tile: Tile) -> None:
@@ -231,8 +233,9 @@ def _store_transposed(
 ) -> None:
     """Write a tile by its columns: for each lane the neighbours along `near` at once."""
     result = as_tile(values, _computed(values, store.src[1]), tile.lanes)
-    if near == tile.axes:
-        turn(values, store, near, (result,), 0, tile.rows)
+    size = prod([lanes_of(axis) for axis in near])
+    if size == tile.rows:
+        turn(values, store, near, (result,), 0, size, near != tile.axes)
         return
     emit = values.scopes.emit
     rows = [
@@ -241,10 +244,9 @@ def _store_transposed(
     # The rows by where they go: those that are neighbours together.
     places = values.memory.addresses[store].places(tile.axes)
     order = sorted(range(tile.rows), key=places.__getitem__)
-    size = prod([lanes_of(axis) for axis in near])
     for first in range(0, tile.rows, size):
         held = order[first : first + size]
-        turn(values, store, near, tuple([rows[row] for row in held]), places[held[0]], size)
+        turn(values, store, near, tuple([rows[row] for row in held]), places[held[0]], size, False)
 
 
 def _computed(values: Values, value: Node) -> Node:

@@ -54,15 +54,15 @@ class Scopes:
     """The stack of open scopes, and the values that are known in them.
 
     `depth` is the scope of each value that is known, MOMENT for momentary ones and registers;
-    leaves are not in it. `emitted` has every value that was ever put somewhere. `memo` maps a
-    loop-level expression (with the point it was evaluated at) to its linear value.
+    leaves are not in it. `forgotten` has every value that was known once. `memo` maps a loop-level
+    expression (with the point it was evaluated at) to its linear value.
     """
 
     def __init__(self) -> None:
         self.stack = [Scope(None, 0, 0)]
         self.innermost = self.stack[0]
         self.depth: dict[Node, int] = {}
-        self.emitted: set[Node] = set()
+        self.forgotten: set[Node] = set()
         self.memo: dict[Any, Any] = {}
         self.momentary: list[Node] = []
         self.momentary_keys: list[Any] = []
@@ -84,15 +84,9 @@ class Scopes:
         """Leave the innermost scope; its code goes to the one around it, unless it is empty."""
         scope = self.stack.pop()
         self.innermost = self.stack[-1]
-        for value in scope.values:
-            self.depth.pop(value, None)
-        for key in scope.keys:
-            self.memo.pop(key, None)
+        self._forget(scope.values, scope.keys)
         if scope.code and scope.opening is not None:
-            outer = self.innermost.code
-            outer.append(scope.opening)
-            outer.extend(scope.code)
-            outer.append(END)
+            self.innermost.code += [scope.opening, *scope.code, END]
 
     def append(self, instruction: Node) -> None:
         """Add an instruction with an effect to the current scope."""
@@ -139,6 +133,13 @@ class Scopes:
         self.put(node, place)
         return node
 
+    def place_at(self, node: Node, at: int) -> Node:
+        """`place` of an instruction whose operands are known to be defined at depth `at`."""
+        if node not in self.depth:
+            pin = self.innermost.pin
+            self.put(node, at if at > pin else pin)
+        return node
+
     def put(self, node: Node, place: int) -> None:
         """Add an instruction to the code of the scope `place`; to the current one for MOMENT."""
         self.depth[node] = place
@@ -147,13 +148,12 @@ class Scopes:
             self.innermost.code.append(node)
         else:
             scope = self.stack[place]
-            if scope is not self.innermost and node in self.emitted:
+            if scope is not self.innermost and node in self.forgotten:
                 for inner in self.stack[place + 1 :]:
                     if node in inner.code:
                         inner.code = [other for other in inner.code if other is not node]
             scope.values.append(node)
             scope.code.append(node)
-        self.emitted.add(node)
 
     def settle(self, value: Node) -> None:
         """Let a register or momentary value that is not set again last as long as the scope."""
@@ -187,21 +187,28 @@ class Scopes:
         """Forget what the current scope found since `place`: it was read under a mask."""
         scope = self.innermost
         values, keys = place
-        for value in scope.values[values:]:
-            self.depth.pop(value, None)
-        for key in scope.keys[keys:]:
-            self.memo.pop(key, None)
+        self._forget(scope.values[values:], scope.keys[keys:])
         del scope.values[values:]
         del scope.keys[keys:]
 
-    def forget_since(self, mark: tuple[int, int] = (0, 0)) -> None:
-        """Forget the momentary values found since `mark`: what they read may have changed."""
+    def end_statement(self) -> None:
+        """Forget all momentary values: what they read may have changed."""
+        if self.momentary or self.momentary_keys:
+            self._forget(self.momentary, self.momentary_keys)
+            self.momentary, self.momentary_keys = [], []
+
+    def forget_since(self, mark: tuple[int, int]) -> None:
+        """Forget the momentary values found since `mark`."""
         nodes, keys = mark
-        if len(self.momentary) == nodes and len(self.momentary_keys) == keys:
-            return
-        for node in self.momentary[nodes:]:
-            self.depth.pop(node, None)
-        for key in self.momentary_keys[keys:]:
+        if len(self.momentary) > nodes or len(self.momentary_keys) > keys:
+            self._forget(self.momentary[nodes:], self.momentary_keys[keys:])
+            del self.momentary[nodes:]
+            del self.momentary_keys[keys:]
+
+    def _forget(self, values: list[Node], keys: list[Any]) -> None:
+        forget = self.depth.pop
+        for value in values:
+            forget(value, None)
+        self.forgotten.update(values)
+        for key in keys:
             self.memo.pop(key, None)
-        del self.momentary[nodes:]
-        del self.momentary_keys[keys:]

@@ -86,14 +86,19 @@ def turn(
     rows: tuple[Node, ...],
     place: int,
     count: int,
+    mixed: bool,
 ) -> None:
-    """Write `count` rows, neighbours along `near`, by their columns: from `place` on."""
+    """Write `count` rows, neighbours along `near`, by their columns: from `place` on.
+
+    mixed: the rows of a tile are not in the order of their places.
+    """
     address, buffer = values.memory.addresses[store], store.src[0]
     at = address.constant + place
     align = buffer.dtype.itemsize
     if is_streamed(buffer) and _in_line(address, near, at, count):
         align = streamed_nbytes(count, buffer.dtype)
-    access = access_of(address.width, address.stride, at, align)
+    places = address.places(values.tile.axes) if mixed and values.tile is not None else ()
+    access = access_of(address.width, address.stride, at, align, rows=places)
     _turn(values, buffer, values.base(address), rows, access)
 
 

@@ -5,38 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.bounds import bounds
-from baregrad.ir.node import Node, const, instruction, make_node, toposort
-from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.ir.attrs import TILE_BINDS
+from baregrad.ir.node import Node, const, instruction, toposort
+from baregrad.ir.op import Op, Ops
 from baregrad.kernel import linearise_access
-from baregrad.kernel.divide import divide_index, fold_integers
-from baregrad.kernel.linearise_access import Address, Memory, lanes_of, touches_index
-from baregrad.kernel.linearise_folds import reduce
-from baregrad.kernel.linearise_lazy import (
-    OPAQUE,
-    is_branch,
-    is_transparent,
-    lazy,
-    lazy_load,
-    shared_by_guards,
-)
+from baregrad.kernel.divide import fold_integers
+from baregrad.kernel.linearise_access import Address, Memory, lanes_of
+from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, shared_by_guards
 from baregrad.kernel.linearise_rows import Layout, Tile, in_rows, load_rows, row_of, splatted
+from baregrad.kernel.linearise_rules import (
+    COMPUTED,
+    RULES,
+    Operands,
+    Rule,
+    direct_rule,
+    known,
+    rule_of,
+)
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
-from baregrad.kernel.loop_pieces import stays_inside
 
-_NEAREST_LAST = itemgetter(0, 1)
-_CONST = Ops.CONST
+_ADD, _MUL, _FMA, _CONST = Ops.ADD, Ops.MUL, Ops.FMA, Ops.CONST
 _REG = Ops.REG
+_INDEX = dtypes.index
 _LEAVES = Ops.CONST.bit | Ops.VAR.bit
-INT32 = (-(1 << 31), (1 << 31) - 1)
 Parts = tuple[Node, ...]
-Operands = Sequence[Any]
-Rule = Callable[["Values", Node, Operands], Any]
 # Takes the coordinates of a node from the current point; None for one without unrolled ranges.
 Where = Callable[[dict[Node, int]], Any] | None
 Step = tuple[Node, Rule, Callable[[list[Any]], Operands] | None, bool, Where]
@@ -79,8 +75,7 @@ class Values:
         self.registers: dict[Any, Node] = {}
         self._plans: dict[Node, Plan] = {}
         self.shared: set[Node] = set()
-        self._axes: dict[frozenset[Node], tuple[Node, ...]] = {}
-        self._lanes: dict[frozenset[Node], int] = {}
+        self._tiles: dict[frozenset[Node], tuple[tuple[Node, ...], int]] = {}
         self._wheres: dict[tuple[Node, ...], Where] = {(): None}
         self._spares = 0
         self._points: dict[Any, list[dict[Node, int]]] = {}
@@ -89,7 +84,7 @@ class Values:
 
     def value(self, root: Node) -> Any:
         """The linear value of an expression at the current point: a node, or parts of a tuple."""
-        rule = _direct_rule(root.op)
+        rule = direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
         if self._is_single(root):
@@ -108,7 +103,7 @@ class Values:
 
     def fresh(self, root: Node) -> Any:
         """`value` of an expression that is not asked for again at this point."""
-        rule = _direct_rule(root.op)
+        rule = direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
         if self._is_single(root):
@@ -122,58 +117,55 @@ class Values:
     def once(self, root: Node) -> Any:
         """The value of an expression that is the same at all points, or is wanted for all."""
         if root.op.bit & OPAQUE:
-            return self._of(root, ())
+            return rule_of(root)(self, root, ())
         # As `toposort` walks, sources first: what is walked is computed at once.
-        known: dict[Node, Any] = {}
-        of = self._of
+        done: dict[Node, Any] = {}
+        compute = self.compute
         path: list[tuple[Node, Iterator[Node]]] = []
         node, sources = root, iter(root.src)
         while True:
             for child in sources:
-                if child in known:
+                if child in done:
                     continue
-                if not child.src or child.op.bit & OPAQUE:
-                    known[child] = of(child, ())
-                    continue
-                path.append((node, sources))
-                node, sources = child, iter(child.src)
-                break
+                if child.src and not child.op.bit & OPAQUE:
+                    path.append((node, sources))
+                    node, sources = child, iter(child.src)
+                    break
+                if child.op is _CONST and child.dtype is not _INDEX:
+                    done[child] = child
+                else:
+                    done[child] = rule_of(child)(self, child, ())
             else:
-                found = known[node] = of(node, [known[child] for child in node.src])
+                op, dtype, src = node.op, node.dtype, node.src
+                operands = [done[child] for child in src]
+                if op.bit & COMPUTED and dtype is not _INDEX and src[-1].dtype is not _INDEX:
+                    found = compute(op, dtype, operands)
+                else:
+                    found = rule_of(node)(self, node, operands)
                 if not path:
                     return found
+                done[node] = found
                 node, sources = path.pop()
-
-    def _of(self, node: Node, operands: Operands) -> Any:
-        """The value of one node, given its operands' unless it is asked for whole."""
-        rule = _rule_of(node.op)
-        if rule is None:
-            raise CompilerBug("not an expression of the CPU's loop level", found=node)
-        if rule is _elementwise:
-            if not touches_index(node):
-                return self.compute(node.op, node.dtype, operands)
-            rule = _index
-        return rule(self, node, operands)
 
     def _evaluate(self, plan: Plan) -> Any:
         """The value of a plan's expression."""
         scopes, point = self.scopes, self.point
         memo = scopes.memo
         before, self.plan = self.plan, plan
-        known: list[Any] = [*plan.leaves]
+        done: list[Any] = [*plan.leaves]
         for node, rule, operands, kept, where in plan.steps:
             if not kept:
                 # It differs from point to point as the root does: nobody will ask again.
-                known.append(rule(self, node, () if operands is None else operands(known)))
+                done.append(rule(self, node, () if operands is None else operands(done)))
                 continue
             key = node if where is None else (node, where(point))
             found = memo.get(key)
             if found is None:
-                found = rule(self, node, () if operands is None else operands(known))
+                found = rule(self, node, () if operands is None else operands(done))
                 scopes.remember(key, found)
-            known.append(found)
+            done.append(found)
         self.plan = before
-        return known[-1]
+        return done[-1]
 
     def key(self, node: Node) -> Any:
         """What a node's value is remembered by at the current point."""
@@ -203,7 +195,7 @@ class Values:
         for node in order:
             if node.op.bit & _LEAVES:
                 places[node] = len(values)
-                values.append(_RULES[node.op](self, node, ()))
+                values.append(RULES[node.op](self, node, ()))
         steps: list[Step] = []
         for node in order:
             op = node.op
@@ -213,16 +205,12 @@ class Values:
             # Guards of one condition are found together, so one may be known when its turn comes.
             kept = theirs != own or op is Ops.GUARD or (node in shared and node is not root)
             operands = None
-            rule = _rule_of(op)
-            if rule is None:
-                raise CompilerBug("not an expression of the CPU's loop level", found=node)
+            rule = rule_of(node)
             if not op.bit & OPAQUE:
                 try:
                     operands = _picker([places[child] for child in node.src])
                 except KeyError:
-                    rule = _known
-            if rule is _elementwise and touches_index(node):
-                rule = _index
+                    rule = known
             places[node] = len(places)
             steps.append((node, rule, operands, kept, self._where(theirs) if kept else None))
         found = self._plans[root] = Plan(self._where(own), values, steps)
@@ -230,25 +218,27 @@ class Values:
 
     def axes_of(self, ranges: frozenset[Node]) -> tuple[Node, ...]:
         """The unrolled ranges among some, in the order of their ids."""
-        if not ranges:
-            return ()
-        found = self._axes.get(ranges)
-        if found is None:
-            axes = [axis for axis in ranges if axis.arg.is_tile and axis.arg.bind != "vector"]
-            if len(axes) > 1:
-                axes.sort(key=lambda axis: int(axis.arg.id))
-            found = self._axes[ranges] = tuple(axes)
-        return found
+        return (self._tiles.get(ranges) or self._tiles_of(ranges))[0] if ranges else ()
 
     def lanes_of(self, ranges: frozenset[Node]) -> int:
         """The extent of the vector range among some, 1 without; raises CompilerBug for two."""
-        lanes = self._lanes.get(ranges)
-        if lanes is None:
-            found = [axis for axis in ranges if axis.arg.bind == "vector"]
-            if len(found) > 1:
-                raise CompilerBug("an expression with two vector ranges", found=found)
-            lanes = self._lanes[ranges] = lanes_of(found[0]) if found else 1
+        lanes = (self._tiles.get(ranges) or self._tiles_of(ranges))[1]
+        if not lanes:
+            raise CompilerBug("an expression with two vector ranges", found=list(ranges))
         return lanes
+
+    def _tiles_of(self, ranges: frozenset[Node]) -> tuple[tuple[Node, ...], int]:
+        """The unrolled ranges among some, and the extent of the vector range, 0 for several."""
+        axes = [axis for axis in ranges if axis.arg.bind in TILE_BINDS]
+        lanes = 1
+        if axes:
+            vectors = [axis for axis in axes if axis.arg.bind == "vector"]
+            if vectors:
+                axes = [axis for axis in axes if axis.arg.bind != "vector"]
+                lanes = lanes_of(vectors[0]) if len(vectors) == 1 else 0
+            axes.sort(key=lambda axis: int(axis.arg.id))
+        found = self._tiles[ranges] = tuple(axes), lanes
+        return found
 
     def points(self, axes: tuple[Node, ...]) -> list[dict[Node, int]]:
         """Every point of some unrolled ranges, from the current one, the first varying slowest."""
@@ -297,15 +287,16 @@ class Values:
         lanes: tuple[int, ...] = ()
         scalars = mixed = False
         for operand in operands:
-            if operand.op is _CONST:
-                continue
             shape = operand.shape
-            if not shape:
-                scalars = True
-            elif lanes and shape != lanes:
-                mixed = True
+            if shape:
+                if lanes and shape != lanes:
+                    mixed = True
+                else:
+                    lanes = shape
+            elif operand.op is _CONST:
+                continue
             else:
-                lanes = shape
+                scalars = True
             at = depth.get(operand, 0)
             if at > place:
                 place = at
@@ -386,20 +377,31 @@ class Values:
 
     def total(self, terms: Sequence[tuple[Node, int]], width: DType = dtypes.int64) -> Node:
         """The sum of scaled atoms, outer loops' first, so that each part is found once."""
-        depth = self.scopes.depth
+        scopes, counters = self.scopes, self.counters
+        depth = scopes.depth
         values = []
         for place, (atom, scale) in enumerate(terms):
-            value = self.value(atom)
+            value = counters.get(atom)
+            if value is None:
+                value = self.value(atom)
             values.append((depth.get(value, 0), place, value, scale))
-        total = ZERO
         if len(values) > 1:
-            values.sort(key=_NEAREST_LAST)
-        for _, _, value, scale in values:
-            if scale != 1 and total.op is not _CONST and value.op is not _CONST and not self.gpu:
-                total = self.compute(Ops.FMA, width, (value, number(scale), total))
+            values.sort()
+        total = ZERO
+        for at, _, value, scale in values:
+            first = total is ZERO
+            if self.gpu or value.op is _CONST or value.shape or total.shape:
+                term = self.scaled(value, scale, width)
+                total = term if first else self.compute(Ops.ADD, width, (total, term))
                 continue
-            term = self.scaled(value, scale, width)
-            total = term if total is ZERO else self.compute(Ops.ADD, width, (total, term))
+            # What is summed up so far is known no deeper than the value.
+            if scale != 1:
+                src = (value, number(scale)) if first else (value, number(scale), total)
+                total = scopes.place_at(instruction(_MUL if first else _FMA, width, src), at)
+            elif first:
+                total = value
+            else:
+                total = scopes.place_at(instruction(_ADD, width, (total, value)), at)
         return total
 
     def scaled(self, value: Node, scale: int, width: DType = dtypes.int64) -> Node:
@@ -447,10 +449,11 @@ class Values:
         buffer = node.src[0]
         memory = self.memory
         address = memory.addresses[node]
-        if self.tile is not None and address.unrolled:
+        if address.unrolled and self.tile is not None:
             return load_rows(self, node, mask)
         if buffer in memory.registers:
-            return self.register(buffer, address.at(self.point))
+            at = address.at(self.point) if address.unrolled else address.constant
+            return self.register(buffer, at)
         dtype = node.dtype
         width = 1
         if mask is not None:
@@ -475,7 +478,8 @@ class Values:
         floor = MOMENT if written or (self.masks and self.gpu) else self.scopes.innermost.floor
         if self.masks and mask is not None:
             floor = max(floor, len(self.scopes.stack) - 1)
-        return self.scopes.emit(Ops.VLOAD, dtype, src, access, floor, lanes)
+        node = instruction(Ops.VLOAD, dtype, src, access, (lanes,) if lanes > 1 else ())
+        return self.scopes.place(node, floor)
 
     def alignment(
         self, address: Address, lanes: int, stride: int, at: int, dtype: DType
@@ -494,106 +498,3 @@ def _picker(places: list[int]) -> Callable[[list[Any]], Operands]:
     if len(places) == 1:
         return itemgetter(slice(places[0], places[0] + 1))
     return itemgetter(*places)
-
-
-# --- one rule per op ----------------------------------------------------------------------------
-
-
-def _const(values: Values, node: Node, operands: Operands) -> Node:
-    return number(node.arg) if node.dtype is dtypes.index else node
-
-
-def _var(values: Values, node: Node, operands: Operands) -> Node:
-    hidden = values.gpu and node.arg.name.startswith(".")
-    return make_node(Ops.VAR, dtypes.int32 if hidden else dtypes.int64, (), node.arg)
-
-
-def _range(values: Values, node: Node, operands: Operands) -> Node:
-    if not node.arg.is_tile:
-        return values.counters[node]
-    if node.arg.bind != "vector":
-        return number(values.point[node])
-    lanes = lanes_of(node)
-    return ZERO if lanes == 1 else values.scopes.emit(Ops.LANES, dtypes.int32, (), lanes)
-
-
-def _load(values: Values, node: Node, operands: Operands) -> Node:
-    # A statement's masks keep what it reads inside its arrays, and its values for its own lanes.
-    masks = values.masks
-    masked = masks and node.src[0] not in values.memory.registers and not stays_inside(node)
-    return values.load(node, values.mask(masks) if masked else None)
-
-
-def _guard(values: Values, node: Node, operands: Operands) -> Any:
-    cond, inner = node.src
-    if inner.op is not Ops.LOAD:
-        return lazy(values, node)
-    mask = values.mask((*values.masks, cond))
-    if mask is not None and inner.src[0] in values.memory.registers:
-        zero = const(0, node.dtype)
-        return values.apply(Ops.WHERE, node.dtype, mask, values.load(inner, None), zero)
-    if mask is None or not is_branch(values, inner, mask):
-        return values.load(inner, mask)
-    return lazy_load(values, node, mask)
-
-
-def _known(values: Values, node: Node, operands: Operands) -> Any:
-    """A value that has steps of its own, since several expressions read it."""
-    return values.value(node)
-
-
-def _elementwise(values: Values, node: Node, operands: Operands) -> Node:
-    return values.compute(node.op, node.dtype, operands)
-
-
-def _cast(values: Values, node: Node, operands: Operands) -> Node:
-    (operand,) = operands
-    if node.dtype is dtypes.index:
-        low, high = bounds(node)
-        narrow = values.gpu and low >= INT32[0] and high <= INT32[1]
-        return values.cast(operand, dtypes.int32 if narrow else dtypes.int64)
-    if node.src[0].dtype is dtypes.index and operand.op is Ops.CONST:
-        value = operand.arg
-        return const(bool(value) if node.dtype.kind == "bool" else value, node.dtype)
-    same: Node = operand
-    return same if same.dtype is node.dtype else values.apply(Ops.CAST, node.dtype, same)
-
-
-def _index(values: Values, node: Node, operands: Operands) -> Node:
-    """Arithmetic on indices: 64 bits, or 32 where it surely fits, on GPUs or in vectors."""
-    width = dtypes.int64
-    if values.gpu or any(operand.shape for operand in operands):
-        held = [*node.src] if node.dtype.kind == "bool" else [node, *node.src]
-        spans = [bounds(child) for child in held if child.dtype is dtypes.index]
-        if all(INT32[0] <= low and high <= INT32[1] for low, high in spans):
-            width = dtypes.int32
-    pairs = zip(node.src, operands, strict=True)
-    operands = [values.cast(x, width) if child.dtype is dtypes.index else x for child, x in pairs]
-    if node.op is Ops.FLOORDIV or node.op is Ops.MOD:
-        return divide_index(values.apply, node, operands, width)
-    dtype = node.dtype if node.dtype is not dtypes.index else width
-    return values.apply(node.op, dtype, *operands)
-
-
-def _proj(values: Values, node: Node, operands: Operands) -> Node:
-    part: Node = operands[0][node.arg]
-    return part
-
-
-_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {
-        **dict.fromkeys(ELEMENTWISE, _elementwise),
-        Ops.CONST: _const,
-        Ops.VAR: _var,
-        Ops.RANGE: _range,
-        Ops.CAST: _cast,
-        Ops.LOAD: _load,
-        Ops.GUARD: _guard,
-        Ops.REDUCE: reduce,
-        Ops.PROJ: _proj,
-    }
-)
-# Asked faster than by a read-only view.
-_rule_of = dict(_RULES).get
-# Of expressions whose values need no steps, and that are as cheap to make again as to remember.
-_direct_rule = {op: _RULES[op] for op in (Ops.CONST, Ops.VAR, Ops.RANGE, Ops.LOAD)}.get

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node, make_node
+from baregrad.ir.node import Node, instruction
 from baregrad.ir.op import Ops
 
 
@@ -46,7 +46,7 @@ def statement(block: Block) -> Node:
         for ahead in item.before:
             done.append(ahead if isinstance(ahead, Node) else _nest(ahead))
         done.append(_nest(item))
-    return done[0] if len(done) == 1 else make_node(Ops.SEQ, dtypes.token, tuple(done))
+    return done[0] if len(done) == 1 else instruction(Ops.SEQ, dtypes.token, tuple(done))
 
 
 def _nest(block: Block) -> Node:
@@ -56,7 +56,7 @@ def _nest(block: Block) -> Node:
     if key.op is Ops.CONST and key.arg:
         return statement(block)
     op = Ops.LOOP if key.op is Ops.RANGE else Ops.IF
-    return make_node(op, dtypes.token, (key, statement(block)))
+    return instruction(op, dtypes.token, (key, statement(block)))
 
 
 def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:

@@ -14,8 +14,10 @@ from baregrad.ir.node import (
     alu,
     cast,
     const,
+    instruction,
     make_node,
     rebuild,
+    scalar,
     toposort,
     toposort_having,
 )
@@ -86,26 +88,44 @@ def looped(axes: Iterable[Node]) -> list[Node]:
 
 def load(buffer: Node, places: tuple[Node, ...]) -> Node:
     """One element of a buffer."""
-    return make_node(Ops.LOAD, buffer.dtype, (buffer, *places), None, ())
+    return scalar(Ops.LOAD, buffer.dtype, (buffer, *places))
 
 
 def store(buffer: Node, value: Node, places: tuple[Node, ...]) -> Node:
     """Write one element of a buffer."""
-    return make_node(Ops.STORE, dtypes.token, (buffer, value, *places), None, ())
+    return instruction(Ops.STORE, dtypes.token, (buffer, value, *places))
 
 
 def cleared(start: Node, within: Node | None, axes: list[Node]) -> Node:
     """A STORE in loops over `axes`, where `within` holds."""
     if within is not None:
-        start = make_node(Ops.IF, dtypes.token, (within, start))
+        start = instruction(Ops.IF, dtypes.token, (within, start))
     for axis in reversed(axes):
-        start = make_node(Ops.LOOP, dtypes.token, (axis, start))
+        start = instruction(Ops.LOOP, dtypes.token, (axis, start))
     return start
 
 
 def stays_inside(read: Node) -> bool:
     """Whether a LOAD reads an element of an argument, whatever its axes are."""
     return read.src[0].op is Ops.PARAM and in_bounds(read)
+
+
+def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
+    """One accumulation by an op; with `fma`, a product that is summed is rounded once."""
+    assert monoid.primitive is not None
+    if value.op is Ops.DOT4 and monoid.primitive is Ops.ADD and value.src[2].arg == 0:
+        return make_node(Ops.DOT4, value.dtype, (*value.src[:2], state))
+    if fma and monoid.primitive is Ops.ADD and value.dtype in (dtypes.float32, dtypes.float64):
+        condition = None
+        inner = value
+        if inner.op is Ops.GUARD:
+            condition, inner = inner.src
+        if inner.op is Ops.MUL:
+            a, b = inner.src
+            if condition is not None:
+                a, b = factor_where(condition, a), factor_where(condition, b)
+            return scalar(Ops.FMA, value.dtype, (a, b, state))
+    return scalar(monoid.primitive, value.dtype, (state, value))
 
 
 def factor_where(condition: Node, factor: Node) -> Node:
@@ -119,7 +139,7 @@ def guarded(condition: Node, value: Node) -> Node:
     """`value` where the condition holds, else 0; constants need no guard."""
     if condition.op is Ops.CONST:
         return value if condition.arg else const(0, value.dtype)
-    return make_node(Ops.GUARD, value.dtype, (condition, value))
+    return scalar(Ops.GUARD, value.dtype, (condition, value))
 
 
 def peeled_guards(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from baregrad.dtypes import DType
 from baregrad.ir.attrs import Alloc
-from baregrad.ir.node import Node, make_node, toposort_having
+from baregrad.ir.node import Node, instruction, toposort_having
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Facts, by_id
 from baregrad.kernel.loop_pieces import PLAIN, load, register_places
@@ -78,7 +78,7 @@ def register_array(number: int, dtype: DType, places: tuple[Node, ...]) -> Node:
     """An array of the kernel's own, as long as some tile axes."""
     shape = tuple([int(axis.src[0].arg) for axis in places])
     where = Alloc(number, "register", shape, name=f"a{number}")
-    return make_node(Ops.ALLOC, dtype, (), where, shape)
+    return instruction(Ops.ALLOC, dtype, (), where, shape)
 
 
 _ELSEWHERE = Ops.GUARD.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.PROJ.bit

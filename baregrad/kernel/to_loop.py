@@ -15,7 +15,18 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Alloc, Reduce
 from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import NO_RANGES, Node, alu, cast, const, fill, make_node, substitute
+from baregrad.ir.node import (
+    NO_RANGES,
+    Node,
+    alu,
+    cast,
+    const,
+    fill,
+    instruction,
+    make_node,
+    scalar,
+    substitute,
+)
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import by_id, out_axes
 from baregrad.kernel.apply import NOWHERE
@@ -26,7 +37,6 @@ from baregrad.kernel.loop_pieces import (
     SCOPED,
     Masks,
     cleared,
-    factor_where,
     filled,
     guarded,
     is_carried,
@@ -38,6 +48,7 @@ from baregrad.kernel.loop_pieces import (
     peeled_masks,
     register_places,
     scoped_below,
+    stepped,
     store,
     widened,
 )
@@ -74,7 +85,7 @@ def to_loop(
     builder = _Builder(fma, masks, pool, by_id(grid), kernel, results or Results())
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
-    return make_node(Ops.KERNEL, kernel.dtype, (statement(builder.root),), kernel.arg)
+    return instruction(Ops.KERNEL, kernel.dtype, (statement(builder.root),), kernel.arg)
 
 
 class _Builder:
@@ -147,7 +158,7 @@ class _Builder:
         """A fresh private array."""
         self.count += 1
         alloc = Alloc(self.count, space, shape, None, 1, f"a{self.count}", ahead)
-        return make_node(Ops.ALLOC, dtype, (), alloc, shape)
+        return instruction(Ops.ALLOC, dtype, (), alloc, shape)
 
     # --- statements -----------------------------------------------------------------------------
 
@@ -180,8 +191,8 @@ class _Builder:
             last = alu(Ops.CMPEQ, pool, index.as_node(index.sub(pool.src[0], 1)))
             path.append(self.nest(path[-1], last, self.needs(below, path[-1]), share))
         # Once there is a parallel loop all else goes into it: a kernel has one.
-        nests = [item for item in self.root.items if isinstance(item, Block)]
-        opened = pool is not None and any(nest.key is pool for nest in nests)
+        nests = [item.key for item in self.root.items if isinstance(item, Block)]
+        opened = pool is not None and pool in nests
         for axis in loops:
             if axis is not pool or not opened:
                 self.reductions(below, path)
@@ -194,8 +205,8 @@ class _Builder:
         if indices[0].op is Ops.WHERE and indices[0].src[2] is NOWHERE:
             condition, indices[0], _ = indices[0].src
             path.append(self.nest(path[-1], condition, NOTHING, share=False))
-        store = make_node(Ops.STORE, dtypes.token, (out.src[0], value, *indices), out.arg.monoid)
-        path[-1].items.append(store)
+        source = (out.src[0], value, *indices)
+        path[-1].items.append(instruction(Ops.STORE, dtypes.token, source, out.arg.monoid))
 
     def blocks(self, loops: list[Node], path: list[Block]) -> list[Node]:
         """Open the loops over blocks, which all outputs share; the loops that are left."""
@@ -359,7 +370,7 @@ class _Builder:
         """The statements that add one element to the accumulators, which hold `states`."""
         inputs = self.convert(values)
         if monoid.primitive is not None:
-            return [store(buffers[0], self.step(monoid, states[0], inputs[0]), places)]
+            return [store(buffers[0], stepped(monoid, states[0], inputs[0], self.fma), places)]
         lifted = filled(monoid.lift, inputs)
         after = filled(monoid.combine, states + lifted)
         if monoid.arity == 1:
@@ -369,25 +380,6 @@ class _Builder:
         first = [store(s, value, places) for s, value in zip(spare, after, strict=True)]
         pairs = zip(buffers, spare, strict=True)
         return first + [store(buffer, load(s, places), places) for buffer, s in pairs]
-
-    def step(self, monoid: Monoid, state: Node, value: Node) -> Node:
-        """One accumulation; a product that is summed is rounded once."""
-        assert monoid.primitive is not None
-        if value.op is Ops.DOT4 and monoid.primitive is Ops.ADD and value.src[2].arg == 0:
-            return make_node(Ops.DOT4, value.dtype, (*value.src[:2], state))
-        if self.fma and monoid.primitive is Ops.ADD and value.dtype in (
-            dtypes.float32, dtypes.float64
-        ):
-            condition = None
-            inner = value
-            if inner.op is Ops.GUARD:
-                condition, inner = inner.src
-            if inner.op is Ops.MUL:
-                a, b = inner.src
-                if condition is not None:
-                    a, b = factor_where(condition, a), factor_where(condition, b)
-                return make_node(Ops.FMA, value.dtype, (a, b, state))
-        return alu(monoid.primitive, state, value)
 
     def horizontal(
         self,
@@ -527,7 +519,7 @@ class _Builder:
             state = guarded(later, state)
         for point in points:
             (value,) = self.convert((substitute(values[0], point),))
-            state = self.step(monoid, state, value)
+            state = stepped(monoid, state, value, self.fma)
         if within is not None:
             inner.append(self.nest(inner[-1], within, NOTHING, share=False))
         inner[-1].items.append(store(buffer, state, places))
@@ -580,7 +572,7 @@ class _Builder:
             if source in self.rows:
                 places = list(in_rows(places, self.rows[source]))
             before, after = self.around.get(source, ((), ()))
-            read = make_node(Ops.LOAD, source.dtype, (source, *before, *places, *after))
+            read = scalar(Ops.LOAD, source.dtype, (source, *before, *places, *after))
             return cast(read, node.dtype)
         if op.bit & SCOPED:
             placed = self.placed.get(node)
@@ -591,4 +583,4 @@ class _Builder:
             position: int = node.arg
             return self.placed[node.src[0]].parts[position]
         src = tuple([done[child] for child in node.src])
-        return make_node(op, node.dtype, src, node.arg, ())
+        return scalar(op, node.dtype, src, node.arg)

@@ -30,6 +30,8 @@ class Region(NamedTuple):
 
     def place(self, ranges: Mapping[str, Node]) -> Node:
         """Where the region is read."""
+        if len(self.steps) == 1:
+            return ranges[self.carrier]
         first = 0
         for name, step in self.steps.items():
             if step < 0:
@@ -127,8 +129,8 @@ def _size(axis: Node) -> int:
 
 
 def without_parts(
-    regions: list[Region], pieces: Mapping[Node, Piece], ranges: Mapping[str, Node]
-) -> tuple[dict[Node, Piece], dict[str, Node]]:
+    regions: list[Region], pieces: dict[Node, Piece], ranges: Mapping[str, Node]
+) -> tuple[dict[Node, Piece], Mapping[str, Node]]:
     """The pieces and ranges of a copy: carriers run along their regions, the others stand still."""
     gone: dict[str, int] = {}
     for region in regions:
@@ -137,7 +139,7 @@ def without_parts(
                 # Where the region begins: an axis that moves it backwards is at its end.
                 gone[name] = _size(ranges[name]) - 1 if step < 0 else 0
     if not gone:
-        return dict(pieces), dict(ranges)
+        return pieces, ranges
     kept = {}
     for axis, piece in pieces.items():
         start = piece.start

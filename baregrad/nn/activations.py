@@ -184,3 +184,83 @@ class LogSoftmax(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logarithms of the shares."""
         return x.log_softmax(self.dim)
+
+
+class SELU(Module):
+    """`ELU` with the two constants that keep a mean of 0 and a variance of 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.selu()
+
+
+class CELU(Module):
+    """x, and alpha*(exp(x/alpha) - 1) below 0."""
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.celu(self.alpha)
+
+
+class Softsign(Module):
+    """x/(1 + |x|)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.softsign()
+
+
+class Tanhshrink(Module):
+    """x - tanh(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.tanhshrink()
+
+
+class Softshrink(Module):
+    """x moved towards 0 by `lambd`, and 0 where it is within that."""
+
+    def __init__(self, lambd: float = 0.5) -> None:
+        self.lambd = lambd
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.softshrink(self.lambd)
+
+
+class Hardshrink(Module):
+    """x, and 0 where it is within `lambd` of 0."""
+
+    def __init__(self, lambd: float = 0.5) -> None:
+        self.lambd = lambd
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.hardshrink(self.lambd)
+
+
+class Threshold(Module):
+    """x, and `value` where it is not above `threshold`."""
+
+    def __init__(self, threshold: float, value: float) -> None:
+        self.threshold = threshold
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return x.threshold(self.threshold, self.value)
+
+
+class Softmin(Module):
+    """exp(-x) divided by its sum along an axis."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shares, which sum to 1 along the axis."""
+        return x.softmin(self.dim)

@@ -111,6 +111,44 @@ class Dropout(Module):
         return f"p={self.p}"
 
 
+class _ChannelDropout(Dropout):
+    """Zero whole channels of (N, C, ...) with probability p, and scale the rest by 1/(1 - p)."""
+
+    _AXES = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with channels dropped, or `x` itself outside training. Raises ShapeError."""
+        if x.ndim not in (self._AXES + 1, self._AXES + 2):
+            raise ShapeError(
+                f"{type(self).__name__} wants another number of axes",
+                found=list(x.shape),
+                wanted=f"{self._AXES + 2} axes, or {self._AXES + 1} without a batch",
+            )
+        if not self.training or self.p == 0:
+            return x
+        ones = Tensor.ones(*x.shape[: -self._AXES], *(1,) * self._AXES, dtype=x.dtype,
+                           device=x.device)
+        return x * dropout(ones, self.p)
+
+
+class Dropout1d(_ChannelDropout):
+    """Zero whole channels of (N, C, L) with probability p, and scale the rest by 1/(1 - p)."""
+
+    _AXES = 1
+
+
+class Dropout2d(_ChannelDropout):
+    """Zero whole channels of (N, C, H, W) with probability p, and scale the rest by 1/(1 - p)."""
+
+    _AXES = 2
+
+
+class Dropout3d(_ChannelDropout):
+    """Zero whole channels of (N, C, D, H, W) with probability p; scale the rest by 1/(1 - p)."""
+
+    _AXES = 3
+
+
 class Flatten(Module):
     """Merge the axes from start_dim to end_dim into one."""
 

@@ -144,3 +144,124 @@ class KLDivLoss(Module):
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         """Return the loss. Raises ShapeError for shapes that do not fit."""
         return x.kl_div(target, self.reduction, self.log_target)
+
+
+class GaussianNLLLoss(_Loss):
+    """(log(var) + (x - target)**2 / var) / 2, of a normal distribution of mean x."""
+
+    def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
+        super().__init__(reduction)
+        self.full = full
+        self.eps = eps
+
+    def forward(self, x: Tensor, target: Tensor, var: Tensor) -> Tensor:
+        """Return the loss. Raises ShapeError for shapes that do not fit."""
+        return x.gaussian_nll_loss(target, var, self.full, self.eps, self.reduction)
+
+
+class PoissonNLLLoss(_Loss):
+    """exp(x) - target*x, or x - target*log(x) where x is no logarithm."""
+
+    def __init__(
+        self, log_input: bool = True, full: bool = False, eps: float = 1e-8,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(reduction)
+        self.log_input = log_input
+        self.full = full
+        self.eps = eps
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the loss. Raises ShapeError for shapes that do not fit."""
+        return x.poisson_nll_loss(target, self.log_input, self.full, self.eps, self.reduction)
+
+
+class SoftMarginLoss(_Loss):
+    """log(1 + exp(-target * x)), for targets of 1 and -1."""
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the loss. Raises ShapeError for different shapes."""
+        return x.soft_margin_loss(target, self.reduction)
+
+
+class _MarginLoss(_Loss):
+    def __init__(self, margin: float, reduction: str) -> None:
+        super().__init__(reduction)
+        self.margin = margin
+
+
+class CosineEmbeddingLoss(_MarginLoss):
+    """1 - cos for targets of 1, and cos - margin held above 0 for targets of -1."""
+
+    def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
+        super().__init__(margin, reduction)
+
+    def forward(self, x: Tensor, other: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of vectors (N, D) and targets (N,). Raises ShapeError."""
+        return x.cosine_embedding_loss(other, target, self.margin, self.reduction)
+
+
+class MarginRankingLoss(_MarginLoss):
+    """margin - target * (x - other) held above 0: x is to be larger for targets of 1."""
+
+    def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
+        super().__init__(margin, reduction)
+
+    def forward(self, x: Tensor, other: Tensor, target: Tensor) -> Tensor:
+        """Return the loss. Raises ShapeError for shapes that do not fit."""
+        return x.margin_ranking_loss(other, target, self.margin, self.reduction)
+
+
+class HingeEmbeddingLoss(_MarginLoss):
+    """x for targets of 1, and margin - x held above 0 for targets of -1."""
+
+    def __init__(self, margin: float = 1.0, reduction: str = "mean") -> None:
+        super().__init__(margin, reduction)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the loss. Raises ShapeError for shapes that do not fit."""
+        return x.hinge_embedding_loss(target, self.margin, self.reduction)
+
+
+class TripletMarginLoss(_MarginLoss):
+    """By how much the negative is not farther from the anchor than the positive, by a margin."""
+
+    def __init__(
+        self, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(margin, reduction)
+        self.p = p
+        self.eps = eps
+        self.swap = swap
+
+    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        """Return the loss of vectors (N, D). Raises ShapeError for shapes that do not fit."""
+        return anchor.triplet_margin_loss(
+            positive, negative, self.margin, self.p, self.eps, self.swap, self.reduction
+        )
+
+
+class CosineSimilarity(Module):
+    """The cosine of the angle between vectors along an axis."""
+
+    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
+        self.dim = dim
+        self.eps = eps
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        """Return the cosines."""
+        return x.cosine_similarity(other, self.dim, self.eps)
+
+
+class PairwiseDistance(Module):
+    """The p-norm of the difference of vectors along the last axis."""
+
+    def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
+        self.p = p
+        self.eps = eps
+        self.keepdim = keepdim
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        """Return the distances."""
+        return x.pairwise_distance(other, self.p, self.eps, self.keepdim)

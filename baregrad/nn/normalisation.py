@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from baregrad.base.errors import ShapeError
+from baregrad.base.errors import ShapeError, UnsupportedError
 from baregrad.dtypes import dtypes
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
@@ -97,6 +97,58 @@ class BatchNorm2d(_BatchNorm):
 
 class BatchNorm3d(_BatchNorm):
     """Each channel of (N, C, D, H, W) normalised by batch statistics, later by running ones."""
+
+    _NDIMS = (5,)
+
+
+class _InstanceNorm(_BatchNorm):
+    """What instance normalisations share: statistics of each channel of each sample."""
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        if track_running_stats:
+            raise UnsupportedError(
+                f"{type(self).__name__} keeps no running statistics",
+                hint="leave track_running_stats False, or use a batch normalisation",
+            )
+        super().__init__(num_features, eps, momentum, affine, False, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` normalised. Raises ShapeError for another number of axes or channels."""
+        single = x.ndim + 1 in self._NDIMS
+        y = x.unsqueeze(0) if single else x
+        if y.ndim not in self._NDIMS or y.shape[1] != self.num_features:
+            raise ShapeError(
+                f"{type(self).__name__} wants another shape",
+                found=list(x.shape),
+                wanted=f"{self._NDIMS[0]} axes, {self.num_features} channels along axis 1",
+            )
+        y = y.instance_norm(self.weight, self.bias, self.eps)
+        return y.squeeze(0) if single else y
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Each channel of each sample of (N, C, L) normalised."""
+
+    _NDIMS = (3,)
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Each channel of each sample of (N, C, H, W) normalised."""
+
+    _NDIMS = (4,)
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """Each channel of each sample of (N, C, D, H, W) normalised."""
 
     _NDIMS = (5,)
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from baregrad.optim.adam import Adam, AdamW
 from baregrad.optim.clip import clip_grad_norm_, clip_grad_value_
+from baregrad.optim.one_cycle import OneCycleLR
 from baregrad.optim.optimizer import Optimizer, ParamGroup
 from baregrad.optim.rmsprop import RMSprop
 from baregrad.optim.schedules import (
+    ConstantLR,
     CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
     ExponentialLR,
     LambdaLR,
     LinearLR,
     LinearWarmup,
     MultiStepLR,
+    PolynomialLR,
     ReduceLROnPlateau,
     Schedule,
     SequentialLR,
@@ -24,14 +28,18 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "ConstantLR",
     "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts",
     "ExponentialLR",
     "LambdaLR",
     "LinearLR",
     "LinearWarmup",
     "MultiStepLR",
+    "OneCycleLR",
     "Optimizer",
     "ParamGroup",
+    "PolynomialLR",
     "RMSprop",
     "ReduceLROnPlateau",
     "Schedule",

@@ -37,6 +37,19 @@ def _scalar(value: Any, device: str) -> Tensor:
     return Tensor(float(value), dtype=dtypes.float64, device=device)
 
 
+def has_momentum(group: ParamGroup) -> bool:
+    """Whether steps of a group have momentum: a number above 0, or a schedule's tensor."""
+    momentum = group["momentum"]
+    return isinstance(momentum, Tensor) or momentum > 0
+
+
+def _number(value: Any) -> Any:
+    """A setting as it is kept in a state: numbers for the tensors of a schedule."""
+    if isinstance(value, tuple):
+        return tuple(_number(one) for one in value)
+    return value.item() if isinstance(value, Tensor) else value
+
+
 class Optimizer:
     """The base of optimisers; a subclass writes `update`.
 
@@ -172,7 +185,9 @@ class Optimizer:
         for group in self.param_groups:
             for p in group["params"]:
                 places[id(p)] = len(places)
-            kept = {key: value for key, value in group.items() if key not in ("params", "lr")}
+            kept = {
+                key: _number(value) for key, value in group.items() if key not in ("params", "lr")
+            }
             numbers = [places[id(p)] for p in group["params"]]
             groups.append({"lr": group["lr"].item(), **kept, "params": numbers})
         states = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from baregrad.base.errors import ArgumentError
-from baregrad.optim.optimizer import Optimizer, ParamGroup, State
+from baregrad.optim.optimizer import Optimizer, ParamGroup, State, has_momentum
 from baregrad.tensor import Tensor
 
 
@@ -43,7 +43,7 @@ class RMSprop(Optimizer):
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return zeros for the running means."""
-        names = ["square_avg"] + ["momentum_buffer"] * (group["momentum"] > 0)
+        names = ["square_avg"] + ["momentum_buffer"] * has_momentum(group)
         names += ["grad_avg"] * bool(group["centered"])
         return {name: p.zeros_like() for name in names}
 
@@ -59,7 +59,7 @@ class RMSprop(Optimizer):
             state["grad_avg"].copy_(mean)
             square = square - mean * mean
         moved = gradient / (square.sqrt() + group["eps"])
-        if group["momentum"] > 0:
+        if has_momentum(group):
             moved = state["momentum_buffer"] * group["momentum"] + moved
             state["momentum_buffer"].copy_(moved)
         lr: Tensor = group["lr"]

@@ -128,6 +128,71 @@ class CosineAnnealingLR(Schedule):
         )
 
 
+class CosineAnnealingWarmRestarts(Schedule):
+    """From base to eta_min along half a cosine, again and again.
+
+    The first time takes T_0 steps, each other one T_mult times as many as the one before. Raises
+    ArgumentError for lengths below 1. Source: I. Loshchilov and F. Hutter, ICLR 2017.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        T_0: int,  # noqa: N803 - PyTorch's names
+        T_mult: int = 1,  # noqa: N803
+        eta_min: float = 0.0,
+    ) -> None:
+        if T_0 < 1 or T_mult < 1:
+            raise ArgumentError("T_0 and T_mult are integers from 1 on", found=f"{T_0}, {T_mult}")
+        self.T_0 = T_0
+        self.T_mult = T_mult
+        self.eta_min = eta_min
+        super().__init__(optimizer)
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        # The half keeps a count that is a cycle's first on its own side of rounding.
+        if self.T_mult == 1:
+            begin = ((steps + 0.5) / self.T_0).floor() * self.T_0
+            length: Tensor | int = self.T_0
+        else:
+            done = (steps + 0.5) * ((self.T_mult - 1) / self.T_0) + 1
+            times = self.T_mult ** (done.log() / math.log(self.T_mult)).floor()
+            begin = self.T_0 * (times - 1) / (self.T_mult - 1)
+            length = self.T_0 * times
+        share = (steps - begin) / length
+        return self.eta_min + (base - self.eta_min) * ((1 + (share * math.pi).cos()) * 0.5)
+
+
+class ConstantLR(Schedule):
+    """base times a factor for the first total_iters steps, base after that."""
+
+    def __init__(
+        self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5
+    ) -> None:
+        self.factor = factor
+        self.total_iters = total_iters
+        super().__init__(optimizer)
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        return (steps < self.total_iters).where(base * self.factor, steps * 0 + base)
+
+
+class PolynomialLR(Schedule):
+    """base * (1 - steps/total_iters)**power, and 0 after total_iters steps."""
+
+    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0) -> None:
+        self.total_iters = total_iters
+        self.power = power
+        super().__init__(optimizer)
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        left = (1 - steps / max(self.total_iters, 1)).clamp(min=0.0)
+        return base * left**self.power
+
+
 class LinearLR(Schedule):
     """base times a factor that goes from start_factor to end_factor over total_iters steps."""
 

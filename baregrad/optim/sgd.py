@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from baregrad.base.errors import ArgumentError
-from baregrad.optim.optimizer import Optimizer, ParamGroup, State
+from baregrad.optim.optimizer import Optimizer, ParamGroup, State, has_momentum
 from baregrad.tensor import Tensor
 
 
@@ -46,7 +46,7 @@ class SGD(Optimizer):
         momentum = group["momentum"]
         if group["weight_decay"]:
             gradient = gradient + group["weight_decay"] * p
-        if momentum:
+        if has_momentum(group):
             known = state.get("momentum_buffer")
             if known is None:
                 total = state["momentum_buffer"] = gradient.clone()

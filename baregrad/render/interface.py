@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Sequence
+from itertools import chain, filterfalse
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 from baregrad.base.bits import round_up
@@ -80,7 +80,7 @@ def signature(
     scratch: dict[Node, int] = {}
     stack: list[Node] = []
     nbytes = 0
-    for node in _leaves(program):
+    for node in leaves(program):
         op = node.op
         if op is Ops.PARAM:
             params[node.arg.slot] = node
@@ -96,22 +96,24 @@ def signature(
     for slot in range(arrays):
         if slot not in params:
             params[slot] = Node(Ops.PARAM, dtypes.uint8, (), Param(slot, ()))
-    ordered = tuple(params[slot] for slot in sorted(params))
+    ordered = tuple([params[slot] for slot in sorted(params)])
     names = tuple(sorted(used) if variables is None else variables)
     return Signature(entry_name(program), ordered, names, scratch, nbytes, tuple(stack))
 
 
+_sources_of = attrgetter("src")
 _LEAVES = mask_of((Ops.PARAM, Ops.VAR, Ops.ALLOC, Ops.REG))
 
 
-def _leaves(program: Node) -> list[Node]:
+def leaves(program: Node) -> list[Node]:
     """What the instructions of a PROGRAM refer to and no instruction makes, in order of use."""
     memo = program.memo
     found: list[Node] | None = memo.get("leaves")
     if found is None:
         # Most operands are made by instructions, which have operands themselves.
-        used = dict.fromkeys(chain.from_iterable([node.src for node in program.src]))
-        found = [node for node in used if not node.src and node.op.bit & _LEAVES]
+        used = dict.fromkeys(chain.from_iterable(map(_sources_of, program.src)))
+        bare = filterfalse(_sources_of, used)
+        found = [node for node in bare if node.op.bit & _LEAVES]
         memo["leaves"] = found
     return found
 
@@ -143,139 +145,3 @@ def round_float32(value: float) -> float:
     except OverflowError:
         return math.copysign(math.inf, value)
     return rounded
-
-
-# --- registers ----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class BlockRegisters:
-    """What a loop or condition does to registers.
-
-    carried: written in a loop after being read there, so that an iteration sees the one before.
-    merged: written inside and read after the END before being written again. certain: whether the
-    body surely runs.
-    """
-
-    carried: tuple[Node, ...] = ()
-    merged: tuple[Node, ...] = ()
-    certain: bool = False
-
-
-_CONTROL = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
-_REGISTERS = Ops.REG.bit
-_SET = Ops.SET
-_REG = Ops.REG
-_END = Ops.END
-# The place of an instruction, itself, and the registers that it reads.
-_Event = tuple[int, Node, Collection[Node]]
-
-
-class _Open:
-    """A block being scanned: what it wrote, wrote surely, and read before writing it surely."""
-
-    __slots__ = ("begin", "exposed", "killed", "loops", "written")
-
-    def __init__(self, begin: int, loops: bool) -> None:
-        self.begin = begin
-        self.loops = loops
-        self.written: dict[Node, None] = {}
-        self.killed: set[Node] = set()
-        self.exposed: set[Node] = set()
-
-
-def block_registers(program: Node) -> dict[int, BlockRegisters]:
-    """For the place of every BEGIN and TEST, what its block does to registers."""
-    code = program.src
-    known = frozenset([node for node in _leaves(program) if node.op is _REG])
-    blocks: dict[int, BlockRegisters] = {}
-    scanned: dict[int, _Open] = {}
-    ends: dict[int, int] = {}
-    events: list[_Event] = []
-    innermost = _Open(-1, False)
-    stack = [innermost]
-    read_of, unrelated = known.intersection, known.isdisjoint
-    # Most read no register, and the masks of most of those say so.
-    asked = [
-        (place, node)
-        for place, node in enumerate(code)
-        if node.mask & _REGISTERS or node.op.bit & _CONTROL
-    ]
-    for place, node in asked:
-        op = node.op
-        reads: Collection[Node] = ()
-        if op is _SET:
-            register, value = node.src
-            if value.op is _REG:
-                _expose((value,), stack)
-                reads = (value,)
-            innermost.killed.add(register)
-            innermost.written[register] = None
-        elif op.bit & _CONTROL:
-            if op is _END:
-                closed = stack.pop()
-                innermost = stack[-1]
-                scanned[closed.begin] = closed
-                ends[place] = closed.begin
-                innermost.written.update(closed.written)
-                if blocks[closed.begin].certain:
-                    innermost.killed |= closed.killed
-            else:
-                low, high = node.src[0], node.src[-1]
-                reads = read_of(node.src)
-                _expose(reads, stack)
-                certain = op is Ops.BEGIN and len(node.src) == 2
-                certain = certain and low.op is Ops.CONST and high.op is Ops.CONST
-                blocks[place] = BlockRegisters((), (), certain and low.arg < high.arg)
-                innermost = _Open(place, op is Ops.BEGIN)
-                stack.append(innermost)
-        elif unrelated(node.src):
-            continue
-        else:
-            reads = read_of(node.src)
-            _expose(reads, stack)
-        events.append((place, node, reads))
-    if known:
-        _find_merges(events, blocks, scanned, ends)
-    return blocks
-
-
-def _expose(reads: Collection[Node], stack: list[_Open]) -> None:
-    """Tell the open blocks of registers that are read before they were surely written."""
-    for read in reads:
-        for block in reversed(stack):
-            # What is exposed here was already told to the blocks around.
-            if read in block.exposed or read in block.killed:
-                break
-            block.exposed.add(read)
-
-
-def _find_merges(
-    events: list[_Event],
-    blocks: dict[int, BlockRegisters],
-    scanned: dict[int, _Open],
-    ends: dict[int, int],
-) -> None:
-    """Go backwards with the registers that will be read, and fill in `carried` and `merged`."""
-    live: set[Node] = set()
-    after: list[set[Node]] = []
-    for place, node, reads in reversed(events):
-        op = node.op
-        if op is _SET:
-            live.discard(node.src[0])
-        elif op is Ops.END:
-            begin = ends[place]
-            found = scanned[begin]
-            block = blocks[begin]
-            block.merged = tuple([r for r in found.written if r in live])
-            if found.loops:
-                block.carried = tuple([r for r in found.written if r in found.exposed])
-            after.append(live)
-            live = live | found.exposed
-            continue
-        elif op.bit & _CONTROL:
-            outside = after.pop()
-            if not blocks[place].certain:
-                live = live | outside
-        if reads:
-            live.update(reads)

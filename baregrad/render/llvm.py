@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
@@ -16,12 +17,14 @@ from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
 from baregrad.render.llvm_memory import MEMORY_RULES
 from baregrad.render.llvm_ops import ELEMENTWISE_RULES
+from baregrad.render.llvm_registers import Block
 from baregrad.render.llvm_rows import AFTER_ROWS, flush_rows, write_rows
-from baregrad.render.llvm_text import POISON, ROW, Block, FunctionText, Rule, each_row
+from baregrad.render.llvm_text import POISON, FunctionText, Rule, each_row
 from baregrad.render.llvm_types import STREAMED, value_type
 from baregrad.render.tile_runs import LLVM_RULES, llvm_configured
 from baregrad.target.cpu import CpuTarget
 
+_VSTORE = Ops.VSTORE
 # What a store that passes the caches by says of its place.
 _ALIGNED = re.compile(f", align [0-9]+{re.escape(STREAMED)}")
 
@@ -50,22 +53,22 @@ def _module(f: FunctionText) -> str:
     """The text of a module."""
     f.prologue()
     first = len(f.lines)
-    for place, node in enumerate(f.program.src):
-        f.place = place
-        rule = _rule_of(node.op)
+    for node in f.program.src:
+        op = node.op
+        rule = _rule_of(op)
         if rule is None:
             raise CompilerBug("LLVM IR has no rule for an op", found=node)
-        if len(node.shape) == 2 or (node.op is Ops.VSTORE and node.arg.rows):
+        if len(node.shape) == 2 or (op is _VSTORE and node.arg.rows):
             write_rows(f, node, rule)
             continue
-        if f.block and node.op.bit & AFTER_ROWS:
-            flush_rows(f, node.op is Ops.SET)
+        if f.block and op.bit & AFTER_ROWS:
+            flush_rows(f, op is Ops.SET)
         rule(f, node)
     if f.tiles:
         llvm_configured(f, first)
     if f.streamed:
         return _two_ways(f)
-    return _text(f, (_function(f, f.signature.entry, f.lines),))
+    return _text(f, _function(f.signature.entry, f.lines))
 
 
 _ARGUMENTS = (
@@ -73,10 +76,10 @@ _ARGUMENTS = (
 )
 
 
-def _function(f: FunctionText, name: str, lines: Sequence[str], kind: str = "") -> str:
-    """A function of the kernels' signature."""
+def _function(name: str, lines: Sequence[str], kind: str = "") -> list[str]:
+    """The lines of a function of the kernels' signature."""
     head = f"define {kind}void @{name}({_ARGUMENTS}) #0 {{"
-    return "\n".join((head, "entry:", *lines, "  ret void", "}"))
+    return [head, "entry:", *lines, "  ret void", "}"]
 
 
 def _two_ways(f: FunctionText) -> str:
@@ -112,27 +115,28 @@ def _two_ways(f: FunctionText) -> str:
         "plain:",
         f"  call void @{entry}.plain({arguments})",
     ]
-    functions = (
-        _function(f, entry, lines),
-        _function(f, f"{entry}.streamed", [*f.lines, *fence], "internal "),
-        _function(f, f"{entry}.plain", plain, "internal "),
-    )
+    functions = [
+        *_function(entry, lines),
+        *_function(f"{entry}.streamed", [*f.lines, *fence], "internal "),
+        *_function(f"{entry}.plain", plain, "internal "),
+    ]
     return _text(f, functions) + "!1 = !{i32 1}\n"
 
 
-def _text(f: FunctionText, functions: Sequence[str]) -> str:
-    features = ",".join(["+" + name for name in f.target.features])
-    bits = f.target.vector_bytes * 8
-    return "\n".join(
-        (
-            *functions,
-            *f.declarations,
-            f'attributes #0 = {{ nounwind "target-cpu"="{f.target.llvm_cpu}" '
-            f'"target-features"="{features}" "min-legal-vector-width"="{bits}" '
-            f'"prefer-vector-width"="{bits}" }}',
-            "!0 = !{}",
-            "",
-        )
+def _text(f: FunctionText, lines: Sequence[str]) -> str:
+    """The text of a module, given the lines of its functions."""
+    target = f.target
+    attributes = _attributes(target.llvm_cpu, target.features, target.vector_bytes * 8)
+    return "\n".join([*lines, *f.declarations, attributes])
+
+
+@lru_cache(1 << 4)
+def _attributes(cpu: str, features: tuple[str, ...], bits: int) -> str:
+    """What all functions of a module for a processor are told."""
+    names = ",".join(["+" + name for name in features])
+    return (
+        f'attributes #0 = {{ nounwind "target-cpu"="{cpu}" "target-features"="{names}" '
+        f'"min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}\n!0 = !{{}}\n'
     )
 
 
@@ -140,13 +144,14 @@ def _text(f: FunctionText, functions: Sequence[str]) -> str:
 
 
 def _begin(f: FunctionText, node: Node) -> None:
-    start, stop = [f.use(end) for end in node.src[:2]]
-    if len(node.src) > 2 and f.program.arg.grain > 1:
+    src = node.src
+    start, stop = f.use(src[0]), f.use(src[1])
+    if len(src) > 2 and f.program.arg.grain > 1:
         start, stop = _scaled(f, start), _scaled(f, stop)
     block = _open(f)
-    label, registers, lines = block.label, block.registers, f.lines
+    label, carried, lines = block.label, block.carried, f.lines
     body = f"L{label}"
-    if registers.certain:
+    if block.certain:
         lines.append(f"  br label %{body}\n{body}:")
     else:
         runs = f.fresh()
@@ -157,11 +162,11 @@ def _begin(f: FunctionText, node: Node) -> None:
     block.counter = (f.define(node), start, stop)
     # What comes around is not known yet: END fills in the phi nodes.
     block.phi_at = len(lines)
-    carried = registers.carried
+    lines.append("")
     if carried:
         block.phis = [_name_of(f, register) for register in carried]
         f.names.update(zip(carried, block.phis, strict=True))
-    lines += [""] * (1 + len(carried))
+        lines += [""] * len(carried)
     f.label = body
 
 
@@ -174,16 +179,16 @@ def _scaled(f: FunctionText, chunk: str) -> str:
 
 def _name_of(f: FunctionText, register: Node) -> str:
     """A fresh name for what a register holds."""
-    return f"{f.fresh()}.{ROW}" if len(register.shape) == 2 else f.fresh()
+    return f.fresh_row() if len(register.shape) == 2 else f.fresh()
 
 
 def _open(f: FunctionText) -> Block:
-    f.labels += 1
-    registers = f.registers[f.place]
-    block = Block(f.labels, f.label, registers)
-    name_of = f.names.get
-    for register in (*registers.carried, *registers.merged):
-        block.before[register] = name_of(register, POISON)
+    block = f.coming.pop()
+    block.start = f.label
+    if block.carried or block.merged:
+        name_of = f.names.get
+        for register in (*block.carried, *block.merged):
+            block.before[register] = name_of(register, POISON)
     f.blocks.append(block)
     return block
 
@@ -201,8 +206,8 @@ def _end(f: FunctionText, node: Node) -> None:
     block = f.blocks.pop()
     for key in block.pointers:
         f.pointers.pop(key, None)
-    lines, label, last, before = f.lines, block.label, f.label, block.before
-    registers = block.registers
+    lines, label, last, before, carried = f.lines, block.label, f.label, block.before, block.carried
+    f.label = f"E{label}"
     if block.counter is None:
         lines.append(f"  br label %E{label}\nE{label}:")
     else:
@@ -210,23 +215,22 @@ def _end(f: FunctionText, node: Node) -> None:
         following, more = f.fresh(), f.fresh()
         # A sum's steps are few: LLVM spares the comparison where the end is to be met exactly, and
         # takes longer to see it.
-        order = "ne" if registers.carried else "slt"
+        order = "ne" if carried else "slt"
         lines.append(
             f"  {following} = add nsw i64 {counter}, 1\n"
             f"  {more} = icmp {order} i64 {following}, {stop}\n"
             f"  br i1 {more}, label %L{label}, label %E{label}\nE{label}:"
         )
         names, middle, end = f.names, f", %{block.start} ], [ ", f", %{last} ]"
-        lines[block.phi_at] = f"  {counter} = phi i64 [ {start}{middle}{following}{end}"
-        if block.phis:
-            lines[block.phi_at + 1 : block.phi_at + 1 + len(block.phis)] = [
-                each_row(r, f"  {phi} = phi {value_type(r)} [ {before[r]}{middle}{names[r]}{end}")
-                for r, phi in zip(registers.carried, block.phis, strict=True)
-            ]
-    f.label = f"E{label}"
-    if registers.certain:
+        place = block.phi_at
+        lines[place] = f"  {counter} = phi i64 [ {start}{middle}{following}{end}"
+        for r, phi in zip(carried, block.phis, strict=True):
+            place += 1
+            line = f"  {phi} = phi {value_type(r)} [ {before[r]}{middle}{names[r]}{end}"
+            lines[place] = each_row(r, line)
+    if block.certain:
         return
-    for register in registers.merged:
+    for register in block.merged:
         after = f.names[register]
         merged = f.names[register] = _name_of(f, register)
         line = (

@@ -44,8 +44,13 @@ def _splat(f: FunctionText, node: Node) -> None:
 
 
 def _line(f: FunctionText, node: Node) -> None:
-    element = type_text(node.dtype)
-    f.names[node] = "<" + ", ".join(f"{element} {lane}" for lane in range(node.arg)) + ">"
+    f.names[node] = _line_text(node.dtype, node.arg)
+
+
+@lru_cache(1 << 8)
+def _line_text(dtype: DType, lanes: int) -> str:
+    element = type_text(dtype)
+    return "<" + ", ".join([f"{element} {lane}" for lane in range(lanes)]) + ">"
 
 
 def _part(f: FunctionText, node: Node) -> None:

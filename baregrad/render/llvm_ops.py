@@ -157,22 +157,32 @@ _INTRINSICS = MappingProxyType(
 def _intrinsic(f: FunctionText, node: Node) -> None:
     shape = node.shape
     lanes = shape[-1] if shape else 1
-    names = f.names
-    operands = [names.get(child) or f.use(child, lanes) for child in node.src]
+    names, src = f.names, node.src
     if node.dtype.kind != "float":
-        kinds = value_type(node)
-        if node.op is Ops.FMA:
-            product = f.fresh()
-            f.lines.append(f"  {product} = mul {kinds} {operands[0]}, {operands[1]}")
-            f.lines.append(f"  {f.define(node)} = add {kinds} {product}, {operands[2]}")
-            return
-        f.names[node] = operands[0]
+        # Integers are whole already.
+        names[node] = f.use(src[0], lanes)
         return
-    kinds, name, declaration = _intrinsic_form(node.op, node.dtype, lanes, len(operands))
+    operands = [names.get(child) or f.use(child, lanes) for child in src]
+    kinds, name, declaration = _intrinsic_form(node.op, node.dtype, lanes, len(src))
     f.declarations[declaration] = None
     result = names[node] = f.fresh()
     arguments = f", {kinds} ".join(operands)
     f.lines.append(f"  {result} = call {kinds} {name}({kinds} {arguments})")
+
+
+def _fma(f: FunctionText, node: Node) -> None:
+    if node.dtype.kind == "float":
+        _intrinsic(f, node)
+        return
+    shape = node.shape
+    lanes = shape[-1] if shape else 1
+    x, y, z = node.src
+    names = f.names
+    a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
+    c = names.get(z) or f.use(z, lanes)
+    kinds, product, name = type_text(node.dtype, lanes), f.fresh(), f.fresh()
+    names[node] = name
+    f.lines.append(f"  {product} = mul {kinds} {a}, {b}\n  {name} = add {kinds} {product}, {c}")
 
 
 @lru_cache(1 << 8)
@@ -324,6 +334,7 @@ ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         **dict.fromkeys(COMPARE, _compare),
         **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
         **dict.fromkeys(_INTRINSICS, _intrinsic),
+        Ops.FMA: _fma,
         **dict.fromkeys((Ops.NEG, Ops.NOT, Ops.ABS, Ops.RECIPROCAL), _unary),
         Ops.MOD: _modulo,
         Ops.LDEXP: ldexp,

@@ -7,7 +7,6 @@ that is long, some rows take turns (`ir.rows.TOGETHER`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 
 from baregrad.ir.node import Node
@@ -45,7 +44,7 @@ def write_rows(f: FunctionText, node: Node, rule: Rule) -> None:
         base, offset = node.src[:2]
         f.row_base = f.pointer(base, f.use(offset), node.arg.at, base.dtype)
     lines, fresh, before = f.lines, f.fresh, len(f.block)
-    f.lines, f.fresh = f.block, _row_names(fresh)
+    f.lines, f.fresh = f.block, f.fresh_row
     rule(f, node)
     f.lines, f.fresh = lines, fresh
     f.steps += len(f.block) > before
@@ -53,14 +52,12 @@ def write_rows(f: FunctionText, node: Node, rule: Rule) -> None:
         flush_rows(f, True)
 
 
-def _row_names(fresh: Callable[[], str]) -> Callable[[], str]:
-    return lambda: f"{fresh()}.{ROW}"
-
-
 def flush_rows(f: FunctionText, turns: bool) -> None:
     """Write out the rows of the text so far; turns: some at a time, where they are long."""
-    text = "\n".join(f.block)
-    texts = [text.replace(ROW, number) for number in row_numbers(f.rows)] if text else []
+    texts: list[str] = []
+    if f.block:
+        parts = "\n".join(f.block).split(ROW)
+        texts = [number.join(parts) for number in row_numbers(f.rows)]
     for mark, places in zip(_MARKS, f.places, strict=False):
         texts = [
             text.replace(mark, str(place)) for text, place in zip(texts, places, strict=True)

@@ -10,7 +10,8 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
-from baregrad.render.interface import BlockRegisters, alloc_nbytes, block_registers, signature
+from baregrad.render.interface import alloc_nbytes, signature
+from baregrad.render.llvm_registers import Block, blocks_of
 from baregrad.render.llvm_types import constant_text, type_text
 from baregrad.target.cpu import CpuTarget
 
@@ -24,22 +25,6 @@ _SPELLED = 1 << 10
 _NAMES = tuple([f"%v{number}" for number in range(1, _SPELLED)])
 
 
-class Block:
-    """A loop or condition being written: what END needs to close it."""
-
-    __slots__ = ("before", "counter", "label", "phi_at", "phis", "pointers", "registers", "start")
-
-    def __init__(self, label: int, start: str, registers: BlockRegisters) -> None:
-        self.label = label
-        self.start = start
-        self.registers = registers
-        self.before: dict[Node, str] = {}
-        self.counter: tuple[str, str, str] | None = None
-        self.phis: list[str] = []
-        self.phi_at = 0
-        self.pointers: list[tuple[str, str]] = []
-
-
 class FunctionText:
     """One function being written."""
 
@@ -51,10 +36,13 @@ class FunctionText:
         self.signature = signature(program, variables)
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
-        # Gives a fresh name for an intermediate value.
-        self.fresh = chain(_NAMES, map("%%v%d".__mod__, count(_SPELLED))).__next__
+        # Give a fresh name for an intermediate value, and for one that a tile's rows have.
+        unused = chain(_NAMES, map("%%v%d".__mod__, count(_SPELLED)))
+        self.fresh = unused.__next__
+        self.fresh_row = map(f"%s.{ROW}".__mod__, unused).__next__
         self.label = "entry"
-        self.labels = 0
+        # The blocks that are to come, the next one last, and those that are open.
+        self.coming = blocks_of(program)[::-1]
         self.blocks: list[Block] = []
         self.pointers: dict[tuple[str, str], str] = {}
         # Functions that are called: intrinsics are declared, our own are written out.
@@ -74,8 +62,6 @@ class FunctionText:
         self.places: list[tuple[int, ...]] = []
         self.steps = 0
         self.row_base = ""
-        self.registers = block_registers(program)
-        self.place = 0
 
     def prologue(self) -> None:
         """Load the arguments and place private memory."""
@@ -155,7 +141,8 @@ def each_row(node: Node, line: str) -> str:
     shape = node.shape
     if len(shape) < 2:
         return line
-    return "\n".join([line.replace(ROW, number) for number in row_numbers(shape[0])])
+    parts = line.split(ROW)
+    return "\n".join([number.join(parts) for number in row_numbers(shape[0])])
 
 
 @lru_cache(1 << 8)

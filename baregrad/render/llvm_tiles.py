@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count as counted
+from operator import attrgetter
 from typing import NamedTuple
 
 from baregrad.base.bits import next_power_of_two
@@ -32,6 +33,7 @@ from baregrad.render.llvm_types import (
 )
 
 BLOCK_NBYTES = 16
+_op_of = attrgetter("op")
 
 
 class Tile(NamedTuple):
@@ -56,9 +58,11 @@ def turn(f: FunctionText, node: Node) -> None:
     vector = node.src[2]
     lanes = lanes_of(vector)
     rows = _names(f, node.src[2:], lanes)
+    if access.rows:
+        rows = [name for _, name in sorted(zip(access.rows, rows, strict=True))]
     width = min(lanes, f.target.lanes(dtype.itemsize))
     if not f.turns:
-        f.turns = sum([other.op is Ops.TURN for other in f.program.src])
+        f.turns = list(map(_op_of, f.program.src)).count(Ops.TURN)
     several = f.turns > 1 or access.width > width or len(rows) > width
     for first in range(0, access.width, width):
         columns = min(width, access.width - first)

@@ -28,11 +28,8 @@ from baregrad.ir.node import (
 )
 from baregrad.ir.op import Ops
 from baregrad.schedule.build import Mentioned, repeated
-from baregrad.schedule.pairing import shared_axes
 
 _DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit
-# Where axes are put in place of others, these may come in another order or have other digits.
-_REORDERED = _DIVISIONS | Ops.AND.bit
 _PARAM = Ops.PARAM.bit
 _REDUCE = Ops.REDUCE.bit
 _INDEX = Ops.INDEX.bit
@@ -63,15 +60,7 @@ def settle_axes(outs: tuple[Node, ...], known: Mentioned | None = None) -> Settl
         reductions, params = _reductions_and_params(nodes)
     else:
         params, reductions = known
-        if len(reductions) > 1:
-            nodes = toposort_having(_REDUCE, *outs)
-    shared = shared_axes(nodes, reductions) if len(reductions) > 1 else {}
-    if shared and _mask(outs) & _REORDERED:
-        outs = _replace_axes(outs, shared, {})
-        nodes = toposort(*outs)
-        reductions, params = _reductions_and_params(nodes)
-        shared = {}
-    axes, count = _ordered_axes(outs, reductions, shared)
+    axes, count = _ordered_axes(outs, reductions)
     cuts = _cuts(nodes) if divided else {}
     sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
     while cuts and sum(map(len, sizes)) > MOST_AXES:
@@ -79,10 +68,10 @@ def settle_axes(outs: tuple[Node, ...], known: Mentioned | None = None) -> Settl
         sizes = [_sizes(axis, cuts.get(axis)) for axis in axes]
     data = [size for one in sizes[:count] for size in one]
     reduced = [size for one in sizes[count:] for size in one]
-    if len(data) + len(reduced) == len(axes) and not shared:
+    if len(data) + len(reduced) == len(axes):
         if [axis.arg.id for axis in axes] == list(range(len(axes))):
             return Settled(outs, params, data, reduced)
-    made, digits = _renumber(outs, axes, sizes, shared)
+    made, digits = _renumber(outs, axes, sizes)
     scattered = any(out.arg.monoid is not None for out in outs)
     if scattered and len(data) + len(reduced) > len(axes):
         whole = _whole_scatters(outs, made, digits)
@@ -139,12 +128,8 @@ def _renumber(
     outs: tuple[Node, ...],
     axes: list[Node],
     sizes: list[list[Dim]],
-    shared: Mapping[Node, Node],
 ) -> tuple[tuple[Node, ...], dict[Node, tuple[Node, ...]]]:
-    """The OUTs with each axis replaced by its digits, numbered; and these digits.
-
-    shared: other axes that become what one of `axes` does; none of them has several digits.
-    """
+    """The OUTs with each axis replaced by its digits, numbered; and these digits."""
     digits: dict[Node, tuple[Node, ...]] = {}
     mapping: dict[Node, Node] = {}
     number = 0
@@ -158,8 +143,6 @@ def _renumber(
             value = index.add(index.mul(value, size), digit)
         digits[axis] = tuple(made)
         mapping[axis] = index.as_node(value)
-    for axis, other in shared.items():
-        mapping[axis] = mapping[other]
     return _replace_axes(outs, mapping, digits), digits
 
 
@@ -200,13 +183,8 @@ def _over_digits(node: Node, by_value: Mapping[Node, tuple[Node, ...]]) -> Node:
     return Node(Ops.REDUCE, node.dtype, (*node.src[:count], *ranges), node.arg)
 
 
-def _ordered_axes(
-    outs: tuple[Node, ...], reductions: list[Node], shared: Mapping[Node, Node]
-) -> tuple[list[Node], int]:
-    """Output axes by number, then reduced ones by first use; and how many of the former.
-
-    shared: axes that are to be another's, and so are not listed.
-    """
+def _ordered_axes(outs: tuple[Node, ...], reductions: list[Node]) -> tuple[list[Node], int]:
+    """Output axes by number, then reduced ones by first use; and how many of the former."""
     free: set[Node] = set()
     for out in outs:
         for child in out.src[1:]:
@@ -214,8 +192,7 @@ def _ordered_axes(
     ordered = sorted(free, key=_ID)
     count = len(ordered)
     for node in reductions:
-        for own in node.src[node.arg.monoid.arity :]:
-            axis = shared.get(own, own)
+        for axis in node.src[node.arg.monoid.arity :]:
             if axis not in free:
                 free.add(axis)
                 ordered.append(axis)

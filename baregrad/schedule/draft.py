@@ -27,7 +27,8 @@ class Request:
     which its own sum can be merged. fresh: wanted at one place only. read: it is read from memory.
     parts: what its sources became. extra: what its op needs to be put together (ranges, condition).
     placeholder: the node that stands for it in indices; None where no index depends on it. expr:
-    its expression, once the kernel is put together.
+    its expression, once the kernel is put together. above: bits of the kernel's reductions that
+    need it.
     """
 
     node: Node
@@ -36,6 +37,7 @@ class Request:
     scope: Idx
     share: float
     evals: float
+    above: int = 0
     merges: bool = False
     fresh: bool = True
     read: bool = False
@@ -62,14 +64,24 @@ class Written:
 
 
 @dataclass(slots=True, eq=False)
+class Folds:
+    """Reductions of one kernel in one loop: its ranges, their bits, those of all that need them."""
+
+    ranges: Idx
+    members: int
+    above: int
+
+
+@dataclass(slots=True, eq=False)
 class Draft:
     """A kernel in the making.
 
     outer: an index for each axis of its outputs. ranges: what ranges there are in any draft. loops:
     those of `outer`. requests: by value and index. placeholders: those that indices depend on.
     dependents: bit set of the drafts that need this one's outputs, directly or not. after: drafts
-    that must run before although nothing is read from them. sealed: nothing may be added. scanned:
-    the one axis along which its running folds run. built: it was put together before.
+    that must run before although nothing is read from them. sealed: nothing may be added. folds: by
+    free ranges and extents, the loops of its reductions; folded: how many these are. scanned: the
+    one axis along which its running folds run. built: it was put together before.
     """
 
     number: int
@@ -80,7 +92,7 @@ class Draft:
     outs: list[Written] = field(default_factory=list)
     requests: dict[tuple[Node, Idx], Request] = field(default_factory=dict)
     placeholders: dict[Node, Request] = field(default_factory=dict)
-    axes: dict[Any, Idx] = field(default_factory=dict)
+    folds: dict[Any, list[Folds]] = field(default_factory=dict)
     dependents: int = 0
     after: list[Draft] = field(default_factory=list)
     sealed: bool = False
@@ -92,6 +104,7 @@ class Draft:
     pending: int = 0
     contraction: Node | None = None
     reductions: int = 0
+    folded: int = 0
     scanned: Node | None = None
     built: bool = False
 
@@ -106,12 +119,35 @@ class Draft:
             made = self.ranges[key] = range_node(*key)
         return made
 
-    def reduction_axes(self, key: Any, extents: tuple[Any, ...]) -> Idx:
-        """The ranges of a reduction; independent reductions with equal keys share theirs."""
-        known = self.axes.get(key)
-        if known is None:
-            known = self.axes[key] = tuple([self.axis(extent) for extent in extents])
-        return known
+    def fold(self, request: Request, extents: tuple[Any, ...]) -> tuple[Idx, int]:
+        """The ranges of a reduction, and the bits of all reductions around its body.
+
+        Two folds over one range are one fold over pairs, whatever they fold; so reductions over
+        equal axes of equal places share their ranges, unless one of them needs the other's result.
+        """
+        bit = 1 << self.folded
+        self.folded += 1
+        alike = self.folds.setdefault((ranges_of(request.idx), extents), [])
+        above = self._needing(request.above) if request.above and alike else request.above
+        for one in alike:
+            if not one.members & above:
+                one.members |= bit
+                one.above |= above
+                return one.ranges, above | bit
+        ranges = tuple([self.axis(extent) for extent in extents])
+        alike.append(Folds(ranges, bit, above))
+        return ranges, above | bit
+
+    def _needing(self, found: int) -> int:
+        """Some reductions, those that share a loop with one of them, and all that need any."""
+        loops = [one for alike in self.folds.values() for one in alike]
+        before = 0
+        while found != before:
+            before = found
+            for one in loops:
+                if one.members & found:
+                    found |= one.members | one.above
+        return found
 
     def place_of(self, shape: tuple[Any, ...]) -> Idx:
         """The index of a value of `shape` whose axes, but for extents of 1, are the draft's."""

@@ -10,7 +10,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.schedule.access import VIEWS, Idx, through_fold
-from baregrad.schedule.draft import Part, Request, hoisted, ranges_of
+from baregrad.schedule.draft import Part, Request, hoisted
 
 if TYPE_CHECKING:
     from baregrad.schedule.fuse import Fusion
@@ -25,16 +25,16 @@ _POINTWISE = ELEMENTWISE | frozenset((Ops.PROJ, Ops.CONTIGUOUS))
 def _expand_pointwise(fusion: Fusion, request: Request) -> None:
     node = request.node
     idx, draft, scope, share = request.idx, request.draft, request.scope, request.share
-    evals = request.evals
+    evals, above = request.evals, request.above
     wanted, resolve = fusion.request, fusion.resolve
     parts: list[Part] = []
     for child in node.src:
         if child.op.bit & COMPUTED and child.shape and child.dtype is not _INDEX:
-            parts.append(wanted(child, idx, draft, scope, share, evals))
+            parts.append(wanted(child, idx, draft, scope, share, evals, above))
         elif child.op is _CONST:
             parts.append(child)
         else:
-            parts.append(resolve(child, idx, draft, scope, share, evals))
+            parts.append(resolve(child, idx, draft, scope, share, evals, above))
     request.parts = tuple(parts)
 
 
@@ -42,10 +42,13 @@ def _expand_pad(fusion: Fusion, request: Request) -> None:
     node = request.node
     condition, idx = fusion.through_pad(node, request.idx)
     survey = fusion.survey
-    part = survey.size[node.src[0]] / max(survey.size[node], 1.0)
+    part = survey.size[node.src[0].shape] / max(survey.size[node.shape], 1.0)
     request.extra = condition
+    share = request.share * part
     request.parts = (
-        fusion.resolve(node.src[0], idx, request.draft, request.scope, request.share * part),
+        fusion.resolve(
+            node.src[0], idx, request.draft, request.scope, share, None, request.above
+        ),
     )
     if request.merges:
         # Zeros around an addend of a sum: what is added further in may be part of it too.
@@ -63,15 +66,14 @@ def _expand_reduce(fusion: Fusion, request: Request) -> None:
     shape = node.src[0].shape
     closed = node.arg.axes
     extents = tuple([shape[axis] for axis in closed])
-    key = (ranges_of(request.idx), extents, fusion.survey.depth[node])
-    axes = draft.reduction_axes(key, extents)
+    axes, above = draft.fold(request, extents)
     kept = iter(request.idx)
     own = iter(axes)
     idx = tuple([next(own if axis in closed else kept) for axis in range(len(shape))])
     scope = _inner_scope(request, axes)
     request.extra = axes
     request.parts = tuple(
-        [fusion.resolve(value, idx, draft, scope, request.share) for value in node.src]
+        [fusion.resolve(value, idx, draft, scope, request.share, None, above) for value in node.src]
     )
     _note_reduction(fusion, request)
     inner = request.parts[0]
@@ -86,10 +88,13 @@ def _expand_fold(fusion: Fusion, request: Request) -> None:
     survey = fusion.survey
     tap = draft.axis(node.arg.taps)
     condition, idx = through_fold(node, request.idx, tap)
-    part = survey.size[node.src[0]] / max(survey.size[node] * node.arg.taps, 1.0)
+    part = survey.size[node.src[0].shape] / max(survey.size[node.shape] * node.arg.taps, 1.0)
     request.extra = ((tap,), condition)
     scope = _inner_scope(request, (tap,))
-    request.parts = (fusion.resolve(node.src[0], idx, draft, scope, request.share * part),)
+    share = request.share * part
+    request.parts = (
+        fusion.resolve(node.src[0], idx, draft, scope, share, None, request.above),
+    )
     _note_reduction(fusion, request)
     _mark_merge(request)
 
@@ -116,13 +121,14 @@ def _mark_merge(request: Request) -> None:
 def _expand_gather(fusion: Fusion, request: Request) -> None:
     array, *places = request.node.src
     draft, scope, share = request.draft, request.scope, request.share
-    found = [fusion.place(place, request.idx, draft, scope, share) for place in places]
+    above = request.above
+    found = [fusion.place(place, request.idx, draft, scope, share, above) for place in places]
     conditions = []
     for place, extent in zip(found, array.shape, strict=True):
         conditions.append(index.at_least(place, 0))
         conditions.append(index.less(place, extent))
     request.extra = index.both(*conditions)
-    request.parts = (fusion.resolve(array, tuple(found), draft, scope, share),)
+    request.parts = (fusion.resolve(array, tuple(found), draft, scope, share, None, above),)
 
 
 def _expand_scan(fusion: Fusion, request: Request) -> None:

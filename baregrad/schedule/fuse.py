@@ -202,6 +202,7 @@ class Fusion:
         scope: Idx,
         share: float = 1.0,
         evals: float | None = None,
+        above: int = 0,
     ) -> Part:
         """Element `idx` of a value: views become index arithmetic, the rest a request."""
         op = node.op
@@ -217,11 +218,19 @@ class Fusion:
         if not node.shape:
             idx = ()
             evals = None
-        return self.request(node, idx, draft, scope, share, evals)
+        return self.request(node, idx, draft, scope, share, evals, above)
 
-    def place(self, node: Node, idx: Idx, draft: Draft, scope: Idx, share: float = 1.0) -> Node:
+    def place(
+        self,
+        node: Node,
+        idx: Idx,
+        draft: Draft,
+        scope: Idx,
+        share: float = 1.0,
+        above: int = 0,
+    ) -> Node:
         """Element `idx` of an array of indices, as an index."""
-        found = self.resolve(node, idx, draft, scope, share)
+        found = self.resolve(node, idx, draft, scope, share, None, above)
         if isinstance(found, Node):
             return to_index(found)
         if found.placeholder is None:
@@ -261,8 +270,12 @@ class Fusion:
         scope: Idx,
         share: float = 1.0,
         evals: float | None = None,
+        above: int = 0,
     ) -> Request:
-        """Want one element of a value, which is no view, inside a kernel."""
+        """Want one element of a value, which is no view, inside a kernel.
+
+        above: bits of the reductions in whose bodies that is.
+        """
         if evals is None:
             # What is in memory is never evaluated.
             evals = 0.0
@@ -274,8 +287,9 @@ class Fusion:
             if evals > found.evals:
                 found.scope, found.share, found.evals = scope, share, evals
             found.merges = found.fresh = False
+            found.above |= above
             return found
-        found = draft.requests[key] = Request(node, draft, idx, scope, share, evals)
+        found = draft.requests[key] = Request(node, draft, idx, scope, share, evals, above)
         if node.op is Ops.PARAM:
             found.read = True
             draft.loads += 1

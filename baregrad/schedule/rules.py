@@ -110,7 +110,7 @@ def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
     draft = request.draft
     if draft.count >= MAX_OPS or draft.loads + draft.pending + len(node.src) > MAX_LOADS:
         return False
-    return draft.transfer is None and request.evals <= fusion.survey.size[node] * 1.001
+    return draft.transfer is None and request.evals <= fusion.survey.size[node.shape] * 1.001
 
 
 def _why_fused(node: Node, requests: list[Request]) -> str:
@@ -166,7 +166,7 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
             return "a running fold beside one along another axis"
     if op.bit & _FOLDS and not request.merges:
         return _reduction_obstacle(fusion, node, request)
-    if op is Ops.PROJ and fusion.survey.size[node] > SMALL_WORK:
+    if op is Ops.PROJ and fusion.survey.size[node.shape] > SMALL_WORK:
         if request.share < 1.0:
             return "a reduction inside a guard"
         if draft.contraction is not None:
@@ -194,7 +194,7 @@ def _crosses(node: Node, idx: Idx, draft: Draft) -> bool:
 def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     draft = request.draft
     survey = fusion.survey
-    work = survey.work[node] * survey.size[node]
+    work = survey.work[node] * survey.size[node.shape]
     if work <= SMALL_WORK:
         return ""
     if request.share < 1.0:
@@ -216,7 +216,7 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     everything = 1.0
     for axis in outer:
         everything *= extent_points(axis)
-    best = max(everything, survey.size[node])
+    best = max(everything, survey.size[node.shape])
     if rows < ROWS and rows < best and work + everything > SERIAL_WORK:
         return f"fused it would leave {rows:.0f} rows to run in parallel"
     return ""
@@ -245,7 +245,7 @@ def _rows(request: Request, free: frozenset[Node], outer: frozenset[Node]) -> fl
 def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> Reason:
     """Why storing `node` is cheaper than computing it at every request; empty if it is not."""
     survey = fusion.survey
-    size = survey.size[node]
+    size = survey.size[node.shape]
     total = 0.0
     for request in requests:
         total += request.evals
@@ -285,7 +285,7 @@ def _find_home(
     fusion: Fusion, node: Node, requests: list[Request], obstacles: list[str]
 ) -> Request | None:
     """A request that computes each element once, over its kernel's own axes, without a cycle."""
-    size = fusion.survey.size[node]
+    size = fusion.survey.size[node.shape]
     for request, found in zip(requests, obstacles, strict=True):
         draft = request.draft
         if found or draft.sealed or request.evals > size * 1.001:
@@ -385,7 +385,7 @@ def _share_values(fusion: Fusion, left: Neighbours, right: Neighbours) -> bool:
     if not both:
         return False
     size, least = fusion.survey.size, max(left.least, right.least)
-    return any(size[one] >= least for one in both)
+    return any(size[one.shape] >= least for one in both)
 
 
 def _reduce_alike(fusion: Fusion, left: Neighbours, right: Neighbours) -> bool:
@@ -398,7 +398,7 @@ def _reduced(fusion: Fusion, near: Neighbours) -> frozenset[tuple[Any, ...]]:
     """The shape and axes of each reduction among some neighbours."""
     if not near.reduced:
         size, least = fusion.survey.size, near.least
-        found = [one for one in near.values if one.op is Ops.REDUCE and size[one] >= least]
+        found = [one for one in near.values if one.op is Ops.REDUCE and size[one.shape] >= least]
         near.reduced.append(frozenset([(one.src[0].shape, one.arg.axes) for one in found]))
     return near.reduced[0]
 
@@ -418,5 +418,5 @@ def neighbours(fusion: Fusion, node: Node) -> Neighbours:
                 if child not in found and child.mask & _READS:
                     mark(child)
                     queue.append(child)
-    known = fusion.near[node] = Neighbours(found, fusion.survey.size[node], [])
+    known = fusion.near[node] = Neighbours(found, fusion.survey.size[node.shape], [])
     return known

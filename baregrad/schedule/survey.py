@@ -7,8 +7,10 @@ elements that they are repeated for, so their cost is divided among these.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -42,30 +44,32 @@ _MOVING = _PASSING & ~Ops.EXPAND.bit  # an element costs what it does in the sou
 LEAVES = frozenset((Ops.PARAM, Ops.BUFFER))
 
 
+class Sizes(dict[tuple[Any, ...], float]):
+    """The number of elements, at most, of arrays by their shape."""
+
+    def __missing__(self, shape: tuple[Any, ...]) -> float:
+        count = 1.0
+        for extent in shape:
+            count *= extent if extent.__class__ is int else index.upper(extent)
+        self[shape] = count
+        return count
+
+
 @dataclass(slots=True)
 class Survey:
-    """Facts of each tensor node.
+    """Facts of each tensor node, and of each shape.
 
-    size: elements (upper bound). work: operations per element when computed where it is read.
-    reading: what reading one element costs. readers: how many non-view nodes read it. depth:
-    reductions on the longest path below it. contractions: reductions with so much reuse that they
-    deserve a kernel's tiles for themselves.
+    size: elements of a shape (upper bound). work: operations per element when computed where it is
+    read, of what is no view. reading: what reading one element costs. readers: how many non-view
+    nodes read it. contractions: reductions with so much reuse that they deserve a kernel's tiles
+    for themselves.
     """
 
-    size: dict[Node, float] = field(default_factory=dict)
+    readers: Counter[Node]
+    size: Sizes = field(default_factory=Sizes)
     work: dict[Node, float] = field(default_factory=dict)
     reading: dict[Node, float] = field(default_factory=dict)
-    readers: dict[Node, int] = field(default_factory=dict)
-    depth: dict[Node, int] = field(default_factory=dict)
     contractions: set[Node] = field(default_factory=set)
-
-
-def points(shape: Iterable[Any]) -> float:
-    """The number of elements of a shape, at most."""
-    count = 1.0
-    for extent in shape:
-        count *= extent if extent.__class__ is int else index.upper(extent)
-    return count
 
 
 def base_of(node: Node) -> Node:
@@ -80,40 +84,25 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
 
     stored: values that will be in memory whatever fusion decides.
     """
-    survey = Survey(readers=_count_readers(order))
+    survey = Survey(_count_readers(order))
     kept = frozenset(stored)
-    sizes: dict[tuple[Any, ...], float] = {}
-    depths, known, readers = survey.depth, survey.size, survey.readers
-    work, reading = survey.work, survey.reading
+    work, reading, readers = survey.work, survey.reading, survey.readers
     costly = dict(COSTLY).get  # asked faster than a read-only view of it
     for node in order:
-        src, shape = node.src, node.shape
-        size = sizes.get(shape)
-        if size is None:
-            size = sizes[shape] = points(shape)
-        known[node] = size
-        bit = node.op.bit
+        src, bit = node.src, node.op.bit
         # What most nodes are is asked first.
         if bit & _MOVING and len(src) == 1 and node.dtype is not _INDEX:
-            source = src[0]
-            depths[node] = depths[source]
-            weight = reading[source]
-        elif bit & _ARITHMETIC and len(src) == 2 and node.dtype is not _INDEX:
+            # It has no more readers than its source: where it would be stored, that is already.
+            reading[node] = reading[src[0]]
+            continue
+        if bit & _ARITHMETIC and len(src) == 2 and node.dtype is not _INDEX:
             left, right = src
-            depth, below = depths[left], depths[right]
-            depths[node] = depth if depth >= below else below
             cost = reading[left]
             if right is not left:
                 cost += reading[right]
             weight = costly(node.op, 1.0) + cost
         else:
-            depth = 0
-            for child in src:
-                below = depths[child]
-                if below > depth:
-                    depth = below
-            depths[node] = depth
-            weight = _weigh(node, size, survey)
+            weight = _weigh(node, survey)
         if weight > MOST:
             weight = MOST
         work[node] = weight
@@ -122,18 +111,15 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
     return survey
 
 
-def _count_readers(order: list[Node]) -> dict[Node, int]:
+def _count_readers(order: list[Node]) -> Counter[Node]:
     """How many nodes that are no views read each: views pass their readers on to their source."""
-    readers = dict.fromkeys(order, 0)
-    for node in reversed(order):
-        if node.op.bit & _PASSING:
-            # Extents are sources too.
-            count = readers[node]
-            for child in node.src:
-                readers[child] += count
-        else:
-            for child in node.src:
-                readers[child] += 1
+    views = [node for node in order if node.op.bit & _PASSING]
+    passing = frozenset(views)
+    readers = Counter(chain.from_iterable([one.src for one in order if one not in passing]))
+    for node in reversed(views):
+        # Extents are sources too.
+        for child in node.src:
+            readers[child] += readers[node]
     return readers
 
 
@@ -157,7 +143,7 @@ def is_tuple(node: Node) -> bool:
     return node.op is Ops.REDUCE and node.arg.monoid.arity > 1
 
 
-def _weigh(node: Node, size: float, survey: Survey) -> float:
+def _weigh(node: Node, survey: Survey) -> float:
     op, bit = node.op, node.op.bit
     src = node.src
     reading = survey.reading
@@ -169,7 +155,7 @@ def _weigh(node: Node, size: float, survey: Survey) -> float:
     if op is Ops.EXPAND:
         # What is dear is stored once several places want it: no more than a load counts.
         once = min(reading[first], float(node.dtype.itemsize))
-        return once * survey.size[first] / max(size, 1.0)
+        return once * survey.size[first.shape] / max(survey.size[node.shape], 1.0)
     if bit & _VIEWS:
         extra = GUARD_COST if op is Ops.PAD else 0.0
         return reading[first] + extra
@@ -181,12 +167,10 @@ def _weigh(node: Node, size: float, survey: Survey) -> float:
     if bit & _ARITHMETIC:
         return COSTLY.get(op, 1.0) + below
     if bit & _FOLDS:
-        survey.depth[node] += 1
         if _is_contraction(node, survey):
             survey.contractions.add(node)
-        if op is Ops.FOLD:
-            return (below + GUARD_COST) * survey.size[first] / max(size, 1.0)
-        return (below + 1.0) * survey.size[first] / max(size, 1.0)
+        each = below + (GUARD_COST if op is Ops.FOLD else 1.0)
+        return each * survey.size[first.shape] / max(survey.size[node.shape], 1.0)
     if op is Ops.GATHER:
         return below + GUARD_COST
     return below
@@ -202,5 +186,7 @@ def _is_contraction(node: Node, survey: Survey) -> bool:
         body = body.src[0]
     if body.op is not Ops.MUL:
         return False
-    size = survey.size[body]
-    return all(size >= CONTRACTION_REUSE * survey.size[base_of(operand)] for operand in body.src)
+    size = survey.size[body.shape]
+    return all(
+        size >= CONTRACTION_REUSE * survey.size[base_of(operand).shape] for operand in body.src
+    )

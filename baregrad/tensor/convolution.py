@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.ir import index
-from baregrad.ir.attrs import Pad
+from baregrad.ir.attrs import Pad, Window
 from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.operands import common_dtype, result
 from baregrad.tensor.products import contract
@@ -287,3 +288,75 @@ def conv_transpose3d(
 ) -> Tensor:
     """Return the adjoint of `conv3d`."""
     return transposed(x, weight, bias, 3, stride, padding, output_padding, groups, dilation)
+
+
+# --- windows as columns -------------------------------------------------------------------------
+
+
+def im2col(
+    x: Tensor,
+    kernel_size: PerAxis,
+    dilation: PerAxis = 1,
+    padding: PerAxis = 0,
+    stride: PerAxis = 1,
+) -> Tensor:
+    """Return the windows of an image as columns: (N, C, H, W) -> (N, C*K*L, windows).
+
+    PyTorch's `functional.unfold`. A missing batch axis is allowed. Raises ShapeError for another
+    number of axes or windows larger than the padded image.
+    """
+    if x.ndim == 3:
+        return im2col(x.unsqueeze(0), kernel_size, dilation, padding, stride).squeeze(0)
+    if x.ndim != 4:
+        raise ShapeError("windows are of images", found=list(x.shape), wanted="(N, C, H, W)")
+    taps, spread = per_axis(kernel_size, 2, "kernel_size"), per_axis(dilation, 2, "dilation")
+    steps, edges = per_axis(stride, 2, "stride"), per_axis(padding, 2, "padding")
+    padded = nodes.pad(x.node, (Pad(), Pad(), *(Pad(edge, edge) for edge in edges)))
+    slid = nodes.permute(windows(padded, (2, 3), taps, steps, spread), (0, 1, 4, 5, 2, 3))
+    batch, channels, *_, rows, columns = slid.shape
+    shape = (batch, channels * taps[0] * taps[1], rows * columns)
+    return result(nodes.reshape(slid, shape), x)
+
+
+def col2im(
+    x: Tensor,
+    output_size: PerAxis,
+    kernel_size: PerAxis,
+    dilation: PerAxis = 1,
+    padding: PerAxis = 0,
+    stride: PerAxis = 1,
+) -> Tensor:
+    """Return the image whose windows are columns, summed where they overlap: `im2col`'s adjoint.
+
+    (N, C*K*L, windows) -> (N, C, *output_size); PyTorch's `functional.fold`. A missing batch axis
+    is allowed. Raises ShapeError unless rows and columns are those that `im2col` makes.
+    """
+    if x.ndim == 2:
+        whole = col2im(x.unsqueeze(0), output_size, kernel_size, dilation, padding, stride)
+        return whole.squeeze(0)
+    taps, spread = per_axis(kernel_size, 2, "kernel_size"), per_axis(dilation, 2, "dilation")
+    steps, edges = per_axis(stride, 2, "stride"), per_axis(padding, 2, "padding")
+    sizes = tuple(
+        size + 2 * edge
+        for size, edge in zip(per_axis(output_size, 2, "output_size"), edges, strict=True)
+    )
+    # Says what is wrong with the sizes.
+    blank = windows(nodes.full(0, sizes, x.dtype), (0, 1), taps, steps, spread)
+    rows, columns = blank.shape[:2]
+    area = taps[0] * taps[1]
+    if x.ndim != 3 or x.shape[1] % area or x.shape[2] != rows * columns:
+        raise ShapeError(
+            "the columns are not the windows of such an image",
+            found=list(x.shape),
+            wanted=f"(N, a multiple of {area}, {rows * columns})",
+        )
+    batch, channels = x.shape[0], x.shape[1] // area
+    wide = nodes.accumulator(x.dtype)
+    apart = nodes.reshape(nodes.cast(x.node, wide), (batch, channels, *taps, rows, columns))
+    image = nodes.permute(apart, (0, 1, 4, 5, 2, 3))
+    for axis in (1, 0):
+        arg = Window(2 + axis, taps[axis], steps[axis], spread[axis], sizes[axis])
+        image = Node(Ops.FOLD, wide, (image,), arg)
+    for axis, edge in enumerate(edges):
+        image = nodes.cut(image, 2 + axis, edge, sizes[axis] - edge)
+    return result(nodes.cast(image, x.dtype), x)

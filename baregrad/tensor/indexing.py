@@ -7,6 +7,7 @@ when it is used, so its values are computed then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Slice
 from baregrad.ir.node import Node, const
-from baregrad.ir.op import Ops
+from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.operands import as_node, is_tensor, lift, result
 
@@ -339,16 +340,53 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
         view.copy_(lifted)
         return
     check_writable(view.dtype.kind, lifted)
+    written = _written(view, plan, lifted, None)
+    if written is None:
+        return
+    grad = view.requires_grad or (is_tensor(lifted) and lifted.requires_grad)
+    view._write(written, grad)
+
+
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Any, accumulate: bool = False
+) -> Tensor:
+    """Return `x` with values written, or added, at the places that index tensors name together.
+
+    indices: of the first axes, integers or bools that broadcast, None for a whole axis. values
+    broadcast to what is written. Where a place is named more than once its last value stays; with
+    `accumulate` all are added. Raises DTypeError for other indices or values of a higher category.
+    """
+    for entry in indices:
+        if entry is not None and not is_tensor(entry):
+            raise DTypeError(
+                "places are named by tensors", found=f"{type(entry).__name__} {entry!r:.40}"
+            )
+    key = tuple(slice(None) if entry is None else entry for entry in indices)
+    plan = _plan(x, key)
+    lifted = lift(values, x)
+    check_writable(x.dtype.kind, lifted)
+    if not plan.advanced:
+        whole = result(x.node, x)
+        return whole + lifted if accumulate else whole * 0 + lifted
+    written = _written(x, plan, lifted, Ops.ADD if accumulate else None)
+    others = [lifted] if is_tensor(lifted) else []
+    return x.clone() if written is None else result(written, x, *others)
+
+
+def _written(view: Tensor, plan: _Plan, value: Any, op: Op | None) -> Node | None:
+    """The view with a value written, or folded in, at the places of a plan; None for no places."""
     axes = _index_axes(plan)
     places, order = _places(view, axes, list(plan.advanced.values()), plan.together)
     shape = tuple(places[0].shape[axis] for axis in order)
     if any(extent.__class__ is int and extent == 0 for extent in shape):
-        return
-    node = nodes.broadcast(_fit(as_node(lifted, view.dtype), shape), shape)
+        return None
+    node = nodes.broadcast(_fit(as_node(value, view.dtype), shape), shape)
     node = nodes.permute(node, nodes.opposite(order))
-    written = nodes.scatter(view.node, node, tuple(places), None)
-    grad = view.requires_grad or (is_tensor(lifted) and lifted.requires_grad)
-    view._write(written, grad)
+    if op is None:
+        return nodes.scatter(view.node, node, tuple(places), None)
+    wide = nodes.accumulator(view.dtype)
+    folded = nodes.scatter(nodes.cast(view.node, wide), nodes.cast(node, wide), tuple(places), op)
+    return nodes.cast(folded, view.dtype)
 
 
 def _fit(node: Node, shape: tuple[Any, ...]) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
 
 
-def _reduce(loss: Tensor, reduction: str) -> Tensor:
+def reduced(loss: Tensor, reduction: str) -> Tensor:
+    """A loss's mean, sum or elements. Raises ArgumentError for another word."""
     if reduction == "mean":
         return loss.mean()
     if reduction == "sum":
@@ -28,7 +30,8 @@ def _reduce(loss: Tensor, reduction: str) -> Tensor:
     raise ArgumentError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
 
 
-def _same_shape(x: Tensor, target: Tensor) -> None:
+def check_same_shape(x: Tensor, target: Tensor) -> None:
+    """Raise ShapeError unless prediction and target have one shape."""
     if x.shape != target.shape:
         raise ShapeError(
             "prediction and target have one shape",
@@ -39,43 +42,43 @@ def _same_shape(x: Tensor, target: Tensor) -> None:
 
 def mse_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the squared difference."""
-    _same_shape(x, target)
-    return _reduce((x - target).square(), reduction)
+    check_same_shape(x, target)
+    return reduced((x - target).square(), reduction)
 
 
 def l1_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the absolute difference."""
-    _same_shape(x, target)
-    return _reduce((x - target).abs(), reduction)
+    check_same_shape(x, target)
+    return reduced((x - target).abs(), reduction)
 
 
 def smooth_l1_loss(x: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """Return d*d/(2*beta) for differences |d| below beta, |d| - beta/2 beyond."""
-    _same_shape(x, target)
+    check_same_shape(x, target)
     distance = (x - target).abs()
     if beta == 0:
-        return _reduce(distance, reduction)
+        return reduced(distance, reduction)
     loss = (distance < beta).where(distance * distance * (0.5 / beta), distance - 0.5 * beta)
-    return _reduce(loss, reduction)
+    return reduced(loss, reduction)
 
 
 def huber_loss(x: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """Return d*d/2 for differences |d| up to delta, delta*(|d| - delta/2) beyond."""
-    _same_shape(x, target)
+    check_same_shape(x, target)
     distance = (x - target).abs()
     loss = (distance <= delta).where(distance * distance * 0.5, delta * (distance - 0.5 * delta))
-    return _reduce(loss, reduction)
+    return reduced(loss, reduction)
 
 
 def binary_cross_entropy(
     x: Tensor, target: Tensor, weight: Operand | None = None, reduction: str = "mean"
 ) -> Tensor:
     """Return -(t*log(x) + (1 - t)*log(1 - x)) of probabilities, logarithms held above -100."""
-    _same_shape(x, target)
+    check_same_shape(x, target)
     gain = x.log().clamp(min=-100.0)
     rest = log1p(-x).clamp(min=-100.0)
     loss = (target - 1) * rest - target * gain
-    return _reduce(loss if weight is None else loss * weight, reduction)
+    return reduced(loss if weight is None else loss * weight, reduction)
 
 
 def binary_cross_entropy_with_logits(
@@ -86,12 +89,12 @@ def binary_cross_entropy_with_logits(
     pos_weight: Operand | None = None,
 ) -> Tensor:
     """Return `binary_cross_entropy` of sigmoid(x), computed without leaving logarithms."""
-    _same_shape(x, target)
+    check_same_shape(x, target)
     positive = x.logsigmoid()
     negative = (-x).logsigmoid()
     gain = target * positive if pos_weight is None else target * positive * pos_weight
     loss = -(gain + (1 - target) * negative)
-    return _reduce(loss if weight is None else loss * weight, reduction)
+    return reduced(loss if weight is None else loss * weight, reduction)
 
 
 def kl_div(x: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
@@ -107,7 +110,44 @@ def kl_div(x: Tensor, target: Tensor, reduction: str = "mean", log_target: bool 
         loss = target.isnan().where(target, loss)
     if reduction == "batchmean":
         return loss.sum() / (x.shape[0] if x.ndim else 1)
-    return _reduce(loss, reduction)
+    return reduced(loss, reduction)
+
+
+def gaussian_nll_loss(
+    x: Tensor, target: Tensor, var: Tensor, full: bool = False, eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return (log(var) + (x - target)**2 / var) / 2, of a normal distribution of mean x.
+
+    var: the variance, held above eps without that showing in its gradient; it broadcasts. full:
+    add the constant log(2*pi) / 2.
+    """
+    held = var + (var.clamp(min=eps) - var).detach()
+    loss = (held.log() + (x - target).square() / held) * 0.5
+    return reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+
+
+def poisson_nll_loss(
+    x: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return exp(x) - target*x, or x - target*log(x + eps) where x is no logarithm.
+
+    full: add Stirling's approximation of log(target!) for targets above 1.
+    """
+    loss = x.exp() - target * x if log_input else x - target * (x + eps).log()
+    if full:
+        many = target > 1
+        count = many.where(target, 1)
+        stirling = count * count.log() - count + 0.5 * (2 * math.pi * count).log()
+        loss = loss + many.where(stirling, 0)
+    return reduced(loss, reduction)
+
+
+def soft_margin_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """Return log(1 + exp(-target * x)), for targets of 1 and -1."""
+    check_same_shape(x, target)
+    return reduced(-(target * x).logsigmoid(), reduction)
 
 
 def _class_axis(x: Tensor) -> int:
@@ -169,7 +209,7 @@ def _pick(
 def _weighted(loss: Tensor, share: Tensor, reduction: str) -> Tensor:
     if reduction == "mean":
         return loss.sum() / share.sum()
-    return _reduce(loss, reduction)
+    return reduced(loss, reduction)
 
 
 def cross_entropy(
@@ -213,7 +253,7 @@ def _against_probabilities(
     reduction: str,
     label_smoothing: float,
 ) -> Tensor:
-    _same_shape(x, target)
+    check_same_shape(x, target)
     axis = _class_axis(x)
     aim = target
     if label_smoothing:
@@ -224,10 +264,4 @@ def _against_probabilities(
     if reduction == "mean":
         rows = loss.numel() if loss.ndim else 1
         return (loss.sum() / rows).cast(x.dtype)
-    return _reduce(loss, reduction).cast(x.dtype)
-
-
-def cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Return the cosine of the angle between vectors along an axis."""
-    product = (x * other).sum(dim)
-    return product / (x.norm(dim=dim).clamp(min=eps) * other.norm(dim=dim).clamp(min=eps))
+    return reduced(loss, reduction).cast(x.dtype)

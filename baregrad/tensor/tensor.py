@@ -10,6 +10,7 @@ from baregrad.tensor import (
     convert,
     convolution,
     creation,
+    distances,
     elementwise,
     functions,
     grad_mode,
@@ -26,6 +27,7 @@ from baregrad.tensor import (
     scans,
     shapes,
     sorting,
+    special,
 )
 from baregrad.tensor.core import Array
 
@@ -232,6 +234,9 @@ class Tensor(Array):
     acosh = arccosh = functions.acosh
     atanh = arctanh = functions.atanh
     erf = functions.erf
+    erfc = special.erfc
+    xlogy = special.xlogy
+    hypot = special.hypot
     sinc = functions.sinc
     deg2rad = functions.deg2rad
     rad2deg = functions.rad2deg
@@ -260,6 +265,8 @@ class Tensor(Array):
     mish = functions.mish
     softsign = functions.softsign
     tanhshrink = functions.tanhshrink
+    softshrink = special.softshrink
+    hardshrink = special.hardshrink
     threshold = functions.threshold
 
     # --- reductions -------------------------------------------------------------------------------
@@ -419,6 +426,8 @@ class Tensor(Array):
     scatter_add_ = inplace.in_place(picking.scatter_add, "scatter_add_")
     scatter_reduce_ = inplace.in_place(picking.scatter_reduce, "scatter_reduce_")
     index_add_ = inplace.in_place(picking.index_add, "index_add_")
+    index_put = indexing.index_put
+    index_put_ = inplace.in_place(indexing.index_put, "index_put_")
     index_copy_ = inplace.in_place(picking.index_copy, "index_copy_")
     index_fill_ = inplace.in_place(picking.index_fill, "index_fill_")
     uniform_ = random.uniform_
@@ -449,6 +458,8 @@ class Tensor(Array):
     conv_transpose1d = convolution.conv_transpose1d
     conv_transpose2d = convolution.conv_transpose2d
     conv_transpose3d = convolution.conv_transpose3d
+    im2col = convolution.im2col
+    col2im = convolution.col2im
     max_pool1d = pooling.max_pool1d
     max_pool2d = pooling.max_pool2d
     max_pool3d = pooling.max_pool3d
@@ -475,7 +486,16 @@ class Tensor(Array):
     kl_div = losses.kl_div
     nll_loss = losses.nll_loss
     cross_entropy = losses.cross_entropy
-    cosine_similarity = losses.cosine_similarity
+    gaussian_nll_loss = losses.gaussian_nll_loss
+    poisson_nll_loss = losses.poisson_nll_loss
+    soft_margin_loss = losses.soft_margin_loss
+    cosine_similarity = distances.cosine_similarity
+    pairwise_distance = distances.pairwise_distance
+    cdist = distances.cdist
+    cosine_embedding_loss = distances.cosine_embedding_loss
+    triplet_margin_loss = distances.triplet_margin_loss
+    margin_ranking_loss = distances.margin_ranking_loss
+    hinge_embedding_loss = distances.hinge_embedding_loss
 
     # --- conversions ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from baregrad import nn
+from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 
@@ -43,6 +44,50 @@ CASES: tuple[Case, ...] = (
     ("upsample", lambda n: n.Upsample(scale_factor=2), (1, 2, 3, 4)),
     ("upsample bilinear", lambda n: n.Upsample((5, 7), mode="bilinear"), (1, 2, 3, 4)),
     ("pixel shuffle", lambda n: n.PixelShuffle(2), (2, 8, 3, 2)),
+    ("instance norm", lambda n: n.InstanceNorm2d(3, affine=True), (2, 3, 4, 2)),
+    ("instance norm 1d", lambda n: n.InstanceNorm1d(3), (3, 5)),
+    ("instance norm 3d", lambda n: n.InstanceNorm3d(2), (2, 2, 3, 2, 2)),
+    ("constant pad", lambda n: n.ConstantPad2d((1, 2, 0, 3), 1.5), (2, 3, 4)),
+    ("constant pad 1d", lambda n: n.ConstantPad1d(2, -1.0), (2, 3)),
+    ("constant pad 3d", lambda n: n.ConstantPad3d(1, 0.5), (1, 2, 2, 3)),
+    ("zero pad", lambda n: n.ZeroPad2d((1, -1, 2, 0)), (1, 2, 3, 4)),
+    ("zero pad 1d", lambda n: n.ZeroPad1d(1), (2, 3)),
+    ("zero pad 3d", lambda n: n.ZeroPad3d(1), (2, 2, 2, 3)),
+    ("reflection pad", lambda n: n.ReflectionPad2d((1, 2, 2, 1)), (1, 2, 3, 4)),
+    ("reflection pad 1d", lambda n: n.ReflectionPad1d(2), (2, 4)),
+    ("reflection pad 3d", lambda n: n.ReflectionPad3d(1), (1, 2, 2, 3, 2)),
+    ("replication pad", lambda n: n.ReplicationPad2d(2), (1, 2, 3, 4)),
+    ("replication pad 1d", lambda n: n.ReplicationPad1d((3, 0)), (2, 4)),
+    ("replication pad 3d", lambda n: n.ReplicationPad3d(1), (1, 2, 2, 3, 2)),
+    ("circular pad", lambda n: n.CircularPad2d((1, 2, 0, 1)), (1, 2, 3, 4)),
+    ("circular pad 1d", lambda n: n.CircularPad1d(1), (1, 2, 3)),
+    ("circular pad 3d", lambda n: n.CircularPad3d(1), (1, 2, 2, 3, 2)),
+    ("unfold", lambda n: n.Unfold((2, 3), 1, 1, 2), (2, 3, 5, 6)),
+    ("fold", lambda n: n.Fold((5, 4), 3, 1, 1, 2), (2, 18, 6)),
+    ("selu", lambda n: n.SELU(), (3, 4)),
+    ("celu", lambda n: n.CELU(0.7), (3, 4)),
+    ("softsign", lambda n: n.Softsign(), (3, 4)),
+    ("tanhshrink", lambda n: n.Tanhshrink(), (3, 4)),
+    ("softshrink", lambda n: n.Softshrink(0.3), (3, 4)),
+    ("hardshrink", lambda n: n.Hardshrink(0.7), (3, 4)),
+    ("threshold", lambda n: n.Threshold(0.2, -3.0), (3, 4)),
+    ("softmin", lambda n: n.Softmin(1), (3, 4)),
+    ("rnn cell", lambda n: n.RNNCell(3, 4, nonlinearity="relu"), (2, 3)),
+    ("gru cell", lambda n: n.GRUCell(3, 4, bias=False), (2, 3)),
+    ("gru cell single", lambda n: n.GRUCell(3, 4), (3,)),
+    (
+        "encoder layer",
+        lambda n: n.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True),
+        (2, 5, 8),
+    ),
+    (
+        "encoder",
+        lambda n: n.TransformerEncoder(
+            n.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", norm_first=True, batch_first=True),
+            2, n.LayerNorm(8), **({"enable_nested_tensor": False} if n is torch.nn else {}),
+        ),
+        (2, 5, 8),
+    ),
     ("prelu", lambda n: n.PReLU(), (3, 4)),
     ("prelu of channels", lambda n: n.PReLU(4, 0.3), (3, 4, 2)),
     ("glu", lambda n: n.GLU(1), (3, 4)),
@@ -203,6 +248,75 @@ def test_losses_equal_pytorchs(make: Callable[[Any], Any]) -> None:
     x, target = rng.standard_normal((4, 3), np.float32), rng.random((4, 3), np.float32)
     found = make(nn)(Tensor(x), Tensor(target)).item()
     assert found == pytest.approx(make(torch.nn)(torch.tensor(x), torch.tensor(target)).item())
+
+
+SIGNS = np.array([1, -1, -1, 1], np.float32)
+PAIR_LOSSES: tuple[tuple[Callable[[Any], Any], int, bool], ...] = (
+    (lambda n: n.CosineEmbeddingLoss(0.1), 2, True),
+    (lambda n: n.MarginRankingLoss(0.3, reduction="none"), 2, False),
+    (lambda n: n.TripletMarginLoss(0.5, swap=True), 3, False),
+    (lambda n: n.PoissonNLLLoss(full=True), 2, False),
+    (lambda n: n.SoftMarginLoss(reduction="sum"), 2, False),
+    (lambda n: n.CosineSimilarity(dim=0), 2, False),
+    (lambda n: n.PairwiseDistance(1.0, keepdim=True), 2, False),
+)
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize(("make", "count", "signed"), PAIR_LOSSES)
+def test_losses_of_pairs_equal_pytorchs(
+    make: Callable[[Any], Any], count: int, signed: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal((4, 3), np.float32) for _ in range(count)]
+    if signed:
+        given.append(SIGNS)
+    elif isinstance(make(nn), nn.MarginRankingLoss):
+        given.append(np.sign(rng.standard_normal((4, 3), np.float32)))
+    found = make(nn)(*map(Tensor, given)).numpy()
+    wanted = make(torch.nn)(*map(torch.tensor, given)).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-6)
+
+
+def test_losses_with_their_own_arguments_equal_pytorchs() -> None:
+    rng = np.random.default_rng(0)
+    x, target, spread = (rng.standard_normal(4, np.float32) for _ in range(3))
+    spread = np.abs(spread)
+    found = nn.GaussianNLLLoss(full=True)(Tensor(x), Tensor(target), Tensor(spread))
+    wanted = torch.nn.GaussianNLLLoss(full=True)(*map(torch.tensor, (x, target, spread)))
+    assert found.item() == pytest.approx(wanted.item())
+    found = nn.HingeEmbeddingLoss(0.4)(Tensor(x), Tensor(SIGNS))
+    wanted = torch.nn.HingeEmbeddingLoss(0.4)(torch.tensor(x), torch.tensor(SIGNS))
+    assert found.item() == pytest.approx(wanted.item())
+
+
+@pytest.mark.parametrize(("layer", "shape"), [
+    (nn.Dropout1d(0.5), (40, 30, 3)), (nn.Dropout2d(0.5), (40, 30, 2, 3)),
+    (nn.Dropout3d(0.5), (40, 30, 2, 1, 3)), (nn.Dropout2d(0.5), (300, 2, 3)),
+])  # fmt: skip
+def test_channels_are_dropped_whole(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    ones = Tensor.ones(*shape)
+    dropped = layer(ones).numpy()
+    # An axis less than the layer's name has is a channel of an image without a batch.
+    inner = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}[type(layer)]
+    channels = dropped.reshape(-1, int(np.prod(shape[-inner:])))
+    assert set(np.unique(dropped)) == {0.0, 2.0}
+    assert (channels == channels[:, :1]).all()
+    assert abs((channels[:, 0] == 0).mean() - 0.5) < 0.1
+    assert layer.eval()(ones) is ones
+
+
+def test_modules_say_what_is_wrong() -> None:
+    x = Tensor.ones(2, 3)
+    for make, error, told in (
+        (lambda: nn.ZeroPad2d((1, 2)), ShapeError, "an amount before and after each axis"),
+        (lambda: nn.Dropout2d()(x), ShapeError, "wanted 4 axes, or 3 without a batch"),
+        (lambda: nn.InstanceNorm2d(3)(x), ShapeError, "wanted 4 axes, 3 channels"),
+        (lambda: nn.InstanceNorm2d(3, track_running_stats=True), UnsupportedError, "statistics"),
+        (lambda: nn.TransformerEncoderLayer(4, 2, activation="sin"), ArgumentError, "found sin"),
+    ):
+        with pytest.raises(error, match=told):
+            make()
 
 
 @pytest.mark.differential

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from baregrad import optim
-from baregrad.base.errors import JitError
+from baregrad import jit, optim
+from baregrad.base.errors import ArgumentError, JitError
 from baregrad.tensor import Tensor
 
 THEIRS = torch.optim.lr_scheduler
@@ -19,6 +20,16 @@ CASES: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
     ("exponential", lambda m, o: m.ExponentialLR(o, 0.8)),
     ("cosine", lambda m, o: m.CosineAnnealingLR(o, 7, 0.01)),
     ("linear", lambda m, o: m.LinearLR(o, 0.25, 1.0, 4)),
+    ("restarts", lambda m, o: m.CosineAnnealingWarmRestarts(o, 3, 1, 0.01)),
+    ("longer restarts", lambda m, o: m.CosineAnnealingWarmRestarts(o, 1, 2)),
+    ("three times as long", lambda m, o: m.CosineAnnealingWarmRestarts(o, 2, 3)),
+    ("constant", lambda m, o: m.ConstantLR(o, 0.25, 3)),
+    ("polynomial", lambda m, o: m.PolynomialLR(o, 6, 2.0)),
+    ("one cycle", lambda m, o: m.OneCycleLR(o, 0.9, 11)),
+    ("one cycle of epochs", lambda m, o: m.OneCycleLR(
+        o, [0.9], epochs=3, steps_per_epoch=4, pct_start=0.5, anneal_strategy="linear")),
+    ("three phases", lambda m, o: m.OneCycleLR(
+        o, 0.9, 14, pct_start=0.4, three_phase=True, div_factor=5, final_div_factor=50)),
     ("lambda", lambda m, o: m.LambdaLR(o, lambda step: 0.9**step)),
     (
         "sequential",
@@ -42,6 +53,60 @@ def test_rates_equal_pytorchs(make: Callable[[Any, Any], Any]) -> None:
         theirs.step()
         first.step()
         second.step()
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("settings", [{}, {"three_phase": True, "anneal_strategy": "linear"}])
+@pytest.mark.parametrize(("name", "words"), [
+    ("SGD", {"momentum": 0.5}), ("SGD", {"momentum": 0.9, "nesterov": True}), ("Adam", {}),
+    ("AdamW", {"weight_decay": 0.1}), ("RMSprop", {"momentum": 0.3}),
+])  # fmt: skip
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_cycle_moves_momenta_too(
+    name: str, words: dict[str, Any], settings: dict[str, Any], captured: bool
+) -> None:
+    data = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
+    w, v = Tensor(data[0], requires_grad=True), torch.tensor(data[0], requires_grad=True)
+    ours = getattr(optim, name)([w], lr=0.1, **words)
+    theirs = getattr(torch.optim, name)([v], lr=0.1, **words)
+    first = optim.OneCycleLR(ours, 0.05, 12, **settings)
+    second = THEIRS.OneCycleLR(theirs, 0.05, 12, **settings)
+
+    def step(x: Tensor) -> Tensor:
+        ours.zero_grad()
+        loss = ((w - x) ** 2).sum()
+        loss.backward()
+        ours.step()
+        first.step()
+        return loss
+
+    run = jit(step) if captured else step
+    for x in data[1:]:
+        theirs.zero_grad()
+        ((v - torch.tensor(x)) ** 2).sum().backward()
+        theirs.step()
+        second.step()
+        run(Tensor(x))
+        np.testing.assert_allclose(w.numpy(), v.detach().numpy(), rtol=2e-4, atol=1e-5)
+    key = "betas" if "Adam" in name else "momentum"
+    found, wanted = ours.state_dict()["param_groups"][0][key], theirs.param_groups[0][key]
+    assert found == pytest.approx(wanted, rel=1e-6)
+    if captured:
+        assert run.captures == 1  # type: ignore[attr-defined]
+
+
+def test_cycles_that_are_none() -> None:
+    ours = optim.SGD([Tensor.ones(1, requires_grad=True)], lr=0.4)
+    for words, told in (
+        ({"max_lr": 1.0}, "a cycle has steps: found 0"),
+        ({"max_lr": [1.0, 2.0], "total_steps": 3}, "2 peaks for 1 groups"),
+        ({"max_lr": 1.0, "total_steps": 3, "pct_start": 2}, "a share"),
+        ({"max_lr": 1.0, "total_steps": 3, "anneal_strategy": "up"}, "found 'up'"),
+    ):
+        with pytest.raises(ArgumentError, match=told):
+            optim.OneCycleLR(ours, **words)
+    with pytest.raises(ArgumentError, match="from 1 on: found 0, 1"):
+        optim.CosineAnnealingWarmRestarts(ours, 0)
 
 
 FIGURES = (3.0, 2.0, 2.0, 2.1, 1.9999, 1.5, 1.6, 1.7, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1)

@@ -287,6 +287,14 @@ def test_dependent_reductions_keep_their_own_loops() -> None:
     assert loops_of(check([(away * away).mean(1)], kernels=1)) == 2
 
 
+def test_loops_that_would_wait_for_each_other_are_not_shared() -> None:
+    """Over x and over y one reduction each needs the other's array folded first."""
+    x, y = param(0, 40, 300), param(1, 40, 200)
+    over_x = (x * y.max(1, keep=True)).exp().sum(1)
+    over_y = (y * (x * x).sum(1, keep=True)).exp().max(1)
+    assert loops_of(check([over_x + over_y], kernels=1)) == 3
+
+
 def test_a_sum_of_what_is_stored_reads_what_is_stored() -> None:
     """The sum of a norm's output and a residual is not taken apart into the norm's ingredients."""
     x, g, w, v = param(0, 48, 64), param(1, 64), param(2, 64, 64), param(3, 64, 64)

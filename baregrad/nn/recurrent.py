@@ -1,0 +1,335 @@
+"""Recurrent layers with PyTorch's parameters: RNN, LSTM and GRU, and one step of each.
+
+Every step of a sequence is part of one graph. What the inputs give all steps is one product; only
+what a state gives the next one is computed step by step.
+
+Sources: S. Hochreiter and J. Schmidhuber, Neural Computation 1997 (LSTM); K. Cho and others, EMNLP
+2014 (GRU), with the reset gate after the product, as in PyTorch and cuDNN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.nn import init
+from baregrad.nn.module import Module
+from baregrad.tensor import Tensor
+
+State = tuple[Tensor, ...]
+# From what the inputs and the state give (N, gates * hidden), and the state, to the next state.
+_Step = Callable[[Tensor, Tensor, State], State]
+
+
+def _tanh_step(given: Tensor, kept: Tensor, state: State) -> State:
+    return ((given + kept).tanh(),)
+
+
+def _relu_step(given: Tensor, kept: Tensor, state: State) -> State:
+    return ((given + kept).relu(),)
+
+
+def _lstm_step(given: Tensor, kept: Tensor, state: State) -> State:
+    into, forget, cell, out = (given + kept).chunk(4, -1)
+    held = forget.sigmoid() * state[1] + into.sigmoid() * cell.tanh()
+    return out.sigmoid() * held.tanh(), held
+
+
+def _gru_step(given: Tensor, kept: Tensor, state: State) -> State:
+    reset, update, new = given.chunk(3, -1)
+    kept_reset, kept_update, kept_new = kept.chunk(3, -1)
+    mixed = (new + (reset + kept_reset).sigmoid() * kept_new).tanh()
+    share = (update + kept_update).sigmoid()
+    return ((1 - share) * mixed + share * state[0],)
+
+
+def _rnn_step(nonlinearity: str) -> _Step:
+    steps = {"tanh": _tanh_step, "relu": _relu_step}
+    if nonlinearity not in steps:
+        raise ArgumentError("nonlinearity is 'tanh' or 'relu'", found=repr(nonlinearity))
+    return steps[nonlinearity]
+
+
+def _check_input(x: Tensor, ndims: tuple[int, ...], size: int, wanted: str) -> None:
+    if x.ndim not in ndims or x.shape[-1] != size:
+        raise ShapeError("the input has another shape", found=list(x.shape), wanted=wanted)
+
+
+# --- one step -------------------------------------------------------------------------------------
+
+
+class _Cell(Module):
+    """What the cells share: weights of the input and of the state, for all gates together."""
+
+    _GATES = 1
+    _STATES = 1
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool, device: str | None, dtype: object,
+    ) -> None:
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        rows = self._GATES * hidden_size
+
+        def draw(*shape: int) -> Tensor:
+            return init.drawn(*shape, fan=hidden_size, dtype=dtype, device=device)
+
+        self.weight_ih = draw(rows, input_size)
+        self.weight_hh = draw(rows, hidden_size)
+        self.bias_ih = draw(rows) if bias else None
+        self.bias_hh = draw(rows) if bias else None
+
+    def _next(self, step: _Step, x: Tensor, state: State | None) -> State:
+        size = self.hidden_size
+        _check_input(x, (1, 2), self.input_size, f"({self.input_size},) after the batch, if any")
+        if state is None:
+            blank = Tensor.zeros(*x.shape[:-1], size, dtype=x.dtype, device=x.device)
+            state = (blank,) * self._STATES
+        for part in state:
+            if part.shape != (*x.shape[:-1], size):
+                raise ShapeError(
+                    "the state has another shape", found=list(part.shape),
+                    wanted=[*x.shape[:-1], size],
+                )
+        given = x.linear(self.weight_ih, self.bias_ih)
+        return step(given, state[0].linear(self.weight_hh, self.bias_hh), state)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{self.input_size}, {self.hidden_size}"
+
+
+class RNNCell(_Cell):
+    """One step of an `RNN`: tanh, or relu, of the sum of two linear layers."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        self.nonlinearity = nonlinearity
+        self._step = _rnn_step(nonlinearity)
+        super().__init__(input_size, hidden_size, bias, device, dtype)
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return the next state (N, hidden) or (hidden,), from zeros if none is given."""
+        return self._next(self._step, x, None if hx is None else (hx,))[0]
+
+
+class GRUCell(_Cell):
+    """One step of a `GRU`."""
+
+    _GATES = 3
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, device, dtype)
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return the next state (N, hidden) or (hidden,), from zeros if none is given."""
+        return self._next(_gru_step, x, None if hx is None else (hx,))[0]
+
+
+class LSTMCell(_Cell):
+    """One step of an `LSTM`."""
+
+    _GATES = 4
+    _STATES = 2
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, device, dtype)
+
+    def forward(
+        self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next hidden and cell states, each (N, hidden) or (hidden,)."""
+        hidden, cell = self._next(_lstm_step, x, hx)
+        return hidden, cell
+
+
+# --- sequences ------------------------------------------------------------------------------------
+
+
+class _Recurrent(Module):
+    """What recurrent layers share. Parameters: weight_ih_l0 and its like, with PyTorch's names.
+
+    Sequences are (L, N, input_size), (N, L, input_size) with `batch_first`, or (L, input_size).
+    """
+
+    _GATES = 1
+    _STATES = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        for name, count in (("hidden_size", hidden_size), ("num_layers", num_layers)):
+            if not isinstance(count, int) or count < 1:
+                raise ArgumentError(f"{name} is an integer from 1 on", found=repr(count))
+        if not 0 <= dropout <= 1:
+            raise ArgumentError(f"a probability is from 0 to 1, not {dropout}")
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = dropout
+        self.bidirectional = bidirectional
+        self._ways = ("", "_reverse") if bidirectional else ("",)
+        rows = self._GATES * hidden_size
+        for layer in range(num_layers):
+            width = input_size if layer == 0 else hidden_size * len(self._ways)
+            for way in self._ways:
+                shapes: dict[str, tuple[int, ...]]
+                shapes = {"weight_ih": (rows, width), "weight_hh": (rows, hidden_size)}
+                if bias:
+                    shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+                for name, shape in shapes.items():
+                    made = init.drawn(*shape, fan=hidden_size, dtype=dtype, device=device)
+                    setattr(self, f"{name}_l{layer}{way}", made)
+
+    def _run(self, step: _Step, x: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """The outputs of the last layer, and the last states of all, in the caller's layout."""
+        size = self.input_size
+        order = "(N, L, " if self.batch_first else "(L, N, "
+        _check_input(x, (2, 3), size, f"{order}{size}) or (L, {size})")
+        single = x.ndim == 2
+        if single:
+            x = x.unsqueeze(1)
+        elif self.batch_first:
+            x = x.transpose(0, 1)
+        if not x.shape[0]:
+            raise ShapeError("a sequence has a first step", found=list(x.shape))
+        firsts = self._states(x, state, single)
+        lasts: list[State] = []
+        for layer in range(self.num_layers):
+            if layer and self.dropout and self.training:
+                x = x.dropout(self.dropout)
+            made = []
+            for way in self._ways:
+                first = tuple(part[len(lasts)] for part in firsts)
+                outputs, last = self._follow(step, x, first, f"l{layer}{way}", bool(way))
+                made.append(outputs)
+                lasts.append(last)
+            x = Tensor.cat(made, dim=-1) if len(made) > 1 else made[0]
+        ends = tuple(Tensor.stack(parts) for parts in zip(*lasts, strict=True))
+        if single:
+            return x.squeeze(1), tuple(part.squeeze(1) for part in ends)
+        return (x.transpose(0, 1) if self.batch_first else x), ends
+
+    def _states(self, x: Tensor, state: State | None, single: bool) -> State:
+        """The first states of all layers and ways: (layers * ways, N, hidden) each."""
+        count = self.num_layers * len(self._ways)
+        if state is None:
+            blank = Tensor.zeros(count, x.shape[1], self.hidden_size, dtype=x.dtype,
+                                 device=x.device)
+            return (blank,) * self._STATES
+        shape = (count, self.hidden_size) if single else (count, x.shape[1], self.hidden_size)
+        for part in state:
+            if part.shape != shape:
+                raise ShapeError(
+                    "the state has another shape", found=list(part.shape), wanted=list(shape)
+                )
+        return tuple(part.unsqueeze(1) for part in state) if single else state
+
+    def _follow(
+        self, step: _Step, x: Tensor, state: State, name: str, backwards: bool
+    ) -> tuple[Tensor, State]:
+        """One layer one way: (L, N, width) to its outputs (L, N, hidden) and its last state."""
+        kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        weight_ih, weight, bias_ih, bias = (
+            getattr(self, f"{kind}_{name}", None) for kind in kinds
+        )
+        assert weight_ih is not None and weight is not None
+        given = x.linear(weight_ih, bias_ih)
+        outputs: list[Tensor] = []
+        places: Sequence[int] = range(x.shape[0])
+        for place in reversed(places) if backwards else places:
+            state = step(given[place], state[0].linear(weight, bias), state)
+            outputs.append(state[0])
+        return Tensor.stack(outputs[::-1] if backwards else outputs), state
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
+
+
+class RNN(_Recurrent):
+    """tanh, or relu, of a linear layer of the input and one of the state before."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        self.nonlinearity = nonlinearity
+        self._step = _rnn_step(nonlinearity)
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device,
+            dtype,
+        )
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the outputs (L, N, ways*hidden) and the last states (layers*ways, N, hidden).
+
+        hx: the first states, zeros if none are given. Raises ShapeError.
+        """
+        outputs, (last,) = self._run(self._step, x, None if hx is None else (hx,))
+        return outputs, last
+
+
+class GRU(_Recurrent):
+    """A state of which an update gate keeps a share, and a reset gate hides a part."""
+
+    _GATES = 3
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the outputs (L, N, ways*hidden) and the last states (layers*ways, N, hidden).
+
+        hx: the first states, zeros if none are given. Raises ShapeError.
+        """
+        outputs, (last,) = self._run(_gru_step, x, None if hx is None else (hx,))
+        return outputs, last
+
+
+class LSTM(_Recurrent):
+    """A cell that gates write to, forget and read, beside the hidden state."""
+
+    _GATES = 4
+    _STATES = 2
+
+    def forward(
+        self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the outputs (L, N, ways*hidden) and the last hidden and cell states.
+
+        hx: the first hidden and cell states, (layers*ways, N, hidden) each, zeros if none are
+        given. Raises ShapeError.
+        """
+        outputs, (hidden, cell) = self._run(_lstm_step, x, hx)
+        return outputs, (hidden, cell)
