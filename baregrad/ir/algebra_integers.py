@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.algebra_constants import fold
 from baregrad.ir.monoid import slot
@@ -45,20 +43,8 @@ def _zero(found: Captures, node: Node) -> Node:
     return const(0, node.dtype)
 
 
-def _unsigned(dtype: DType) -> bool:
-    return dtype.kind == "uint"
-
-
 def _signed(dtype: DType) -> bool:
     return dtype.kind in ("int", "float")
-
-
-def _is_power_of_two(value: Any) -> bool:
-    return bool(value > 0 and value & (value - 1) == 0)
-
-
-def _log2(found: Captures, node: Node) -> Node:
-    return const(int(found["c"].arg).bit_length() - 1, node.dtype)
 
 
 def _regroup(found: Captures, node: Node) -> Node:

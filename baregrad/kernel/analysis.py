@@ -291,10 +291,7 @@ def _facts(kernel: Node) -> Facts:
         tuple(accesses),
         tuple(reductions),
         tuple(stages),
-        ordered,
-        frozenset(exposed),
-        tuple(order),
-        work,
+        ordered, frozenset(exposed), tuple(order), work,
     )
 
 

@@ -153,8 +153,31 @@ class InstanceNorm3d(_InstanceNorm):
     _NDIMS = (5,)
 
 
-class LayerNorm(Module):
+class _LastAxes(Module):
+    """What is normalised over the last axes, of `normalized_shape`, and scaled."""
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None,
+        elementwise_affine: bool,
+        device: str | None,
+        dtype: object,
+    ) -> None:
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        self.normalized_shape = tuple(shape)
+        self.eps = eps
+        self.weight = _ones(self.normalized_shape, device, dtype) if elementwise_affine else None
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{self.normalized_shape}, eps={self.eps}"
+
+
+class LayerNorm(_LastAxes):
     """The last axes normalised to mean 0 and variance 1, then scaled and shifted."""
+
+    eps: float
 
     def __init__(
         self,
@@ -165,10 +188,7 @@ class LayerNorm(Module):
         device: str | None = None,
         dtype: object = None,
     ) -> None:
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
-        self.normalized_shape = tuple(shape)
-        self.eps = eps
-        self.weight = _ones(self.normalized_shape, device, dtype) if elementwise_affine else None
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         has_bias = elementwise_affine and bias
         self.bias = _zeros(self.normalized_shape, device, dtype) if has_bias else None
 
@@ -176,12 +196,8 @@ class LayerNorm(Module):
         """Return `x` normalised. Raises ShapeError unless it ends in normalized_shape."""
         return x.layer_norm(self.normalized_shape, self.weight, self.bias, self.eps)
 
-    def extra_repr(self) -> str:
-        """Return the settings."""
-        return f"{self.normalized_shape}, eps={self.eps}"
 
-
-class RMSNorm(Module):
+class RMSNorm(_LastAxes):
     """The last axes divided by their root mean square, then scaled."""
 
     def __init__(
@@ -192,10 +208,7 @@ class RMSNorm(Module):
         device: str | None = None,
         dtype: object = None,
     ) -> None:
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
-        self.normalized_shape = tuple(shape)
-        self.eps = eps
-        self.weight = _ones(self.normalized_shape, device, dtype) if elementwise_affine else None
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` normalised. Raises ShapeError unless it ends in normalized_shape."""

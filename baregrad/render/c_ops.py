@@ -83,8 +83,21 @@ def _builtin(name: str) -> Expression:
 
 def _negate(f: CText, node: Node, x: str) -> str:
     if node.dtype.kind == "float":
-        return f"-{x}"
+        # GCC makes one instruction of a negated FMA, which gives 0 where the sum is 0, not -0.
+        hidden = node.src[0].op is Ops.FMA and node.dtype.bits >= 32
+        return _negate_bits(f, node.dtype, x) if hidden else f"-{x}"
     return f"({f.type(node.dtype)})(0 - ({f.unsigned(node.dtype)}){x})"
+
+
+def _negate_bits(f: CText, dtype: DType, x: str) -> str:
+    kind, bits = f.type(dtype), f.unsigned(dtype)
+    copy = f.dialect.functions["memcpy"]
+    name = f.function(
+        f"negated_{dtype.name}",
+        f"{kind} negated_{dtype.name}({kind} x) {{ {bits} b; {copy}(&b, &x, sizeof b); "
+        f"b ^= ({bits})1 << {dtype.bits - 1}; {copy}(&x, &b, sizeof x); return x; }}",
+    )
+    return f"{name}({x})"
 
 
 def _absolute(f: CText, node: Node, x: str) -> str:

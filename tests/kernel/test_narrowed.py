@@ -13,14 +13,14 @@ from tests.kernel.test_lowering import check
 
 
 def residues(before: int, taps: int, stride: int) -> Node:
-    """y[c, q, r]: the sum over o and m of z[o, q + m] * w[o, c, m*stride + r - before], 8 by 5."""
+    """y[c, q, r]: the sum over o and m of z[o, q + m] * w[o, c, m*stride + r - before], 3 by 5."""
     groups = -(-(taps + before) // stride)
-    c, q, r, o, m = (range_node(e, p) for p, e in enumerate((8, 5, stride, 4, groups)))
+    c, q, r, o, m = (range_node(e, p) for p, e in enumerate((3, 5, stride, 4, groups)))
     z = k.at(k.param(1, 4, 5 + groups - 1), o, index.add(q, m))
     tap = index.add(index.add(index.mul(m, stride), r), -before)
-    w = k.guard(index.inside(tap, taps), k.at(k.param(2, 4, 8, taps), o, c, tap))
+    w = k.guard(index.inside(tap, taps), k.at(k.param(2, 4, 3, taps), o, c, tap))
     total = k.reduce(Ops.ADD, alu(Ops.MUL, z, w), o, m)
-    return k.kernel(k.out(k.param(0, 8, 5, stride), total, c, q, r))
+    return k.kernel(k.out(k.param(0, 3, 5, stride), total, c, q, r))
 
 
 @pytest.mark.parametrize("text", [
@@ -51,5 +51,5 @@ def test_the_loop_over_taps_has_as_many_steps_as_a_residue_has_taps(
     loop = check(residues(before, taps, stride), order)
     found = [n for n in toposort(loop) if n.op is Ops.RANGE and n.arg.id == 3 and n.src]
     extents = {extent_of(axis) for axis in found}
-    (extent,) = [extent for extent in extents if extent != 8]
+    (extent,) = [extent for extent in extents if extent != 3]
     assert (index.lower(extent), index.upper(extent)) == (least, most)

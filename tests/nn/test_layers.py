@@ -88,6 +88,18 @@ CASES: tuple[Case, ...] = (
         ),
         (2, 5, 8),
     ),
+    ("relu6", lambda n: n.ReLU6(), (3, 4)),
+    ("mish", lambda n: n.Mish(), (3, 4)),
+    ("sigmoid", lambda n: n.Sigmoid(), (3, 4)),
+    ("log sigmoid", lambda n: n.LogSigmoid(), (3, 4)),
+    ("hardtanh", lambda n: n.Hardtanh(-0.5, 0.7), (3, 4)),
+    ("hardsigmoid", lambda n: n.Hardsigmoid(), (3, 4)),
+    ("hardswish", lambda n: n.Hardswish(), (3, 4)),
+    ("identity", lambda n: n.Identity(), (3, 4)),
+    ("unflatten", lambda n: n.Unflatten(1, (2, 3)), (4, 6)),
+    ("batch norm 3d", lambda n: n.BatchNorm3d(2), (3, 2, 2, 3, 2)),
+    ("max pool 1d", lambda n: n.MaxPool1d(3, 2, 1), (2, 3, 8)),
+    ("average pool 1d", lambda n: n.AvgPool1d(2), (2, 3, 8)),
     ("prelu", lambda n: n.PReLU(), (3, 4)),
     ("prelu of channels", lambda n: n.PReLU(4, 0.3), (3, 4, 2)),
     ("glu", lambda n: n.GLU(1), (3, 4)),
@@ -330,6 +342,14 @@ def test_class_losses_equal_pytorchs() -> None:
         found = ours(Tensor(x), Tensor(target)).item()
         assert found == pytest.approx(theirs(torch.tensor(x), torch.tensor(target)).item())
     assert list(ours.state_dict()) == list(theirs.state_dict())
+    shares = np.log(rng.random((6, 4), np.float32))
+    given = nn.NLLLoss(Tensor(weight), reduction="sum")(Tensor(shares), Tensor(target)).item()
+    wanted = torch.nn.NLLLoss(torch.tensor(weight), reduction="sum")
+    assert given == pytest.approx(wanted(torch.tensor(shares), torch.tensor(target)).item())
+    likely, truth = rng.random((2, 6, 4), np.float32)
+    given = nn.BCELoss()(Tensor(likely), Tensor(truth)).item()
+    other = torch.nn.BCELoss()(torch.tensor(likely), torch.tensor(truth))
+    assert given == pytest.approx(other.item())
 
 
 def test_narrow_dtypes_and_moves() -> None:

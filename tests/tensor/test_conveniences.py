@@ -35,6 +35,42 @@ def test_values_and_gradients(function: Any) -> None:
     compare(function, [DATA], dtypes.float32)
 
 
+@pytest.mark.parametrize("function", [
+    lambda f, x: (x / 9).arccos(),
+    lambda f, x: (x.abs() + 1.5).arccosh(),
+    lambda f, x: f.swapdims(x, 0, 2),
+    lambda f, x: x.moveaxis(0, -1),
+    lambda f, x: f.concat([x, x * 2], dim=1),
+    lambda f, x: f.true_divide(x, 3),
+    lambda f, x: f.subtract(x, 3),
+    lambda f, x: x[:, :1].expand_as(x),
+    lambda f, x: x.reshape_as(x.permute(2, 0, 1)),
+    lambda f, x: x.view_as(x.permute(2, 0, 1)),
+])  # fmt: skip
+def test_other_spellings_are_pytorchs(function: Any) -> None:
+    compare(function, [DATA], dtypes.float64)
+
+
+@pytest.mark.parametrize("function", [
+    lambda f, x, y: x.fix(),
+    lambda f, x, y: x.floor_divide(y),
+    lambda f, x, y: x.greater(y),
+    lambda f, x, y: x.greater_equal(y),
+    lambda f, x, y: x.less_equal(y),
+    lambda f, x, y: x.not_equal(y),
+    lambda f, x, y: (x * 3).int().bitwise_not(),
+    lambda f, x, y: (x * 3).int().bitwise_left_shift(2),
+    lambda f, x, y: (x * 30).int().bitwise_right_shift(2),
+    lambda f, x, y: f.heaviside(x.round(), y),
+    lambda f, x, y: f.std_mean(x, 1)[0],
+    lambda f, x, y: f.std_mean(x, 1)[1],
+])  # fmt: skip
+def test_other_spellings_without_gradients_are_pytorchs(function: Any) -> None:
+    (x, t), (y, u) = both(DATA, dtypes.float64), both(DATA[::-1].copy(), dtypes.float64)
+    same(function(Tensor, x, y), function(torch, t, u))
+    assert x.new_empty(2, 3).shape == (2, 3)
+
+
 def test_a_learned_slope() -> None:
     compare(lambda f, x, w: f.prelu(x, w), [DATA, np.array([0.3])], dtypes.float64)
     compare(lambda f, x, w: f.prelu(x, w), [DATA, np.arange(4.0)], dtypes.float64)

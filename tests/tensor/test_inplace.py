@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from baregrad.base.errors import DTypeError, GradientError, ShapeError
 from baregrad.dtypes import dtypes
@@ -90,6 +91,48 @@ def test_methods_change_and_return_the_tensor(row: Any) -> None:
     assert method(x) is x
     np.testing.assert_allclose(x.numpy(), wanted(array), rtol=1e-6)
     np.testing.assert_allclose(view.numpy(), wanted(array).T, rtol=1e-6)
+
+
+FLOATS = np.random.default_rng(3).uniform(0.1, 2, (3, 3, 4)).astype(np.float32)
+PLACES = np.array([[2, 0, 1, 1], [0, 2, 2, 1], [1, 1, 0, 0]])
+OTHERS: tuple[tuple[str, Any], ...] = (
+    ("clip_", lambda x, y, z, i: x.clip_(0.5, 1)),
+    ("lerp_", lambda x, y, z, i: x.lerp_(y, 0.3)),
+    ("addcmul_", lambda x, y, z, i: x.addcmul_(y, z, value=2)),
+    ("addcdiv_", lambda x, y, z, i: x.addcdiv_(y, z)),
+    ("log_", lambda x, y, z, i: x.log_()),
+    ("sqrt_", lambda x, y, z, i: x.sqrt_()),
+    ("rsqrt_", lambda x, y, z, i: x.rsqrt_()),
+    ("sigmoid_", lambda x, y, z, i: x.sigmoid_()),
+    ("tanh_", lambda x, y, z, i: x.tanh_()),
+    ("floor_", lambda x, y, z, i: x.floor_()),
+    ("round_", lambda x, y, z, i: x.round_()),
+    ("triu_", lambda x, y, z, i: x.triu_(1)),
+    ("scatter_", lambda x, y, z, i: x.scatter_(0, i[:2], y)),
+    ("scatter_add_", lambda x, y, z, i: x.scatter_add_(0, i, y)),
+    ("scatter_reduce_", lambda x, y, z, i: x.scatter_reduce_(0, i, y, "amax")),
+    ("index_add_", lambda x, y, z, i: x.index_add_(0, i[0], z[[0, 1, 2, 0]], alpha=2)),
+    ("index_copy_", lambda x, y, z, i: x.index_copy_(0, i[0, :3], y)),
+)
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("method", [m for _, m in OTHERS], ids=[name for name, _ in OTHERS])
+def test_methods_in_place_are_pytorchs(method: Any) -> None:
+    x, *others = (Tensor(array) for array in (*FLOATS, PLACES))
+    t, *theirs = (torch.tensor(array) for array in (*FLOATS, PLACES))
+    view = x.T
+    assert method(x, *others) is x
+    method(t, *theirs)
+    np.testing.assert_allclose(x.numpy(), t.numpy(), rtol=2e-6)
+    np.testing.assert_array_equal(view.numpy(), x.numpy().T)
+
+
+@pytest.mark.parametrize("name", ["bitwise_and_", "bitwise_or_", "bitwise_xor_"])
+def test_bits_change_in_place(name: str) -> None:
+    x, t = Tensor([5, 6, 255]), torch.tensor([5, 6, 255])
+    assert getattr(x, name)(Tensor([3, 2, 128])) is x
+    assert x.tolist() == getattr(t, name)(torch.tensor([3, 2, 128])).tolist()
 
 
 def test_operators_on_integers() -> None:
