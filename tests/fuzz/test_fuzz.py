@@ -24,7 +24,7 @@ KNOWN: dict[int, str] = {}
 @pytest.mark.parametrize("chunk", range(10))
 def test_programs_agree(chunk: int) -> None:
     with options.override(verify=False):
-        found = [f for f in fuzz(100, seed=100 * chunk) if f.seed not in KNOWN]
+        found = [f for f in fuzz(200, seed=200 * chunk) if f.seed not in KNOWN]
     assert not found, "\n\n".join(finding.script for finding in found[:3])
 
 
