@@ -209,12 +209,22 @@ class Session:
                 self._realised.forget(id(handle))
                 refs[position] = refs[position].renewed()
         for node, ref in zip(nodes, refs, strict=True):
-            if node.op is not Ops.BUFFER:
-                self._realised.set(node, ref)
+            self._remember(node, ref)
         run.outputs = tuple(refs)
         for observer in self.observers:
             observer(run)
         return refs
+
+    def _remember(self, node: Node, ref: BufferRef) -> None:
+        """Note where a value lies, and so what it reshapes: views of it may be made of that."""
+        while node.op is not Ops.BUFFER:
+            self._realised.set(node, ref)
+            if node.op is not Ops.RESHAPE:
+                break
+            (node,) = node.src
+            if any(not isinstance(extent, int) for extent in node.shape):
+                break
+            ref = ref._replace(shape=node.shape)
 
     def _bring(self, nodes: list[Node], device: str) -> None:
         """Have what comes from other devices on this one: computed there, copied, remembered."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
+
 from baregrad.dtypes import dtypes
 from baregrad.engine.realised import Realised
+from baregrad.engine.session import Run, current_session
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node, alu
 from baregrad.ir.op import Ops
+from baregrad.tensor import Tensor
 
 
 class Memory:
@@ -54,3 +58,21 @@ def test_a_buffer_that_was_overwritten_is_another_leaf() -> None:
     assert again.handle is ref.handle
     assert again != ref != ref.renewed() != again
     assert ref == BufferRef(ref.handle, (3,), "CPU")
+
+
+def test_what_a_realised_value_reshapes_is_not_computed_again() -> None:
+    """A gradient keeps the product's expression, and a view of it leaves its last reshape out."""
+    rng = np.random.default_rng(0)
+    x = Tensor(rng.standard_normal(31), requires_grad=True)
+    product = (x * 2) @ Tensor(rng.standard_normal((5, 31))).mT
+    shown = product.unsqueeze(0).realize()
+    runs: list[Run] = []
+    session = current_session()
+    session.observers.append(runs.append)
+    try:
+        assert shown.numpy().shape == (1, 5)
+        np.testing.assert_array_equal((shown + 1).numpy()[0], product.numpy() + 1)
+    finally:
+        session.observers.remove(runs.append)
+    assert runs
+    assert not any(run.program.sink.mask & Ops.REDUCE.bit for run in runs)

@@ -249,7 +249,11 @@ def test_many_arrays_are_joined(count: int, dtype: str) -> None:
     found = Tensor.cat([Tensor(array) for array in arrays]).numpy()
     wanted = np.concatenate(arrays)
     assert found.dtype == wanted.dtype
-    assert found.tobytes() == wanted.tobytes()
+    # A GPU's conversions make every NaN the same one.
+    np.testing.assert_array_equal(found, wanted)
+    if wanted.dtype.kind == "f":
+        number = ~np.isnan(wanted)
+        np.testing.assert_array_equal(np.signbit(found[number]), np.signbit(wanted[number]))
 
 
 def test_gradients_of_many_joined_arrays() -> None:
