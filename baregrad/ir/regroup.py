@@ -105,13 +105,18 @@ def _find_symbolic_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
 def _find_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
     """As `same_axes` says: axes other than 1 that are alone in their runs.
 
-    Axes of extent 1 change no product, so they are passed over.
+    Axes of extent 1 change no product, so they are passed over. An array without elements may get
+    any axes beside the one of extent 0: its axes are the same ones only where all of them are.
     """
-    if 0 in old or not _PLAIN.issuperset(map(type, old + new)):
+    if not _PLAIN.issuperset(map(type, old + new)):
         return _axes_of_groups(old, new)
     found: dict[int, int] = {}
     olds = [axis for axis, extent in enumerate(old) if extent != 1]
-    news = iter([axis for axis, extent in enumerate(new) if extent != 1])
+    places = [axis for axis, extent in enumerate(new) if extent != 1]
+    if 0 in old:
+        alike = [old[axis] for axis in olds] == [new[axis] for axis in places]
+        return MappingProxyType(dict(zip(places, olds, strict=True)) if alike else found)
+    news = iter(places)
     left = right = 1
     for axis in olds:
         if left == right:

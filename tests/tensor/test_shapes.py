@@ -237,6 +237,17 @@ def test_cat_promotes_and_skips_empty_vectors() -> None:
     assert np.signbit(Tensor.cat([Tensor([-0.0]), Tensor([1.0])]).numpy()[0])
 
 
+def test_an_empty_vector_gets_axes_and_is_joined() -> None:
+    """Its axis of extent 0 is not the new array's, which may be padded to hold something."""
+    rows = np.arange(9, dtype=np.float32).reshape(3, 3)
+    with options.override(device="CPU"):
+        empty = Tensor(np.zeros(0, np.float32)).reshape(0, 3)
+        joined = Tensor.cat([empty, empty, Tensor(rows)]).numpy()
+        padded = empty.pad((0, 0, 1, 1)).numpy()
+    np.testing.assert_array_equal(joined, rows)
+    np.testing.assert_array_equal(padded, np.zeros((2, 3), np.float32))
+
+
 @pytest.mark.parametrize("count", [12, 13, 65, 600])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int16", "bool"])
 def test_many_arrays_are_joined(count: int, dtype: str) -> None:
