@@ -17,7 +17,7 @@ from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Slice
-from baregrad.ir.node import Node, const
+from baregrad.ir.node import Node, alu, const
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.operands import as_node, is_tensor, lift, result
@@ -365,11 +365,15 @@ def index_put(
     plan = _plan(x, key)
     lifted = lift(values, x)
     check_writable(x.dtype.kind, lifted)
-    if not plan.advanced:
-        whole = result(x.node, x)
-        return whole + lifted if accumulate else whole * 0 + lifted
-    written = _written(x, plan, lifted, Ops.ADD if accumulate else None)
     others = [lifted] if is_tensor(lifted) else []
+    if not plan.advanced:
+        given = nodes.broadcast(_fit(as_node(lifted, x.dtype), x.shape), x.shape)
+        if accumulate:
+            return result(alu(Ops.ADD, x.node, given), x, *others)
+        # A choice: what was there, NaN too, leaves nothing but a gradient of 0.
+        everywhere = nodes.full(True, x.shape, dtypes.bool)
+        return result(alu(Ops.WHERE, everywhere, given, x.node), x, *others)
+    written = _written(x, plan, lifted, Ops.ADD if accumulate else None)
     return x.clone() if written is None else result(written, x, *others)
 
 

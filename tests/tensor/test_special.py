@@ -200,6 +200,17 @@ def test_writing_at_named_places(accumulate: bool) -> None:
     same(x, y)
 
 
+def test_a_whole_array_is_put_in_place_of_another() -> None:
+    x = Tensor([np.nan, np.inf, 1.0], requires_grad=True)
+    given = Tensor([2.0, 3.0, 4.0], requires_grad=True)
+    found = x.index_put((None,), given)
+    assert found.tolist() == [2.0, 3.0, 4.0]
+    found.sum().backward()
+    assert x.grad.tolist() == [0.0] * 3
+    assert given.grad.tolist() == [1.0] * 3
+    assert Tensor([1, 2]).index_put((None,), 5, accumulate=True).tolist() == [6, 7]
+
+
 def test_places_that_are_none() -> None:
     x = Tensor.zeros(3, 3)
     with pytest.raises(DTypeError, match="places are named by tensors: found int 1"):
