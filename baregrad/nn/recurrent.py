@@ -58,6 +58,14 @@ def _check_input(x: Tensor, ndims: tuple[int, ...], size: int, wanted: str) -> N
         raise ShapeError("the input has another shape", found=list(x.shape), wanted=wanted)
 
 
+def _check_state(state: State, shape: tuple[int, ...]) -> None:
+    for part in state:
+        if part.shape != shape:
+            raise ShapeError(
+                "the state has another shape", found=list(part.shape), wanted=list(shape)
+            )
+
+
 def _apart(x: Tensor) -> list[Tensor]:
     """Each x[i], stored by itself: cut by eights, and these again.
 
@@ -83,7 +91,8 @@ class _Cell(Module):
     _STATES = 1
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool, device: str | None, dtype: object,
+        self, input_size: int, hidden_size: int, bias: bool = True, device: str | None = None,
+        dtype: object = None,
     ) -> None:
         self.input_size = input_size
         self.hidden_size = hidden_size
@@ -103,12 +112,7 @@ class _Cell(Module):
         if state is None:
             blank = Tensor.zeros(*x.shape[:-1], size, dtype=x.dtype, device=x.device)
             state = (blank,) * self._STATES
-        for part in state:
-            if part.shape != (*x.shape[:-1], size):
-                raise ShapeError(
-                    "the state has another shape", found=list(part.shape),
-                    wanted=[*x.shape[:-1], size],
-                )
+        _check_state(state, (*x.shape[:-1], size))
         given = x.linear(self.weight_ih, self.bias_ih)
         return step(given, state[0].linear(self.weight_hh, self.bias_hh), state)
 
@@ -143,12 +147,6 @@ class GRUCell(_Cell):
 
     _GATES = 3
 
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: str | None = None,
-        dtype: object = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, device, dtype)
-
     def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
         """Return the next state (N, hidden) or (hidden,), from zeros if none is given."""
         return self._next(_gru_step, x, None if hx is None else (hx,))[0]
@@ -159,12 +157,6 @@ class LSTMCell(_Cell):
 
     _GATES = 4
     _STATES = 2
-
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: str | None = None,
-        dtype: object = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, device, dtype)
 
     def forward(
         self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None
@@ -260,23 +252,15 @@ class _Recurrent(Module):
                                  device=x.device)
             return (blank,) * self._STATES
         shape = (count, self.hidden_size) if single else (count, x.shape[1], self.hidden_size)
-        for part in state:
-            if part.shape != shape:
-                raise ShapeError(
-                    "the state has another shape", found=list(part.shape), wanted=list(shape)
-                )
+        _check_state(state, shape)
         return tuple(part.unsqueeze(1) for part in state) if single else state
 
     def _follow(
         self, step: _Step, x: Tensor, state: State, name: str, backwards: bool
     ) -> tuple[Tensor, State]:
         """One layer one way: (L, N, width) to its outputs (L, N, hidden) and its last state."""
-        kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        weight_ih, weight, bias_ih, bias = (
-            getattr(self, f"{kind}_{name}", None) for kind in kinds
-        )
-        assert weight_ih is not None and weight is not None
-        given = x.linear(weight_ih, bias_ih)
+        given = x.linear(getattr(self, f"weight_ih_{name}"), getattr(self, f"bias_ih_{name}", None))
+        weight, bias = getattr(self, f"weight_hh_{name}"), getattr(self, f"bias_hh_{name}", None)
         outputs: list[Tensor] = []
         parts = _apart(given)
         for part in reversed(parts) if backwards else parts:
