@@ -85,6 +85,55 @@ def test_sleeping_workers_wake_for_work() -> None:
 
 
 @linux
+@pytest.mark.skipif(usable_cores() < 2, reason="needs two processors")
+def test_workers_keep_off_the_processor_of_the_thread_that_submits() -> None:
+    """Wherever that moves to; what others set stays. A process of its own pins itself."""
+    code = """
+import os, time
+from tests.runtime.kernels import open_cpu
+from tests.runtime.test_pool import chain
+
+def workers():
+    return {int(task) for task in os.listdir("/proc/self/task")} - before
+
+def masks(cpu, main):
+    os.sched_setaffinity(0, main)
+    time.sleep(0.02)  # workers sleep by then: the next list wakes them
+    device.submit(commands)
+    return [os.sched_getaffinity(task) for task in mine]
+
+usable = sorted(os.sched_getaffinity(0))
+first, second = usable[:2]
+before = {int(task) for task in os.listdir("/proc/self/task")}
+threads = min(3, len(usable))
+device = open_cpu(threads)
+commands, _ = chain(device, 1)
+device.submit(commands)
+mine = workers()
+assert len(mine) == threads - 1
+for cpu in (first, second, second, first):
+    assert masks(cpu, {cpu}) == [set(usable) - {cpu}] * len(mine), (cpu, masks(cpu, {cpu}))
+# Somebody else's choice is not widened, and the only processor that is left is not taken away.
+for task in mine:
+    os.sched_setaffinity(task, {first})
+assert masks(first, {first}) == [{first}] * len(mine)
+assert masks(second, {second}) == [{first}] * len(mine)
+assert masks(first, {first}) == [{first}] * len(mine)
+crowded = open_cpu(len(usable) + 1)
+commands, _ = chain(crowded, 1)
+before = {int(task) for task in os.listdir("/proc/self/task")}
+crowded.submit(commands)
+time.sleep(0.02)
+crowded.submit(commands)
+assert {frozenset(os.sched_getaffinity(task)) for task in workers()} == {frozenset({first})}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@linux
 def test_the_work_is_shared() -> None:
     """Each chunk writes the number of the thread that did it."""
     text = """

@@ -19,19 +19,27 @@ What keeps this safe:
 Offsets in the pool: 0 sequence, 8 and 24 the two descriptors (command, chunks), 40 shutdown,
 48 spins before sleeping, 56 participants; 128 wake word (i32), 132 sleepers (i32); 256 chunks
 done (i64), 264 submitter asleep (i32); 512 + 128 p, participant p: 0 its word, 8 scratch,
-16 pool, 24 index. A list is 0 commands, 8 their number, 16 patches, 24 their number, 32 slots,
-40 times or null. A command is 0 function, 8 buffers, 16 variables, 24 chunks, 32 serial, and is
-64 bytes long. A patch is the place to write to, the slot and the offset to add.
+16 pool, 24 index, 32 its thread's number (i32). Of 64 to 80 and 272 executor_apart.py tells. A list
+is 0 commands, 8 their number, 16 patches, 24 their number, 32 slots, 40 times or null. A command is
+0 function, 8 buffers, 16 variables, 24 chunks, 32 serial, and is 64 bytes long. A patch is the
+place to write to, the slot and the offset to add.
 """
 
 from __future__ import annotations
 
 from baregrad.base.errors import UnsupportedDevice
+from baregrad.runtime.cpu.executor_apart import (
+    KEEP_APART,
+    MASK_BITS,
+    POOL_APART_FROM,
+    POOL_KEEPS_APART,
+)
 
 POOL_SPINS = 48
 POOL_PARTICIPANTS = 56
 PARTICIPANT_AT = 512
 PARTICIPANT_NBYTES = 128
+THREAD_AT = 32
 COMMAND_WORDS = 8
 LIST_WORDS = 8
 COPY_CHUNK_NBYTES = 256 << 10
@@ -43,14 +51,14 @@ PAUSE = "baregrad_pause"
 COPY = "baregrad_copy"
 FILL = "baregrad_fill"
 
-# By machine: the number of the futex call, the pause of a spin loop, and the reading and setting
-# of the floating-point control register. Kernels always run with the default one (round to
-# nearest, no flushing of subnormals), whatever the caller's library has set in its thread, or
-# results would depend on the thread.
+# By machine: the numbers of the calls futex, gettid, sched_getaffinity and sched_setaffinity, the
+# pause of a spin loop, and the reading and setting of the floating-point control register. Kernels
+# always run with the default one (round to nearest, no flushing of subnormals), whatever the
+# caller's library has set in its thread, or results would depend on the thread.
 _MACHINES = (
     (
         "x86_64",
-        "202",
+        ("202", "186", "204", "203"),
         "call void @llvm.x86.sse2.pause()",
         "%fp = alloca i32\n  call void @llvm.x86.sse.stmxcsr(ptr %fp)",
         """%fpd = alloca i32
@@ -63,7 +71,7 @@ declare void @llvm.x86.sse.ldmxcsr(ptr)""",
     ),
     (
         "aarch64",
-        "98",
+        ("98", "178", "123", "122"),
         "call void @llvm.aarch64.hint(i32 1)",
         "%fp = call i64 @llvm.aarch64.get.fpcr()",
         "call void @llvm.aarch64.set.fpcr(i64 0)",
@@ -77,11 +85,17 @@ declare void @llvm.aarch64.set.fpcr(i64)""",
 
 def executor_source(machine: str) -> str:
     """Return the executor as LLVM IR text for "x86_64" or "aarch64", Linux."""
-    for name, futex, pause, save, default, restore, declare in _MACHINES:
+    for name, calls, pause, save, default, restore, declare in _MACHINES:
         if name == machine:
-            text = _DATA + _WAKE + _SHARE + _PUBLISH + _SUBMIT + _WORKER
+            text = _DATA + _WAKE + KEEP_APART + _SHARE + _PUBLISH + _SUBMIT + _WORKER
+            marks = ("FUTEX", "GETTID", "GETAFFINITY", "SETAFFINITY")
             for mark, value in (
-                ("FUTEX", futex),
+                *zip(marks, calls, strict=True),
+                ("APART_FROM", str(POOL_APART_FROM)),
+                ("KEEPS_APART", str(POOL_KEEPS_APART)),
+                ("MASK_BITS", str(MASK_BITS)),
+                ("MASK_BYTES", str(MASK_BITS // 8)),
+                ("MASK_WORDS", str(MASK_BITS // 64)),
                 ("PAUSE", pause),
                 ("SAVE_FP", save),
                 ("DEFAULT_FP", default),
@@ -291,9 +305,17 @@ entry:
   %sleepersp = getelementptr i8, ptr %pool, i64 132
   %sleepers = load atomic i32, ptr %sleepersp seq_cst, align 4
   %some = icmp ne i32 %sleepers, 0
-  br i1 %some, label %rouse, label %work
+  br i1 %some, label %rouse, label %awhile
 rouse:
+  call void @keep_apart(ptr %pool)
   call void @wake(ptr %pool, i32 2)
+  br label %work
+awhile:
+  %turn = and i64 %seq, 63
+  %due = icmp eq i64 %turn, 0
+  br i1 %due, label %look, label %work
+look:
+  call void @keep_apart(ptr %pool)
   br label %work
 work:
   %self = getelementptr i8, ptr %pool, i64 512
@@ -450,6 +472,10 @@ entry:
   %spins = load i64, ptr %spinsp
   %word = getelementptr i8, ptr %pool, i64 128
   %sleepers = getelementptr i8, ptr %pool, i64 132
+  %thread = call i64 (i64, ...) @syscall(i64 {GETTID})
+  %number = trunc i64 %thread to i32
+  %numberp = getelementptr i8, ptr %self, i64 32
+  store i32 %number, ptr %numberp
   store i64 0, ptr %last
   br label %watch
 watch:

@@ -18,6 +18,8 @@ from typing import ClassVar
 
 from baregrad.base.errors import DriverError
 from baregrad.runtime.cpu import executor
+from baregrad.runtime.cpu.executor_apart import POOL_APART_FROM
+from baregrad.runtime.cpu.host import usable_cores
 from baregrad.runtime.cpu.loader import LoadedObject
 from baregrad.runtime.host_memory import HostAllocator, address_of
 from baregrad.runtime.interface import Memory
@@ -54,8 +56,10 @@ class NativePool:
         )
         self._set(executor.POOL_SPINS, self._spins())
         self._set(executor.POOL_PARTICIPANTS, threads)
-        for index in range(threads):
-            place = executor.PARTICIPANT_AT + index * executor.PARTICIPANT_NBYTES
+        # More threads than processors have to share some of them, the submitter's as well.
+        apart = 1 < threads <= usable_cores()
+        struct.pack_into("<ii", self._shared, POOL_APART_FROM, -1, int(apart))
+        for index, place in enumerate(self._places()):
             struct.pack_into("<QQQQ", self._shared, place, 0, 0, self._address, index)
         self._in_use.add(code)
         try:
@@ -105,8 +109,7 @@ class NativePool:
         libc = ctypes.CDLL(None)
         entry = ctypes.c_void_p(self._code.address(executor.WORKER))
         with _signals_blocked():
-            for index in range(1, self.threads):
-                place = executor.PARTICIPANT_AT + index * executor.PARTICIPANT_NBYTES
+            for index, place in enumerate(self._places()[1:], start=1):
                 handle = ctypes.c_ulong()
                 result = libc.pthread_create(
                     ctypes.byref(handle), None, entry, ctypes.c_void_p(self._address + place)
@@ -118,12 +121,20 @@ class NativePool:
                         hint="set BAREGRAD_THREADS to fewer",
                     )
                 self._handles.append(handle.value)
+        # Each tells its number first thing; the submitter goes by these.
+        for place in self._places()[1:]:
+            while not struct.unpack_from("<i", self._shared, place + executor.THREAD_AT)[0]:
+                time.sleep(0)
+
+    def _places(self) -> list[int]:
+        """Where the participants' blocks begin, the submitter's first."""
+        size = executor.PARTICIPANT_NBYTES
+        return [executor.PARTICIPANT_AT + index * size for index in range(self.threads)]
 
     def _grow_scratch(self, nbytes: int) -> None:
         """Give each participant `nbytes` bytes of its own; nobody uses them between two runs."""
         scratch = [self._allocator.allocate(nbytes) for _ in range(self.threads)]
-        for index, memory in enumerate(scratch):
-            place = executor.PARTICIPANT_AT + index * executor.PARTICIPANT_NBYTES
+        for place, memory in zip(self._places(), scratch, strict=True):
             self._set(place + 8, memory.address)
         self._scratch = scratch
         self._scratch_nbytes = nbytes
