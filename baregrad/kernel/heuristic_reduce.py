@@ -31,9 +31,9 @@ from baregrad.target.cpu import CpuTarget
 SEVERAL = 4
 MOST_ROWS = 8
 STREAMED_ROWS = 2
-# Rows that are summed at once where they are long and in memory, and how many groups of them there
-# must be, for threads to share.
+# Rows that are summed at once where they are short.
 ROWS_AT_ONCE = 4
+# How many groups of long rows that are summed at once there must be, for threads to share.
 LEAST_ROWS = 8
 LONG_ROW = 1 << 10
 # Bytes of the vectors of sums that may be made wider than a register.
@@ -185,9 +185,10 @@ def _tile_rows(
     """Lanes along a reduced axis of operands that are read once: several sums, or several rows."""
     rows = _rows_at_once(plan, main, reads, target)
     if rows is not None:
-        plan.because("{} rows at once: memory is read in several places", ROWS_AT_ONCE)
-        plan.vectorise(lane, machine.lanes, SEVERAL * 2 // ROWS_AT_ONCE)
-        plan.unroll(rows, ROWS_AT_ONCE)
+        count = target.rows_from_memory
+        plan.because("{} rows at once: memory is read in several places", count)
+        plan.vectorise(lane, machine.lanes, max(SEVERAL * 2 // count, 1))
+        plan.unroll(rows, count)
         return [rows]
     together = _side_by_side(plan, main)
     count = _vectorise_sums(plan, main, lane, machine.lanes, together, target)
@@ -276,10 +277,12 @@ def _rows_at_once(
 ) -> PlannedAxis | None:
     """The axis of the results of a lone sum of long rows, each read from memory once.
 
-    A core has more lines under way where it reads several streams: the machine follows each of
-    them for a page at a time.
+    A core may have more lines under way where it reads several streams: the machine follows each
+    of them for a page at a time.
     """
-    facts = plan.facts
+    facts, count = plan.facts, target.rows_from_memory
+    if count == 1:
+        return None
     if len(facts.reductions) > 1 or len(facts.outs) > 1 or iterations(main.own) < LONG_ROW:
         return None
     if out_axes(facts.outs[0]) != main.free:
@@ -289,7 +292,7 @@ def _rows_at_once(
         return None
     for axis in plan.axes:
         if axis.inside(main.free) and isinstance(axis.extent, int):
-            if axis.extent % ROWS_AT_ONCE == 0 and axis.extent >= LEAST_ROWS * ROWS_AT_ONCE:
+            if axis.extent % count == 0 and axis.extent >= LEAST_ROWS * count:
                 return axis
     return None
 

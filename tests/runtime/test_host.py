@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from baregrad.cli import doctor
+from baregrad.engine import backends
 from baregrad.runtime.cpu import host
 from baregrad.target.cpu import CPU_ROWS, cpu_row
 
@@ -51,6 +52,20 @@ def test_without_leave_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.refused.isdisjoint(found.features) and "avx512_vnni" in found.features
     assert cpu_row(found.features).tile_instructions == ()
     assert "does not let us use them" in str(doctor._cpu(found))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "rows"), (("AuthenticAMD", 1), ("GenuineIntel", 4), (None, 4))
+)
+def test_the_vendor_tells_how_memory_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str | None, rows: int
+) -> None:
+    named = f"vendor_id : {vendor}\n" if vendor else ""
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{named}flags : {FLAGS}\n\n")
+    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
+    _answer(monkeypatch, 0)
+    assert host.detect_host().vendor == (vendor or "")
+    assert backends._host_target().rows_from_memory == rows
 
 
 def test_who_has_none_asks_for_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ class HostProcessor:
     names ("avx2", "fma", "avx512f", "asimd") of what we may use; `refused` are those of what
     is there but the system does not let us use. Cache sizes are in bytes, 0 where not known:
     `l1_nbytes` and `l2_nbytes` of one core, `l3_nbytes` shared. `vector_nbytes` is the width of
-    the widest vector registers.
+    the widest vector registers. `vendor` is the system's name of who made it ("GenuineIntel"),
+    empty where not known.
     """
 
     machine: str
@@ -46,6 +47,7 @@ class HostProcessor:
     line_nbytes: int
     vector_nbytes: int
     refused: frozenset[str] = frozenset()
+    vendor: str = ""
 
 
 def detect_host() -> HostProcessor:
@@ -69,6 +71,7 @@ def detect_host() -> HostProcessor:
         line_nbytes=_number(_CACHES / "index0" / "coherency_line_size") or 64,
         vector_nbytes=_vector_nbytes(machine, features),
         refused=refused,
+        vendor=facts.get("vendor_id", ""),
     )
 
 
