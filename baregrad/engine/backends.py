@@ -157,10 +157,10 @@ def _host_target() -> CpuTarget:
     All cores count, whatever this process may use: results must not depend on that.
     """
     from baregrad.runtime.cpu.host import detect_host
-    from baregrad.target import ROWS_FROM_MEMORY, cpu_row
+    from baregrad.target import cpu_row
 
     host = detect_host()
-    row = cpu_row(host.features)
+    row = cpu_row(host.features, host.vendor)
     return replace(
         row,
         l1_bytes=host.l1_nbytes or row.l1_bytes,
@@ -168,7 +168,6 @@ def _host_target() -> CpuTarget:
         l3_bytes=host.l3_nbytes or row.l3_bytes,
         line_bytes=host.line_nbytes,
         cores=os.cpu_count() or row.cores,
-        rows_from_memory=ROWS_FROM_MEMORY.get(host.vendor, row.rows_from_memory),
     )
 
 

@@ -37,10 +37,11 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
 def prefetch_arrays(plan: Plan, target: CpuTarget) -> None:
     """Ask ahead of time for the lines of arrays that a core's caches do not hold.
 
-    The machine notices by itself that lines are read one after the other, but not beyond a page,
-    and not while a row is worked on that is in the caches already: an array that is read several
-    times a row is asked for a row ahead, by all loops over the row, so that memory is never idle.
-    Lines that are written are read first, and it does not wait for those if they are asked for.
+    Most machines notice by themselves that lines are read one after the other, but not beyond a
+    page; where one does better alone it is left alone. None notices while a row is worked on that
+    is in the caches already: an array that is read several times a row is asked for a row ahead, by
+    all loops over the row, so that memory is never idle. Lines that are written are read first, and
+    it does not wait for those if they are asked for.
     """
     streamed = [step.param for step in plan.stages if isinstance(step, StreamOutput)]
     copied = len(streamed) < len(plan.stages)
@@ -57,6 +58,8 @@ def prefetch_arrays(plan: Plan, target: CpuTarget) -> None:
         if not all(_in_line(plan, access) for access in accesses):
             continue
         row = _row_nbytes(accesses, target)
+        if not row and not target.asks_ahead:
+            continue
         shares = _shares(plan, accesses, row, target) if row and not copied else ()
         ahead = row or AHEAD_NBYTES
         plan.because("array {} is asked for {} bytes ahead: it is in memory", slot, ahead)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from baregrad.target.cpu import ROWS_FROM_MEMORY as ROWS_FROM_MEMORY
 from baregrad.target.cpu import CpuTarget as CpuTarget
 from baregrad.target.cpu import cpu_row as cpu_row
 from baregrad.target.gpu import GpuTarget as GpuTarget
@@ -10,4 +9,4 @@ from baregrad.target.gpu import gpu_row as gpu_row
 
 AnyTarget = CpuTarget | GpuTarget
 
-__all__ = ["ROWS_FROM_MEMORY", "AnyTarget", "CpuTarget", "GpuTarget", "cpu_row", "gpu_row"]
+__all__ = ["AnyTarget", "CpuTarget", "GpuTarget", "cpu_row", "gpu_row"]

@@ -55,17 +55,19 @@ def test_without_leave_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "rows"), (("AuthenticAMD", 1), ("GenuineIntel", 4), (None, 4))
+    ("vendor", "rows", "ahead"),
+    (("AuthenticAMD", 1, False), ("GenuineIntel", 4, True), (None, 4, True)),
 )
 def test_the_vendor_tells_how_memory_is_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str | None, rows: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str | None, rows: int, ahead: bool
 ) -> None:
     named = f"vendor_id : {vendor}\n" if vendor else ""
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{named}flags : {FLAGS}\n\n")
     monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
     _answer(monkeypatch, 0)
     assert host.detect_host().vendor == (vendor or "")
-    assert backends._host_target().rows_from_memory == rows
+    target = backends._host_target()
+    assert (target.rows_from_memory, target.asks_ahead) == (rows, ahead)
 
 
 def test_who_has_none_asks_for_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
