@@ -32,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
         prog="baregrad explain",
         description="Show every stage of a program's compilation, or what one kernel does.",
     )
-    result.add_argument("file", type=Path, help="a Python program, or the saved text of a kernel")
+    result.add_argument(
+        "file", type=Path, nargs="?", help="a Python program, or the saved text of a kernel"
+    )
     result.add_argument("--after", metavar="PASS", help="show only what this pass left behind")
     result.add_argument(
         "--kernels", action="store_true", help="list the kernels: bytes, operations, what bounds"
@@ -48,7 +50,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run `baregrad explain`; 0 when everything was shown."""
-    arguments = parser().parse_args(argv)
+    understood = parser()
+    arguments = understood.parse_args(argv)
+    if arguments.file is None and not arguments.list:
+        understood.error("which program? give a Python file, or the saved text of a kernel")
     backend = open_backend("NULL")
     if not isinstance(backend, CompiledBackend):
         raise OptionError("explain needs a compiling device", found=backend.name, wanted="NULL")
@@ -60,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         raise OptionError(
             f"there is no pass {arguments.after!r}",
             wanted=", ".join(name for name, _ in names),
-            hint="`baregrad explain --list FILE` says what each does",
+            hint="`baregrad explain --list` says what each does",
         )
     if arguments.kernels or arguments.kernel is not None:
         _tell_of_kernels(arguments.file, arguments.kernel, arguments.after, backend)

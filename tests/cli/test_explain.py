@@ -196,3 +196,21 @@ def test_a_file_that_is_not_there(
     told = capsys.readouterr().err
     assert re.search(rf"error: there is no such program: found .*{name}, wanted a Python", told)
     assert "Traceback" not in told
+
+
+def test_the_passes_are_listed_without_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names[0] == "input"
+    assert names[-1] == "render"
+    assert {"fuse", "schedule", "lower", "linearise"} < set(names)
+
+
+@pytest.mark.parametrize("words", ([], ["--kernels"], ["--kernel", "1"], ["--after", "lower"]))
+def test_anything_else_needs_a_program(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["explain", *words])
+    assert caught.value.code == 2
+    assert "which program? give a Python file" in capsys.readouterr().err
