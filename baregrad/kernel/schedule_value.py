@@ -426,8 +426,9 @@ def _is_well_typed(step: Step) -> bool:
     elif isinstance(step, Collapse):
         texts, good = (*step.axes, step.name), True
     elif isinstance(step, StageInput):
-        numbers = (step.lanes, step.swizzle, step.ahead, 0 if step.pad is None else step.pad)
-        texts, good = step.axes, all(_is_count(number, 0) for number in (step.param, *numbers))
+        texts, good = step.axes, step.pad is None or type(step.pad) is int
+        good = good and type(step.swizzle) is int
+        good = good and all(_is_count(number, 0) for number in (step.param, step.lanes, step.ahead))
     elif isinstance(step, StreamOutput):
         texts, good = step.axes, _is_count(step.param, 0)
     elif isinstance(step, Prefetch):
