@@ -214,3 +214,24 @@ def test_anything_else_needs_a_program(
         main(["explain", *words])
     assert caught.value.code == 2
     assert "which program? give a Python file" in capsys.readouterr().err
+
+
+def test_a_program_that_computes_nothing_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "idle.py"
+    path.write_text("x = 1\n")
+    for words in ([], ["--kernels"]):
+        assert main(["explain", str(path), *words]) == 0
+        assert capsys.readouterr().out == "the program computes nothing\n"
+
+
+def test_a_kernel_has_no_passes_before_it(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(program), "--kernel", "1", "--after", "views"]) == 2
+    told = capsys.readouterr().err
+    assert "'views' is done before there are kernels: wanted schedule, lower" in told
+    with pytest.raises(SystemExit):
+        main(["explain", str(program), "--kernels", "--after", "lower"])
+    assert "one kernel with --kernel N" in capsys.readouterr().err
