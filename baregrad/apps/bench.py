@@ -34,8 +34,10 @@ from baregrad.apps.bench_measure import (
 from baregrad.apps.bench_rows import PEERS, Prepared, Row, Suite, effort_of, peer_module
 from baregrad.apps.bench_table import (
     COPY_SHARE,
+    check_document,
     joined,
     put_table,
+    read_document,
     read_records,
     render_table,
 )
@@ -66,7 +68,10 @@ class Contest:
 
 def main(argv: Sequence[str]) -> int:
     """Run a suite; 1 where a result was wrong, or with --check where a bar was missed."""
-    chosen = _parser().parse_args(argv)
+    parser = _parser()
+    chosen = parser.parse_args(argv)
+    if chosen.keep and chosen.json is None:
+        parser.error("--keep says what stays in a file: name it with --json")
     suite = SUITES[chosen.suite]
     if chosen.figures is not None:
         return _write_readme(read_records(chosen.figures), chosen.readme)
@@ -84,6 +89,7 @@ def main(argv: Sequence[str]) -> int:
     contest = Contest(suite, against, chosen.threads or host.cores, effort_of(chosen.quick))
     for name in against:
         peer_module(name)
+    _check_files(chosen, suite.name)
     records = _run(rows, contest)
     found = records["rows"]
     if chosen.json is not None:
@@ -98,6 +104,21 @@ def main(argv: Sequence[str]) -> int:
     missed = [record["name"] for record in found if _is_missed(record)]
     print(f"{len(found)} rows, {len(missed)} below their bar, {len(wrong)} wrong")
     return 1 if wrong or (chosen.check and missed) else 0
+
+
+def _check_files(chosen: argparse.Namespace, suite: str) -> None:
+    """Refuse files that cannot take figures before the time is spent that figures take."""
+    if chosen.json is not None:
+        folder = chosen.json.parent
+        if chosen.json.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise ArgumentError(
+                "figures cannot be written", found=str(chosen.json),
+                wanted="a file in a folder that exists and can be written to",
+            )
+        if chosen.keep and chosen.json.exists():
+            read_records(chosen.json)
+    if chosen.readme is not None:
+        check_document(read_document(chosen.readme), suite)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,10 +159,9 @@ def _peers(text: str) -> tuple[str, ...]:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 1 or more")
+    return int(text)
 
 
 def _write_readme(records: Mapping[str, Any], path: Path | None) -> int:
@@ -149,7 +169,7 @@ def _write_readme(records: Mapping[str, Any], path: Path | None) -> int:
     if path is None:
         print(render_table(records))
     else:
-        path.write_text(put_table(path.read_text(encoding="utf-8"), records), encoding="utf-8")
+        path.write_text(put_table(read_document(path), records), encoding="utf-8")
     return 0
 
 

@@ -109,11 +109,27 @@ def markers(suite: str) -> tuple[str, str]:
     return f"<!-- figures of the suite {suite} -->", f"<!-- end of the suite {suite} -->"
 
 
+def read_document(path: Path) -> str:
+    """Return the text that a table is to be written into; raises FileFormatError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(
+            f"{str(path)!r} is no document", found=str(error), wanted="a file of text"
+        ) from error
+
+
+def check_document(document: str, suite: str) -> None:
+    """Raise FileFormatError for a document that has no place for a suite's table."""
+    begin, end = markers(suite)
+    if end not in document.partition(begin)[2]:
+        raise FileFormatError("the document has no place for a table", wanted=f"{begin} and {end}")
+
+
 def put_table(document: str, records: Mapping[str, Any]) -> str:
     """Return a document with the table between its markers; raises FileFormatError without them."""
     begin, end = markers(records["suite"])
-    before, first, rest = document.partition(begin)
-    _, last, after = rest.partition(end)
-    if not first or not last:
-        raise FileFormatError("the document has no place for a table", wanted=f"{begin} and {end}")
+    check_document(document, records["suite"])
+    before, _, rest = document.partition(begin)
+    _, _, after = rest.partition(end)
     return f"{before}{begin}\n{render_table(records)}\n{end}{after}"

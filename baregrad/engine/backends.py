@@ -33,10 +33,11 @@ GPU_NAMES = ("NV", "CUDA")
 
 
 class Backend(Protocol):
-    """What the session needs from a backend."""
+    """What the session needs from a backend. `compiles`: whether making a plan takes long."""
 
     name: str
     device: Device
+    compiles: bool
 
     def setting(self) -> tuple[Any, ...]:
         """Options that change what `prepare` makes."""
@@ -57,6 +58,8 @@ class Backend(Protocol):
 
 class CompiledBackend:
     """Plans, compiles and runs on a device."""
+
+    compiles = True
 
     def __init__(self, name: str, device: Device, compiler: Compiler) -> None:
         self.name = name
@@ -106,6 +109,8 @@ class CompiledBackend:
 
 class ReferenceBackend:
     """Evaluates graphs in NumPy: slow, simple, and the meaning of everything else."""
+
+    compiles = False
 
     def __init__(self, name: str, device: Device) -> None:
         self.name = name

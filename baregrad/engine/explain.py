@@ -25,6 +25,9 @@ from baregrad.ir.op import Ops
 if TYPE_CHECKING:
     from baregrad.engine.explain_kernel import Found
 
+# What is said of a program without any kernels.
+NOTHING = "the program computes nothing"
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `baregrad explain`."""
@@ -32,7 +35,9 @@ def parser() -> argparse.ArgumentParser:
         prog="baregrad explain",
         description="Show every stage of a program's compilation, or what one kernel does.",
     )
-    result.add_argument("file", type=Path, help="a Python program, or the saved text of a kernel")
+    result.add_argument(
+        "file", type=Path, nargs="?", help="a Python program, or the saved text of a kernel"
+    )
     result.add_argument("--after", metavar="PASS", help="show only what this pass left behind")
     result.add_argument(
         "--kernels", action="store_true", help="list the kernels: bytes, operations, what bounds"
@@ -48,7 +53,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run `baregrad explain`; 0 when everything was shown."""
-    arguments = parser().parse_args(argv)
+    understood = parser()
+    arguments = understood.parse_args(argv)
+    if arguments.file is None and not arguments.list:
+        understood.error("which program? give a Python file, or the saved text of a kernel")
+    if arguments.kernels and arguments.after is not None and arguments.kernel is None:
+        understood.error("--kernels lists; --after shows a program, or one kernel with --kernel N")
     backend = open_backend("NULL")
     if not isinstance(backend, CompiledBackend):
         raise OptionError("explain needs a compiling device", found=backend.name, wanted="NULL")
@@ -60,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         raise OptionError(
             f"there is no pass {arguments.after!r}",
             wanted=", ".join(name for name, _ in names),
-            hint="`baregrad explain --list FILE` says what each does",
+            hint="`baregrad explain --list` says what each does",
         )
     if arguments.kernels or arguments.kernel is not None:
         _tell_of_kernels(arguments.file, arguments.kernel, arguments.after, backend)
@@ -113,7 +123,9 @@ def _saved(path: Path) -> Node:
     return parse(path.read_text())
 
 
-def _tell_of_kernels(path: Path, wanted: str | None, after: str | None, null: Any) -> None:
+def _tell_of_kernels(
+    path: Path, wanted: str | None, after: str | None, null: CompiledBackend
+) -> None:
     """List the kernels of a program or a saved kernel, or tell all about one."""
     from baregrad.engine import explain_kernel
 
@@ -121,16 +133,30 @@ def _tell_of_kernels(path: Path, wanted: str | None, after: str | None, null: An
     if wanted is not None:
         _, found = explain_kernel.pick(kernels, wanted)
         if after is not None:
+            _check_pass(null, after)
             _explain_kernel(null, found.kernel, after, sys.stdout)
             return
     backend, rates = explain_kernel.rates_of(open_backend)
     try:
-        if wanted is None:
+        if wanted is None and not kernels:
+            print(NOTHING)
+        elif wanted is None:
             print(explain_kernel.list_kernels(kernels, rates))
         else:
             print(explain_kernel.describe(found, backend, rates))
     finally:
         backend.close()
+
+
+def _check_pass(null: CompiledBackend, after: str) -> None:
+    """Refuse a pass that comes before there are kernels. Raises OptionError."""
+    names = [name for name, _ in pass_names(null)]
+    first = names.index(SCHEDULE[0])
+    if names.index(after) < first:
+        raise OptionError(
+            f"{after!r} is done before there are kernels", wanted=", ".join(names[first:]),
+            hint="leave --kernel out to see what the pass made of the program",
+        )
 
 
 def kernels_of(path: Path) -> list[Found]:
@@ -170,12 +196,15 @@ def _run_observed(path: Path, note: Callable[[Any, Session], None], **setting: A
 def _explain_program(path: Path, after: str | None) -> None:
     """Run a program on the NULL device and show what became of each computation in it."""
     seen: set[Node] = set()
+    programs = 0
 
     def note(run: Any, session: Session) -> None:
+        nonlocal programs
         from baregrad.graph import canonicalise
         from baregrad.graph import stages as graph_stages
         from baregrad.schedule import stages as schedule_stages
 
+        programs += 1
         backend = session.backend("NULL")
         assert isinstance(backend, CompiledBackend)
         sink = run.program.sink
@@ -193,3 +222,5 @@ def _explain_program(path: Path, after: str | None) -> None:
             _explain_kernel(backend, kernel, after, sys.stdout)
 
     _run_observed(path, note)
+    if not programs:
+        print(NOTHING)

@@ -23,6 +23,7 @@ from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
 from baregrad.engine.launch import launch_expr
+from baregrad.engine.places import Places
 from baregrad.engine.realised import Realised
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node, toposort
@@ -44,6 +45,7 @@ class Session:
         self._backends: dict[str, backends.Backend] = {}
         self._realised = Realised()
         self._plans: OrderedDict[Any, Any] = OrderedDict()
+        self._places = Places()
         self.observers: list[Callable[[Run], None]] = []
         self.uploads: list[Callable[[BufferRef, np.ndarray[Any, Any]], None]] = []
         self.downloads: list[Callable[[BufferRef], None]] = []
@@ -197,7 +199,7 @@ class Session:
                 if len(slots) == 1:
                     donated[position] = slots[0]
             backend = self.backend(device)
-            executable = self._executable(backend, program, donated)
+            program, executable = self._executable(backend, program, donated)
         run = Run(backend, executable, program, ())
         results = backend.execute(executable, program, self)
         shapes = [self.concrete(node.shape, program.variables) for node in program.sink.src]
@@ -268,25 +270,29 @@ class Session:
 
     def _executable(
         self, backend: backends.Backend, program: Canonical, donated: dict[int, int]
-    ) -> Any:
-        key = (program.sink, backend.name, tuple(sorted(donated.items())), backend.setting())
-        found = self._plans.get(key)
-        if found is None:
-            try:
-                found = backend.prepare(program, donated)
-            except BaregradError:
-                raise
-            except Exception as error:
-                from baregrad.ir.text import dump
+    ) -> tuple[Canonical, Any]:
+        """What runs a program; with it the program that it was made for, which may be of its kind.
 
-                raise CompilerBug(
-                    f"a graph could not be planned: {type(error).__name__}: {error}",
-                    ir_text=dump(program.sink),
-                ) from error
-            self._plans[key] = found
+        What observers see is the program itself.
+        """
+        setting = (backend.name, tuple(sorted(donated.items())), backend.setting())
+        found = self._known_plan(program, setting)
+        if found is None and backend.compiles and not self.observers:
+            other = self._places.alike(program, setting)
+            if other is not None:
+                program = other
+                found = self._known_plan(program, setting)
+        if found is None:
+            found = self._plans[program.sink, setting] = _prepared(backend, program, donated)
             if len(self._plans) > PLANS_KEPT:
                 self._plans.popitem(last=False)
-        else:
+        return program, found
+
+    def _known_plan(self, program: Canonical, setting: Any) -> Any:
+        """The plan of a program, now the last one that is forgotten; None if there is none."""
+        key = (program.sink, setting)
+        found = self._plans.get(key)
+        if found is not None:
             self._plans.move_to_end(key)
         return found
 
@@ -297,6 +303,22 @@ class Session:
             extent if isinstance(extent, int) else evaluate(launch_expr(extent), variables)
             for extent in shape
         )
+
+
+def _prepared(
+    backend: backends.Backend, program: Canonical, donated: Mapping[int, int]
+) -> Any:
+    try:
+        return backend.prepare(program, donated)
+    except BaregradError:
+        raise
+    except Exception as error:
+        from baregrad.ir.text import dump
+
+        raise CompilerBug(
+            f"a graph could not be planned: {type(error).__name__}: {error}",
+            ir_text=dump(program.sink),
+        ) from error
 
 
 class Run:

@@ -240,7 +240,8 @@ class Access(NamedTuple):
     multiples of `align` bytes. `constant`: a load that may pass any store, because nothing that the
     kernel writes changes what it reads. `ahead`: what lies so many bytes further on is brought into
     the nearest cache meanwhile, if there is memory; 0 for nothing. `rows`: of a tile, how many
-    elements after `at` each of its rows is; () for a single vector.
+    elements after `at` each of its rows is; () for a single vector. `strays`: lanes that are masked
+    off may lie pages away from the array, where there need be no memory.
     """
 
     width: int = 1
@@ -250,6 +251,7 @@ class Access(NamedTuple):
     constant: bool = False
     ahead: int = 0
     rows: tuple[int, ...] = ()
+    strays: bool = False
 
 
 class Turned(NamedTuple):

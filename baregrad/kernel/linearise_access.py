@@ -18,6 +18,7 @@ from baregrad.kernel.loop_pieces import is_plain, values_below
 
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
+PAGE_NBYTES = 4096
 _INDEX = dtypes.index
 _RANGE, _LOAD, _ALLOC = Ops.RANGE, Ops.LOAD, Ops.ALLOC
 _PRODUCTS = Ops.MMA.bit
@@ -131,6 +132,19 @@ class Address:
             low, high = bounds(atom)
             far += abs(scale) * max(abs(low), abs(high))
         self.is_narrow = far < MOST_NARROW
+
+    def strays(self, array: Node) -> bool:
+        """Whether lanes that a mask leaves out may lie pages away from an argument."""
+        if array.op is not Ops.PARAM or self.lanes or self.stride != 1:
+            return False
+        low, high = self.constant, self.constant + self.width
+        for atom, scale in (*self.fixed, *self.points, *self.unrolled):
+            ends = [scale * end for end in bounds(atom)]
+            low, high = low + min(ends), high + max(ends)
+        size = index.product(array.shape)
+        least = size if isinstance(size, int) else bounds(size)[0]
+        room = PAGE_NBYTES // array.dtype.itemsize
+        return low < -room or high > least + room
 
     def at(self, point: Mapping[Node, int]) -> int:
         """The constant part of the offset at a point of the unrolled ranges."""

@@ -316,8 +316,9 @@ def load_rows(values: Values, load: Node, mask: Node | None) -> Node:
     constant = memory.single and not written
     ahead = memory.ahead.get(load, 0) if memory.ahead else 0
     rows = address.places(tile.axes)
+    strays = mask is not None and bool(mask.shape) and address.strays(buffer)
     access = access_of(
-        lanes, stride, address.constant, dtype.itemsize, constant, ahead, rows
+        lanes, stride, address.constant, dtype.itemsize, constant, ahead, rows, strays
     )
     floor = MOMENT if written else scopes.innermost.floor
     node = instruction(Ops.VLOAD, dtype, src, access, (tile.rows, lanes))

@@ -474,7 +474,10 @@ class Values:
         align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
         ahead = memory.ahead.get(node, 0) if memory.ahead else 0
         constant = memory.single and not written
-        access = linearise_access.access_of(lanes, stride, at, align, constant, ahead)
+        strays = mask is not None and bool(mask.shape) and address.strays(buffer)
+        access = linearise_access.access_of(
+            lanes, stride, at, align, constant, ahead, strays=strays
+        )
         src: Parts = (buffer, place)
         if mask is not None:
             src += (self.vector(mask, lanes),)

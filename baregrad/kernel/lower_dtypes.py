@@ -415,12 +415,18 @@ def _widened(node: Node) -> Node:
 def _guard_loads(cond: Node, value: Node, chosen: bool) -> Node:
     """`value` with its loads done only where `cond` holds, those that addresses are made of too.
 
-    chosen: a choice by `cond` comes after it, so that what is inside its array anyway needs no
-    guard: elements that lanes share, which a condition on each lane would have loaded one by one.
+    What the condition reads itself is loaded anyway. chosen: a choice by `cond` comes after it, so
+    that what is inside its array anyway needs no guard: elements that lanes share, which a
+    condition on each lane would have loaded one by one.
     """
     done: dict[Node, Node] = {}
     bit = Ops.LOAD.bit
-    for node in toposort(value, enter=lambda n: bool(n.mask & bit)):
+    if cond.mask & bit:
+        order = toposort(cond, enter=lambda n: bool(n.mask & bit) and n.op is not Ops.GUARD)
+        done = {node: node for node in order if node.op is Ops.LOAD}
+    for node in toposort(value, enter=lambda n: bool(n.mask & bit) and n not in done):
+        if node in done:
+            continue
         if not node.mask & bit:
             done[node] = node
             continue

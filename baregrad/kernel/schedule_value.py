@@ -8,10 +8,11 @@ make further names. What a step may do to a kernel is checked when it is applied
 from __future__ import annotations
 
 import ast
+import keyword
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.attrs import THREAD_BINDS
@@ -230,6 +231,7 @@ class Tensorize:
 
 _Copy = StageInput | StageReduce | StreamOutput | Prefetch | Pipeline
 Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
+_S = TypeVar("_S", bound=Step)
 INSTRUCTIONS = ("dot4", "mma", "amx")
 
 
@@ -238,6 +240,16 @@ class Schedule:
     """Steps in the order in which they are applied."""
 
     steps: tuple[Step, ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not tuple:
+            raise ScheduleError(
+                "the steps of a schedule are a tuple",
+                found=repr(self.steps), wanted="Schedule((split(...), ...))",
+            )
+        for step in self.steps:
+            if not isinstance(step, Step):
+                raise ScheduleError("not a step", found=repr(step), wanted=_words())
 
     def __str__(self) -> str:
         return f"Schedule({', '.join(map(str, self.steps))})"
@@ -252,37 +264,37 @@ class Schedule:
 
 def split(axis: str, *, outer: str, tail: str = "", masked: bool = False, **inner: int) -> Split:
     """`axis` becomes `outer` and the inner axes given as name=size, outermost first."""
-    return Split(axis, ((outer, 0), *inner.items()), tail, masked)
+    return _checked(Split(axis, ((outer, 0), *inner.items()), tail, masked))
 
 
 def collapse(*axes: str, name: str) -> Collapse:
     """Neighbouring axes, outermost first, become the one axis `name`."""
-    return Collapse(axes, name)
+    return _checked(Collapse(axes, name))
 
 
 def reorder(*axes: str) -> Reorder:
     """The axes run in this order, outermost first."""
-    return Reorder(axes)
+    return _checked(Reorder(axes))
 
 
 def bind(axis: str, unit: str, grain: int = 1) -> Bind:
     """The axis runs on `unit`; on the pool, `grain` iterations are one chunk."""
-    return Bind(axis, unit, grain)
+    return _checked(Bind(axis, unit, grain))
 
 
 def vectorise(axis: str) -> Bind:
     """The axis lies across the lanes of vector registers."""
-    return Bind(axis, "vector")
+    return bind(axis, "vector")
 
 
 def unroll(axis: str) -> Bind:
     """The axis is spread over registers."""
-    return Bind(axis, "unroll")
+    return bind(axis, "unroll")
 
 
 def parallelise(axis: str, grain: int = 1) -> Bind:
     """The axis is shared out among threads, `grain` iterations at a time."""
-    return Bind(axis, "pool", grain)
+    return bind(axis, "pool", grain)
 
 
 def stage_input(
@@ -298,32 +310,32 @@ def stage_input(
     pad: elements between rows. swizzle: bits of chunks' numbers that are mixed with rows' numbers.
     ahead: bytes from what is read of the copy to the line that is asked for.
     """
-    return StageInput(param, axes, lanes, pad, swizzle, ahead)
+    return _checked(StageInput(param, axes, lanes, pad, swizzle, ahead))
 
 
 def stage_reduce(axis: str, *axes: str) -> StageReduce:
     """Accumulators for all of `axes` are kept in scratch memory while `axis` runs outside."""
-    return StageReduce(axis, axes)
+    return _checked(StageReduce(axis, axes))
 
 
 def stream_output(param: int) -> StreamOutput:
     """What is written to the output passes the caches by."""
-    return StreamOutput(param)
+    return _checked(StreamOutput(param))
 
 
 def prefetch(param: int, nbytes: int, **loops: int) -> Prefetch:
     """Lines of the array are asked for so many bytes ahead, by loops so many bytes a step."""
-    return Prefetch(param, nbytes, tuple(loops.items()))
+    return _checked(Prefetch(param, nbytes, tuple(loops.items())))
 
 
 def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
     """What each iteration of the loop copies is begun `depth` - 1 iterations before it."""
-    return Pipeline(axis, depth, engine)
+    return _checked(Pipeline(axis, depth, engine))
 
 
 def tensorize(*axes: str, instruction: str) -> Tensorize:
     """An instruction of the machine does all steps of the axes: `dot4`, `mma` or `amx`."""
-    return Tensorize(axes, instruction)
+    return _checked(Tensorize(axes, instruction))
 
 
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
@@ -332,6 +344,9 @@ _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
         "collapse": collapse,
         "reorder": reorder,
         "bind": bind,
+        "vectorise": vectorise,
+        "unroll": unroll,
+        "parallelise": parallelise,
         "stage_input": stage_input,
         "stage_reduce": stage_reduce,
         "stream_output": stream_output,
@@ -348,13 +363,28 @@ def parse_schedule(text: str) -> Schedule:
     Only calls of the words above with literal arguments are understood; nothing is executed.
     Raises ScheduleError for anything else.
     """
+    if not isinstance(text, str):
+        raise ScheduleError(
+            "a schedule is parsed from text", found=repr(text), wanted="what str(schedule) wrote"
+        )
     try:
         tree = ast.parse(text.strip(), mode="eval").body
+        return _parsed(tree, text)
     except SyntaxError as error:
         raise ScheduleError(f"a schedule does not parse ({error.msg})", found=text) from error
+    except (MemoryError, RecursionError, UnicodeError) as error:
+        # Python's parser says so of what is nested too deep, and of what is no text at all.
+        raise ScheduleError("a schedule does not parse", found=repr(text[:100])) from error
+
+
+def _parsed(tree: ast.expr, text: str) -> Schedule:
     if not isinstance(tree, ast.Call) or _called(tree) != "Schedule" or tree.keywords:
         raise ScheduleError("not a schedule", found=text, wanted="Schedule(split(...), ...)")
     return Schedule(tuple(_parse_step(item) for item in tree.args))
+
+
+def _words() -> str:
+    return ", ".join(sorted(_WORDS))
 
 
 def _called(tree: ast.Call) -> str:
@@ -364,45 +394,63 @@ def _called(tree: ast.Call) -> str:
 def _parse_step(tree: ast.expr) -> Step:
     found = ast.unparse(tree)
     if not isinstance(tree, ast.Call) or _called(tree) not in _WORDS:
-        raise ScheduleError("not a step", found=found, wanted=", ".join(sorted(_WORDS)))
+        raise ScheduleError("not a step", found=found, wanted=_words())
+    names = [item.arg for item in tree.keywords]
+    if None in names or len(set(names)) < len(names):
+        raise ScheduleError(
+            "a step has wrong arguments", found=found, wanted="each argument once, by its name"
+        )
     try:
         positional = [ast.literal_eval(item) for item in tree.args]
         named = {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords}
-        step = _WORDS[_called(tree)](*positional, **named)
+        return _WORDS[_called(tree)](*positional, **named)
     except (ValueError, TypeError) as error:
         raise ScheduleError(f"a step has wrong arguments ({error})", found=found) from error
-    _check_types(step, found)
+
+
+def _checked(step: _S) -> _S:
+    """Return a step whose arguments have the types that it is made of. Raises ScheduleError."""
+    if not _is_well_typed(step):
+        raise ScheduleError("a step has arguments of the wrong type", found=str(step))
     return step
 
 
-def _check_types(step: Step, found: str) -> None:
+def _is_well_typed(step: Step) -> bool:
     if isinstance(step, Split):
-        sizes = [size for _, size in step.parts]
+        sizes = [size for _, size in step.parts[1:]]
         texts: tuple[Any, ...] = (step.axis, step.tail, *(name for name, _ in step.parts))
-        good = all(type(size) is int for size in sizes) and min(sizes[1:], default=1) >= 1
-        good = good and type(step.masked) is bool
+        good = all(_is_count(size) for size in sizes) and type(step.masked) is bool
+        good = good and all(_is_word(name) for name, _ in step.parts[1:])
     elif isinstance(step, Bind):
-        texts, good = (step.axis, step.unit), type(step.grain) is int and step.grain >= 1
+        texts, good = (step.axis, step.unit), _is_count(step.grain)
     elif isinstance(step, Collapse):
         texts, good = (*step.axes, step.name), True
     elif isinstance(step, StageInput):
-        texts, good = step.axes, type(step.param) is int and type(step.lanes) is int
-        good = good and step.lanes >= 0 and (step.pad is None or type(step.pad) is int)
-        good = good and type(step.swizzle) is int and type(step.ahead) is int
-        good = good and step.ahead >= 0
+        texts, good = step.axes, step.pad is None or type(step.pad) is int
+        good = good and type(step.swizzle) is int
+        good = good and all(_is_count(number, 0) for number in (step.param, step.lanes, step.ahead))
     elif isinstance(step, StreamOutput):
-        texts, good = step.axes, type(step.param) is int
+        texts, good = step.axes, _is_count(step.param, 0)
     elif isinstance(step, Prefetch):
         shares = [nbytes for _, nbytes in step.loops]
-        texts, good = step.axes, type(step.param) is int
-        good = good and all(type(n) is int and n >= 1 for n in (step.nbytes, *shares))
+        texts, good = step.axes, _is_count(step.param, 0)
+        good = good and all(_is_count(nbytes) for nbytes in (step.nbytes, *shares))
+        good = good and all(_is_word(name) for name in step.axes)
     elif isinstance(step, Tensorize):
         texts, good = step.axes, bool(step.axes) and step.instruction in INSTRUCTIONS
     elif isinstance(step, StageReduce):
         texts, good = (step.axis, *step.axes), True
     elif isinstance(step, Pipeline):
-        texts, good = (step.axis, step.engine), type(step.depth) is int
+        texts, good = (step.axis, step.engine), _is_count(step.depth)
     else:
         texts, good = step.axes, True
-    if not good or not all(type(text) is str for text in texts):
-        raise ScheduleError("a step has arguments of the wrong type", found=found)
+    return good and all(type(text) is str for text in texts)
+
+
+def _is_count(number: object, least: int = 1) -> bool:
+    return type(number) is int and number >= least
+
+
+def _is_word(name: str) -> bool:
+    """Whether it prints as the name of an argument, which is how some steps name axes."""
+    return name.isidentifier() and not keyword.iskeyword(name)

@@ -113,10 +113,16 @@ def _neutral(op: Op, dtype: DType) -> Node:
 
 def _any(f: FunctionText, node: Node) -> None:
     (x,) = node.src
-    lanes = lanes_of(x)
-    name = f"llvm.vector.reduce.or.v{lanes}i1"
-    f.declare(name, "i1", value_type(x))
-    f.lines.append(f"  {f.define(node)} = call i1 @{name}({value_type(x)} {f.use(x, lanes)})")
+    f.names[node] = _any_of(f, x, lanes_of(x))
+
+
+def _any_of(f: FunctionText, mask: Node, lanes: int) -> str:
+    """Whether some lane of a mask is true."""
+    kinds = type_text(dtypes.bool, lanes)
+    name, found = f"llvm.vector.reduce.or.v{lanes}i1", f.fresh()
+    f.declare(name, "i1", kinds)
+    f.lines.append(f"  {found} = call i1 @{name}({kinds} {f.use(mask, lanes)})")
+    return found
 
 
 def _rows(f: FunctionText, node: Node) -> None:
@@ -146,15 +152,19 @@ def _vload(f: FunctionText, node: Node) -> None:
     access = node.arg
     dtype, lanes = node.dtype, access.width
     constant = ", !invariant.load !0" if access.constant else ""
-    if offset.shape:
-        _gather(f, node, [_lane(f, offset, lane) for lane in range(lanes)], access.at)
-        return
     masked = len(src) > 2
+    if offset.shape:
+        if masked and not access.at and _has_elements(base):
+            _gather_or_first(f, node)
+        else:
+            _gather(f, node, [_lane(f, offset, lane) for lane in range(lanes)], access.at)
+        return
     if access.rows:
         where = _row_place(f, access.rows, dtype)
     else:
         where = f.pointer(base, f.names.get(offset) or f.use(offset), access.at, dtype)
-    if lanes > 1 and (access.stride != 1 or (masked and not _masks(f, dtype))):
+    at_once = masked and lanes > 1 and src[2].op is Ops.SPLAT
+    if lanes > 1 and (access.stride != 1 or (masked and not at_once and not _masks(f, dtype))):
         _strided(f, node, where)
         return
     kinds = type_text(dtype, lanes)
@@ -164,11 +174,17 @@ def _vload(f: FunctionText, node: Node) -> None:
         name = f.names[node] = f.fresh()
         f.lines.append(f"  {name} = load {kinds}, ptr {where}, align {access.align}{constant}")
         return
-    condition = f.use(src[2], lanes)
     if lanes == 1:
         f.define(node)
-        f.names[node] = _guarded_load(f, dtype, where, condition, constant)
+        f.names[node] = _guarded_load(f, dtype, where, f.use(src[2]), constant)
         return
+    if at_once:
+        place = _or_zeros(f, f.use(src[2].src[0]), where, lanes * dtype.itemsize)
+        f.lines.append(f"  {f.define(node)} = load {kinds}, ptr {place}, align {access.align}")
+        return
+    condition = f.use(src[2], lanes)
+    if access.strays:
+        where = _or_zeros(f, _any_of(f, src[2], lanes), where, lanes * dtype.itemsize)
     name = f"llvm.masked.load.{suffix_text(dtype, lanes)}.p0"
     masks = type_text(dtypes.bool, lanes)
     f.declare(name, kinds, "ptr", "i32", masks, kinds)
@@ -224,6 +240,19 @@ def _guarded_load(f: FunctionText, dtype: DType, where: str, condition: str, con
     return result
 
 
+def _or_zeros(f: FunctionText, condition: str, where: str, nbytes: int) -> str:
+    """The address of a vector where the condition holds, else of zeros.
+
+    All of it is read or nothing. A masked load at an address that is not the process's is
+    put right by the machine's microcode, a hundred times slower than any other.
+    """
+    place = f.fresh()
+    zeros = f"@zeros.{nbytes}"
+    f.declarations[f"{zeros} = private constant [{nbytes} x i8] zeroinitializer, align 64"] = None
+    f.lines.append(f"  {place} = select i1 {condition}, ptr {where}, ptr {zeros}")
+    return place
+
+
 def _lane(f: FunctionText, vector: Node, lane: int) -> str:
     if vector.op is Ops.SPLAT and vector.src[0].op is Ops.CONST:
         return str(vector.src[0].arg)
@@ -240,7 +269,41 @@ def _gather(f: FunctionText, node: Node, offsets: list[str], at: int) -> None:
         address = f.fresh()
         f.lines.append(f"  {address} = getelementptr {element}, ptr {base}, i64 {offset}")
         addresses.append(address)
-    _collect(f, node, addresses)
+    mask = node.src[2] if len(node.src) > 2 else None
+    f.names[node] = _collect(f, node, addresses, mask)
+
+
+def _gather_or_first(f: FunctionText, node: Node) -> None:
+    """Lanes of an array that has elements: those that are masked off read its first one instead.
+
+    So one choice of all places and one of all results do, instead of two for each lane.
+    """
+    base, offset, mask = node.src
+    lanes = node.arg.width
+    kinds, places = value_type(node), type_text(offset.dtype, lanes)
+    masks, condition = type_text(dtypes.bool, lanes), f.use(mask, lanes)
+    chosen = f.fresh()
+    f.lines.append(
+        f"  {chosen} = select {masks} {condition}, {places} {f.use(offset)}, "
+        f"{places} zeroinitializer"
+    )
+    array, addresses = f.names[base], []
+    for lane in range(lanes):
+        place, address = f.fresh(), f.fresh()
+        f.lines.append(
+            f"  {place} = extractelement {places} {chosen}, i64 {lane}\n"
+            f"  {address} = getelementptr {type_text(node.dtype)}, ptr {array}, "
+            f"{type_text(offset.dtype)} {place}"
+        )
+        addresses.append(address)
+    found = _collect(f, node, addresses, None)
+    f.lines.append(
+        f"  {f.define(node)} = select {masks} {condition}, {kinds} {found}, {kinds} zeroinitializer"
+    )
+
+
+def _has_elements(array: Node) -> bool:
+    return all(isinstance(size, int) and size > 0 for size in array.shape)
 
 
 def _strided(f: FunctionText, node: Node, where: str) -> None:
@@ -273,7 +336,7 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f.lines.append(
                 f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
             )
-        _collect(f, node, addresses)
+        f.names[node] = _collect(f, node, addresses, node.src[2])
         return
     name = f.fresh()
     f.lines.append(_lines_of(_form(node), node.arg.constant).format(name, where))
@@ -312,11 +375,10 @@ def _every_other(f: FunctionText, node: Node, where: str) -> None:
     )
 
 
-def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
+def _collect(f: FunctionText, node: Node, addresses: list[str], mask: Node | None) -> str:
     """One load per lane, put together."""
     element, kinds = type_text(node.dtype), value_type(node)
     constant = ", !invariant.load !0" if node.arg.constant else ""
-    mask = node.src[2] if len(node.src) > 2 else None
     add, fresh = f.lines.append, f.fresh
     ending = f", align {node.arg.align}{constant}"
     total = "poison"
@@ -332,7 +394,7 @@ def _collect(f: FunctionText, node: Node, addresses: list[str]) -> None:
             after = fresh()
             add(f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}")
         total = after
-    f.names[node] = total
+    return total
 
 
 def _vstore(f: FunctionText, node: Node) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.attrs import Pad
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.schedule.draft import Request, extent_points, ranges_of
@@ -37,7 +38,8 @@ def is_copied_in_bands(fusion: Fusion, node: Node, requests: list[Request]) -> b
     total = request.draft.contraction
     if total is None or total.op is not Ops.REDUCE or total.src[0].op is not Ops.MUL:
         return False
-    if any(pad.interior for pad in node.arg) or _padded(node).op not in LEAVES:
+    # The zeros around a band are counted when the kernel is made.
+    if not all(_is_known(pad) for pad in node.arg) or _padded(node).op not in LEAVES:
         return False
     operands = [base_of(operand) for operand in total.src[0].src]
     if operands.count(node) == 1 and base_of(node.src[0]).op in LEAVES and _slides(request):
@@ -46,6 +48,10 @@ def is_copied_in_bands(fusion: Fusion, node: Node, requests: list[Request]) -> b
     return [_padded(operand) for operand in operands].count(_padded(node)) == 1 and _has_residues(
         request
     )
+
+
+def _is_known(pad: Pad) -> bool:
+    return isinstance(pad.lo, int) and isinstance(pad.hi, int) and not pad.interior
 
 
 def _padded(node: Node) -> Node:

@@ -144,7 +144,9 @@ def test_missing_weights_are_a_row_that_says_so(
 def test_wrong_words_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for words, told in (
         (["--against", "abacus"], "none of torch, numpy"),
-        (["--threads", "0"], "not 1 or more"),
+        (["--threads", "0"], "'0' is no whole number, 1 or more"),
+        (["--threads", "two"], "'two' is no whole number, 1 or more"),
+        (["--keep"], "name it with --json"),
         (["--suite", "moon"], "cpu"),
     ):
         with pytest.raises(SystemExit) as caught:
@@ -153,6 +155,26 @@ def test_wrong_words_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
         assert told in capsys.readouterr().err
     with pytest.raises(ArgumentError, match="no row of the suite cpu is called 'moon'"):
         bench.main(["--only", "moon"])
+
+
+def test_files_are_looked_at_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(rows: object, contest: object) -> dict[str, Any]:
+        raise AssertionError("something was timed")
+
+    monkeypatch.setattr(bench, "_run", run)
+    plain, begin = tmp_path / "plain.md", bench_table.markers("cpu")[0]
+    plain.write_text(begin)
+    for words, told in (
+        (["--json", str(tmp_path)], "figures cannot be written"),
+        (["--json", str(tmp_path / "none" / "a.json")], "in a folder that exists"),
+        (["--json", str(plain), "--keep"], "holds no figures"),
+        (["--readme", str(tmp_path / "none.md")], "is no document"),
+        (["--readme", str(plain)], "has no place for a table"),
+    ):
+        with pytest.raises((ArgumentError, FileFormatError), match=told):
+            bench.main(["--quick", "--against", "numpy", *words])
 
 
 def test_rows_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

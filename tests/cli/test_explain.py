@@ -196,3 +196,42 @@ def test_a_file_that_is_not_there(
     told = capsys.readouterr().err
     assert re.search(rf"error: there is no such program: found .*{name}, wanted a Python", told)
     assert "Traceback" not in told
+
+
+def test_the_passes_are_listed_without_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names[0] == "input"
+    assert names[-1] == "render"
+    assert {"fuse", "schedule", "lower", "linearise"} < set(names)
+
+
+@pytest.mark.parametrize("words", ([], ["--kernels"], ["--kernel", "1"], ["--after", "lower"]))
+def test_anything_else_needs_a_program(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["explain", *words])
+    assert caught.value.code == 2
+    assert "which program? give a Python file" in capsys.readouterr().err
+
+
+def test_a_program_that_computes_nothing_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "idle.py"
+    path.write_text("x = 1\n")
+    for words in ([], ["--kernels"]):
+        assert main(["explain", str(path), *words]) == 0
+        assert capsys.readouterr().out == "the program computes nothing\n"
+
+
+def test_a_kernel_has_no_passes_before_it(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(program), "--kernel", "1", "--after", "views"]) == 2
+    told = capsys.readouterr().err
+    assert "'views' is done before there are kernels: wanted schedule, lower" in told
+    with pytest.raises(SystemExit):
+        main(["explain", str(program), "--kernels", "--after", "lower"])
+    assert "one kernel with --kernel N" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,9 +13,14 @@ from baregrad.kernel.schedule_value import (
     collapse,
     parallelise,
     parse_schedule,
+    pipeline,
+    prefetch,
     reorder,
     split,
     stage_input,
+    stage_reduce,
+    stream_output,
+    tensorize,
     unroll,
     vectorise,
 )
@@ -59,11 +66,59 @@ def test_random_schedules_survive_printing() -> None:
         ("Schedule(split('a', outer='b', c='8'))", "wrong type"),
         ("Schedule(bind('a', 3))", "wrong type"),
         ("Schedule(split('a', outer='b', c=0))", "wrong type"),
+        ("Schedule(split('a', outer='b', c=2, c=3))", "each argument once"),
+        ("Schedule(split(**{'axis': 'a', 'outer': 'b'}))", "each argument once"),
+        ("Schedule(pipeline('a', depth=0))", "wrong type"),
+        ("Schedule(stage_input(-1, 'a'))", "wrong type"),
+        ("Schedule(" + "-" * 100_000 + "1)", "does not parse"),
+        ("Schedule(bind('\ud800', 'vector'))", "does not parse"),
+        (5, "parsed from text: found 5"),
+        (None, "parsed from text: found None"),
+        (b"Schedule()", "parsed from text"),
+        (Schedule(), "parsed from text"),
     ],
 )
-def test_what_is_no_schedule_is_refused(text: str, message: str) -> None:
+def test_what_is_no_schedule_is_refused(text: Any, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         parse_schedule(text)
+
+
+def test_every_word_parses() -> None:
+    text = "Schedule(vectorise('a'), unroll('b'), parallelise('c', 3))"
+    assert parse_schedule(text) == Schedule((vectorise("a"), unroll("b"), parallelise("c", 3)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: split("a", outer="b", c="x"),
+        lambda: split("a", outer="b", c=2.5),
+        lambda: split("a", outer="b", **{"two words": 2}),
+        lambda: split("a", outer="b", **{"for": 2}),
+        lambda: split(5, outer="b", c=2),
+        lambda: bind("a", "pool", grain=0),
+        lambda: collapse("a", "b", name=3),
+        lambda: reorder("a", 3),
+        lambda: stage_input("x", "a"),
+        lambda: stage_input(1, "a", lanes=-1),
+        lambda: stage_reduce("a", 1),
+        lambda: stream_output("p0"),
+        lambda: prefetch(1, 64, a=0),
+        lambda: pipeline("a", depth="x"),
+        lambda: tensorize(instruction="amx"),
+        lambda: tensorize("a", instruction="none"),
+    ],
+)
+def test_words_refuse_arguments_of_another_type(make: Callable[[], Any]) -> None:
+    with pytest.raises(ScheduleError, match="arguments of the wrong type: found "):
+        make()
+
+
+def test_a_schedule_is_made_of_a_tuple_of_steps() -> None:
+    with pytest.raises(ScheduleError, match=r"are a tuple: found \[Bind"):
+        Schedule([bind("a", "vector")])  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match="not a step: found 'x', wanted bind, "):
+        Schedule().then("x")  # type: ignore[arg-type]
 
 
 def refusal(kernel: object, *steps: object) -> str:

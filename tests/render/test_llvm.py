@@ -9,12 +9,14 @@ from baregrad import render
 from baregrad.assemble.llvm import LlvmAssembler, LlvmOptions
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
-from baregrad.ir.node import Node, range_node
+from baregrad.ir.node import Node, alu, cast, range_node
+from baregrad.ir.op import Ops
 from baregrad.kernel import to_linear
 from baregrad.runtime.cpu.elf import read_object
 from baregrad.target.cpu import CPU_ROWS, CpuTarget
 from tests.render.harness import (
     check,
+    guard,
     host,
     kernel,
     load,
@@ -100,3 +102,79 @@ def test_calls_need_no_relocation(row: CpuTarget) -> None:
     features = ",".join(f"+{feature}" for feature in row.features)
     options = LlvmOptions(cpu=row.llvm_cpu, features=features, triple=triple)
     assert not read_object(LlvmAssembler(options=options).assemble(text)).relocations
+
+
+def one_after_the_other(rows: int, columns: int, by_lane: bool) -> Node:
+    """The rows of one array, then those of another: what is not read lies far from either.
+
+    Whole vectors are of one array, which their row alone tells; or, `by_lane`, their lanes tell.
+    """
+    i, n, v = range_node(2 * rows, 0), range_node(columns // 16, 1), vector(16, 2)
+    place = index.total((index.mul(i, columns), index.mul(n, 16), v))
+    size = rows * columns
+    first, second = param(1, size), param(2, size)
+    place = index.total((place, 8)) if by_lane else place
+    inside = index.less(place if by_lane else i, size if by_lane else rows)
+    beyond = index.both(index.less(size - 1, place), index.less(place, 2 * size))
+    beyond = beyond if by_lane else index.less(rows - 1, i)
+    value = alu(
+        Ops.WHERE, inside, guard(inside, load(first, place)),
+        guard(beyond, load(second, index.sub(place, size))),
+    )
+    out = param(0, 2 * size)
+    return kernel(loop(i, loop(n, store(out, value, index.sub(place, 8) if by_lane else place))))
+
+
+@pytest.mark.parametrize("by_lane", [False, True])
+@pytest.mark.parametrize("columns", [16, 2048])
+def test_what_a_mask_leaves_out_is_not_read(by_lane: bool, columns: int) -> None:
+    first, second = np.random.default_rng(2).standard_normal((2, 6 * columns)).astype(np.float32)
+    out = np.zeros(12 * columns, np.float32)
+    node = one_after_the_other(6, columns, by_lane)
+    found = check(node, [out, first, second], routes=("linear", "llvm", "c"))
+    wanted = np.concatenate([first, second, np.zeros(8, np.float32)])
+    start = 8 if by_lane else 0
+    np.testing.assert_array_equal(found[0], wanted[start : start + out.size])
+
+
+@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
+def test_vectors_far_from_their_array_are_not_asked_for(row: CpuTarget) -> None:
+    """A masked load at an address without memory takes a hundred times as long as another."""
+    whole = text_of(one_after_the_other(64, 2048, False), row)
+    assert "@llvm.masked.load" not in whole
+    assert "ptr @zeros.64" in whole
+    near = text_of(one_after_the_other(4, 16, True), row)
+    far = text_of(one_after_the_other(64, 2048, True), row)
+    assert "@zeros" not in near
+    assert ("ptr @zeros.64" in far) == ("@llvm.masked.load" in far)
+
+
+def looked_up(count: int, size: int) -> Node:
+    """out[i] = x[places[i]], 0 where that is not inside."""
+    i, v = range_node(count // 8, 0), vector(8, 1)
+    place = index.total((index.mul(i, 8), v))
+    places, x, out = param(1, count, dtype=dtypes.int64), param(2, size), param(0, count)
+    where = cast(load(places, place), dtypes.index)
+    value = guard(index.inside(where, size), load(x, where))
+    return kernel(loop(i, store(out, value, place)))
+
+
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_lanes_that_look_up_nothing_are_zero(size: int) -> None:
+    places = np.random.default_rng(3).integers(-3 * size, 3 * size, 64)
+    places[:3] = -(2**62), 2**62, size - 1
+    x = np.random.default_rng(4).standard_normal(size).astype(np.float32)
+    out = np.ones(64, np.float32)
+    found = check(looked_up(64, size), [out, places, x], routes=("linear", "llvm", "c"))
+    inside = (places >= 0) & (places < size)
+    np.testing.assert_array_equal(found[0], np.where(inside, x[np.clip(places, 0, size - 1)], 0))
+
+
+@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
+def test_a_mask_chooses_all_places_at_once(row: CpuTarget) -> None:
+    """What the mask's condition reads is read once, without a mask, and no lane asks for itself."""
+    text = text_of(looked_up(64, 100), row)
+    assert text.count("load <8 x i64>") == 1
+    assert "@llvm.masked.load" not in text
+    assert "select i1" not in text
+    assert text.count("load float") == 8

@@ -1,0 +1,144 @@
+"""Loops over the places of an array: compiled a few times, with the results of each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad import bind, jit, variable
+from baregrad.engine import places
+from baregrad.engine.session import Session, use_session
+from baregrad.tensor import Tensor
+
+X = np.random.default_rng(0).standard_normal((12, 37)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((37, 9)).astype(np.float32)
+# What is compiled for each of a kind by itself, and then for all.
+MOST_PLANS = places.ALONE + 1
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with use_session(Session()) as session:
+        yield session
+        session.close()
+
+
+READS: dict[str, Callable[[Any, Any, int], Any]] = {
+    "row": lambda x, w, i: x[i] * 2 + 1,
+    "column": lambda x, w, i: x[:, i] * 2,
+    "element": lambda x, w, i: x[i, i + 1] + 1,
+    "two rows": lambda x, w, i: x[i] - x[11 - i],
+    "neighbours": lambda x, w, i: x[i + 1] - x[i],
+    "slice": lambda x, w, i: x[i : i + 3] * x[9:12],
+    "sum": lambda x, w, i: x[i].sum(),
+    "product": lambda x, w, i: x[i : i + 4] @ w,
+    "softmax": lambda x, w, i: softmax(x[i : i + 2]),
+    "from the end": lambda x, w, i: x[-1 - i] + 1,
+}
+
+
+def softmax(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.softmax(-1)
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def read_all(function: Callable[[Any, Any, int], Any]) -> list[Any]:
+    x, w = Tensor(X).realize(), Tensor(W).realize()
+    return [function(x, w, i).numpy() for i in range(8)]
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_in_a_loop_are_compiled_a_few_times(name: str, session: Session) -> None:
+    found = read_all(READS[name])
+    for i, value in enumerate(found):
+        np.testing.assert_allclose(value, READS[name](X, W, i), rtol=1e-5, atol=1e-5)
+    assert len(session._plans) <= MOST_PLANS
+
+
+@pytest.mark.parametrize("name", READS)
+def test_each_has_the_bits_that_it_has_by_itself(
+    name: str, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = read_all(READS[name])
+    with use_session(Session()) as alone:
+        monkeypatch.setattr(places, "ALONE", 1000)
+        for value, wanted in zip(read_all(READS[name]), together, strict=True):
+            assert value.tobytes() == wanted.tobytes()
+        assert len(alone._plans) == 8
+        alone.close()
+
+
+WRITES: dict[str, Callable[[Any, Any, int], None]] = {
+    "row": lambda x, y, i: x.__setitem__(i, y),
+    "column": lambda x, y, i: x.__setitem__((slice(None), i), 2.0),
+    "element": lambda x, y, i: x.__setitem__((i, 2 * i), 3.0),
+    "rows": lambda x, y, i: x.__setitem__(slice(i, i + 3), y),
+    "from the row before": lambda x, y, i: x.__setitem__(i + 1, x[i] * 0.5 + y),
+    "added": lambda x, y, i: x.__setitem__(i, x[i] + y),
+    "where it goes meets where it comes from": lambda x, y, i: x.__setitem__(i, x[4] + y),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_in_a_loop_are_compiled_a_few_times(name: str, session: Session) -> None:
+    x, y = Tensor(X).realize(), Tensor(W[:, 0].copy()).realize()
+    wanted = X.copy()
+    # Where two places are one the program is of another kind.
+    kinds = 2 if name.startswith("where") else 1
+    for i in range(9):
+        WRITES[name](x, y, i)
+        WRITES[name](wanted, W[:, 0], i)
+        x.realize()
+        np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-6)
+    assert len(session._plans) <= kinds * MOST_PLANS
+
+
+def test_a_place_that_is_the_same_stays_a_constant(session: Session) -> None:
+    x = Tensor(X).realize()
+    for i in range(5):
+        x[3] = x[i + 5]
+        x.realize()
+    last = next(reversed(session._plans.values()))
+    names = {name for launch in last.launches for name in launch.kernel.program.variables}
+    assert len(names) == 1
+
+
+def test_a_variable_of_the_same_name_is_another(session: Session) -> None:
+    x = Tensor(X).realize()
+    mine = variable("place0", 0, 11)
+    for i in range(6):
+        found = (x[i] - x[bind(mine, 11 - i)]).numpy()
+        np.testing.assert_array_equal(found, X[i] - X[11 - i])
+    assert len(session._plans) <= MOST_PLANS
+
+
+def test_observers_see_the_program_as_it_was_written(session: Session) -> None:
+    runs: list[Any] = []
+    session.observers.append(runs.append)
+    x = Tensor(X).realize()
+    for i in range(4):
+        (x[i] * 2).realize()
+    assert not any(run.program.variables for run in runs)
+    assert len(session._plans) == 4
+
+
+def test_what_slides_over_an_array_is_compiled_for_its_place(session: Session) -> None:
+    image = np.random.default_rng(2).standard_normal((6, 2, 8, 8)).astype(np.float32)
+    x, w = Tensor(image).realize(), Tensor(W.reshape(-1)[:162].reshape(9, 2, 3, 3)).realize()
+    for i in range(4):
+        x[i : i + 2].conv2d(w, padding=1).realize()
+    assert len(session._plans) == 4
+
+
+def test_a_captured_call_replays_its_own_place(session: Session) -> None:
+    x = Tensor(X).realize()
+    for i in range(4):
+        (x[i] * 2).realize()
+    double = jit(lambda x: x[7] * 2)
+    for _ in range(4):
+        np.testing.assert_array_equal(double(x).numpy(), X[7] * 2)
