@@ -141,7 +141,8 @@ def _in_vectors(
         terms: list[tuple[str, int]] = []
         for part, count, scale, position, bind in parts:
             label = f"{name}{part}" if part else f"{name}_copy"
-            if count > 1:
+            # A whole axis has its place in the copy, however short: a chunk may be one tile.
+            if count > 1 or not part:
                 axes.append(range_node(count, position, label, bind))
                 found[label if part else name] = axes[-1]
                 terms.append((label if part else name, scale))
