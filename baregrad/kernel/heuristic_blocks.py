@@ -27,7 +27,7 @@ from baregrad.kernel.analysis import Access, Reduction, itemsize
 from baregrad.kernel.contractions import SHORT_NS, Contraction, rows_fit, shared_loop, split
 from baregrad.kernel.heuristic_contract import Machine
 from baregrad.kernel.heuristic_pool import ALONE_NS, estimate_ns
-from baregrad.kernel.heuristic_tiles import plan_tiles
+from baregrad.kernel.heuristic_tiles import in_words, plan_tiles
 from baregrad.kernel.schedule_value import (
     Reorder,
     Schedule,
@@ -54,6 +54,8 @@ LEAST_ROWS = 24
 LEAST_ROWS_OF_WORDS = MappingProxyType({"dot4": 2, "dot2": 4})
 LEAST_STEPS = 16
 MOST_ROWS_IN_PLACE = 48
+# What part of a vector's lanes is enough where a step is a word: other ways convert each number.
+NARROWER = 4
 # Rows whose elements of a k block fill most of the first cache, or half of it where k is split:
 # each further block costs reading and writing C once more.
 CACHED_ROWS = 8
@@ -269,7 +271,8 @@ def recognise(
     instruction = dot_instruction(main.node.src[0])
     dots = instruction in target.dot_instructions
     least = LEAST_ROWS_OF_WORDS[instruction] if dots else LEAST_ROWS
-    if rows is None or rows.size < least or lane.size < machine.lanes:
+    narrow = lane.size < machine.lanes // (NARROWER if dots else 1)
+    if rows is None or rows.size < least or narrow:
         return None
     steps = own[0]
     if steps.size < LEAST_STEPS or 0 in (steps.stride(a), steps.stride(b)):
@@ -405,17 +408,22 @@ def _rows_lie_well(found: Contraction, blocks: Blocks, target: CpuTarget) -> boo
 
     Only a copy is 0 past the end of the steps, where the last block has fewer.
     """
-    if not _is_in_line(found) or found.steps.size % blocks.steps:
+    if not _is_in_line(found) or found.steps.size % (blocks.steps * found.together):
         return False
     return rows_fit(found, blocks.rows, target)
 
 
 def _is_in_line(found: Contraction) -> bool:
     """Whether A's elements lie one after the other along the steps, and are read as they are."""
-    a = found.a
-    # Narrower elements are made wider once for all columns.
-    wide = itemsize(a.array.dtype) >= WORD_NBYTES and found.together == 1
-    return wide and not a.guarded and found.steps.stride(a) == 1
+    a, dtype = found.a, found.a.array.dtype
+    if a.guarded or found.steps.stride(a) != 1:
+        return False
+    if found.together == 1:
+        # Narrower elements are made wider once for all columns.
+        return itemsize(dtype) >= WORD_NBYTES
+    if are_turned(dtype, found.b.array.dtype) or a.array is found.b.array:
+        return False
+    return in_words(a, found.together)
 
 
 def _copy(

@@ -102,6 +102,7 @@ def test_halves(dtype: DType) -> None:
     ("m", "n", "inner", "a_t", "b_t", "target"),
     [
         (32, 32, 64, False, False, AMX), (25, 17, 36, False, True, AMX),
+        (26, 40, 71, False, False, AMX), (33, 17, 67, False, True, SMALL),
         pytest.param(33, 40, 70, True, False, AMX, marks=pytest.mark.slow),
         pytest.param(33, 70, 290, False, False, SMALL, marks=pytest.mark.slow),
         pytest.param(24, 40, 266, True, True, SMALL, marks=pytest.mark.slow),

@@ -19,7 +19,7 @@ from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
 from baregrad.ir.verify import verify
 from baregrad.kernel import apply_schedule, choose_schedule, lower, parse_schedule, to_linear
-from baregrad.kernel.schedule_value import Split, Tensorize
+from baregrad.kernel.schedule_value import Split, StageInput, Tensorize
 from baregrad.render import get
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
@@ -30,6 +30,7 @@ BRAIN, F32 = dtypes.bfloat16, dtypes.float32
 ROW = cpu_row_named("x86-64-avx512")
 DOTS = replace(ROW, name="dots", features=(*ROW.features, "avx512vnni", "avx512bf16"), cores=2)
 # Four lanes and caches so small that sums are split into blocks at tests' sizes.
+TILED = replace(DOTS, name="tiled", features=(*DOTS.features, "amx-tile", "amx-bf16"))
 SMALL = replace(DOTS, name="small", vector_bytes=16, l1_bytes=512, l2_bytes=4096)
 DOT = "tensorize('d', instruction='dot4')"
 HALVES = "tensorize('d', instruction='dot2')"
@@ -121,16 +122,34 @@ def test_words_are_read_whole_where_they_lie_whole() -> None:
     assert arguments(k.brain_product, 65) == {BRAIN}
 
 
-def test_halves_of_words_anywhere_are_copied_in_vectors() -> None:
+@pytest.mark.parametrize("target", [DOTS, TILED], ids=lambda target: str(target.name))
+def test_halves_of_words_anywhere_are_copied_in_vectors(target: Any) -> None:
     """Rows of an odd number of bfloat16 begin within words: each half of words is a vector."""
     kernel = k.brain_product(64, 64, 511, b_t=True)
-    loop = lower(kernel, DOTS, choose_schedule(kernel, DOTS))
+    loop = lower(kernel, target, choose_schedule(kernel, target))
     copied = [
         node for node in toposort(loop)
         if node.op is Ops.LOAD and node.src[0].op is Ops.PARAM
     ]
     assert len(copied) == 4
     assert all(any(axis.arg.bind == "vector" for axis in load.ranges) for load in copied)
+
+
+def test_rows_of_whole_words_of_halves_stay_where_they_lie() -> None:
+    def copied(kernel: Node) -> set[int]:
+        steps = choose_schedule(kernel, DOTS).steps
+        return {step.param for step in steps if isinstance(step, StageInput)}
+
+    assert copied(k.brain_product(64, 64, 256)) == {2}
+    assert copied(k.brain_product(64, 64, 255)) == {1, 2}
+    # Of two signed bytes one is turned over, once for all columns.
+    assert copied(k.byte_product(64, 64, 256)) == {1, 2}
+
+
+@pytest.mark.parametrize(("columns", "taken"), [(3, False), (4, True), (10, True)])
+def test_fewer_columns_than_lanes_are_words_from_some_on(columns: int, taken: bool) -> None:
+    kernel = k.brain_product(40, columns, 66)
+    assert ("tensorize" in str(choose_schedule(kernel, DOTS))) == taken
 
 
 def test_the_text_has_the_instruction() -> None:
@@ -250,7 +269,10 @@ def is_near(found: Tensor, wanted: np.ndarray) -> bool:
 @pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
 @pytest.mark.parametrize(
     ("m", "inner", "n"),
-    [(64, 64, 64), (1, 130, 70), (4, 68, 47), (33, 1537, 65), (127, 131, 130), (25, 4099, 19)],
+    [
+        (64, 64, 64), (1, 130, 70), (4, 68, 47), (70, 258, 10), (33, 1537, 65), (127, 131, 130),
+        (25, 4099, 19),
+    ],
 )
 def test_products_of_halves_against_numpy(m: int, inner: int, n: int, transposed: str) -> None:
     rng = np.random.default_rng(m + n)
