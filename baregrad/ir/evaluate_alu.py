@@ -22,6 +22,7 @@ from baregrad.base.errors import CompilerBug, DTypeError
 from baregrad.dtypes import DType, decode, dtypes, encode
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.words import flushed, numbers_of
 
 Array = npt.NDArray[Any]
 Rule = Callable[..., Any]
@@ -134,7 +135,7 @@ def _fma(dtype: DType, x: Array, y: Array, z: Array) -> Any:
     return np.vectorize(_fma_exact, otypes=[np.float64])(x, y, z)
 
 
-def _dot4(dtype: DType, x: Array, y: Array, z: Array) -> Array:
+def _dot_bytes(dtype: DType, x: Array, y: Array, z: Array) -> Array:
     """z + the products of the unsigned bytes of x and the signed bytes of y, modulo 2**32."""
     total = np.asarray(z, np.int64)
     for place in range(0, 32, 8):
@@ -142,6 +143,17 @@ def _dot4(dtype: DType, x: Array, y: Array, z: Array) -> Array:
         signed = (np.asarray(y, np.int64) << (56 - place)) >> 56
         total = total + unsigned * signed
     return total.astype(np.int32)
+
+
+def _dot_halves(dtype: DType, x: Array, y: Array, z: Array) -> Array:
+    """z + the products of two words' bfloat16, the upper first, each fused with its addition."""
+    words = np.broadcast_arrays(np.asarray(x, np.int32), np.asarray(y, np.int32))
+    left, right = (flushed(numbers_of(each, dtypes.bfloat16)) for each in words)
+    total = flushed(np.asarray(z, np.float32))
+    for part in (1, 0):
+        a, b, c = (np.asarray(v, np.float64) for v in (left[..., part], right[..., part], total))
+        total = flushed(_fma_float32(a, b, c))
+    return total
 
 
 def _ldexp(x: Array, y: Array) -> Array:
@@ -332,7 +344,8 @@ SCALAR_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.WHERE: _own(np.where),
         Ops.FMA: _fma,
         Ops.LDEXP: _own(_ldexp),
-        Ops.DOT4: _dot4,
+        Ops.DOT4: _dot_bytes,
+        Ops.DOT2: _dot_halves,
     }
 )
 

@@ -147,6 +147,14 @@ class _Table:
         3,
         "z + the products of the four unsigned bytes of x and the signed ones of y, of int32",
     )
+    DOT2 = _r(
+        "DOT2",
+        "ternary",
+        KLL,
+        3,
+        "z + the product of the upper bfloat16 of x and y, + that of the lower, each rounded once: "
+        "of int32, int32 and float32; subnormal numbers are 0",
+    )
 
     # conversions
     CAST = _r(

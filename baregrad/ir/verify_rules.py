@@ -63,6 +63,7 @@ KINDS: MappingProxyType[Op, tuple[str, ...]] = MappingProxyType(
         Ops.MOD: _NUMERIC,
         Ops.THREEFRY: ("uint",),
         Ops.DOT4: ("int",),
+        Ops.DOT2: _FLOAT,
     }
 )
 
@@ -79,6 +80,11 @@ def elementwise_rule(node: Node) -> str | None:
     if op is Ops.BITCAST:
         return _bitcast(node)
     operands = node.src
+    if op is Ops.DOT2:
+        found = tuple([each.dtype for each in (*operands, node)])
+        if found == (dtypes.int32, dtypes.int32, dtypes.float32, dtypes.float32):
+            return None
+        return f"DOT2 of {', '.join(map(str, found[:3]))}, wanted two int32 and a float32"
     if op is Ops.WHERE:
         if operands[0].dtype is not dtypes.bool:
             return f"WHERE chooses by {operands[0].dtype}, wanted bool"

@@ -1,8 +1,9 @@
 """Words of 32 bits that hold narrow numbers, the first in the lowest bits, and their products.
 
 A `WORDS` adds up the products of two words' numbers; matrix units of CPUs do so for tiles of words,
-by the instructions that are listed here. Source: Intel 64 and IA-32 Architectures Software
-Developer's Manual, volume 2, "TDPBF16PS" and "TDPBSSD/TDPBSUD/TDPBUSD/TDPBUUD".
+by the instructions that are listed here. A `DOT2` does so for lanes. Source: Intel 64 and IA-32
+Architectures Software Developer's Manual, volume 2, "TDPBF16PS", "TDPBSSD/TDPBSUD/TDPBUSD/TDPBUUD"
+and "VDPBF16PS".
 """
 
 from __future__ import annotations
@@ -85,19 +86,19 @@ def tiles_value(name: str, total: Array, left: Array, right: Array) -> Array:
     if factors.total is dtypes.int32:
         exact: Array = np.einsum("mwi,wni->mn", a, b) + total
         return exact.astype(np.uint64).astype(np.uint32).view(np.int32)
-    a, b = _flushed(a), _flushed(b)
+    a, b = flushed(a), flushed(b)
     found = total.astype(np.float32)
     with np.errstate(all="ignore"):
         for first in range(0, left.shape[1], TILE):
             sums = np.zeros((2, *found.shape), np.float32)
             for w in range(first, min(first + TILE, left.shape[1])):
                 products = a[None, :, w, :].T.astype(np.float64) * b[w].T[:, None, :]
-                sums = _flushed((sums + products).astype(np.float32))
-            found = _flushed(found + _flushed(sums[0] + sums[1]))
+                sums = flushed((sums + products).astype(np.float32))
+            found = flushed(found + flushed(sums[0] + sums[1]))
     return found
 
 
-def _flushed(values: Array) -> Array:
+def flushed(values: Array) -> Array:
     """Values with 0 of their sign in place of subnormal ones."""
     small = np.abs(values) < _SMALLEST
     return np.where(small, np.copysign(np.float32(0), values), values).astype(np.float32)

@@ -38,7 +38,7 @@ SLOW_FLOPS = 4
 FORMULA_STEPS = 8
 _ALU = mask_of(ALU)
 # Arithmetic whose operands may be of another dtype than its result.
-_MIXED = mask_of((*COMPARE, Ops.WHERE, Ops.LDEXP, Ops.THREEFRY, Ops.DOT4))
+_MIXED = mask_of((*COMPARE, Ops.WHERE, Ops.LDEXP, Ops.THREEFRY, Ops.DOT4, Ops.DOT2))
 _INDEX = dtypes.index
 _ID = attrgetter("arg.id")
 

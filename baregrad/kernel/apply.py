@@ -49,7 +49,6 @@ from baregrad.kernel.apply_scope import (
 )
 from baregrad.kernel.apply_words import carried, dotted, packed
 from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, table_after
-from baregrad.kernel.byte_dots import Word, turned_over, word_slots
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.narrowed import narrowed
@@ -58,6 +57,7 @@ from baregrad.kernel.results import Results
 from baregrad.kernel.schedule_value import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.sharing import prepare
 from baregrad.kernel.window_copies import regions_of, without_parts
+from baregrad.kernel.word_dots import Word, turned_over, word_slots
 from baregrad.target import AnyTarget
 
 # The offset of what is not written at all.

@@ -9,38 +9,38 @@ from baregrad.ir.op import Ops
 from baregrad.ir.words import in_word
 from baregrad.kernel.apply_carried import kept_in_scratch
 from baregrad.kernel.apply_scope import Pieces, Scope
-from baregrad.kernel.byte_dots import (
+from baregrad.kernel.core_tiles import sum_of_words, without_array
+from baregrad.kernel.word_dots import (
     Word,
+    are_turned,
     at_number,
-    byte_factors,
     turned_over,
     word_factors,
     word_of,
     word_product,
 )
-from baregrad.kernel.core_tiles import sum_of_words, without_array
 
 if TYPE_CHECKING:
     from baregrad.kernel.apply import Rewriter
 
 
 def dotted(rewriter: Rewriter, node: Node, choice: Pieces, scope: Scope) -> tuple[Node, ...]:
-    """A sum of products of bytes, four at a time; nothing where no instruction is to do so.
+    """A sum of products, a word of numbers at a time; nothing where no instruction is to do so.
 
-    What lies past the end of the bytes is 0 in the factor that is not turned over.
+    What lies past the end of the numbers is 0 in both factors, unless one is turned over.
     """
     names = {name for piece in choice.values() for name, _ in piece.terms}
     axis = next((name for name in names if name in rewriter.table.tensorized), "")
     if axis and rewriter.table.tiled is not None:
         return (_multiplied(rewriter, node, choice, scope, axis),)
-    found = byte_factors(node.src[0]) if axis else None
+    found = word_factors(node.src[0]) if axis else None
     if found is None:
         return ()
     # The factor with lanes is summed by itself where the other is turned over.
     turned, other = sorted(found, key=lambda factor: _has_lanes(factor, scope))
-    signs = (turned.dtype.kind == "int", other.dtype.kind == "int")
-    first = rewriter.read(turned, scope, Word(axis, signs[0] == signs[1]))
-    product, excess = word_product(first, rewriter.read(other, scope, Word(axis, False)), signs)
+    first = rewriter.read(turned, scope, Word(axis, are_turned(turned.dtype, other.dtype)))
+    second = rewriter.read(other, scope, Word(axis))
+    product, excess = word_product(first, second, turned.dtype, other.dtype)
     axes = rewriter.final_axes(choice)
     total, *off = [
         carried(rewriter, make_node(Ops.REDUCE, node.dtype, (value, *axes), node.arg))
@@ -57,7 +57,7 @@ def _multiplied(rewriter: Rewriter, node: Node, choice: Pieces, scope: Scope, ax
     """
     found = word_factors(node.src[0]) or ()
     factors = tuple(sorted(found, key=lambda factor: _has_lanes(factor, scope)))
-    words = tuple([rewriter.read(factor, scope, Word(axis, False)) for factor in factors])
+    words = tuple([rewriter.read(factor, scope, Word(axis)) for factor in factors])
     reduce = sum_of_words(node, factors, words, rewriter.final_axes(choice))
     total = carried(rewriter, reduce)
     if total is reduce:

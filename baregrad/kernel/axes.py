@@ -19,11 +19,11 @@ from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
 from baregrad.kernel.analysis import Facts, distinct_axes, itemsize, out_axes
 from baregrad.kernel.axes_arrays import check_prefetch, check_shares, check_stream
-from baregrad.kernel.byte_dots import check_tensorize
 from baregrad.kernel.core_tiles import check_tiles
 from baregrad.kernel.pipelines import check_pipeline
 from baregrad.kernel.schedule_value import (
     CPU_UNITS,
+    DOT_INSTRUCTIONS,
     GPU_UNITS,
     Bind,
     Collapse,
@@ -40,6 +40,7 @@ from baregrad.kernel.schedule_value import (
 )
 from baregrad.kernel.shared_layouts import check_layout
 from baregrad.kernel.warp_tiles import check_mma
+from baregrad.kernel.word_dots import check_tensorize
 from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
 SCANNED = "a scan runs along the axis"
@@ -47,7 +48,8 @@ SCANNED = "a scan runs along the axis"
 # each element is code.
 TILES = 4
 WARP = 32
-_TENSORS = MappingProxyType({"dot4": check_tensorize, "mma": check_mma, "amx": check_tiles})
+_DOTS = dict.fromkeys(DOT_INSTRUCTIONS, check_tensorize)
+_TENSORS = MappingProxyType({**_DOTS, "mma": check_mma, "amx": check_tiles})
 
 
 @dataclass(eq=False, slots=True)
@@ -100,10 +102,10 @@ class AxisTable:
     groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
     streamed, ahead: the arrays that pass the caches by, and how others are asked for before their
     time. tensorized: what instructions do. tiled: the step that a core's matrix unit does, whose
-    instructions are `tile_instructions`, None for any. dots_bytes: whether the machine has an
-    instruction for bytes. several, masked: whether some axis has a tail, or a partial tile. room:
-    bytes that one copy may have. registers: elements that a tile may have. Both are 0 where nothing
-    is known of the machine.
+    instructions are `tile_instructions`, None for any. dot_instructions: those of the machine that
+    add up the products of a lane's numbers. several, masked: whether some axis has a tail, or a
+    partial tile. room: bytes that one copy may have. registers: elements that a tile may have. Both
+    are 0 where nothing is known of the machine.
     """
 
     facts: Facts
@@ -122,7 +124,7 @@ class AxisTable:
     tensorized: set[str] = field(default_factory=set)
     matrix: bool = False
     tiled: Tensorize | None = None
-    dots_bytes: bool = True
+    dot_instructions: tuple[str, ...] = DOT_INSTRUCTIONS
     several: bool = False
     masked: bool = False
     tile_instructions: tuple[str, ...] | None = None
@@ -551,9 +553,10 @@ def _fresh_axes(facts: Facts) -> dict[Node, Fresh]:
 def table_for(facts: Facts, target: AnyTarget | None) -> AxisTable:
     """The axes of a kernel before any step, with the limits of a machine where it is known."""
     table = fresh_table(facts, target if isinstance(target, GpuTarget) else None)
-    table.dots_bytes = not isinstance(target, GpuTarget)
+    if isinstance(target, GpuTarget):
+        table.dot_instructions = ()
     if isinstance(target, CpuTarget):
-        table.dots_bytes = target.dots_bytes
+        table.dot_instructions = target.dot_instructions
         table.tile_instructions = target.tile_instructions
         table.room = target.l3_bytes
         table.registers = target.vector_registers * target.vector_bytes

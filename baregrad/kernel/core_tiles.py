@@ -19,9 +19,9 @@ from baregrad.ir.op import Ops
 from baregrad.ir.protocol import Mma
 from baregrad.ir.words import NAMES, PRODUCTS, TILE, Factors, in_word
 from baregrad.kernel.analysis import Facts
-from baregrad.kernel.byte_dots import word_factors
 from baregrad.kernel.loop_pieces import stays_inside
 from baregrad.kernel.schedule_value import Tensorize
+from baregrad.kernel.word_dots import word_factors
 
 if TYPE_CHECKING:
     from baregrad.kernel.axes import AxisTable

@@ -10,24 +10,24 @@ For C[m, n] += A[m, k] * B[k, n], lanes along n:
           C is written, or what was added so far is added: once for each k block
 
 Threads share the n blocks, each of which copies all of A; or blocks of m, outside everything else,
-each of which copies all of B. Products of bytes are added four at a time: a word of each operand is
-a step. Copies are padded with zeros to whole tiles and what is written is masked, so that one tile
-serves all sizes: no tails.
+each of which copies all of B. Products of bytes are added four at a time, those of bfloat16 two: a
+word of each operand is a step. Copies are padded with zeros to whole tiles and what is written is
+masked, so that one tile serves all sizes: no tails.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.op import Ops
-from baregrad.ir.words import WORD_NBYTES
+from baregrad.ir.words import WORD_NBYTES, in_word
 from baregrad.kernel.analysis import Access, Reduction, itemsize
-from baregrad.kernel.byte_dots import BYTES, byte_factors
 from baregrad.kernel.contractions import SHORT_NS, Contraction, rows_fit, shared_loop, split
 from baregrad.kernel.heuristic_contract import Machine
 from baregrad.kernel.heuristic_pool import ALONE_NS, estimate_ns
-from baregrad.kernel.heuristic_tiles import plan_tiles
+from baregrad.kernel.heuristic_tiles import in_words, plan_tiles
 from baregrad.kernel.schedule_value import (
     Reorder,
     Schedule,
@@ -36,6 +36,7 @@ from baregrad.kernel.schedule_value import (
     Tensorize,
 )
 from baregrad.kernel.tiling import Plan, PlannedAxis, merged
+from baregrad.kernel.word_dots import are_turned, dot_instruction
 from baregrad.target.cpu import CpuTarget
 
 # What an instruction beside the products costs a core that another thread shares, in cycles.
@@ -50,9 +51,11 @@ SPARE_REGISTERS = 1
 MOST_VECTORS = 8
 # Fewer rows of products than this do not pay for a copy of the operand with lanes.
 LEAST_ROWS = 24
-LEAST_ROWS_OF_BYTES = 2
+LEAST_ROWS_OF_WORDS = MappingProxyType({"dot4": 2, "dot2": 4})
 LEAST_STEPS = 16
 MOST_ROWS_IN_PLACE = 48
+# What part of a vector's lanes is enough where a step is a word: other ways convert each number.
+NARROWER = 4
 # Rows whose elements of a k block fill most of the first cache, or half of it where k is split:
 # each further block costs reading and writing C once more.
 CACHED_ROWS = 8
@@ -120,7 +123,7 @@ def plan_blocks(
         blocks.steps, blocks.tiles,
     )
     if found.together > 1:
-        plan.because("{} bytes of each operand are one word: an instruction adds their products",
+        plan.because("{} numbers of each operand are one word: an instruction adds their products",
                      found.together)
     if blocks.by_rows:
         plan.because("blocks of rows: their own copies cost less than those of blocks of columns")
@@ -265,16 +268,19 @@ def recognise(
         return None
     alone = [axis for axis in data if axis.stride(b) == 0 and axis.stride(a) != 0]
     rows = max(alone, key=lambda axis: axis.size, default=None)
-    dots = target.dots_bytes and byte_factors(main.node.src[0]) is not None
-    least = LEAST_ROWS_OF_BYTES if dots else LEAST_ROWS
-    if rows is None or rows.size < least or lane.size < machine.lanes:
+    instruction = dot_instruction(main.node.src[0])
+    dots = instruction in target.dot_instructions
+    least = LEAST_ROWS_OF_WORDS[instruction] if dots else LEAST_ROWS
+    narrow = lane.size < machine.lanes // (NARROWER if dots else 1)
+    if rows is None or rows.size < least or narrow:
         return None
     steps = own[0]
     if steps.size < LEAST_STEPS or 0 in (steps.stride(a), steps.stride(b)):
         return None
     outside = [axis for axis in data if axis is not rows and axis.stride(b) != 0]
     inside = [axis for axis in data if axis is not rows and axis.stride(b) == 0]
-    return Contraction(a, b, rows, lane, steps, outside, inside, BYTES if dots else 1)
+    together = in_word(a.array.dtype) if dots else 1
+    return Contraction(a, b, rows, lane, steps, outside, inside, together)
 
 
 def _plain(access: Access, axes: list[PlannedAxis]) -> bool:
@@ -330,7 +336,7 @@ def _schedule(
     block, tile, unit, lanes = (f"{n}{part}" for part in "btuv")
     count, width = blocks.vectors, machine.lanes
     if found.together == 1:
-        # An instruction that adds products of bytes is of one register.
+        # An instruction that adds products of words is of one register.
         count, width = merged(count, width)
     units = {unit: count} if count > 1 else {}
     split(plan, found.lane, {block: 0, tile: blocks.tiles, **units, lanes: width})
@@ -344,14 +350,15 @@ def _schedule(
     plan.bind(row, "unroll")
     outer: list[str] = []
     inner = k
-    dots = {f"{k}d": BYTES} if found.together > 1 else {}
+    dots = {f"{k}d": found.together} if found.together > 1 else {}
     if blocks.steps < found.count:
         outer, inner = [f"{k}o"], f"{k}i"
         split(plan, found.steps, {outer[0]: 0, inner: blocks.steps, **dots})
     elif dots:
         inner = f"{k}i"
         split(plan, found.steps, {inner: 0, **dots})
-    plan.steps += [Tensorize((name,), "dot4") for name in dots]
+    instruction = dot_instruction(plan.facts.reductions[0].node.src[0])
+    plan.steps += [Tensorize((name,), instruction) for name in dots]
     outside = [name for axis in found.outside for name, _ in axis.loops]
     inside = [name for axis in found.inside for name, _ in axis.loops]
     steps = list(plan.steps)
@@ -374,7 +381,7 @@ def _schedule(
         steps.append(_copy(found, found.a, near, found.rows, machine))
     if outer:
         steps.append(StageReduce(outer[0], (*within, row, *units, lanes)))
-    if dots and found.a.array.dtype is found.b.array.dtype:
+    if dots and are_turned(found.a.array.dtype, found.b.array.dtype):
         # What a factor of the wrong sign makes too large: once for all rows.
         steps.append(StageReduce([*outer, inner][0], (tile, *units, lanes)))
     return Schedule(tuple(steps))
@@ -401,17 +408,22 @@ def _rows_lie_well(found: Contraction, blocks: Blocks, target: CpuTarget) -> boo
 
     Only a copy is 0 past the end of the steps, where the last block has fewer.
     """
-    if not _is_in_line(found) or found.steps.size % blocks.steps:
+    if not _is_in_line(found) or found.steps.size % (blocks.steps * found.together):
         return False
     return rows_fit(found, blocks.rows, target)
 
 
 def _is_in_line(found: Contraction) -> bool:
     """Whether A's elements lie one after the other along the steps, and are read as they are."""
-    a = found.a
-    # Narrower elements are made wider once for all columns.
-    wide = itemsize(a.array.dtype) >= WORD_NBYTES and found.together == 1
-    return wide and not a.guarded and found.steps.stride(a) == 1
+    a, dtype = found.a, found.a.array.dtype
+    if a.guarded or found.steps.stride(a) != 1:
+        return False
+    if found.together == 1:
+        # Narrower elements are made wider once for all columns.
+        return itemsize(dtype) >= WORD_NBYTES
+    if are_turned(dtype, found.b.array.dtype) or a.array is found.b.array:
+        return False
+    return in_words(a, found.together)
 
 
 def _copy(

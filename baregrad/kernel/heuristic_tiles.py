@@ -65,9 +65,6 @@ def plan_tiles(plan: Plan, found: Contraction, target: CpuTarget) -> Schedule | 
     if name not in available:
         return None
     numbers = in_word(found.a.array.dtype)
-    if found.steps.stride(found.a) == 1 and numbers == 2 and not _in_words(found.a, numbers):
-        # Words of two would be put together one by one: ordinary products take no longer.
-        return None
     sizes = choose_sizes(found, numbers, target)
     whole = -(-found.steps.size // (TILE * numbers))
     if whole > sizes.steps:
@@ -109,7 +106,7 @@ def choose_sizes(found: Contraction, numbers: int, target: CpuTarget) -> Sizes:
         chunks = cores * (2 if nanoseconds >= SHORT_NS * cores else 1)
     wanted = -(-chunks // others)
     # Copies that take long are best made once: a block of rows copies no others.
-    alone = found.steps.stride(found.a) != 1 or not _in_words(found.a, numbers)
+    alone = found.steps.stride(found.a) != 1 or not in_words(found.a, numbers)
     by_rows = wanted > 1 and high >= (wanted if alone else min(wide, wanted))
     by_rows = by_rows and (alone or wide < wanted or high > 4 * wide)
     tiles = max(room // (step_nbytes * steps), 1)
@@ -165,12 +162,12 @@ def lies_well(found: Contraction, sizes: Sizes, numbers: int, target: CpuTarget)
     a, k, m = found.a, found.steps, found.rows
     if a.guarded or k.stride(a) != 1 or len(k.nodes) != 1 or a.array is found.b.array:
         return False
-    if m.size % sizes.rows or k.size % (sizes.steps * TILE * numbers) or not _in_words(a, numbers):
+    if m.size % sizes.rows or k.size % (sizes.steps * TILE * numbers) or not in_words(a, numbers):
         return False
     return rows_fit(found, sizes.rows, target)
 
 
-def _in_words(access: Access, numbers: int) -> bool:
+def in_words(access: Access, numbers: int) -> bool:
     """Whether an array is read in whole words, each at a multiple of its size."""
     offset = access.offset
     strides = [stride for stride in offset.strides.values() if stride != 1]

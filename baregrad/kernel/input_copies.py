@@ -16,6 +16,8 @@ from baregrad.kernel.schedule_value import StageInput
 OUTER, LANES = "_copy_outer", "_copy_inner"
 # Rows that are copied together: their lines stay in the first cache even if they all meet there.
 BAND = 8
+# Numbers in a word, where vectors of every other one are as good as such of neighbours.
+HALVES = 2
 # Steps that are neighbours, while lanes are far apart, of a tile that is copied at once.
 LEAST_TURNED, MOST_TURNED = 4, 16
 Pieces = dict[Node, Piece]
@@ -46,8 +48,9 @@ def copy_loops(
 ) -> Copy:
     """The loops that copy the read `where` over the axes `names`; ids of ranges count from `first`.
 
-    word: the axis of the bytes that are copied as one word. whole: words are read as such; else,
-    where their bytes are adjacent, they are copied one after the other.
+    word: the axis of the numbers that are copied as one word. whole: words are read as such; else,
+    where their numbers are adjacent, words of two are put together as vectors of every other
+    number, and longer ones are copied one after the other.
 
     Copies run in the order in which the input lies. With lanes of its own the axis of adjacent
     elements becomes vectors, padded with zeros. Where the copy is to have another axis innermost,
@@ -63,7 +66,9 @@ def copy_loops(
     if whole:
         count = in_word(where.dtype)
         strides = {name: stride // count for name, stride in strides.items()}
-    near = next((name for name in names if strides[name] == 1), "")
+    # From a word to the next.
+    apart = HALVES if strides[word] == 1 and in_word(where.dtype) == HALVES else 1
+    near = next((name for name in names if strides[name] == apart), "")
     far = sorted(names, key=lambda name: -strides[name])
     if step.lanes and near and ranges[near].arg.bind != "vector":
         return _in_vectors(step.lanes, near, names, far, ranges, pieces, first)
@@ -141,7 +146,8 @@ def _in_vectors(
         terms: list[tuple[str, int]] = []
         for part, count, scale, position, bind in parts:
             label = f"{name}{part}" if part else f"{name}_copy"
-            if count > 1:
+            # A whole axis has its place in the copy, however short: a chunk may be one tile.
+            if count > 1 or not part:
                 axes.append(range_node(count, position, label, bind))
                 found[label if part else name] = axes[-1]
                 terms.append((label if part else name, scale))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from baregrad.kernel.apply_scope import Scheduled, Write
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
+# Instructions that add up the products of the numbers in words, and what their last source is.
+DOTS = (Ops.DOT4, Ops.DOT2)
 _BELOW = "kernel.scoped"
 _VALUES = "kernel.values"
 _PLAIN = "kernel.plain"
@@ -117,8 +119,8 @@ def stays_inside(read: Node) -> bool:
 def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
     """One accumulation by an op; with `fma`, a product that is summed is rounded once."""
     assert monoid.primitive is not None
-    if value.op is Ops.DOT4 and monoid.primitive is Ops.ADD and value.src[2].arg == 0:
-        return make_node(Ops.DOT4, value.dtype, (*value.src[:2], state))
+    if value.op in DOTS and monoid.primitive is Ops.ADD and value.src[2].arg == 0:
+        return make_node(value.op, value.dtype, (*value.src[:2], state))
     if fma and monoid.primitive is Ops.ADD and value.dtype in (dtypes.float32, dtypes.float64):
         condition = None
         inner = value

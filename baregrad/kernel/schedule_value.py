@@ -210,11 +210,11 @@ class Pipeline:
 class Tensorize:
     """An instruction of the machine does all steps of some axes at once.
 
-    `dot4` adds the products of four bytes to a lane of int32: its axis is the summed one. `mma` is
-    a warp's matrix unit: 16 rows, 8 columns, and 8 or 16 steps of a sum of products of 16-bit
-    floats, in float32; the 32 lanes of the warp are the block's first dimension. `amx` is a CPU
-    core's: 16 or 32 rows, as many columns, and of what is summed any number of steps of 16 words of
-    two bfloat16 or four bytes each.
+    `dot4` adds the products of four bytes to a lane of int32, `dot2` those of two bfloat16 to a
+    lane of float32: their axis is the summed one. `mma` is a warp's matrix unit: 16 rows, 8
+    columns, and 8 or 16 steps of a sum of products of 16-bit floats, in float32; the 32 lanes of
+    the warp are the block's first dimension. `amx` is a CPU core's: 16 or 32 rows, as many
+    columns, and of what is summed any number of steps of 16 words of two bfloat16 or four bytes.
     """
 
     axes: tuple[str, ...]
@@ -232,7 +232,8 @@ class Tensorize:
 _Copy = StageInput | StageReduce | StreamOutput | Prefetch | Pipeline
 Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
 _S = TypeVar("_S", bound=Step)
-INSTRUCTIONS = ("dot4", "mma", "amx")
+DOT_INSTRUCTIONS = ("dot4", "dot2")
+INSTRUCTIONS = (*DOT_INSTRUCTIONS, "mma", "amx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +335,7 @@ def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
 
 
 def tensorize(*axes: str, instruction: str) -> Tensorize:
-    """An instruction of the machine does all steps of the axes: `dot4`, `mma` or `amx`."""
+    """An instruction of the machine does all steps of the axes: one of INSTRUCTIONS."""
     return _checked(Tensorize(axes, instruction))
 
 

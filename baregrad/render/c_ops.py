@@ -186,7 +186,7 @@ def _ldexp(f: CText, node: Node, x: str, y: str) -> str:
     return f"{name}({x}, {y})"
 
 
-def _dot4(f: CText, node: Node, x: str, y: str, z: str) -> str:
+def _dot_bytes(f: CText, node: Node, x: str, y: str, z: str) -> str:
     kind, byte = f.type(dtypes.int32), f.type(dtypes.int8)
     wide = f.unsigned(dtypes.int32)
     products = " + ".join(
@@ -196,6 +196,32 @@ def _dot4(f: CText, node: Node, x: str, y: str, z: str) -> str:
     name = f.function(
         "dot4",
         f"{kind} dot4({kind} x, {kind} y, {kind} z) {{ return ({kind})(({wide})z + {products}); }}",
+    )
+    return f"{name}({x}, {y}, {z})"
+
+
+def _dot_halves(f: CText, node: Node, x: str, y: str, z: str) -> str:
+    kind, word, bits = f.type(node.dtype), f.type(dtypes.int32), f.unsigned(dtypes.int32)
+    copy, fma = f.dialect.functions["memcpy"], f.math("fma", node.dtype)
+    # Subnormal numbers are 0.
+    number = f.function(
+        "number_of_bits",
+        f"{kind} number_of_bits({bits} b) {{ {kind} x; if (!(b & 0x7f800000)) b &= 0x80000000; "
+        f"{copy}(&x, &b, sizeof x); return x; }}",
+    )
+    flushed = f.function(
+        "flushed",
+        f"{kind} flushed({kind} x) {{ {bits} b; {copy}(&b, &x, sizeof b); return {number}(b); }}",
+    )
+    upper, lower = [
+        [f"{number}(({bits}){word_of}{change})" for word_of in "xy"]
+        for change in (" & 0xffff0000", " << 16")
+    ]
+    name = f.function(
+        "dot2",
+        f"{kind} dot2({word} x, {word} y, {kind} z) {{ "
+        f"z = {flushed}({fma}({', '.join(upper)}, {flushed}(z))); "
+        f"return {flushed}({fma}({', '.join(lower)}, z)); }}",
     )
     return f"{name}({x}, {y}, {z})"
 
@@ -222,7 +248,8 @@ _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
         Ops.RINT: _builtin("roundeven"),
         Ops.FMA: _builtin("fma"),
         Ops.LDEXP: _ldexp,
-        Ops.DOT4: _dot4,
+        Ops.DOT4: _dot_bytes,
+        Ops.DOT2: _dot_halves,
         Ops.NEG: _negate,
         Ops.ABS: _absolute,
         Ops.NOT: _invert,

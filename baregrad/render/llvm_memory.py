@@ -10,6 +10,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.words import WORD_NBYTES
 from baregrad.render.llvm_ops import folding_text
 from baregrad.render.llvm_text import ROW, FunctionText, Rule
 from baregrad.render.llvm_tiles import turn, turn_copy
@@ -320,11 +321,12 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
             f"<{lanes} x i32> <{order}>"
         )
         return
-    if stride == 2 and len(node.src) == 2:
-        _every_other(f, node, where)
-        return
-    if len(node.src) > 2 and f.target.masks and node.dtype.itemsize >= 4:
+    masked = len(node.src) > 2
+    if masked and f.target.masks and node.dtype.itemsize >= WORD_NBYTES:
         _masked_gather(f, node, where)
+        return
+    if stride == 2 and (not masked or f.target.masks):
+        _every_other(f, node, where)
         return
     function = _function(f, node)
     if function:
@@ -363,16 +365,37 @@ def _every_other(f: FunctionText, node: Node, where: str) -> None:
     """Every other element: those of two loads, the second of which ends where the lanes do."""
     lanes = node.arg.width
     element, kinds = type_text(node.dtype), value_type(node)
-    first, after, second = f.fresh(), f.fresh(), f.fresh()
+    after = f.fresh()
+    f.lines.append(f"  {after} = getelementptr {element}, ptr {where}, i64 {lanes - 1}")
+    first, second = _elements(f, node, where, 0), _elements(f, node, after, lanes - 1)
     places = [2 * lane if 2 * lane < lanes else 2 * lane + 1 for lane in range(lanes)]
     order = ", ".join(f"i32 {place}" for place in places)
     f.lines.append(
-        f"  {first} = load {kinds}, ptr {where}, align {node.arg.align}\n"
-        f"  {after} = getelementptr {element}, ptr {where}, i64 {lanes - 1}\n"
-        f"  {second} = load {kinds}, ptr {after}, align {node.arg.align}\n"
         f"  {f.define(node)} = shufflevector {kinds} {first}, {kinds} {second}, "
         f"<{lanes} x i32> <{order}>"
     )
+
+
+def _elements(f: FunctionText, node: Node, where: str, at: int) -> str:
+    """Neighbours from element `at` of a load of every other one, of which its mask allows those."""
+    lanes, align = node.arg.width, node.arg.align
+    kinds, masks = value_type(node), type_text(dtypes.bool, lanes)
+    found = f.fresh()
+    if len(node.src) == 2:
+        f.lines.append(f"  {found} = load {kinds}, ptr {where}, align {align}")
+        return found
+    # A lane's condition for its own element, and that of no lane for the elements between.
+    places = [(at + k) // 2 if (at + k) % 2 == 0 else lanes for k in range(lanes)]
+    order = ", ".join(f"i32 {place}" for place in places)
+    name, taken = f"llvm.masked.load.{suffix_text(node.dtype, lanes)}.p0", f.fresh()
+    f.declare(name, kinds, "ptr", "i32", masks, kinds)
+    f.lines.append(
+        f"  {taken} = shufflevector {masks} {f.use(node.src[2], lanes)}, {masks} zeroinitializer, "
+        f"<{lanes} x i32> <{order}>\n"
+        f"  {found} = call {kinds} @{name}(ptr {where}, i32 {align}, {masks} {taken}, "
+        f"{kinds} zeroinitializer)"
+    )
+    return found
 
 
 def _collect(f: FunctionText, node: Node, addresses: list[str], mask: Node | None) -> str:

@@ -9,6 +9,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import COMPARE, Op, Ops
+from baregrad.render.llvm_dots import dot_bytes, dot_halves
 from baregrad.render.llvm_ldexp import ldexp
 from baregrad.render.llvm_text import FunctionText, Rule, declaration_text
 from baregrad.render.llvm_types import (
@@ -193,41 +194,6 @@ def _intrinsic_form(op: Op, dtype: DType, lanes: int, count: int) -> tuple[str, 
     return kinds, f"@{name}", declaration_text(name, kinds, *[kinds] * count)
 
 
-# The instruction of four products of bytes a lane: lanes, and the features of which one has it.
-_DOT4_LANES = MappingProxyType(
-    {16: ("avx512vnni",), 8: ("avx512vnni", "avxvnni"), 4: ("avx512vnni", "avxvnni")}
-)
-
-
-def _dot4(f: FunctionText, node: Node) -> None:
-    lanes = lanes_of(node)
-    kinds = value_type(node)
-    x, y, z = [f.use(child, lanes) for child in node.src]
-    if not set(_DOT4_LANES.get(lanes, ())).isdisjoint(f.target.features):
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-        f.declare(name, kinds, kinds, kinds, kinds)
-        arguments = f"{kinds} {z}, {kinds} {x}, {kinds} {y}"
-        f.lines.append(f"  {f.define(node)} = call {kinds} @{name}({arguments})")
-        return
-    for place in range(0, 32, 8):
-        low, up, top = [
-            constant_text(Node(Ops.CONST, dtypes.int32, (), value), lanes)
-            for value in (place, 24 - place, 24)
-        ]
-        mask = constant_text(Node(Ops.CONST, dtypes.int32, (), 255), lanes)
-        down, unsigned, raised, signed, product, total = (f.fresh() for _ in range(6))
-        f.lines.append(
-            f"  {down} = lshr {kinds} {x}, {low}\n"
-            f"  {unsigned} = and {kinds} {down}, {mask}\n"
-            f"  {raised} = shl {kinds} {y}, {up}\n"
-            f"  {signed} = ashr {kinds} {raised}, {top}\n"
-            f"  {product} = mul {kinds} {unsigned}, {signed}\n"
-            f"  {total} = add {kinds} {z}, {product}"
-        )
-        z = total
-    f.names[node] = z
-
-
 def _unary(f: FunctionText, node: Node) -> None:
     lanes = lanes_of(node)
     kinds = value_type(node)
@@ -338,7 +304,8 @@ ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         **dict.fromkeys((Ops.NEG, Ops.NOT, Ops.ABS, Ops.RECIPROCAL), _unary),
         Ops.MOD: _modulo,
         Ops.LDEXP: ldexp,
-        Ops.DOT4: _dot4,
+        Ops.DOT4: dot_bytes,
+        Ops.DOT2: dot_halves,
         Ops.WHERE: _where,
         Ops.CAST: _cast,
         Ops.BITCAST: _bitcast,

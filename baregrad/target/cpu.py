@@ -63,9 +63,13 @@ class CpuTarget:
         return ("float16",) if converts else ()
 
     @property
-    def dots_bytes(self) -> bool:
-        """Whether one instruction adds four products of unsigned and signed bytes to a lane."""
-        return not {"avx512vnni", "avxvnni"}.isdisjoint(self.features)
+    def dot_instructions(self) -> tuple[str, ...]:
+        """The instructions that add to a lane the products of four bytes, or of two bfloat16.
+
+        The bytes of one factor are unsigned, those of the other signed.
+        """
+        found = {"avx512vnni": "dot4", "avxvnni": "dot4", "avx512bf16": "dot2"}
+        return tuple(dict.fromkeys(found[each] for each in self.features if each in found))
 
     @property
     def tile_instructions(self) -> tuple[str, ...]:

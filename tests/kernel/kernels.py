@@ -167,6 +167,19 @@ def byte_product(
     return kernel(out(param(0, *lead, m, n, dtype=dtypes.int32), total, *first, i, j))
 
 
+def brain_product(
+    m: int, n: int, inner: int, a_t: bool = False, b_t: bool = False, dtype: DType = dtypes.bfloat16
+) -> Node:
+    """A product of matrices of bfloat16, summed in float32 and written as `dtype`."""
+    i, j, r = (range_node(e, p) for p, e in enumerate((m, n, inner)))
+    a = param(1, *((inner, m) if a_t else (m, inner)), dtype=dtypes.bfloat16)
+    b = param(2, *((n, inner) if b_t else (inner, n)), dtype=dtypes.bfloat16)
+    left, right = at(a, *((r, i) if a_t else (i, r))), at(b, *((j, r) if b_t else (r, j)))
+    products = alu(Ops.MUL, cast(left, dtypes.float32), cast(right, dtypes.float32))
+    total = cast(reduce(Ops.ADD, products, r), dtype)
+    return kernel(out(param(0, m, n, dtype=dtype), total, i, j))
+
+
 def conv(n: int, c: int, o: int, h: int, w: int, taps: int, stride: int = 1, pad: int = 0,
          groups: int = 1) -> Node:
     oh, ow = ((e + 2 * pad - taps) // stride + 1 for e in (h, w))

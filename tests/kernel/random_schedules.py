@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import facts_of
@@ -50,6 +51,7 @@ def any_kernel(rng: random.Random, sizes: tuple[int, ...]) -> Maker:
         (k.arg_max, (e(), e())),
         (k.matmul, (e(), e(), e(), flag(), flag(), rng.choice((0, 3)))),
         (k.byte_product, (e(), e(), e(), flag(), flag())),
+        (k.brain_product, (e(), e(), e(), flag(), flag(), dtypes.float32)),
         (k.conv, (1, 2, 4, 3, rng.choice((6, 9)), 3, 1, 1)),
         (k.conv, (2, 2, 4, 5, 6, 3, 2, 0, 2)),
         (k.cumsum, (e(), e(), 1)),
@@ -96,8 +98,8 @@ def _any_step(rng: random.Random, table: AxisTable, number: int) -> Step | None:
     name = rng.choice(names)
     axis = table.axes[name]
     kind = rng.randrange(6)
-    if kind == 5 and axis.reduced and axis.extent == 4:
-        return Tensorize((name,), "dot4")
+    if kind == 5 and axis.reduced and axis.extent in (2, 4):
+        return Tensorize((name,), f"dot{axis.extent}")
     if kind <= 1:
         inner = {f"a{number}_{i}": rng.choice((1, 2, 3, 4, 8)) for i in range(rng.randrange(1, 3))}
         return split(name, outer=f"a{number}o", tail=f"a{number}t", **inner)

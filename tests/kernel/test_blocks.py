@@ -176,7 +176,10 @@ def test_vectors_lie_along_what_is_written() -> None:
 
 @pytest.mark.parametrize(
     ("m", "inner", "n"),
-    [(100, 100, 100), (33, 1537, 65), (127, 129, 131), (24, 16, 16), (257, 800, 19)],
+    [
+        (100, 100, 100), (33, 1537, 65), (127, 129, 131), (24, 16, 16), (257, 800, 19),
+        (24, 1000, 32), (25, 4099, 19),
+    ],
 )
 @pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
 def test_products_against_numpy(m: int, inner: int, n: int, transposed: str) -> None:
@@ -210,6 +213,15 @@ def steps_of(schedule: Schedule, axis: str) -> dict[str, int]:
 
 def pool_of(schedule: Schedule) -> str:
     return next(s.axis for s in schedule.steps if isinstance(s, Bind) and s.unit == "pool")
+
+
+def test_a_copy_over_chunks_of_one_tile() -> None:
+    """Each chunk has one tile of rows, which is an axis of the copy all the same."""
+    kernel = k.matmul(24, 32, 1000, a_t=True)
+    schedule = choose_schedule(kernel, WIDE)
+    shared = pool_of(schedule)
+    assert any(shared in s.names for s in schedule.steps if isinstance(s, StageInput))
+    check(kernel, schedule, WIDE)
 
 
 def test_rows_are_shared_where_their_copies_are_dear() -> None:

@@ -16,7 +16,7 @@ from baregrad.assemble.llvm import LlvmAssembler
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType
 from baregrad.ir.evaluate_linear import evaluate_linear
-from baregrad.ir.node import Node, alu, cast, range_node, toposort
+from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
 from baregrad.ir.text import dump, parse
 from baregrad.ir.verify import verify
@@ -48,18 +48,6 @@ STAGES = (
     "stage_input(2, 's', 'w', 'n', lanes=16), stage_input(1, 's', 'm', 'w', lanes=16), "
     "stage_reduce('s', 'm', 'n')"
 )
-
-
-def brain_product(
-    m: int, n: int, inner: int, a_t: bool = False, b_t: bool = False, dtype: DType = BRAIN
-) -> Node:
-    """A product of matrices of bfloat16, summed in float32 and written as `dtype`."""
-    i, j, r = (range_node(e, p) for p, e in enumerate((m, n, inner)))
-    a = k.param(1, *((inner, m) if a_t else (m, inner)), dtype=BRAIN)
-    b = k.param(2, *((n, inner) if b_t else (inner, n)), dtype=BRAIN)
-    left, right = k.at(a, *((r, i) if a_t else (i, r))), k.at(b, *((j, r) if b_t else (r, j)))
-    total = k.reduce(Ops.ADD, alu(Ops.MUL, cast(left, F32), cast(right, F32)), r)
-    return k.kernel(k.out(k.param(0, m, n, dtype=dtype), cast(total, dtype), i, j))
 
 
 def numbers(array: Any) -> Any:
@@ -107,13 +95,14 @@ def test_bytes_of_any_signs(left: DType, right: DType, name: str) -> None:
 @pytest.mark.parametrize("dtype", [BRAIN, F32], ids=str)
 def test_halves(dtype: DType) -> None:
     schedule = parse_schedule(f"Schedule({SPLITS.format(d=2)}, {TENSOR}, {STAGES})")
-    check(brain_product(17, 6, 37, dtype=dtype), schedule, AMX)
+    check(k.brain_product(17, 6, 37, dtype=dtype), schedule, AMX)
 
 
 @pytest.mark.parametrize(
     ("m", "n", "inner", "a_t", "b_t", "target"),
     [
         (32, 32, 64, False, False, AMX), (25, 17, 36, False, True, AMX),
+        (26, 40, 71, False, False, AMX), (33, 17, 67, False, True, SMALL),
         pytest.param(33, 40, 70, True, False, AMX, marks=pytest.mark.slow),
         pytest.param(33, 70, 290, False, False, SMALL, marks=pytest.mark.slow),
         pytest.param(24, 40, 266, True, True, SMALL, marks=pytest.mark.slow),
@@ -122,7 +111,7 @@ def test_halves(dtype: DType) -> None:
 def test_the_first_schedule(
     m: int, n: int, inner: int, a_t: bool, b_t: bool, target: Any
 ) -> None:
-    for kernel in (k.byte_product(m, n, inner, a_t, b_t), brain_product(m, n, inner, a_t, b_t)):
+    for kernel in (k.byte_product(m, n, inner, a_t, b_t), k.brain_product(m, n, inner, a_t, b_t)):
         schedule = choose_schedule(kernel, target)
         assert any(isinstance(s, Tensorize) and s.instruction == "amx" for s in schedule.steps)
         assert parse_schedule(str(schedule)) == schedule
@@ -138,7 +127,7 @@ def test_rows_are_read_in_place_where_they_lie_well() -> None:
     # Lines 2048 bytes apart meet in two sets of the first cache; 1000 bytes are no whole steps.
     assert copied(k.byte_product(64, 64, 2048)) == {1, 2}
     assert copied(k.byte_product(64, 64, 1000)) == {1, 2}
-    assert copied(brain_product(64, 64, 1024)) == {1, 2}
+    assert copied(k.brain_product(64, 64, 1024)) == {1, 2}
 
 
 def test_sums_alone_are_made_where_they_are_written() -> None:
@@ -149,7 +138,7 @@ def test_sums_alone_are_made_where_they_are_written() -> None:
 
     assert arrays(k.byte_product(64, 64, 64)) == 1
     assert arrays(k.byte_product(64, 63, 64)) == 2
-    assert arrays(brain_product(64, 64, 512)) == 2
+    assert arrays(k.brain_product(64, 64, 512)) == 2
 
 
 def test_long_sums_wait_in_an_array_between_blocks() -> None:
@@ -161,7 +150,7 @@ def test_long_sums_wait_in_an_array_between_blocks() -> None:
 @pytest.mark.parametrize("renderer", ["llvm", "c"])
 def test_the_text_has_the_instructions(renderer: str) -> None:
     for kernel, name in ((k.byte_product(64, 64, 256), "tdpbssd"),
-                         (brain_product(64, 64, 256), "tdpbf16ps")):
+                         (k.brain_product(64, 64, 256), "tdpbf16ps")):
         program = to_linear(lower(kernel, AMX, choose_schedule(kernel, AMX)), AMX)
         assert dump(parse(dump(program))) == dump(program)
         text = get(renderer).render(program, AMX)
@@ -199,7 +188,7 @@ def test_kernels_without_tiles_configure_none() -> None:
 @pytest.mark.parametrize("features", [(), TILES[:1], (TILES[0], "amx-int8")], ids=str)
 def test_without_the_instruction_nothing_is_tensorized(features: tuple[str, ...]) -> None:
     target = replace(AMX, features=(*ROW.features, *features))
-    kernel = brain_product(64, 64, 64)
+    kernel = k.brain_product(64, 64, 64)
     assert "amx" not in str(choose_schedule(kernel, target))
     text = f"Schedule({SPLITS.format(d=2)}, {TENSOR}, {STAGES})"
     with pytest.raises(ScheduleError, match="has no tdpbf16ps"):
@@ -224,7 +213,7 @@ def test_without_the_instruction_nothing_is_tensorized(features: tuple[str, ...]
 )  # fmt: skip
 def test_what_is_refused(steps: str, said: str) -> None:
     with pytest.raises(ScheduleError, match=said):
-        lower(brain_product(33, 35, 70), AMX, parse_schedule(f"Schedule({steps})"))
+        lower(k.brain_product(33, 35, 70), AMX, parse_schedule(f"Schedule({steps})"))
 
 
 def test_other_sums_are_refused() -> None:

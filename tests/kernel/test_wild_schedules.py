@@ -16,6 +16,7 @@ from baregrad.kernel import apply_schedule, lower, parse_schedule, to_linear
 from baregrad.kernel.analysis import facts_of
 from baregrad.kernel.axes import AxisTable, table_for
 from baregrad.kernel.schedule_value import (
+    DOT_INSTRUCTIONS,
     Bind,
     Collapse,
     Reorder,
@@ -31,9 +32,9 @@ from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel, drawn
 
-AVX = replace(
-    cpu_row_named("x86-64-avx2"), features=(*cpu_row_named("x86-64-avx2").features, "avxvnni")
-)
+PLAIN = cpu_row_named("x86-64-avx2")
+# No such machine has the products of bfloat16, but their meaning is that of any.
+AVX = replace(PLAIN, features=(*PLAIN.features, "avxvnni", "avx512bf16"))
 SIZES = ((2,), (3,), (4,), (8,), (2, 4), (3, 2), (1,), (64,))
 UNITS = ("pool", "pool", "vector", "unroll", "unroll", "loop", "thread")
 
@@ -57,7 +58,7 @@ def wild_step(rng: random.Random, table: AxisTable, number: int) -> Step:
     if kind < 0.8:
         return Collapse(tuple(some), f"c{number}")
     if kind < 0.83:
-        return Tensorize((name,), "dot4")
+        return Tensorize((name,), rng.choice(DOT_INSTRUCTIONS))
     if kind < 0.92:
         if len(some) > 1 and rng.random() < 0.3:
             some = ["+".join(some[:2]), *some[2:]]

@@ -149,6 +149,9 @@ def test_widths_agree(dtype: DType, lanes: int) -> None:
     agree(functions_of(dtype), (dtype, dtype), list(pairs(dtype)), lanes)
 
 
+PLAIN = cpu_row_named("x86-64-avx2" if host().architecture == "x86_64" else "arm64-neon")
+
+
 @pytest.mark.parametrize("lanes", (1, 2, 4, 8, 16))
 def test_dot4_agrees(lanes: int) -> None:
     """By the machine's instruction where it has one of so many lanes, in plain steps elsewhere."""
@@ -157,7 +160,37 @@ def test_dot4_agrees(lanes: int) -> None:
     agree(functions, (dtypes.int32, dtypes.int32), [x, y], lanes, ("linear", "llvm", "c"))
 
 
-PLAIN = cpu_row_named("x86-64-avx2" if host().architecture == "x86_64" else "arm64-neon")
+def words_of_halves(rng: np.random.Generator, count: int) -> Any:
+    """Words of two bfloat16: any bits, ordinary numbers, and such whose products are tiny."""
+    numbers = rng.standard_normal((3, count // 4, 2)).astype(np.float32)
+    numbers[1:] *= np.float32(2.0) ** rng.integers(-70, -50, (2, count // 4, 2))
+    codes = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    bits = rng.integers(0, 1 << 16, (count - 3 * (count // 4), 2), np.uint16)
+    return np.concatenate([*codes, bits]).view(np.int32).reshape(-1)
+
+
+@pytest.mark.parametrize("lanes", (1, 2, 4, 8, 16))
+def test_dot2_agrees(lanes: int) -> None:
+    """By the machine's instruction where it has one of so many lanes, in plain steps elsewhere."""
+    rng = np.random.default_rng(lanes)
+    count = 4096
+    x, y = words_of_halves(rng, count), words_of_halves(rng, count)
+    z = rng.standard_normal(count).astype(np.float32)
+    z[count // 2 :] *= np.float32(2.0) ** rng.integers(-130, -110, count // 2)
+    z[-200:] = rng.integers(0, 1 << 32, 200, np.uint32).view(np.float32)
+    inputs = (dtypes.int32, dtypes.int32, F32)
+    functions: list[Function] = [lambda a, b, c: alu(Ops.DOT2, a, b, c)]
+    whole = elementwise(functions, count, inputs, count)
+    expected = np.zeros(count, np.float32)
+    evaluate_loop(whole, [expected, x, y, z])
+    found = np.zeros(count, np.float32)
+    evaluate_linear(lower(whole), [found, x, y, z])
+    assert same_bits(expected, found)
+    program = lower(elementwise(functions, count, inputs, lanes))
+    for renderer, row in (("llvm", host()), ("llvm", PLAIN), ("c", host())):
+        found = np.zeros(count, np.float32)
+        compiled(program, renderer, row)([found, x, y, z])
+        assert same_bits(expected, found), (renderer, row.name)
 
 
 @pytest.mark.parametrize("lanes", (1, 2, 3, 8, 16, 48))

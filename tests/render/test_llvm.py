@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
 
@@ -16,6 +19,7 @@ from baregrad.runtime.cpu.elf import read_object
 from baregrad.target.cpu import CPU_ROWS, CpuTarget
 from tests.render.harness import (
     check,
+    compiled,
     guard,
     host,
     kernel,
@@ -82,6 +86,34 @@ def test_strided_loads_have_the_values_of_the_evaluator(dtype: DType, count: int
     out = np.zeros(COLUMNS * 8, dtype.numpy)
     found = check(gathered(dtype, count), [out, x.reshape(-1)], routes=("linear", "llvm", "c"))
     np.testing.assert_array_equal(found[0].reshape(COLUMNS, 8), x[:8].T)
+
+
+@DTYPES
+@pytest.mark.parametrize("lanes", (4, 8, 16))
+@pytest.mark.parametrize("first", (0, 1))
+def test_every_other_element_up_to_the_end(dtype: DType, lanes: int, first: int) -> None:
+    """Nothing is read past the array, which ends where the process may read nothing more."""
+    assert dtype.numpy is not None
+    count = 2 * lanes + 3
+    memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    pages = np.frombuffer(memory, np.uint8)
+    end = pages.ctypes.data + mmap.PAGESIZE
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(end), mmap.PAGESIZE, 0) == 0
+    nbytes = count * dtype.itemsize
+    values = pages[mmap.PAGESIZE - nbytes : mmap.PAGESIZE].view(dtype.numpy)
+    values[:] = np.arange(1, count + 1)
+    i, v = range_node(2, 0), vector(lanes, 1)
+    place = index.add(index.mul(i, lanes), v)
+    x, out = param(1, count, dtype=dtype), param(0, 2 * lanes, dtype=dtype)
+    source = index.add(index.mul(place, 2), first)
+    value = guard(index.less(source, count), load(x, source))
+    node = kernel(loop(i, store(out, value, place)))
+    for route in ("llvm", "c"):
+        found = np.zeros(2 * lanes, dtype.numpy)
+        compiled(lower(node), route)([found, values])
+        taken = np.arange(1, count + 1)[first::2]
+        np.testing.assert_array_equal(found[: len(taken)], taken)
+        assert not found[len(taken) :].any()
 
 
 @pytest.mark.parametrize("make,verb", [(turned, "store"), (gathered, "load")])

@@ -6,6 +6,7 @@ import pytest
 
 from baregrad.base.errors import UnsupportedDevice
 from baregrad.ir.words import PRODUCTS
+from baregrad.kernel.schedule_value import DOT_INSTRUCTIONS
 from baregrad.target.cpu import CPU_ROWS, cpu_row, cpu_row_named
 
 WIDEST = cpu_row_named("x86-64-avx512")
@@ -46,6 +47,16 @@ def test_tiles_are_multiplied_by_what_the_features_say() -> None:
     assert every == cpu_row(V4 | TILES)
     assert set(every.tile_instructions) == set(PRODUCTS)
     assert every.key != cpu_row(V4).key
+
+
+def test_lanes_add_products_as_the_features_say() -> None:
+    plain = V4 - {"avxvnni"}
+    assert cpu_row(plain).dot_instructions == ()
+    assert cpu_row(plain | {"avx512_bf16"}).dot_instructions == ("dot2",)
+    assert cpu_row(plain | {"avx512_vnni", "avx_vnni"}).dot_instructions == ("dot4",)
+    every = cpu_row(plain | {"avx512_vnni", "avx512_bf16"})
+    assert set(every.dot_instructions) == set(DOT_INSTRUCTIONS)
+    assert cpu_row(V4 - {"avx512f"} | {"avx512_bf16"}).dot_instructions == ("dot4",)
 
 
 def test_cores_and_caches_do_not_change_the_key() -> None:

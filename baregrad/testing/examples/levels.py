@@ -39,9 +39,9 @@ class Levels:
 
 
 def example_target() -> CpuTarget:
-    """The CPU row for which the examples are lowered: vectors of 16 float32, products of bytes."""
+    """The CPU row for which the examples are lowered: 16 float32 in a vector, products of words."""
     row = cpu_row_named("x86-64-avx512")
-    return replace(row, features=(*row.features, "avx512vnni"))
+    return replace(row, features=(*row.features, "avx512vnni", "avx512bf16"))
 
 
 def param(slot: int, *shape: int, dtype: DType = dtypes.float32, name: str = "") -> Node:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from baregrad.base.errors import CompilerBug
-from baregrad.dtypes import dtypes, to_numpy
+from baregrad.dtypes import dtypes, encode
 from baregrad.ir import index
 from baregrad.ir.attrs import KernelInfo, Out, Reduce
 from baregrad.ir.evaluate_kernel import evaluate_kernel
@@ -50,6 +50,12 @@ def byte_product(m: int, n: int, k: int) -> Node:
     return kernel_of(contracted(a, b, dtypes.int32))
 
 
+def brain_product(m: int, n: int, k: int) -> Node:
+    """The product of two arrays of bfloat16, summed as float32."""
+    a, b = param(1, m, k, dtype=dtypes.bfloat16), param(2, n, k, dtype=dtypes.bfloat16)
+    return kernel_of(contracted(a, b))
+
+
 def half_product(m: int, n: int, k: int) -> Node:
     """The product of two arrays of float16, summed as float32."""
     a, b = param(1, m, k, dtype=dtypes.float16), param(2, n, k, dtype=dtypes.float16)
@@ -89,8 +95,13 @@ def nest(kernel: Node, *steps: Step, target: AnyTarget | None = None) -> None:
 
 def _arguments(kernel: Node) -> dict[int, Any]:
     random = np.random.default_rng(0)
-    params = [node for node in toposort(kernel) if node.op is Ops.PARAM]
-    return {
-        node.arg.slot: random.standard_normal(node.arg.shape).astype(to_numpy(node.dtype))
-        for node in params
-    }
+    found = {}
+    for node in toposort(kernel):
+        if node.op is Ops.PARAM:
+            values = random.standard_normal(node.arg.shape)
+            # What NumPy has no dtype for is stored as codes.
+            plain = node.dtype.numpy
+            found[node.arg.slot] = (
+                encode(values, node.dtype) if plain is None else values.astype(plain)
+            )
+    return found

@@ -1,13 +1,15 @@
-"""Sums of products of bytes, four at a time: words of four bytes, and what makes their signs fit.
+"""Sums of products of narrow numbers, a word of them at a time: four bytes, or two bfloat16.
 
-DOT4 multiplies unsigned bytes by signed ones. Where both factors are signed, or both unsigned, one
-has its highest bit turned over, which makes it larger, or smaller, by 128; the sum is then off by
-128 times the sum of the other factor, which is taken off again.
+DOT2 multiplies two bfloat16 by two. DOT4 multiplies unsigned bytes by signed ones. Where both
+factors are signed, or both unsigned, one has its highest bit turned over, which makes it larger, or
+smaller, by 128; the sum is then off by 128 times the sum of the other factor, which is taken off
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from baregrad.base.errors import ScheduleError
@@ -22,20 +24,20 @@ from baregrad.kernel.schedule_value import Tensorize
 if TYPE_CHECKING:
     from baregrad.kernel.axes import AxisTable, Piece
 
-# Bytes that one lane adds up.
-BYTES = 4
 I32 = dtypes.int32
 # The highest bit of each byte: as unsigned bytes 128, as signed ones -128.
 HIGHEST = const(-0x7F7F7F80, I32)
 _BYTES = (dtypes.int8, dtypes.uint8)
 _HALVES = (dtypes.bfloat16,)
+# By instruction: what it multiplies.
+_FACTORS = MappingProxyType({"dot4": _BYTES, "dot2": _HALVES})
 
 
 class Word(NamedTuple):
-    """Which bytes are read as one word: those along an axis, their highest bits turned or not."""
+    """Which numbers are read as one word: those along an axis; `turned`: bytes' highest bits."""
 
     axis: str
-    turned: bool
+    turned: bool = False
 
 
 def byte_factors(value: Node) -> tuple[Node, Node] | None:
@@ -43,9 +45,7 @@ def byte_factors(value: Node) -> tuple[Node, Node] | None:
     if value.op is not Ops.MUL or value.dtype is not I32:
         return None
     one, other = [child.src[0] if child.op is Ops.CAST else child for child in value.src]
-    if not (_is_byte(one) and _is_byte(other)):
-        return None
-    return one, other
+    return (one, other) if _reads(one, _BYTES) and _reads(other, _BYTES) else None
 
 
 def word_factors(value: Node) -> tuple[Node, Node] | None:
@@ -58,21 +58,24 @@ def word_factors(value: Node) -> tuple[Node, Node] | None:
     return (one, other) if _reads(one, _HALVES) and _reads(other, _HALVES) else None
 
 
-def _is_byte(node: Node) -> bool:
-    return _reads(node, _BYTES)
-
-
 def _reads(node: Node, wanted: tuple[DType, ...]) -> bool:
     """Whether a node reads an argument of one of these dtypes, guarded or not."""
     covered = node.src[1] if node.op is Ops.GUARD else node
     return node.dtype in wanted and is_read(covered)
 
 
-def is_byte_sum(reduce: Node) -> bool:
-    """Whether a REDUCE is a sum of products of bytes."""
+def dot_instruction(value: Node) -> str:
+    """The instruction that adds such products up in lanes; empty where none does."""
+    factors = word_factors(value)
+    found = factors[0].dtype if factors else None
+    return next((name for name, taken in _FACTORS.items() if found in taken), "")
+
+
+def is_dot_sum(reduce: Node, instruction: str) -> bool:
+    """Whether a REDUCE is a sum of such products as the instruction adds up."""
     if reduce.arg.monoid.primitive is not Ops.ADD:
         return False
-    return byte_factors(reduce.src[0]) is not None
+    return dot_instruction(reduce.src[0]) == instruction
 
 
 def turned_over(word: Node) -> Node:
@@ -87,7 +90,7 @@ def word_of(values: Sequence[Node]) -> Node:
         if value.dtype.kind == "float":
             value = make_node(Ops.BITCAST, dtypes.uint16, (value,))
         wide = cast(value, I32)
-        if place < BYTES - 1 and value.dtype is dtypes.int8:
+        if place < len(values) - 1 and value.dtype is dtypes.int8:
             wide = alu(Ops.AND, wide, const(255, I32))
         if place:
             wide = alu(Ops.SHL, wide, const(8 * value.dtype.itemsize * place, I32))
@@ -96,29 +99,33 @@ def word_of(values: Sequence[Node]) -> Node:
     return total
 
 
-def word_product(
-    turned: Node, other: Node, signed: tuple[bool, bool]
-) -> tuple[Node, Node | None]:
-    """The sum of the products of two words' bytes, and what it is too large by; None for nothing.
+def are_turned(left: DType, right: DType) -> bool:
+    """Whether the highest bits of one of two factors are to be turned over."""
+    return left in _BYTES and left is right
 
-    signed: whether the bytes of each word are signed. Where both are the same, the highest bits of
-    `turned` are turned over.
+
+def word_product(turned: Node, other: Node, left: DType, right: DType) -> tuple[Node, Node | None]:
+    """The sum of the products of two words' numbers, and what it is too large by; None for nothing.
+
+    left, right: the dtypes of the numbers in `turned` and in `other`.
     """
+    if left in _HALVES:
+        return alu(Ops.DOT2, turned, other, const(0.0, dtypes.float32)), None
     zero = const(0, I32)
+    signed = left is dtypes.int8, right is dtypes.int8
     if signed == (True, True):
         return alu(Ops.DOT4, turned, other, zero), alu(Ops.DOT4, HIGHEST, other, zero)
     if signed == (False, False):
         return alu(Ops.DOT4, other, turned, zero), alu(Ops.DOT4, other, HIGHEST, zero)
-    left, right = (other, turned) if signed[0] else (turned, other)
-    return alu(Ops.DOT4, left, right, zero), None
+    first, second = (other, turned) if signed[0] else (turned, other)
+    return alu(Ops.DOT4, first, second, zero), None
 
 
 def word_slots(table: AxisTable) -> frozenset[int]:
     """The arguments of which nothing but whole words is read, each at a multiple of its size."""
     found: set[Node] = set()
-    factors_of = byte_factors if table.tiled is None else word_factors
     for reduction in table.facts.reductions:
-        factors = factors_of(reduction.node.src[0]) or ()
+        factors = word_factors(reduction.node.src[0]) or ()
         found.update(read for read in factors if _is_whole(table, read, reduction.own))
     accesses = [access.array.arg.slot for access in table.facts.accesses]
     slots = [read.src[0].arg.slot for read in found]
@@ -162,26 +169,29 @@ def at_number(piece: Piece, axis: str, place: int) -> Piece:
 def check_tensorize(table: AxisTable, step: Tensorize) -> None:
     """Refuse an axis that the instruction cannot take. Raises ScheduleError."""
     axis = table.axis(step.axis, step)
-    if not table.dots_bytes:
+    if step.instruction not in table.dot_instructions:
         raise ScheduleError(
             f"{step} is not legal: the machine has no such instruction",
-            wanted="a CPU with avx512vnni or avxvnni",
+            found=", ".join(table.dot_instructions) or "none of this kind",
+            wanted="a CPU with avx512vnni or avxvnni for dot4, with avx512bf16 for dot2",
         )
-    if axis.serial or axis.unit != "loop" or axis.extent != BYTES or axis.name in table.staged:
+    count = in_word(_FACTORS[step.instruction][0])
+    if axis.serial or axis.unit != "loop" or axis.extent != count or axis.name in table.staged:
         raise ScheduleError(
-            f"{step} is not legal: the axis is not {BYTES} steps that are free to go",
+            f"{step} is not legal: the axis is not {count} steps that are free to go",
             found=axis.serial or f"{axis.extent} steps, bound to {axis.unit}",
-            wanted=f"a part of size {BYTES} of an axis, neither bound nor staged",
+            wanted=f"a part of size {count} of an axis, neither bound nor staged",
         )
     for reduction in table.facts.reductions:
         for node in reduction.own:
             merged = table.merged.get(node)
             pieces = table.pieces[merged[0] if merged else table.names[node]]
             within = any(name == axis.name for piece in pieces for name, _ in piece.terms)
-            if within and not is_byte_sum(reduction.node):
+            if within and not is_dot_sum(reduction.node, step.instruction):
                 raise ScheduleError(
-                    f"{step} is not legal: something else than bytes is reduced along the axis",
-                    wanted="a sum of products of int8 or uint8, each cast to int32",
+                    f"{step} is not legal: something else is reduced along the axis",
+                    wanted="for dot4 a sum of products of int8 or uint8, each cast to int32; for "
+                    "dot2 one of products of bfloat16, each cast to float32",
                 )
     if not axis.reduced:
         raise ScheduleError(f"{step} is not legal: the axis is not reduced", found=axis.name)
