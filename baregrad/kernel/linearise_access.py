@@ -21,7 +21,8 @@ MOST_NARROW = 1 << 31
 _INDEX = dtypes.index
 _RANGE, _LOAD, _ALLOC = Ops.RANGE, Ops.LOAD, Ops.ALLOC
 _PRODUCTS = Ops.MMA.bit
-_ACCESSES = mask_of((Ops.LOAD, Ops.STORE, Ops.COPYTO))
+_ACCESSES = frozenset((Ops.LOAD, Ops.STORE, Ops.COPYTO))
+_HOLD_ACCESSES = mask_of(_ACCESSES)
 # Kernels have the same few attributes over and over: finding one costs less than making it.
 access_of = lru_cache(1 << 12)(Access)
 register_of = lru_cache(1 << 10)(Reg)
@@ -226,15 +227,18 @@ class Memory:
         groups: dict[Terms, int] = {}
         # Of what is plain nobody else asks for more than the accesses.
         plain = is_plain(kernel)
-        order = toposort_having(_ACCESSES, *kernel.src) if plain else values_below(kernel)
+        order = toposort_having(_HOLD_ACCESSES, *kernel.src) if plain else values_below(kernel)
         if kernel.mask & _PRODUCTS:
             # A tile is written by what multiplies, without a STORE.
             again.update([node.src[0].src[0] for node in order if node.op.bit & _PRODUCTS])
             written |= again
-        for node in [node for node in order if node.op.bit & _ACCESSES]:
+        for node in order:
+            op = node.op
+            if op not in _ACCESSES:
+                continue
             src = node.src
             buffer = src[0]
-            if node.op is _LOAD:
+            if op is _LOAD:
                 indices = src[1:]
                 read.add(buffer)
             else:

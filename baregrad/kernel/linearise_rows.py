@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, const, instruction, toposort_having
-from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
+from baregrad.ir.op import ELEMENTWISE, Ops
 from baregrad.kernel.linearise_access import (
     Address,
     Memory,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from baregrad.kernel.linearise_values import Values
 
 _STORES = Ops.STORE.bit
-_COMPUTED = mask_of(ELEMENTWISE)
 # Where a register ALLOC's tile begins, and its rows: elements from there.
 Layout = tuple[int, tuple[int, ...]]
 
@@ -162,7 +161,7 @@ def _is_plain(
                 # One element that some lanes want, and others do not.
                 return False
             stack.append(inner)
-        elif op.bit & _COMPUTED and node.dtype is not dtypes.index:
+        elif op in ELEMENTWISE and node.dtype is not dtypes.index:
             stack.extend(node.src)
         else:
             return False

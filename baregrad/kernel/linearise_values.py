@@ -31,7 +31,7 @@ from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 _ADD, _MUL, _FMA, _CONST = Ops.ADD, Ops.MUL, Ops.FMA, Ops.CONST
 _LOAD, _REG = Ops.LOAD, Ops.REG
 _INDEX = dtypes.index
-_LEAVES = Ops.CONST.bit | Ops.VAR.bit
+_LEAVES = frozenset((Ops.CONST, Ops.VAR))
 Parts = tuple[Node, ...]
 # Takes the coordinates of a node from the current point; None for one without unrolled ranges.
 Where = Callable[[dict[Node, int]], Any] | None
@@ -116,10 +116,11 @@ class Values:
 
     def once(self, root: Node) -> Any:
         """The value of an expression that is the same at all points, or is wanted for all."""
-        if root.op.bit & OPAQUE:
+        if root.op in OPAQUE:
             return rule_of(root)(self, root, ())
         # As `toposort` walks, sources first: what is walked is computed at once.
         done: dict[Node, Any] = {}
+        value_of = done.__getitem__
         compute = self.compute
         path: list[tuple[Node, Iterator[Node]]] = []
         node, sources = root, iter(root.src)
@@ -127,7 +128,7 @@ class Values:
             for child in sources:
                 if child in done:
                     continue
-                if child.src and not child.op.bit & OPAQUE:
+                if child.src and child.op not in OPAQUE:
                     path.append((node, sources))
                     node, sources = child, iter(child.src)
                     break
@@ -140,8 +141,8 @@ class Values:
                     done[child] = rule_of(child)(self, child, ())
             else:
                 op, dtype, src = node.op, node.dtype, node.src
-                operands = [done[child] for child in src]
-                if op.bit & COMPUTED and dtype is not _INDEX and src[-1].dtype is not _INDEX:
+                operands = tuple(map(value_of, src))
+                if op in COMPUTED and dtype is not _INDEX and src[-1].dtype is not _INDEX:
                     found = compute(op, dtype, operands)
                 else:
                     found = rule_of(node)(self, node, operands)
@@ -196,20 +197,20 @@ class Values:
         places: dict[Node, int] = {}
         values: list[Any] = []
         for node in order:
-            if node.op.bit & _LEAVES:
+            if node.op in _LEAVES:
                 places[node] = len(values)
                 values.append(RULES[node.op](self, node, ()))
         steps: list[Step] = []
         for node in order:
             op = node.op
-            if op.bit & _LEAVES:
+            if op in _LEAVES:
                 continue
             theirs = own if node.ranges is root.ranges else self.axes_of(node.ranges)
             # Guards of one condition are found together, so one may be known when its turn comes.
             kept = theirs != own or op is Ops.GUARD or (node in shared and node is not root)
             operands = None
             rule = rule_of(node)
-            if not op.bit & OPAQUE:
+            if op not in OPAQUE:
                 try:
                     operands = _picker([places[child] for child in node.src])
                 except KeyError:
