@@ -28,15 +28,7 @@ from baregrad.ir.node import Node, extent_of, toposort
 from baregrad.ir.op import Ops
 from baregrad.ir.passes import Pass, check_order
 from baregrad.ir.verify import verify
-from baregrad.program import (
-    CPU_OBJECT,
-    CUBIN,
-    GpuLaunch,
-    LaunchExpr,
-    ParamSpec,
-    Program,
-    Resources,
-)
+from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, ParamSpec, Program, Resources
 from baregrad.runtime.interface import Device, Kernel
 from baregrad.target import GpuTarget
 
@@ -76,18 +68,15 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What the passes made of a kernel: the text to assemble, and what else a program has to know.
+    """What the passes made of a kernel: its loop and linear levels, and the text to assemble.
 
-    The loop and linear levels are not held: memory that they leave is in the processor's caches
-    when the next kernel's are made. stages: every step, where they are to be shown.
+    stages: every step, where they are to be shown.
     """
 
     kernel: Node
+    loop: Node
+    linear: Node
     text: str
-    entry: str
-    scratch_nbytes: int
-    chunks: LaunchExpr
-    launch: GpuLaunch | None
     stages: list[Stage]
 
 
@@ -182,30 +171,19 @@ class Compiler:
 
     def _draft(self, kernel: Node, schedule: Schedule | None) -> _Draft:
         """Everything about a program but its machine code."""
-        from baregrad.render import entry_name, scratch_nbytes
-
         self.compiled += 1
         stages = list(self.stages(kernel) if schedule is None else self.stages(kernel, schedule))
         graphs = {stage.name: stage.result for stage in stages if isinstance(stage.result, Node)}
-        loop, linear = graphs["lower"], next(reversed(graphs.values()))
         text = stages[-1].result
         assert isinstance(text, str)
-        gpu = self.target if isinstance(self.target, GpuTarget) else None
-        return _Draft(
-            kernel,
-            text,
-            entry=entry_name(linear),
-            scratch_nbytes=scratch_nbytes(linear) if gpu is None else 0,
-            chunks=launch_expr(_chunks(loop)) if gpu is None else 1,
-            launch=None if gpu is None else _launch(kernel, loop, linear, gpu),
-            stages=stages if options.debug >= 2 else [],
-        )
+        shown = stages if options.debug >= 2 else []
+        return _Draft(kernel, graphs["lower"], next(reversed(graphs.values())), text, shown)
 
     def _finish(self, draft: _Draft, codes: Iterator[bytes]) -> Program:
         """The program of a draft, whose machine code comes next."""
         with span("assemble"):
             code = next(codes)
-        program = _program(draft, code)
+        program = _program(draft, code, self.target)
         if draft.stages:
             from baregrad.kernel import choose
 
@@ -290,10 +268,12 @@ def arrays_of(kernel: Node) -> int:
     return len({node.arg.slot for node in toposort(kernel) if node.op is Ops.PARAM})
 
 
-def _program(draft: _Draft, code: bytes) -> Program:
+def _program(draft: _Draft, code: bytes, target: Any) -> Program:
     from baregrad.kernel import cost_of
+    from baregrad.render import entry_name, scratch_nbytes
 
-    kernel = draft.kernel
+    kernel, linear = draft.kernel, draft.linear
+    gpu = isinstance(target, GpuTarget)
     written = {out.src[0].arg.slot for out in kernel.src}
     accumulated = {out.src[0].arg.slot for out in kernel.src if out.arg.monoid is not None}
     params = {node.arg.slot: node for node in toposort(kernel) if node.op is Ops.PARAM}
@@ -307,22 +287,22 @@ def _program(draft: _Draft, code: bytes) -> Program:
         specs.append(ParamSpec(node.arg.name or f"p{slot}", node.dtype.name, None, access))
     cost = cost_of(kernel)
     meta = Resources(
-        scratch_nbytes=draft.scratch_nbytes,
+        scratch_nbytes=0 if gpu else scratch_nbytes(linear),
         flops=launch_expr(cost.flops),
         bytes_read=launch_expr(cost.bytes_read),
         bytes_written=launch_expr(cost.bytes_written),
     )
     return Program(
         name=kernel.arg.name,
-        kind=CPU_OBJECT if draft.launch is None else CUBIN,
+        kind=CUBIN if gpu else CPU_OBJECT,
         code=code,
-        entry=draft.entry,
+        entry=entry_name(linear),
         params=tuple(specs),
         variables=variables_of(kernel),
-        chunks=draft.chunks,
+        chunks=1 if gpu else launch_expr(_chunks(draft.loop)),
         source=draft.text,
         meta=meta,
-        launch=draft.launch,
+        launch=_launch(draft, target) if gpu else None,
     )
 
 
@@ -334,19 +314,19 @@ def _chunks(loop: Node) -> Dim:
     return 1
 
 
-def _launch(kernel: Node, loop: Node, linear: Node, target: GpuTarget) -> GpuLaunch:
+def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
     """How many threads run a GPU's program: one block at least."""
     from baregrad.kernel import grid_size
     from baregrad.render.gpu import gpu_signature
 
-    signature = gpu_signature(linear)
+    signature = gpu_signature(draft.linear)
     if signature.shared_nbytes > target.shared_bytes_per_block:
         raise ScheduleError(
-            f"{kernel.arg.name} keeps more for a block than {target.name} has room for",
+            f"{draft.kernel.arg.name} keeps more for a block than {target.name} has room for",
             found=f"{signature.shared_nbytes} bytes",
             wanted=f"at most {target.shared_bytes_per_block}",
         )
-    blocks = launch_expr(index.maximum(grid_size(loop), 1))
+    blocks = launch_expr(index.maximum(grid_size(draft.loop), 1))
     nbytes = signature.dynamic_nbytes(target)
     return GpuLaunch(
         (blocks, 1, 1), (signature.threads, 1, 1),
