@@ -13,6 +13,7 @@ from baregrad.ir.attrs import TILE_BINDS
 from baregrad.ir.node import Node, const, instruction, toposort
 from baregrad.ir.op import Op, Ops
 from baregrad.kernel import linearise_access
+from baregrad.kernel.analysis import by_id
 from baregrad.kernel.divide import fold_integers
 from baregrad.kernel.linearise_access import Address, Memory, lanes_of
 from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, shared_by_guards
@@ -29,7 +30,7 @@ from baregrad.kernel.linearise_rules import (
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 
 _ADD, _MUL, _FMA, _CONST = Ops.ADD, Ops.MUL, Ops.FMA, Ops.CONST
-_LOAD, _REG = Ops.LOAD, Ops.REG
+_LOAD = Ops.LOAD
 _INDEX = dtypes.index
 _LEAVES = frozenset((Ops.CONST, Ops.VAR))
 Parts = tuple[Node, ...]
@@ -233,15 +234,16 @@ class Values:
 
     def _tiles_of(self, ranges: frozenset[Node]) -> tuple[tuple[Node, ...], int]:
         """The unrolled ranges among some, and the extent of the vector range, 0 for several."""
-        axes = [axis for axis in ranges if axis.arg.bind in TILE_BINDS]
+        axes: list[Node] = []
+        vectors: list[Node] = []
+        for axis in ranges:
+            bind = axis.arg.bind
+            if bind in TILE_BINDS:
+                (vectors if bind == "vector" else axes).append(axis)
         lanes = 1
-        if axes:
-            vectors = [axis for axis in axes if axis.arg.bind == "vector"]
-            if vectors:
-                axes = [axis for axis in axes if axis.arg.bind != "vector"]
-                lanes = lanes_of(vectors[0]) if len(vectors) == 1 else 0
-            axes.sort(key=lambda axis: int(axis.arg.id))
-        found = self._tiles[ranges] = tuple(axes), lanes
+        if vectors:
+            lanes = lanes_of(vectors[0]) if len(vectors) == 1 else 0
+        found = self._tiles[ranges] = by_id(axes), lanes
         return found
 
     def points(self, axes: tuple[Node, ...]) -> list[dict[Node, int]]:
@@ -330,9 +332,7 @@ class Values:
 
     def fresh_register(self, dtype: DType, width: int, rows: int = 0) -> Node:
         """A register that nobody else has; a tile of `rows` of them."""
-        shape = (rows, width) if rows else (width,) if width > 1 else ()
-        arg = linearise_access.register_of(len(self.registers), width, rows)
-        found = instruction(_REG, dtype, (), arg, shape)
+        found = linearise_access.register_of(len(self.registers), dtype, width, rows)
         self.registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
