@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -42,6 +42,7 @@ class DType:
     `bits` is its size (0 for `index` and `token`, which are never stored), `numpy` NumPy's own
     dtype for it or None, `storage` the NumPy dtype of its raw codes (bfloat16: uint16; a 4-bit
     type: uint8 with the code in the low half). A `storage_only` dtype can be cast, not computed.
+    `itemsize` is the bytes of one element when stored alone: a 4-bit element takes one.
     """
 
     name: str
@@ -51,6 +52,10 @@ class DType:
     storage: np.dtype[Any] | None
     format: FloatFormat | None = None
     storage_only: builtins.bool = False
+    itemsize: builtins.int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "itemsize", (self.bits + 7) // 8)
 
     def __repr__(self) -> str:
         return f"dtypes.{self.name}"
@@ -66,11 +71,6 @@ class DType:
 
     def __deepcopy__(self, memo: object) -> DType:
         return self
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element when stored alone; a 4-bit element takes one byte."""
-        return (self.bits + 7) // 8
 
     @property
     def is_float(self) -> builtins.bool:

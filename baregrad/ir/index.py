@@ -22,7 +22,7 @@ Dim = int | Node
 Terms = dict[Node, int]
 _INDEX = dtypes.index
 _ADD, _MUL, _CONST, _RANGE = Ops.ADD, Ops.MUL, Ops.CONST, Ops.RANGE
-_DIGITS = Ops.MOD.bit | Ops.FLOORDIV.bit
+_DIGITS = frozenset((Ops.MOD, Ops.FLOORDIV))
 _ID = attrgetter("arg.id")
 
 
@@ -181,7 +181,7 @@ def total(values: Iterable[Dim]) -> Dim:
 
 def _with_whole_digits(terms: Terms, constant: int) -> tuple[Terms, int]:
     """The same sum with quotients and remainders of one value put together again."""
-    if len([atom for atom in terms if atom.op.bit & _DIGITS]) > 1:
+    if len([atom for atom in terms if atom.op in _DIGITS]) > 1:
         terms = _recombine({atom: scale for atom, scale in terms.items() if scale})
         constant += terms.pop(const(1, _INDEX), 0)
     return terms, constant

@@ -62,9 +62,9 @@ from baregrad.target import AnyTarget
 
 # The offset of what is not written at all.
 NOWHERE = const(-1, dtypes.index)
-_SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.RANGE.bit
+_SCOPED = frozenset((Ops.REDUCE, Ops.SCAN, Ops.STAGE, Ops.RANGE))
 # What is rewritten other than by its sources, in some cases at least.
-_OWN_WAY = _SCOPED | Ops.INDEX.bit | Ops.GUARD.bit | Ops.PROJ.bit
+_OWN_WAY = _SCOPED | {Ops.INDEX, Ops.GUARD, Ops.PROJ}
 
 
 def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = None) -> Node:
@@ -351,14 +351,14 @@ class Rewriter:
 
     def is_plain(self, node: Node) -> bool:
         """Whether a node's sources are rewritten before it; others are rewritten whole."""
-        bit = node.op.bit
-        if not bit & _OWN_WAY:
+        op = node.op
+        if op not in _OWN_WAY:
             return True
-        if bit & _SCOPED:
+        if op in _SCOPED:
             return False
-        if node.op is Ops.INDEX:
+        if op is Ops.INDEX:
             return node.src[0].op is not Ops.PARAM
-        return node.op is not Ops.GUARD or not self.is_staged(node.src[1])
+        return op is not Ops.GUARD or not self.is_staged(node.src[1])
 
     def is_staged(self, node: Node) -> bool:
         """Whether a node reads an input that some step copies."""
@@ -368,7 +368,7 @@ class Rewriter:
         """One node whose sources are done, unless it is a leaf."""
         op = node.op
         done = scope.done
-        if not op.bit & _OWN_WAY:
+        if op not in _OWN_WAY:
             return plain(node, done)
         if op is Ops.RANGE:
             return self.axis_value(node, scope)

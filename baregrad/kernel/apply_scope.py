@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import KernelInfo, Out, Param
 from baregrad.ir.index import Dim
@@ -114,8 +114,7 @@ def flat_array(node: Node, table: AxisTable, words: frozenset[int]) -> Node:
     if slot in words:
         size, dtype = index.floordiv(size, in_word(dtype)), dtypes.int32
     if asked is None and isinstance(size, int):
-        flat = _flat(slot, size, name, streamed)
-        return instruction(Ops.PARAM, dtype, (), flat, flat.shape)
+        return _flat(slot, dtype, size, name, streamed)
     flat = Param(slot, (size,), name, streamed)
     if asked is not None:
         flat = flat._replace(ahead=asked.nbytes, shares=shares_of(table, asked))
@@ -123,9 +122,9 @@ def flat_array(node: Node, table: AxisTable, words: frozenset[int]) -> Node:
 
 
 @lru_cache(1 << 10)
-def _flat(slot: int, size: int, name: str, streamed: bool) -> Param:
+def _flat(slot: int, dtype: DType, size: int, name: str, streamed: bool) -> Node:
     """An argument of one axis: those of kernels are alike."""
-    return Param(slot, (size,), name, streamed)
+    return instruction(Ops.PARAM, dtype, (), Param(slot, (size,), name, streamed), (size,))
 
 
 def plain(node: Node, done: dict[Node, Node]) -> Node:

@@ -7,6 +7,7 @@ invariant values move out of loops, and constant parts of addresses go into the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -104,13 +105,22 @@ def _loop(values: Values, node: Node) -> Inside | None:
         span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
         if values.gpu and bounds(size)[1] <= INT32[1]:
             span = tuple([values.cast(end, dtypes.int32) for end in span])
-        counter = instruction(Ops.BEGIN, span[0].dtype, span, axis.arg.id)
+        counter = _counted(span, axis.arg.id) if known else _begin(span, axis.arg.id)
         values.counters[axis] = counter
         values.scopes.open(counter, not pool and least < 1)
         leave = values.scopes.close
     if values.memory.requests:
         _ask(values, axis)
     return node.src[1:], leave
+
+
+def _begin(span: tuple[Node, ...], id: int) -> Node:
+    """The instruction that a loop begins with."""
+    return instruction(Ops.BEGIN, span[0].dtype, span, id)
+
+
+# Those over so many iterations are alike in all kernels.
+_counted = lru_cache(1 << 10)(_begin)
 
 
 def _ask(values: Values, axis: Node) -> None:

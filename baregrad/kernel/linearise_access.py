@@ -12,9 +12,9 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import TILE_BINDS, Access, Reg
 from baregrad.ir.bounds import bounds
-from baregrad.ir.node import NO_RANGES, Node, toposort_having
+from baregrad.ir.node import NO_RANGES, Node, instruction, toposort_having
 from baregrad.ir.op import Ops, mask_of
-from baregrad.kernel.loop_pieces import is_plain, values_below
+from baregrad.kernel.loop_pieces import is_plain, nodes_having, values_below
 
 Terms = tuple[tuple[Node, int], ...]
 MOST_NARROW = 1 << 31
@@ -22,10 +22,10 @@ PAGE_NBYTES = 4096
 _INDEX = dtypes.index
 _RANGE, _LOAD, _ALLOC = Ops.RANGE, Ops.LOAD, Ops.ALLOC
 _PRODUCTS = Ops.MMA.bit
-_ACCESSES = mask_of((Ops.LOAD, Ops.STORE, Ops.COPYTO))
+_ACCESSES = frozenset((Ops.LOAD, Ops.STORE, Ops.COPYTO))
+_HOLD_ACCESSES = mask_of(_ACCESSES)
 # Kernels have the same few attributes over and over: finding one costs less than making it.
 access_of = lru_cache(1 << 12)(Access)
-register_of = lru_cache(1 << 10)(Reg)
 
 
 class Address:
@@ -205,6 +205,13 @@ def lanes_of(axis: Node) -> int:
     return size
 
 
+@lru_cache(1 << 10)
+def register_of(number: int, dtype: DType, width: int, rows: int) -> Node:
+    """The `number`-th register of a kernel; a tile of so many `rows` of them."""
+    shape = (rows, width) if rows else (width,) if width > 1 else ()
+    return instruction(Ops.REG, dtype, (), Reg(number, width, rows), shape)
+
+
 class Request(NamedTuple):
     """What each iteration of a loop asks for: so many `elements` of `array`.
 
@@ -235,20 +242,23 @@ class Memory:
         again: set[Node] = set()
         registers: dict[Node, int] = {}
         refused: set[Node] = set()
-        asking: list[Node] = []
+        asks = False
         known: dict[Any, Address] = {}
         groups: dict[Terms, int] = {}
         # Of what is plain nobody else asks for more than the accesses.
         plain = is_plain(kernel)
-        order = toposort_having(_ACCESSES, *kernel.src) if plain else values_below(kernel)
+        nodes = nodes_having(_HOLD_ACCESSES, kernel.src) if plain else values_below(kernel)
         if kernel.mask & _PRODUCTS:
             # A tile is written by what multiplies, without a STORE.
-            again.update([node.src[0].src[0] for node in order if node.op.bit & _PRODUCTS])
+            again.update([node.src[0].src[0] for node in nodes if node.op.bit & _PRODUCTS])
             written |= again
-        for node in [node for node in order if node.op.bit & _ACCESSES]:
+        for node in nodes:
+            op = node.op
+            if op not in _ACCESSES:
+                continue
             src = node.src
             buffer = src[0]
-            if node.op is _LOAD:
+            if op is _LOAD:
                 indices = src[1:]
                 read.add(buffer)
             else:
@@ -264,8 +274,7 @@ class Memory:
                 if gpu:
                     address.measure()
             addresses[node] = address
-            if buffer.arg.ahead:
-                asking.append(node)
+            asks = asks or buffer.arg.ahead > 0
             if buffer.op is _ALLOC and buffer.arg.space == "register" and buffer not in refused:
                 width = address.width
                 if address.fits_registers() and registers.get(buffer, width) == width:
@@ -279,7 +288,11 @@ class Memory:
         self.again = again
         self.registers = registers
         self.requests: dict[str, list[Request]] = {}
-        self.ahead = _asking(asking, addresses, written, self.requests) if asking else {}
+        self.ahead: dict[Node, int] = {}
+        if asks:
+            ordered = toposort_having(_HOLD_ACCESSES, *kernel.src)
+            asking = [node for node in ordered if node in addresses and node.src[0].arg.ahead]
+            self.ahead = _asking(asking, addresses, written, self.requests)
         self.single = len([one for one in written if one.op is Ops.PARAM]) <= 1
 
     def reads_elsewhere(self, store: Node, axes: tuple[Node, ...]) -> bool:
@@ -294,8 +307,8 @@ class Memory:
             loads = [load for load in loads if load.src[1:] != position]
         if not loads:
             return False
-        below = set(toposort_having(Ops.LOAD.bit, store.src[1]))
-        return not below.isdisjoint(loads)
+        below = nodes_having(Ops.LOAD.bit, store.src[1:2])
+        return not set(loads).isdisjoint(below)
 
 
 def _asking(

@@ -18,7 +18,7 @@ from baregrad.kernel.linearise_scopes import MOMENT, ZERO
 if TYPE_CHECKING:
     from baregrad.kernel.linearise_values import Values
 
-OPAQUE = Ops.LOAD.bit | Ops.GUARD.bit | Ops.REDUCE.bit | Ops.RANGE.bit
+OPAQUE = frozenset((Ops.LOAD, Ops.GUARD, Ops.REDUCE, Ops.RANGE))
 # From this many ops on, a loop over the lanes is worth its trips through memory.
 LONG = 32
 # Beyond the ids of a kernel's own buffers and axes.
@@ -27,7 +27,7 @@ SPARE_ID = 1 << 22
 
 def is_transparent(node: Node) -> bool:
     """Whether the walk over an expression goes on below a node."""
-    return not node.op.bit & OPAQUE
+    return node.op not in OPAQUE
 
 
 def is_lazy(guard: Node) -> bool:

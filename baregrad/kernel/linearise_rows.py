@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node, const, instruction, toposort_having
-from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
+from baregrad.ir.node import Node, const, instruction
+from baregrad.ir.op import ELEMENTWISE, Ops
 from baregrad.kernel.linearise_access import (
     Address,
     Memory,
@@ -25,13 +25,12 @@ from baregrad.kernel.linearise_access import (
 from baregrad.kernel.linearise_lazy import is_lazy
 from baregrad.kernel.linearise_scopes import MOMENT
 from baregrad.kernel.linearise_transposed import copied_transposed, neighbours, turn
-from baregrad.kernel.loop_pieces import values_below
+from baregrad.kernel.loop_pieces import nodes_having
 
 if TYPE_CHECKING:
     from baregrad.kernel.linearise_values import Values
 
 _STORES = Ops.STORE.bit
-_COMPUTED = mask_of(ELEMENTWISE)
 # Where a register ALLOC's tile begins, and its rows: elements from there.
 Layout = tuple[int, tuple[int, ...]]
 
@@ -93,9 +92,9 @@ def find_tiles(values: Values, kernel: Node) -> dict[Node, Tile]:
 def _masked(kernel: Node) -> set[Node]:
     """The STOREs under conditions on tile ranges."""
     found: set[Node] = set()
-    for node in values_below(kernel):
+    for node in nodes_having(Ops.IF.bit, kernel.src):
         if node.op is Ops.IF and any(axis.arg.is_tile for axis in node.src[0].ranges):
-            found.update(toposort_having(_STORES, node.src[1]))
+            found.update(nodes_having(_STORES, node.src[1:2]))
     return found
 
 
@@ -129,7 +128,7 @@ def _has_lazy(value: Node) -> bool:
     """Whether a part of a value is computed only where it is wanted, points apart or not."""
     if not value.mask & Ops.GUARD.bit:
         return False
-    return any(n.op is Ops.GUARD and is_lazy(n) for n in toposort_having(Ops.GUARD.bit, value))
+    return any(n.op is Ops.GUARD and is_lazy(n) for n in nodes_having(Ops.GUARD.bit, (value,)))
 
 
 def _is_plain(
@@ -162,7 +161,7 @@ def _is_plain(
                 # One element that some lanes want, and others do not.
                 return False
             stack.append(inner)
-        elif op.bit & _COMPUTED and node.dtype is not dtypes.index:
+        elif op in ELEMENTWISE and node.dtype is not dtypes.index:
             stack.extend(node.src)
         else:
             return False

@@ -10,7 +10,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.bounds import bounds
 from baregrad.ir.node import Node, const, make_node
-from baregrad.ir.op import ELEMENTWISE, Op, Ops, mask_of
+from baregrad.ir.op import ELEMENTWISE, Op, Ops
 from baregrad.kernel.divide import divide_index
 from baregrad.kernel.linearise_access import lanes_of, touches_index
 from baregrad.kernel.linearise_folds import reduce
@@ -118,7 +118,7 @@ RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     }
 )
 # What is computed element by element; where positions are meant, by a rule of its own.
-COMPUTED = mask_of([op for op, rule in RULES.items() if rule is _elementwise])
+COMPUTED = frozenset([op for op, rule in RULES.items() if rule is _elementwise])
 # Asked faster than by a read-only view.
 _rule_of = dict(RULES).get
 # Of expressions whose values need no steps, and that are as cheap to make again as to remember.
@@ -128,7 +128,7 @@ direct_rule = {op: RULES[op] for op in (Ops.CONST, Ops.VAR, Ops.RANGE, Ops.LOAD)
 def rule_of(node: Node) -> Rule:
     """The rule for a node; raises CompilerBug for what is no expression."""
     op = node.op
-    if op.bit & COMPUTED and touches_index(node):
+    if op in COMPUTED and touches_index(node):
         return _index
     rule = _rule_of(op)
     if rule is None:

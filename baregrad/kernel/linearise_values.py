@@ -13,6 +13,7 @@ from baregrad.ir.attrs import TILE_BINDS
 from baregrad.ir.node import Node, const, instruction, toposort
 from baregrad.ir.op import Op, Ops
 from baregrad.kernel import linearise_access
+from baregrad.kernel.analysis import by_id
 from baregrad.kernel.divide import fold_integers
 from baregrad.kernel.linearise_access import Address, Memory, lanes_of
 from baregrad.kernel.linearise_lazy import OPAQUE, is_transparent, shared_by_guards
@@ -29,9 +30,9 @@ from baregrad.kernel.linearise_rules import (
 from baregrad.kernel.linearise_scopes import MOMENT, ZERO, Scopes, number
 
 _ADD, _MUL, _FMA, _CONST = Ops.ADD, Ops.MUL, Ops.FMA, Ops.CONST
-_LOAD, _REG = Ops.LOAD, Ops.REG
+_LOAD = Ops.LOAD
 _INDEX = dtypes.index
-_LEAVES = Ops.CONST.bit | Ops.VAR.bit
+_LEAVES = frozenset((Ops.CONST, Ops.VAR))
 Parts = tuple[Node, ...]
 # Takes the coordinates of a node from the current point; None for one without unrolled ranges.
 Where = Callable[[dict[Node, int]], Any] | None
@@ -116,10 +117,11 @@ class Values:
 
     def once(self, root: Node) -> Any:
         """The value of an expression that is the same at all points, or is wanted for all."""
-        if root.op.bit & OPAQUE:
+        if root.op in OPAQUE:
             return rule_of(root)(self, root, ())
         # As `toposort` walks, sources first: what is walked is computed at once.
         done: dict[Node, Any] = {}
+        value_of = done.__getitem__
         compute = self.compute
         path: list[tuple[Node, Iterator[Node]]] = []
         node, sources = root, iter(root.src)
@@ -127,7 +129,7 @@ class Values:
             for child in sources:
                 if child in done:
                     continue
-                if child.src and not child.op.bit & OPAQUE:
+                if child.src and child.op not in OPAQUE:
                     path.append((node, sources))
                     node, sources = child, iter(child.src)
                     break
@@ -140,8 +142,8 @@ class Values:
                     done[child] = rule_of(child)(self, child, ())
             else:
                 op, dtype, src = node.op, node.dtype, node.src
-                operands = [done[child] for child in src]
-                if op.bit & COMPUTED and dtype is not _INDEX and src[-1].dtype is not _INDEX:
+                operands = tuple(map(value_of, src))
+                if op in COMPUTED and dtype is not _INDEX and src[-1].dtype is not _INDEX:
                     found = compute(op, dtype, operands)
                 else:
                     found = rule_of(node)(self, node, operands)
@@ -196,20 +198,20 @@ class Values:
         places: dict[Node, int] = {}
         values: list[Any] = []
         for node in order:
-            if node.op.bit & _LEAVES:
+            if node.op in _LEAVES:
                 places[node] = len(values)
                 values.append(RULES[node.op](self, node, ()))
         steps: list[Step] = []
         for node in order:
             op = node.op
-            if op.bit & _LEAVES:
+            if op in _LEAVES:
                 continue
             theirs = own if node.ranges is root.ranges else self.axes_of(node.ranges)
             # Guards of one condition are found together, so one may be known when its turn comes.
             kept = theirs != own or op is Ops.GUARD or (node in shared and node is not root)
             operands = None
             rule = rule_of(node)
-            if not op.bit & OPAQUE:
+            if op not in OPAQUE:
                 try:
                     operands = _picker([places[child] for child in node.src])
                 except KeyError:
@@ -232,15 +234,16 @@ class Values:
 
     def _tiles_of(self, ranges: frozenset[Node]) -> tuple[tuple[Node, ...], int]:
         """The unrolled ranges among some, and the extent of the vector range, 0 for several."""
-        axes = [axis for axis in ranges if axis.arg.bind in TILE_BINDS]
+        axes: list[Node] = []
+        vectors: list[Node] = []
+        for axis in ranges:
+            bind = axis.arg.bind
+            if bind in TILE_BINDS:
+                (vectors if bind == "vector" else axes).append(axis)
         lanes = 1
-        if axes:
-            vectors = [axis for axis in axes if axis.arg.bind == "vector"]
-            if vectors:
-                axes = [axis for axis in axes if axis.arg.bind != "vector"]
-                lanes = lanes_of(vectors[0]) if len(vectors) == 1 else 0
-            axes.sort(key=lambda axis: int(axis.arg.id))
-        found = self._tiles[ranges] = tuple(axes), lanes
+        if vectors:
+            lanes = lanes_of(vectors[0]) if len(vectors) == 1 else 0
+        found = self._tiles[ranges] = by_id(axes), lanes
         return found
 
     def points(self, axes: tuple[Node, ...]) -> list[dict[Node, int]]:
@@ -329,9 +332,7 @@ class Values:
 
     def fresh_register(self, dtype: DType, width: int, rows: int = 0) -> Node:
         """A register that nobody else has; a tile of `rows` of them."""
-        shape = (rows, width) if rows else (width,) if width > 1 else ()
-        arg = linearise_access.register_of(len(self.registers), width, rows)
-        found = instruction(_REG, dtype, (), arg, shape)
+        found = linearise_access.register_of(len(self.registers), dtype, width, rows)
         self.registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found

@@ -300,7 +300,7 @@ def _reads_one_element(total: Node, array: Node) -> bool:
 
 
 def values_below(kernel: Node) -> list[Node]:
-    """What is below a loop-level KERNEL but constants and positions, sources first.
+    """What is below a loop-level KERNEL but constants and positions, as `nodes_having` has it.
 
     It is kept: of most kernels the passes change nothing, and each asks for it.
     """
@@ -308,7 +308,23 @@ def values_below(kernel: Node) -> list[Node]:
     found: list[Node] | None = memo.get(_VALUES)
     if found is None:
         # Without the kernel: a node that held itself would never be freed.
-        found = memo[_VALUES] = toposort_having(HOLD_VALUES, *kernel.src)
+        found = memo[_VALUES] = nodes_having(HOLD_VALUES, kernel.src)
+    return found
+
+
+def nodes_having(mask: int, roots: tuple[Node, ...]) -> list[Node]:
+    """The nodes at or below which an op of `mask` stands, each once: users may come after sources.
+
+    For questions that no order matters to, at half the price of `toposort_having`.
+    """
+    found = [root for root in dict.fromkeys(roots) if root.mask & mask]
+    seen = set(found)
+    add, mark = found.append, seen.add
+    for node in found:
+        for child in node.src:
+            if child.mask & mask and child not in seen:
+                mark(child)
+                add(child)
     return found
 
 

@@ -7,6 +7,8 @@ staged nor scanned nor in pieces, and without guards, which ask what they guard.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from baregrad.dtypes import DType
 from baregrad.ir.attrs import Alloc
 from baregrad.ir.node import Node, instruction
@@ -86,7 +88,12 @@ class Results:
 
 def register_array(number: int, dtype: DType, places: tuple[Node, ...]) -> Node:
     """An array of the kernel's own, as long as some tile axes."""
-    shape = tuple([int(axis.src[0].arg) for axis in places])
+    return in_registers(number, dtype, tuple([int(axis.src[0].arg) for axis in places]))
+
+
+@lru_cache(1 << 10)
+def in_registers(number: int, dtype: DType, shape: tuple[int, ...]) -> Node:
+    """The `number`-th array of a kernel: those of kernels are alike."""
     where = Alloc(number, "register", shape, name=f"a{number}")
     return instruction(Ops.ALLOC, dtype, (), where, shape)
 

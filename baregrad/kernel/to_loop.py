@@ -54,7 +54,7 @@ from baregrad.kernel.loop_pieces import (
     widened,
 )
 from baregrad.kernel.pipelines import Ring, add_copy, open_ring, slot_now
-from baregrad.kernel.results import Results
+from baregrad.kernel.results import Results, in_registers
 from baregrad.kernel.shared_copies import copied_by_threads, row_of, thread_axes
 from baregrad.kernel.shared_layouts import in_rows
 from baregrad.kernel.warp_tiles import TILE, product
@@ -159,6 +159,8 @@ class _Builder:
     ) -> Node:
         """A fresh private array."""
         self.count += 1
+        if space == "register" and not ahead:
+            return in_registers(self.count, dtype, shape)
         alloc = Alloc(self.count, space, shape, None, 1, f"a{self.count}", ahead)
         return instruction(Ops.ALLOC, dtype, (), alloc, shape)
 

@@ -15,7 +15,7 @@ from baregrad.base.bits import round_up
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Param
 from baregrad.ir.node import Node
-from baregrad.ir.op import Ops, mask_of
+from baregrad.ir.op import Ops
 from baregrad.target.cpu import CpuTarget
 from baregrad.target.gpu import GpuTarget
 
@@ -104,7 +104,7 @@ def signature(
 
 _SCRATCH = "render.scratch"
 _sources_of = attrgetter("src")
-_LEAVES = mask_of((Ops.PARAM, Ops.VAR, Ops.ALLOC, Ops.REG))
+_LEAVES = frozenset((Ops.PARAM, Ops.VAR, Ops.ALLOC, Ops.REG))
 
 
 def leaves(program: Node) -> list[Node]:
@@ -115,7 +115,7 @@ def leaves(program: Node) -> list[Node]:
         # Most operands are made by instructions, which have operands themselves.
         used = chain.from_iterable(map(_sources_of, program.src))
         bare = dict.fromkeys(filterfalse(_sources_of, used))
-        found = [node for node in bare if node.op.bit & _LEAVES]
+        found = [node for node in bare if node.op in _LEAVES]
         memo["leaves"] = found
     return found
 

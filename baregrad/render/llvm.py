@@ -61,7 +61,7 @@ def _module(f: FunctionText) -> str:
         if len(node.shape) == 2 or (op is _VSTORE and node.arg.rows):
             write_rows(f, node, rule)
             continue
-        if f.block and op.bit & AFTER_ROWS:
+        if f.block and op in AFTER_ROWS:
             flush_rows(f, op is Ops.SET)
         rule(f, node)
     if f.tiles:
@@ -154,7 +154,7 @@ def _begin(f: FunctionText, node: Node) -> None:
     if block.certain:
         lines.append(f"  br label %{body}\n{body}:")
     else:
-        runs = f.fresh()
+        runs = next(f.unused)
         lines.append(
             f"  {runs} = icmp slt i64 {start}, {stop}\n"
             f"  br i1 {runs}, label %{body}, label %E{label}\n{body}:"
@@ -172,14 +172,14 @@ def _begin(f: FunctionText, node: Node) -> None:
 
 def _scaled(f: FunctionText, chunk: str) -> str:
     """The first iteration of a chunk."""
-    name = f.fresh()
+    name = next(f.unused)
     f.lines.append(f"  {name} = mul i64 {chunk}, {f.program.arg.grain}")
     return name
 
 
 def _name_of(f: FunctionText, register: Node) -> str:
     """A fresh name for what a register holds."""
-    return f.fresh_row() if len(register.shape) == 2 else f.fresh()
+    return next(f.unused_rows) if len(register.shape) == 2 else next(f.unused)
 
 
 def _open(f: FunctionText) -> Block:
@@ -212,7 +212,7 @@ def _end(f: FunctionText, node: Node) -> None:
         lines.append(f"  br label %E{label}\nE{label}:")
     else:
         counter, start, stop = block.counter
-        following, more = f.fresh(), f.fresh()
+        following, more = next(f.unused), next(f.unused)
         # A sum's steps are few: LLVM spares the comparison where the end is to be met exactly, and
         # takes longer to see it.
         order = "ne" if carried else "slt"

@@ -37,7 +37,7 @@ def dot_bytes(f: FunctionText, node: Node) -> None:
     for place in range(0, 32, 8):
         low, up, top = [_words(value, lanes) for value in (place, 24 - place, 24)]
         mask = _words(255, lanes)
-        down, unsigned, raised, signed, product, total = (f.fresh() for _ in range(6))
+        down, unsigned, raised, signed, product, total = (next(f.unused) for _ in range(6))
         f.lines.append(
             f"  {down} = lshr {kinds} {x}, {low}\n"
             f"  {unsigned} = and {kinds} {down}, {mask}\n"
@@ -58,7 +58,7 @@ def dot_halves(f: FunctionText, node: Node) -> None:
     if lanes in _DOT2_LANES and "avx512bf16" in f.target.features:
         name, halves = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", f"<{2 * lanes} x bfloat>"
         f.declare(name, kinds, kinds, halves, halves)
-        a, b = f.fresh(), f.fresh()
+        a, b = next(f.unused), next(f.unused)
         f.lines.append(
             f"  {a} = bitcast {words} {x} to {halves}\n  {b} = bitcast {words} {y} to {halves}\n"
             f"  {f.define(node)} = call {kinds} @{name}({kinds} {z}, {halves} {a}, {halves} {b})"
@@ -71,11 +71,11 @@ def dot_halves(f: FunctionText, node: Node) -> None:
     for lower in (False, True):
         factors = []
         for word in (x, y):
-            half = f.fresh()
+            half = next(f.unused)
             change = f"shl {words} {word}, {place}" if lower else f"and {words} {word}, {upper}"
             f.lines.append(f"  {half} = {change}")
             factors.append(_without_subnormals(f, half, lanes, is_float=False))
-        total = f.fresh()
+        total = next(f.unused)
         arguments = f", {kinds} ".join((*factors, z))
         f.lines.append(f"  {total} = call {kinds} @llvm.fma.{suffix}({kinds} {arguments})")
         z = _without_subnormals(f, total, lanes, is_float=True)
@@ -91,10 +91,10 @@ def _without_subnormals(f: FunctionText, value: str, lanes: int, is_float: bool)
     """float32s, given as such or as their bits, with 0 of their sign in place of subnormal ones."""
     kinds, words = type_text(dtypes.float32, lanes), type_text(dtypes.int32, lanes)
     if is_float:
-        bits = f.fresh()
+        bits = next(f.unused)
         f.lines.append(f"  {bits} = bitcast {kinds} {value} to {words}")
         value = bits
-    exponent, small, sign, chosen, found = (f.fresh() for _ in range(5))
+    exponent, small, sign, chosen, found = (next(f.unused) for _ in range(5))
     masks = type_text(dtypes.bool, lanes)
     f.lines.append(
         f"  {exponent} = and {words} {value}, {_words(0x7F800000, lanes)}\n"

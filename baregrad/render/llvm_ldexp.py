@@ -39,7 +39,7 @@ def _scaled(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> str:
     rounding = ("i32",) if width == 512 else ()
     f.declare(name, kinds, kinds, kinds, kinds, mask, *rounding)
     tail = ", i32 4" if rounding else ""
-    found = f.fresh()
+    found = next(f.unused)
     f.lines.append(
         f"  {found} = call {kinds} @{name}({kinds} {x}, {kinds} {y}, {kinds} zeroinitializer, "
         f"{mask} -1{tail})"
@@ -49,7 +49,7 @@ def _scaled(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> str:
 
 def _part(f: FunctionText, dtype: DType, lanes: int, name: str, first: int, size: int) -> str:
     """`size` lanes of a value of `lanes`, from `first` on; what is not there is anything."""
-    found, element = f.fresh(), type_text(dtype)
+    found, element = next(f.unused), type_text(dtype)
     if lanes == 1:
         whole = type_text(dtype, size)
         f.lines.append(f"  {found} = insertelement {whole} poison, {element} {name}, i32 0")
@@ -75,7 +75,7 @@ def _joined(
     if lanes == size:
         return whole
     if lanes == 1:
-        found = f.fresh()
+        found = next(f.unused)
         f.lines.append(f"  {found} = extractelement {type_text(dtype, size)} {whole}, i32 0")
         return found
     return _shuffled(f, dtype, size, (whole,), list(range(lanes)))
@@ -85,7 +85,7 @@ def _shuffled(
     f: FunctionText, dtype: DType, lanes: int, sources: Sequence[str], places: list[int | None]
 ) -> str:
     """Some lanes of one value or two of `lanes` each, by number; None is anything."""
-    kinds, found = type_text(dtype, lanes), f.fresh()
+    kinds, found = type_text(dtype, lanes), next(f.unused)
     second = sources[1] if len(sources) > 1 else "poison"
     wanted = ", ".join("i32 poison" if p is None else f"i32 {p}" for p in places)
     f.lines.append(
@@ -104,14 +104,14 @@ def _written_out(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> s
     one, bias, shift = [
         constant_text(const(value, integer), lanes) for value in (1, form.bias, form.mantissa_bits)
     ]
-    whole, half, rest = (f.fresh() for _ in range(3))
+    whole, half, rest = (next(f.unused) for _ in range(3))
     f.lines.append(
         f"  {whole} = fptosi {kinds} {y} to {words}\n"
         f"  {half} = ashr {words} {whole}, {one}\n"
         f"  {rest} = sub {words} {whole}, {half}"
     )
     for part in (half, rest):
-        field, bits, power, product = (f.fresh() for _ in range(4))
+        field, bits, power, product = (next(f.unused) for _ in range(4))
         f.lines.append(
             f"  {field} = add {words} {part}, {bias}\n"
             f"  {bits} = shl {words} {field}, {shift}\n"

@@ -12,7 +12,7 @@ from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.ir.words import WORD_NBYTES
 from baregrad.render.llvm_ops import folding_text
-from baregrad.render.llvm_text import ROW, FunctionText, Rule
+from baregrad.render.llvm_text import PLACE, ROW, FunctionText, Rule
 from baregrad.render.llvm_tiles import turn, turn_copy
 from baregrad.render.llvm_types import (
     STREAMED,
@@ -36,7 +36,7 @@ def _splat(f: FunctionText, node: Node) -> None:
         f.names[node] = constant_text(x, lanes)
         return
     kinds, element = value_type(node), type_text(node.dtype)
-    first = f.fresh()
+    first = next(f.unused)
     f.lines.append(f"  {first} = insertelement {kinds} poison, {element} {f.use(x)}, i64 0")
     f.lines.append(
         f"  {f.define(node)} = shufflevector {kinds} {first}, {kinds} poison, "
@@ -120,7 +120,7 @@ def _any(f: FunctionText, node: Node) -> None:
 def _any_of(f: FunctionText, mask: Node, lanes: int) -> str:
     """Whether some lane of a mask is true."""
     kinds = type_text(dtypes.bool, lanes)
-    name, found = f"llvm.vector.reduce.or.v{lanes}i1", f.fresh()
+    name, found = f"llvm.vector.reduce.or.v{lanes}i1", next(f.unused)
     f.declare(name, "i1", kinds)
     f.lines.append(f"  {found} = call i1 @{name}({kinds} {f.use(mask, lanes)})")
     return found
@@ -172,7 +172,7 @@ def _vload(f: FunctionText, node: Node) -> None:
     if access.ahead:
         _prefetch(f, where, access.ahead, lanes * dtype.itemsize, False)
     if not masked:
-        name = f.names[node] = f.fresh()
+        name = f.names[node] = next(f.unused)
         f.lines.append(f"  {name} = load {kinds}, ptr {where}, align {access.align}{constant}")
         return
     if lanes == 1:
@@ -197,9 +197,9 @@ def _vload(f: FunctionText, node: Node) -> None:
 
 def _row_place(f: FunctionText, rows: tuple[int, ...], dtype: DType) -> str:
     """The address that an access of a tile has in each row."""
-    where = f.fresh()
+    where = next(f.unused)
     f.lines.append(
-        f"  {where} = getelementptr {type_text(dtype)}, ptr {f.row_base}, i64 ${len(f.places)}$"
+        f"  {where} = getelementptr {type_text(dtype)}, ptr {f.row_base}, i64 {PLACE}"
     )
     f.places.append(rows)
     return where
@@ -209,7 +209,7 @@ def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool)
     """Ask for the lines that lie `ahead` bytes beyond an access of `nbytes`."""
     f.declare("llvm.prefetch.p0", "void", "ptr", "i32", "i32", "i32")
     for at in range(ahead, ahead + nbytes, f.target.line_bytes):
-        place = f.fresh()
+        place = next(f.unused)
         f.lines.append(f"  {place} = getelementptr i8, ptr {where}, i64 {at}")
         f.lines.append(
             f"  call void @llvm.prefetch.p0(ptr {place}, i32 {int(write)}, i32 3, i32 1)"
@@ -232,7 +232,7 @@ def _masks(f: FunctionText, dtype: DType) -> bool:
 def _guarded_load(f: FunctionText, dtype: DType, where: str, condition: str, constant: str) -> str:
     """An element where the condition holds, else 0: read from the table of buffers instead."""
     element = type_text(dtype)
-    safe, found, result = f.fresh(), f.fresh(), f.fresh()
+    safe, found, result = next(f.unused), next(f.unused), next(f.unused)
     f.lines.append(f"  {safe} = select i1 {condition}, ptr {where}, ptr %buffers")
     f.lines.append(f"  {found} = load {element}, ptr {safe}, align 1{constant}")
     f.lines.append(
@@ -247,7 +247,7 @@ def _or_zeros(f: FunctionText, condition: str, where: str, nbytes: int) -> str:
     All of it is read or nothing. A masked load at an address that is not the process's is
     put right by the machine's microcode, a hundred times slower than any other.
     """
-    place = f.fresh()
+    place = next(f.unused)
     zeros = f"@zeros.{nbytes}"
     f.declarations[f"{zeros} = private constant [{nbytes} x i8] zeroinitializer, align 64"] = None
     f.lines.append(f"  {place} = select i1 {condition}, ptr {where}, ptr {zeros}")
@@ -257,7 +257,7 @@ def _or_zeros(f: FunctionText, condition: str, where: str, nbytes: int) -> str:
 def _lane(f: FunctionText, vector: Node, lane: int) -> str:
     if vector.op is Ops.SPLAT and vector.src[0].op is Ops.CONST:
         return str(vector.src[0].arg)
-    found = f.fresh()
+    found = next(f.unused)
     f.lines.append(f"  {found} = extractelement {value_type(vector)} {f.use(vector)}, i64 {lane}")
     return found
 
@@ -267,7 +267,7 @@ def _gather(f: FunctionText, node: Node, offsets: list[str], at: int) -> None:
     addresses = []
     base = f.names[node.src[0]]
     for offset in offsets:
-        address = f.fresh()
+        address = next(f.unused)
         f.lines.append(f"  {address} = getelementptr {element}, ptr {base}, i64 {offset}")
         addresses.append(address)
     mask = node.src[2] if len(node.src) > 2 else None
@@ -283,14 +283,14 @@ def _gather_or_first(f: FunctionText, node: Node) -> None:
     lanes = node.arg.width
     kinds, places = value_type(node), type_text(offset.dtype, lanes)
     masks, condition = type_text(dtypes.bool, lanes), f.use(mask, lanes)
-    chosen = f.fresh()
+    chosen = next(f.unused)
     f.lines.append(
         f"  {chosen} = select {masks} {condition}, {places} {f.use(offset)}, "
         f"{places} zeroinitializer"
     )
     array, addresses = f.names[base], []
     for lane in range(lanes):
-        place, address = f.fresh(), f.fresh()
+        place, address = next(f.unused), next(f.unused)
         f.lines.append(
             f"  {place} = extractelement {places} {chosen}, i64 {lane}\n"
             f"  {address} = getelementptr {type_text(node.dtype)}, ptr {array}, "
@@ -312,7 +312,7 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
     lanes, stride = node.arg.width, node.arg.stride
     element, kinds = type_text(node.dtype), value_type(node)
     if stride == -1 and len(node.src) == 2:
-        first, found = f.fresh(), f.fresh()
+        first, found = next(f.unused), next(f.unused)
         order = ", ".join(f"i32 {lane}" for lane in reversed(range(lanes)))
         f.lines.append(f"  {first} = getelementptr {element}, ptr {where}, i64 {1 - lanes}")
         f.lines.append(f"  {found} = load {kinds}, ptr {first}, align {node.arg.align}")
@@ -333,15 +333,16 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
         f.lines.append(f"  {f.define(node)} = call {kinds} {function}(ptr {where})")
         return
     if len(node.src) > 2:
-        addresses = [where, *[f.fresh() for _ in range(1, lanes)]]
+        addresses = [where, *[next(f.unused) for _ in range(1, lanes)]]
         for lane in range(1, lanes):
             f.lines.append(
                 f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
             )
         f.names[node] = _collect(f, node, addresses, node.src[2])
         return
-    name = f.fresh()
-    f.lines.append(_lines_of(_form(node), node.arg.constant).format(name, where))
+    name = next(f.unused)
+    text = _lines_of(_form(node), node.arg.constant)
+    f.lines.append(text.replace("@", where).replace("$", name))
     f.names[node] = f"{name}.v{lanes - 1}"
 
 
@@ -352,7 +353,7 @@ def _masked_gather(f: FunctionText, node: Node, where: str) -> None:
     places = ", ".join(f"i32 {stride * lane}" for lane in range(lanes))
     name = f"llvm.masked.gather.{suffix_text(node.dtype, lanes)}.v{lanes}p0"
     f.declare(name, kinds, f"<{lanes} x ptr>", "i32", masks, kinds)
-    addresses = f.fresh()
+    addresses = next(f.unused)
     f.lines.append(
         f"  {addresses} = getelementptr {type_text(node.dtype)}, ptr {where}, "
         f"<{lanes} x i32> <{places}>\n"
@@ -365,7 +366,7 @@ def _every_other(f: FunctionText, node: Node, where: str) -> None:
     """Every other element: those of two loads, the second of which ends where the lanes do."""
     lanes = node.arg.width
     element, kinds = type_text(node.dtype), value_type(node)
-    after = f.fresh()
+    after = next(f.unused)
     f.lines.append(f"  {after} = getelementptr {element}, ptr {where}, i64 {lanes - 1}")
     first, second = _elements(f, node, where, 0), _elements(f, node, after, lanes - 1)
     places = [2 * lane if 2 * lane < lanes else 2 * lane + 1 for lane in range(lanes)]
@@ -380,14 +381,14 @@ def _elements(f: FunctionText, node: Node, where: str, at: int) -> str:
     """Neighbours from element `at` of a load of every other one, of which its mask allows those."""
     lanes, align = node.arg.width, node.arg.align
     kinds, masks = value_type(node), type_text(dtypes.bool, lanes)
-    found = f.fresh()
+    found = next(f.unused)
     if len(node.src) == 2:
         f.lines.append(f"  {found} = load {kinds}, ptr {where}, align {align}")
         return found
     # A lane's condition for its own element, and that of no lane for the elements between.
     places = [(at + k) // 2 if (at + k) % 2 == 0 else lanes for k in range(lanes)]
     order = ", ".join(f"i32 {place}" for place in places)
-    name, taken = f"llvm.masked.load.{suffix_text(node.dtype, lanes)}.p0", f.fresh()
+    name, taken = f"llvm.masked.load.{suffix_text(node.dtype, lanes)}.p0", next(f.unused)
     f.declare(name, kinds, "ptr", "i32", masks, kinds)
     f.lines.append(
         f"  {taken} = shufflevector {masks} {f.use(node.src[2], lanes)}, {masks} zeroinitializer, "
@@ -402,19 +403,19 @@ def _collect(f: FunctionText, node: Node, addresses: list[str], mask: Node | Non
     """One load per lane, put together."""
     element, kinds = type_text(node.dtype), value_type(node)
     constant = ", !invariant.load !0" if node.arg.constant else ""
-    add, fresh = f.lines.append, f.fresh
+    add, unused = f.lines.append, f.unused
     ending = f", align {node.arg.align}{constant}"
     total = "poison"
     for lane, address in enumerate(addresses):
         if mask is None:
-            found, after = fresh(), fresh()
+            found, after = next(unused), next(unused)
             add(
                 f"  {found} = load {element}, ptr {address}{ending}\n"
                 f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}"
             )
         else:
             found = _guarded_load(f, node.dtype, address, _lane(f, mask, lane), constant)
-            after = fresh()
+            after = next(unused)
             add(f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}")
         total = after
     return total
@@ -460,27 +461,31 @@ def _spread(f: FunctionText, node: Node, where: str, operand: str) -> None:
     if function:
         f.lines.append(f"  call void {function}(ptr {where}, {kinds} {operand})")
         return
-    f.lines.append(_lines_of(_form(node), False).format(f.fresh(), where, operand))
+    text = _lines_of(_form(node), False).replace("#", operand)
+    f.lines.append(text.replace("@", where).replace("$", next(f.unused)))
 
 
 @lru_cache(1 << 8)
 def _lines_of(form: Form, constant: bool) -> str:
-    """The lines of an access one lane after the other, as a format: of a name, and of operands."""
+    """The lines of an access one lane after the other, with marks for what they are filled in with.
+
+    "$" for the name of its value, "@" for its place and "#" for what is stored.
+    """
     loads, dtype, lanes, stride, align = form
     element, kinds = type_text(dtype), type_text(dtype, lanes)
     ending = f"align {align}, !invariant.load !0" if constant else f"align {align}"
     lines = []
     total = "poison"
     for lane in range(lanes):
-        place, one, after = f"{{0}}.a{lane}", f"{{0}}.x{lane}", f"{{0}}.v{lane}"
-        lines.append(f"  {place} = getelementptr {element}, ptr {{1}}, i64 {stride * lane}")
+        place, one, after = f"$.a{lane}", f"$.x{lane}", f"$.v{lane}"
+        lines.append(f"  {place} = getelementptr {element}, ptr @, i64 {stride * lane}")
         if loads:
             lines.append(f"  {one} = load {element}, ptr {place}, {ending}")
             lines.append(
                 f"  {after} = insertelement {kinds} {total}, {element} {one}, i64 {lane}"
             )
         else:
-            lines.append(f"  {one} = extractelement {kinds} {{2}}, i64 {lane}")
+            lines.append(f"  {one} = extractelement {kinds} #, i64 {lane}")
             lines.append(f"  store {element} {one}, ptr {place}, {ending}")
         total = after
     return "\n".join(lines)
@@ -530,7 +535,7 @@ def _function_text(form: Form) -> tuple[str, str]:
     name = f"@{verb}.{element}.{lanes}.{stride}.{align}"
     head = f"{kinds} {name}(ptr %p)" if loads else f"void {name}(ptr %p, {kinds} %x)"
     last = f"  ret {kinds} %t.v{lanes - 1}" if loads else "  ret void"
-    body = _lines_of(form, False).format("%t", "%p", "%x")
+    body = _lines_of(form, False).replace("#", "%x").replace("@", "%p").replace("$", "%t")
     return name, "\n".join((f"define internal {head} #0 {{", body, last, "}"))
 
 

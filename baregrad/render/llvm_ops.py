@@ -74,7 +74,7 @@ def _binary(f: FunctionText, node: Node) -> None:
     x, y = node.src
     names = f.names
     a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
-    name = names[node] = f.fresh()
+    name = names[node] = next(f.unused)
     f.lines.append(f"  {name} = {_spelled(node.op, node.dtype, lanes)} {a}, {b}")
 
 
@@ -111,7 +111,7 @@ def _extreme(f: FunctionText, node: Node) -> None:
     a, b = f.use(x, lanes), f.use(y, lanes)
     if dtype.kind == "float" and y.op is Ops.CONST and y.arg == y.arg:
         # The constant wins only where it is certainly beyond x, so a NaN in x stays.
-        kinds, mask, chosen = value_type(node), type_text(dtypes.bool, lanes), f.fresh()
+        kinds, mask, chosen = value_type(node), type_text(dtypes.bool, lanes), next(f.unused)
         order = "ogt" if node.op is Ops.MAX else "olt"
         f.lines.append(f"  {chosen} = fcmp {order} {kinds} {b}, {a}")
         f.lines.append(
@@ -166,7 +166,7 @@ def _intrinsic(f: FunctionText, node: Node) -> None:
     operands = [names.get(child) or f.use(child, lanes) for child in src]
     kinds, name, declaration = _intrinsic_form(node.op, node.dtype, lanes, len(src))
     f.declarations[declaration] = None
-    result = names[node] = f.fresh()
+    result = names[node] = next(f.unused)
     arguments = f", {kinds} ".join(operands)
     f.lines.append(f"  {result} = call {kinds} {name}({kinds} {arguments})")
 
@@ -181,7 +181,7 @@ def _fma(f: FunctionText, node: Node) -> None:
     names = f.names
     a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
     c = names.get(z) or f.use(z, lanes)
-    kinds, product, name = type_text(node.dtype, lanes), f.fresh(), f.fresh()
+    kinds, product, name = type_text(node.dtype, lanes), next(f.unused), next(f.unused)
     names[node] = name
     f.lines.append(f"  {product} = mul {kinds} {a}, {b}\n  {name} = add {kinds} {product}, {c}")
 
@@ -228,7 +228,7 @@ def _modulo(f: FunctionText, node: Node) -> None:
     kinds, mask = value_type(node), type_text(dtypes.bool, lanes)
     x, y = (f.use(child, lanes) for child in node.src)
     zero = constant_text(Node(Ops.CONST, node.dtype, (), 0.0), lanes)
-    rest, nonzero, below, down, differ, wrong, moved = (f.fresh() for _ in range(7))
+    rest, nonzero, below, down, differ, wrong, moved = (next(f.unused) for _ in range(7))
     f.lines.append(f"  {rest} = frem {kinds} {x}, {y}")
     f.lines.append(f"  {nonzero} = fcmp une {kinds} {rest}, {zero}")
     f.lines.append(f"  {below} = fcmp olt {kinds} {rest}, {zero}")

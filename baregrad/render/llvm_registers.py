@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from baregrad.ir.node import Node
-from baregrad.ir.op import Ops, mask_of
+from baregrad.ir.op import Ops
 from baregrad.render.interface import leaves
 
-_BLOCKS = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
+_BLOCKS = frozenset((Ops.BEGIN, Ops.TEST, Ops.END))
 _REGISTERS = Ops.REG.bit
 _BEGIN, _END, _SET, _REG, _CONST = Ops.BEGIN, Ops.END, Ops.SET, Ops.REG, Ops.CONST
 
@@ -76,7 +76,7 @@ def blocks_of(program: Node) -> list[Block]:
     stack = [innermost]
     for node in program.src:
         op = node.op
-        if op.bit & _BLOCKS:
+        if op in _BLOCKS:
             if op is _END:
                 closed = stack.pop()
                 innermost = stack[-1]
@@ -144,9 +144,9 @@ def _find_merges(events: list[_Event]) -> None:
         elif block.after is None:
             # Its END comes first.
             block.after = live
-            block.merged = tuple([r for r in block.written if r in live])
+            block.merged = tuple(filter(live.__contains__, block.written))
             if block.loops:
-                block.carried = tuple([r for r in block.written if r in block.exposed])
+                block.carried = tuple(filter(block.exposed.__contains__, block.written))
             live = live | block.exposed
         elif not block.certain:
             live |= block.after

@@ -10,12 +10,12 @@ from __future__ import annotations
 from itertools import chain
 
 from baregrad.ir.node import Node
-from baregrad.ir.op import Ops, mask_of
+from baregrad.ir.op import Ops
 from baregrad.ir.rows import SHORTEST, TOGETHER
 from baregrad.render.llvm_text import ROW, FunctionText, Rule, row_numbers
 
 # What rows are written out before; anything else reads no tile and may come before its rows.
-AFTER_ROWS = mask_of(
+AFTER_ROWS = frozenset(
     (
         Ops.BEGIN,
         Ops.TEST,
@@ -28,8 +28,6 @@ AFTER_ROWS = mask_of(
         Ops.READ,
     )
 )
-# What stands for the place of a row in memory, one for each access of a text.
-_MARKS = tuple([f"${place}$" for place in range(256)])
 
 
 def write_rows(f: FunctionText, node: Node, rule: Rule) -> None:
@@ -43,10 +41,10 @@ def write_rows(f: FunctionText, node: Node, rule: Rule) -> None:
         # Before the lines of rows.
         base, offset = node.src[:2]
         f.row_base = f.pointer(base, f.use(offset), node.arg.at, base.dtype)
-    lines, fresh, before = f.lines, f.fresh, len(f.block)
-    f.lines, f.fresh = f.block, f.fresh_row
+    lines, unused, before = f.lines, f.unused, len(f.block)
+    f.lines, f.unused = f.block, f.unused_rows
     rule(f, node)
-    f.lines, f.fresh = lines, fresh
+    f.lines, f.unused = lines, unused
     f.steps += len(f.block) > before
     if stores:
         flush_rows(f, True)
@@ -58,10 +56,10 @@ def flush_rows(f: FunctionText, turns: bool) -> None:
     if f.block:
         parts = "\n".join(f.block).split(ROW)
         texts = [number.join(parts) for number in row_numbers(f.rows)]
-    for mark, places in zip(_MARKS, f.places, strict=False):
-        texts = [
-            text.replace(mark, str(place)) for text, place in zip(texts, places, strict=True)
-        ]
+    if f.places:
+        # Of each row, where it lies for the first access, for the second and so on.
+        each = zip(*f.places, strict=True)
+        texts = [text.format(*places) for text, places in zip(texts, each, strict=True)]
     if not turns or f.steps < SHORTEST:
         f.lines += texts
     else:

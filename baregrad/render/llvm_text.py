@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, count
 
@@ -19,6 +19,8 @@ from baregrad.target.cpu import CpuTarget
 POISON = "poison"
 # What stands for the number of a row in the names of a tile's values.
 ROW = "#"
+# What stands for the place of a row in memory; those of a text are filled in one after the other.
+PLACE = "{}"
 _NUMBERS = tuple(map(str, range(256)))
 # As many names as most functions need, spelled once.
 _SPELLED = 1 << 10
@@ -36,10 +38,10 @@ class FunctionText:
         self.signature = signature(program, variables)
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
-        # Give a fresh name for an intermediate value, and for one that a tile's rows have.
-        unused = chain(_NAMES, map("%%v%d".__mod__, count(_SPELLED)))
-        self.fresh = unused.__next__
-        self.fresh_row = map(f"%s.{ROW}".__mod__, unused).__next__
+        # Names for intermediate values, and for those that a tile's rows have.
+        names = chain(_NAMES, map("%%v%d".__mod__, count(_SPELLED)))
+        self.unused: Iterator[str] = names
+        self.unused_rows: Iterator[str] = map(f"%s.{ROW}".__mod__, names)
         self.label = "entry"
         # The blocks that are to come, the next one last, and those that are open.
         self.coming = blocks_of(program)[::-1]
@@ -84,7 +86,7 @@ class FunctionText:
 
     def define(self, node: Node) -> str:
         """A fresh name for a node's value."""
-        name = self.names[node] = self.fresh()
+        name = self.names[node] = next(self.unused)
         return name
 
     def use(self, node: Node, lanes: int = 1) -> str:
@@ -119,14 +121,14 @@ class FunctionText:
             key = (name, offset)
             found = self.pointers.get(key)
             if found is None:
-                found = self.pointers[key] = self.fresh()
+                found = self.pointers[key] = next(self.unused)
                 self.lines.append(f"  {found} = getelementptr {element}, ptr {name}, i64 {offset}")
                 if self.blocks:
                     self.blocks[-1].pointers.append(key)
             name = found
         if not at:
             return name
-        moved = self.fresh()
+        moved = next(self.unused)
         self.lines.append(f"  {moved} = getelementptr {element}, ptr {name}, i64 {at}")
         return moved
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count as counted
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from baregrad.base.bits import next_power_of_two
@@ -26,6 +26,8 @@ from baregrad.render.llvm_types import (
     STREAMED,
     STREAMED_NBYTES,
     lanes_of,
+    lanes_text,
+    mask_text,
     order_text,
     suffix_text,
     type_text,
@@ -136,9 +138,8 @@ def _masked_load(dtype: DType, lanes: int, columns: int) -> tuple[str, str]:
     """A load of the first columns of a vector, as a format of its place; and its declaration."""
     kinds, masks = type_text(dtype, lanes), f"<{lanes} x i1>"
     name = f"llvm.masked.load.{suffix_text(dtype, lanes)}.p0"
-    mask = ", ".join([f"i1 {'true' if lane < columns else 'false'}" for lane in range(lanes)])
     call = (
-        f"call {kinds} @{name}(ptr {{0}}, i32 {dtype.itemsize}, {masks} <{mask}>, "
+        f"call {kinds} @{name}(ptr {{0}}, i32 {dtype.itemsize}, {mask_text(columns, lanes)}, "
         f"{kinds} zeroinitializer)"
     )
     return call, declaration_text(name, kinds, "ptr", "i32", masks, kinds)
@@ -176,7 +177,7 @@ def _parts(
     f: FunctionText, found: list[str], vector: Node, first: int, width: int
 ) -> list[str]:
     """Some of the lanes of vectors such as this one."""
-    name, kinds = f.fresh(), value_type(vector)
+    name, kinds = next(f.unused), value_type(vector)
     start, end = f" = shufflevector {kinds} ", f", {kinds} poison, {order_text(first, width)}"
     names = [f"{name}.{place}" for place in range(len(found))]
     f.lines += [f"  {part}{start}{whole}{end}" for part, whole in zip(names, found, strict=True)]
@@ -189,7 +190,7 @@ def _write(f: FunctionText, tile: Tile, where: str, rows: list[str], several: bo
     if declared:
         f.declarations[declared] = None
     if tile.streamed or not several:
-        f.lines.append(_body(tile).format(f.fresh(), where, *rows))
+        f.lines.append(_body(tile).format(next(f.unused), where, *rows))
         return
     name, text = _function(tile)
     f.declarations[text] = None
@@ -213,24 +214,25 @@ def _function(tile: Tile) -> tuple[str, str]:
 def _body(tile: Tile) -> str:
     """The lines that write a tile, as a format: of a name, the pointer and the rows."""
     kinds = type_text(tile.dtype, tile.lanes)
-    size = _size(tile)
+    size = next_power_of_two(tile.rows)
     names = [f"{{{row + 2}}}" for row in range(tile.rows)]
     names += ["poison"] * (size - tile.rows)
     # Of each vector the lanes of the tile, as they stood in its rows.
-    held = [list(range(tile.lanes)) for _ in names]
+    held = [tuple(range(tile.lanes))] * size
     number = counted()
     lines = []
     step = 1
     while step < size:
         orders = [_order(tile, step, high) for high in (False, True)]
-        texts = [f"<{tile.lanes} x i32> <{', '.join([f'i32 {p}' for p in o])}>" for o in orders]
+        texts = [lanes_text(order) for order in orders]
+        halves = [itemgetter(*order) for order in orders]
         for low in range(size):
             if low & step:
                 continue
             high = low + step
             pair, lanes = (names[low], names[high]), held[low] + held[high]
-            for place, order, text in zip((low, high), orders, texts, strict=True):
-                held[place] = [lanes[each] for each in order]
+            for place, half, text in zip((low, high), halves, texts, strict=True):
+                held[place] = half(lanes)
                 if pair == ("poison", "poison"):
                     continue
                 names[place] = f"{{0}}.{next(number)}"
@@ -241,18 +243,8 @@ def _body(tile: Tile) -> str:
     for name, lanes in zip(names, held, strict=True):
         for first in range(0, tile.lanes, size):
             if lanes[first] < tile.columns:
-                lines += _column(tile, name, first, lanes[first])
+                lines += _column(tile, size, name, first, lanes[first])
     return "\n".join(lines)
-
-
-def _size(tile: Tile) -> int:
-    """The rows of a tile, filled up to a power of two."""
-    return next_power_of_two(tile.rows)
-
-
-def _is_masked(tile: Tile) -> bool:
-    """Whether columns are stored as whole vectors, under a mask."""
-    return tile.masks and tile.rows < _size(tile)
 
 
 def _order(tile: Tile, step: int, high: bool) -> list[int]:
@@ -272,16 +264,18 @@ def _order(tile: Tile, step: int, high: bool) -> list[int]:
     return found
 
 
-def _column(tile: Tile, name: str, first: int, column: int) -> list[str]:
-    """The lines that store one column, which begins at a lane of a vector."""
+def _column(tile: Tile, size: int, name: str, first: int, column: int) -> list[str]:
+    """The lines that store one column, which begins at a lane of a vector.
+
+    size: the rows of the tile, filled up to a power of two.
+    """
     dtype = tile.dtype
-    size = _size(tile)
     where = f"{{0}}.p{column}"
     lines = [
         f"  {where} = getelementptr {type_text(dtype)}, ptr {{1}}, i64 {tile.stride * column}"
     ]
     count = tile.rows
-    masked = _is_masked(tile)
+    masked = tile.masks and count < size
     kept = size if masked else count
     if kept < tile.lanes:
         source, name = name, f"{{0}}.c{column}"
@@ -295,10 +289,9 @@ def _column(tile: Tile, name: str, first: int, column: int) -> list[str]:
             )
     kinds = type_text(dtype, kept)
     if masked:
-        mask = ", ".join([f"i1 {'true' if lane < count else 'false'}" for lane in range(size)])
         lines.append(
             f"  call void @llvm.masked.store.{suffix_text(dtype, size)}.p0({kinds} {name}, "
-            f"ptr {where}, i32 {dtype.itemsize}, <{size} x i1> <{mask}>)"
+            f"ptr {where}, i32 {dtype.itemsize}, {mask_text(count, size)})"
         )
         return lines
     ending = f"{count * dtype.itemsize}{STREAMED}" if tile.streamed else f"{dtype.itemsize}"
@@ -308,10 +301,10 @@ def _column(tile: Tile, name: str, first: int, column: int) -> list[str]:
 
 @lru_cache(1 << 8)
 def _masked_store(tile: Tile) -> str:
-    """The declaration of the instruction by which parts of vectors are stored; "" for none."""
-    if not _is_masked(tile):
+    """The declaration of the instruction by which columns are stored under a mask; "" for none."""
+    size = next_power_of_two(tile.rows)
+    if not tile.masks or tile.rows == size:
         return ""
-    size = _size(tile)
     name = f"llvm.masked.store.{suffix_text(tile.dtype, size)}.p0"
     kinds, masks = type_text(tile.dtype, size), f"<{size} x i1>"
     return declaration_text(name, "void", kinds, "ptr", "i32", masks)

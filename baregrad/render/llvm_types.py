@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -50,8 +51,19 @@ def value_type(node: Node) -> str:
 @lru_cache(1 << 10)
 def order_text(first: int, count: int) -> str:
     """The constant lanes first, first + 1, ... that a `shufflevector` takes."""
-    lanes = ", ".join([f"i32 {lane}" for lane in range(first, first + count)])
-    return f"<{count} x i32> <{lanes}>"
+    return lanes_text(range(first, first + count))
+
+
+def lanes_text(lanes: Sequence[int]) -> str:
+    """Any constant lanes that a `shufflevector` takes."""
+    return f"<{len(lanes)} x i32> <i32 {', i32 '.join(map(str, lanes))}>"
+
+
+@lru_cache(1 << 8)
+def mask_text(count: int, lanes: int) -> str:
+    """A constant mask of the first lanes."""
+    each = ", ".join(["i1 true"] * count + ["i1 false"] * (lanes - count))
+    return f"<{lanes} x i1> <{each}>"
 
 
 def suffix_text(dtype: DType, lanes: int) -> str:
