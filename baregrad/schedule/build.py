@@ -11,7 +11,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Param, Reduce, Scan
 from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, alu, const, make_node, substitute, toposort
+from baregrad.ir.node import Node, alu, const, make_node, scalar, substitute, toposort
 from baregrad.ir.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.schedule.access import Idx, replace_inside, to_index
 from baregrad.schedule.draft import Draft, Part, Request, Written
@@ -150,7 +150,7 @@ class _Assembly:
             idx: Iterable[Node] = request.idx
             if self.draft.placeholders:
                 idx = [self.finish(at) for at in idx]
-            return make_node(_READ, node.dtype, (self.param(node), *idx))
+            return scalar(_READ, node.dtype, (self.param(node), *idx))
         if self.draft.placeholders:
             parts = tuple([self.finish(one) for one in request.parts])
         else:
@@ -160,7 +160,7 @@ class _Assembly:
             )
         op = node.op
         if op.bit & _PLAIN:
-            return make_node(op, node.dtype, parts, node.arg)
+            return scalar(op, node.dtype, parts, node.arg)
         return ASSEMBLERS[op](self, request, parts)
 
 
@@ -263,7 +263,7 @@ def _pointwise(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -
     if node.op is Ops.WHERE and parts[0].op is Ops.CONST:
         assembly.plain = False
         return parts[1] if parts[0].arg else parts[2]
-    return make_node(node.op, node.dtype, parts, node.arg)
+    return scalar(node.op, node.dtype, parts, node.arg)
 
 
 def _compared(op: Op, left: Node, right: Node) -> Node:
