@@ -46,36 +46,22 @@ def slot(position: int, dtype: DType) -> Node:
     return Node(Ops.SLOT, dtype, (), position)
 
 
-def lowest(dtype: DType) -> bool | int | float:
-    """The identity of max: -inf, the smallest integer, or False."""
-    if dtype.kind == "float":
-        return float("-inf")
-    return -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
-
-
-def highest(dtype: DType) -> bool | int | float:
-    """The identity of min: inf, the largest integer, or True."""
-    if dtype.kind == "float":
-        return float("inf")
-    if dtype.kind == "bool":
-        return True
-    return (1 << (dtype.bits - (dtype.kind == "int"))) - 1
-
-
 @cache
 def primitive(op: Op, dtype: DType) -> Monoid:
     """The monoid of one op: ADD, MUL, MAX, MIN, AND, OR or XOR over `dtype`."""
     all_ones: bool | int = True if dtype.kind == "bool" else (1 << dtype.bits) - 1
-    identities: tuple[tuple[Op, bool | int | float], ...] = (
-        (Ops.ADD, 0),
-        (Ops.MUL, 1),
-        (Ops.MAX, lowest(dtype)),
-        (Ops.MIN, highest(dtype)),
-        (Ops.AND, all_ones),
-        (Ops.OR, 0),
-        (Ops.XOR, 0),
-    )
-    identity = next(value for row, value in identities if row is op)
+    identity: bool | int | float
+    match op:
+        case Ops.MAX:
+            identity = dtype.lowest
+        case Ops.MIN:
+            identity = dtype.highest
+        case Ops.MUL:
+            identity = 1
+        case Ops.AND:
+            identity = all_ones
+        case _:
+            identity = 0
     a, b = slot(0, dtype), slot(1, dtype)
     return Monoid(
         op.name.lower(),
@@ -110,11 +96,11 @@ def _arg_extreme(op: Op, dtype: DType, index: DType) -> Monoid:
     else:
         tie = alu(Ops.CMPEQ, value, other)
     take = alu(Ops.OR, wins, alu(Ops.AND, tie, nearer))
-    identity = lowest(dtype) if op is Ops.MAX else highest(dtype)
+    identity = dtype.lowest if op is Ops.MAX else dtype.highest
     return Monoid(
         "arg" + op.name.lower(),
         (dtype, index),
-        (const(identity, dtype), const(highest(index), index)),
+        (const(identity, dtype), const(index.highest, index)),
         (value, place),
         (alu(Ops.WHERE, take, value, other), alu(Ops.WHERE, take, place, other_place)),
         idempotent=True,

@@ -112,8 +112,11 @@ def _is_native(node: Node) -> bool:
     if op is Ops.STORE or op is Ops.REDUCE:
         monoid = node.arg if op is Ops.STORE else node.arg.monoid
         return monoid is None or not any(map(_is_coded, monoid.states))
-    if op is Ops.CAST and node.src[0].dtype is dtype:
-        return False
+    if op is Ops.CAST:
+        # Of a constant, which is not asked by itself.
+        source = node.src[0].dtype
+        if source is dtype or is_narrow(source) or source.bits == 4:
+            return False
     return op is not Ops.BITCAST and dtype is not BOOL
 
 

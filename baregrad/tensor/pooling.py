@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Pad
-from baregrad.ir.monoid import lowest
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
@@ -93,7 +92,7 @@ def max_pool(
         x, count, kernel_size, stride, padding, dilation, ceil_mode
     )
     axes = range(x.ndim - count, x.ndim)
-    padded = _surround(x.node, edges, lowest(x.dtype))
+    padded = _surround(x.node, edges, x.dtype.lowest)
     slid = windows(padded, axes, taps, steps, spread)
     extents = x.shape[x.ndim - count :]
     if return_indices:

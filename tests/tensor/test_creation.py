@@ -55,6 +55,19 @@ def test_made_as_by_pytorch(row: Any) -> None:
     same(row[1](Tensor), row[1](THEIRS))
 
 
+@pytest.mark.parametrize("target", ("bool", "int8", "uint8", "int64", "float32", "float64"))
+@pytest.mark.parametrize("name", ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn"))
+def test_what_is_folded_to_a_narrow_constant_is_cast(name: str, target: str) -> None:
+    """The constant is all that the kernel has of its dtype."""
+    found = Tensor.full((4, 3), -2.5, dtype=name).amax((0, 1), keepdim=True).cast(target)
+    if target != "uint8":
+        whole = np.full((1, 1), -2.5, getattr(ml_dtypes, name, None) or name).astype(np.float32)
+        np.testing.assert_array_equal(found.numpy(), whole.astype(target))
+        return
+    found = Tensor.full((4, 3), 2.5, dtype=name).amax((0, 1), keepdim=True).cast(target)
+    np.testing.assert_array_equal(found.numpy(), np.full((1, 1), 2, np.uint8))
+
+
 DATA: tuple[Any, ...] = (
     1,
     1.5,
