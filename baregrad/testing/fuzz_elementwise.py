@@ -7,7 +7,7 @@ import math
 from baregrad.dtypes import DType
 from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_program import Maker
-from baregrad.testing.fuzz_values import Known, added, either, multiplied, round_off
+from baregrad.testing.fuzz_values import Known, added, either, multiplied, round_off, wrapped
 
 CASTS = (
     "float32", "float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "int16",
@@ -53,7 +53,10 @@ def binary(maker: Maker) -> bool:
     given = known.get(form[3], either(ka, kb))
     if form[3] == "-" and "bool" in (maker.values[a].dtype.name, maker.values[b].dtype.name):
         return False
-    return maker.run(f"{maker.fresh()} = {form.format(a, b)}", lambda dtype: given)
+    return maker.run(
+        f"{maker.fresh()} = {form.format(a, b)}",
+        lambda dtype: wrapped(given, dtype) if form[3] == "-" else given,
+    )
 
 
 def scalar(maker: Maker) -> bool:
@@ -76,7 +79,7 @@ def scalar(maker: Maker) -> bool:
         )
     )
     text = form.format(a=a, n=number)
-    return maker.run(f"{maker.fresh()} = {text}", lambda dtype: given)
+    return maker.run(f"{maker.fresh()} = {text}", lambda dtype: wrapped(given, dtype))
 
 
 def unary(maker: Maker) -> bool:
@@ -87,7 +90,10 @@ def unary(maker: Maker) -> bool:
     form = maker.rng.choice(("-{}", "{}.abs()", "{}.relu()", "{}.square()", "{}.clone()"))
     known = maker.known[a]
     given = multiplied(known, known) if "square" in form else known
-    return maker.run(f"{maker.fresh()} = {form.format(a)}", lambda dtype: given)
+    return maker.run(
+        f"{maker.fresh()} = {form.format(a)}",
+        lambda dtype: wrapped(given, dtype) if form == "-{}" else given,
+    )
 
 
 def smooth(maker: Maker) -> bool:
@@ -159,11 +165,10 @@ def cast(maker: Maker) -> bool:
         return False
     negative = maker.values[a].dtype.kind in ("int", "float")
 
-    def after(dtype: DType) -> Known:
-        # Values below 0 become large ones.
-        return Known(2.0**dtype.bits, 0.0, 1.0) if negative and dtype.kind == "uint" else known
-
-    return maker.run(f"{maker.fresh()} = {a}.cast({target!r})", after)
+    return maker.run(
+        f"{maker.fresh()} = {a}.cast({target!r})",
+        lambda dtype: wrapped(known, dtype) if negative else known,
+    )
 
 
 def integer(maker: Maker) -> bool:

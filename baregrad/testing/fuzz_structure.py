@@ -8,7 +8,7 @@ import random
 from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_elementwise import is_certain, is_float, is_integer, mate
 from baregrad.testing.fuzz_program import Maker
-from baregrad.testing.fuzz_values import Data, Known, either, multiplied, settle, summed
+from baregrad.testing.fuzz_values import Data, Known, either, multiplied, settle, summed, wrapped
 
 
 def factors(rng: random.Random, size: int) -> tuple[int, ...]:
@@ -348,6 +348,8 @@ def write(maker: Maker) -> bool:
             known.peak + other.peak, known.error + other.error, min(known.grain, other.grain)
         )
     )
+    if op == "sub_":
+        given = wrapped(given, x.dtype)
     if settle(given, x.dtype) is None:
         return False
     return maker.write(f"{target}.{op}({value})", target, given)

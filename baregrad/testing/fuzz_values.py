@@ -61,6 +61,11 @@ def settle(known: Known, dtype: DType) -> Known | None:
     return Known(known.peak, error, grain)
 
 
+def wrapped(known: Known, dtype: DType) -> Known:
+    """What is known where numbers below 0 may come out: as unsigned integers they are large."""
+    return Known(2.0**dtype.bits, 0.0, 1.0) if dtype.kind == "uint" else known
+
+
 def summed(known: Known, count: int, dtype: DType) -> Known:
     """What is known of sums of `count` elements, whatever their order."""
     peak = known.peak * max(count, 1)
