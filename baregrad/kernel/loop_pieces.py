@@ -130,6 +130,8 @@ def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
             a, b = inner.src
             if condition is not None:
                 a, b = factor_where(condition, a), factor_where(condition, b)
+                if a.op is Ops.CONST and b.op is Ops.CONST:
+                    a = guarded(condition, a)
             return scalar(Ops.FMA, value.dtype, (a, b, state))
     return scalar(monoid.primitive, value.dtype, (state, value))
 
