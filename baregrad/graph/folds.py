@@ -299,10 +299,16 @@ def _split_any(taps: Node, before: int, groups: int, stride: int) -> Node:
 
 
 def _split_taps(found: _Found, before: int, groups: int, stride: int) -> Node | None:
-    """The contraction with its taps, padded with zeros, as two last axes (residue, group)."""
+    """The contraction with its taps, padded with zeros, as two last axes (residue, group).
+
+    None where it cannot be, as where no factor varies along the taps, to hold the zeros.
+    """
     chain, inner, position, tap = found
     product = _product(inner)
     shape = product.shape
+    varies = any(factor.shape and not is_repeated(factor, tap) for factor in product.src)
+    if groups * stride != shape[tap] and not varies:
+        return None
     wide = (*shape[:tap], groups, stride, *shape[tap + 1 :])
     factors = []
     for factor in product.src:

@@ -164,3 +164,38 @@ def test_a_sum_that_is_compared_with_its_own_extreme_is_one_sum() -> None:
             largest_ = product_.amax().maximum(product_)
             (gradient,) = (largest_ * largest_).sum().gradient(ours)
             np.testing.assert_allclose(gradient.numpy(), x.grad.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "taps", "stride"), ((5, 3, 2), (11, 5, 3), (9, 3, 3), (8, 4, 2)))
+def test_second_gradients_of_windows_are_counts_of_windows(
+    size: int, taps: int, stride: int
+) -> None:
+    """What is folded is one number: no factor varies along the taps, to be 0 beyond them."""
+    values = np.arange(2.0 * size).reshape(2, 1, size)
+    starts = range(0, size - taps + 1, stride)
+    counts = np.zeros(size)
+    for start in starts:
+        counts[start : start + taps] += 1
+    with options.override(device=sweep.DEVICE):
+        x = Tensor(values).requires_grad_()
+        windows = x.unfold(2, taps, stride).expand((2, 2, len(starts), taps))
+        (first,) = (windows * windows * 0.125 + windows).sum().gradient(x)
+        (second,) = (first * 0.5).sum().gradient(x)
+        made = second.numpy()
+    # x*x/8 has 1/4 as its second derivative, in two copies.
+    np.testing.assert_array_equal(made, np.broadcast_to(0.25 * counts, (2, 1, size)))
+
+
+def test_two_outputs_of_windows_and_a_constant_that_is_guarded() -> None:
+    """The second gradient is a sum of a product of two constants over the taps that there are."""
+    values = np.arange(6.0).reshape(2, 3)
+    with options.override(device=sweep.DEVICE):
+        x = Tensor(values).requires_grad_()
+        windows, same = x.unfold(1, 3, 1), x.maximum(x)
+        total, more = [(each * each * 0.125).sum() for each in (windows, same)]
+        total = total + more + (windows * windows * 0.125).sum()
+        (first,) = total.gradient(x)
+        (second,) = (first * 0.5).sum().gradient(x)
+        first.realize(second)
+        np.testing.assert_allclose(first.numpy(), 0.75 * values)
+        np.testing.assert_array_equal(second.numpy(), np.full((2, 3), 0.375))
