@@ -5,7 +5,7 @@ behind it, for some milliseconds, while another processor idles: systems do that
 machines above all, which take an idle processor for one that the host has stopped. So before it
 wakes workers the submitter takes its own processor out of their affinity masks, where it has moved
 since; the one that it was on before comes back. A mask that somebody else has set meanwhile is
-taken as it is, and none becomes empty.
+taken as it is, and none becomes empty: the system refuses such a mask.
 Source: Linux, kernel/sched/fair.c, `select_idle_sibling` and `available_idle_cpu`; the numbers of
 the system calls: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
@@ -99,26 +99,13 @@ return:
   %new = load i64, ptr %newp
   %kept = and i64 %new, %others
   store i64 %kept, ptr %newp
-  br label %any
-any:
-  %k = phi i64 [ 0, %return ], [ %k1, %tally ]
-  %all = phi i64 [ 0, %return ], [ %all1, %tally ]
-  %whole = icmp eq i64 %k, {MASK_WORDS}
-  br i1 %whole, label %judge, label %tally
-tally:
-  %partp = getelementptr i64, ptr %mask, i64 %k
-  %part = load i64, ptr %partp
-  %all1 = or i64 %all, %part
-  %k1 = add i64 %k, 1
-  br label %any
-judge:
-  %empty = icmp eq i64 %all, 0
-  br i1 %empty, label %go, label %set
-set:
+  %r = call i64 (i64, ...) @syscall(i64 {SETAFFINITY}, i32 %thread, i64 {MASK_BYTES}, ptr %mask)
+  %set = icmp eq i64 %r, 0
+  br i1 %set, label %note, label %go
+note:
   %taken = and i64 %new, %bit
   store i64 %taken, ptr %tookp
   call void @llvm.memcpy.p0.p0.i64(ptr %lastp, ptr %mask, i64 {MASK_BYTES}, i1 false)
-  %r = call i64 (i64, ...) @syscall(i64 {SETAFFINITY}, i32 %thread, i64 {MASK_BYTES}, ptr %mask)
   br label %go
 go:
   %i1 = add i64 %i, 1
