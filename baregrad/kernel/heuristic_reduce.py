@@ -213,8 +213,11 @@ def _vectorise_sums(
 ) -> int:
     """Lanes along a reduced axis for sums that are read once; how many vectors each sum has.
 
-    They are one wide vector, masked where it does not divide the axis.
+    They are one wide vector, masked where it does not divide the axis. What is kept along the axis
+    as well is dear to compute: its vectors take turns.
     """
+    if any(lane.inside(stage.src[1:]) for stage in plan.facts.stages):
+        return _vectorise_staged(plan, lane, lanes)
     count = _accumulators(lane, lanes, together)
     bits = lanes * reduction.node.dtype.itemsize
     # What is dear to compute has values of its own in registers.
@@ -369,16 +372,22 @@ def _plan_stages(plan: Plan, taken: PlannedAxis | None, lanes: int) -> None:
             continue
         if plan.meets_vector(axis):
             continue
-        if axis.extent == axis.size < 2 * lanes:
-            plan.vectorise(axis, lanes, 2)
-            continue
-        width = lanes
-        while width > 1 and axis.size % width:
-            width //= 2
-        if width > 1 and isinstance(axis.extent, int):
-            # Without a tail: a stage's axis cannot have one.
-            count = next(n for n in (SEVERAL, 2, 1) if axis.size % (n * width) == 0)
-            plan.vectorise(axis, width, count)
+        _vectorise_staged(plan, axis, lanes)
+
+
+def _vectorise_staged(plan: Plan, axis: PlannedAxis, lanes: int) -> int:
+    """Lanes along an axis of a stage, which cannot have a tail; how many vectors take turns."""
+    if axis.extent == axis.size < 2 * lanes:
+        plan.vectorise(axis, lanes, 2)
+        return 1
+    width = lanes
+    while width > 1 and axis.size % width:
+        width //= 2
+    if width == 1 or not isinstance(axis.extent, int):
+        return 1
+    count = next(n for n in (SEVERAL, 2, 1) if axis.size % (n * width) == 0)
+    plan.vectorise(axis, width, count)
+    return count
 
 
 def _reduced_order(plan: Plan, main: Reduction) -> list[str]:

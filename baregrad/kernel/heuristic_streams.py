@@ -11,10 +11,6 @@ from baregrad.target.cpu import CpuTarget
 
 # Bytes that an access is ahead of: memory answers about when this much has been worked on.
 AHEAD_NBYTES = 2048
-# An array this large is written past the caches even where the last cache is said to hold it: many
-# cores share it, and on a server of 300 MiB x+1 of 64 MiB took 6.1 ms by way of it, and 3.4 past it
-# (a transposed copy 16.3 and 5.0); at 16 MiB there was no gain.
-STREAMED_NBYTES = 32 << 20
 # The part of the second cache that what is asked for a row ahead may take.
 ROW_SHARE = 8
 # The part of a row that loops ask for, at least, or they do not share it out.
@@ -22,15 +18,22 @@ LEAST_SHARED = 0.75
 
 
 def stream_outputs(plan: Plan, target: CpuTarget) -> None:
-    """Write past the caches what does not fit them, unless it is read as well."""
+    """Write past the caches what does not fit them, unless it is read as well.
+
+    That is less than the last cache is said to hold: many cores share it, and what is read has its
+    part. On a server of 300 MiB x+1 of 64 MiB took 6.1 ms by way of it, and 3.4 past it (a
+    transposed copy 16.3 and 5.0).
+    """
     facts = plan.facts
     if facts.ordered:
         return
+    least = target.streamed_row_bytes if facts.reductions else target.streamed_bytes
+    least = min(target.l3_bytes, least)
     read = {access.array for access in facts.accesses if not access.write}
     for access in facts.accesses:
         if not access.write or access.array in read:
             continue
-        if _nbytes(access) >= min(target.l3_bytes, STREAMED_NBYTES):
+        if _nbytes(access) >= least:
             plan.stages.append(StreamOutput(access.array.arg.slot))
 
 

@@ -86,3 +86,20 @@ def _is_alike(one: Node, array: Node) -> bool:
 
 def _ranges(value: Dim) -> frozenset[Node]:
     return value.ranges if isinstance(value, Node) else NO_RANGES
+
+
+def behind(
+    below: tuple[Node, ...], values: tuple[Node, ...], own: tuple[Node, ...]
+) -> tuple[Node, ...]:
+    """Those of the reductions below some values that must be done before a loop over `own` begins.
+
+    A STAGE along just those axes of which each step reads what it has written may be in step.
+    """
+    if not any(value.mask & Ops.STAGE.bit for value in values):
+        return below
+    axes = set(own)
+    alike = {node for node in below if node.op is Ops.STAGE and axes == set(node.src[1:])}
+    for node in toposort(*values) if alike else ():
+        if node.op is Ops.INDEX and node.src[1:] != node.src[0].src[1:]:
+            alike.discard(node.src[0])
+    return tuple([node for node in below if node not in alike])

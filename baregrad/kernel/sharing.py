@@ -2,7 +2,8 @@
 
 A softmax takes the exponential of a row to sum it and again to divide it. Where such a value under
 a reduced axis and the same value under another axis differ in nothing but the axis, it is staged
-in scratch memory over a third axis, and both read it there.
+in scratch memory, and both read it there: over the reduced axis itself, so that one loop computes
+and sums it, or over a third one where vectors would not divide that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ LEAST_EXTENT = 16
 MOST_EXTENT = 1 << 15
 # A stage's axis cannot have a tail, so it is a multiple of this.
 LANES = 8
+# A reduced axis of a multiple of this is one of a stage as it is: several vectors divide it.
+SEVERAL_LANES = 64
 
 
 def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
@@ -46,13 +49,14 @@ def share_values(kernel: Node) -> Node:
         return kernel
     order = toposort(kernel)
     values = [node for node in order if node.op in EXPENSIVE]
-    reduced = {
-        axis
-        for node in order
-        if node.op is Ops.REDUCE
-        for axis in node.src
-        if axis.op is Ops.RANGE
-    }
+    reduced: set[Node] = set()
+    paired: set[Node] = set()
+    for node in order:
+        if node.op is Ops.REDUCE:
+            own = node.src[node.arg.monoid.arity :]
+            reduced.update(own)
+            if len(own) > 1:
+                paired.update(own)
     # What is staged is computed ahead of its readers, where their guards do not cover it.
     covered = _covered(order)
     taken: set[Node] = set()
@@ -67,7 +71,7 @@ def share_values(kernel: Node) -> Node:
                 continue
             if one in covered and not _reads_within(one):
                 continue
-            stage = _staged(one, axis, first + len(replaced))
+            stage = _staged(one, axis, first + len(replaced), axis not in paired)
             for value in (one, *others):
                 taken.add(value)
                 where = axis if value is one else _other_axis(one, value)
@@ -93,10 +97,15 @@ def _reads_within(value: Node) -> bool:
     return all(in_bounds(node) for node in toposort(value) if is_read(node))
 
 
-def _staged(value: Node, axis: Node, id: int) -> Node:
-    """A value over all of an axis; to whole vectors, what is past its end being guarded."""
+def _staged(value: Node, axis: Node, id: int, alone: bool) -> Node:
+    """A value over all of an axis; to whole vectors, what is past its end being guarded.
+
+    alone: no reduction runs along the axis and another one.
+    """
     extent = extent_of(axis)
     assert isinstance(extent, int)
+    if alone and extent % SEVERAL_LANES == 0:
+        return Node(Ops.STAGE, value.dtype, (value, axis), Stage("scratch"))
     place = range_node(round_up(extent, LANES), id)
     kept = substitute(value, {axis: place})
     if extent % LANES:

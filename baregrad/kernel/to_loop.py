@@ -32,7 +32,7 @@ from baregrad.kernel.analysis import by_id
 from baregrad.kernel.apply import NOWHERE
 from baregrad.kernel.apply_scope import Scheduled, Write
 from baregrad.kernel.core_tiles import product as tiles_product
-from baregrad.kernel.kept_rows import Kept, kept_in_output
+from baregrad.kernel.kept_rows import Kept, behind, kept_in_output
 from baregrad.kernel.loop_blocks import Block, Placed, nest_position, statement
 from baregrad.kernel.loop_pieces import (
     SCOPED,
@@ -273,7 +273,7 @@ class _Builder:
         if result is None:
             # Conditions that were peeled off may have read some.
             below = self.below(values)
-        needs = self.needs(below, block)
+        needs = self.needs(behind(below, values, own), block)
         inner = list(path)
         start = [
             store(buffer, identity, places)

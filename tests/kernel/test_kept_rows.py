@@ -106,3 +106,47 @@ def test_rows_of_other_chunks_are_left_alone(half: int) -> None:
     done, rest = np.split(found[0], 2) if half == 0 else reversed(np.split(found[0], 2))
     assert np.all(rest == 7.0)
     np.testing.assert_allclose(done.sum(1), 1.0, rtol=1e-5)
+
+
+def loops_of(node: Node) -> int:
+    """How many loops a kernel has, as it is lowered first."""
+    loop = lower(node, host(), choose_schedule(node, host()))
+    return sum(one.op is Ops.LOOP for one in toposort(loop))
+
+
+def exponentials_of(node: Node) -> int:
+    """How many places of a kernel compute exponentials."""
+    loop = lower(node, host(), choose_schedule(node, host()))
+    return sum(one.op is Ops.EXP for one in toposort(loop))
+
+
+@pytest.mark.parametrize(("columns", "together"), ((1024, True), (960, True), (1000, False)))
+def test_a_row_is_summed_while_it_is_computed(columns: int, together: bool) -> None:
+    """Where vectors divide a row: its chunks, its rows, the maximum, the sum and the output."""
+    node = k.softmax(512, columns)
+    assert exponentials_of(node) == 1
+    assert loops_of(node) == (5 if together else 6)
+
+
+def twice(m: int, n: int) -> Node:
+    """Two sums of exponentials along one axis, and their sum with other factors along two axes."""
+    i, j, b = range_node(m, 0), range_node(n, 1), range_node(n, 2)
+    c, d = range_node(n, 3), range_node(m, 4)
+    x, y = k.param(1, m, n), k.param(2, m, n)
+    first = k.reduce(Ops.ADD, alu(Ops.EXP, k.at(x, i, b)), b)
+    second = k.reduce(Ops.ADD, alu(Ops.MUL, alu(Ops.EXP, k.at(x, i, b)), k.at(y, i, b)), b)
+    third = k.reduce(Ops.ADD, alu(Ops.MUL, alu(Ops.EXP, k.at(x, i, c)), k.at(y, d, c)), c, d)
+    value = alu(Ops.DIV, alu(Ops.EXP, k.at(x, i, j)), alu(Ops.ADD, first, second))
+    return k.kernel(k.out(k.param(0, m, n), alu(Ops.ADD, value, third), i, j))
+
+
+@pytest.mark.parametrize("columns", (64, 128, 192, 200))
+def test_several_sums_of_kept_values(columns: int) -> None:
+    """They are in step with what they sum, or wait for all of it."""
+    node = twice(4, columns)
+    arrays = k.arguments(node)
+    wanted = k.run_kernel(node, arrays)
+    found = [np.array(arrays[slot]) for slot in sorted(arrays)]
+    found[0][...] = np.nan
+    compiled(linearised(lower(node, host(), choose_schedule(node, host()))))(found)
+    k.assert_equal(wanted, dict(enumerate(found)), scale=8.0)

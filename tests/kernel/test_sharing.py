@@ -14,7 +14,7 @@ WAYS = (("CPU", "tensor"), ("REF", "loop"), ("REF", "linear"))
 
 
 @pytest.mark.parametrize(("device", "level"), WAYS)
-@pytest.mark.parametrize(("rows", "columns"), tuple(product((1, 2, 3, 8), (16, 17, 40))))
+@pytest.mark.parametrize(("rows", "columns"), tuple(product((1, 2, 3, 8), (16, 17, 40, 64, 192))))
 def test_a_product_with_a_softmax(rows: int, columns: int, device: str, level: str) -> None:
     """Short axes are unrolled: the exponentials of several rows are kept at once."""
     a = np.random.default_rng(rows * columns).normal(size=(rows, columns))
@@ -26,7 +26,7 @@ def test_a_product_with_a_softmax(rows: int, columns: int, device: str, level: s
     np.testing.assert_allclose(made, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("rows", "columns"), ((16, 3), (17, 8), (40, 2)))
+@pytest.mark.parametrize(("rows", "columns"), ((16, 3), (17, 8), (40, 2), (64, 3), (128, 20)))
 def test_a_softmax_of_columns(rows: int, columns: int) -> None:
     """The other axis across: it may lie in the lanes of vectors."""
     a = np.random.default_rng(rows * columns).normal(size=(rows, columns))
@@ -39,7 +39,7 @@ def test_a_softmax_of_columns(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize(("device", "level"), WAYS)
-@pytest.mark.parametrize(("rows", "columns"), ((5, 17), (3, 16)))
+@pytest.mark.parametrize(("rows", "columns"), ((5, 17), (3, 16), (4, 64)))
 def test_a_stacked_softmax_reads_inside_its_rows(
     rows: int, columns: int, device: str, level: str
 ) -> None:

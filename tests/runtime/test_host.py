@@ -55,11 +55,12 @@ def test_without_leave_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "rows", "ahead"),
-    (("AuthenticAMD", 1, False), ("GenuineIntel", 4, True), (None, 4, True)),
+    ("vendor", "rows", "ahead", "streamed"),
+    (("AuthenticAMD", 1, False, 16), ("GenuineIntel", 4, True, 32), (None, 4, True, 32)),
 )
-def test_the_vendor_tells_how_memory_is_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str | None, rows: int, ahead: bool
+def test_the_vendor_tells_how_memory_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str | None, rows: int, ahead: bool,
+    streamed: int,
 ) -> None:
     named = f"vendor_id : {vendor}\n" if vendor else ""
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{named}flags : {FLAGS}\n\n")
@@ -68,6 +69,7 @@ def test_the_vendor_tells_how_memory_is_read(
     assert host.detect_host().vendor == (vendor or "")
     target = backends._host_target()
     assert (target.rows_from_memory, target.asks_ahead) == (rows, ahead)
+    assert (target.streamed_row_bytes, target.streamed_bytes) == (streamed << 20, 32 << 20)
 
 
 def test_who_has_none_asks_for_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
