@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
+from baregrad.ir.node import Node, toposort
 from baregrad.kernel.analysis import EXPENSIVE_OPS, Access, itemsize, op_flops
 from baregrad.kernel.heuristic_pool import choose_pool
 from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.linearise_transposed import LEAST_STEPS
+from baregrad.kernel.loop_pieces import SCOPED
 from baregrad.kernel.schedule_value import Schedule, Split
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import PAGE_NBYTES, CpuTarget
@@ -76,7 +78,8 @@ def _vectorise(plan: Plan, axis: PlannedAxis, lanes: int) -> None:
     read in ways that know the registers' width.
     """
     accesses = plan.facts.accesses
-    wide = not is_dear(plan) and all(axis.stride(access) in (0, 1) for access in accesses)
+    cheap = not is_dear(plan.facts.outs)
+    wide = cheap and all(axis.stride(access) in (0, 1) for access in accesses)
     wide = wide and not any(access.array.dtype.bits < WIDE_BITS for access in accesses)
     width = _even_width(axis, lanes) if wide else 0
     if width:
@@ -131,9 +134,12 @@ def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int) -> bool:
     return True
 
 
-def is_dear(plan: Plan) -> bool:
-    """Whether a kernel computes what takes many operations."""
-    return any(out.mask & EXPENSIVE_OPS for out in plan.facts.outs)
+def is_dear(values: tuple[Node, ...]) -> bool:
+    """Whether some values take many operations, beside the reductions and stages that they read."""
+    if not any(value.mask & EXPENSIVE_OPS for value in values):
+        return False
+    order = toposort(*values, enter=lambda node: not node.op.bit & SCOPED)
+    return any(node.op.bit & EXPENSIVE_OPS for node in order)
 
 
 def lanes_of(plan: Plan, target: CpuTarget) -> int:

@@ -221,7 +221,8 @@ def _vectorise_sums(
     count = _accumulators(lane, lanes, together)
     bits = lanes * reduction.node.dtype.itemsize
     # What is dear to compute has values of its own in registers.
-    if bits >= REGISTER_NBYTES and reduction.node.arg.monoid.primitive and not is_dear(plan):
+    node = reduction.node
+    if bits >= REGISTER_NBYTES and node.arg.monoid.primitive and not is_dear(node.src):
         most = min(MOST_TOGETHER, max(SEVERAL * 2 // together, 2))
         fits = together * MOST_TOGETHER <= target.vector_registers * 3 // 4
         if fits and lane.size <= MOST_TOGETHER * lanes:

@@ -21,8 +21,10 @@ _MEMO = "kernel.prepared"
 # Rows that fit the first or second cache, and are worth a loop of their own.
 LEAST_EXTENT = 16
 MOST_EXTENT = 1 << 15
-# A stage's axis cannot have a tail, so it is a multiple of this.
+# A stage's axis cannot have a tail, so it is a multiple of the first, or of the second if long.
 LANES = 8
+LONG_LANES = 16
+LONG_EXTENT = 64
 # A reduced axis of a multiple of this is one of a stage as it is: several vectors divide it.
 SEVERAL_LANES = 64
 
@@ -106,9 +108,10 @@ def _staged(value: Node, axis: Node, id: int, alone: bool) -> Node:
     assert isinstance(extent, int)
     if alone and extent % SEVERAL_LANES == 0:
         return Node(Ops.STAGE, value.dtype, (value, axis), Stage("scratch"))
-    place = range_node(round_up(extent, LANES), id)
+    size = round_up(extent, LONG_LANES if extent >= LONG_EXTENT else LANES)
+    place = range_node(size, id)
     kept = substitute(value, {axis: place})
-    if extent % LANES:
+    if extent != size:
         kept = Node(Ops.GUARD, kept.dtype, (index.less(place, extent), kept))
     return Node(Ops.STAGE, value.dtype, (kept, place), Stage("scratch"))
 
