@@ -124,7 +124,9 @@ def _erf(values: Array) -> Array:
 def _gelu(values: Array) -> Array:
     arguments = (values * -math.sqrt(0.5)).reshape(-1).tolist()
     parts = np.fromiter(map(math.erfc, arguments), np.float64, values.size)
-    return np.asarray(values * 0.5 * parts.reshape(values.shape))
+    # The limit at minus infinity, where the product is of an infinity and a zero.
+    bounded = np.maximum(values, -1e300)
+    return np.asarray(bounded * 0.5 * parts.reshape(values.shape))
 
 
 def _fma(dtype: DType, x: Array, y: Array, z: Array) -> Any:

@@ -39,7 +39,7 @@ ERRORS: MappingProxyType[tuple[Op, DType], float] = MappingProxyType(
         (Ops.TANH, dtypes.float64): 2.0,
         (Ops.ERF, dtypes.float32): 2.0,
         (Ops.ERF, dtypes.float64): 2.0,
-        (Ops.GELU, dtypes.float32): 1.5,
+        (Ops.GELU, dtypes.float32): 2.7,
         (Ops.GELU, dtypes.float64): 1.5,
         (Ops.ATAN, dtypes.float32): 2.0,
         (Ops.ATAN, dtypes.float64): 2.0,

@@ -158,18 +158,20 @@ ERFC_ROOT_F32: Final = (
     0.0001394638529745862,
     -1.0643859241099562e-05,
 )
-# 2 * (1 - (1 - erf(x / sqrt(2)))**(1/4)) / x for 0 <= x <= 5.586: -27.01
-GELU_ROOT_F32: Final = (
-    0.39894193410873413,
-    0.11937110871076584,
-    -0.010956470854580402,
-    -0.009262345731258392,
-    0.00037157657789066434,
-    0.0005269320099614561,
-    -5.285690713208169e-05,
-    -1.306223748542834e-05,
-    2.7856049200636335e-06,
-    -1.513940901531896e-07,
+# Chosen for the least error of `gelu`. The last turn is the float next above sqrt(2), so that the
+# integral reaches 0 at the end.
+GELU_END_F32: Final = 5.5
+GELU_SHIFT_F32: Final = -7.875
+GELU_TURNS_F32: Final = (1.7931864261627197, 1.6832000017166138, 1.4142136573791504)
+# The polynomial of `gelu` / x: one of degree 2, and steps of (offset, constant): -25.12
+GELU_BASE_F32: Final = (
+    1.5783713024575263e-05,
+    -2.581128319434356e-05,
+    -4.894194717053324e-06,
+)
+GELU_STEPS_F32: Final = (
+    (10.402822494506836, -0.005144826136529446),
+    (5.900074481964111, 0.1746605634689331),
 )
 # erf(x) / x - 1 in x**2 for |x| <= 1: -55.69
 ERF_F64: Final = (

@@ -8,40 +8,42 @@ precision first, refitting the others after each, so that rounding costs next to
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpmath import mp, mpf
+
+from baregrad.kernel import transcendental_tables as tables
 
 mp.dps = 45
 Function = Callable[[Any], Any]
 
 
 def remez(
-    f: Function, weight: Function, lo: Any, hi: Any, powers: list[int]
+    f: Function, weight: Function, lo: Any, hi: Any, terms: Sequence[Function]
 ) -> tuple[list[Any], Any]:
-    """Coefficients c with sum(c_i x**p_i) near f, minimising max |weight * error|; and that max."""
-    count = len(powers) + 1
+    """Coefficients c with sum(c_i term_i(x)) near f, minimising max |weight * error|; that max."""
+    count = len(terms) + 1
     centre, half = (mpf(lo) + mpf(hi)) / 2, (mpf(hi) - mpf(lo)) / 2
     points = [centre - half * mp.cos(mp.pi * i / (count - 1)) for i in range(count)]
     # The error's weight may vanish in the middle, where no extreme can lie.
     points = [x if weight(x) else x + half / 50 for x in points]
     dense = [centre - half * mp.cos(mp.pi * i / 300) for i in range(301)]
-    values = [(f(x), weight(x)) for x in dense]
+    values = [(f(x), weight(x), [term(x) for term in terms]) for x in dense]
     best = None
     for _ in range(12):
         rows = mp.matrix(count, count)
         right = mp.matrix(count, 1)
         for row, x in enumerate(points):
-            for column, power in enumerate(powers):
-                rows[row, column] = x**power * weight(x)
+            for column, term in enumerate(terms):
+                rows[row, column] = term(x) * weight(x)
             rows[row, count - 1] = (-1) ** row
             right[row] = f(x) * weight(x)
         solution = mp.lu_solve(rows, right)
         coefficients = [solution[i] for i in range(count - 1)]
         errors = [
-            (sum(c * x**p for c, p in zip(coefficients, powers, strict=True)) - y) * w
-            for x, (y, w) in zip(dense, values, strict=True)
+            (sum(c * t for c, t in zip(coefficients, row, strict=True)) - y) * w
+            for y, w, row in values
         ]
         worst = max(abs(e) for e in errors)
         if best is None or worst < best[1]:
@@ -74,18 +76,16 @@ def to_float(value: Any, bits: int) -> float:
     return float(struct.unpack("<f", struct.pack("<f", float(value)))[0])
 
 
+def powers(count: int) -> list[Function]:
+    """1, x, x**2, ..."""
+    return [lambda x, power=power: x**power for power in range(count)]
+
+
 def fit(
-    f: Function,
-    lo: Any,
-    hi: Any,
-    powers: list[int],
-    bits: int,
-    weight: Function = lambda x: mpf(1),
-    fixed: dict[int, float] | None = None,
+    f: Function, lo: Any, hi: Any, terms: Sequence[Function], bits: int, weight: Function
 ) -> tuple[list[float], float]:
-    """Coefficients in `bits`, lowest power first, and log2 of the largest weighted error."""
-    held: dict[int, float] = dict(fixed or {})
-    worst = mpf(0)
+    """Coefficients of the terms in `bits`, and log2 of the largest weighted error."""
+    held: list[float] = []
     known: dict[Any, Any] = {}
 
     def remembered(x: Any) -> Any:
@@ -93,19 +93,17 @@ def fit(
             known[x] = f(x)
         return known[x]
 
-    while len(held) < len(powers):
-        free = [p for p in powers if p not in held]
+    def held_part(x: Any) -> Any:
+        return sum(mpf(c) * term(x) for c, term in zip(held, terms, strict=False))
 
-        def rest(x: Any) -> Any:
-            return remembered(x) - sum(mpf(c) * x**p for p, c in held.items())
-
-        coefficients, worst = remez(rest, weight, lo, hi, free)
-        held[free[0]] = to_float(coefficients[0], bits)
+    while len(held) < len(terms):
+        coefficients, _ = remez(
+            lambda x: remembered(x) - held_part(x), weight, lo, hi, terms[len(held) :]
+        )
+        held.append(to_float(coefficients[0], bits))
     points = [mpf(lo) + (mpf(hi) - mpf(lo)) * i / 1000 for i in range(1001)]
-    worst = max(
-        abs((sum(mpf(c) * x**p for p, c in held.items()) - f(x)) * weight(x)) for x in points
-    )
-    return [held[p] for p in powers], float(mp.log(worst, 2))
+    worst = max(abs((held_part(x) - f(x)) * weight(x)) for x in points)
+    return held, float(mp.log(worst, 2))
 
 
 # --- the functions ------------------------------------------------------------------------------
@@ -184,19 +182,80 @@ def by_erfc_root(x: Any) -> Any:
     return shown * (1 + 3 * (x / ERFC_END) ** 24)
 
 
-GELU_END = mpf("5.586")
+# --- the negative half of GELU ------------------------------------------------------------------
+
+GELU_END, GELU_SHIFT = mpf(tables.GELU_END_F32), mpf(tables.GELU_SHIFT_F32)
+GELU_TURNS = [mpf(turn) for turn in tables.GELU_TURNS_F32]
 
 
-def gelu_root(x: Any) -> Any:
-    """2 * (1 - (1 - erf(x / sqrt(2)))**(1/4)) / x."""
-    root = mp.sqrt(mpf("0.5"))
-    return -2 * mp.expm1(mp.log(mp.erfc(x * root)) / 4) / x if x else root / mp.sqrt(mp.pi)
+def gelu_tail(x: Any) -> Any:
+    """The normal distribution's integral from x on, led below 0 shortly before the end."""
+    tail = mp.erfc(x * mp.sqrt(mpf("0.5"))) / 2
+    close = max(1 - 2 * (GELU_END - x), mpf(0)) ** 3
+    return tail - close * (mp.erfc(GELU_END * mp.sqrt(mpf("0.5"))) / 2 + mpf("1e-8"))
 
 
-def by_gelu_root(x: Any) -> Any:
-    """How an error of `gelu_root` shows in erf(x / sqrt(2)); more towards the end."""
-    shown = x * mp.erfc(x * mp.sqrt(mpf("0.5"))) ** mpf("0.75") + mpf(2) ** -40
-    return shown * (1 + 3 * (x / GELU_END) ** 24)
+def gelu_inner(x: Any) -> tuple[Any, Any]:
+    """What the turns make 1/2 less the tail, and how an error of it shows in that."""
+    value, shown = mpf("0.5") - gelu_tail(x), mpf(1)
+    for turn in reversed(GELU_TURNS):
+        # The smaller s with s * (turn - s) = value.
+        value = turn / 2 - mp.sqrt(max(turn * turn / 4 - value, mpf(0)))
+        shown *= turn - 2 * value
+    return value, shown
+
+
+def gelu_quotient(x: Any) -> Any:
+    """That, divided by x."""
+    return gelu_inner(x)[0] / x if x else 1 / mp.sqrt(2 * mp.pi) / mp.fprod(GELU_TURNS)
+
+
+def by_gelu_quotient(x: Any) -> Any:
+    """How an error of `gelu_quotient` shows in units in the last place of x times the tail.
+
+    Less of it is wanted where rounding adds more, which is up to 2.
+    """
+    if not x:
+        return mpf(0)
+    unit = mpf(2) ** mp.floor(mp.log(x, 2)) * (1 + (x / 2) ** 2)
+    return (gelu_inner(x)[1] + mpf("1e-9")) * x * x / unit
+
+
+def gelu_offsets() -> list[float]:
+    """What is added to x * (x + shift) in the two steps: the second one to the first's sum.
+
+    In powers of y = x + shift/2 the quotient's polynomial of degree 6 has an even part e(y**2) and
+    an odd one y * o(y**2). Divided by y**2 - r, for a root r of o, it leaves the constant e(r), and
+    so does what is divided by the factor of the other root then: steps of a product and a constant.
+    """
+    coefficients, _ = remez(gelu_quotient, by_gelu_quotient, mpf(0), GELU_END, powers(7))
+    moved = [mpf(0)] * 7
+    for power, c in enumerate(coefficients):
+        for k in range(power + 1):
+            moved[k] += c * mp.binomial(power, k) * (-GELU_SHIFT / 2) ** (power - k)
+    roots = sorted(mp.re(root) for root in mp.polyroots(moved[5::-2]))
+    first = to_float(GELU_SHIFT**2 / 4 - roots[1], 32)
+    return [first, to_float(GELU_SHIFT**2 / 4 - roots[0] - first, 32)]
+
+
+def gelu_text() -> str:
+    """The tables of GELU: the quotient's first three coefficients and the steps."""
+    offsets = gelu_offsets()
+
+    def later(x: Any) -> Any:
+        return x * (x + GELU_SHIFT) + offsets[0] + offsets[1]
+
+    def both(x: Any) -> Any:
+        return (x * (x + GELU_SHIFT) + offsets[0]) * later(x)
+
+    terms = [lambda x: mpf(1), later]
+    terms += [lambda x, power=power: x**power * both(x) for power in range(3)]
+    found, error = fit(gelu_quotient, mpf(0), GELU_END, terms, 32, by_gelu_quotient)
+    what = "The polynomial of `gelu` / x: one of degree 2, and steps of (offset, constant)"
+    lines = [f"# {what}: {error:.2f}", "GELU_BASE_F32: Final = ("]
+    lines += [*(f"    {value!r}," for value in found[2:]), ")", "GELU_STEPS_F32: Final = ("]
+    steps = zip(offsets, reversed(found[:2]), strict=True)
+    return "\n".join([*lines, *(f"    {step!r}," for step in steps), ")"])
 
 
 def unfolded(t: Any) -> Any:
@@ -274,8 +333,6 @@ TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
      64, by_arctangent),
     ("ERFC_ROOT_F32", "4 * (1 - (1 - erf(x))**(1/4)) / x - ERFC_SLOPE_F32 for 0 <= x <= 3.95",
      erfc_root, mpf(0), ERFC_END, 10, 32, by_erfc_root),
-    ("GELU_ROOT_F32", "2 * (1 - (1 - erf(x / sqrt(2)))**(1/4)) / x for 0 <= x <= 5.586",
-     gelu_root, mpf(0), GELU_END, 10, 32, by_gelu_root),
     ("ERF_F64", "erf(x) / x - 1 in x**2 for |x| <= 1", error_function, mpf(0), mpf(1), 12, 64,
      by_erf),
     ("ERFCX_F64", "(1 - erf(x)) * e**(x**2) in (x - 2) / (x + 2) for 1 <= x <= 6",
@@ -283,16 +340,21 @@ TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
      lambda t: mp.exp(-(unfolded(t) ** 2)) / mp.erf(unfolded(t))),
 )
 
+GELU = "GELU_STEPS_F32"
+NAMES = (*(row[0] for row in TABLES), GELU)
+
 
 def table_text(name: str) -> str:
-    """One table as it stands in the package."""
+    """One table, or those of GELU, as they stand in the package."""
+    if name == GELU:
+        return gelu_text()
     row = next(row for row in TABLES if row[0] == name)
     _, what, function, low, high, count, bits, weight = row
-    coefficients, error = fit(function, low, high, list(range(count)), bits, weight)
+    coefficients, error = fit(function, low, high, powers(count), bits, weight)
     lines = [f"# {what}: {error:.2f}", f"{name}: Final = ("]
     return "\n".join([*lines, *(f"    {value!r}," for value in coefficients), ")"])
 
 
 if __name__ == "__main__":
-    for row in TABLES:
-        print(table_text(row[0]), flush=True)
+    for name in NAMES:
+        print(table_text(name), flush=True)

@@ -20,7 +20,7 @@ from baregrad.ir.node import alu
 from baregrad.ir.op import Op, Ops
 from baregrad.kernel import transcendental_tables as tables
 from baregrad.kernel.transcendental import ERRORS, FUNCTIONS
-from tests.kernel.fit_functions import TABLES, table_text
+from tests.kernel import fit_functions
 from tests.render.harness import compiled, elementwise, lower
 
 pytestmark = pytest.mark.differential
@@ -149,9 +149,38 @@ def test_error_of_gelu_is_as_stated(dtype: DType) -> None:
     error = np.where(finite, np.abs(found.astype(WIDE) - true) / unit, 0)
     worst = int(np.argmax(error))
     assert error[worst] <= ERRORS[Ops.GELU, dtype], f"{float(error[worst])} ulp at {x[worst]!r}"
-    ends = np.array([np.inf, np.nan, 1e30, -1e30, -50.0, 50.0, 0.0, info.tiny], dtype.numpy)
-    wanted = np.array([np.inf, np.nan, 1e30, 0, 0, 50, 0, info.tiny / 2], dtype.numpy)
-    np.testing.assert_array_equal(run(Ops.GELU, dtype, ends), wanted)
+
+
+@SLOW
+def test_error_of_gelu_at_every_fifth_float() -> None:
+    """Float32, where few samples miss the worst. Judged by the C library's erfc."""
+    first, last = np.array([2.0**-10, 8.0], np.float32).view(np.int32).tolist()
+    for start in range(first, last, 1 << 22):
+        size = np.arange(start, min(start + (1 << 22), last), 5, np.int32)
+        size = size[: len(size) // 8 * 8].view(np.float32)
+        wide = size.astype(np.float64)
+        halves = map(math.erfc, (wide * math.sqrt(0.5)).tolist())
+        part = wide * np.fromiter(halves, np.float64, len(size)) / 2
+        for x, true in ((-size, -part), (size, wide - part)):
+            unit = np.exp2(np.floor(np.log2(np.maximum(np.abs(true), wide / 2))) - 23)
+            error = np.abs(run(Ops.GELU, F32, x) - true) / unit
+            worst = int(np.argmax(error))
+            assert error[worst] <= ERRORS[Ops.GELU, F32], f"{error[worst]} ulp at {x[worst]!r}"
+
+
+@FLOATS
+def test_special_values_of_gelu(dtype: DType) -> None:
+    """The limits, signs of zeros, half of what is tiny, and nothing but -0 far below 0."""
+    info = np.finfo(dtype.numpy)
+    most, tiny = info.max, info.tiny
+    x = np.array([np.inf, np.nan, 0.0, 50.0, 1e30, most, tiny, tiny / 8], dtype.numpy)
+    assert_same(
+        run(Ops.GELU, dtype, x), np.array([*x[:6], tiny / 2, tiny / 16], dtype.numpy), x
+    )
+    wanted = np.array([-0.0, np.nan, *[-0.0] * 4, -tiny / 2, -tiny / 16], dtype.numpy)
+    assert_same(run(Ops.GELU, dtype, -x), wanted, -x)
+    below = -np.geomspace(5.5 if dtype is F32 else 40, 1e38, 1 << 12).astype(dtype.numpy)
+    assert_same(run(Ops.GELU, dtype, below), np.full_like(below, -0.0), below)
 
 
 @FLOATS
@@ -280,10 +309,12 @@ def test_threefry_gives_the_published_vectors() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-NAMES = [row[0] if row[0] == "SIN_F32" else pytest.param(row[0], marks=SLOW) for row in TABLES]
+NAMES = [
+    name if name == "SIN_F32" else pytest.param(name, marks=SLOW) for name in fit_functions.NAMES
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_are_what_the_fit_prints(name: str) -> None:
     text = Path(tables.__file__).read_text()
-    assert table_text(name) in text
+    assert fit_functions.table_text(name) in text
