@@ -41,7 +41,7 @@ class DType:
 
     `bits` is its size (0 for `index` and `token`, which are never stored), `numpy` NumPy's own
     dtype for it or None, `storage` the NumPy dtype of its raw codes (bfloat16: uint16; a 4-bit
-    type: uint8 with the code in the low half). A `storage_only` dtype can be cast, not computed.
+    type: uint8 with the code in the low half). `storage_only`: see `check_computed`.
     `itemsize` is the bytes of one element when stored alone: a 4-bit element takes one.
     """
 
@@ -152,7 +152,7 @@ class _Table:
     float32: Final = _plain("float", 32, FloatFormat(8, 23, 127))
     float64: Final = _plain("float", 64, FloatFormat(11, 52, 1023))
 
-    # Stored and cast, never computed with. OCP 8-bit floating point 1.0, OCP microscaling 1.0.
+    # Storage only. OCP 8-bit floating point 1.0, OCP microscaling 1.0.
     float8_e4m3fn: Final = _coded("float8_e4m3fn", FloatFormat(4, 3, 7, "nan"))
     float8_e5m2: Final = _coded("float8_e5m2", FloatFormat(5, 2, 15))
     float4_e2m1fn: Final = _coded("float4_e2m1fn", FloatFormat(2, 1, 1, "none"))
@@ -229,9 +229,32 @@ def to_numpy(dtype: DType) -> np.dtype[Any]:
     """Return NumPy's dtype for `dtype`; raise UnsupportedDType where NumPy has none."""
     if dtype.numpy is None:
         raise UnsupportedDType(
-            f"NumPy has no {dtype.name}", hint="cast to float32 first, or take the raw bits"
+            f"NumPy has no {dtype.name}", hint=f"cast it first: .cast({computed_for(dtype)!r})"
         )
     return dtype.numpy
+
+
+def computed_for(dtype: DType) -> DType:
+    """Return the dtype to compute in for `dtype`: the least plain one that holds its values."""
+    if dtype.is_float:
+        return dtypes.float64 if dtype.bits > 32 else dtypes.float32
+    return (dtypes.int8 if dtype.is_signed else dtypes.uint8) if dtype.bits == 4 else dtype
+
+
+def check_computed(dtype: DType) -> None:
+    """Raise DTypeError for a dtype that is not computed with: a `storage_only` one.
+
+    Such arrays are made, moved, chosen among, written into, read and cast, as `where`, indexing and
+    joins do. Whatever looks at what the values are refuses them: arithmetic, comparisons,
+    reductions, running ones too, sorting. What computes in another dtype anyway, such as a sum of
+    integers in int64, takes them.
+    """
+    if dtype.storage_only:
+        raise DTypeError(
+            f"{dtype} is stored, moved and cast, but not computed with",
+            wanted=f"a dtype that is computed with, such as {computed_for(dtype)}",
+            hint=f"cast it first: .cast({computed_for(dtype)!r})",
+        )
 
 
 # ---- promotion ----------------------------------------------------------------------------------
@@ -465,7 +488,8 @@ def encode(
 def decode(raw: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
     """Return the values of raw codes, exactly.
 
-    Floats of at most 32 bits and 4-bit integers come back as float32, other dtypes as NumPy's own.
+    Floats of at most 32 bits come back as float32, 4-bit integers as int8 or uint8, other dtypes as
+    NumPy's own.
     `raw` has the dtype `dtype.storage`; the upper half of a 4-bit code's byte is ignored.
     """
     if dtype.storage is None or raw.dtype != dtype.storage:
@@ -475,8 +499,7 @@ def decode(raw: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype.bits == 4 and dtype.format is None:
         low = raw & np.uint8(15)
-        offset = 8 if dtype.kind == "int" else 0
-        return ((low ^ offset).astype(np.int8) - np.int8(offset)).astype(np.float32)
+        return low if dtype.kind == "uint" else (low ^ np.uint8(8)).view(np.int8) - np.int8(8)
     if dtype is dtypes.float16:
         with np.errstate(invalid="ignore"):
             return raw.view(np.float16).astype(np.float32)

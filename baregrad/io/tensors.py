@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from baregrad.base.errors import DTypeError, ShapeError, UnsupportedDType
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import DType, computed_for, dtypes
 from baregrad.io.safetensors import SafetensorsFile, write
 from baregrad.io.stored_tensor import StoredTensor
 from baregrad.io.torch_checkpoint import read_checkpoint
@@ -25,8 +25,8 @@ def safe_save(
 ) -> None:
     """Write tensors by name as a safetensors file, which appears whole or not at all.
 
-    Computes them, in one run. Raises ShapeError for symbolic shapes and OSError where the file
-    cannot be written.
+    Computes them, in one run. Raises ShapeError for symbolic shapes, UnsupportedDType for dtypes of
+    4 bits and OSError where the file cannot be written.
     """
     if not isinstance(tensors, Mapping):
         raise DTypeError(
@@ -41,6 +41,12 @@ def safe_save(
             )
         if not all(isinstance(extent, int) for extent in tensor.shape):
             raise ShapeError(f"{name!r} has a symbolic shape", found=list(tensor.shape))
+        if tensor.dtype.bits < 8:
+            raise UnsupportedDType(
+                f"{name!r} has elements of less than a byte, which a file would hold packed",
+                found=f"dtype {tensor.dtype}",
+                hint=f"cast it first: .cast({computed_for(tensor.dtype)!r})",
+            )
     realize_storages(tensor._storage for tensor in tensors.values())
     rows = {
         name: (tensor.dtype.name, tensor.shape, np.ascontiguousarray(tensor.detach()._raw()))

@@ -97,7 +97,7 @@ def elementwise_rule(node: Node) -> str | None:
         return f"{op.name} of {kind} has dtype {node.dtype}, wanted {wanted}"
     if kind.kind not in KINDS[op] or _ONE_KIND.get(op, kind) is not kind:
         return f"{op.name} does not compute with {kind}"
-    if kind.storage_only:
+    if kind.storage_only and op is not Ops.WHERE:
         return f"{op.name} of {kind}, which is stored and cast but not computed with"
     return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from baregrad.dtypes import DType, dtypes, round_scalar
+from baregrad.dtypes import DType, computed_for, dtypes, round_scalar
 from baregrad.ir import index
 from baregrad.ir.attrs import Reduce
 from baregrad.ir.monoid import Monoid
@@ -215,13 +215,13 @@ class _Lowering:
         cond, value, other = (self.done[child] for child in node.src)
         if value.op is Ops.WHERE and value.src[0] is cond:
             value = value.src[1]
-        return Node(Ops.WHERE, F32 if is_narrow(node.dtype) else node.dtype, (cond, value, other))
+        return Node(Ops.WHERE, value.dtype, (cond, value, other))
 
     def const(self, node: Node) -> Node:
-        """A constant: narrow floats as the float32 that they are."""
+        """A constant: narrow floats as the float32, 4-bit integers as the byte that they are."""
         if is_narrow(node.dtype):
             return const(round_scalar(node.arg, node.dtype), F32)
-        return node
+        return const(node.arg, computed_for(node.dtype)) if node.dtype.bits == 4 else node
 
     def cast(self, node: Node) -> Node:
         """A conversion: to narrow floats by way of float32."""
@@ -241,7 +241,7 @@ class _Lowering:
         return cast(value, target)
 
     def _cast_int4(self, value: Node, target: DType) -> Node:
-        wide = dtypes.int8 if target.kind == "int" else U8
+        wide = computed_for(target)
         if value.dtype.is_float:
             whole = cast(value, wide)
             low, high = const(int(target.min), wide), const(int(target.max), wide)

@@ -11,7 +11,7 @@ from baregrad.ir.attrs import Pad, Window
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.operands import common_dtype, result
+from baregrad.tensor.operands import accumulator, common_dtype, result
 from baregrad.tensor.products import contract
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def col2im(
             wanted=f"(N, a multiple of {area}, {rows * columns})",
         )
     batch, channels = x.shape[0], x.shape[1] // area
-    wide = nodes.accumulator(x.dtype)
+    wide = accumulator(x.dtype)
     apart = nodes.reshape(nodes.cast(x.node, wide), (batch, channels, *taps, rows, columns))
     image = nodes.permute(apart, (0, 1, 4, 5, 2, 3))
     for axis in (1, 0):

@@ -14,11 +14,11 @@ from baregrad.dtypes import (
     DEFAULT_FLOAT,
     DType,
     as_dtype,
+    decode,
     dtypes,
     encode,
     from_numpy,
     scalar_dtype,
-    to_numpy,
 )
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node, const
@@ -90,7 +90,7 @@ def build(cls: type[Tensor], data: Any, dtype: object, device: str | None) -> Te
     ref = session().upload(raw, found, raw.shape, where)
     made = cls._make(buffer_node(ref, found), where)
     if found.kind == "int" and 0 < raw.size <= RANGED:
-        values = raw.view(to_numpy(found))
+        values = decode(raw, found)
         made._storage.known = (int(values.min()), int(values.max()))
     return made if wanted is None else made.cast(wanted)
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, DTypeError
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import DType, check_computed, dtypes
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 def unary(op: Op, x: Tensor) -> Tensor:
     """`op` of each element, in the dtype of `x`."""
+    check_computed(x.dtype)
     return result(Node(op, x.dtype, (x.node,)), x)
 
 
 def float_unary(op: Op, x: Tensor) -> Tensor:
     """`op` of each element; integers and bools become float32 first."""
     dtype = float_dtype(x.dtype)
+    check_computed(dtype)
     return result(Node(op, dtype, (nodes.cast(x.node, dtype),)), x)
 
 
@@ -184,6 +186,7 @@ def signbit(x: Tensor) -> Tensor:
     """Return whether the sign bit is set, which tells -0.0 from 0.0."""
     if x.dtype.kind != "float":
         return x < 0 if x.dtype.kind == "int" else x.zeros_like(dtype=dtypes.bool)
+    check_computed(x.dtype)
     same_size = next(row for row in _SIGNED if row.bits == x.dtype.bits)
     return x.detach().bitcast(same_size) < 0
 

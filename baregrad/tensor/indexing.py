@@ -20,7 +20,7 @@ from baregrad.ir.attrs import Slice
 from baregrad.ir.node import Node, alu, const
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.operands import as_node, is_tensor, lift, result
+from baregrad.tensor.operands import accumulator, as_node, is_tensor, lift, result
 
 if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
@@ -388,7 +388,7 @@ def _written(view: Tensor, plan: _Plan, value: Any, op: Op | None) -> Node | Non
     node = nodes.permute(node, nodes.opposite(order))
     if op is None:
         return nodes.scatter(view.node, node, tuple(places), None)
-    wide = nodes.accumulator(view.dtype)
+    wide = accumulator(view.dtype)
     folded = nodes.scatter(nodes.cast(view.node, wide), nodes.cast(node, wide), tuple(places), op)
     return nodes.cast(folded, view.dtype)
 

@@ -11,7 +11,7 @@ from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.functions import log1p
 from baregrad.tensor.indexing import check_class_ids
-from baregrad.tensor.operands import result
+from baregrad.tensor.operands import accumulator, result
 from baregrad.tensor.reductions import check_integer, log_softmax
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def cross_entropy(
     with the uniform distribution. See `nll_loss` for the rest.
     """
     axis = _class_axis(x)
-    scores = log_softmax(x.cast(nodes.accumulator(x.dtype)), axis)
+    scores = log_softmax(x.cast(accumulator(x.dtype)), axis)
     if target.dtype.kind == "float":
         return _against_probabilities(x, scores, target, weight, reduction, label_smoothing)
     picked, share = _pick(scores, target, weight, ignore_index)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from baregrad.base.errors import ShapeError
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import DType, check_computed, dtypes
 from baregrad.ir import index, monoid
 from baregrad.ir.attrs import Pad, Reduce, Scan, Scatter, Slice, Window
 from baregrad.ir.node import Node, const
@@ -172,8 +172,10 @@ def alu(op: Op, *operands: Node) -> Node:
     if shapes and any(shape != shapes[0] for shape in shapes):
         shape = broadcast_shapes(*shapes)
         operands = tuple(x if not x.shape else broadcast(x, shape) for x in operands)
-    dtype = dtypes.bool if op in COMPARE else operands[-1].dtype
-    return Node(op, dtype, operands)
+    dtype = operands[-1].dtype
+    if op is not Ops.WHERE:
+        check_computed(dtype)
+    return Node(op, dtypes.bool if op in COMPARE else dtype, operands)
 
 
 def cast(x: Node, dtype: DType) -> Node:
@@ -218,6 +220,7 @@ def div(a: Node, b: Node) -> Node:
 
 def neg(a: Node) -> Node:
     """-a."""
+    check_computed(a.dtype)
     return Node(Ops.NEG, a.dtype, (a,))
 
 
@@ -257,6 +260,7 @@ def reduce(op: Op, x: Node, axes: tuple[int, ...]) -> Node:
     """`x` folded over axes with ADD, MUL, MAX, MIN, AND, OR or XOR; the axes go."""
     if not axes:
         return x
+    check_computed(x.dtype)
     arg = Reduce(monoid.primitive(op, x.dtype), tuple(sorted(axes)))
     return Node(Ops.REDUCE, x.dtype, (x,), arg)
 
@@ -275,6 +279,7 @@ def arg_reduce(op: Op, x: Node, places: Node, axes: tuple[int, ...]) -> Node:
 
     op: MAX or MIN. places: integers, of the shape of `x`.
     """
+    check_computed(x.dtype)
     arg = Reduce(monoid.arg_extreme(op, x.dtype, places.dtype), tuple(sorted(axes)))
     return Node(Ops.REDUCE, x.dtype, (x, places), arg)
 
@@ -311,6 +316,7 @@ def sum_to(x: Node, shape: Shape) -> Node:
 
 def scan(op: Op, x: Node, axis: int) -> Node:
     """The running fold along an axis, inclusive."""
+    check_computed(x.dtype)
     return Node(Ops.SCAN, x.dtype, (x,), Scan(monoid.primitive(op, x.dtype), axis))
 
 
@@ -328,6 +334,8 @@ def gather(x: Node, *places: Node) -> Node:
 def scatter(base: Node, values: Node, places: tuple[Node, ...], op: Op | None) -> Node:
     """`base` with `values` written (op None) or folded in (op) at the indices."""
     shape = broadcast_shapes(*(place.shape for place in places))
+    if op is not None:
+        check_computed(base.dtype)
     arg = Scatter(None if op is None else monoid.primitive(op, base.dtype))
     sources = (base, broadcast(values, shape), *(broadcast(place, shape) for place in places))
     return Node(Ops.SCATTER, base.dtype, sources, arg)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.dtypes import dtypes
-from baregrad.tensor import nodes
 from baregrad.tensor.core import check_float
+from baregrad.tensor.operands import accumulator
 from baregrad.tensor.random import dropout
 from baregrad.tensor.reductions import count_over
 
@@ -49,7 +49,7 @@ def layer_norm(
     """Return `x` with mean 0 and variance 1 over its last axes, then scaled and shifted."""
     check_float(x.dtype, "layer_norm")
     axes = _trailing(x, normalized_shape, "layer_norm")
-    y = _standardise(x.cast(nodes.accumulator(x.dtype)), axes, eps)
+    y = _standardise(x.cast(accumulator(x.dtype)), axes, eps)
     return _scaled(y, weight, bias).cast(x.dtype)
 
 
@@ -67,7 +67,7 @@ def rms_norm(
 
     check_float(x.dtype, "rms_norm")
     axes = _trailing(x, normalized_shape, "rms_norm")
-    y = x.cast(nodes.accumulator(x.dtype))
+    y = x.cast(accumulator(x.dtype))
     small = finfo(y.dtype).eps if eps is None else eps
     y = y * (y.square().mean(axes, True) + small).rsqrt()
     return _scaled(y, weight, None).cast(x.dtype)
@@ -108,7 +108,7 @@ def batch_norm(
     check_float(x.dtype, "batch_norm")
     if x.ndim < 2:
         raise ShapeError("batch_norm wants (N, C, ...)", found=list(x.shape))
-    y = x.cast(nodes.accumulator(x.dtype))
+    y = x.cast(accumulator(x.dtype))
     axes = (0, *range(2, x.ndim))
     for vector in (running_mean, running_var):
         if vector is not None:
@@ -163,7 +163,7 @@ def group_norm(
         raise ShapeError(
             "the channels divide into groups", found=list(x.shape), wanted=f"{num_groups} groups"
         )
-    y = x.cast(nodes.accumulator(x.dtype)).reshape(x.shape[0], num_groups, -1)
+    y = x.cast(accumulator(x.dtype)).reshape(x.shape[0], num_groups, -1)
     y = _standardise(y, (2,), eps).reshape(x.shape)
     return _scaled(y, _channels(weight, x), _channels(bias, x)).cast(x.dtype)
 
@@ -204,7 +204,7 @@ def scaled_dot_product_attention(
         raise ShapeError("attention is causal or has a mask, not both", hint="put both in the mask")
     if enable_gqa:
         key, value = (_repeat_heads(x, query) for x in (key, value))
-    wide = nodes.accumulator(query.dtype)
+    wide = accumulator(query.dtype)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query.cast(wide) * factor) @ key.cast(wide).mT
     blocked: Tensor | None = None

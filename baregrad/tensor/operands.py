@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 import numpy as np
 
 from baregrad.base.errors import DeviceError, DTypeError
-from baregrad.dtypes import DEFAULT_FLOAT, DType, dtypes, result_type
+from baregrad.dtypes import DEFAULT_FLOAT, DType, check_computed, dtypes, result_type
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import COMPARE, Op
 from baregrad.tensor import nodes
@@ -147,6 +147,15 @@ def float_dtype(dtype: DType) -> DType:
     return dtype if dtype.kind == "float" else DEFAULT_FLOAT
 
 
+def accumulator(dtype: DType) -> DType:
+    """The dtype that an operation on `dtype` computes in: float32 for the narrower floats.
+
+    Raises DTypeError for a dtype that is not computed with.
+    """
+    check_computed(dtype)
+    return nodes.accumulator(dtype)
+
+
 def through_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a function of several ops so that narrow floats are rounded once, at the end.
 
@@ -156,6 +165,7 @@ def through_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(function)
     def wrapped(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         dtype = float_dtype(x.dtype)
+        check_computed(dtype)
         if dtype.bits >= 32:
             return function(x.cast(dtype), *args, **kwargs)
         return function(x.cast(dtypes.float32), *args, **kwargs).cast(dtype)

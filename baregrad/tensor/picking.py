@@ -16,7 +16,7 @@ from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.axes import one_axis
 from baregrad.tensor.indexing import count_from_zero
-from baregrad.tensor.operands import Operand, as_node, is_tensor, lift, result
+from baregrad.tensor.operands import Operand, accumulator, as_node, is_tensor, lift, result
 from baregrad.tensor.reductions import check_integer
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Operand, op: Op | None)
         for i, extent in enumerate(index.shape):
             values = values.narrow(i, 0, extent)
     node = nodes.broadcast(as_node(values, x.dtype), index.shape)
-    wide = x.dtype if op is None else nodes.accumulator(x.dtype)
+    wide = x.dtype if op is None else accumulator(x.dtype)
     base = nodes.cast(x.node, wide)
     written = nodes.scatter(base, nodes.cast(node, wide), places, op)
     tensors = (values,) if is_tensor(values) else ()
@@ -209,7 +209,7 @@ def _index_write(
             found=str(list(values.shape)),
             wanted=str(list(places[0].shape)),
         )
-    wide = x.dtype if op is None else nodes.accumulator(x.dtype)
+    wide = x.dtype if op is None else accumulator(x.dtype)
     written = nodes.scatter(
         nodes.cast(x.node, wide), nodes.cast(values.cast(x.dtype).node, wide), places, op
     )

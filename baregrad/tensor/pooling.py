@@ -14,7 +14,7 @@ from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.convolution import PerAxis, per_axis, windows
 from baregrad.tensor.core import check_float
-from baregrad.tensor.operands import result
+from baregrad.tensor.operands import accumulator, result
 from baregrad.tensor.products import contract
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def avg_pool(
     """The mean of each window over the last `count` axes; see `avg_pool2d`."""
     check_float(x.dtype, "average pooling")
     taps, steps, spread, edges = _geometry(x, count, kernel_size, stride, padding, 1, ceil_mode)
-    wide = nodes.accumulator(x.dtype)
+    wide = accumulator(x.dtype)
     last = tuple(range(x.ndim, x.ndim + count))
     axes = range(x.ndim - count, x.ndim)
     padded = _surround(nodes.cast(x.node, wide), edges, 0)
@@ -259,7 +259,7 @@ def _sizes(x: Tensor, output_size: int | Sequence[int | None] | None, count: int
 
 def _mix(x: Tensor, axis: int, weights: Node) -> Tensor:
     """`x` with an axis multiplied by a matrix of weights (new extent, old extent)."""
-    wide = nodes.accumulator(x.dtype)
+    wide = accumulator(x.dtype)
     moved = x.movedim(axis, -1)
     rows = nodes.unsqueeze(nodes.cast(moved.node, wide), x.ndim - 1)
     mixed = nodes.cast(contract(rows, nodes.cast(weights, wide), (x.ndim,)), x.dtype)
@@ -291,7 +291,7 @@ def adaptive_avg_pool(
     if all(want and have % want == 0 for have, want in zip(own, sizes, strict=True)):
         kernel = [have // want for have, want in zip(own, sizes, strict=True)]
         return avg_pool(x, count, kernel, None, 0, False, True, None)
-    y = x.cast(nodes.accumulator(x.dtype))
+    y = x.cast(accumulator(x.dtype))
     for i, (have, want) in enumerate(zip(own, sizes, strict=True)):
         y = _mix(y, x.ndim - count + i, _adaptive_weights(have, want))
     return y.cast(x.dtype)
@@ -402,7 +402,7 @@ def _linear_axis(x: Tensor, axis: int, wanted: int, ratio: float, corners: bool)
     )
     share = nodes.sub(source, nodes.cast(low, real))
     beside = tuple(wanted if i == axis else 1 for i in range(x.ndim))
-    weight = type(x)._make(nodes.reshape(share, beside), x.device).cast(nodes.accumulator(x.dtype))
-    y = x.cast(nodes.accumulator(x.dtype))
+    weight = type(x)._make(nodes.reshape(share, beside), x.device).cast(accumulator(x.dtype))
+    y = x.cast(accumulator(x.dtype))
     mixed = _pick(y, axis, low) * (1 - weight) + _pick(y, axis, high) * weight
     return mixed.cast(x.dtype)

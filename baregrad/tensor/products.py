@@ -8,7 +8,7 @@ from baregrad.base.errors import ShapeError
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.operands import common_dtype, lift, result
+from baregrad.tensor.operands import accumulator, common_dtype, lift, result
 
 if TYPE_CHECKING:
     from baregrad.tensor.operands import Operand
@@ -21,7 +21,7 @@ def contract(a: Node, b: Node, axes: tuple[int, ...]) -> Node:
     Narrow floats are multiplied and summed in float32 and rounded once.
     """
     dtype = a.dtype
-    wide = nodes.accumulator(dtype)
+    wide = accumulator(dtype)
     if dtype.kind == "bool":
         return nodes.reduce(Ops.OR, nodes.alu(Ops.AND, a, b), axes)
     product = nodes.mul(nodes.cast(a, wide), nodes.cast(b, wide))
@@ -49,7 +49,7 @@ def matmul(x: Tensor, other: Operand) -> Tensor:
         )
     if right.ndim == 1:
         product = nodes.mul(
-            nodes.cast(a, nodes.accumulator(dtype)), nodes.cast(b, nodes.accumulator(dtype))
+            nodes.cast(a, accumulator(dtype)), nodes.cast(b, accumulator(dtype))
         )
         summed = nodes.cast(nodes.reduce(Ops.ADD, product, (x.ndim - 1,)), dtype)
         return result(summed, x, right)

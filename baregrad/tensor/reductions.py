@@ -13,7 +13,7 @@ from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.axes import Axes, one_axis, several_axes
 from baregrad.tensor.core import check_float
-from baregrad.tensor.operands import float_dtype, result
+from baregrad.tensor.operands import accumulator, float_dtype, result
 
 if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
@@ -42,7 +42,7 @@ def _sum_dtype(x: Tensor, dtype: object) -> DType:
 
 def _accumulate(x: Tensor, op: Op, axes: tuple[int, ...], keepdim: bool, dtype: DType) -> Tensor:
     """A fold in `dtype`, accumulated in float32 when that is narrower."""
-    wide = nodes.accumulator(dtype)
+    wide = accumulator(dtype)
     return reduce(x, op, nodes.cast(x.node, wide), axes, keepdim).cast(dtype)
 
 
@@ -68,7 +68,7 @@ def mean(x: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: object = 
     found = x.dtype if dtype is None else as_dtype(dtype)
     check_float(found, "the mean")
     axes = several_axes(dim, x.ndim)
-    wide = nodes.accumulator(found)
+    wide = accumulator(found)
     total = reduce(x, Ops.ADD, nodes.cast(x.node, wide), axes, keepdim)
     return (total / count_over(x, axes)).cast(found)
 
@@ -214,7 +214,7 @@ def var(
     if unbiased is not None:
         correction = 1 if unbiased else 0
     axes = several_axes(dim, x.ndim)
-    y = x.cast(nodes.accumulator(x.dtype))
+    y = x.cast(accumulator(x.dtype))
     distance = y - mean(y, axes or None, True) if axes else y - y
     total = sum(distance.square(), axes or None, keepdim) if axes else distance.square()
     count = count_over(x, axes)
@@ -236,7 +236,7 @@ def std(
 ) -> Tensor:
     """Return the standard deviation over axes, the root of `var`."""
     check_float(x.dtype, "the standard deviation")
-    y = x.cast(nodes.accumulator(x.dtype))
+    y = x.cast(accumulator(x.dtype))
     return var(y, dim, unbiased, keepdim, correction=correction).sqrt().cast(x.dtype)
 
 
@@ -260,7 +260,7 @@ def norm(x: Tensor, p: float | str = 2, dim: Axes = None, keepdim: bool = False)
     if isinstance(p, str) and p not in ("fro", "inf", "-inf"):
         raise ArgumentError("there is no such norm", found=repr(p), wanted="a number or 'fro'")
     order = 2.0 if p == "fro" else float(p)
-    y = x.cast(nodes.accumulator(x.dtype))
+    y = x.cast(accumulator(x.dtype))
     if order == math.inf:
         found = amax(y.abs(), dim, keepdim)
     elif order == -math.inf:
@@ -289,7 +289,7 @@ def _power_norm(y: Tensor, order: float, dim: Axes, keepdim: bool) -> Tensor:
 def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over axes without overflow."""
     dtype = float_dtype(x.dtype)
-    y = x.cast(nodes.accumulator(dtype))
+    y = x.cast(accumulator(dtype))
     high = amax(y, dim, True).detach()
     shift = high.isinf().where(0, high)
     total = sum((y - shift).exp(), dim, True).log() + shift
@@ -302,7 +302,7 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
 def softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     """Return exp(x) over its sum along an axis."""
     target = float_dtype(x.dtype) if dtype is None else as_dtype(dtype)
-    y = x.cast(nodes.accumulator(target))
+    y = x.cast(accumulator(target))
     if x.ndim == 0:
         return (y - y).exp().cast(target)
     weights = (y - amax(y, dim, True).detach()).exp() if 0 not in x.shape else y
@@ -318,7 +318,7 @@ def softmin(x: Tensor, dim: int) -> Tensor:
 def log_softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     """Return the logarithm of `softmax` along an axis, computed without leaving logarithms."""
     target = float_dtype(x.dtype) if dtype is None else as_dtype(dtype)
-    y = x.cast(nodes.accumulator(target))
+    y = x.cast(accumulator(target))
     if x.ndim == 0 or 0 in x.shape:
         return (y - y).cast(target)
     shifted = y - amax(y, dim, True).detach()

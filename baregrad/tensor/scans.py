@@ -12,7 +12,7 @@ from baregrad.tensor import nodes
 from baregrad.tensor.axes import one_axis
 from baregrad.tensor.core import check_float
 from baregrad.tensor.gradients_structure import record_places
-from baregrad.tensor.operands import result
+from baregrad.tensor.operands import accumulator, result
 from baregrad.tensor.reductions import Extreme
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _running(op: Op, x: Tensor, axis: int, dtype: DType) -> Tensor:
     if not x.ndim:
         return x.cast(dtype).clone()
-    wide = nodes.accumulator(dtype)
+    wide = accumulator(dtype)
     scanned: Node = nodes.scan(op, nodes.cast(x.node, wide), axis)
     return result(nodes.cast(scanned, dtype), x)
 
@@ -67,7 +67,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     check_float(x.dtype, "logcumsumexp")
     if not x.ndim:
         return x.clone()
-    y = x.cast(nodes.accumulator(x.dtype))
+    y = x.cast(accumulator(x.dtype))
     high = y.amax(dim, True).detach()
     shift = high.isinf().where(0, high)
     return (cumsum((y - shift).exp(), dim).log() + shift).cast(x.dtype)

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import check_computed, dtypes
 from baregrad.ir.attrs import Pad
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
@@ -32,6 +32,7 @@ REPEATED = 16  # the most elements that topk finds one after the other
 
 def sort_keys(x: Node, descending: bool) -> Node:
     """Integers in the order of the elements of `x`: NaN the greatest, both zeros equal."""
+    check_computed(x.dtype)
     if x.dtype.kind == "bool":
         key = nodes.cast(x, dtypes.uint8)
     elif x.dtype.kind == "float":
