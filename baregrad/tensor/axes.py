@@ -21,6 +21,13 @@ def one_axis(axis: int, ndim: int) -> int:
     return axis % limit
 
 
+def own_axis(axis: int, ndim: int) -> int:
+    """The axis counted from 0, of a tensor that has axes. Raises IndexOutOfRange where none is."""
+    if not ndim:
+        raise IndexOutOfRange("a tensor without axes has none to go along", found=f"axis {axis!r}")
+    return one_axis(axis, ndim)
+
+
 def several_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
     """Axes counted from 0, in order; all for None. Raises ShapeError for one given twice."""
     if axes is None:

@@ -273,6 +273,10 @@ def _scalar(value: object, dtype: DType) -> Node:
 
 def lerp(x: Tensor, end: Operand, weight: Operand) -> Tensor:
     """Return x + weight*(end - x), written so that weight 1 gives exactly `end`."""
+    # First of all in the dtype of the result, where a difference of integers cannot wrap.
+    end, weight = lift(end, x), lift(weight, x)
+    dtype = common_dtype((x, end, weight))
+    x, end = x.cast(dtype), end.cast(dtype) if is_tensor(end) else end
     difference = rsub(x, end)
     if is_tensor(weight):
         near = weight.abs() < 0.5

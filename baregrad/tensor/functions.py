@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.op import Op, Ops
+from baregrad.tensor.axes import own_axis
 from baregrad.tensor.elementwise import float_unary, signbit, unary
 from baregrad.tensor.operands import Operand, through_float32
 
@@ -301,7 +302,7 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:
     """Return the first half of an axis times the sigmoid of the second half."""
-    extent = x.shape[dim] if x.ndim else 1
+    extent = x.shape[own_axis(dim, x.ndim)]
     if extent % 2:
         raise ShapeError("glu halves an axis", found=list(x.shape), wanted="an even extent")
     value, gate = x.narrow(dim, 0, extent // 2), x.narrow(dim, extent // 2, extent // 2)

@@ -99,6 +99,12 @@ def _plan(x: Tensor, key: Any) -> _Plan:
             plan.layout.append(None)
             continue
         if is_tensor(entry):
+            if entry.dtype is dtypes.bool and not entry.ndim:
+                # One truth for no axis: a new axis, of extent 1 or 0.
+                plan.advanced[len(plan.layout)] = _none_or_first(x, entry)
+                spans.append(len(plan.layout))
+                plan.layout.append(None)
+                continue
             for places in _positions(x, entry, axis):
                 spans.append(len(plan.layout))
                 plan.advanced[len(plan.layout)] = places
@@ -210,6 +216,10 @@ def _positions(x: Tensor, entry: Tensor, axis: int) -> list[Tensor]:
             hint="cast it, for example with long()",
         )
     return [count_from_zero(entry, x.shape[axis], axis)]
+
+
+def _none_or_first(x: Tensor, truth: Tensor) -> Tensor:
+    return type(x)(np.arange(int(truth.item())), device=x.device)
 
 
 def count_from_zero(places: Tensor, extent: Any, axis: int) -> Tensor:

@@ -14,7 +14,7 @@ from baregrad.ir.attrs import Pad
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.axes import one_axis
+from baregrad.tensor.axes import one_axis, own_axis
 from baregrad.tensor.operands import is_tensor, result
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def vstack(x: Tensor | Sequence[Tensor], *others: Tensor) -> Tensor:
 
 def split(x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Return views of parts of an axis: of one size each, the last perhaps less, or of `sizes`."""
-    axis = one_axis(dim, x.ndim)
+    axis = own_axis(dim, x.ndim)
     extent = x.shape[axis]
     if isinstance(sizes, int):
         if sizes <= 0:
@@ -109,15 +109,17 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` views of equal size along an axis, the last perhaps smaller."""
     if chunks <= 0:
         raise ShapeError("chunk wants a positive number", found=chunks)
-    extent = x.shape[one_axis(dim, x.ndim)]
+    extent = x.shape[own_axis(dim, x.ndim)]
     size = -(-extent // chunks)
     return split(x, size if size else [0] * chunks, dim)
 
 
 def tensor_split(x: Tensor, parts: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Return views cut at given positions, or `parts` of them as equal as possible."""
-    extent = x.shape[one_axis(dim, x.ndim)]
+    extent = x.shape[own_axis(dim, x.ndim)]
     if isinstance(parts, int):
+        if parts <= 0:
+            raise ShapeError("tensor_split wants a positive number", found=parts)
         size, rest = divmod(extent, parts)
         return split(x, [size + (i < rest) for i in range(parts)], dim)
     ends = [min(max(p + extent if p < 0 else p, 0), extent) for p in parts] + [extent]
@@ -126,7 +128,7 @@ def tensor_split(x: Tensor, parts: int | Sequence[int], dim: int = 0) -> tuple[T
 
 def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Return the views along an axis, which goes."""
-    axis = one_axis(dim, x.ndim)
+    axis = own_axis(dim, x.ndim)
     return tuple(x.narrow(axis, i, 1).squeeze(axis) for i in range(x.shape[axis]))
 
 

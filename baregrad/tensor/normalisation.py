@@ -159,7 +159,7 @@ def group_norm(
 ) -> Tensor:
     """Return (N, C, ...) normalised over groups of channels, then scaled and shifted by channel."""
     check_float(x.dtype, "group_norm")
-    if x.ndim < 2 or x.shape[1] % num_groups:
+    if x.ndim < 2 or num_groups <= 0 or x.shape[1] % num_groups:
         raise ShapeError(
             "the channels divide into groups", found=list(x.shape), wanted=f"{num_groups} groups"
         )
@@ -172,6 +172,8 @@ def instance_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """Return (N, C, ...) with each channel of each sample normalised."""
+    if x.ndim < 2:
+        raise ShapeError("instance_norm is of (N, C, ...)", found=f"shape {list(x.shape)}")
     return group_norm(x, x.shape[1], weight, bias, eps)
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
 
 # Bits of randomness in a uniform number: no more than the dtype holds exactly.
+_LAST = (1 << 64) - 1
 _UNIFORM_BITS = (
     (dtypes.float64, 53),
     (dtypes.float32, 24),
@@ -41,7 +42,7 @@ class RandomState:
 
     def __init__(self, owner: SessionLike, device: str, seed: int) -> None:
         self.owner = owner
-        self.key = seed & ((1 << 64) - 1)
+        self.key = seed & _LAST
         self.counter: int | None = 0
         # The state is the session's, also where a jitted function's first run is the first to draw.
         self.storage = Storage(self._upload(device, noted=False), device)
@@ -64,7 +65,11 @@ class RandomState:
         if self.counter is None:
             self._read()
             return self.take(count)
-        self.counter += count
+        if count >> 63:
+            raise ShapeError(
+                "more random numbers than can be counted", found=count, wanted="fewer than 2**63"
+            )
+        self.counter = (self.counter + count) & _LAST
         self.storage.put(self._upload(self.storage.device))
         return key, counter
 

@@ -290,10 +290,12 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over axes without overflow."""
     dtype = float_dtype(x.dtype)
     y = x.cast(accumulator(dtype))
+    axes = several_axes(dim, x.ndim)
+    if count_over(x, axes) == 0:
+        return sum(y, dim, keepdim).log().cast(dtype)
     high = amax(y, dim, True).detach()
     shift = high.isinf().where(0, high)
     total = sum((y - shift).exp(), dim, True).log() + shift
-    axes = several_axes(dim, x.ndim)
     if not keepdim and axes:
         total = total.reshape(tuple(e for i, e in enumerate(x.shape) if i not in axes))
     return total.cast(dtype)

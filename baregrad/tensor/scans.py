@@ -65,7 +65,8 @@ def cummin(x: Tensor, dim: int) -> Extreme:
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """Return log(cumsum(exp(x))) along an axis, shifted by the largest element."""
     check_float(x.dtype, "logcumsumexp")
-    if not x.ndim:
+    axis = one_axis(dim, x.ndim)
+    if not x.ndim or x.shape[axis] == 0:
         return x.clone()
     y = x.cast(accumulator(x.dtype))
     high = y.amax(dim, True).detach()

@@ -14,7 +14,7 @@ from baregrad.ir.attrs import Slice, Window
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes, views
-from baregrad.tensor.axes import Axes, one_axis, several_axes
+from baregrad.tensor.axes import Axes, one_axis, own_axis, several_axes
 from baregrad.tensor.creation import Extents, as_shape
 from baregrad.tensor.operands import result
 
@@ -282,7 +282,7 @@ def tile(x: Tensor, *counts: Any) -> Tensor:
 def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
     """Return `x` with each element repeated along an axis, flattened for None; a copy."""
     source = ravel(x) if dim is None else x
-    axis = one_axis(0 if dim is None else dim, source.ndim)
+    axis = own_axis(0 if dim is None else dim, source.ndim)
     shape = source.shape
     apart = nodes.unsqueeze(source.node, axis + 1)
     spread = nodes.expand(apart, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
@@ -299,7 +299,7 @@ def flip(x: Tensor, *dims: Any) -> Tensor:
 
 def narrow(x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
     """Return the view start:start + length of one axis."""
-    axis = one_axis(dim, x.ndim)
+    axis = own_axis(dim, x.ndim)
     extent = x.shape[axis]
     if isinstance(start, int) and start < 0 and isinstance(extent, int):
         start += extent
@@ -346,7 +346,7 @@ def roll(x: Tensor, shifts: Any, dims: Axes = None) -> Tensor:
         raise ShapeError("roll wants a shift for each axis", found=f"{shifts} and {dims}")
     y = x
     for amount, dim in zip(amounts, axes, strict=True):
-        axis = one_axis(dim, x.ndim)
+        axis = own_axis(dim, x.ndim)
         extent = x.shape[axis]
         cut = (-amount) % extent if extent else 0
         if cut:
@@ -379,7 +379,7 @@ def is_contiguous(x: Tensor) -> bool:
 def stride(x: Tensor, dim: int | None = None) -> Any:
     """Return the distance in elements between neighbours along each axis, or along one."""
     strides = x._strides()[0]
-    return strides if dim is None else strides[one_axis(dim, x.ndim)]
+    return strides if dim is None else strides[own_axis(dim, x.ndim)]
 
 
 def select(x: Tensor, dim: int, index: int) -> Tensor:
@@ -421,7 +421,7 @@ def _symbolic(x: Tensor) -> Any:
 
 def size(x: Tensor, dim: int | None = None) -> Any:
     """Return the shape, or one extent of it."""
-    return x.shape if dim is None else x.shape[one_axis(dim, x.ndim)]
+    return x.shape if dim is None else x.shape[own_axis(dim, x.ndim)]
 
 
 def element_size(x: Tensor) -> int:

@@ -213,8 +213,13 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extreme
 
 
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | Extreme:
-    """Return the lower median of all, or (values, indices) along an axis; NaN if one is."""
+    """Return the lower median of all, or (values, indices) along an axis; NaN if one is.
+
+    That of no floats at all is NaN too. Raises ShapeError for no integers, and an empty axis.
+    """
     if dim is None:
+        if x.dtype.kind == "float" and 0 in x.shape:
+            return x.new_full((), math.nan)
         found = median(x.ravel(), 0)
         return found.values if isinstance(found, Extreme) else found
     axis = one_axis(dim, x.ndim)

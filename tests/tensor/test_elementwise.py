@@ -481,3 +481,15 @@ def test_gelu_of_infinities() -> None:
             found = Tensor(np.array([math.inf, -math.inf], dtype), device=device).gelu().numpy()
             assert found[0] == math.inf
             assert found[1] == 0 and math.copysign(1, found[1]) == -1
+
+
+@pytest.mark.parametrize("dtype", INTS)
+@pytest.mark.parametrize("weight", [0.25, 0.5, 1.0])
+def test_differences_of_integers_do_not_wrap_in_lerp(dtype: Any, weight: float) -> None:
+    low, high = int(dtype.min), int(dtype.max)
+    rows = np.array([high, low, 1, 100], dtype.name), np.array([low, high, 3, 7], dtype.name)
+    # PyTorch refuses integers: it shows what the floats give.
+    wanted = torch.tensor(rows[0]).float().lerp(torch.tensor(rows[1]).float(), weight)
+    start, end = map(Tensor, rows)
+    same(start.lerp(end, weight), wanted)
+    same(start.lerp(end, Tensor(weight)), wanted)

@@ -263,3 +263,22 @@ def test_iteration_and_length() -> None:
         len(Tensor(1))
     with pytest.raises(ShapeError):
         list(Tensor(1))
+
+
+@pytest.mark.parametrize("truth", [True, False])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_masks_without_axes(shape: tuple[int, ...], truth: bool) -> None:
+    array = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+    mask = np.array(truth)
+    keys: tuple[Any, ...] = (
+        lambda m: m, lambda m: (m, ...), lambda m: (..., m), lambda m: (None, m), lambda m: (m, m),
+    )  # fmt: skip
+    for key in keys:
+        compare(lambda f, x, m, key=key: x[key(m)], [array, mask], [dtypes.float32, dtypes.bool])
+
+        def write(f: Any, x: Any, m: Any, key: Any = key) -> Any:
+            y = x * 1
+            y[key(m)] = 7.0
+            return y
+
+        compare(write, [array, mask], [dtypes.float32, dtypes.bool])

@@ -151,3 +151,17 @@ def test_errors() -> None:
         Tensor.randint(3, 3, (1,))
     with pytest.raises(ShapeError, match="integer"):
         Tensor.rand(2.5)
+
+
+def test_more_numbers_than_can_be_counted() -> None:
+    with pytest.raises(ShapeError, match="counted"):
+        Tensor.rand(10**20)
+    # What failed has drawn nothing.
+    assert 0 <= float(Tensor.rand(1).item()) < 1
+
+
+def test_the_counter_begins_again_after_its_last_value() -> None:
+    for _ in range(3):
+        Tensor.rand(2**62)
+    drawn = Tensor.rand(2**62), Tensor.rand(2)
+    assert all(0 <= float(value) < 1 for value in drawn[1].tolist())

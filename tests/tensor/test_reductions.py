@@ -368,3 +368,18 @@ def test_errors_say_what_was_wanted() -> None:
         Tensor.zeros(0).amax()
     with pytest.raises(ShapeError, match="k = 4, wanted 0 to 3"):
         x.topk(4)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0,)])
+def test_logarithms_of_sums_of_nothing(shape: tuple[int, ...]) -> None:
+    empty = np.zeros(shape)
+    for dim in range(len(shape)):
+        compare(lambda f, x, dim=dim: x.logsumexp(dim), [empty])
+        compare(lambda f, x, dim=dim: x.logsumexp(dim, keepdim=True), [empty])
+        compare(lambda f, x, dim=dim: x.logcumsumexp(dim), [empty])
+
+
+def test_the_median_of_no_floats_is_nan() -> None:
+    compare(lambda f, x: x.median(), [np.zeros((0, 3))], grad=False)
+    with pytest.raises(ShapeError, match="no elements"):
+        Tensor.zeros(0, dtype=dtypes.int64).median()

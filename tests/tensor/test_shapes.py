@@ -283,3 +283,21 @@ def test_joining_many_compiles_few_kernels() -> None:
         np.testing.assert_array_equal(Tensor.stack(parts).numpy()[:, 1], np.arange(512))
         assert own.backend("CPU").compiler.compiled <= 4
     own.close()
+
+
+@pytest.mark.parametrize("name", [
+    "split", "chunk", "tensor_split", "unbind", "narrow", "roll", "size", "stride", "glu",
+    "repeat_interleave",
+])  # fmt: skip
+def test_a_tensor_without_axes_has_none_to_go_along(name: str) -> None:
+    arguments: dict[str, tuple[int, ...]] = {
+        "unbind": (), "glu": (), "size": (0,), "stride": (0,), "narrow": (0, 0, 1), "roll": (1, 0),
+        "repeat_interleave": (2, 0),
+    }  # fmt: skip
+    with pytest.raises(IndexOutOfRange, match="without axes"):
+        getattr(Tensor(3.0), name)(*arguments.get(name, (1,)))
+
+
+def test_no_parts_are_refused() -> None:
+    with pytest.raises(ShapeError, match="positive"):
+        Tensor([1.0, 2.0]).tensor_split(0)
