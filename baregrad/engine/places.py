@@ -1,23 +1,24 @@
-"""Programs that differ in the places of their views alone: one plan does for all of them.
+"""Programs that differ in the places of their views, or numbers they write: one plan for all.
 
 A loop that reads or writes one row after the other makes another graph for each row, and each would
-be compiled by itself. From the third such graph on the places that differ are symbolic integers of
-one program, bound to this graph's.
+be compiled by itself, as would one that writes another Python number each time. From the third such
+graph on the places and numbers that differ are symbolic integers of one program, bound to this
+graph's. Numbers that are computed with stay: simplifying is what constants are for.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, as_dtype, dtypes, encode
 from baregrad.engine.canonical import Canonical
 from baregrad.ir import index
 from baregrad.ir.attrs import Pad, Slice, Var
-from baregrad.ir.node import Node, make_node, rebuild
-from baregrad.ir.op import Ops
+from baregrad.ir.node import Node, cast, make_node, rebuild
+from baregrad.ir.op import Ops, mask_of
 
 # How many of a kind are compiled by themselves: what is done once or twice stays as it is written.
 ALONE = 2
@@ -29,6 +30,23 @@ _VIEWS = Ops.SHRINK.bit | Ops.PAD.bit
 _WINDOWED = Ops.WINDOW.bit | Ops.FOLD.bit
 
 
+# What passes values on as they are; a choice does so too, but for what it chooses by.
+_CARRYING = mask_of(
+    (
+        Ops.RESHAPE,
+        Ops.PERMUTE,
+        Ops.EXPAND,
+        Ops.PAD,
+        Ops.SHRINK,
+        Ops.FLIP,
+        Ops.CONTIGUOUS,
+        Ops.WHERE,
+        Ops.SINK,
+    )
+)
+_LEAST, _MOST = int(dtypes.int64.min), int(dtypes.int64.max)
+
+
 class Place(NamedTuple):
     """Where `size` neighbours among `extent` begin: those that a SHRINK takes, or a PAD places."""
 
@@ -37,29 +55,39 @@ class Place(NamedTuple):
     start: int
 
 
+class Number(NamedTuple):
+    """A constant that is passed on as it is, and the integer that stands for it."""
+
+    constant: Node
+    start: int
+
+
 @dataclass(slots=True)
 class _Kind:
-    """Programs that are the same but for places: the first one's, and which others differed in."""
+    """Programs that are the same but for places and numbers: the first one's, and what differed."""
 
-    first: tuple[Place, ...]
+    first: tuple[Place | Number, ...]
     seen: int = 0
     varied: set[int] = field(default_factory=set)
 
 
 class Places:
-    """Remembers the programs that were planned, to tell those that differ in places alone."""
+    """Remembers the programs that were planned, to tell those that differ in places and numbers."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
 
     def alike(self, program: Canonical, setting: Any) -> Canonical | None:
-        """A program for all places of a kind; None before several of it were met.
+        """A program for all places and numbers of a kind; None before several of it were met.
 
         setting: what plans depend on beside the program.
         """
         if program.sink.mask & _WINDOWED:
             return None
-        found = tuple(dict.fromkeys(_places(program.order())))
+        order = program.order()
+        found: tuple[Place | Number, ...] = tuple(
+            dict.fromkeys((*_places(order), *_numbers(order)))
+        )
         if not 0 < len(found) <= MOST_PLACES:
             return None
         names = _names(program, len(found))
@@ -77,7 +105,7 @@ class Places:
         bound = {found[k]: names[k] for k in sorted(kind.varied)}
         done: dict[Node, Node] = {}
         sink = _anywhere(program.sink, bound, done)
-        values = {name: place.start for place, name in bound.items()}
+        values = {name: one.start for one, name in bound.items()}
         return replace(
             program, sink=sink, variables={**program.variables, **values}, whole=False,
             made={old: done.get(new, new) for old, new in program.made.items()},
@@ -91,6 +119,31 @@ def _places(order: Iterable[Node]) -> Iterable[Place]:
                 place = _place(extent, part)
                 if place is not None:
                     yield place
+
+
+def _numbers(order: list[Node]) -> Iterable[Number]:
+    """The constants that are nothing but passed on, from where they stand to the results."""
+    computed: set[Node] = set()
+    for node in reversed(order):
+        if not node.op.bit & _CARRYING or node in computed:
+            computed.update(node.src)
+        elif node.op is Ops.WHERE:
+            computed.add(node.src[0])
+    for node in order:
+        if node.op is Ops.CONST and node not in computed:
+            found = _number(node)
+            if found is not None:
+                yield found
+
+
+def _number(node: Node) -> Number | None:
+    """A constant as an integer, which for a float is its code."""
+    value, dtype = node.arg, node.dtype
+    if dtype.bits < 8 or dtype.kind == "bool":
+        return None
+    if dtype.is_float:
+        value = int(encode(value, dtype).view(f"int{dtype.bits}"))
+    return Number(node, value) if _LEAST <= value <= _MOST else None
 
 
 def _place(extent: Any, part: Slice | Pad) -> Place | None:
@@ -120,10 +173,17 @@ def _names(program: Canonical, count: int) -> list[str]:
     return names
 
 
-def _anywhere(sink: Node, bound: dict[Place, str], done: dict[Node, Node]) -> Node:
-    """The program with some places as symbolic integers; `done` is filled with what became what."""
+def _anywhere(sink: Node, bound: Mapping[Any, str], done: dict[Node, Node]) -> Node:
+    """The program with some places and numbers as symbolic integers.
+
+    `done` is filled with what became what.
+    """
+    numbers = {one.constant: name for one, name in bound.items() if isinstance(one, Number)}
 
     def visit(node: Node) -> Node | None:
+        if node.op is Ops.CONST:
+            name = numbers.get(node)
+            return None if name is None else _read_number(node.dtype, name)
         if not node.op.bit & _VIEWS:
             return None
         pairs = zip(node.src[0].shape, node.arg, strict=True)
@@ -133,7 +193,14 @@ def _anywhere(sink: Node, bound: dict[Place, str], done: dict[Node, Node]) -> No
     return rebuild(sink, visit, memo=done)
 
 
-def _moved(extent: Any, part: Slice | Pad, bound: dict[Place, str]) -> Slice | Pad:
+def _read_number(dtype: DType, name: str) -> Node:
+    whole = cast(Node(Ops.VAR, dtypes.index, (), Var(name, _LEAST, _MOST)), dtypes.int64)
+    if dtype.is_int:
+        return cast(whole, dtype)
+    return Node(Ops.BITCAST, dtype, (cast(whole, as_dtype(f"int{dtype.bits}")),))
+
+
+def _moved(extent: Any, part: Slice | Pad, bound: Mapping[Any, str]) -> Slice | Pad:
     place = _place(extent, part)
     if place is None or place not in bound:
         return part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -142,3 +143,90 @@ def test_a_captured_call_replays_its_own_place(session: Session) -> None:
     double = jit(lambda x: x[7] * 2)
     for _ in range(4):
         np.testing.assert_array_equal(double(x).numpy(), X[7] * 2)
+
+
+NUMBERS: dict[str, list[Any]] = {
+    "float32": [0.5, 0.1, -0.0, 0.0, math.nan, math.inf, -math.inf, 1e-45, 3.4e38, -7.0, 1e300],
+    "float64": [0.5, 0.1, -0.0, 0.0, math.nan, math.inf, -math.inf, 5e-324, 1e300, -7.0],
+    "float16": [0.5, 0.1, -0.0, 0.0, math.nan, math.inf, -math.inf, 6e-8, 65504.0, 65520.0],
+    "int64": [1, -1, 2**63 - 1, -(2**63), 0, 7, 2**53 + 1],
+    "int8": [1, -1, 127, -128, 0, 7, 5],
+    "uint8": [1, 255, 127, 128, 0, 7, 5],
+    "uint32": [1, 2**32 - 1, 2**31, 0, 7, 5],
+}
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_numbers_that_are_written_share_a_plan_and_keep_their_bits(
+    dtype: str, session: Session
+) -> None:
+    wanted = np.zeros((12, 3), dtype)
+    x = Tensor(wanted).realize()
+    for i, number in enumerate(NUMBERS[dtype]):
+        x[i] = number
+        with np.errstate(over="ignore"):
+            wanted[i] = np.float64(number).astype(dtype) if wanted.dtype.kind == "f" else number
+        x.realize()
+    found = x.numpy()
+    nan = np.isnan(wanted)
+    assert np.isnan(found[nan]).all()
+    assert found[~nan].tobytes() == wanted[~nan].tobytes()
+    assert len(session._plans) <= MOST_PLANS
+
+
+def test_numbers_of_bfloat16_are_rounded_once(session: Session) -> None:
+    x = Tensor.zeros(4, dtype="bfloat16").realize()
+    # Just above the middle of two numbers; by way of float32 it would be the middle itself.
+    for number in (1.0, 2.0, 3.0, 1.0 + 2.0**-8 + 2.0**-40):
+        x.fill_(number)
+        x.realize()
+    assert x.tolist() == [1.0 + 2.0**-7] * 4
+
+
+ABOVE = X > 0.5
+PASSED: dict[str, tuple[Callable[[Any, float], Any], Callable[[float], Any]]] = {
+    "filled": (lambda x, c: x.full_like(c), lambda c: np.full_like(X, c)),
+    "chosen": (lambda x, c: (x > 0.5).where(c, x), lambda c: np.where(ABOVE, c, X)),
+    "two": (lambda x, c: (x > 0.5).where(c, c + 9), lambda c: np.where(ABOVE, c, c + 9)),
+    "around": (
+        lambda x, c: x.pad((1, 2), value=c),
+        lambda c: np.pad(X, ((0, 0), (1, 2)), constant_values=c),
+    ),
+    "joined": (
+        lambda x, c: x.full_like(c).cat(x), lambda c: np.concatenate([np.full_like(X, c), X]),
+    ),
+    "beside a sum": (
+        lambda x, c: (x.sum(1, keepdim=True) > 0.5).where(c, x.square()),
+        lambda c: np.where(X.sum(1, keepdims=True) > 0.5, c, X * X),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_numbers_that_are_passed_on_share_a_plan(name: str, session: Session) -> None:
+    ours, numpys = PASSED[name]
+    x = Tensor(X).realize()
+    for i in range(6):
+        np.testing.assert_allclose(ours(x, i + 0.25).numpy(), numpys(i + 0.25), rtol=1e-6)
+    assert len(session._plans) <= MOST_PLANS
+
+
+def test_numbers_that_are_computed_with_stay_constants(session: Session) -> None:
+    x = Tensor(X).realize()
+    for i in range(4):
+        np.testing.assert_array_equal((x * (i + 0.25)).numpy(), X * np.float32(i + 0.25))
+    # The same number, written and computed with.
+    for i in range(4):
+        number = i + 0.5
+        found = (x > number).where(number, x).numpy()
+        np.testing.assert_array_equal(found, np.where(number < X, np.float32(number), X))
+    assert len(session._plans) == 8
+
+
+def test_a_captured_call_writes_its_own_number(session: Session) -> None:
+    x = Tensor(X).realize()
+    for i in range(4):
+        x.masked_fill(x > 1, float(i)).realize()
+    fill = jit(lambda x: x.masked_fill(x > 1, 7.0))
+    for _ in range(4):
+        np.testing.assert_array_equal(fill(x).numpy(), np.where(X > 1, np.float32(7), X))
