@@ -47,8 +47,13 @@ def _refuse(dtype: DType, kinds: tuple[str, ...], what: str, wanted: str, hint: 
 
 
 def add(x: Tensor, other: Operand, *, alpha: float | None = None) -> Tensor:
-    """Return x + alpha*other; bools add as `or`."""
-    return elementwise(Ops.ADD, x, other if alpha is None else _times(other, alpha, x))
+    """Return x + alpha*other; bools add as `or`, unless `alpha` is 0."""
+    if alpha is None:
+        return elementwise(Ops.ADD, x, other)
+    lifted = lift(other, x)
+    if x.dtype.kind == "bool" and common_dtype((x, lifted)).kind == "bool":
+        return elementwise(Ops.ADD, x, lifted if alpha else False)
+    return elementwise(Ops.ADD, x, _times(lifted, alpha, x))
 
 
 def sub(x: Tensor, other: Operand, *, alpha: float | None = None) -> Tensor:

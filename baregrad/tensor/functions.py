@@ -15,7 +15,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor.axes import own_axis
 from baregrad.tensor.elementwise import float_unary, signbit, unary
-from baregrad.tensor.operands import Operand, through_float32
+from baregrad.tensor.operands import Operand, broadcast_operands, through_float32
 
 if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
@@ -113,9 +113,13 @@ def log10(x: Tensor) -> Tensor:
     return log2(x) * math.log10(2)
 
 
-@through_float32
-def logaddexp(x: Tensor, other: Tensor) -> Tensor:
+def logaddexp(x: Tensor, other: Operand) -> Tensor:
     """Return log(exp(x) + exp(other)) without overflow."""
+    return _logaddexp(*broadcast_operands(x, other))
+
+
+@through_float32
+def _logaddexp(x: Tensor, other: Tensor) -> Tensor:
     high = x.maximum(other).detach()
     shift = high.isinf().where(0, high)
     return log(exp(x - shift) + exp(other - shift)) + shift
@@ -190,12 +194,13 @@ def atanh(x: Tensor) -> Tensor:
     return log1p(x * 2 / (1 - x)) * 0.5
 
 
-@through_float32
 def atan2(y: Tensor, x: Operand) -> Tensor:
     """Return the angle of the point (x, y), in (-pi, pi]; signed zeros choose the side."""
-    from baregrad.tensor.operands import broadcast_operands
+    return _atan2(*broadcast_operands(y, x))
 
-    y, x = broadcast_operands(y, x)
+
+@through_float32
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
     ay, ax = _magnitude(y), _magnitude(x)
     steep = ay > ax
     small, large = steep.where(ax, ay), steep.where(ay, ax)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
@@ -338,10 +338,16 @@ def interpolate(
     """
     count = x.ndim - 2
     own = x.shape[2:]
+    linear = mode in ("linear", "bilinear", "trilinear")
+    if not linear and mode not in ("nearest", "nearest-exact", "area"):
+        raise ArgumentError(f"mode is nearest, nearest-exact, area or linear, not {mode!r}")
+    if align_corners is not None and not linear:
+        raise ArgumentError(f"align_corners is for the linear modes, not {mode!r}")
     if (size is None) == (scale_factor is None):
         raise ArgumentError("interpolate wants either a size or a scale_factor")
     if size is not None:
         sizes = per_axis(size, count, "size")
+        _check_sizes(own, sizes)
         ratios = [have / want for have, want in zip(own, sizes, strict=True)]
     else:
         factors = (
@@ -349,13 +355,15 @@ def interpolate(
             if isinstance(scale_factor, int | float)
             else [float(f) for f in scale_factor or ()]
         )
+        if len(factors) != count:
+            raise ShapeError(
+                "interpolate wants a factor for each axis", found=f"{factors}", wanted=f"{count}"
+            )
         sizes = tuple(int(have * f) for have, f in zip(own, factors, strict=True))
+        _check_sizes(own, sizes)
         ratios = [1 / f for f in factors]
     if mode == "area":
         return adaptive_avg_pool(x, count, sizes)
-    linear = mode in ("linear", "bilinear", "trilinear")
-    if not linear and mode not in ("nearest", "nearest-exact"):
-        raise ArgumentError(f"mode is nearest, nearest-exact, area or linear, not {mode!r}")
     y = x
     for i in range(count):
         if linear:
@@ -363,6 +371,14 @@ def interpolate(
         else:
             y = _nearest_axis(y, 2 + i, sizes[i], ratios[i], 0.5 if mode != "nearest" else 0.0)
     return y
+
+
+def _check_sizes(own: tuple[Any, ...], sizes: tuple[int, ...]) -> None:
+    if not own or any(extent < 1 for extent in (*own, *sizes) if isinstance(extent, int)):
+        raise ShapeError(
+            "interpolate is of (N, C, ...) with elements to pick from, and to some",
+            found=f"{list(own)} to {list(sizes)}",
+        )
 
 
 def _pick(x: Tensor, axis: int, places: Node) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baregrad.base.errors import ShapeError
+from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
@@ -158,6 +158,11 @@ def _subscripts(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[str],
     if len(terms) != len(operands):
         raise ShapeError(
             "einsum wants a term for each operand", found=equation, wanted=f"{len(operands)} terms"
+        )
+    strange = set(equation) - set(_SPARE) - set(" ,.->")
+    if strange:
+        raise ArgumentError(
+            f"einsum's axes are letters, not {''.join(sorted(strange))!r}", found=equation
         )
     free = [c for c in _SPARE if c not in equation]
     wide = 0

@@ -493,3 +493,29 @@ def test_differences_of_integers_do_not_wrap_in_lerp(dtype: Any, weight: float) 
     start, end = map(Tensor, rows)
     same(start.lerp(end, weight), wanted)
     same(start.lerp(end, Tensor(weight)), wanted)
+
+
+@pytest.mark.parametrize("other", [True, False, [True, True, False]])
+@pytest.mark.parametrize("alpha", [0, 1, 2])
+def test_bools_add_as_or_whatever_they_are_scaled_by(other: Any, alpha: int) -> None:
+    array = np.array([True, False, False])
+
+    def add(f: Any, x: Any, y: Any) -> Any:
+        return x.add(other if isinstance(other, bool) else y, alpha=alpha)
+
+    compare(add, [array, np.array(other)], dtypes.bool)
+
+
+@pytest.mark.parametrize("name", ["atan2", "logaddexp", "hypot", "xlogy"])
+def test_two_operands_meet_in_one_dtype_before_they_are_computed_with(name: str) -> None:
+    points = np.array([0.5, 1.5, 2.0])
+    for first, second in [
+        (dtypes.float16, dtypes.float32), (dtypes.bfloat16, dtypes.float32),
+        (dtypes.bfloat16, dtypes.float16), (dtypes.float32, dtypes.float64),
+    ]:  # fmt: skip
+        for pair in ((first, second), (second, first)):
+            compare(lambda f, x, y: getattr(x, name)(y), [points, points[::-1].copy()], pair,
+                    grad=False)
+    for alone in (dtypes.float64, dtypes.float16, dtypes.bfloat16):
+        compare(lambda f, x, y: getattr(x, name)(y), [np.array([1, 2, 3]), np.array(2.5)],
+                (dtypes.int64, alone), grad=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 from tests.tensor.oracle import compare
@@ -427,3 +427,23 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
 def test_errors(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(Tensor.ones(2, 3))
+
+
+@pytest.mark.parametrize(("given", "error"), [
+    ({"size": 0}, ShapeError), ({"scale_factor": 0.01}, ShapeError),
+    ({"scale_factor": (2.0, 2.0)}, ShapeError), ({"size": 3, "align_corners": True}, ArgumentError),
+    ({"size": 3, "mode": "area", "align_corners": False}, ArgumentError),
+])  # fmt: skip
+def test_what_cannot_be_resampled_is_refused(given: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"interpolate|align_corners"):
+        Tensor.zeros(1, 1, 4).interpolate(**given)
+    with pytest.raises(ShapeError, match="elements to pick from"):
+        Tensor.zeros(1, 1, 0).interpolate(3)
+    with pytest.raises(ShapeError):
+        Tensor.zeros(1, 1).interpolate(3)
+
+
+@pytest.mark.parametrize("equation", ["i1", "i*->i", "i;j"])
+def test_axes_of_einsum_are_letters(equation: str) -> None:
+    with pytest.raises(ArgumentError, match="letters"):
+        Tensor.einsum(equation, Tensor.zeros(2, 3))
