@@ -204,11 +204,14 @@ def peeled_masks(
     if key not in known:
         known[key] = _taken_apart(*key)
     masks, others = known[key]
+    covered = value.src[1]
+    while covered.op is Ops.GUARD and covered.src[0] is value.src[0]:
+        covered = covered.src[1]
     if not others:
-        return masks, (value.src[1],)
+        return masks, (covered,)
     if not masks or value is not values[0]:
         return [], values
-    return masks, (guarded(index.both(*others), value.src[1]),)
+    return masks, (guarded(index.both(*others), covered),)
 
 
 def _taken_apart(
