@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from baregrad.base.errors import IndexOutOfRange, ShapeError
 
 Axes = int | Sequence[int] | None
 
 
+def plain(value: Any) -> Any:
+    """Python's own number for one of NumPy's; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def one_axis(axis: int, ndim: int) -> int:
     """The axis counted from 0. Raises IndexOutOfRange; a tensor without axes has axes 0 and -1."""
     limit = max(ndim, 1)
+    axis = plain(axis)
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise ShapeError("an axis is an integer", found=f"{type(axis).__name__} {axis!r:.40}")
     if not -limit <= axis < limit:
@@ -30,6 +39,7 @@ def own_axis(axis: int, ndim: int) -> int:
 
 def several_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
     """Axes counted from 0, in order; all for None. Raises ShapeError for one given twice."""
+    axes = plain(axes)
     if axes is None:
         return tuple(range(ndim))
     if isinstance(axes, int):

@@ -11,6 +11,7 @@ from baregrad.ir.attrs import Pad, Window
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
+from baregrad.tensor.axes import plain
 from baregrad.tensor.operands import accumulator, common_dtype, result
 from baregrad.tensor.products import contract
 
@@ -22,9 +23,15 @@ PerAxis = int | Sequence[int]
 
 def per_axis(value: PerAxis, count: int, what: str) -> tuple[int, ...]:
     """One number for each spatial axis. Raises ShapeError for a wrong count."""
+    value = plain(value)
     if isinstance(value, int):
         return (value,) * count
-    found = tuple(value)
+    if not isinstance(value, Sequence):
+        raise ShapeError(
+            f"{what} is of integers", found=f"{type(value).__name__} {value!r:.40}",
+            wanted="an int, or one for each axis",
+        )
+    found = tuple(map(plain, value))
     if len(found) == 1:
         return found * count
     if len(found) != count:

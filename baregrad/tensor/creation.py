@@ -24,6 +24,7 @@ from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
+from baregrad.tensor.axes import plain
 from baregrad.tensor.core import buffer_node
 from baregrad.tensor.link import session
 from baregrad.tensor.operands import is_tensor
@@ -233,8 +234,8 @@ def full_like(
     found = x.dtype if dtype is None else as_dtype(dtype)
     if is_tensor(fill_value):
         return fill_value.cast(found).expand(x.shape).clone()
-    assert isinstance(fill_value, bool | int | float)
-    return type(x)._make(nodes.full(fill_value, x.shape, found), x.device)
+    scalar_dtype(fill_value)
+    return type(x)._make(nodes.full(plain(fill_value), x.shape, found), x.device)
 
 
 def zeros_like(x: Tensor, *, dtype: object = None) -> Tensor:

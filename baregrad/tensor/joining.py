@@ -14,7 +14,7 @@ from baregrad.ir.attrs import Pad
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.axes import one_axis, own_axis
+from baregrad.tensor.axes import one_axis, own_axis, plain
 from baregrad.tensor.operands import is_tensor, result
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def split(x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, 
     """Return views of parts of an axis: of one size each, the last perhaps less, or of `sizes`."""
     axis = own_axis(dim, x.ndim)
     extent = x.shape[axis]
+    sizes = plain(sizes)
     if isinstance(sizes, int):
         if sizes <= 0:
             raise ShapeError("split wants a positive size", found=sizes)
@@ -107,6 +108,7 @@ def split(x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, 
 
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` views of equal size along an axis, the last perhaps smaller."""
+    chunks = plain(chunks)
     if chunks <= 0:
         raise ShapeError("chunk wants a positive number", found=chunks)
     extent = x.shape[own_axis(dim, x.ndim)]
@@ -117,6 +119,7 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 def tensor_split(x: Tensor, parts: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Return views cut at given positions, or `parts` of them as equal as possible."""
     extent = x.shape[own_axis(dim, x.ndim)]
+    parts = plain(parts)
     if isinstance(parts, int):
         if parts <= 0:
             raise ShapeError("tensor_split wants a positive number", found=parts)
@@ -263,7 +266,7 @@ def triu(x: Tensor, diagonal: int | Node = 0) -> Tensor:
 
 def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
     """Return matrices with the last axis of `x` on a diagonal, zeros elsewhere."""
-    count = x.shape[-1]
+    count, offset = x.shape[own_axis(-1, x.ndim)], plain(offset)
     side = count + abs(offset)
     row, column = max(-offset, 0), max(offset, 0)
     pads = [Pad() for _ in x.shape[:-1]]

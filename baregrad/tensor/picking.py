@@ -14,7 +14,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.axes import one_axis
+from baregrad.tensor.axes import one_axis, plain
 from baregrad.tensor.indexing import count_from_zero
 from baregrad.tensor.operands import Operand, accumulator, as_node, is_tensor, lift, result
 from baregrad.tensor.reductions import check_integer
@@ -259,6 +259,7 @@ def nonzero(x: Tensor, *, as_tuple: bool = False) -> Tensor | tuple[Tensor, ...]
 def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     """Return int64 rows with a 1 at each index; without num_classes they are counted now."""
     check_integer(x, "class ids")
+    num_classes = plain(num_classes)
     if num_classes == -1:
         num_classes = int(x.amax().item()) + 1
     count_from_zero(x, num_classes, 0)

@@ -12,6 +12,7 @@ from baregrad.ir.attrs import Pad
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
+from baregrad.tensor.axes import plain
 from baregrad.tensor.convolution import PerAxis, per_axis, windows
 from baregrad.tensor.core import check_float
 from baregrad.tensor.operands import accumulator, result
@@ -248,11 +249,14 @@ def avg_pool3d(
 
 
 def _sizes(x: Tensor, output_size: int | Sequence[int | None] | None, count: int) -> list[int]:
+    output_size = plain(output_size)
     given = (
         [output_size] * count
         if output_size is None or isinstance(output_size, int)
-        else [*output_size]
+        else [*map(plain, output_size)]
     )
+    if len(given) != count:
+        raise ShapeError("a size for each axis", found=given, wanted=f"{count} of them")
     own = x.shape[x.ndim - count :]
     return [have if want is None else want for have, want in zip(own, given, strict=True)]
 
@@ -350,6 +354,7 @@ def interpolate(
         _check_sizes(own, sizes)
         ratios = [have / want for have, want in zip(own, sizes, strict=True)]
     else:
+        scale_factor = plain(scale_factor)
         factors = (
             [float(scale_factor)] * count
             if isinstance(scale_factor, int | float)

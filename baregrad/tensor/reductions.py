@@ -11,9 +11,9 @@ from baregrad.ir import index
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.axes import Axes, one_axis, several_axes
+from baregrad.tensor.axes import Axes, one_axis, plain, several_axes
 from baregrad.tensor.core import check_float
-from baregrad.tensor.operands import accumulator, float_dtype, result
+from baregrad.tensor.operands import accumulator, float_dtype, is_tensor, result
 
 if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
@@ -164,9 +164,9 @@ def max(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Te
     """
     if dim is None:
         return amax(x)
-    if not isinstance(dim, int):
+    if is_tensor(dim):
         return x.maximum(dim)
-    return _extreme(Ops.MAX, x, one_axis(dim, x.ndim), keepdim)
+    return _extreme(Ops.MAX, x, one_axis(plain(dim), x.ndim), keepdim)
 
 
 def min(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Tensor | Extreme:
@@ -176,9 +176,9 @@ def min(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Te
     """
     if dim is None:
         return amin(x)
-    if not isinstance(dim, int):
+    if is_tensor(dim):
         return x.minimum(dim)
-    return _extreme(Ops.MIN, x, one_axis(dim, x.ndim), keepdim)
+    return _extreme(Ops.MIN, x, one_axis(plain(dim), x.ndim), keepdim)
 
 
 def _where_extreme(op: Op, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:

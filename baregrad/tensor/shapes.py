@@ -14,7 +14,7 @@ from baregrad.ir.attrs import Slice, Window
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes, views
-from baregrad.tensor.axes import Axes, one_axis, own_axis, several_axes
+from baregrad.tensor.axes import Axes, one_axis, own_axis, plain, several_axes
 from baregrad.tensor.creation import Extents, as_shape
 from baregrad.tensor.operands import result
 
@@ -151,6 +151,7 @@ def unflatten(x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
 
 def squeeze(x: Tensor, dim: Axes = None) -> Tensor:
     """Return `x` without its axes of extent 1, or without those of them that `dim` names."""
+    dim = plain(dim)
     if dim is None:
         axes = tuple(range(x.ndim))
     elif isinstance(dim, int):
@@ -213,6 +214,7 @@ def matrix_transpose(x: Tensor) -> Tensor:
 
 def movedim(x: Tensor, source: Axes, destination: Axes) -> Tensor:
     """Return `x` with some axes moved to other places, the rest in order."""
+    source, destination = plain(source), plain(destination)
     sources = [source] if isinstance(source, int) else list(source or ())
     places = [destination] if isinstance(destination, int) else list(destination or ())
     if len(sources) != len(places):
@@ -281,7 +283,7 @@ def tile(x: Tensor, *counts: Any) -> Tensor:
 
 def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
     """Return `x` with each element repeated along an axis, flattened for None; a copy."""
-    source = ravel(x) if dim is None else x
+    source, repeats = ravel(x) if dim is None else x, plain(repeats)
     axis = own_axis(0 if dim is None else dim, source.ndim)
     shape = source.shape
     apart = nodes.unsqueeze(source.node, axis + 1)
@@ -301,6 +303,7 @@ def narrow(x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
     """Return the view start:start + length of one axis."""
     axis = own_axis(dim, x.ndim)
     extent = x.shape[axis]
+    start, length = plain(start), plain(length)
     if isinstance(start, int) and start < 0 and isinstance(extent, int):
         start += extent
     stop = index.as_dim(index.add(start, length))
@@ -316,7 +319,7 @@ def narrow(x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
 
 def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Return a view of all windows of `size` along an axis, `step` apart, as a new last axis."""
-    axis = one_axis(dimension, x.ndim)
+    axis, size, step = one_axis(dimension, x.ndim), plain(size), plain(step)
     if x.ndim == 0:
         return unfold(reshape(x, 1), 0, size, step)
     return x._view(Ops.WINDOW, Window(axis, size, step, 1, x.shape[axis]))
@@ -324,7 +327,7 @@ def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """Return a view of the diagonal of two axes as a new last axis; above it for offset > 0."""
-    a, b = one_axis(dim1, x.ndim), one_axis(dim2, x.ndim)
+    a, b, offset = one_axis(dim1, x.ndim), one_axis(dim2, x.ndim), plain(offset)
     if a == b or x.ndim < 2:
         raise ShapeError("a diagonal is of two axes", found=f"axes {dim1} and {dim2}")
     moved = permute(x, [axis for axis in range(x.ndim) if axis not in (a, b)] + [a, b])
@@ -340,7 +343,8 @@ def roll(x: Tensor, shifts: Any, dims: Axes = None) -> Tensor:
     """Return `x` with its elements moved along axes, those that leave re-entering; a copy."""
     if dims is None:
         return reshape(roll(ravel(x), shifts, 0), x.shape)
-    amounts = [shifts] if isinstance(shifts, int) else list(shifts)
+    shifts, dims = plain(shifts), plain(dims)
+    amounts = [shifts] if isinstance(shifts, int) else list(map(plain, shifts))
     axes = [dims] if isinstance(dims, int) else list(dims)
     if len(amounts) != len(axes):
         raise ShapeError("roll wants a shift for each axis", found=f"{shifts} and {dims}")

@@ -16,7 +16,7 @@ from baregrad.ir.attrs import Pad
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.axes import one_axis
+from baregrad.tensor.axes import one_axis, plain
 from baregrad.tensor.core import check_shape_is_int
 from baregrad.tensor.operands import result
 from baregrad.tensor.reductions import Extreme
@@ -199,7 +199,7 @@ def _one_by_one(x: Tensor, k: int, axis: int, largest: bool) -> Tensor:
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extreme:
     """Return the k-th smallest element along an axis, k counted from 1, and where it stands."""
-    axis = one_axis(dim, x.ndim)
+    axis, k = one_axis(dim, x.ndim), plain(k)
     extent = x.shape[axis] if x.ndim else 1
     if not 1 <= k <= extent:
         raise ShapeError("there is no such element", found=f"k = {k}", wanted=f"1 to {extent}")

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from baregrad.base.errors import IndexOutOfRange, ShapeError
+from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.engine.session import Session, use_session
 from baregrad.tensor import Tensor
-from tests.tensor.oracle import compare
+from tests.tensor.oracle import compare, same
 
 ROWS: tuple[tuple[str, tuple[int, ...], Any], ...] = (
     ("reshape", (2, 6), lambda f, x: x.reshape(3, -1)),
@@ -301,3 +302,72 @@ def test_a_tensor_without_axes_has_none_to_go_along(name: str) -> None:
 def test_no_parts_are_refused() -> None:
     with pytest.raises(ShapeError, match="positive"):
         Tensor([1.0, 2.0]).tensor_split(0)
+
+
+ONE, TWO = np.int64(1), np.int32(2)
+GRID = np.arange(12.0).reshape(3, 4)
+BY_NUMPY: dict[str, tuple[Any, Any]] = {
+    "sum": (lambda x: x.sum(ONE), lambda x: x.sum(1)),
+    "sum of both": (lambda x: x.sum((ONE, 0)), lambda x: x.sum((1, 0))),
+    "max": (lambda x: x.max(ONE), lambda x: x.max(1)),
+    "min": (lambda x: x.min(np.uint8(0)), lambda x: x.min(0)),
+    "argmax": (lambda x: x.argmax(ONE), lambda x: x.argmax(1)),
+    "softmax": (lambda x: x.softmax(ONE), lambda x: x.softmax(1)),
+    "cumsum": (lambda x: x.cumsum(ONE), lambda x: x.cumsum(1)),
+    "topk": (lambda x: x.topk(TWO, ONE), lambda x: x.topk(2, 1)),
+    "kthvalue": (lambda x: x.kthvalue(TWO), lambda x: x.kthvalue(2)),
+    "flip": (lambda x: x.flip(ONE), lambda x: x.flip(1)),
+    "roll": (lambda x: x.roll(ONE, 0), lambda x: x.roll(1, 0)),
+    "roll both": (lambda x: x.roll((ONE, TWO), (0, ONE)), lambda x: x.roll((1, 2), (0, 1))),
+    "permute": (lambda x: x.permute(ONE, 0), lambda x: x.permute(1, 0)),
+    "unsqueeze": (lambda x: x.unsqueeze(ONE), lambda x: x.unsqueeze(1)),
+    "squeeze": (lambda x: x[:1].squeeze(np.int64(0)), lambda x: x[:1].squeeze(0)),
+    "movedim": (lambda x: x.movedim(ONE, 0), lambda x: x.movedim(1, 0)),
+    "repeat": (lambda x: x.repeat_interleave(TWO, 0), lambda x: x.repeat_interleave(2, 0)),
+    "narrow": (lambda x: x.narrow(ONE, ONE, TWO), lambda x: x.narrow(1, 1, 2)),
+    "select": (lambda x: x.select(ONE, TWO), lambda x: x.select(1, 2)),
+    "split": (lambda x: x.split(TWO, ONE), lambda x: x.split(2, 1)),
+    "chunk": (lambda x: x.chunk(TWO), lambda x: x.chunk(2)),
+    "tensor_split": (lambda x: x.tensor_split(TWO), lambda x: x.tensor_split(2)),
+    "unfold": (lambda x: x.unfold(ONE, TWO, ONE), lambda x: x.unfold(1, 2, 1)),
+    "diagonal": (lambda x: x.diagonal(ONE), lambda x: x.diagonal(1)),
+    "diag": (lambda x: x[0].diag(ONE), lambda x: x[0].diag(1)),
+    "gather": (lambda x: x.gather(ONE, x[:, :1].long() * 0), lambda x: x[:, :1]),
+    "one_hot": (
+        lambda x: x[0, :2].long().one_hot(TWO), lambda x: torch.tensor([[1, 0], [0, 1]]),
+    ),
+    "pool": (
+        lambda x: x.reshape(1, 1, 3, 4).max_pool2d(TWO, stride=ONE),
+        lambda x: torch.nn.functional.max_pool2d(x.reshape(1, 1, 3, 4), 2, stride=1),
+    ),
+    "adaptive": (
+        lambda x: x.adaptive_avg_pool1d(TWO),
+        lambda x: torch.nn.functional.adaptive_avg_pool1d(x, 2),
+    ),
+    "interpolate": (
+        lambda x: x.reshape(1, 3, 4).interpolate(scale_factor=TWO),
+        lambda x: torch.nn.functional.interpolate(x.reshape(1, 3, 4), scale_factor=2),
+    ),
+    "full_like": (
+        lambda x: x.full_like(np.float32(0.5)), lambda x: torch.full_like(x, 0.5),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_NUMPY)
+def test_numbers_of_numpy_are_axes_and_sizes(name: str) -> None:
+    ours, theirs = BY_NUMPY[name]
+    same(ours(Tensor(GRID)), theirs(torch.tensor(GRID)))
+
+
+def test_what_is_no_axis_is_not_taken_for_an_operand() -> None:
+    x = Tensor(GRID)
+    for value in (2.5, np.float32(1), np.bool_(True), [0]):
+        with pytest.raises(ShapeError, match="an axis is an integer"):
+            x.max(value)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="kernel"):
+        x.reshape(1, 1, 3, 4).max_pool2d(np.float32(2))  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="a size for each axis"):
+        x.adaptive_avg_pool1d((1, 2))  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match="scalar"):
+        x.full_like("1")  # type: ignore[arg-type]
