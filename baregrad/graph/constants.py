@@ -60,7 +60,8 @@ def _gather(node: Node) -> Node | None:
 
 def _fold_or_pad(node: Node) -> Node | None:
     value = constant_of(node.src[0])
-    return full(value, node.shape) if value is not None and value.arg == 0 else None
+    # -0.0 is another constant, which what is padded with and folded from are not.
+    return full(value, node.shape) if value is not None and value is const(0, value.dtype) else None
 
 
 def _scan(node: Node) -> Node | None:

@@ -16,7 +16,7 @@ from baregrad.ir import index
 from baregrad.ir.algebra import simplify
 from baregrad.ir.attrs import Pad, Slice
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, make_node
+from baregrad.ir.node import Node, const, make_node
 from baregrad.ir.op import ALU, MOVEMENT, Op, Ops, mask_of
 from baregrad.ir.regroup import same_axes
 from baregrad.ir.shape import cut_extent, is_one, is_zero, padded_extent
@@ -358,13 +358,13 @@ def _under_window(node: Node) -> Node | None:
 
 
 def _constant_view(node: Node) -> Node | None:
-    """A view of a constant array is a constant array; zeros around zeros are zeros."""
+    """A view of a constant array is a constant array; zeros around zeros (no -0.0) are zeros."""
     below = node.src[0]
     while below.op in (Ops.EXPAND, Ops.RESHAPE):
         below = below.src[0]
     if below.op is not Ops.CONST or node.op is Ops.EXPAND:
         return None
-    if node.op is Ops.PAD and below.arg != 0:
+    if node.op is Ops.PAD and below is not const(0, below.dtype):
         return None
     if node.op is Ops.RESHAPE and all(extent == 1 for extent in node.shape):
         return None if node.src[0].op is Ops.CONST else reshape(below, node.shape)

@@ -233,7 +233,7 @@ def guard(condition: Node, value: Node) -> Node:
     if value.op is Ops.GUARD and not value.src[0].mask & Ops.INDEX.bit:
         condition = index.both(condition, value.src[0])
         value = value.src[1]
-    if value.op is Ops.CONST and value.arg == 0:
+    if value is const(0, value.dtype):
         return value
     if value.op is Ops.CONST and value.dtype is dtypes.bool:
         return condition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +205,8 @@ def _pad_constant(
         lo, hi = (max(n, 0) if isinstance(n, int) else n for n in (before, after))
         pads[axis] = Pad(lo, hi)
     padded = nodes.pad(y.node, tuple(pads))
-    if value != 0:
+    # What a PAD puts in is 0.0; -0.0 has to be chosen.
+    if value != 0 or math.copysign(1.0, value) < 0:
         inside = nodes.pad(nodes.full(True, y.shape, dtypes.bool), tuple(pads))
         padded = nodes.where(inside, padded, const(value, x.dtype))
     return result(padded, x)

@@ -50,3 +50,27 @@ def test_derivatives_at_zero_are_those_of_the_functions() -> None:
         (second,) = first.sum().gradient(x)
         assert first.tolist() == [slope, slope], name
         assert second.tolist() == [bend, bend], name
+
+
+@pytest.mark.parametrize("device", ["CPU", "REF"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padding(device: str, dtype: str) -> None:
+    """Zeros of either sign around zeros of either sign, constants and not."""
+    ours, theirs = Tensor([1.0], dtype=dtype, device=device), torch.ones(1).to(_theirs(dtype))
+    for inside in (0.0, -0.0):
+        for around in (0.0, -0.0):
+            for made, wanted in (
+                (ours.full_like(inside), torch.full_like(theirs, inside)),
+                ((ours * inside).realize(), theirs * inside),
+            ):
+                found = made.pad((1, 2), value=around)
+                wanted = torch.nn.functional.pad(wanted, (1, 2), value=around)
+                both = found, found * 1, found.reshape(2, 2).pad((0, 0, 1, 0)).reshape(-1)[2:]
+                for one in both:
+                    signs = np.signbit(one.cast("float64").numpy())
+                    np.testing.assert_array_equal(signs, torch.signbit(wanted).numpy())
+
+
+def _theirs(dtype: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, dtype)
+    return found
