@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -11,7 +12,7 @@ from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.ir.words import WORD_NBYTES
-from baregrad.render.llvm_ops import folding_text
+from baregrad.render.llvm_ops import beyond_text, folding_text
 from baregrad.render.llvm_text import PLACE, ROW, FunctionText, Rule
 from baregrad.render.llvm_tiles import turn, turn_copy
 from baregrad.render.llvm_types import (
@@ -74,8 +75,10 @@ def _extract(f: FunctionText, node: Node) -> None:
 def _across(f: FunctionText, node: Node) -> None:
     (x,) = node.src
     lanes = lanes_of(x)
-    name = f.define(node)
-    text = _across_text(node.arg.monoid.primitive, x.dtype, lanes)
+    name, op = f.define(node), node.arg.monoid.primitive
+    if _drops_nans(op, x.dtype, lanes):
+        f.declare(f"llvm.vector.reduce.or.v{lanes}i1", "i1", type_text(dtypes.bool, lanes))
+    text = _across_text(op, x.dtype, lanes)
     f.lines.append(text.replace("$", name).replace("#", f.use(x, lanes)))
 
 
@@ -84,10 +87,16 @@ def _across_text(op: Op, dtype: DType, lanes: int) -> str:
     """The text of `_across`, "$" for the name of its value and "#" for that of the vector.
 
     Where lanes are no power of two, what the upper ones lack is filled up with what changes
-    nothing.
+    nothing. The largest or smallest float is found in as few steps as one after the other need, and
+    whether some lane is NaN beside them.
     """
     lines = []
-    vector = "#"
+    vector, result = "#", "$"
+    nans = _drops_nans(op, dtype, lanes)
+    if nans:
+        kinds, masks, result = type_text(dtype, lanes), type_text(dtypes.bool, lanes), "$m"
+        lines.append(f"  $u = fcmp uno {kinds} #, #")
+        lines.append(f"  $a = call i1 @llvm.vector.reduce.or.v{lanes}i1({masks} $u)")
     while lanes > 1:
         half = next_power_of_two(lanes) // 2
         kinds = type_text(dtype, lanes)
@@ -99,10 +108,19 @@ def _across_text(op: Op, dtype: DType, lanes: int) -> str:
                 continue
             order = order_text(first, half)
             lines.append(f"  {name} = shufflevector {kinds} {vector}, {kinds} {other}, {order}")
-        vector = f"$f{half}" if half > 1 else "$"
-        lines.append(folding_text(op, dtype, half, vector, low, high))
+        vector = f"$f{half}" if half > 1 else result
+        fold = beyond_text if nans else folding_text
+        lines.append(fold(op, dtype, half, vector, low, high))
         lanes = half
+    if nans:
+        kind, nan = type_text(dtype), constant_text(const(math.nan, dtype), 1)
+        lines.append(f"  $ = select i1 $a, {kind} {nan}, {kind} $m")
     return "\n".join(lines)
+
+
+def _drops_nans(op: Op, dtype: DType, lanes: int) -> bool:
+    """Whether a fold of lanes looks for NaNs by itself."""
+    return dtype.kind == "float" and op in (Ops.MAX, Ops.MIN) and lanes > 2
 
 
 def _neutral(op: Op, dtype: DType) -> Node:

@@ -126,20 +126,25 @@ def folding_text(op: Op, dtype: DType, lanes: int, name: str, a: str, b: str) ->
     kind = dtype.kind
     if op not in (Ops.MAX, Ops.MIN) or kind == "bool":
         return f"  {name} = {_spelled(op, dtype, lanes)} {a}, {b}"
-    kinds, mask = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
-    order = "gt" if op is Ops.MAX else "lt"
     if kind != "float":
-        sign = "s" if kind == "int" else "u"
-        return (
-            f"  {name}.c = icmp {sign}{order} {kinds} {a}, {b}\n"
-            f"  {name} = select {mask} {name}.c, {kinds} {a}, {kinds} {b}"
-        )
+        return beyond_text(op, dtype, lanes, name, a, b)
+    kinds, mask = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
     # A NaN in b is what the machine's instruction gives; where a is one it is masked, and a stays.
     return (
-        f"  {name}.c = fcmp o{order} {kinds} {a}, {b}\n"
-        f"  {name}.e = select {mask} {name}.c, {kinds} {a}, {kinds} {b}\n"
+        f"{beyond_text(op, dtype, lanes, f'{name}.e', a, b)}\n"
         f"  {name}.n = fcmp ord {kinds} {a}, {a}\n"
         f"  {name} = select {mask} {name}.n, {kinds} {name}.e, {kinds} {a}"
+    )
+
+
+def beyond_text(op: Op, dtype: DType, lanes: int, name: str, a: str, b: str) -> str:
+    """The instructions of MAX or MIN that give b where one of the two is NaN."""
+    kinds, mask = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
+    order = "gt" if op is Ops.MAX else "lt"
+    compared = {"float": "fcmp o", "int": "icmp s"}.get(dtype.kind, "icmp u")
+    return (
+        f"  {name}.c = {compared}{order} {kinds} {a}, {b}\n"
+        f"  {name} = select {mask} {name}.c, {kinds} {a}, {kinds} {b}"
     )
 
 

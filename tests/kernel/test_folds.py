@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.node import range_node
 from baregrad.ir.op import Ops
 from tests.render.harness import (
+    F32,
     I32,
     check,
     fold,
@@ -57,6 +59,24 @@ def test_lanes_of_integers_are_folded(op: Any, lanes: int) -> None:
     node = kernel(store(out, fold(op, load(x, v), v), 0))
     found, _ = check(node, [np.zeros(1, np.int32), values], routes=ROUTES)
     assert found[0] == FOLDS[op].reduce(values, dtype=np.int32)
+
+
+@pytest.mark.parametrize("op", (Ops.MAX, Ops.MIN), ids=("max", "min"))
+@pytest.mark.parametrize("lanes", (2, 3, 7, 8, 16, 64))
+@pytest.mark.parametrize("dtype", (F32, dtypes.float64), ids=str)
+def test_a_nan_in_any_lane_is_the_extreme(op: Any, lanes: int, dtype: Any) -> None:
+    """Beside infinities too, and whatever its sign; without one the extreme is NumPy's."""
+    rows = 2 * lanes + 1
+    i, v = range_node(rows, 0), vector(lanes, 1)
+    x, out = param(1, rows, lanes, dtype=dtype), param(0, rows, dtype=dtype)
+    values = np.random.default_rng(lanes).standard_normal((rows, lanes)).astype(dtype.numpy)
+    values[1::3, 0], values[2::3, -1] = np.inf, -np.inf
+    for lane in range(lanes):
+        values[2 * lane, lane] = np.nan if lane % 2 else -np.nan
+    node = kernel(loop(i, store(out, fold(op, load(x, i, v), v), i)))
+    empty = np.zeros(rows, dtype.numpy)
+    found, _ = check(node, [empty, values], routes=ROUTES)
+    np.testing.assert_array_equal(found, FOLDS[op].reduce(values, axis=1))
 
 
 def test_lanes_that_are_not_there_add_nothing() -> None:
