@@ -37,9 +37,11 @@ def narrowed(
     found = _bounds_of_loops(node.src[0], own, pieces, ranges)
     if not found or any(loop not in axes for loop in found):
         return values, axes
-    places = {loop: place for loop, (_, place) in found.items()}
-    shorter = tuple([found[axis][0] if axis in found else axis for axis in axes])
-    return (substitute(values[0], places),), shorter
+    value = substitute(values[0], {loop: place for loop, (_, place) in found.items()})
+    if any(not extent.ranges <= value.ranges for (extent,) in [s.src for s, _ in found.values()]):
+        # A sum stands where its terms are known: that may be outside of what bounds its loops.
+        return values, axes
+    return (value,), tuple([found[axis][0] if axis in found else axis for axis in axes])
 
 
 def _bounds_of_loops(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.node import alu, cast, const, range_node
 from baregrad.ir.op import Ops
+from baregrad.tensor import Tensor
 from tests.kernel.test_linearise import ONE, ROUTES, data, instructions, zeros
 from tests.render.harness import (
     branch,
@@ -101,3 +103,37 @@ def test_lanes_that_a_mask_leaves_out_leave_their_places_to_the_others(where: st
         else:
             expected[number] = values[place]
     np.testing.assert_array_equal(found, expected)
+
+
+WAYS = pytest.mark.parametrize(("device", "level"), (("CPU", "tensor"), ("REF", "linear")))
+
+
+@WAYS
+@pytest.mark.parametrize("width", (2, 3, 7))
+def test_the_slope_of_a_slope_of_padded_windows(width: int, device: str, level: str) -> None:
+    """Sums of a constant whose loops would be bounded by an axis that no term depends on."""
+    data = np.random.default_rng(width).normal(size=(33, width))
+    with options.override(device=device, ref_level=level):
+        x = Tensor(data).requires_grad_()
+        windows = x.pad((2, 1)).unfold(1, 3, 1)
+        (first,) = (windows * windows * 0.125 + windows).sum().gradient(x)
+        (second,) = (first * 0.5).sum().gradient(x)
+        found = second.numpy()
+    # A square's second slope, times how many of the windows an element is in.
+    inside = np.lib.stride_tricks.sliding_window_view(np.pad(np.arange(width) + 1, (2, 1)), 3)
+    counts = [(inside == place + 1).sum() for place in range(width)]
+    np.testing.assert_allclose(found, np.tile(0.125 * np.array(counts), (33, 1)), rtol=1e-12)
+
+
+@WAYS
+@pytest.mark.parametrize("columns", (16, 20, 33))
+def test_a_padded_maximum_of_columns(columns: int, device: str, level: str) -> None:
+    """What is reduced is read below conditions of axes that it does not run along."""
+    rng = np.random.default_rng(columns)
+    a, b = rng.integers(-9, 10, (16, columns)).astype(np.int8), rng.normal(size=(3, 3))
+    with options.override(device=device, ref_level=level):
+        high = Tensor(b).unfold(0, 1, 2).maximum(Tensor(a).amax(0))
+        found = high.pad((2, 2, 1, 2, 1, 1), value=1).numpy()
+    wanted = np.maximum(b[::2, :, None], a.max(0))
+    wanted = np.pad(wanted, ((1, 1), (1, 2), (2, 2)), constant_values=1)
+    np.testing.assert_array_equal(found, wanted)
