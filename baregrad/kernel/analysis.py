@@ -78,11 +78,16 @@ class Access:
 
     @property
     def copyable(self) -> bool:
-        """Whether the guard around it, or its axes alone, keep it in its array."""
+        """Whether the guard around it, or its axes alone, keep it in its array.
+
+        A guard that differs along axes that the access does not run along would ask for as many
+        copies.
+        """
         if self._copyable is None:
-            read = self.read
+            read, guard = self.read, self.guard
             self._copyable = read is None or (
-                self.array.op is Ops.PARAM and (self.guard is not None or in_bounds(read))
+                self.array.op is Ops.PARAM
+                and (in_bounds(read) if guard is None else guard.ranges <= self.axes)
             )
         return self._copyable
 

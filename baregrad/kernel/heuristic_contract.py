@@ -215,7 +215,7 @@ def _stage_steps(
         stride = long.stride(access)
         if lane.stride(access) != 0 or second.stride(access) == 0 or stride is None:
             continue
-        if not access.copyable or _differs(access, lane):
+        if not access.copyable:
             continue
         if abs(stride) * itemsize(access.array.dtype) >= LINE_NBYTES and in_constant(access, own):
             far.append(access)
@@ -388,11 +388,6 @@ def _parts(size: int, tile: int) -> list[tuple[int, int]]:
     return [(tile, whole), (rest, 1)] if whole else [(rest, 1)]
 
 
-def _differs(access: Access, axis: PlannedAxis) -> bool:
-    """Whether an access has another condition for each step of an axis: one copy does not do."""
-    return access.guard is not None and not access.guard.ranges.isdisjoint(axis.nodes)
-
-
 def _worth_copy(
     access: Access,
     own: list[PlannedAxis],
@@ -403,8 +398,6 @@ def _worth_copy(
 ) -> bool:
     """Whether an operand's panels are read often and badly laid out."""
     if second.stride(access) != 0 or not access.copyable:
-        return False
-    if _differs(access, second):
         return False
     reads = -(-second.size // steps)
     for axis in others:

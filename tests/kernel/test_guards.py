@@ -137,3 +137,19 @@ def test_a_padded_maximum_of_columns(columns: int, device: str, level: str) -> N
     wanted = np.maximum(b[::2, :, None], a.max(0))
     wanted = np.pad(wanted, ((1, 1), (1, 2), (2, 2)), constant_values=1)
     np.testing.assert_array_equal(found, wanted)
+
+
+@WAYS
+def test_a_stack_that_is_multiplied(device: str, level: str) -> None:
+    """Both parts are one array, read under a condition of the axis that they are stacked along."""
+    a = np.random.default_rng(0).integers(0, 2, (4, 8)).astype(bool)
+    with options.override(device=device, ref_level=level):
+        part = Tensor(a)
+        stacked = Tensor.stack([part, part], dim=0) + 0.5
+        other = stacked.masked_fill(part, 1)
+        product = stacked @ other.mT
+        product.realize(other)
+        found = product.numpy()
+    left = np.stack([a, a]) + 0.5
+    wanted = left @ np.where(a, 1, left).swapaxes(1, 2)
+    np.testing.assert_array_equal(found, wanted)
