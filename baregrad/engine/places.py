@@ -18,7 +18,7 @@ from baregrad.engine.canonical import Canonical
 from baregrad.ir import index
 from baregrad.ir.attrs import Pad, Slice, Var
 from baregrad.ir.node import Node, cast, make_node, rebuild
-from baregrad.ir.op import Ops, mask_of
+from baregrad.ir.op import MOVEMENT, Ops, mask_of
 
 # How many of a kind are compiled by themselves: what is done once or twice stays as it is written.
 ALONE = 2
@@ -31,19 +31,7 @@ _WINDOWED = Ops.WINDOW.bit | Ops.FOLD.bit
 
 
 # What passes values on as they are; a choice does so too, but for what it chooses by.
-_CARRYING = mask_of(
-    (
-        Ops.RESHAPE,
-        Ops.PERMUTE,
-        Ops.EXPAND,
-        Ops.PAD,
-        Ops.SHRINK,
-        Ops.FLIP,
-        Ops.CONTIGUOUS,
-        Ops.WHERE,
-        Ops.SINK,
-    )
-)
+_CARRYING = mask_of((*MOVEMENT, Ops.CONTIGUOUS, Ops.WHERE, Ops.SINK))
 _LEAST, _MOST = int(dtypes.int64.min), int(dtypes.int64.max)
 
 

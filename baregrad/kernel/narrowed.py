@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from baregrad.ir import index
 from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, extent_of, range_node, substitute
+from baregrad.ir.node import NO_RANGES, Node, extent_of, range_node, substitute
 from baregrad.ir.op import Ops
 from baregrad.kernel.axes import Piece
 
@@ -38,7 +38,8 @@ def narrowed(
     if not found or any(loop not in axes for loop in found):
         return values, axes
     value = substitute(values[0], {loop: place for loop, (_, place) in found.items()})
-    if any(not extent.ranges <= value.ranges for (extent,) in [s.src for s, _ in found.values()]):
+    bounds = NO_RANGES.union(*[short.src[0].ranges for short, _ in found.values()])
+    if not bounds <= value.ranges:
         # A sum stands where its terms are known: that may be outside of what bounds its loops.
         return values, axes
     return (value,), tuple([found[axis][0] if axis in found else axis for axis in axes])
