@@ -1,7 +1,7 @@
 """Long reductions to few values in two steps: partial results first, for threads to share.
 
-`sum(x)` over millions of elements is 64 sums, stored, and their sum. The order of the additions is
-part of the graph, so that the result does not depend on how many threads there are.
+`sum(x)` over millions of elements is 64 to 256 sums, stored, and their sum. The order of the
+additions is part of the graph, so that the result does not depend on how many threads there are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from baregrad.ir.op import Ops
 FEW = 16  # results that keep a small machine busy by themselves
 LONG = 1 << 18  # elements that are worth two kernels
 PARTS = 64
+# Of more elements there are more parts: threads wait for the last one to end.
+MOST_PARTS = 256
+PART = 1 << 16
 
 
 # On a GPU: blocks that keep it busy, and what is worth one. A block adds up the elements of a
@@ -48,7 +51,7 @@ def _visit(node: Node, gpu: bool = False) -> Node | None:
     if gpu:
         most = _parts_on_gpu(value, results, elements)
     else:
-        most = PARTS if results < FEW else 0
+        most = min(max(elements // PART, PARTS), MOST_PARTS) if results < FEW else 0
     if most < 2:
         return None
     # The outermost reduced axis is cut, so that each part is near each other in memory.

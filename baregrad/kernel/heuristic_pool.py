@@ -15,7 +15,8 @@ VECTOR_OPS_PER_NS = 3.0
 # A kernel shorter than this is one chunk: waking a thread costs some microseconds.
 ALONE_NS = 30_000.0
 CHUNK_NS = 10_000.0
-MOST_CHUNKS = 64
+# More leave less to wait for at the end, where threads share what is left.
+MOST_CHUNKS = 256
 
 
 def estimate_ns(facts: Facts, target: CpuTarget) -> float:

@@ -9,6 +9,7 @@ several products.
 from __future__ import annotations
 
 from baregrad.ir.node import Node
+from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import (
     Access,
     Reduction,
@@ -183,13 +184,20 @@ def _tile_rows(
     target: CpuTarget,
 ) -> list[PlannedAxis]:
     """Lanes along a reduced axis of operands that are read once: several sums, or several rows."""
-    rows = _rows_at_once(plan, main, reads, target)
-    if rows is not None:
+    if _is_from_memory(plan, main, reads, target):
         count = target.rows_from_memory
-        plan.because("{} rows at once: memory is read in several places", count)
-        plan.vectorise(lane, machine.lanes, max(SEVERAL * 2 // count, 1))
-        plan.unroll(rows, count)
-        return [rows]
+        rows = _rows_at_once(plan, main, count)
+        if rows is not None:
+            plan.because("{} rows at once: memory is read in several places", count)
+            plan.vectorise(lane, machine.lanes, max(SEVERAL * 2 // count, 1))
+            plan.unroll(rows, count)
+            return [rows]
+        lanes = _lanes_from_memory(plan, main, machine.lanes, target)
+        if lanes < machine.lanes:
+            plan.because("{} sums apart, of {} lanes: memory is read faster in narrow vectors",
+                         SEVERAL * 2, lanes)
+            plan.vectorise(lane, lanes, SEVERAL * 2)
+            return []
     together = _side_by_side(plan, main)
     count = _vectorise_sums(plan, main, lane, machine.lanes, together, target)
     rows = _short_rows(plan, main, machine.lanes)
@@ -276,29 +284,48 @@ def _side_by_side(plan: Plan, main: Reduction) -> int:
     return len(same)
 
 
-def _rows_at_once(
+def _is_from_memory(
     plan: Plan, main: Reduction, reads: list[Access], target: CpuTarget
-) -> PlannedAxis | None:
-    """The axis of the results of a lone sum of long rows, each read from memory once.
+) -> bool:
+    """Whether it is a lone sum of long rows, each read from memory once."""
+    facts = plan.facts
+    if len(facts.reductions) > 1 or len(facts.outs) > 1 or iterations(main.own) < LONG_ROW:
+        return False
+    if out_axes(facts.outs[0]) != main.free:
+        return False
+    nbytes = [iterations(access.axes) * itemsize(access.array.dtype) for access in reads]
+    return max(nbytes, default=0) >= target.l2_bytes
+
+
+def _rows_at_once(plan: Plan, main: Reduction, count: int) -> PlannedAxis | None:
+    """The axis of the results of which `count` are summed at once.
 
     A core may have more lines under way where it reads several streams: the machine follows each
     of them for a page at a time.
     """
-    facts, count = plan.facts, target.rows_from_memory
     if count == 1:
-        return None
-    if len(facts.reductions) > 1 or len(facts.outs) > 1 or iterations(main.own) < LONG_ROW:
-        return None
-    if out_axes(facts.outs[0]) != main.free:
-        return None
-    if max([iterations(access.axes) * itemsize(access.array.dtype) for access in reads],
-           default=0) < target.l2_bytes:
         return None
     for axis in plan.axes:
         if axis.inside(main.free) and isinstance(axis.extent, int):
             if axis.extent % count == 0 and axis.extent >= LEAST_ROWS * count:
                 return axis
     return None
+
+
+def _lanes_from_memory(plan: Plan, main: Reduction, lanes: int, target: CpuTarget) -> int:
+    """The lanes of the vectors in which a sum is read, where that is all that takes time.
+
+    That is where no cache holds the array: near ones answer faster than narrow vectors are added.
+    """
+    monoid = main.node.arg.monoid
+    if monoid.primitive is not Ops.ADD or is_dear(main.node.src):
+        return lanes
+    nbytes = max([iterations(each.axes) * itemsize(each.array.dtype)
+                  for each in plan.facts.accesses])
+    if nbytes < target.l3_bytes:
+        return lanes
+    narrow = min(target.vector_bytes, target.vector_bytes_from_memory)
+    return max(lanes * narrow // target.vector_bytes, min(lanes, 2))
 
 
 def _short_rows(plan: Plan, main: Reduction, lanes: int) -> PlannedAxis | None:

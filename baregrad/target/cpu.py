@@ -33,7 +33,8 @@ class CpuTarget:
     `fma_latency` cycles: at least their product must be in flight. `masks` says whether loads and
     stores of part of a vector cost no more. Caches are in bytes; `l3_bytes` is shared by all cores.
     `rows_from_memory`: of how many rows at once a core reads an array from memory fastest;
-    `asks_ahead`: whether it does so faster where lines are asked for ahead of time. Arrays of
+    `asks_ahead`: whether it does so faster where lines are asked for ahead of time;
+    `vector_bytes_from_memory`: in vectors of how many bytes, at most, a sum does. Arrays of
     `streamed_bytes` are written past the caches even where the last one could hold them, by kernels
     that work on row after row those of `streamed_row_bytes`.
     `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least of them,
@@ -59,6 +60,7 @@ class CpuTarget:
     cores: int = 1
     rows_from_memory: int = 4
     asks_ahead: bool = True
+    vector_bytes_from_memory: int = 64
     streamed_bytes: int = 32 * MIB
     streamed_row_bytes: int = 32 * MIB
 
@@ -154,12 +156,18 @@ CPU_ROWS = (
 
 # How cores read and write what is in memory, by the system's name of their vendor. Intel's follow
 # each page of a row by itself, so several rows have more lines under way, and stop at its end. A
-# core of Zen 4 sums a matrix of 64 MiB in 2.7 ms row by row, and in 4.3 four rows at once; x+1 of
-# 16 MiB takes two of them 0.55 ms, and 0.61 where lines are asked for ahead of time; a layernorm of
-# 16 MiB takes 0.91 ms by way of its caches, and 0.71 past them, where an Intel core gains nothing.
+# core of Zen 4 sums a matrix of 64 MiB in 2.7 ms row by row, and in 4.3 four rows at once; two that
+# share a last cache take 1.41 ms in vectors of 64 bytes, and 1.34 in those of 32. x+1 of 16 MiB
+# takes two of them 0.55 ms, and 0.61 where lines are asked for ahead of time; a layernorm of 16 MiB
+# takes 0.91 ms by way of its caches, and 0.71 past them, where an Intel core gains nothing.
 _MEMORY: MappingProxyType[str, Mapping[str, Any]] = MappingProxyType({
     "AuthenticAMD": MappingProxyType(
-        {"rows_from_memory": 1, "asks_ahead": False, "streamed_row_bytes": 16 * MIB}
+        {
+            "rows_from_memory": 1,
+            "asks_ahead": False,
+            "vector_bytes_from_memory": 32,
+            "streamed_row_bytes": 16 * MIB,
+        }
     ),
 })
 

@@ -46,3 +46,14 @@ def test_a_scaled_one_hot_sum_is_a_scaled_read() -> None:
     assert made is one_by_one(root)
     assert "GATHER" in ops_of(made)
     assert "REDUCE" not in ops_of(made)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    (((1 << 19,), 64), ((1 << 23,), 128), ((1 << 12, 1 << 12), 256), ((1 << 26,), 256)),
+)
+def test_longer_sums_have_more_parts(shape: tuple[int, ...], parts: int) -> None:
+    """Threads wait for the last part to end, so it is a smaller share of what takes longer."""
+    made = canonicalise(sink(param(0, *shape).sum()))
+    (stored,) = [node for node in toposort(made) if node.op is Ops.CONTIGUOUS]
+    assert stored.shape == (parts,)

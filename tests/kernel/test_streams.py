@@ -273,6 +273,27 @@ def test_long_rows_are_summed_as_many_at_once_as_the_machine_reads_best(rows: in
     np.testing.assert_allclose(found, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(("nbytes", "columns"), ((32, 2048), (32, 1500), (64, 2048)))
+def test_memory_is_read_in_vectors_as_wide_as_the_machine_reads_best(
+    nbytes: int, columns: int
+) -> None:
+    """Lone sums of what no cache holds; others have the widest registers."""
+    target = replace(SMALL_CACHE, rows_from_memory=1, vector_bytes_from_memory=nbytes)
+    kernel = k.row_reduce(64, columns)
+    schedule = choose_schedule(kernel, target)
+    narrow = nbytes < target.vector_bytes
+    assert (f"r1u=8, r1v={nbytes // 4}" in str(schedule)) == narrow
+    x = np.random.default_rng(5).normal(size=(64, columns)).astype(np.float32)
+    found = np.zeros(64, np.float32)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 64))
+    np.testing.assert_allclose(found, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
+    wide = replace(target, vector_bytes_from_memory=64)
+    for other in (k.softmax(64, columns), k.row_reduce(64, columns, Ops.MAX)):
+        assert choose_schedule(other, target) == choose_schedule(other, wide)
+    near = replace(target, l3_bytes=HUGE)
+    assert choose_schedule(kernel, near) == choose_schedule(kernel, wide)
+
+
 def test_short_rows_take_turns() -> None:
     """Of 24 elements, each in one vector, four rows at a time; their exponentials as well."""
     kernel = k.softmax(64, 24)
