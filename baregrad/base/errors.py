@@ -32,6 +32,7 @@ import hashlib
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -56,14 +57,17 @@ def user_frame() -> UserFrame:
     as a user does. Where every frame is inside, the outermost one is returned.
     """
     frame = sys._getframe(1)
-    while True:
-        name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) or name.startswith(_USER_ROOMS):
-            break
+    while is_ours(frame):
         if frame.f_back is None:
             break
         frame = frame.f_back
     return UserFrame(frame.f_code.co_filename, frame.f_lineno)
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame is of baregrad itself, and of no room that uses it as a user does."""
+    name = frame.f_code.co_filename
+    return name.startswith(_PACKAGE) and not name.startswith(_USER_ROOMS)
 
 
 class BaregradError(Exception):

@@ -281,8 +281,8 @@ def new_tensor(x: Tensor, data: Any, *, dtype: object = None) -> Tensor:
 
 def arange(
     cls: type[Tensor],
-    start: Any,
-    stop: Any = None,
+    start: float | Node,
+    stop: float | Node | None = None,
     step: float = 1,
     *,
     dtype: object = None,

@@ -293,15 +293,25 @@ def lerp(x: Tensor, end: Operand, weight: Operand) -> Tensor:
 
 
 def addcmul(x: Tensor, a: Operand, b: Operand, *, value: float = 1) -> Tensor:
-    """Return x + value*a*b."""
-    product = elementwise(Ops.MUL, *broadcast_operands(a, b))
+    """Return x + value*a*b. Raises DTypeError where neither is a tensor or an array."""
+    product = elementwise(Ops.MUL, *broadcast_operands(*_factors("addcmul", x, a, b)))
     return x + (product if value == 1 else product * value)
 
 
 def addcdiv(x: Tensor, a: Operand, b: Operand, *, value: float = 1) -> Tensor:
-    """Return x + value*a/b."""
+    """Return x + value*a/b. Raises DTypeError where neither is a tensor or an array."""
+    a, b = _factors("addcdiv", x, a, b)
     quotient = div(broadcast_operands(a, b)[0], b)
     return x + (quotient if value == 1 else quotient * value)
+
+
+def _factors(name: str, x: Tensor, a: Operand, b: Operand) -> tuple[Operand, Operand]:
+    a, b = lift(a, x), lift(b, x)
+    if not is_tensor(a) and not is_tensor(b):
+        raise DTypeError(
+            f"{name} is of tensors", found=f"{a!r:.40} and {b!r:.40}", wanted="at least one tensor"
+        )
+    return a, b
 
 
 # --- powers -------------------------------------------------------------------------------------

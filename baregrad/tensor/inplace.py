@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from baregrad.ir.node import const
@@ -69,6 +70,7 @@ def update(x: Tensor, value: Tensor) -> Tensor:
 def in_place(function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
     """The form of a function that writes its result over its first operand."""
 
+    @wraps(function)
     def method(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return update(x, function(x, *args, **kwargs))
 

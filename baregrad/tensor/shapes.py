@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -339,7 +340,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     return moved._view(Ops.SHRINK, place)
 
 
-def roll(x: Tensor, shifts: Any, dims: Axes = None) -> Tensor:
+def roll(x: Tensor, shifts: int | Sequence[int], dims: Axes = None) -> Tensor:
     """Return `x` with its elements moved along axes, those that leave re-entering; a copy."""
     if dims is None:
         return reshape(roll(ravel(x), shifts, 0), x.shape)

@@ -29,6 +29,7 @@ from baregrad.tensor import (
     sorting,
     special,
 )
+from baregrad.tensor.arguments import explain_arguments
 from baregrad.tensor.core import Array
 
 
@@ -530,3 +531,7 @@ class Tensor(Array):
     __int__ = convert.as_int
     __deepcopy__ = convert.deep_copy
     __reduce__ = convert.reduce
+
+
+explain_arguments(Array)
+explain_arguments(Tensor)

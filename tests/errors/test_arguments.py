@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from operator import itemgetter
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
 from baregrad.base.errors import (
     ArgumentError,
+    BaregradError,
     DeviceError,
     DTypeError,
     IndexOutOfRange,
@@ -16,6 +21,8 @@ from baregrad.base.errors import (
     ShapeError,
     UnsupportedDevice,
 )
+from baregrad.tensor import Tensor, arguments
+from baregrad.tensor.arguments import explain_arguments
 from tests.errors.harness import Case, check, one
 
 SHAPES = (
@@ -105,8 +112,77 @@ INDICES = (
     one("x.squeeze(5)", IndexOutOfRange, "there is no axis 5", "found 2 axes"),
     one("x.cross_entropy(Tensor([0, 9]))", IndexOutOfRange, "class id", "found 9", "0 to 2"),
 )
+# What is of another kind than a method's parameter, named by it.
+KINDS = (
+    one("x.mm(1)", DTypeError, "mm does not take this as `other`", "found int 1",
+        "wanted a tensor"),
+    one("x.expand_as([3, 2])", DTypeError, "expand_as", "`other`", "found list [3, 2]"),
+    one("x.index_add(0, [1], x)", DTypeError, "index_add", "`index`", "found list [1]"),
+    one("x.conv2d('w')", DTypeError, "conv2d", "`weight`", "found str 'w'"),
+    one("x.dropout('often')", ArgumentError, "`p`", "found str 'often'", "wanted a number"),
+    one("x.std(0, correction='x')", ArgumentError, "`correction`", "found str 'x'"),
+    one("x.split('x')", ArgumentError, "`sizes`", "an integer or several integers"),
+    one("x.adaptive_avg_pool2d(2.5)", ArgumentError, "`output_size`", "found float 2.5",
+        "an integer, several integers or None"),
+    one("Tensor.arange('x')", ArgumentError, "arange", "`start`", "found str 'x'"),
+    one("Tensor.einsum(1)", ArgumentError, "`equation`", "found int 1", "wanted a text"),
+    one("x.realize(1)", DTypeError, "`others`", "found int 1", "wanted a tensor"),
+    one("x.addcmul_([1.0, 2.0, 3.0], 'x')", DTypeError, "not an operand", "found str 'x'"),
+    one("x.addcmul(1, 2)", DTypeError, "addcmul is of tensors", "found 1 and 2",
+        "at least one tensor"),
+    one("x.roll(1.5)", ArgumentError, "`shifts`", "found float 1.5"),
+)
+EVERY = (*SHAPES, *DTYPES, *DEVICES, *ARGUMENTS, *INDICES, *KINDS)
 
 
-@pytest.mark.parametrize("case", (*SHAPES, *DTYPES, *DEVICES, *ARGUMENTS, *INDICES), ids=str)
+@pytest.mark.parametrize("case", EVERY, ids=str)
 def test_the_message_says_what_was_found_and_what_to_do(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
+
+
+class _Nothing:
+    """What no method takes."""
+
+
+def _methods_with_parameters() -> list[tuple[str, list[inspect.Parameter]]]:
+    found = []
+    for name, member in vars(Tensor).items():
+        if isinstance(member, FunctionType) and not name.startswith("_"):
+            parameters = list(inspect.signature(member).parameters.values())[1:]
+            found.append((name, [each for each in parameters if each.default is each.empty]))
+    return [(name, wanted) for name, wanted in found if wanted]
+
+
+@pytest.mark.parametrize(("name", "wanted"), _methods_with_parameters(), ids=itemgetter(0))
+def test_no_method_fails_by_accident(name: str, wanted: list[inspect.Parameter]) -> None:
+    """Of what is required, one after the other is nothing that a method takes."""
+    x = Tensor([[1.0, 2.0], [3.0, 4.0]])
+    for place in range(len(wanted)):
+        given = [_Nothing() if place == each else x for each in range(len(wanted))]
+        named = {
+            each.name: one for each, one in zip(wanted, given, strict=True)
+            if each.kind is each.KEYWORD_ONLY
+        }
+        with contextlib.suppress(BaregradError):
+            getattr(x, name)(*given[: len(wanted) - len(named)], **named)
+
+
+def test_our_own_mistakes_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments are blamed where they are not as annotated, and for what a user calls alone."""
+
+    def broken(x: Tensor, other: Tensor) -> Tensor:
+        raise AttributeError("a mistake inside")
+
+    class Own(Tensor):
+        __slots__ = ()
+        method = broken
+
+    explain_arguments(Own)
+    x = Own([1.0])
+    with pytest.raises(AttributeError, match="a mistake inside"):
+        x.method(x)
+    with pytest.raises(DTypeError, match="method does not take this as `other`: found int 1"):
+        x.method(1)  # type: ignore[arg-type]
+    monkeypatch.setattr(arguments, "is_ours", lambda frame: True)
+    with pytest.raises(AttributeError, match="a mistake inside"):
+        x.method(1)  # type: ignore[arg-type]
