@@ -32,7 +32,7 @@ import hashlib
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 from typing import NamedTuple
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -57,16 +57,16 @@ def user_frame() -> UserFrame:
     as a user does. Where every frame is inside, the outermost one is returned.
     """
     frame = sys._getframe(1)
-    while is_ours(frame):
+    while is_ours(frame.f_code):
         if frame.f_back is None:
             break
         frame = frame.f_back
     return UserFrame(frame.f_code.co_filename, frame.f_lineno)
 
 
-def is_ours(frame: FrameType) -> bool:
-    """Whether a frame is of baregrad itself, and of no room that uses it as a user does."""
-    name = frame.f_code.co_filename
+def is_ours(code: CodeType) -> bool:
+    """Whether code is of baregrad itself, and of no room that uses it as a user does."""
+    name = code.co_filename
     return name.startswith(_PACKAGE) and not name.startswith(_USER_ROOMS)
 
 

@@ -6,6 +6,7 @@ from baregrad.base.errors import ArgumentError, IndexOutOfRange, ShapeError
 from baregrad.nn import init
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
+from baregrad.tensor.axes import plain
 from baregrad.tensor.random import dropout
 
 
@@ -98,8 +99,8 @@ class Dropout(Module):
     """Zero elements with probability p while training, and scale the rest by 1/(1 - p)."""
 
     def __init__(self, p: float = 0.5) -> None:
-        if not 0 <= p <= 1:
-            raise ArgumentError(f"a probability is from 0 to 1, not {p}")
+        if not isinstance(plain(p), int | float) or not 0 <= p <= 1:
+            raise ArgumentError(f"a probability is a number from 0 to 1, not {p!r}")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

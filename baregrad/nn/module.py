@@ -7,11 +7,20 @@ recorded operations. `register_buffer` makes it a buffer instead: part of the st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple, Self, overload
 
-from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
+from baregrad.base.errors import (
+    ArgumentError,
+    BaregradError,
+    DTypeError,
+    IndexOutOfRange,
+    ShapeError,
+    is_ours,
+)
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.tensor import Tensor
+from baregrad.tensor.arguments import misfit_of
 from baregrad.tensor.core import realize_storages
 
 _SHOWN = 6  # names of one kind in an error
@@ -44,10 +53,25 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} has no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what `forward` returns; the first call computes the initial parameters."""
+        """Return what `forward` returns; the first call computes the initial parameters.
+
+        Raises DTypeError or ArgumentError where a layer of ours fails over what it does not take.
+        """
         if "_is_ready" not in self.__dict__:
             self.realize()
-        return self.forward(*args, **kwargs)
+        try:
+            return self.forward(*args, **kwargs)
+        except BaregradError:
+            raise
+        except Exception as error:
+            forward = type(self).forward
+            # One that was replaced, by a jitted one for instance, is the user's.
+            if not isinstance(forward, FunctionType) or not is_ours(forward.__code__):
+                raise
+            misfit = misfit_of(forward, type(self).__name__, (self, *args), kwargs)
+            if misfit is None:
+                raise
+            raise misfit from error
 
     def realize(self) -> Self:
         """Compute all parameters and buffers now, in one run, if they are not yet; return it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from types import MappingProxyType
 from typing import Any
@@ -64,9 +64,9 @@ def _explained(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             raise
         except Exception as error:
             # What our own code gives to a method is our mistake.
-            if is_ours(sys._getframe(1)):
+            if is_ours(sys._getframe(1).f_code):
                 raise
-            misfit = _misfit(function, name, args, kwargs)
+            misfit = misfit_of(function, name, args, kwargs)
             if misfit is None:
                 raise
             raise misfit from error
@@ -74,10 +74,13 @@ def _explained(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return method
 
 
-def _misfit(
-    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+def misfit_of(
+    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> BaregradError | None:
-    """The error of the first argument that is not as it is annotated; None if all are."""
+    """The error of the first argument that is not as it is annotated; None if all are.
+
+    `name` is what the error calls the function.
+    """
     signature = inspect.signature(function)
     try:
         bound = signature.bind(*args, **kwargs).arguments

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baregrad import nn
 from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
@@ -56,6 +57,7 @@ def check(case: Case, folder: Path) -> None:
     path.write_text(text)
     names: dict[str, Any] = {
         "Tensor": Tensor, "dtypes": dtypes, "jit": jit, "options": options, "folder": folder,
+        "nn": nn,
     }
     with options.override(device="REF"):
         try:

@@ -10,6 +10,7 @@ from types import FunctionType
 
 import pytest
 
+from baregrad import nn
 from baregrad.base.errors import (
     ArgumentError,
     BaregradError,
@@ -23,6 +24,7 @@ from baregrad.base.errors import (
 )
 from baregrad.tensor import Tensor, arguments
 from baregrad.tensor.arguments import explain_arguments
+from baregrad.tensor.jit import jit
 from tests.errors.harness import Case, check, one
 
 SHAPES = (
@@ -132,7 +134,14 @@ KINDS = (
         "at least one tensor"),
     one("x.roll(1.5)", ArgumentError, "`shifts`", "found float 1.5"),
 )
-EVERY = (*SHAPES, *DTYPES, *DEVICES, *ARGUMENTS, *INDICES, *KINDS)
+LAYERS = (
+    one("nn.Linear(3, 2)([1, 2, 3])", DTypeError, "Linear does not take this as `x`",
+        "found list [1, 2, 3]", "wanted a tensor"),
+    one("nn.Sequential(nn.Linear(3, 2), nn.ReLU())(None)", DTypeError, "Linear", "NoneType None"),
+    one("nn.LSTM(2, 3)(1)", DTypeError, "LSTM", "found int 1"),
+    one("nn.Dropout('x')", ArgumentError, "a number from 0 to 1", "not 'x'"),
+)
+EVERY = (*SHAPES, *DTYPES, *DEVICES, *ARGUMENTS, *INDICES, *KINDS, *LAYERS)
 
 
 @pytest.mark.parametrize("case", EVERY, ids=str)
@@ -167,6 +176,19 @@ def test_no_method_fails_by_accident(name: str, wanted: list[inspect.Parameter])
             getattr(x, name)(*given[: len(wanted) - len(named)], **named)
 
 
+def test_a_module_of_the_users_fails_as_it_does() -> None:
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("the user's own")
+
+    class Jitted(nn.Module):
+        forward = jit(Own.forward)
+
+    for module in (Own(), Jitted()):
+        with pytest.raises(KeyError, match="the user's own"):
+            module(1)
+
+
 def test_our_own_mistakes_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments are blamed where they are not as annotated, and for what a user calls alone."""
 
@@ -183,6 +205,6 @@ def test_our_own_mistakes_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) ->
         x.method(x)
     with pytest.raises(DTypeError, match="method does not take this as `other`: found int 1"):
         x.method(1)  # type: ignore[arg-type]
-    monkeypatch.setattr(arguments, "is_ours", lambda frame: True)
+    monkeypatch.setattr(arguments, "is_ours", lambda code: True)
     with pytest.raises(AttributeError, match="a mistake inside"):
         x.method(1)  # type: ignore[arg-type]
