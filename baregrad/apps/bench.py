@@ -75,12 +75,7 @@ def main(argv: Sequence[str]) -> int:
     suite = SUITES[chosen.suite]
     if chosen.figures is not None:
         return _write_readme(read_records(chosen.figures), chosen.readme)
-    rows = [row for row in suite.rows if fnmatch(row.name, chosen.only)]
-    if not rows:
-        raise ArgumentError(
-            f"no row of the suite {suite.name} is called {chosen.only!r}",
-            wanted=", ".join(row.name for row in suite.rows),
-        )
+    rows = _chosen_rows(suite, chosen.only or ["*"])
     if chosen.list:
         print("\n".join(f"{row.name}  (bar {row.bar})" for row in rows))
         return 0
@@ -106,6 +101,17 @@ def main(argv: Sequence[str]) -> int:
     return 1 if wrong or (chosen.check and missed) else 0
 
 
+def _chosen_rows(suite: Suite, names: Sequence[str]) -> list[Row]:
+    """The rows that match one of the names, each of which matches some."""
+    for name in names:
+        if not any(fnmatch(row.name, name) for row in suite.rows):
+            raise ArgumentError(
+                f"no row of the suite {suite.name} is called {name!r}",
+                wanted=", ".join(row.name for row in suite.rows),
+            )
+    return [row for row in suite.rows if any(fnmatch(row.name, name) for name in names)]
+
+
 def _check_files(chosen: argparse.Namespace, suite: str) -> None:
     """Refuse files that cannot take figures before the time is spent that figures take."""
     if chosen.json is not None:
@@ -128,7 +134,9 @@ def _parser() -> argparse.ArgumentParser:
         "--against", type=_peers, default=("torch",), metavar="NAME,...",
         help=f"peers, of {', '.join(PEERS)}; the first one's ratio has the bar; default: torch",
     )
-    parser.add_argument("--only", default="*", metavar="GLOB", help="rows whose names match")
+    parser.add_argument(
+        "--only", action="append", metavar="GLOB", help="rows whose names match; several add up"
+    )
     parser.add_argument("--threads", type=_count, help="threads of everyone; default: all cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
     parser.add_argument(

@@ -153,8 +153,15 @@ def test_wrong_words_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
             bench.main(words)
         assert caught.value.code == 2
         assert told in capsys.readouterr().err
-    with pytest.raises(ArgumentError, match="no row of the suite cpu is called 'moon'"):
-        bench.main(["--only", "moon"])
+    for words in (["--only", "moon"], ["--only", "x+1*", "--only", "moon"]):
+        with pytest.raises(ArgumentError, match="no row of the suite cpu is called 'moon'"):
+            bench.main(words)
+
+
+def test_rows_that_match_one_of_several_names_are_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--list", "--only", "gelu*", "--only", "copy*", "--only", "*2^24"]) == 0
+    names = [line.partition("  (bar")[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["x+1 of 2^24", "copy of 2^24", "sum of 2^24", "gelu of 2048x2048"]
 
 
 def test_files_are_looked_at_before_anything_is_timed(
