@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from baregrad.dtypes import DType
@@ -17,9 +20,11 @@ from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import map_tree
 from baregrad.tensor.views import Step
 
-# Results of up to so many bytes are used again as they are. Larger ones go back to their device,
-# where anything else can have their memory.
+# Results of up to so many bytes are used again as they are. Of larger ones the last few of all
+# functions are, so many bytes together: the rest goes back to its device, where anything else can
+# have the memory.
 _REUSED_NBYTES = 1 << 20
+_LARGE_NBYTES = 64 << 20
 # A loop has one result in hand while it asks for the next.
 _REUSED = 2
 
@@ -27,7 +32,7 @@ _REUSED = 2
 class Fresh:
     """A storage that a replay made. It can be the next replay's, once nobody else has it."""
 
-    __slots__ = ("handle", "node", "storage")
+    __slots__ = ("__weakref__", "handle", "node", "storage")
 
     def __init__(self, ref: BufferRef, dtype: DType) -> None:
         self.handle = ref.handle
@@ -51,6 +56,40 @@ class Fresh:
         )
 
 
+class _LargeResults:
+    """The large results in view of outlets, of all functions; an outlet's end is that of its own.
+
+    `most_nbytes` is how much memory they may have together.
+    """
+
+    def __init__(self, most_nbytes: int = _LARGE_NBYTES) -> None:
+        self.most_nbytes = most_nbytes
+        # The oldest first: the outlet's view, and the result there.
+        self._kept: list[tuple[weakref.ref[deque[Fresh]], weakref.ref[Fresh]]] = []
+        self._lock = Lock()
+
+    def keep(self, made: deque[Fresh], result: Fresh) -> None:
+        """Put a result in its outlet's view, and the oldest ones out of sight for it."""
+        if result.handle.nbytes * _REUSED > self.most_nbytes:
+            return
+        with self._lock:
+            made.append(result)
+            self._kept.append((weakref.ref(made), weakref.ref(result)))
+            known = [(view(), found()) for view, found in self._kept]
+            living = [(view, found) for view, found in known if view is not None and found]
+            nbytes = sum([found.handle.nbytes for _, found in living])
+            while nbytes > self.most_nbytes:
+                view, oldest = living.pop(0)
+                nbytes -= oldest.handle.nbytes
+                # Another thread may be looking at it: then it stays with its outlet.
+                with suppress(ValueError):
+                    view.remove(oldest)
+            self._kept = [(weakref.ref(view), weakref.ref(found)) for view, found in living]
+
+
+_LARGE = _LargeResults()
+
+
 class Outlet:
     """One fresh result of a function, call after call: what replays made of it before.
 
@@ -68,21 +107,30 @@ class Outlet:
     def take(self) -> Storage | None:
         """The storage that an earlier replay made and nobody has any more, to be filled anew."""
         made = self._made
+        # The newest first: most of it is in the caches still.
         for _ in range(len(made)):
-            # Out of sight while it is looked at: another thread may replay as well.
-            found = made.popleft()
-            storage = found.storage if found.is_free() else None
-            made.append(found)
-            if storage is not None:
+            try:
+                # Out of sight while it is looked at: another thread may replay as well.
+                found = made.pop()
+            except IndexError:
+                return None
+            if found.is_free():
+                storage = found.storage
+                made.append(found)
                 storage.stamp()
                 return storage
+            made.appendleft(found)
         return None
 
     def make(self, ref: BufferRef) -> Storage:
         """A storage over fresh memory, kept in view for later replays."""
         made = Fresh(ref, self.dtype)
-        if self.slot >= 0 and made.handle.nbytes <= _REUSED_NBYTES:
+        if self.slot < 0:
+            return made.storage
+        if made.handle.nbytes <= _REUSED_NBYTES:
             self._made.append(made)
+        else:
+            _LARGE.keep(self._made, made)
         return made.storage
 
     def clear(self) -> None:

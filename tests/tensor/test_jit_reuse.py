@@ -13,6 +13,7 @@ import pytest
 
 from baregrad.base.options import options
 from baregrad.engine.session import current_session
+from baregrad.tensor import jit_results
 from baregrad.tensor.jit import Jit, jit
 from baregrad.tensor.tensor import Tensor
 
@@ -99,6 +100,70 @@ def test_a_result_that_nobody_has_is_used_again() -> None:
         assert len(places) == 2
 
 
+# --- large results: those of all functions together may have so much memory -----------------------
+
+LARGE = (512, 1024)
+LARGE_NBYTES = 2 << 20
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> jit_results._LargeResults:
+    """Room for four results of LARGE."""
+    made = jit_results._LargeResults(4 * LARGE_NBYTES)
+    monkeypatch.setattr(jit_results, "_LARGE", made)
+    return made
+
+
+def large(place: int) -> Jit[[Tensor], Tensor]:
+    """A captured function of its own, which has replayed."""
+    function = jit(lambda x: x + place)
+    for _ in range(3):
+        function(Tensor.zeros(*LARGE))
+    return function
+
+
+def in_use() -> int:
+    gc.collect()
+    found = current_session().backend("CPU").device.memory_stats().in_use_nbytes
+    return int(found)
+
+
+def test_a_large_result_that_nobody_has_is_used_again(room: object) -> None:
+    function, x = large(1), Tensor.zeros(*LARGE)
+    held = [function(x) for _ in range(3)]
+    assert len({address(each) for each in held}) == 3
+    places = set()
+    for _ in range(6):
+        result = function(x)
+        places.add(address(result))
+        assert result.numpy().max() == result.numpy().min() == 1.0
+        del result
+    for each in held:
+        assert each.numpy().max() == 1.0
+    if x.device == "CPU":
+        assert len(places) == 1
+
+
+def test_the_oldest_large_results_make_room(room: object) -> None:
+    functions = [large(place) for place in range(8)]
+    x = Tensor.zeros(*LARGE).realize()
+    if x.device != "CPU":
+        return
+    without = in_use()
+    for _ in range(2):
+        for place, function in enumerate(functions):
+            assert function(x).numpy().max() == place
+    # No more than four are kept, as they may have been before.
+    assert in_use() <= without + 4 * LARGE_NBYTES
+    held = in_use()
+    results = [function(x) for function in functions]
+    assert in_use() >= held + 4 * LARGE_NBYTES
+    del results
+    assert in_use() == held
+    functions.clear()
+    assert in_use() <= held - 4 * LARGE_NBYTES
+
+
 def test_a_result_changed_in_place_changes_no_later_one() -> None:
     function = doubled()
     for seed in range(6):
@@ -166,7 +231,10 @@ def test_threads_do_not_get_each_other_s_results() -> None:
     assert not wrong
 
 
-def test_large_results_go_back_to_their_device() -> None:
+def test_what_would_take_more_than_half_of_the_room_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jit_results, "_LARGE", jit_results._LargeResults(LARGE_NBYTES))
     function = jit(lambda x: x + 1)
     x = Tensor.zeros(1 << 19).contiguous().realize()
     for _ in range(4):
