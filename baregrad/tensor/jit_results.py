@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections import deque
@@ -68,6 +69,10 @@ class _LargeResults:
         self._kept: list[tuple[weakref.ref[deque[Fresh]], weakref.ref[Fresh]]] = []
         self._lock = Lock()
 
+    def after_fork(self) -> None:
+        """Take a fresh lock: another thread may have held it when the process forked."""
+        self._lock = Lock()
+
     def keep(self, made: deque[Fresh], result: Fresh) -> None:
         """Put a result in its outlet's view, and the oldest ones out of sight for it."""
         if result.handle.nbytes * _REUSED > self.most_nbytes:
@@ -88,6 +93,8 @@ class _LargeResults:
 
 
 _LARGE = _LargeResults()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_LARGE.after_fork)
 
 
 class Outlet:

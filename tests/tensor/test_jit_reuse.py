@@ -231,6 +231,16 @@ def test_threads_do_not_get_each_other_s_results() -> None:
     assert not wrong
 
 
+def test_a_child_that_was_forked_amid_a_replay_keeps_results(
+    room: jit_results._LargeResults,
+) -> None:
+    """Another thread, which the child does not have, held the lock."""
+    room._lock.acquire()
+    room.after_fork()
+    function, x = large(1), Tensor.zeros(*LARGE)
+    assert function(x).numpy().max() == 1.0
+
+
 def test_what_would_take_more_than_half_of_the_room_goes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
