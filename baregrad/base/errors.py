@@ -57,9 +57,7 @@ def user_frame() -> UserFrame:
     as a user does. Where every frame is inside, the outermost one is returned.
     """
     frame = sys._getframe(1)
-    while is_ours(frame.f_code):
-        if frame.f_back is None:
-            break
+    while is_ours(frame.f_code) and frame.f_back is not None:
         frame = frame.f_back
     return UserFrame(frame.f_code.co_filename, frame.f_lineno)
 

@@ -13,7 +13,6 @@ from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import (
     Access,
     Reduction,
-    itemsize,
     iterations,
     out_axes,
 )
@@ -23,7 +22,7 @@ from baregrad.kernel.heuristic_conv import plan_windows, windows_of
 from baregrad.kernel.heuristic_elementwise import is_dear, lanes_of
 from baregrad.kernel.heuristic_lanes import FOLD_OPS, accesses_below, lane_axis
 from baregrad.kernel.heuristic_pool import choose_pool
-from baregrad.kernel.heuristic_streams import prefetch_arrays, stream_outputs
+from baregrad.kernel.heuristic_streams import nbytes_of, prefetch_arrays, stream_outputs
 from baregrad.kernel.loop_pieces import scoped_below
 from baregrad.kernel.schedule_value import Schedule
 from baregrad.kernel.tiling import MOST_TOGETHER, Plan, PlannedAxis
@@ -192,7 +191,7 @@ def _tile_rows(
             plan.vectorise(lane, machine.lanes, max(SEVERAL * 2 // count, 1))
             plan.unroll(rows, count)
             return [rows]
-        lanes = _lanes_from_memory(plan, main, machine.lanes, target)
+        lanes = _lanes_from_memory(main, reads, machine.lanes, target)
         if lanes < machine.lanes:
             plan.because("{} sums apart, of {} lanes: memory is read faster in narrow vectors",
                          SEVERAL * 2, lanes)
@@ -293,8 +292,7 @@ def _is_from_memory(
         return False
     if out_axes(facts.outs[0]) != main.free:
         return False
-    nbytes = [iterations(access.axes) * itemsize(access.array.dtype) for access in reads]
-    return max(nbytes, default=0) >= target.l2_bytes
+    return max(map(nbytes_of, reads), default=0) >= target.l2_bytes
 
 
 def _rows_at_once(plan: Plan, main: Reduction, count: int) -> PlannedAxis | None:
@@ -312,7 +310,9 @@ def _rows_at_once(plan: Plan, main: Reduction, count: int) -> PlannedAxis | None
     return None
 
 
-def _lanes_from_memory(plan: Plan, main: Reduction, lanes: int, target: CpuTarget) -> int:
+def _lanes_from_memory(
+    main: Reduction, reads: list[Access], lanes: int, target: CpuTarget
+) -> int:
     """The lanes of the vectors in which a sum is read, where that is all that takes time.
 
     That is where no cache holds the array: near ones answer faster than narrow vectors are added.
@@ -320,9 +320,7 @@ def _lanes_from_memory(plan: Plan, main: Reduction, lanes: int, target: CpuTarge
     monoid = main.node.arg.monoid
     if monoid.primitive is not Ops.ADD or is_dear(main.node.src):
         return lanes
-    nbytes = max([iterations(each.axes) * itemsize(each.array.dtype)
-                  for each in plan.facts.accesses])
-    if nbytes < target.l3_bytes:
+    if max(map(nbytes_of, reads)) < target.l3_bytes:
         return lanes
     narrow = min(target.vector_bytes, target.vector_bytes_from_memory)
     return max(lanes * narrow // target.vector_bytes, min(lanes, 2))

@@ -33,7 +33,7 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
     for access in facts.accesses:
         if not access.write or access.array in read:
             continue
-        if _nbytes(access) >= least:
+        if nbytes_of(access) >= least:
             plan.stages.append(StreamOutput(access.array.arg.slot))
 
 
@@ -71,7 +71,8 @@ def prefetch_arrays(plan: Plan, target: CpuTarget) -> None:
         plan.stages.append(Prefetch(slot, ahead, shares))
 
 
-def _nbytes(access: Access) -> int:
+def nbytes_of(access: Access) -> int:
+    """The bytes of all elements that an access meets, once for each place of its axes."""
     return iterations(access.axes) * itemsize(access.array.dtype)
 
 

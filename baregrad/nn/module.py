@@ -20,7 +20,7 @@ from baregrad.base.errors import (
 )
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.tensor import Tensor
-from baregrad.tensor.arguments import misfit_of
+from baregrad.tensor.arguments import blame_arguments
 from baregrad.tensor.core import realize_storages
 
 _SHOWN = 6  # names of one kind in an error
@@ -66,12 +66,9 @@ class Module:
         except Exception as error:
             forward = type(self).forward
             # One that was replaced, by a jitted one for instance, is the user's.
-            if not isinstance(forward, FunctionType) or not is_ours(forward.__code__):
-                raise
-            misfit = misfit_of(forward, type(self).__name__, (self, *args), kwargs)
-            if misfit is None:
-                raise
-            raise misfit from error
+            if isinstance(forward, FunctionType) and is_ours(forward.__code__):
+                blame_arguments(error, forward, type(self).__name__, (self, *args), kwargs)
+            raise
 
     def realize(self) -> Self:
         """Compute all parameters and buffers now, in one run, if they are not yet; return it.

@@ -64,29 +64,31 @@ def _explained(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             raise
         except Exception as error:
             # What our own code gives to a method is our mistake.
-            if is_ours(sys._getframe(1).f_code):
-                raise
-            misfit = misfit_of(function, name, args, kwargs)
-            if misfit is None:
-                raise
-            raise misfit from error
+            if not is_ours(sys._getframe(1).f_code):
+                blame_arguments(error, function, name, args, kwargs)
+            raise
 
     return method
 
 
-def misfit_of(
-    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> BaregradError | None:
-    """The error of the first argument that is not as it is annotated; None if all are.
+def blame_arguments(
+    error: Exception,
+    function: Callable[..., Any],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Raise, for what a function failed with, what is wrong with its arguments, if anything is.
 
-    `name` is what the error calls the function.
+    That is the first one that is not as it is annotated: DTypeError where a tensor is wanted, else
+    ArgumentError. `name` is what they call the function.
     """
     signature = inspect.signature(function)
     try:
         bound = signature.bind(*args, **kwargs).arguments
     except TypeError:
         # Python says how many there are too many, or which is missing.
-        return None
+        return
     for key, given in bound.items():
         parameter = signature.parameters[key]
         wanted = _alternatives(str(parameter.annotation))
@@ -94,12 +96,11 @@ def misfit_of(
         for value in () if parameter.kind is parameter.VAR_KEYWORD else values:
             if not any(_fits(value, each) for each in wanted):
                 kind = DTypeError if wanted == ["Tensor"] else ArgumentError
-                return kind(
+                raise kind(
                     f"{name} does not take this as `{key}`",
                     found=f"{type(value).__name__} {value!r:.40}",
                     wanted=_words(wanted),
-                )
-    return None
+                ) from error
 
 
 def _alternatives(annotation: str) -> list[str]:
