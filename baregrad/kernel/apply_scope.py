@@ -91,6 +91,9 @@ def is_chunks(table: AxisTable, name: str) -> bool:
         return False
     if axis.extent % table.grain or table.staged or facts.stages or facts.scanned:
         return False
+    if any(step.axis == name for step in table.pipelines):
+        # Of a loop over part of the axis nobody knows which iteration is the first.
+        return False
     parts: set[Node] = set()
     for node in facts.data:
         merged = table.merged.get(node)

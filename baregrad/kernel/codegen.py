@@ -26,6 +26,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
     """The passes from a loop-level KERNEL to the PROGRAM that `render` takes."""
     gpu = isinstance(target, GpuTarget)
     has_ldexp = not isinstance(target, GpuTarget) and target.has_ldexp
+    slow_underflow = isinstance(target, GpuTarget) or target.slow_underflow
     native = frozenset(map(as_dtype, target.converted_floats))
     return (
         Pass(
@@ -40,7 +41,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             "the machine has no transcendental functions",
             "loop",
             "loop",
-            lambda kernel: lower_functions(kernel, has_ldexp),
+            lambda kernel: lower_functions(kernel, has_ldexp, slow_underflow),
             ("lower-dtypes",),
         ),
         Pass(

@@ -6,7 +6,7 @@ from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Facts, itemsize, iterations, op_flops, out_axes
 from baregrad.kernel.schedule_value import Prefetch, StreamOutput
-from baregrad.kernel.tiling import Plan
+from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
 # Bytes that an access is ahead of: memory answers about when this much has been worked on.
@@ -37,7 +37,7 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
             plan.stages.append(StreamOutput(access.array.arg.slot))
 
 
-def prefetch_arrays(plan: Plan, target: CpuTarget) -> None:
+def prefetch_arrays(plan: Plan, target: CpuTarget, gone: PlannedAxis | None = None) -> None:
     """Ask ahead of time for the lines of arrays that a core's caches do not hold.
 
     Most machines notice by themselves that lines are read one after the other, but not beyond a
@@ -45,6 +45,8 @@ def prefetch_arrays(plan: Plan, target: CpuTarget) -> None:
     is in the caches already: an array that is read several times a row is asked for a row ahead, by
     all loops over the row, so that memory is never idle. Lines that are written are read first, and
     it does not wait for those if they are asked for.
+
+    gone: an axis without a loop of its own, since another loop makes its stores.
     """
     streamed = [step.param for step in plan.stages if isinstance(step, StreamOutput)]
     copied = len(streamed) < len(plan.stages)
@@ -63,7 +65,7 @@ def prefetch_arrays(plan: Plan, target: CpuTarget) -> None:
         row = _row_nbytes(accesses, target)
         if not row and not target.asks_ahead:
             continue
-        shares = _shares(plan, accesses, row, target) if row and not copied else ()
+        shares = _shares(plan, accesses, row, target, gone) if row and not copied else ()
         ahead = row or AHEAD_NBYTES
         plan.because("array {} is asked for {} bytes ahead: it is in memory", slot, ahead)
         if shares:
@@ -96,7 +98,7 @@ def _row_nbytes(accesses: list[Access], target: CpuTarget) -> int:
 
 
 def _shares(
-    plan: Plan, accesses: list[Access], row: int, target: CpuTarget
+    plan: Plan, accesses: list[Access], row: int, target: CpuTarget, gone: PlannedAxis | None
 ) -> tuple[tuple[str, int], ...]:
     """What the loops over a row of bytes ask for in each iteration, by the time that they take.
 
@@ -106,7 +108,7 @@ def _shares(
     units = row // unit
     rows = frozenset.intersection(*[access.axes for access in accesses])
     work = _work(plan.facts, rows)
-    of_nodes = {axis.nodes[-1]: axis for axis in plan.axes if axis.loops}
+    of_nodes = {axis.nodes[-1]: axis for axis in plan.axes if axis.loops and axis is not gone}
     loops = []
     for node, each in work.items():
         axis = of_nodes.get(node)

@@ -338,7 +338,9 @@ def _asking(
             ):
                 found[buffer] = (loops, node)
     for buffer, uses in shared.items():
-        # What all accesses have in common is where a row begins.
+        # What all accesses have in common is where a row begins; what lies behind it was read with
+        # an earlier one.
+        uses = [address for address in uses if address.constant >= 0] or uses
         common = frozenset.intersection(*[frozenset(address.fixed) for address in uses])
         row = tuple([term for term in uses[0].fixed if term in common])
         first = min(address.constant for address in uses)

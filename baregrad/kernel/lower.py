@@ -5,10 +5,11 @@ from __future__ import annotations
 from baregrad.ir.node import Node
 from baregrad.kernel.analysis import facts_of
 from baregrad.kernel.apply import scheduled
+from baregrad.kernel.delayed_stores import delay_stores
 from baregrad.kernel.heuristic import choose_schedule
 from baregrad.kernel.loop_pieces import note_plain
 from baregrad.kernel.results import Results, are_plain
-from baregrad.kernel.schedule_value import Schedule
+from baregrad.kernel.schedule_value import Pipeline, Schedule
 from baregrad.kernel.shared_copies import check_shared
 from baregrad.kernel.sharing import prepare
 from baregrad.kernel.to_loop import to_loop
@@ -29,6 +30,10 @@ def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> 
     ordered = frozenset([out.src[0].arg.slot for out in facts.ordered])
     masks = not isinstance(target, GpuTarget) and target.masks
     loop = to_loop(found, target.fma, ordered, masks, results)
+    if isinstance(target, CpuTarget):
+        for step in schedule.steps:
+            if isinstance(step, Pipeline):
+                loop = delay_stores(loop, step)
     if isinstance(target, GpuTarget):
         check_shared(loop, target)
     note_plain(loop, facts)

@@ -28,9 +28,11 @@ from baregrad.kernel.shared_copies import Copy
 from baregrad.kernel.shared_layouts import layout_of
 
 if TYPE_CHECKING:
-    from baregrad.kernel.axes import AxisTable
+    from baregrad.kernel.axes import Axis, AxisTable
 
 ENGINES = ("lanes", "async")
+# A CPU has nothing that copies beside its threads, but its stores are under way by themselves.
+CPU_ENGINE = "stores"
 # The first compute capability with copies that threads need not wait for.
 ASYNC_SINCE = (8, 0)
 ASYNC_BYTES = (4, 8, 16)
@@ -43,10 +45,9 @@ def check_pipeline(table: AxisTable, step: Pipeline) -> None:
     """Raise ScheduleError where a step's loop cannot be pipelined, as far as its axes tell."""
     axis = table.axis(step.axis, step)
     if table.gpu is None:
-        raise ScheduleError(
-            f"{step} is not legal: a CPU's thread makes its copies itself, one after the other",
-            wanted="a GPU",
-        )
+        _check_stores(table, axis, step)
+        table.pipelines.append(step)
+        return
     if step.engine not in ENGINES:
         raise ScheduleError(
             f"{step} names an engine that is not there", found=step.engine,
@@ -72,6 +73,32 @@ def check_pipeline(table: AxisTable, step: Pipeline) -> None:
         raise ScheduleError(f"{step} is not legal: the loop is pipelined already")
     axis.whole = "copies are begun ahead along the axis"
     table.pipelines.append(step)
+
+
+def _check_stores(table: AxisTable, axis: Axis, step: Pipeline) -> None:
+    """Raise ScheduleError where a CPU's loop cannot store what the iteration before computed."""
+    if step.engine != CPU_ENGINE:
+        raise ScheduleError(
+            f"{step} is not legal: a CPU's thread makes its copies itself, one after the other",
+            wanted=f"a GPU, or engine={CPU_ENGINE!r}",
+        )
+    if step.depth != 2:
+        raise ScheduleError(
+            f"{step} is not legal: stores wait for the next iteration", found=step.depth, wanted="2"
+        )
+    if axis.reduced or axis.unit not in ("loop", "pool") or axis.extent in (0, 1):
+        raise ScheduleError(
+            f"{step} is not legal: wanted a loop of several iterations, each with its own stores",
+            found=f"{axis.name} of {axis.extent} on {axis.unit}",
+        )
+    if axis.unit == "pool" and table.grain == 1:
+        raise ScheduleError(
+            f"{step} is not legal: threads take the iterations one by one",
+            found="grain=1", wanted="chunks of several",
+        )
+    if table.pipelines:
+        raise ScheduleError(f"{step} is not legal: the stores of a loop are delayed already")
+    axis.whole = "stores are delayed along the axis"
 
 
 def slots_of(
@@ -120,7 +147,8 @@ def check_applied(
                 f"{request} is not legal: no {what} runs along all of these axes, inside its bounds"
             )
     for step in table.pipelines:
-        if step not in applied:
+        # What is asked of stores is seen at the loop level.
+        if step not in applied and step.engine != CPU_ENGINE:
             raise ScheduleError(
                 f"{step} is not legal: no copy is made anew in each iteration of the loop",
                 hint="stage an input that is read along the axis, but not over it",

@@ -190,6 +190,9 @@ class Pipeline:
     A copy then has `depth` slots, taken in turns: while one is read the next are on their way. With
     the engine `lanes` the threads hold what comes in registers and store it once the iteration is
     computed; with `async` it goes from memory to the slot by itself.
+
+    On a CPU, with the engine `stores`: what an iteration stores in its last loop is stored in the
+    first loop of the next iteration.
     """
 
     axis: str

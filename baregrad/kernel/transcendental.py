@@ -7,6 +7,7 @@ Results do not depend on the vector width or on the machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes
@@ -100,24 +101,28 @@ FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
         Ops.THREEFRY: threefry,
     }
 )
-# The same where the machine multiplies by a power of two in one instruction.
-LDEXP_FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
-    {
-        **FUNCTIONS,
-        Ops.EXP: transcendental_exp.exp_by_ldexp,
-        Ops.EXP2: transcendental_exp.exp2_by_ldexp,
-    }
-)
+
+
+def _by_ldexp(slow_underflow: bool) -> MappingProxyType[Op, Callable[..., Node]]:
+    exp = partial(transcendental_exp.exp_by_ldexp, slow_underflow=slow_underflow)
+    exp2 = partial(transcendental_exp.exp2_by_ldexp, slow_underflow=slow_underflow)
+    return MappingProxyType({**FUNCTIONS, Ops.EXP: exp, Ops.EXP2: exp2})
+
+
+# The same where the machine multiplies by a power of two in one instruction, by whether that takes
+# long for what is rounded to 0.
+LDEXP_FUNCTIONS = MappingProxyType({slow: _by_ldexp(slow) for slow in (False, True)})
 _MASK = mask_of(FUNCTIONS)
 _REDUCE = Ops.REDUCE.bit
 
 
-def lower_functions(kernel: Node, has_ldexp: bool = False) -> Node:
+def lower_functions(kernel: Node, has_ldexp: bool = False, slow_underflow: bool = True) -> Node:
     """A loop-level KERNEL with the functions of `FUNCTIONS` written out.
 
-    has_ldexp: the machine has an instruction for LDEXP. Bits do not depend on that.
+    has_ldexp: the machine has an instruction for LDEXP; slow_underflow: which takes long for what
+    is rounded to 0. Bits do not depend on that.
     """
-    functions = LDEXP_FUNCTIONS if has_ldexp else FUNCTIONS
+    functions = LDEXP_FUNCTIONS[slow_underflow] if has_ldexp else FUNCTIONS
 
     def visit(node: Node) -> Node | None:
         rule = functions.get(node.op)

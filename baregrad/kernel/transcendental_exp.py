@@ -45,20 +45,22 @@ def exp(x: Node) -> Node:
     return f.scaled_by_power(power, held)
 
 
-def exp_by_ldexp(x: Node) -> Node:
-    """e**x by LDEXP: the bits of `exp`."""
+def exp_by_ldexp(x: Node, slow_underflow: bool) -> Node:
+    """e**x by LDEXP: the bits of `exp`.
+
+    slow_underflow: the processor takes a hundred times as long for what is rounded to 0. Where 0 is
+    chosen, LDEXP is masked, and takes no longer.
+    """
     f = builder_of(x.dtype)
     low, high = (limit * math.log(2.0) for limit in f.power_limits)
-    power, n, _ = _split_exp(f, f.at_most(x, high), 0, 1.0)
-    return _unless_below(f, x, low, f.op(Ops.LDEXP, power, n))
+    bounded = f.at_most(x if slow_underflow else f.at_least(x, low), high)
+    power, n, _ = _split_exp(f, bounded, 0, 1.0)
+    value = f.op(Ops.LDEXP, power, n)
+    return _unless_below(f, x, low, value) if slow_underflow else value
 
 
 def _unless_below(f: FloatBuilder, x: Node, low: float, value: Node) -> Node:
-    """A value, or 0 where x is below a limit.
-
-    Processors take a hundred times as long for what is rounded to 0: where it is chosen, LDEXP is
-    masked, and takes no longer.
-    """
+    """A value, or 0 where x is below a limit."""
     return f.where(f.less(x, f.c(low)), f.c(0.0), value)
 
 
@@ -92,14 +94,14 @@ def exp2(x: Node) -> Node:
     return f.scaled_by_power(_scaled_power(f, r, f.power_scale), held)
 
 
-def exp2_by_ldexp(x: Node) -> Node:
-    """2**x by LDEXP: the bits of `exp2`."""
+def exp2_by_ldexp(x: Node, slow_underflow: bool) -> Node:
+    """2**x by LDEXP: the bits of `exp2`; see `exp_by_ldexp`."""
     f = builder_of(x.dtype)
     low, high = f.power_limits
-    bounded = f.at_most(x, high)
+    bounded = f.at_most(x if slow_underflow else f.at_least(x, low), high)
     n, _ = f.round_scaled(bounded, 1.0)
     value = f.op(Ops.LDEXP, _scaled_power(f, f.sub(bounded, n), 1.0), n)
-    return _unless_below(f, x, low, value)
+    return _unless_below(f, x, low, value) if slow_underflow else value
 
 
 def _without_integer(f: FloatBuilder, x: Node) -> tuple[Node, Node]:

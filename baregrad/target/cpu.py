@@ -36,7 +36,8 @@ class CpuTarget:
     `asks_ahead`: whether it does so faster where lines are asked for ahead of time;
     `vector_bytes_from_memory`: in vectors of how many bytes, at most, a sum does. Arrays of
     `streamed_bytes` are written past the caches even where the last one could hold them, by kernels
-    that work on row after row those of `streamed_row_bytes`.
+    that work on row after row those of `streamed_row_bytes`. `slow_underflow`: whether arithmetic
+    whose result is rounded to 0 takes a hundred times as long.
     `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least of them,
     `extras` what it would use besides.
     """
@@ -63,6 +64,7 @@ class CpuTarget:
     vector_bytes_from_memory: int = 64
     streamed_bytes: int = 32 * MIB
     streamed_row_bytes: int = 32 * MIB
+    slow_underflow: bool = True
 
     @property
     def converted_floats(self) -> tuple[str, ...]:
@@ -103,7 +105,8 @@ class CpuTarget:
     @property
     def key(self) -> str:
         """What compiled code depends on, as text for cache keys: not the cores or caches."""
-        return f"{self.name}:{self.llvm_cpu}:{','.join(self.features)}"
+        underflow = "" if self.slow_underflow else ":underflow"
+        return f"{self.name}:{self.llvm_cpu}:{','.join(self.features)}{underflow}"
 
 
 # What a row must have, and what its code uses besides where the host has it; neither list changes
@@ -154,19 +157,22 @@ CPU_ROWS = (
 )
 
 
-# How cores read and write what is in memory, by the system's name of their vendor. Intel's follow
+# How cores read and write what is in memory, and what else differs between those of one width, by
+# the system's name of their vendor. Intel's follow
 # each page of a row by itself, so several rows have more lines under way, and stop at its end. A
 # core of Zen 4 sums a matrix of 64 MiB in 2.7 ms row by row, and in 4.3 four rows at once; two that
 # share a last cache take 1.41 ms in vectors of 64 bytes, and 1.34 in those of 32. x+1 of 16 MiB
 # takes two of them 0.55 ms, and 0.61 where lines are asked for ahead of time; a layernorm of 16 MiB
-# takes 0.91 ms by way of its caches, and 0.71 past them, where an Intel core gains nothing.
-_MEMORY: MappingProxyType[str, Mapping[str, Any]] = MappingProxyType({
+# takes 0.91 ms by way of its caches, and 0.71 past them, where an Intel core gains nothing. A
+# VSCALEFPS of Zen 4 takes 2 cycles whatever comes out.
+_VENDORS: MappingProxyType[str, Mapping[str, Any]] = MappingProxyType({
     "AuthenticAMD": MappingProxyType(
         {
             "rows_from_memory": 1,
             "asks_ahead": False,
             "vector_bytes_from_memory": 32,
             "streamed_row_bytes": 16 * MIB,
+            "slow_underflow": False,
         }
     ),
 })
@@ -183,7 +189,7 @@ def cpu_row(features: frozenset[str], vendor: str = "") -> CpuTarget:
     for row in CPU_ROWS:
         if known.issuperset(row.needs):
             used = row.needs + tuple(name for name in row.extras if name in known)
-            return replace(row, features=used, **_MEMORY.get(vendor, {}))
+            return replace(row, features=used, **_VENDORS.get(vendor, {}))
     raise UnsupportedDevice(
         "no row for this CPU",
         found=", ".join(sorted(features)) or "no features",

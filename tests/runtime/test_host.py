@@ -55,16 +55,16 @@ def test_without_leave_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "rows", "ahead", "nbytes", "streamed"),
+    ("vendor", "rows", "ahead", "nbytes", "streamed", "slow"),
     (
-        ("AuthenticAMD", 1, False, 32, 16),
-        ("GenuineIntel", 4, True, 64, 32),
-        (None, 4, True, 64, 32),
+        ("AuthenticAMD", 1, False, 32, 16, False),
+        ("GenuineIntel", 4, True, 64, 32, True),
+        (None, 4, True, 64, 32, True),
     ),
 )
 def test_the_vendor_tells_how_memory_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str | None, rows: int, ahead: bool,
-    nbytes: int, streamed: int,
+    nbytes: int, streamed: int, slow: bool,
 ) -> None:
     named = f"vendor_id : {vendor}\n" if vendor else ""
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{named}flags : {FLAGS}\n\n")
@@ -73,6 +73,7 @@ def test_the_vendor_tells_how_memory_is_used(
     assert host.detect_host().vendor == (vendor or "")
     target = backends._host_target()
     assert (target.rows_from_memory, target.asks_ahead) == (rows, ahead)
+    assert target.slow_underflow == slow
     assert target.vector_bytes_from_memory == nbytes
     assert (target.streamed_row_bytes, target.streamed_bytes) == (streamed << 20, 32 << 20)
 

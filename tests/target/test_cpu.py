@@ -59,6 +59,11 @@ def test_lanes_add_products_as_the_features_say() -> None:
     assert cpu_row(V4 - {"avx512f"} | {"avx512_bf16"}).dot_instructions == ("dot4",)
 
 
+def test_what_underflow_costs_changes_the_key() -> None:
+    found = {cpu_row(V4, vendor).key for vendor in ("", "GenuineIntel", "AuthenticAMD")}
+    assert len(found) == 2
+
+
 def test_cores_and_caches_do_not_change_the_key() -> None:
     row = cpu_row(V4)
     assert dataclasses.replace(row, cores=96, l2_bytes=1).key == row.key

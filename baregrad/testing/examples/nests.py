@@ -33,6 +33,15 @@ def row_sums(m: int, n: int) -> Node:
     return kernel_of(Node(Ops.REDUCE, dtypes.float32, (param(1, m, n),), total))
 
 
+def row_shares(m: int, n: int) -> Node:
+    """p0[i0, i1] = p1[i0, i1] over the sum of p1[i0, r2] over r2."""
+    x = param(1, m, n)
+    total = Node(Ops.REDUCE, dtypes.float32, (x,), Reduce(primitive(Ops.ADD, dtypes.float32), (1,)))
+    column = Node(Ops.RESHAPE, dtypes.float32, (total,), (m, 1))
+    wide = Node(Ops.EXPAND, dtypes.float32, (column,), (m, n))
+    return kernel_of(Node(Ops.DIV, dtypes.float32, (x, wide)))
+
+
 def product(m: int, n: int, k: int) -> Node:
     """p0[i0, i1] = sum of p1[i0, r2] * p2[i1, r2] over r2."""
     return kernel_of(contracted(param(1, m, k), param(2, n, k)))
