@@ -26,15 +26,16 @@ def narrowed(
     ranges: Mapping[str, Node],
     values: tuple[Node, ...],
     axes: tuple[Node, ...],
+    chunked: str,
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """A sum's values and axes, its loops without the steps at which a condition makes it zero.
 
     node: the REDUCE before it was rewritten, over `own`. pieces: of original axes. ranges: the
-    final axis of each name.
+    final axis of each name; that of `chunked` counts from the beginning of a chunk.
     """
     if node.arg.monoid.primitive is not Ops.ADD or len(values) > 1:
         return values, axes
-    found = _bounds_of_loops(node.src[0], own, pieces, ranges)
+    found = _bounds_of_loops(node.src[0], own, pieces, ranges, chunked)
     if not found or any(loop not in axes for loop in found):
         return values, axes
     value = substitute(values[0], {loop: place for loop, (_, place) in found.items()})
@@ -46,7 +47,11 @@ def narrowed(
 
 
 def _bounds_of_loops(
-    value: Node, own: list[Node], pieces: Mapping[Node, Piece], ranges: Mapping[str, Node]
+    value: Node,
+    own: list[Node],
+    pieces: Mapping[Node, Piece],
+    ranges: Mapping[str, Node],
+    chunked: str,
 ) -> dict[Node, tuple[Node, Node]]:
     """Loop -> (the shorter loop, where it runs), for a sum of `value` over the axes `own`."""
     factors = value.src if value.op is Ops.MUL else (value,)
@@ -62,7 +67,7 @@ def _bounds_of_loops(
         if loop is None:
             continue
         scale = terms.pop(inner[0])
-        rest = _outside(terms, constant, loop, pieces, ranges)
+        rest = _outside(terms, constant, loop, pieces, ranges, chunked)
         if rest is None:
             continue
         first, stop = limits.get(loop, (0, extent_of(loop)))
@@ -97,6 +102,7 @@ def _outside(
     loop: Node,
     pieces: Mapping[Node, Piece],
     ranges: Mapping[str, Node],
+    chunked: str,
 ) -> Dim | None:
     """A sum of axes in terms of loops around `loop`; None where it is none of these."""
     found: dict[Node, int] = {}
@@ -109,7 +115,7 @@ def _outside(
             around = ranges[name]
             if extent_of(around) == 1:
                 continue
-            if around.arg.bind != "loop" or around.arg.id >= loop.arg.id:
+            if around.arg.bind != "loop" or around.arg.id >= loop.arg.id or name == chunked:
                 return None
             # Bounds that change with each tile would be guessed wrong.
             if index.upper(extent_of(around)) > MOST_RESIDUES:

@@ -29,6 +29,8 @@ def residues(before: int, taps: int, stride: int) -> Node:
     "bind('i0', 'vector'), reorder('i2', 'i1', 'r4', 'r3', 'i0'), stage_input(2, 'r4', 'r3', 'i0')",
     "reorder('i2', 'i0', 'i1'), bind('i2', 'unroll')",
     "bind('i2', 'pool'), reorder('i2', 'i1')",
+    # A chunk begins anywhere: a step of the loop inside it is not the place.
+    "bind('i2', 'pool', grain=2), reorder('i2', 'i1')",
     "split('i2', outer='a', b=2, tail='t')",
     "split('r4', outer='a', b=1)",
     "bind('r4', 'unroll')",
