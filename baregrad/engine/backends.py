@@ -119,7 +119,7 @@ class ReferenceBackend:
     @cached_property
     def target(self) -> CpuTarget:
         """The row of this machine, for which lower levels are made."""
-        return _host_target()
+        return host_target()
 
     def setting(self) -> tuple[Any, ...]:
         """The level at which programs are evaluated."""
@@ -156,7 +156,7 @@ class ReferenceBackend:
         self.device.close()
 
 
-def _host_target() -> CpuTarget:
+def host_target() -> CpuTarget:
     """The row of this machine, with its own caches and cores.
 
     All cores count, whatever this process may use: results must not depend on that.
@@ -178,8 +178,6 @@ def _host_target() -> CpuTarget:
 
 def open_backend(name: str) -> Backend:
     """Open the device `name` and what compiles for it."""
-    from baregrad.assemble import default_cache
-    from baregrad.assemble.llvm import LlvmAssembler
     from baregrad.runtime import open_device
 
     if name == "REF":
@@ -191,7 +189,15 @@ def open_backend(name: str) -> Backend:
         except BaseException:
             gpu.close()
             raise
+    return cpu_backend(name, host_target())
+
+
+def cpu_backend(name: str, target: CpuTarget) -> CompiledBackend:
+    """This machine's CPU under a name, or what stands for it, and what compiles for its row."""
+    from baregrad.assemble import default_cache
+    from baregrad.assemble.llvm import LlvmAssembler
     from baregrad.render import get
+    from baregrad.runtime import open_device
 
     renderer = get(options.cpu_renderer)
     cache = default_cache()
@@ -203,7 +209,7 @@ def open_backend(name: str) -> Backend:
 
         assembler = CAssembler(None)
     device = open_device(name, assemble=llvm.assemble)
-    return CompiledBackend(name, device, Compiler(_host_target(), renderer, assembler, cache))
+    return CompiledBackend(name, device, Compiler(target, renderer, assembler, cache))
 
 
 def gpu_backend(name: str, device: Any) -> CompiledBackend:

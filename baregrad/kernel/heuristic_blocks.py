@@ -26,7 +26,7 @@ from baregrad.ir.words import WORD_NBYTES, in_word
 from baregrad.kernel.analysis import Access, Reduction, itemsize
 from baregrad.kernel.contractions import SHORT_NS, Contraction, rows_fit, shared_loop, split
 from baregrad.kernel.heuristic_contract import Machine
-from baregrad.kernel.heuristic_pool import ALONE_NS, estimate_ns
+from baregrad.kernel.heuristic_pool import estimate_ns
 from baregrad.kernel.heuristic_tiles import in_words, plan_tiles
 from baregrad.kernel.schedule_value import (
     Reorder,
@@ -213,7 +213,7 @@ def choose_sharing(
     A block of columns copies all of A, one of rows all of B. Fewer chunks copy less, more are
     shared out better where a core is slower than another. room: vectors of a panel of B.
     """
-    if nanoseconds < ALONE_NS:
+    if nanoseconds < target.alone_ns:
         return 1, False
     cores = max(target.cores, 2)
     long = nanoseconds >= SHORT_NS * target.cores

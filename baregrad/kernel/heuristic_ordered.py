@@ -45,6 +45,10 @@ def plan_ordered(plan: Plan, target: CpuTarget) -> Schedule:
         inner = {name for name, _ in vector.loops[1:]}
         rest = [n for n in rest if n in names] + [n for n in rest if n not in names]
         rest = [n for n in rest if n not in inner] + [n for n in rest if n in inner]
+    if facts.scanned:
+        # A scan's steps follow each other: no other loop is inside it.
+        steps = {name for axis in plan.axes if _serial(plan, axis) for name, _ in axis.loops}
+        rest = [n for n in rest if n not in steps] + [n for n in rest if n in steps]
     data = {name for axis in plan.axes if not axis.reduced for name, _ in axis.loops}
     return plan.schedule(first + [n for n in rest if n in data], pool)
 

@@ -12,9 +12,6 @@ from baregrad.target.cpu import CpuTarget
 # Rough rates of one core, for estimates: bytes and simple vector operations in a nanosecond.
 BYTES_PER_NS = 8.0
 VECTOR_OPS_PER_NS = 3.0
-# A kernel shorter than this is one chunk: waking a thread costs some microseconds.
-ALONE_NS = 30_000.0
-CHUNK_NS = 10_000.0
 # More leave less to wait for at the end, where threads share what is left.
 MOST_CHUNKS = 256
 
@@ -54,7 +51,7 @@ def choose_pool(
     # The estimate is of full vectors.
     lanes = target.lanes(4)
     total *= lanes // min(max([axis.size for axis in plan.vectors], default=1), lanes)
-    if total < ALONE_NS:
+    if total < target.alone_ns:
         plan.because("one thread: about {:.1f} us of work is not worth waking others", total / 1e3)
         return order, None
     best: PlannedAxis | None = None
@@ -74,7 +71,7 @@ def choose_pool(
     name, trips = best.loops[0]
     # Each chunk of an inner loop does anew what stands between the loops outside it.
     outermost = best is next(axis for axis in order if axis.loops)
-    chunk = max(total / (MOST_CHUNKS if outermost else enough), CHUNK_NS)
+    chunk = max(total / (MOST_CHUNKS if outermost else enough), target.chunk_ns)
     grain = max(1, min(round(chunk * trips / total), (trips + 1) // 2))
     grain = _rounded(grain, trips)
     plan.because(

@@ -21,7 +21,6 @@ from baregrad.ir.words import TILE, WORD_NBYTES, in_word
 from baregrad.kernel.analysis import Access
 from baregrad.kernel.contractions import SHORT_NS, Contraction, rows_fit, shared_loop, split
 from baregrad.kernel.core_tiles import SIDES, factors_of, instruction_of
-from baregrad.kernel.heuristic_pool import ALONE_NS
 from baregrad.kernel.schedule_value import (
     Reorder,
     Schedule,
@@ -102,7 +101,7 @@ def choose_sizes(found: Contraction, numbers: int, target: CpuTarget) -> Sizes:
     nanoseconds = runs * RUN_STEP_NS * (rows * columns) / SIDES[1] ** 2
     cores = max(target.cores, 1)
     chunks = 1
-    if nanoseconds >= ALONE_NS:
+    if nanoseconds >= target.alone_ns:
         chunks = cores * (2 if nanoseconds >= SHORT_NS * cores else 1)
     wanted = -(-chunks // others)
     # Copies that take long are best made once: a block of rows copies no others.

@@ -37,7 +37,8 @@ class CpuTarget:
     `vector_bytes_from_memory`: in vectors of how many bytes, at most, a sum does. Arrays of
     `streamed_bytes` are written past the caches even where the last one could hold them, by kernels
     that work on row after row those of `streamed_row_bytes`. `slow_underflow`: whether arithmetic
-    whose result is rounded to 0 takes a hundred times as long.
+    whose result is rounded to 0 takes a hundred times as long. `alone_ns`: what takes less is one
+    chunk, since waking a thread costs some microseconds; `chunk_ns`: what a chunk takes at least.
     `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least of them,
     `extras` what it would use besides.
     """
@@ -65,6 +66,8 @@ class CpuTarget:
     streamed_bytes: int = 32 * MIB
     streamed_row_bytes: int = 32 * MIB
     slow_underflow: bool = True
+    alone_ns: float = 30_000.0
+    chunk_ns: float = 10_000.0
 
     @property
     def converted_floats(self) -> tuple[str, ...]:

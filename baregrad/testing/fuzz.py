@@ -22,8 +22,10 @@ from baregrad.testing.fuzz_compare import Difference, check
 from baregrad.testing.fuzz_grow import grow
 from baregrad.testing.fuzz_program import Program
 from baregrad.testing.fuzz_shrink import script, shrink
+from baregrad.testing.large_schedules import use_large_schedules
 
 LOWERED_EVERY = 8
+LARGE_EVERY = 4
 SESSION_EVERY = 200
 
 
@@ -38,14 +40,22 @@ class Finding:
 
 
 def check_seed(seed: int) -> Finding | None:
-    """Grow and check one program; every eighth also at lower levels of the reference."""
+    """Grow and check one program; every eighth also at lower levels of the reference.
+
+    Every fourth is told of as one with the schedules of large arrays, which `fuzz` gives it.
+    """
     program = grow(seed)
     lowered = seed % LOWERED_EVERY == 0
     difference = check(program, lowered)
     if difference is None:
         return None
     small, shown = shrink(program, difference, lambda candidate: check(candidate, lowered))
-    return Finding(seed, small, shown, script(small, shown))
+    return Finding(seed, small, shown, script(small, shown, is_large(seed)))
+
+
+def is_large(seed: int) -> bool:
+    """Whether a program runs with the schedules of large arrays, where the CPU is tried."""
+    return seed % LARGE_EVERY == 1 and options.device == "CPU"
 
 
 def fuzz(
@@ -59,18 +69,20 @@ def fuzz(
     end = None if minutes is None else time.monotonic() + 60 * minutes
     with ProgressBar(programs, "fuzz") as bar, options.override(cache=False):
         for first in range(seed, seed + programs, SESSION_EVERY):
-            session = Session()
-            with use_session(session):
-                for each in range(first, min(first + SESSION_EVERY, seed + programs)):
-                    if end is not None and time.monotonic() > end:
-                        return found
+            sessions = (Session(), Session())
+            use_large_schedules(sessions[True])
+            for each in range(first, min(first + SESSION_EVERY, seed + programs)):
+                if end is not None and time.monotonic() > end:
+                    return found
+                with use_session(sessions[is_large(each)]):
                     finding = check_seed(each)
-                    if finding is not None:
-                        found.append(finding)
-                        if stop_at is not None and len(found) >= stop_at:
-                            return found
-                    bar.advance(note=f"{len(found)} different" if found else None)
-            session.close()
+                if finding is not None:
+                    found.append(finding)
+                    if stop_at is not None and len(found) >= stop_at:
+                        return found
+                bar.advance(note=f"{len(found)} different" if found else None)
+            for session in sessions:
+                session.close()
     return found
 
 

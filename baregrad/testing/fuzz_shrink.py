@@ -86,8 +86,19 @@ def _bypassed(program: Program, position: int, statement: Statement) -> Iterator
 # --- printing ------------------------------------------------------------------------------------
 
 
-def script(program: Program, difference: Difference) -> str:
-    """A Python program that needs nothing but baregrad and NumPy, and shows the difference."""
+_LARGE = (
+    "from baregrad.engine.session import current_session",
+    "from baregrad.testing.large_schedules import use_large_schedules",
+    "",
+    "use_large_schedules(current_session())",
+)
+
+
+def script(program: Program, difference: Difference, large: bool = False) -> str:
+    """A Python program that needs nothing but baregrad and NumPy, and shows the difference.
+
+    large: it had the schedules of large arrays.
+    """
     left, right = _ways(difference)
     calls = [program.data(call) for call in range(min(difference.call + 1, CALLS))]
     lines = [
@@ -98,6 +109,7 @@ def script(program: Program, difference: Difference) -> str:
         "from baregrad.base.options import options",
         "from baregrad.tensor import Tensor",
         "from baregrad.tensor.jit import jit",
+        *(_LARGE if large else ()),
         "",
         "nan, inf = np.nan, np.inf",
         "",

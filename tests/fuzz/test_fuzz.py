@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 from baregrad.base.options import options
+from baregrad.engine.backends import CompiledBackend, host_target
+from baregrad.engine.session import Session
+from baregrad.kernel import choose_schedule
+from baregrad.kernel.schedule_value import Bind
 from baregrad.testing import fuzz_compare
-from baregrad.testing.fuzz import check_seed, fuzz
+from baregrad.testing.fuzz import check_seed, fuzz, is_large
 from baregrad.testing.fuzz_compare import Difference, check
 from baregrad.testing.fuzz_grow import grow
 from baregrad.testing.fuzz_program import Program, Statement
 from baregrad.testing.fuzz_shrink import script, shrink
+from baregrad.testing.large_schedules import use_large_schedules
+from tests.kernel import kernels as k
 
 pytestmark = pytest.mark.differential
 
@@ -40,6 +46,27 @@ def test_a_hundred_thousand_programs_agree(chunk: int) -> None:
     with options.override(verify=False):
         found = [f for f in fuzz(1000, seed=1000 * chunk) if f.seed not in KNOWN]
     assert not found, "\n\n".join(finding.script for finding in found[:3])
+
+
+def test_some_programs_have_the_schedules_of_large_arrays() -> None:
+    """Threads share what one would do alone, and the script says so."""
+    assert is_large(5)
+    assert not is_large(4)
+    with options.override(device="REF"):
+        assert not is_large(5)
+    session = Session()
+    use_large_schedules(session)
+    backend = session.backend("CPU")
+    assert isinstance(backend, CompiledBackend)
+    shared = []
+    for target in (backend.compiler.target, host_target()):
+        steps = choose_schedule(k.row_reduce(6, 40), target).steps
+        shared.append(any(isinstance(step, Bind) and step.unit == "pool" for step in steps))
+    assert shared == [True, False]
+    session.close()
+    difference = Difference("eager raises", 0, "", "so")
+    assert "use_large_schedules(current_session())" in script(grow(5), difference, True)
+    assert "large" not in script(grow(5), difference)
 
 
 def test_a_seed_gives_the_same_program_and_data() -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
+from baregrad.ir.attrs import Scan
 from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node, range_node
+from baregrad.ir.node import Node, alu, const, range_node
 from baregrad.ir.op import Ops
 from baregrad.kernel import choose, lower
 from baregrad.kernel.schedule_value import Bind, Reorder, Split
@@ -54,3 +55,19 @@ def test_rows_that_meet_are_added_in_order(columns: int) -> None:
         wanted[place] += row
     found = k.run_loop(lower(node, AVX512, choose(node, AVX512).schedule), arrays)
     np.testing.assert_array_equal(found[0], wanted)
+
+
+def test_threads_share_a_scan_that_is_joined_with_its_argument() -> None:
+    """The steps of a scan stand inside all other loops, that over the two arrays as well."""
+    i, j, which, p = range_node(30, 0), range_node(400, 1), range_node(2, 2), range_node(20, 3)
+    here = k.at(k.param(1, 30, 400, 20), i, j, p)
+    running = Node(Ops.SCAN, k.F32, (here, j), Scan(primitive(Ops.MAX, k.F32)))
+    first = alu(Ops.CMPEQ, which, const(0, dtypes.index))
+    value = alu(Ops.WHERE, first, here, running)
+    node = k.kernel(k.out(k.param(0, 30, 400, 2, 20), value, i, j, which, p))
+    schedule = choose(node, AVX512).schedule
+    assert any(isinstance(step, Bind) and step.unit == "pool" for step in schedule.steps)
+    arrays = k.arguments(node)
+    found = k.run_loop(lower(node, AVX512, schedule), arrays)[0]
+    np.testing.assert_array_equal(found[:, :, 0], arrays[1])
+    np.testing.assert_array_equal(found[:, :, 1], np.maximum.accumulate(arrays[1], 1))

@@ -71,7 +71,7 @@ def test_the_vendor_tells_how_memory_is_used(
     monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
     _answer(monkeypatch, 0)
     assert host.detect_host().vendor == (vendor or "")
-    target = backends._host_target()
+    target = backends.host_target()
     assert (target.rows_from_memory, target.asks_ahead) == (rows, ahead)
     assert target.slow_underflow == slow
     assert target.vector_bytes_from_memory == nbytes
