@@ -372,7 +372,13 @@ def _ordered(outs: tuple[Node, ...], writes: list[Access]) -> frozenset[Node]:
             write.axes <= strides.keys()
             or all(axis in strides or extent_of(axis) == 1 for axis in write.axes)
         )
-        if out.arg.monoid is not None or not affine or arrays.count(write.array) > 1:
+        # Symbolic sizes have no numbers for strides, but an index each is enough. There is nothing
+        # to plan for where there is nothing to write.
+        apart = affine or (
+            write.axes <= distinct_axes(out)
+            and all(index.upper(extent_of(axis)) for axis in write.axes)
+        )
+        if out.arg.monoid is not None or not apart or arrays.count(write.array) > 1:
             found.append(out)
     return frozenset(found)
 

@@ -9,12 +9,15 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Scan
 from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node, alu, const, range_node
+from baregrad.ir.node import Node, alu, const, range_node, toposort
 from baregrad.ir.op import Ops
+from baregrad.ir.verify import verify
 from baregrad.kernel import choose, lower
 from baregrad.kernel.schedule_value import Bind, Reorder, Split
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
+from tests.render.harness import compiled, host
+from tests.render.harness import lower as linearised
 
 AVX512 = cpu_row_named("x86-64-avx512")
 
@@ -71,3 +74,24 @@ def test_threads_share_a_scan_that_is_joined_with_its_argument() -> None:
     found = k.run_loop(lower(node, AVX512, schedule), arrays)[0]
     np.testing.assert_array_equal(found[:, :, 0], arrays[1])
     np.testing.assert_array_equal(found[:, :, 1], np.maximum.accumulate(arrays[1], 1))
+
+
+def test_rows_of_a_symbolic_length_do_not_meet() -> None:
+    """Strides have no numbers then; each axis is an index of its own all the same."""
+    n = index.variable("n", 1, 4096)
+    i, j, a = range_node(64, 0), range_node(n, 1), range_node(n, 2)
+    x = k.param(1, 64, n)
+    total = k.reduce(Ops.ADD, k.at(x, i, a), a)
+    node = k.kernel(k.out(k.param(0, 64, n), alu(Ops.DIV, k.at(x, i, j), total), i, j))
+    choice = choose(node, host())
+    assert not any("keep their order" in reason for reason in choice.why())
+    loop = lower(node, host(), choice.schedule)
+    verify(loop, "loop")
+    (pool,) = [one.src[0] for one in toposort(loop)
+               if one.op is Ops.LOOP and one.src[0].arg.bind == "pool"]
+    run = compiled(linearised(loop))
+    for length in (1, 31, 300):
+        given = np.random.default_rng(length).uniform(1, 2, (64, length)).astype(np.float32)
+        found = np.zeros_like(given)
+        run([found, given], variables={"n": length}, chunks=(0, pool.src[0].arg // loop.arg.grain))
+        np.testing.assert_allclose(found, given / given.sum(1, keepdims=True), rtol=1e-5)
