@@ -528,8 +528,9 @@ class Rewriter:
             new = partial_tiles.within(node.arg.monoid, new, self.limits(choice, scope))
         if self.narrows and node.mask & Ops.GUARD.bit:
             whole = [a for a in choice if self.panels.isdisjoint(dict(choice[a].terms))]
-            chunked = "" if self.chunk is None else self.chunk[0]
-            new, axes = narrowed(node, whole, scope.pieces, scope.ranges, new, axes, chunked)
+            new, axes = narrowed(
+                node, whole, scope.pieces, lambda terms: self.finals_of(terms, scope), new, axes
+            )
         return make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
 
     def kept_piece(self, node: Node, choice: Pieces, scope: Scope) -> Node:

@@ -9,20 +9,22 @@ from __future__ import annotations
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.attrs import Alloc
+from baregrad.ir.index import Dim
 from baregrad.ir.node import (
+    NO_RANGES,
     Node,
     alu,
     const,
-    instruction,
-    make_node,
+    extent_of,
     rebuild,
     substitute,
     toposort,
     toposort_having,
 )
 from baregrad.ir.op import STATEMENTS, Op, Ops
+from baregrad.kernel.loop_blocks import Block, statement
 from baregrad.kernel.loop_pieces import load, store
+from baregrad.kernel.results import in_registers
 from baregrad.kernel.schedule_value import Pipeline
 
 # Iterations of the loop of stores that one iteration of the other loop makes, at most.
@@ -44,7 +46,7 @@ def delay_stores(kernel: Node, step: Pipeline) -> Node:
         raise _refused(step, f"{len(outer)} loops over {step.axis}", "one, with loops inside it")
     (loop,) = outer
     axis, body = loop.src
-    statements = body.src if body.op is Ops.SEQ else (body,)
+    statements = _parts(body)
     last = next((node for node in reversed(statements) if _stores_outputs(node)), None)
     if last is None:
         raise _refused(step, "no loop of stores to outputs in it", "a loop after the first one")
@@ -62,8 +64,8 @@ def delay_stores(kernel: Node, step: Pipeline) -> Node:
     taken = _taken_over(host, last, axis)
     inside = [taken if node is host else node for node in others]
     final = substitute(last, {axis: index.as_node(index.sub(axis.src[0], 1))})
-    after = _where(index.less(0, axis.src[0]), final)
-    whole = _sequence([*starts, _loop(axis, [*inside, *ends]), after])
+    after = _nest(index.less(0, axis.src[0]), final)
+    whole = _around(*starts, _nest(axis, *inside, *ends), after)
     return rebuild(kernel, lambda node: whole if node is loop else None, enter=_is_around)
 
 
@@ -98,15 +100,20 @@ def _host(
     return None
 
 
-def _times(last: Node, host: Node) -> int:
-    """How many iterations of `last` one of `host` makes; 0 if that does not come out even."""
-    extents = [node.src[0].src[0] for node in (last, host)]
-    if any(extent.op is not Ops.CONST for extent in extents):
+def times_taken(stores: Dim, trips: Dim) -> int:
+    """How many iterations of a loop of stores one of another makes; 0 if it cannot.
+
+    stores, trips: their iterations.
+    """
+    if not isinstance(stores, int) or not isinstance(trips, int):
         return 0
-    stores, trips = (int(extent.arg) for extent in extents)
     if trips < 2 or stores % trips or stores // trips > MOST_TOGETHER:
         return 0
     return stores // trips
+
+
+def _times(last: Node, host: Node) -> int:
+    return times_taken(extent_of(last.src[0]), extent_of(host.src[0]))
 
 
 def _handed_on(last: Node, first: int) -> tuple[Node, list[Node]]:
@@ -125,8 +132,7 @@ def _handed_on(last: Node, first: int) -> tuple[Node, list[Node]]:
     same = [node for node in toposort(last, enter=enter) if not varies(node) and node.mask & _LOAD]
     registers: dict[Node, Node] = {}
     for number, node in enumerate(same, first):
-        alloc = Alloc(number, "register", (), name=f"a{number}")
-        registers[node] = make_node(Ops.ALLOC, node.dtype, (), alloc)
+        registers[node] = in_registers(number, node.dtype, ())
     memo = {node: load(register, ()) for node, register in registers.items()}
     changed = rebuild(last, lambda _: None, memo=memo)
     return changed, [store(register, node, ()) for node, register in registers.items()]
@@ -148,9 +154,9 @@ def _numbers(kernel: Node) -> list[int]:
     return [node.arg.id for node in toposort_having(Ops.ALLOC.bit, kernel) if node.op is Ops.ALLOC]
 
 
-def _arrays(op: Op, statement: Node) -> set[Node]:
+def _arrays(op: Op, root: Node) -> set[Node]:
     """The arrays that the LOADs or the STOREs of a statement speak of."""
-    return {node.src[0] for node in toposort_having(op.bit, statement) if node.op is op}
+    return {node.src[0] for node in toposort_having(op.bit, root) if node.op is op}
 
 
 def _is_around(node: Node) -> bool:
@@ -158,21 +164,19 @@ def _is_around(node: Node) -> bool:
     return node.op in _AROUND
 
 
-def _loop(axis: Node, parts: list[Node]) -> Node:
-    return instruction(Ops.LOOP, dtypes.token, (axis, _sequence(parts)))
+def _parts(node: Node) -> tuple[Node, ...]:
+    """The statements of a SEQ, or the one that it is not."""
+    return node.src if node.op is Ops.SEQ else (node,)
 
 
-def _where(condition: Node, statement: Node) -> Node:
-    """A statement under a condition; alone where that surely holds."""
-    if condition.op is Ops.CONST and condition.arg:
-        return statement
-    return instruction(Ops.IF, dtypes.token, (condition, statement))
+def _nest(key: Node, *items: Node | Block) -> Block:
+    """The body of a loop over `key`, or of an IF of it."""
+    return Block(NO_RANGES, key, [*items])
 
 
-def _sequence(parts: list[Node]) -> Node:
-    """Statements in order, none of them a SEQ."""
-    flat = [each for part in parts for each in (part.src if part.op is Ops.SEQ else (part,))]
-    return flat[0] if len(flat) == 1 else instruction(Ops.SEQ, dtypes.token, tuple(flat))
+def _around(*items: Node | Block) -> Node:
+    """Statements in order."""
+    return statement(Block(NO_RANGES, None, [*items]))
 
 
 def _taken_over(host: Node, last: Node, axis: Node) -> Node:
@@ -180,9 +184,9 @@ def _taken_over(host: Node, last: Node, axis: Node) -> Node:
     own, stores = last.src
     times = _times(last, host)
     before = index.as_node(index.sub(axis, 1))
-    parts = []
+    parts: list[Node] = []
     for number in range(times):
         place = index.add(index.mul(host.src[0], times), number)
-        parts.append(substitute(stores, {own: index.as_node(place), axis: before}))
-    late = _where(alu(Ops.CMPNE, axis, const(0, dtypes.index)), _sequence(parts))
-    return _loop(host.src[0], [host.src[1], late])
+        parts += _parts(substitute(stores, {own: index.as_node(place), axis: before}))
+    late = _nest(alu(Ops.CMPNE, axis, const(0, dtypes.index)), *parts)
+    return _around(_nest(host.src[0], *_parts(host.src[1]), late))

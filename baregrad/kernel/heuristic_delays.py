@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Facts, Reduction
-from baregrad.kernel.delayed_stores import MOST_TOGETHER
+from baregrad.kernel.delayed_stores import times_taken
 from baregrad.kernel.heuristic_elementwise import is_dear
 from baregrad.kernel.loop_pieces import scoped_below
 from baregrad.kernel.pipelines import CPU_ENGINE
@@ -46,10 +46,8 @@ def late_stores(plan: Plan, order: list[PlannedAxis], pool: Bind | None) -> Late
     own = [axis for axis in plan.axes if axis.inside(first.own)]
     if len(own) != 1 or not own[0].loops:
         return None
-    trips = [axis.loops[0][1] if isinstance(axis.extent, int) else 0 for axis in (own[0], stores)]
-    if trips[0] < 2 or trips[1] % trips[0] or trips[1] // trips[0] > MOST_TOGETHER:
-        return None
-    return Late(name, stores)
+    trips = [axis.loops[0][1] if isinstance(axis.extent, int) else 0 for axis in (stores, own[0])]
+    return Late(name, stores) if times_taken(*trips) else None
 
 
 def _folded_first(facts: Facts) -> Reduction | None:
@@ -69,7 +67,7 @@ def _folded_first(facts: Facts) -> Reduction | None:
     return first if set(first.own).isdisjoint(stage.src[1:]) else None
 
 
-def delay_stores(plan: Plan, late: Late) -> None:
+def store_late(plan: Plan, late: Late) -> None:
     """Store each row while the next one is read."""
     plan.because("a row is stored while the next is read: its stores wait for memory")
     plan.stages.append(Pipeline(late.rows, engine=CPU_ENGINE))

@@ -19,7 +19,7 @@ from baregrad.kernel.analysis import (
 from baregrad.kernel.heuristic_blocks import plan_blocks
 from baregrad.kernel.heuristic_contract import Machine, plan_contraction
 from baregrad.kernel.heuristic_conv import plan_windows, windows_of
-from baregrad.kernel.heuristic_delays import delay_stores, late_stores
+from baregrad.kernel.heuristic_delays import late_stores, store_late
 from baregrad.kernel.heuristic_elementwise import is_dear, lanes_of
 from baregrad.kernel.heuristic_lanes import FOLD_OPS, accesses_below, lane_axis
 from baregrad.kernel.heuristic_pool import choose_pool
@@ -80,7 +80,7 @@ def plan_reductions(plan: Plan, target: CpuTarget) -> Schedule:
         late = late_stores(plan, order, pool)
         prefetch_arrays(plan, target, None if late is None else late.stores)
         if late is not None:
-            delay_stores(plan, late)
+            store_late(plan, late)
     return plan.schedule(names, pool)
 
 

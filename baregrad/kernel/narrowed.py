@@ -7,35 +7,35 @@ true from one step of a loop on, or up to one, is where the loop begins or ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from baregrad.ir import index
 from baregrad.ir.index import Dim
 from baregrad.ir.node import NO_RANGES, Node, extent_of, range_node, substitute
 from baregrad.ir.op import Ops
-from baregrad.kernel.axes import Piece
+from baregrad.kernel.axes import Piece, Terms
 
 # A loop around it has so few iterations that its bounds are the same for many tiles.
 MOST_RESIDUES = 4
+Finals = Callable[[Terms], list[tuple[Node, int]]]
 
 
 def narrowed(
     node: Node,
     own: list[Node],
     pieces: Mapping[Node, Piece],
-    ranges: Mapping[str, Node],
+    finals_of: Finals,
     values: tuple[Node, ...],
     axes: tuple[Node, ...],
-    chunked: str,
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """A sum's values and axes, its loops without the steps at which a condition makes it zero.
 
-    node: the REDUCE before it was rewritten, over `own`. pieces: of original axes. ranges: the
-    final axis of each name; that of `chunked` counts from the beginning of a chunk.
+    node: the REDUCE before it was rewritten, over `own`. pieces: of original axes. finals_of: the
+    final axes that terms are a sum of, chunks among them.
     """
     if node.arg.monoid.primitive is not Ops.ADD or len(values) > 1:
         return values, axes
-    found = _bounds_of_loops(node.src[0], own, pieces, ranges, chunked)
+    found = _bounds_of_loops(node.src[0], own, pieces, finals_of)
     if not found or any(loop not in axes for loop in found):
         return values, axes
     value = substitute(values[0], {loop: place for loop, (_, place) in found.items()})
@@ -47,11 +47,7 @@ def narrowed(
 
 
 def _bounds_of_loops(
-    value: Node,
-    own: list[Node],
-    pieces: Mapping[Node, Piece],
-    ranges: Mapping[str, Node],
-    chunked: str,
+    value: Node, own: list[Node], pieces: Mapping[Node, Piece], finals_of: Finals
 ) -> dict[Node, tuple[Node, Node]]:
     """Loop -> (the shorter loop, where it runs), for a sum of `value` over the axes `own`."""
     factors = value.src if value.op is Ops.MUL else (value,)
@@ -63,11 +59,11 @@ def _bounds_of_loops(
     for condition in conditions:
         terms, constant = index.linear(index.sub(*condition.src))
         inner = [axis for axis in own if axis in terms]
-        loop = _loop(inner[0], pieces, ranges) if len(inner) == 1 else None
+        loop = _loop(inner[0], pieces, finals_of) if len(inner) == 1 else None
         if loop is None:
             continue
         scale = terms.pop(inner[0])
-        rest = _outside(terms, constant, loop, pieces, ranges, chunked)
+        rest = _outside(terms, constant, loop, pieces, finals_of)
         if rest is None:
             continue
         first, stop = limits.get(loop, (0, extent_of(loop)))
@@ -86,12 +82,15 @@ def _bounds_of_loops(
     return found
 
 
-def _loop(axis: Node, pieces: Mapping[Node, Piece], ranges: Mapping[str, Node]) -> Node | None:
+def _loop(axis: Node, pieces: Mapping[Node, Piece], finals_of: Finals) -> Node | None:
     """The one loop that an axis is; None where it was split or bound."""
     piece = pieces[axis]
     if piece.start != 0 or piece.limits or len(piece.terms) != 1 or piece.terms[0][1] != 1:
         return None
-    loop = ranges[piece.terms[0][0]]
+    finals = finals_of(piece.terms)
+    if len(finals) != 1:
+        return None
+    loop = finals[0][0]
     extent = extent_of(loop)
     return loop if loop.arg.bind == "loop" and isinstance(extent, int) and extent > 1 else None
 
@@ -101,8 +100,7 @@ def _outside(
     constant: int,
     loop: Node,
     pieces: Mapping[Node, Piece],
-    ranges: Mapping[str, Node],
-    chunked: str,
+    finals_of: Finals,
 ) -> Dim | None:
     """A sum of axes in terms of loops around `loop`; None where it is none of these."""
     found: dict[Node, int] = {}
@@ -111,11 +109,10 @@ def _outside(
         if piece is None or piece.limits or not isinstance(piece.start, int):
             return None
         constant += scale * piece.start
-        for name, step in piece.terms:
-            around = ranges[name]
+        for around, step in finals_of(piece.terms):
             if extent_of(around) == 1:
                 continue
-            if around.arg.bind != "loop" or around.arg.id >= loop.arg.id or name == chunked:
+            if around.arg.bind != "loop" or around.arg.id >= loop.arg.id:
                 return None
             # Bounds that change with each tile would be guessed wrong.
             if index.upper(extent_of(around)) > MOST_RESIDUES:

@@ -39,10 +39,10 @@ class Finding:
     script: str
 
 
-def check_seed(seed: int) -> Finding | None:
+def check_seed(seed: int, large: bool = False) -> Finding | None:
     """Grow and check one program; every eighth also at lower levels of the reference.
 
-    Every fourth is told of as one with the schedules of large arrays, which `fuzz` gives it.
+    large: the session has the schedules of large arrays, which the script will say.
     """
     program = grow(seed)
     lowered = seed % LOWERED_EVERY == 0
@@ -50,7 +50,7 @@ def check_seed(seed: int) -> Finding | None:
     if difference is None:
         return None
     small, shown = shrink(program, difference, lambda candidate: check(candidate, lowered))
-    return Finding(seed, small, shown, script(small, shown, is_large(seed)))
+    return Finding(seed, small, shown, script(small, shown, large))
 
 
 def is_large(seed: int) -> bool:
@@ -74,8 +74,9 @@ def fuzz(
             for each in range(first, min(first + SESSION_EVERY, seed + programs)):
                 if end is not None and time.monotonic() > end:
                     return found
-                with use_session(sessions[is_large(each)]):
-                    finding = check_seed(each)
+                large = is_large(each)
+                with use_session(sessions[large]):
+                    finding = check_seed(each, large)
                 if finding is not None:
                     found.append(finding)
                     if stop_at is not None and len(found) >= stop_at:

@@ -124,7 +124,6 @@ def test_a_symbolic_number_of_rows_may_be_none() -> None:
 @pytest.mark.parametrize(
     ("make", "shape", "steps", "said"),
     [
-        # The values wait in the array that the loop itself fills.
         (k.layer_norm, (8, 64), "pipeline('i0', depth=3, engine='stores')", "wanted 2"),
         (k.softmax, (8, 64), "pipeline('i0')", "wanted a GPU, or engine='stores'"),
         (k.softmax, (8, 64), "pipeline('r2', engine='stores')", "several iterations"),
