@@ -49,6 +49,7 @@ from baregrad.kernel.apply_scope import (
 )
 from baregrad.kernel.apply_words import carried, dotted, packed
 from baregrad.kernel.axes import Axis, AxisTable, Piece, Terms, table_after
+from baregrad.kernel.axes_arrays import check_room
 from baregrad.kernel.input_copies import copied_places, copy_loops
 from baregrad.kernel.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.narrowed import narrowed
@@ -130,7 +131,8 @@ class Rewriter:
                 self.ranges[name] = range_node(axis.extent, position, name, axis.unit)
             if axis.extent == 0:
                 self.empty.add(name)
-            elif axis.extent == 1:
+            elif extent_of(self.ranges[name]) == 1:
+                # So is the loop inside a chunk of one iteration.
                 self.dead.add(name)
         self.flat: dict[Node, Node] = {}
         self.sums: dict[tuple[object, ...], Node] = {}
@@ -292,11 +294,13 @@ class Rewriter:
         """The final axes of named ones that are ever more than 0, with their scales."""
         found = []
         for name, scale in terms:
-            if name in self.dead:
-                continue
-            found.append((scope.ranges[name], scale))
+            if name not in self.dead:
+                found.append((scope.ranges[name], scale))
             if self.chunk is not None and name == self.chunk[0]:
-                found.append((self.chunk[1], scale * self.table.grain))
+                # Of an axis of one element there is neither.
+                chunk = self.chunk[1]
+                if name not in self.dead or extent_of(chunk) != 1:
+                    found.append((chunk, scale * self.table.grain))
         return found
 
     def offset(self, node: Node, scope: Scope) -> Node:
@@ -427,13 +431,13 @@ class Rewriter:
         """
         used = {name for axis in node.ranges for name, _ in scope.pieces[axis].terms}
         every = [name for name in step.names if name not in self.dead]
-        if not every or not used.issuperset(every) or (where is node and not in_bounds(node)):
+        if not every or not used.issuperset(step.names) or (where is node and not in_bounds(node)):
             return None
         free = [axis for axis in used if axis not in every and axis not in self.dead]
         around = [scope.ranges[name] for name in free]
         if any(axis.arg.is_tile for axis in around):
             return None
-        apart = () if self.chunk is None else (self.chunk[0],)
+        apart = frozenset(() if self.chunk is None else (self.chunk[0],))
         merged = self.table.merged
         regions = regions_of(step, node, scope.pieces, scope.ranges, self.dead, apart, merged)
         if regions is None:
@@ -447,6 +451,7 @@ class Rewriter:
             inner = "" if word is None else word.axis
             whole = where.src[0].arg.slot in self.words
             pieces, wide = without_parts(regions, scope.pieces, scope.ranges)
+            check_room(self.table, step, [region.extent for region in regions])
             copy = copy_loops(step, where, names, wide, pieces, first, gpu, inner, whole)
             ranges = {**scope.ranges, **copy.ranges}
             self.copied_ranges.append(ranges)

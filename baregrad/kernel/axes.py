@@ -17,8 +17,8 @@ from baregrad.ir import index
 from baregrad.ir.attrs import THREAD_BINDS
 from baregrad.ir.index import Dim
 from baregrad.ir.node import Node, extent_of
-from baregrad.kernel.analysis import Facts, distinct_axes, itemsize, out_axes
-from baregrad.kernel.axes_arrays import check_prefetch, check_shares, check_stream
+from baregrad.kernel.analysis import Facts, distinct_axes, out_axes
+from baregrad.kernel.axes_arrays import check_prefetch, check_room, check_shares, check_stream
 from baregrad.kernel.core_tiles import check_tiles
 from baregrad.kernel.pipelines import check_pipeline
 from baregrad.kernel.schedule_value import (
@@ -164,7 +164,7 @@ class AxisTable:
             raise ScheduleError(f"{step} names an axis twice")
         if isinstance(step, StageInput):
             check_layout(step, self.gpu is not None)
-        count = 1
+        sizes = {}
         for name in names:
             axis = self.axis(name, step)
             if not isinstance(axis.extent, int):
@@ -173,13 +173,10 @@ class AxisTable:
                 self._check_chunks(axis, self.grain, step)
             if name in self.tensorized:
                 raise ScheduleError(f"{step} is not legal: {axis.serial}", found=name)
-            if copied or name is not names[0]:
-                count *= self.grain if axis.unit == "pool" else axis.extent
-        if self.room and count * self._itemsize(step) > self.room:
-            raise ScheduleError(
-                f"{step} is not legal: the copy has no room in the caches",
-                found=f"{count * self._itemsize(step)} bytes", wanted=f"at most {self.room}",
-            )
+            sizes[name] = self.grain if axis.unit == "pool" else axis.extent
+        # Of a sum at least, whose axes move by steps of one or more.
+        groups = step.axes if copied else names[1:]
+        check_room(self, step, [sum(sizes[n] - 1 for n in g.split("+")) + 1 for g in groups])
         if isinstance(step, StageInput):
             self.staged_inputs.append(step)
         else:
@@ -194,13 +191,6 @@ class AxisTable:
                 found=f"{axis.extent} iterations in chunks of {grain}",
                 wanted="a grain that divides them",
             )
-
-    def _itemsize(self, step: StageInput | StageReduce) -> int:
-        """Bytes of the largest element that a step copies."""
-        if isinstance(step, StageReduce):
-            return max((itemsize(each.node.dtype) for each in self.facts.reductions), default=1)
-        arrays = [each.array for each in self.facts.accesses if each.array.arg.slot == step.param]
-        return max((itemsize(array.dtype) for array in arrays), default=1)
 
     def check_tiles(self) -> None:
         """Refuse tiles that are far more than registers hold."""

@@ -1,13 +1,15 @@
-"""When a step about an array as a whole is legal: past the caches, or asked for ahead of time."""
+"""When steps about arrays are legal: past the caches, asked for ahead of time, in a copy's room."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import prod
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.node import Node
 from baregrad.kernel.analysis import itemsize, out_axes
-from baregrad.kernel.schedule_value import Prefetch, StreamOutput
+from baregrad.kernel.schedule_value import Prefetch, StageInput, StageReduce, StreamOutput
 
 if TYPE_CHECKING:
     from baregrad.kernel.axes import AxisTable
@@ -36,6 +38,21 @@ def check_prefetch(table: AxisTable, step: Prefetch) -> None:
         raise ScheduleError(f"{step} is not legal: the kernel has no such array")
     if step.param in table.streamed:
         raise ScheduleError(f"{step} is not legal: what passes the caches by is not read")
+
+
+def check_room(table: AxisTable, step: StageInput | StageReduce, sizes: Iterable[int]) -> None:
+    """A copy of these extents that the caches hold; else ScheduleError."""
+    if isinstance(step, StageReduce):
+        dtypes = [each.node.dtype for each in table.facts.reductions]
+    else:
+        arrays = [each.array for each in table.facts.accesses]
+        dtypes = [array.dtype for array in arrays if array.arg.slot == step.param]
+    nbytes = prod(sizes) * max(map(itemsize, dtypes), default=1)
+    if table.room and nbytes > table.room:
+        raise ScheduleError(
+            f"{step} is not legal: the copy has no room in the caches",
+            found=f"{nbytes} bytes", wanted=f"at most {table.room}",
+        )
 
 
 def check_shares(table: AxisTable, step: Prefetch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baregrad.base.bits import round_up
-from baregrad.kernel.analysis import Access
+from baregrad.kernel.analysis import Access, itemsize
 from baregrad.kernel.schedule_value import Split, StageInput
 from baregrad.kernel.tiling import Plan, PlannedAxis
 from baregrad.kernel.window_copies import moves_of
@@ -100,7 +100,7 @@ def image_of(
     last = slides[-1]
     if min(abs(axis.stride(image) or 0) for axis in (last.axis, last.taps)) != 1:
         return None
-    row = round_up(last.reach(last.axis.size), lanes) * 4
+    row = round_up(last.reach(last.axis.size), lanes) * max(itemsize(image.array.dtype), 4)
     for axis in channels:
         row *= axis.size
     for slide in slides[1:-1]:

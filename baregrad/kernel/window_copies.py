@@ -7,7 +7,7 @@ once. Zeros around the image are part of such a copy, so that what reads it has 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Set
 from typing import NamedTuple
 
 from baregrad.ir import index
@@ -45,7 +45,7 @@ def regions_of(
     pieces: Mapping[Node, Piece],
     ranges: Mapping[str, Node],
     dead: Container[str],
-    apart: Container[str],
+    apart: Set[str],
     merged: Container[Node],
 ) -> list[Region] | None:
     """The regions that a copy is laid out over; None where axes do not reach one together.
@@ -57,12 +57,13 @@ def regions_of(
     moves: list[Mapping[Node, int]] | None = None
     found: list[Region] = []
     for group in step.axes:
-        names = [name for name in group.split("+") if name not in dead]
+        summed = group.split("+")
+        if len(summed) > 1 and not apart.isdisjoint(summed):
+            return None
+        names = [name for name in summed if name not in dead]
         if len(names) < 2:
             found += [Region(name, {name: 1}, _size(ranges[name])) for name in names]
             continue
-        if any(name in apart for name in names):
-            return None
         if moves is None:
             moves = moves_of(node, where)
             if moves is None:

@@ -66,6 +66,15 @@ def test_elements_that_windows_share_are_copied_once() -> None:
     assert [int(size) for size in re.findall(r"for \w+_copy of (\d+)", text)] == [3, 17]
 
 
+def test_a_copy_takes_the_room_of_what_windows_reach() -> None:
+    """3 lines of 17 elements, no more and no less; windows times taps would be 24 in each."""
+    schedule = parse_schedule("Schedule(stage_input(1, 'r2', 'i1+r3'))")
+    kernel = windows(8, 3, 2, 1, 1, False)
+    check(kernel, schedule, replace(AVX512, l3_bytes=3 * 17 * 4))
+    with pytest.raises(ScheduleError, match="no room in the caches"):
+        lower(kernel, replace(AVX512, l3_bytes=3 * 17 * 4 - 1), schedule)
+
+
 @pytest.mark.parametrize("axes", ["'i1+r2'", "'i0+i1'", "'i1+i1'", "'i1+r9'", "'i1+'", "'+'"])
 def test_axes_that_do_not_move_an_input_alike_are_refused(axes: str) -> None:
     schedule = parse_schedule(f"Schedule(stage_input(1, {axes}))")

@@ -1,0 +1,81 @@
+"""What the rules choose for machines with more cores and other vectors than the one at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from baregrad.ir.node import Node, alu, range_node
+from baregrad.ir.op import Ops
+from baregrad.ir.verify import verify
+from baregrad.kernel import choose_schedule, lower
+from baregrad.kernel.codegen import to_linear
+from baregrad.target.cpu import CPU_ROWS, CpuTarget
+from tests.kernel import kernels as k
+
+ROWS = pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
+
+
+def gram(n: int, depth: int, by_columns: bool = False) -> Node:
+    """The products of an array's n rows with each other, or of its columns."""
+    i, j, r = range_node(n, 0), range_node(n, 1), range_node(depth, 2)
+    x = k.param(1, depth, n) if by_columns else k.param(1, n, depth)
+    left, right = ((r, i), (r, j)) if by_columns else ((i, r), (j, r))
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, k.at(x, *left), k.at(x, *right)), r)
+    return k.kernel(k.out(k.param(0, n, n), total, i, j))
+
+
+def awkward() -> Iterator[Node]:
+    """Kernels that no tile, chunk or panel divides evenly, and large ones."""
+    for n in (33, 49, 97, 127, 129):
+        for depth in (64, 1500, 4095):
+            yield gram(n, depth)
+            yield gram(n, depth, by_columns=True)
+    for m, n, depth in ((33, 129, 1500), (97, 1, 4095), (1, 1023, 513), (255, 257, 1000)):
+        for left in (False, True):
+            for right in (False, True):
+                yield k.matmul(m, n, depth, a_t=left, b_t=right)
+    yield k.matmul(49, 33, 127, batch=5)
+    for stride, pad in ((1, 0), (1, 1), (2, 1)):
+        yield k.conv(3, 17, 33, 28, 28, 3, stride, pad)
+    # Copies of what windows of 121 taps reach: far fewer elements than windows times taps.
+    yield k.conv(1, 16, 33, 48, 48, 11, 1, 5)
+    yield k.conv(1, 64, 33, 48, 48, 11, 1, 5)
+    for m, n in ((33, 65537), (1023, 97), (65537, 3)):
+        yield k.row_reduce(m, n)
+        yield k.column_reduce(m, n)
+        yield k.softmax(m, n)
+        yield k.layer_norm(m, n)
+        yield k.arg_max(m, n)
+        yield k.transpose(m, n)
+        yield k.cumsum(m, n)
+        yield k.cumsum(m, n, along=0)
+
+
+@ROWS
+@pytest.mark.parametrize("cores", [1, 3, 4, 16, 64])
+def test_what_is_chosen_is_legal(row: CpuTarget, cores: int) -> None:
+    target = replace(row, cores=cores)
+    for kernel in awkward():
+        loop = lower(kernel, target)
+        verify(loop, "loop")
+        verify(to_linear(loop, target), "linear")
+
+
+@ROWS
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize(("n", "depth"), [(33, 68), (17, 130), (25, 9)])
+def test_products_with_itself_are_right(
+    row: CpuTarget, n: int, depth: int, by_columns: bool
+) -> None:
+    """In panels, for caches that hold little: copies of one array, and chunks of one iteration."""
+    kernel = gram(n, depth, by_columns)
+    small = replace(row, l1_bytes=1 << 13, l2_bytes=1 << 14, l3_bytes=1 << 15, cores=16)
+    arrays = k.arguments(kernel)
+    expected = k.run_kernel(kernel, arrays)
+    for target in (replace(row, cores=16), small):
+        loop = lower(kernel, target, choose_schedule(kernel, target))
+        verify(loop, "loop")
+        k.assert_equal(expected, k.run_loop(loop, arrays))
