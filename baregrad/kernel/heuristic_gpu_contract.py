@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from baregrad.base.bits import previous_power_of_two
 from baregrad.ir.node import Node, extent_of
 from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import Access, Reduction, in_bounds, offset_of
+from baregrad.kernel.analysis import Access, Reduction, in_bounds, itemsize, offset_of
 from baregrad.kernel.heuristic_gpu_matrix import plan_matrix
 from baregrad.kernel.schedule_value import Bind, Reorder, Split, StageInput
 
@@ -52,6 +52,8 @@ MOST_THREADS = 512
 LEAST_PRODUCTS = 1 << 15
 LEAST_SIDE = 16
 LEAST_DEPTH = 8
+# Rows of a panel are so far apart, at most.
+ROW_GAP_NBYTES = 16
 
 
 class Factors(NamedTuple):
@@ -89,7 +91,9 @@ def plan_tiles(plan: GpuPlan) -> bool:
         column_parts.insert(1, ("n_u", tile.vectors))
     steps.append(Split(rows, (("m_o", 0), ("m_t", tile.threads_m), ("m_u", tile.rows)), "", True))
     steps.append(Split(columns, tuple(column_parts), "", True))
-    groups = _groups(tile, m, n, outside, k, depth_tile)
+    blocks = outside * -(-m // tile.m) * -(-n // tile.n)
+    room = plan.target.shared_bytes_per_block // _nbytes_of_group(tile, factors, depth_tile)
+    groups = _groups(tile, blocks, min(k // (2 * depth_tile), room))
     inner = [("k_z", groups)] if groups > 1 else []
     steps.append(Split(depth, (("k_o", 0), *inner, ("k_i", depth_tile)), "", True))
     if groups > 1:
@@ -120,19 +124,25 @@ def _tile(m: int, n: int, outside: int) -> Tile:
     return TILES[-1]
 
 
-def _groups(tile: Tile, m: int, n: int, outside: int, k: int, depth: int) -> int:
+def _groups(tile: Tile, blocks: int, most: int) -> int:
     """Groups of a block's threads that share the summed axis, where there are few blocks."""
-    blocks = outside * -(-m // tile.m) * -(-n // tile.n)
     threads = tile.threads_m * tile.threads_n
     groups = 1
     while (
-        groups < MOST_GROUPS
+        2 * groups <= min(most, MOST_GROUPS)
         and 2 * groups * threads <= MOST_THREADS
         and blocks * threads * groups < BUSY_THREADS
-        and k >= 4 * groups * depth
     ):
         groups *= 2
     return groups
+
+
+def _nbytes_of_group(tile: Tile, factors: Factors, depth: int) -> int:
+    """Shared memory of a group: its panels, with what lies between rows, and its sums."""
+    size = max(itemsize(read.array.dtype) for read in (factors.left, factors.right))
+    rows = tile.threads_m + tile.threads_n * tile.vectors
+    panels = depth * ((tile.m + tile.n) * size + rows * ROW_GAP_NBYTES)
+    return panels + tile.threads_m * tile.threads_n * LANES * max(size, 4)
 
 
 def _size(axes: Sequence[Node]) -> int:

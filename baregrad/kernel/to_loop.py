@@ -75,8 +75,8 @@ def to_loop(
 
     With `fma`, products that are summed use one rounding. With `masks`, loads of part of a vector
     cost no more, so that sums in memory need no loop that clears them. Writes to the slots
-    `ordered` may meet, so their loops are not shared. Loops over axes bound to the grid are around
-    everything else.
+    `ordered` may meet, so no loops of theirs are shared but the parallel one. Loops over axes bound
+    to the grid are around everything else.
     """
     axes = NO_RANGES.union(*[out.axes for out in kernel.src])
     pools = [axis for axis in axes if axis.arg.bind == "pool"]
@@ -200,7 +200,8 @@ class _Builder:
             if axis is not pool or not opened:
                 self.reductions(below, path)
             needs = self.needs(below, path[-1])
-            path.append(self.nest(path[-1], axis, needs, share))
+            # Writes of two iterations of the parallel loop never meet.
+            path.append(self.nest(path[-1], axis, needs, share or axis is pool))
         self.reductions(below, path)
         if out.src[1].src and out.src[1].src[0] in self.in_place:
             return

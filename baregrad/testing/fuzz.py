@@ -39,10 +39,10 @@ class Finding:
     script: str
 
 
-def check_seed(seed: int, large: bool = False) -> Finding | None:
+def check_seed(seed: int, large: int | None = None) -> Finding | None:
     """Grow and check one program; every eighth also at lower levels of the reference.
 
-    large: the session has the schedules of large arrays, which the script will say.
+    large: the session has the schedules of large arrays, on that machine; the script will say so.
     """
     program = grow(seed)
     lowered = seed % LOWERED_EVERY == 0
@@ -70,13 +70,14 @@ def fuzz(
     with ProgressBar(programs, "fuzz") as bar, options.override(cache=False):
         for first in range(seed, seed + programs, SESSION_EVERY):
             sessions = (Session(), Session())
-            use_large_schedules(sessions[True])
+            machine = first // SESSION_EVERY
+            use_large_schedules(sessions[True], machine)
             for each in range(first, min(first + SESSION_EVERY, seed + programs)):
                 if end is not None and time.monotonic() > end:
                     return found
                 large = is_large(each)
                 with use_session(sessions[large]):
-                    finding = check_seed(each, large)
+                    finding = check_seed(each, machine if large else None)
                 if finding is not None:
                     found.append(finding)
                     if stop_at is not None and len(found) >= stop_at:

@@ -89,16 +89,15 @@ def _bypassed(program: Program, position: int, statement: Statement) -> Iterator
 _LARGE = (
     "from baregrad.engine.session import current_session",
     "from baregrad.testing.large_schedules import use_large_schedules",
-    "",
-    "use_large_schedules(current_session())",
 )
 
 
-def script(program: Program, difference: Difference, large: bool = False) -> str:
+def script(program: Program, difference: Difference, large: int | None = None) -> str:
     """A Python program that needs nothing but baregrad and NumPy, and shows the difference.
 
-    large: it had the schedules of large arrays.
+    large: it had the schedules of large arrays, on that machine.
     """
+    session = () if large is None else ("", f"use_large_schedules(current_session(), {large})")
     left, right = _ways(difference)
     calls = [program.data(call) for call in range(min(difference.call + 1, CALLS))]
     lines = [
@@ -109,7 +108,8 @@ def script(program: Program, difference: Difference, large: bool = False) -> str
         "from baregrad.base.options import options",
         "from baregrad.tensor import Tensor",
         "from baregrad.tensor.jit import jit",
-        *(_LARGE if large else ()),
+        *(() if large is None else _LARGE),
+        *session,
         "",
         "nan, inf = np.nan, np.inf",
         "",

@@ -12,13 +12,14 @@ from baregrad.engine.backends import CompiledBackend, host_target
 from baregrad.engine.session import Session
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.schedule_value import Bind
+from baregrad.target.cpu import CPU_ROWS
 from baregrad.testing import fuzz_compare
 from baregrad.testing.fuzz import check_seed, fuzz, is_large
 from baregrad.testing.fuzz_compare import Difference, check
 from baregrad.testing.fuzz_grow import grow
 from baregrad.testing.fuzz_program import Program, Statement
 from baregrad.testing.fuzz_shrink import script, shrink
-from baregrad.testing.large_schedules import use_large_schedules
+from baregrad.testing.large_schedules import machines, use_large_schedules
 from tests.kernel import kernels as k
 
 pytestmark = pytest.mark.differential
@@ -65,8 +66,18 @@ def test_some_programs_have_the_schedules_of_large_arrays() -> None:
     assert shared == [True, False]
     session.close()
     difference = Difference("eager raises", 0, "", "so")
-    assert "use_large_schedules(current_session())" in script(grow(5), difference, True)
+    assert "use_large_schedules(current_session(), 7)" in script(grow(5), difference, 7)
     assert "large" not in script(grow(5), difference)
+
+
+def test_large_schedules_are_those_of_several_machines() -> None:
+    """This one's, and older ones' that it stands for, with few cores and with many."""
+    host, *others = machines()
+    assert host.name == host_target().name
+    assert host.cores == host_target().cores
+    assert len({each.name for each in (host, *others) if each.cores == 16}) * 2 == len(others) + 1
+    if host.name == "x86-64-avx512":
+        assert {each.name for each in others} == {row.name for row in CPU_ROWS[:3]}
 
 
 def test_a_seed_gives_the_same_program_and_data() -> None:

@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from baregrad.ir.node import Node, alu, range_node
+from baregrad.dtypes import dtypes
+from baregrad.ir.monoid import primitive
+from baregrad.ir.node import Node, alu, cast, range_node
 from baregrad.ir.op import Ops
 from baregrad.ir.verify import verify
 from baregrad.kernel import choose_schedule, lower
 from baregrad.kernel.codegen import to_linear
 from baregrad.target.cpu import CPU_ROWS, CpuTarget
+from baregrad.target.gpu import GPU_ROWS, GpuTarget
 from tests.kernel import kernels as k
 
+F32 = dtypes.float32
 ROWS = pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
 
 
@@ -25,6 +29,14 @@ def gram(n: int, depth: int, by_columns: bool = False) -> Node:
     left, right = ((r, i), (r, j)) if by_columns else ((i, r), (j, r))
     total = k.reduce(Ops.ADD, alu(Ops.MUL, k.at(x, *left), k.at(x, *right)), r)
     return k.kernel(k.out(k.param(0, n, n), total, i, j))
+
+
+def scatter_middle(a: int, b: int, c: int) -> Node:
+    """Sums at places along the middle one of three axes."""
+    i, j, n = range_node(a, 0), range_node(b, 1), range_node(c, 2)
+    place = cast(k.at(k.param(2, a, b, c, dtype=dtypes.int64), i, j, n), dtypes.index)
+    value = k.at(k.param(1, a, b, c), i, j, n)
+    return k.kernel(k.out(k.param(0, a, b, c), value, i, place, n, monoid=primitive(Ops.ADD, F32)))
 
 
 def awkward() -> Iterator[Node]:
@@ -43,6 +55,8 @@ def awkward() -> Iterator[Node]:
     # Copies of what windows of 121 taps reach: far fewer elements than windows times taps.
     yield k.conv(1, 16, 33, 48, 48, 11, 1, 5)
     yield k.conv(1, 64, 33, 48, 48, 11, 1, 5)
+    yield scatter_middle(300, 2, 50)
+    yield scatter_middle(97, 129, 255)
     for m, n in ((33, 65537), (1023, 97), (65537, 3)):
         yield k.row_reduce(m, n)
         yield k.column_reduce(m, n)
@@ -62,6 +76,20 @@ def test_what_is_chosen_is_legal(row: CpuTarget, cores: int) -> None:
         loop = lower(kernel, target)
         verify(loop, "loop")
         verify(to_linear(loop, target), "linear")
+
+
+@pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
+def test_what_is_chosen_is_legal_on_gpus(row: GpuTarget) -> None:
+    """Also where blocks have little shared memory, and elements are wide."""
+    wide = [
+        k.matmul(m, n, depth, dtype=dtype)
+        for m, n, depth in ((197, 48, 2049), (31, 256, 500), (100, 255, 1500))
+        for dtype in (F32, dtypes.float64)
+    ]
+    for kernel in (*wide, *awkward()):
+        loop = lower(kernel, row)
+        verify(loop, "loop")
+        verify(to_linear(loop, row), "linear")
 
 
 @ROWS
