@@ -158,13 +158,12 @@ class AxisTable:
 
     def _stage(self, step: StageInput | StageReduce) -> None:
         """A copy in scratch memory: of a constant size, over axes that stay as they are."""
-        copied = isinstance(step, StageInput)
         names = step.names if isinstance(step, StageInput) else (step.axis, *step.axes)
         if len(set(names)) != len(names):
             raise ScheduleError(f"{step} names an axis twice")
         if isinstance(step, StageInput):
             check_layout(step, self.gpu is not None)
-        sizes = {}
+        sizes = []
         for name in names:
             axis = self.axis(name, step)
             if not isinstance(axis.extent, int):
@@ -173,13 +172,12 @@ class AxisTable:
                 self._check_chunks(axis, self.grain, step)
             if name in self.tensorized:
                 raise ScheduleError(f"{step} is not legal: {axis.serial}", found=name)
-            sizes[name] = self.grain if axis.unit == "pool" else axis.extent
-        # Of a sum at least, whose axes move by steps of one or more.
-        groups = step.axes if copied else names[1:]
-        check_room(self, step, [sum(sizes[n] - 1 for n in g.split("+")) + 1 for g in groups])
+            sizes.append(self.grain if axis.unit == "pool" else axis.extent)
         if isinstance(step, StageInput):
+            # What sums of axes reach, and so its room, is known where it is copied.
             self.staged_inputs.append(step)
         else:
+            check_room(self, step, sizes[1:])
             self.staged_reductions.append(step)
         self.staged.update(names)
 

@@ -39,6 +39,10 @@ class Tile(NamedTuple):
         """Columns of the tile."""
         return self.threads_n * self.vectors * LANES
 
+    def covering(self, m: int, n: int) -> int:
+        """How many tiles cover m rows and n columns."""
+        return -(-m // self.m) * -(-n // self.n)
+
 
 LANES = 4
 DEPTH = 16
@@ -91,7 +95,7 @@ def plan_tiles(plan: GpuPlan) -> bool:
         column_parts.insert(1, ("n_u", tile.vectors))
     steps.append(Split(rows, (("m_o", 0), ("m_t", tile.threads_m), ("m_u", tile.rows)), "", True))
     steps.append(Split(columns, tuple(column_parts), "", True))
-    blocks = outside * -(-m // tile.m) * -(-n // tile.n)
+    blocks = outside * tile.covering(m, n)
     room = plan.target.shared_bytes_per_block // _nbytes_of_group(tile, factors, depth_tile)
     groups = _groups(tile, blocks, min(k // (2 * depth_tile), room))
     inner = [("k_z", groups)] if groups > 1 else []
@@ -118,7 +122,7 @@ def _units(tile: Tile) -> tuple[str, ...]:
 def _tile(m: int, n: int, outside: int) -> Tile:
     """The largest tile that leaves blocks for the whole machine, and is not mostly empty."""
     for tile in TILES:
-        blocks = outside * -(-m // tile.m) * -(-n // tile.n)
+        blocks = outside * tile.covering(m, n)
         if blocks >= BLOCKS and 2 * m > tile.m and 2 * n > tile.n:
             return tile
     return TILES[-1]

@@ -97,7 +97,7 @@ def script(program: Program, difference: Difference, large: int | None = None) -
 
     large: it had the schedules of large arrays, on that machine.
     """
-    session = () if large is None else ("", f"use_large_schedules(current_session(), {large})")
+    use = f"use_large_schedules(current_session(), {large})"
     left, right = _ways(difference)
     calls = [program.data(call) for call in range(min(difference.call + 1, CALLS))]
     lines = [
@@ -108,8 +108,7 @@ def script(program: Program, difference: Difference, large: int | None = None) -
         "from baregrad.base.options import options",
         "from baregrad.tensor import Tensor",
         "from baregrad.tensor.jit import jit",
-        *(() if large is None else _LARGE),
-        *session,
+        *(() if large is None else (*_LARGE, "", use)),
         "",
         "nan, inf = np.nan, np.inf",
         "",

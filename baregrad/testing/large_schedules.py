@@ -25,7 +25,7 @@ def machines() -> tuple[CpuTarget, ...]:
     """The machines, this one first."""
     host = host_target()
     older = [
-        replace(row, features=row.needs)
+        row
         for row in CPU_ROWS
         if row.architecture == host.architecture and row.name != host.name
         and set(row.needs) <= set(host.features)

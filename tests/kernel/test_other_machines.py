@@ -12,7 +12,7 @@ from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node, alu, cast, range_node
 from baregrad.ir.op import Ops
 from baregrad.ir.verify import verify
-from baregrad.kernel import choose_schedule, lower
+from baregrad.kernel import lower
 from baregrad.kernel.codegen import to_linear
 from baregrad.target.cpu import CPU_ROWS, CpuTarget
 from baregrad.target.gpu import GPU_ROWS, GpuTarget
@@ -104,6 +104,6 @@ def test_products_with_itself_are_right(
     arrays = k.arguments(kernel)
     expected = k.run_kernel(kernel, arrays)
     for target in (replace(row, cores=16), small):
-        loop = lower(kernel, target, choose_schedule(kernel, target))
+        loop = lower(kernel, target)
         verify(loop, "loop")
         k.assert_equal(expected, k.run_loop(loop, arrays))
