@@ -9,8 +9,10 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node
 from baregrad.ir.op import COMPARE, Op, Ops
+from baregrad.render.llvm_casts import bitcast, cast
 from baregrad.render.llvm_dots import dot_bytes, dot_halves
 from baregrad.render.llvm_ldexp import ldexp
+from baregrad.render.llvm_modulo import modulo
 from baregrad.render.llvm_text import FunctionText, Rule, declaration_text
 from baregrad.render.llvm_types import (
     constant_text,
@@ -227,76 +229,12 @@ def _unary(f: FunctionText, node: Node) -> None:
     f.lines.append(f"  {f.define(node)} = {text}")
 
 
-def _modulo(f: FunctionText, node: Node) -> None:
-    """The remainder with the divisor's sign, from the one with the dividend's."""
-    lanes = lanes_of(node)
-    kinds, mask = value_type(node), type_text(dtypes.bool, lanes)
-    x, y = (f.use(child, lanes) for child in node.src)
-    zero = constant_text(Node(Ops.CONST, node.dtype, (), 0.0), lanes)
-    rest, nonzero, below, down, differ, wrong, moved = (next(f.unused) for _ in range(7))
-    f.lines.append(f"  {rest} = frem {kinds} {x}, {y}")
-    f.lines.append(f"  {nonzero} = fcmp une {kinds} {rest}, {zero}")
-    f.lines.append(f"  {below} = fcmp olt {kinds} {rest}, {zero}")
-    f.lines.append(f"  {down} = fcmp olt {kinds} {y}, {zero}")
-    f.lines.append(f"  {differ} = xor {mask} {below}, {down}")
-    f.lines.append(f"  {wrong} = and {mask} {differ}, {nonzero}")
-    f.lines.append(f"  {moved} = fadd {kinds} {rest}, {y}")
-    f.lines.append(
-        f"  {f.define(node)} = select {mask} {wrong}, {kinds} {moved}, {kinds} {rest}"
-    )
-
-
 def _where(f: FunctionText, node: Node) -> None:
     lanes = lanes_of(node)
     kinds = value_type(node)
     cond, x, y = [f.use(child, lanes) for child in node.src]
     mask = type_text(dtypes.bool, lanes)
     f.lines.append(f"  {f.define(node)} = select {mask} {cond}, {kinds} {x}, {kinds} {y}")
-
-
-def _cast(f: FunctionText, node: Node) -> None:
-    (x,) = node.src
-    lanes = lanes_of(node)
-    source, target = x.dtype, node.dtype
-    old, kinds = type_text(source, lanes), value_type(node)
-    operand = f.use(x, lanes)
-    if target.kind == "bool":
-        if source.kind == "bool":
-            f.names[node] = operand
-            return
-        zero = constant_text(Node(Ops.CONST, source, (), 0.0 if source.is_float else 0), lanes)
-        test = "fcmp une" if source.is_float else "icmp ne"
-        f.lines.append(f"  {f.define(node)} = {test} {old} {operand}, {zero}")
-        return
-    if source.is_float and target.is_float:
-        how = "fpext" if target.bits > source.bits else "fptrunc"
-    elif target.is_float:
-        how = "sitofp" if source.kind == "int" else "uitofp"
-    elif source.is_float:
-        sign = "s" if target.kind == "int" else "u"
-        name = f"llvm.fpto{sign}i.sat.{suffix_text(target, lanes)}.{suffix_text(source, lanes)}"
-        f.declare(name, kinds, old)
-        f.lines.append(f"  {f.define(node)} = call {kinds} @{name}({old} {operand})")
-        return
-    elif source.kind == "bool" or target.bits > source.bits:
-        how = "sext" if source.kind == "int" else "zext"
-    elif target.bits < source.bits:
-        how = "trunc"
-    else:
-        f.names[node] = operand
-        return
-    f.lines.append(f"  {f.define(node)} = {how} {old} {operand} to {kinds}")
-
-
-def _bitcast(f: FunctionText, node: Node) -> None:
-    (x,) = node.src
-    lanes = lanes_of(node)
-    old, kinds = type_text(x.dtype, lanes), value_type(node)
-    if old == kinds:
-        f.names[node] = f.use(x, lanes)
-        return
-    operand = f.use(x, lanes)
-    f.lines.append(f"  {f.define(node)} = bitcast {old} {operand} to {kinds}")
 
 
 ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
@@ -307,12 +245,12 @@ ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         **dict.fromkeys(_INTRINSICS, _intrinsic),
         Ops.FMA: _fma,
         **dict.fromkeys((Ops.NEG, Ops.NOT, Ops.ABS, Ops.RECIPROCAL), _unary),
-        Ops.MOD: _modulo,
+        Ops.MOD: modulo,
         Ops.LDEXP: ldexp,
         Ops.DOT4: dot_bytes,
         Ops.DOT2: dot_halves,
         Ops.WHERE: _where,
-        Ops.CAST: _cast,
-        Ops.BITCAST: _bitcast,
+        Ops.CAST: cast,
+        Ops.BITCAST: bitcast,
     }
 )
