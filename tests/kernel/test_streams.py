@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import ScheduleError
-from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node, alu, const
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.node import Node, alu, cast, const, range_node
 from baregrad.ir.op import Ops
 from baregrad.kernel import apply_schedule, choose_schedule, lower, parse_schedule
 from baregrad.kernel.analysis import facts_of
@@ -102,6 +102,40 @@ def test_a_large_array_is_streamed_however_large_the_shared_cache(
     target = replace(host(), l3_bytes=300 << 20)
     for kernel in (k.transpose(rows, 1024), k.elementwise(rows * 1024)):
         assert ("stream_output(0)" in str(choose_schedule(kernel, target))) == streamed
+
+
+MIB = 1 << 20
+
+
+def converted(count: int, source: DType, target: DType) -> Node:
+    i = range_node(count, 0)
+    value = cast(k.at(k.param(1, count, dtype=source), i), target)
+    return k.kernel(k.out(k.param(0, count, dtype=target), value, i))
+
+
+@pytest.mark.parametrize("last_cache", (32 * MIB, 300 * MIB))
+@pytest.mark.parametrize(
+    ("kernel", "streamed"),
+    [
+        # Of two arrays read, or of one and a row, and written.
+        (k.elementwise(8 * MIB // 4), True),
+        (k.elementwise(7 * MIB // 4), False),
+        (k.bias(2048, 2048), True),
+        (k.bias(1536, 2048), False),
+        (k.transpose(2048, 2048), True),
+        (k.transpose(1536, 2048), False),
+        # An eighth of the last cache is written, and a sixteenth of it.
+        (converted(4 * MIB, dtypes.float32, dtypes.uint8), True),
+        (converted(2 * MIB, dtypes.float64, dtypes.uint8), False),
+        (k.softmax(1536, 2048), False),
+        (k.row_reduce(4096, 4096), False),
+    ],
+)
+def test_what_is_read_leaves_no_room_in_the_last_cache(
+    kernel: Node, streamed: bool, last_cache: int
+) -> None:
+    target = replace(host(), l3_bytes=last_cache)
+    assert ("stream_output(0)" in str(choose_schedule(kernel, target))) == streamed
 
 
 def test_streams_are_said_and_parsed() -> None:
