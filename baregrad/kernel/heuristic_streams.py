@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baregrad.ir.index import upper
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Facts, itemsize, iterations, op_flops, out_axes
@@ -11,8 +12,8 @@ from baregrad.target.cpu import CpuTarget
 
 # Bytes that an access is ahead of: memory answers about when this much has been worked on.
 AHEAD_NBYTES = 2048
-# Reads of half of the last cache, and of so many bytes on any machine, leave no room for what is
-# written at the same time; less than this part of it finds some still.
+# Reads of half of the last cache, or of so many bytes where it is large, and of all second caches
+# leave no room for what is written at the same time; less than this part of it finds some still.
 CROWDED_NBYTES = 16 << 20
 CROWDED_SHARE = 8
 # The part of the second cache that what is asked for a row ahead may take.
@@ -30,7 +31,9 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
 
     What is read leaves less room: two cores of Zen 4 with 32 MiB of last cache take 0.45 ms by way
     of it for x+1 of 12 MiB and 0.50 past it, for that of 16 MiB 0.99 and 0.64, for x*y of 8 MiB
-    each 0.51 and 0.34, of 16 MiB 2.06 and 0.97.
+    each 0.51 and 0.34, of 16 MiB 2.06 and 0.97, and for y * (g - (g * y).sum(1)) of 8 MiB 0.73 and
+    0.30. Of 16 cores with second caches of 2 MiB x+1 of 16 MiB took 0.07 and 0.11 ms, x*y of 16 MiB
+    each 0.20 and 0.14.
     """
     facts = plan.facts
     if facts.ordered:
@@ -40,9 +43,9 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
     read: dict[Node, int] = {}
     for access in facts.accesses:
         if not access.write:
-            read[access.array] = max(nbytes_of(access), read.get(access.array, 0))
-    room = min(target.l3_bytes // 2, CROWDED_NBYTES)
-    crowded = not facts.reductions and sum(read.values()) >= room
+            read[access.array] = max(read_nbytes(access), read.get(access.array, 0))
+    room = max(min(target.l3_bytes // 2, CROWDED_NBYTES), target.cores * target.l2_bytes)
+    crowded = sum(read.values()) >= room
     for access in facts.accesses:
         if not access.write or access.array in read:
             continue
@@ -95,6 +98,14 @@ def prefetch_arrays(plan: Plan, target: CpuTarget, gone: PlannedAxis | None = No
 def nbytes_of(access: Access) -> int:
     """The bytes of all elements that an access meets, once for each place of its axes."""
     return iterations(access.axes) * itemsize(access.array.dtype)
+
+
+def read_nbytes(access: Access) -> int:
+    """The bytes of what an access meets, at most: windows meet some elements several times."""
+    nbytes = itemsize(access.array.dtype)
+    for extent in access.array.arg.shape:
+        nbytes *= extent if isinstance(extent, int) else upper(extent)
+    return min(nbytes, nbytes_of(access))
 
 
 def _in_line(plan: Plan, access: Access) -> bool:

@@ -127,6 +127,7 @@ def converted(count: int, source: DType, target: DType) -> Node:
         # An eighth of the last cache is written, and a sixteenth of it.
         (converted(4 * MIB, dtypes.float32, dtypes.uint8), True),
         (converted(2 * MIB, dtypes.float64, dtypes.uint8), False),
+        (k.softmax(2048, 2048), True),
         (k.softmax(1536, 2048), False),
         (k.row_reduce(4096, 4096), False),
     ],
@@ -134,8 +135,15 @@ def converted(count: int, source: DType, target: DType) -> Node:
 def test_what_is_read_leaves_no_room_in_the_last_cache(
     kernel: Node, streamed: bool, last_cache: int
 ) -> None:
-    target = replace(host(), l3_bytes=last_cache)
+    target = replace(host(), l2_bytes=MIB, l3_bytes=last_cache, cores=2)
     assert ("stream_output(0)" in str(choose_schedule(kernel, target))) == streamed
+
+
+def test_second_caches_of_many_cores_have_room() -> None:
+    target = replace(host(), l2_bytes=2 * MIB, l3_bytes=300 * MIB, cores=16)
+    for mib, streamed in ((12, False), (16, True)):
+        schedule = choose_schedule(k.elementwise(mib * MIB // 4), target)
+        assert ("stream_output(0)" in str(schedule)) == streamed
 
 
 def test_streams_are_said_and_parsed() -> None:
