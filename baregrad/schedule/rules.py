@@ -213,13 +213,18 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     if free >= outer:
         return ""
     rows = _rows(request, free, outer)
-    everything = 1.0
-    for axis in outer:
-        everything *= extent_points(axis)
+    everything = _points(outer)
     best = max(everything, survey.size[node.shape])
     if rows < ROWS and rows < best and work + everything > SERIAL_WORK:
         return f"fused it would leave {rows:.0f} rows to run in parallel"
     return ""
+
+
+def _points(axes: Iterable[Node]) -> float:
+    points = 1.0
+    for axis in axes:
+        points *= extent_points(axis)
+    return points
 
 
 def _wants_tuple(draft: Draft) -> bool:
@@ -284,11 +289,16 @@ def _marginal(fusion: Fusion, request: Request, work: float) -> float:
 def _find_home(
     fusion: Fusion, node: Node, requests: list[Request], obstacles: list[str]
 ) -> Request | None:
-    """A request that computes each element once, over its kernel's own axes, without a cycle."""
+    """A request that computes each element once, over its kernel's own axes, without a cycle.
+
+    Not one whose kernel would run in a row for it, as an optimizer's for a counter of its steps.
+    """
     size = fusion.survey.size[node.shape]
     for request, found in zip(requests, obstacles, strict=True):
         draft = request.draft
         if found or draft.sealed or request.evals > size * 1.001:
+            continue
+        if size < ROWS and _points(draft.loops) > max(size, SERIAL_WORK):
             continue
         if not is_identity(request.idx, node.shape, draft.outer):
             continue

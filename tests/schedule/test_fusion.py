@@ -8,7 +8,9 @@ import pytest
 from baregrad.dtypes import dtypes
 from baregrad.ir.node import toposort
 from baregrad.ir.op import Ops
+from baregrad.kernel import choose_schedule
 from baregrad.schedule import Decision, make_plan
+from baregrad.target.cpu import cpu_row_named
 from tests.schedule.graphs import I64, A, check, iota, param, run_plan, sink, value
 
 
@@ -141,6 +143,17 @@ def test_optimiser_updates_share_a_kernel() -> None:
     m2 = m * 0.9 + g * 0.1
     v2 = v * 0.99 + g * g * 0.01
     check([m2, v2, p - m2 / (v2.sqrt() + 1e-8)], kernels=1)
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(200, 1), (4000, 2)])
+def test_a_counter_keeps_threads_from_no_kernel(rows: int, kernels: int) -> None:
+    """A scalar that a map reads is written by the map's kernel where one thread does it anyway."""
+    x, steps = param(0, rows, 100), param(1)
+    counted = steps + 1.0
+    plan = check([x / (counted * counted), counted], kernels=kernels)
+    shared = ["'pool'" in str(choose_schedule(kernel, cpu_row_named("x86-64-avx2")))
+              for kernel in plan.kernels]
+    assert any(shared) == (kernels > 1)
 
 
 def test_dear_value_with_two_readers_is_stored_once() -> None:
