@@ -85,7 +85,10 @@ def _function(name: str, lines: Sequence[str], kind: str = "") -> list[str]:
 def _two_ways(f: FunctionText) -> str:
     """A module whose stores pass the caches by where all arrays that they go to are aligned.
 
-    Else, as with memory that is a caller's own, the same kernel with ordinary stores.
+    Else, as with memory that is a caller's own, the same kernel with ordinary stores; so too where
+    results are given the memory of what is read, as state that is changed is: its lines are in the
+    caches, and would be thrown out of them one by one. An Adam step over 16 MiB takes 5.7 ms, and
+    12 past the caches.
     """
     entry = f.signature.entry
     align = f.target.vector_bytes
@@ -95,20 +98,32 @@ def _two_ways(f: FunctionText) -> str:
         # Such stores are not in order: they must be done before the chunk is reported as done.
         f.declare("llvm.x86.sse.sfence", "void")
         fence = ["  call void @llvm.x86.sse.sfence()"]
+    places = {base.arg.slot: f"%a{base.arg.slot}" for base in f.signature.params}
     lines = []
-    total = "0"
-    for number, base in enumerate(f.streamed):
+    for slot, place in places.items():
         lines += [
-            f"  %p{number} = getelementptr ptr, ptr %buffers, i64 {base.arg.slot}",
-            f"  %a{number} = load i64, ptr %p{number}, !invariant.load !0",
-            f"  %o{number} = or i64 {total}, %a{number}",
+            f"  %p{slot} = getelementptr ptr, ptr %buffers, i64 {slot}",
+            f"  {place} = load i64, ptr %p{slot}, !invariant.load !0",
         ]
-        total = f"%o{number}"
+    streamed = [base.arg.slot for base in f.streamed]
+    others = [slot for slot in places if slot not in streamed]
+    rest, shared = "0", "false"
+    for slot in streamed:
+        lines.append(f"  %o{slot} = or i64 {rest}, {places[slot]}")
+        rest = f"%o{slot}"
+        for other in others:
+            same, either = f"%e{slot}.{other}", f"%s{slot}.{other}"
+            lines += [
+                f"  {same} = icmp eq i64 {places[slot]}, {places[other]}",
+                f"  {either} = or i1 {shared}, {same}",
+            ]
+            shared = either
     arguments = _ARGUMENTS.replace("noalias ", "")
     lines += [
-        f"  %rest = and i64 {total}, {align - 1}",
-        "  %even = icmp eq i64 %rest, 0",
-        "  br i1 %even, label %streamed, label %plain",
+        f"  %rest = and i64 {rest}, {align - 1}",
+        "  %odd = icmp ne i64 %rest, 0",
+        f"  %ordinary = or i1 %odd, {shared}",
+        "  br i1 %ordinary, label %plain, label %streamed",
         "streamed:",
         f"  call void @{entry}.streamed({arguments})",
         "  ret void",

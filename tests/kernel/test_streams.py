@@ -89,6 +89,37 @@ def test_a_streamed_map_writes_every_element(count: int, offset: int) -> None:
     assert "nontemporal" in text
 
 
+def test_a_result_in_the_place_of_what_is_read_goes_by_way_of_the_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the call of what streams taken out, only the other way writes anything."""
+    render = LlvmRenderer.render
+
+    def without_streams(*args: Any) -> str:
+        text = render(*args)
+        assert text.count("call void @k.streamed") == 1
+        return re.sub(r"  call void @k\.streamed.*", "", text)
+
+    monkeypatch.setattr(LlvmRenderer, "render", without_streams)
+    kernel = k.elementwise(4096)
+    program = linearised(lower(kernel, SMALL_CACHE, choose_schedule(kernel, SMALL_CACHE)))
+    call = compiled(program)
+    x, y, apart = (placed(np.full(4096, value, np.float32), 0) for value in (2, 1, 5))
+    call([apart, x, y])
+    np.testing.assert_array_equal(apart, 5)
+    call([y, x, y])
+    np.testing.assert_array_equal(y, 7)
+
+
+def test_what_is_read_one_row_at_a_time_is_written_so() -> None:
+    """Machines that read several rows at once fastest are given pages in turns."""
+    for rows, pages in ((1, False), (4, True)):
+        target = replace(SMALL_CACHE, rows_from_memory=rows)
+        schedule = choose_schedule(k.elementwise(12288), target)
+        assert "stream_output(0)" in str(schedule)
+        assert ("i0w=4" in str(schedule)) == pages
+
+
 def test_what_fits_the_caches_is_not_streamed() -> None:
     target = replace(host(), l3_bytes=HUGE)
     for kernel in (k.transpose(512, 512), k.elementwise(1 << 20), k.softmax(64, 64)):
