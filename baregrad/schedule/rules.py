@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, make_node
 from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
 from baregrad.schedule.access import Idx
@@ -36,6 +37,7 @@ MAX_LOADS = 24  # arrays read by one kernel
 ROWS = 16  # independent rows that keep a small machine busy
 SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
 SMALL_WORK = 4096.0
+FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
 SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
 SIBLINGS = 8  # drafts of one shape that are looked at
@@ -92,6 +94,9 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
             reason = found
     if not reason and len(requests) > 1 and node in fusion.compared:
         reason = "compared with what is made of it elsewhere"
+    if not reason and fusion.gpu:
+        if any(_is_anew_in_each_thread(fusion, node, request) for request in requests):
+            reason = "a function in float64, which each thread would compute anew"
     if not reason and node.op is Ops.PAD and is_copied_in_bands(fusion, node, requests):
         return Verdict(False, "copied by the convolution, some rows at a time")
     if not reason:
@@ -108,6 +113,8 @@ def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
         return False
     request = requests[0]
     draft = request.draft
+    if fusion.gpu and _is_anew_in_each_thread(fusion, node, request):
+        return False
     if draft.count >= MAX_OPS or draft.loads + draft.pending + len(node.src) > MAX_LOADS:
         return False
     return draft.transfer is None and request.evals <= fusion.survey.size[node.shape] * 1.001
@@ -273,6 +280,17 @@ def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> Reaso
     if inline <= stored:
         return ""
     return _Dearer(total / max(size, 1.0), inline / stored)
+
+
+def _is_anew_in_each_thread(fusion: Fusion, node: Node, request: Request) -> bool:
+    """Whether all threads of a large kernel would compute the same dear scalar.
+
+    A power in float64 is a thousand instructions: those of an Adam step over 16 MiB, of each of
+    its threads, took ten times as long on an H100 as all else.
+    """
+    if node.shape or node.dtype is not dtypes.float64 or fusion.survey.work[node] < FUNCTION_WORK:
+        return False
+    return _points(request.draft.loops) > SERIAL_WORK
 
 
 def _marginal(fusion: Fusion, request: Request, work: float) -> float:

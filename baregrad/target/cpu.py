@@ -36,9 +36,10 @@ class CpuTarget:
     writes one past the caches; `asks_ahead`: whether it reads faster where lines are asked for
     ahead of time; `vector_bytes_from_memory`: in vectors of how many bytes, at most, a sum does.
     Arrays of `streamed_bytes` are written past the caches even where the last one could hold them,
-    by kernels that work on row after row those of `streamed_row_bytes`. `slow_underflow`: whether arithmetic
-    whose result is rounded to 0 takes a hundred times as long. `alone_ns`: what takes less is one
-    chunk, since waking a thread costs some microseconds; `chunk_ns`: what a chunk takes at least.
+    by kernels that work on row after row those of `streamed_row_bytes`. `slow_underflow`: whether
+    arithmetic whose result is rounded to 0 takes a hundred times as long. `alone_ns`: what takes
+    less is one chunk, since waking a thread costs some microseconds; `chunk_ns`: what a chunk takes
+    at least.
     `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least of them,
     `extras` what it would use besides.
     """

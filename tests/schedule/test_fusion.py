@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import toposort
 from baregrad.ir.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.schedule import Decision, make_plan
 from baregrad.target.cpu import cpu_row_named
+from tests.kernel.gpu import HOPPER
 from tests.schedule.graphs import I64, A, check, iota, param, run_plan, sink, value
 
 
@@ -154,6 +155,19 @@ def test_a_counter_keeps_threads_from_no_kernel(rows: int, kernels: int) -> None
     shared = ["'pool'" in str(choose_schedule(kernel, cpu_row_named("x86-64-avx2")))
               for kernel in plan.kernels]
     assert any(shared) == (kernels > 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "kernels"),
+    [(4000, dtypes.float64, 2), (4000, dtypes.float32, 1), (200, dtypes.float64, 1)],
+)
+def test_gpu_threads_share_a_dear_scalar(rows: int, dtype: DType, kernels: int) -> None:
+    """A function in float64 is computed once before a large map, and on a CPU within its kernel."""
+    x, steps = param(0, rows, 100), param(1, dtype=dtype)
+    scaled = x * steps.exp().cast(dtypes.float32)
+    found = make_plan(sink(scaled), target=HOPPER)
+    assert len(found.kernels) == kernels
+    assert len(make_plan(sink(scaled)).kernels) == 1
 
 
 def test_dear_value_with_two_readers_is_stored_once() -> None:
