@@ -8,13 +8,11 @@ from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Facts, itemsize, iterations, op_flops, out_axes
 from baregrad.kernel.schedule_value import Prefetch, StreamOutput
 from baregrad.kernel.tiling import Plan, PlannedAxis
-from baregrad.target.cpu import CpuTarget
+from baregrad.target.cpu import CpuTarget, crowding_bytes
 
 # Bytes that an access is ahead of: memory answers about when this much has been worked on.
 AHEAD_NBYTES = 2048
-# Reads of half of the last cache, or of so many bytes where it is large, and of all second caches
-# leave no room for what is written at the same time; less than this part of it finds some still.
-CROWDED_NBYTES = 16 << 20
+# Of what passes the caches by for its size alone, the part that does beside many reads.
 CROWDED_SHARE = 8
 # The part of the second cache that what is asked for a row ahead may take.
 ROW_SHARE = 8
@@ -44,7 +42,7 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
     for access in facts.accesses:
         if not access.write:
             read[access.array] = max(read_nbytes(access), read.get(access.array, 0))
-    room = max(min(target.l3_bytes // 2, CROWDED_NBYTES), target.cores * target.l2_bytes)
+    room = crowding_bytes(target.l2_bytes, target.l3_bytes, target.cores)
     crowded = sum(read.values()) >= room
     for access in facts.accesses:
         if not access.write or access.array in read:

@@ -258,7 +258,7 @@ class Device(ABC):
             )
         source = flat_bytes(data)
         self._check_transfer(buffer, source.nbytes)
-        self._move(self._seen(buffer), source)
+        self._move(self._seen(buffer), source, fresh=False)
 
     def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
         """Copy the buffer's bytes to host memory of the same size, after all submitted work."""
@@ -267,7 +267,7 @@ class Device(ABC):
             raise DeviceError("copy_out needs memory that can be written", found="read-only memory")
         self._check_transfer(buffer, target.nbytes)
         self.synchronize()
-        self._move(target, self._seen(buffer))
+        self._move(target, self._seen(buffer), fresh=True)
 
     def duplicate(self, source: Buffer) -> Buffer:
         """Return a buffer with the same bytes in memory of its own on this device."""
@@ -293,9 +293,13 @@ class Device(ABC):
         return host_array(memory, buffer.address, buffer.nbytes)
 
     def _move(
-        self, target: np.ndarray[Any, np.dtype[np.uint8]], source: np.ndarray[Any, Any]
+        self,
+        target: np.ndarray[Any, np.dtype[np.uint8]],
+        source: np.ndarray[Any, Any],
+        *,
+        fresh: bool,
     ) -> None:
-        """Copy bytes that the host sees to as many others."""
+        """Copy bytes that the host sees to as many others, which may be fresh memory."""
         target[:] = source
 
     def _check_transfer(self, buffer: Buffer, nbytes: int) -> None:

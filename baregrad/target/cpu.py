@@ -22,6 +22,18 @@ KIB = 1024
 MIB = 1024 * 1024
 # Of memory, as all of these machines have it unless asked for more.
 PAGE_NBYTES = 4 * KIB
+# Reads of so many bytes crowd a last cache however large it is.
+CROWDING_BYTES = 16 * MIB
+
+
+def crowding_bytes(l2_bytes: int, l3_bytes: int, cores: int) -> int:
+    """Reads of how many bytes leave no room in caches for what is written at the same time.
+
+    Those of half of the last cache, if they are more than all second caches hold. `l3_bytes` of 0
+    is a size that is not known.
+    """
+    last = min(l3_bytes // 2, CROWDING_BYTES) if l3_bytes else CROWDING_BYTES
+    return max(last, cores * l2_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,26 @@ def test_copies_and_fills(device: CpuDevice, nbytes: int) -> None:
     device.submit(commands, [source])
     wanted = np.concatenate([[0xAB], data[2:], [0xAB]])
     np.testing.assert_array_equal(np.frombuffer(target.as_memoryview(), np.uint8), wanted)
+
+
+@pytest.mark.parametrize("nbytes", [4096, 5000, (1 << 19) + 63, 3 << 20])
+@pytest.mark.parametrize("offset", [0, 1, 16, 40])
+def test_large_copies_have_every_byte(nbytes: int, offset: int) -> None:
+    """Past the caches by whole lines, on a machine whose caches have no room for 4 KiB."""
+    device = open_cpu(2)
+    device.host = replace(device.host, l2_nbytes=1024, l3_nbytes=8192, cores=1)
+    data = np.random.default_rng(nbytes).integers(0, 256, nbytes + 128, np.uint8)
+    source, target = device.allocate(data.nbytes), device.allocate(data.nbytes)
+    device.copy_in(source, data)
+    device.copy_in(target, np.full(data.nbytes, 7, np.uint8))
+    commands = device.command_list()
+    commands.copy(target.view(offset, nbytes), source.view(3, nbytes), nbytes)
+    device.submit(commands)
+    found = np.frombuffer(target.contents(), np.uint8)
+    np.testing.assert_array_equal(found[offset : offset + nbytes], data[3 : 3 + nbytes])
+    assert (found[:offset] == 7).all() and (found[offset + nbytes :] == 7).all()
+    np.testing.assert_array_equal(np.frombuffer(source.contents(), np.uint8), data)
+    device.close()
 
 
 def test_times_are_taken_when_asked_for(device: CpuDevice) -> None:

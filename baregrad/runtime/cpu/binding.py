@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -53,6 +53,17 @@ class _Launch:
         return chunks, int(self.serial or 0 < work < SERIAL_WORK)
 
 
+class Entries(NamedTuple):
+    """Where the functions are that copy and fill, 0 for an executor that does so itself.
+
+    Copies of `streamed_nbytes` and more pass the caches by; None if none does.
+    """
+
+    copy: int
+    fill: int
+    streamed_nbytes: int | None
+
+
 @dataclass(slots=True)
 class _Draft:
     """The parts of a list while they are collected; places are indices of words.
@@ -96,19 +107,21 @@ class _Draft:
                 self.tail.append(_checked(value))
         return start
 
-    def add(self, command: Command, copy_entry: int, fill_entry: int) -> None:
+    def add(self, command: Command, entries: Entries) -> None:
         """Append a command."""
         if isinstance(command, Exec):
             self._add_exec(command)
             return
         if isinstance(command, Copy):
             operands = self.operands((command.target, command.source))
-            variables = self.group((command.nbytes,))
-            entry = copy_entry
+            least = entries.streamed_nbytes
+            is_streamed = least is not None and command.nbytes >= least
+            variables = self.group((command.nbytes, int(is_streamed)))
+            entry = entries.copy
         else:
             operands = self.operands((command.target,))
             variables = self.group((command.nbytes, command.byte))
-            entry = fill_entry
+            entry = entries.fill
         chunks = -(-command.nbytes // COPY_CHUNK_NBYTES)
         self.rows.append((entry, operands, variables, chunks, 0))
 
@@ -139,15 +152,14 @@ class BoundList:
     """The native form of a command list.
 
     `address` is where the executor finds it, and `scratch_nbytes` what each thread needs beside
-    it. `prepare` fills in buffers and variables. `copy_entry` and `fill_entry` are the functions
-    that do copies and fills, 0 for an executor that does them itself.
+    it. `prepare` fills in buffers and variables.
     """
 
-    def __init__(self, commands: CommandList, copy_entry: int, fill_entry: int) -> None:
+    def __init__(self, commands: CommandList, entries: Entries) -> None:
         recorded = commands.commands
         draft = _Draft(LIST_WORDS + len(recorded) * COMMAND_WORDS)
         for command in recorded:
-            draft.add(command, copy_entry, fill_entry)
+            draft.add(command, entries)
         self.device = commands.device
         self.labels = tuple(command.label for command in recorded)
         self.scratch_nbytes = 0

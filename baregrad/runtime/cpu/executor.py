@@ -52,7 +52,8 @@ COPY = "baregrad_copy"
 FILL = "baregrad_fill"
 
 # By machine: the numbers of the calls futex, gettid, sched_getaffinity and sched_setaffinity, the
-# pause of a spin loop, and the reading and setting of the floating-point control register. Kernels
+# pause of a spin loop, the reading and setting of the floating-point control register, and what
+# stores past the caches are followed by. Kernels
 # always run with the default one (round to nearest, no flushing of subnormals), whatever the
 # caller's library has set in its thread, or results would depend on the thread.
 _MACHINES = (
@@ -65,7 +66,9 @@ _MACHINES = (
   store i32 8064, ptr %fpd
   call void @llvm.x86.sse.ldmxcsr(ptr %fpd)""",
         "call void @llvm.x86.sse.ldmxcsr(ptr %fp)",
+        "call void @llvm.x86.sse.sfence()",
         """declare void @llvm.x86.sse2.pause()
+declare void @llvm.x86.sse.sfence()
 declare void @llvm.x86.sse.stmxcsr(ptr)
 declare void @llvm.x86.sse.ldmxcsr(ptr)""",
     ),
@@ -76,6 +79,7 @@ declare void @llvm.x86.sse.ldmxcsr(ptr)""",
         "%fp = call i64 @llvm.aarch64.get.fpcr()",
         "call void @llvm.aarch64.set.fpcr(i64 0)",
         "call void @llvm.aarch64.set.fpcr(i64 %fp)",
+        "fence release",
         """declare void @llvm.aarch64.hint(i32)
 declare i64 @llvm.aarch64.get.fpcr()
 declare void @llvm.aarch64.set.fpcr(i64)""",
@@ -85,7 +89,7 @@ declare void @llvm.aarch64.set.fpcr(i64)""",
 
 def executor_source(machine: str) -> str:
     """Return the executor as LLVM IR text for "x86_64" or "aarch64", Linux."""
-    for name, calls, pause, save, default, restore, declare in _MACHINES:
+    for name, calls, pause, save, default, restore, fence, declare in _MACHINES:
         if name == machine:
             text = _DATA + _WAKE + KEEP_APART + _SHARE + _PUBLISH + _SUBMIT + _WORKER
             marks = ("FUTEX", "GETTID", "GETAFFINITY", "SETAFFINITY")
@@ -100,13 +104,28 @@ def executor_source(machine: str) -> str:
                 ("SAVE_FP", save),
                 ("DEFAULT_FP", default),
                 ("RESTORE_FP", restore),
+                ("STREAM_FENCE", fence),
+                ("LINE", _line_copied()),
                 ("COPY_CHUNK", str(COPY_CHUNK_NBYTES)),
             ):
                 text = text.replace("{" + mark + "}", value)
-            return text + declare + "\n"
+            return text + declare + "\n!0 = !{i32 1}\n"
     raise UnsupportedDevice(f"the native executor does not run on {machine!r}")
 
 
+def _line_copied() -> str:
+    """A line from %s + %i to %d + %i, past the caches: the first of them must be aligned."""
+    lines = []
+    for at in range(0, 64, 16):
+        lines.append(f"""  %o{at} = add i64 %i, {at}
+  %f{at} = getelementptr i8, ptr %s, i64 %o{at}
+  %t{at} = getelementptr i8, ptr %d, i64 %o{at}
+  %v{at} = load <2 x i64>, ptr %f{at}, align 1
+  store <2 x i64> %v{at}, ptr %t{at}, align 16, !nontemporal !0""")
+    return "\n".join(lines)
+
+
+# The variables of a copy are its bytes, and whether what is written passes the caches by.
 _DATA = """
 declare i64 @syscall(i64, ...)
 declare i32 @clock_gettime(i32, ptr)
@@ -114,6 +133,7 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 define void @baregrad_copy(ptr %buffers, ptr %vars, i64 %from, i64 %to, ptr %scratch) nounwind {
+entry:
   %nbytes = load i64, ptr %vars
   %begin = mul i64 %from, {COPY_CHUNK}
   %last = mul i64 %to, {COPY_CHUNK}
@@ -125,7 +145,32 @@ define void @baregrad_copy(ptr %buffers, ptr %vars, i64 %from, i64 %to, ptr %scr
   %src = load ptr, ptr %srcp
   %d = getelementptr i8, ptr %dst, i64 %begin
   %s = getelementptr i8, ptr %src, i64 %begin
-  call void @llvm.memcpy.p0.p0.i64(ptr %d, ptr %s, i64 %size, i1 false)
+  %flagp = getelementptr i8, ptr %vars, i64 8
+  %flag = load i64, ptr %flagp
+  %place = ptrtoint ptr %d to i64
+  %beside = and i64 %place, 15
+  %aligned = icmp eq i64 %beside, 0
+  %large = icmp ne i64 %flag, 0
+  %both = and i1 %aligned, %large
+  %whole = and i64 %size, -64
+  %some = icmp sgt i64 %whole, 0
+  %streamed = and i1 %both, %some
+  br i1 %streamed, label %line, label %rest
+line:
+  %i = phi i64 [ 0, %entry ], [ %n, %line ]
+{LINE}
+  %n = add i64 %i, 64
+  %more = icmp slt i64 %n, %whole
+  br i1 %more, label %line, label %fence
+fence:
+  {STREAM_FENCE}
+  br label %rest
+rest:
+  %done = phi i64 [ 0, %entry ], [ %whole, %fence ]
+  %dr = getelementptr i8, ptr %d, i64 %done
+  %sr = getelementptr i8, ptr %s, i64 %done
+  %left = sub i64 %size, %done
+  call void @llvm.memcpy.p0.p0.i64(ptr %dr, ptr %sr, i64 %left, i1 false)
   ret void
 }
 
