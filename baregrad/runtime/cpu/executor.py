@@ -53,9 +53,9 @@ FILL = "baregrad_fill"
 
 # By machine: the numbers of the calls futex, gettid, sched_getaffinity and sched_setaffinity, the
 # pause of a spin loop, the reading and setting of the floating-point control register, and what
-# stores past the caches are followed by. Kernels
-# always run with the default one (round to nearest, no flushing of subnormals), whatever the
-# caller's library has set in its thread, or results would depend on the thread.
+# stores past the caches are followed by. Kernels always run with the default control register
+# (round to nearest, no flushing of subnormals), whatever the caller's library has set in its
+# thread, or results would depend on the thread.
 _MACHINES = (
     (
         "x86_64",
