@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baregrad.ir.index import upper
+from baregrad.ir.index import product, upper
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Facts, itemsize, iterations, op_flops, out_axes
@@ -101,10 +101,8 @@ def nbytes_of(access: Access) -> int:
 
 def read_nbytes(access: Access) -> int:
     """The bytes of what an access meets, at most: windows meet some elements several times."""
-    nbytes = itemsize(access.array.dtype)
-    for extent in access.array.arg.shape:
-        nbytes *= extent if isinstance(extent, int) else upper(extent)
-    return min(nbytes, nbytes_of(access))
+    array = access.array
+    return min(nbytes_of(access), upper(product(array.shape)) * itemsize(array.dtype))
 
 
 def _in_line(plan: Plan, access: Access) -> bool:

@@ -7,6 +7,7 @@ value: of such nodes the index is made until the kernel is put together.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -232,11 +233,16 @@ def scope_points(scope: Idx, idx: Idx, known: dict[Idx, float]) -> float:
     around = scope if count and scope[-1] in idx else scope[: hoisted(scope, idx)]
     found = known.get(around)
     if found is None:
-        found = 1.0
-        for axis in around:
-            found *= extent_points(axis)
-        known[around] = found
+        found = known[around] = points_of(around)
     return found
+
+
+def points_of(axes: Iterable[Node]) -> float:
+    """The points of some ranges together; at most, where one is symbolic."""
+    points = 1.0
+    for axis in axes:
+        points *= extent_points(axis)
+    return points
 
 
 def extent_points(axis: Node) -> float:

@@ -15,7 +15,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.attrs import Pad
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
-from baregrad.schedule.draft import Request, extent_points, ranges_of
+from baregrad.schedule.draft import Request, extent_points, points_of, ranges_of
 from baregrad.schedule.survey import LEAVES, base_of
 
 if TYPE_CHECKING:
@@ -99,8 +99,5 @@ def _slides(request: Request) -> bool:
 
 def _fills_tiles(lanes: frozenset[Node], summed: frozenset[Node]) -> bool:
     """Whether one of the first axes fills vectors, and a panel over all of the others is small."""
-    steps = 1.0
-    for axis in summed:
-        steps *= extent_points(axis)
     widest = max([extent_points(axis) for axis in lanes], default=1.0)
-    return widest >= LEAST_LANES and steps <= MOST_STEPS
+    return widest >= LEAST_LANES and points_of(summed) <= MOST_STEPS

@@ -22,6 +22,7 @@ from baregrad.schedule.draft import (
     extent_points,
     is_identity,
     loop_extents,
+    points_of,
     ranges_of,
 )
 from baregrad.schedule.padded import is_copied_in_bands
@@ -94,9 +95,6 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
             reason = found
     if not reason and len(requests) > 1 and node in fusion.compared:
         reason = "compared with what is made of it elsewhere"
-    if not reason and fusion.gpu:
-        if any(_is_anew_in_each_thread(fusion, node, request) for request in requests):
-            reason = "a function in float64, which each thread would compute anew"
     if not reason and node.op is Ops.PAD and is_copied_in_bands(fusion, node, requests):
         return Verdict(False, "copied by the convolution, some rows at a time")
     if not reason:
@@ -165,6 +163,8 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
         if reads > 1 and others + reads > MAX_LOADS:
             return f"the kernel reads {MAX_LOADS} arrays already"
     if op.bit & _ELEMENTWISE:
+        if fusion.gpu and _is_anew_in_each_thread(fusion, node, request):
+            return "a function in float64, which each thread would compute anew"
         return ""
     if op is Ops.SCAN:
         if draft.sealed or not is_identity(request.idx, node.shape, draft.outer):
@@ -220,18 +220,11 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     if free >= outer:
         return ""
     rows = _rows(request, free, outer)
-    everything = _points(outer)
+    everything = points_of(outer)
     best = max(everything, survey.size[node.shape])
     if rows < ROWS and rows < best and work + everything > SERIAL_WORK:
         return f"fused it would leave {rows:.0f} rows to run in parallel"
     return ""
-
-
-def _points(axes: Iterable[Node]) -> float:
-    points = 1.0
-    for axis in axes:
-        points *= extent_points(axis)
-    return points
 
 
 def _wants_tuple(draft: Draft) -> bool:
@@ -290,7 +283,7 @@ def _is_anew_in_each_thread(fusion: Fusion, node: Node, request: Request) -> boo
     """
     if node.shape or node.dtype is not dtypes.float64 or fusion.survey.work[node] < FUNCTION_WORK:
         return False
-    return _points(request.draft.loops) > SERIAL_WORK
+    return points_of(request.draft.loops) > SERIAL_WORK
 
 
 def _marginal(fusion: Fusion, request: Request, work: float) -> float:
@@ -316,7 +309,7 @@ def _find_home(
         draft = request.draft
         if found or draft.sealed or request.evals > size * 1.001:
             continue
-        if size < ROWS and _points(draft.loops) > max(size, SERIAL_WORK):
+        if size < ROWS and points_of(draft.loops) > SERIAL_WORK:
             continue
         if not is_identity(request.idx, node.shape, draft.outer):
             continue

@@ -51,9 +51,8 @@ class CpuTarget:
     by kernels that work on row after row those of `streamed_row_bytes`. `slow_underflow`: whether
     arithmetic whose result is rounded to 0 takes a hundred times as long. `alone_ns`: what takes
     less is one chunk, since waking a thread costs some microseconds; `chunk_ns`: what a chunk takes
-    at least.
-    `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least of them,
-    `extras` what it would use besides.
+    at least. `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least
+    of them, `extras` what it would use besides.
     """
 
     name: str

@@ -143,7 +143,8 @@ class CpuDevice(Device):
         if commands is None:
             commands = self.command_list()
             commands.copy(Slot(0), Slot(1), nbytes)
-            self._bind(commands, streams=not fresh)
+            with self._lock:
+                self._bind(commands, streams=not fresh)
         self.submit(commands, (self.wrap(target), self.wrap(source, readonly=True)))
         self._copies[nbytes, fresh] = commands
         if len(self._copies) > _COPIES_KEPT:
