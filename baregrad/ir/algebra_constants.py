@@ -66,7 +66,7 @@ CONSTANT_RULES = (
         name="fold-constants",
         law="op(c1, c2, ...) → c, if every source is a constant",
         reason="what is known now need not be computed later",
-        pattern=Pattern(tuple(ELEMENTWISE), each=number(""), kinds=values),
+        pattern=Pattern(tuple(ELEMENTWISE - {Ops.LOOKUP}), each=number(""), kinds=values),
         build=_fold,
         example=_fold_example,
     ),

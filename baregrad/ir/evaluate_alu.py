@@ -382,6 +382,9 @@ def apply(
 
 def apply_scalar_op(node: Node, *operands: npt.ArrayLike) -> Array:
     """The value of an elementwise node, given the values of its sources."""
+    if node.op is Ops.LOOKUP:
+        table = round_to(np.array(node.arg, np.float64), node.dtype)
+        return np.asarray(table[np.asarray(operands[0]) & (len(node.arg) - 1)])
     return apply(node.op, node.dtype, [child.dtype for child in node.src], operands)
 
 

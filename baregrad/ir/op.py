@@ -161,6 +161,14 @@ class _Table:
         "CAST", "convert", ALL, 1, "to the node's dtype, C rules; float to int saturates, NaN -> 0"
     )
     BITCAST = _r("BITCAST", "convert", ALL, 1, "the same bits as the node's dtype, of equal size")
+    LOOKUP = _r(
+        "LOOKUP",
+        "convert",
+        LL,
+        1,
+        "the number of a table at an unsigned place, modulo the table's length, a power of two",
+        attribute="tuple[float]",
+    )
 
     # movement: views, they cost no copy
     RESHAPE = _r(
@@ -405,7 +413,7 @@ BINARY = frozenset(row for row in all_ops() if row.family == "binary")
 TERNARY = frozenset(row for row in all_ops() if row.family == "ternary")
 COMPARE = frozenset((Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE))
 ALU = UNARY | BINARY | TERNARY
-ELEMENTWISE = ALU | frozenset((Ops.CAST, Ops.BITCAST))
+ELEMENTWISE = ALU | frozenset((Ops.CAST, Ops.BITCAST, Ops.LOOKUP))
 MOVEMENT = frozenset(row for row in all_ops() if row.family == "movement")
 STATEMENTS = frozenset(row for row in all_ops() if row.family == "statement")
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed

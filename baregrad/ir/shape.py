@@ -253,6 +253,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.IOTA: _iota,
         Ops.CAST: _like_first,
         Ops.BITCAST: _like_first,
+        Ops.LOOKUP: _like_first,
         Ops.RESHAPE: _reshape,
         Ops.PERMUTE: _permute,
         Ops.EXPAND: _expand,

@@ -79,6 +79,8 @@ def elementwise_rule(node: Node) -> str | None:
         return "CAST of an effect" if dtypes.token in (source, target) else None
     if op is Ops.BITCAST:
         return _bitcast(node)
+    if op is Ops.LOOKUP:
+        return _lookup(node)
     operands = node.src
     if op is Ops.DOT2:
         found = tuple([each.dtype for each in (*operands, node)])
@@ -106,6 +108,15 @@ def _bitcast(node: Node) -> str | None:
     source, target = node.src[0].dtype, node.dtype
     if not source.bits or source.bits != target.bits:
         return f"BITCAST of {source} to {target}: the sizes differ"
+    return None
+
+
+def _lookup(node: Node) -> str | None:
+    place, length = node.src[0].dtype, len(node.arg)
+    if place.kind != "uint" or node.dtype.kind != "float" or node.dtype.storage_only:
+        return f"LOOKUP of {node.dtype} at {place}, wanted floats at an unsigned integer"
+    if not length or length & (length - 1):
+        return f"LOOKUP in a table of {length} numbers, wanted a power of two"
     return None
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from baregrad.dtypes import as_dtype
 from baregrad.ir.node import Node
+from baregrad.ir.op import Op
 from baregrad.ir.passes import Pass
 from baregrad.kernel.linearise import linearise
 from baregrad.kernel.lower_dtypes import lower_dtypes
 from baregrad.kernel.lower_integers import lower_integers
 from baregrad.kernel.threads import to_threads
-from baregrad.kernel.transcendental import lower_functions
+from baregrad.kernel.transcendental import FUNCTIONS, functions_of, lower_functions
 from baregrad.target import AnyTarget, GpuTarget
 
 _THREADS = Pass(
@@ -25,8 +28,9 @@ _THREADS = Pass(
 def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
     """The passes from a loop-level KERNEL to the PROGRAM that `render` takes."""
     gpu = isinstance(target, GpuTarget)
-    has_ldexp = not isinstance(target, GpuTarget) and target.has_ldexp
-    slow_underflow = isinstance(target, GpuTarget) or target.slow_underflow
+    functions: Mapping[Op, Callable[..., Node]] = FUNCTIONS
+    if not isinstance(target, GpuTarget):
+        functions = functions_of(target.has_ldexp, target.slow_underflow, target.has_lookup)
     native = frozenset(map(as_dtype, target.converted_floats))
     return (
         Pass(
@@ -41,7 +45,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             "the machine has no transcendental functions",
             "loop",
             "loop",
-            lambda kernel: lower_functions(kernel, has_ldexp, slow_underflow),
+            lambda kernel: lower_functions(kernel, functions),
             ("lower-dtypes",),
         ),
         Pass(

@@ -103,6 +103,10 @@ class FloatBuilder:
             total = self.fma(total, x, self.c(coefficient))
         return total
 
+    def lookup(self, place: Node, table: tuple[float, ...]) -> Node:
+        """The number of a table at an unsigned place, of which the lowest bits count."""
+        return Node(Ops.LOOKUP, self.dtype, (place,), table)
+
     # --- choices --------------------------------------------------------------------------------
 
     def less(self, x: Node, y: Node) -> Node:

@@ -67,7 +67,7 @@ def _guard(values: Values, node: Node, operands: Operands) -> Any:
 
 
 def _elementwise(values: Values, node: Node, operands: Operands) -> Node:
-    return values.compute(node.op, node.dtype, operands)
+    return values.compute(node.op, node.dtype, operands, node.arg)
 
 
 def _cast(values: Values, node: Node, operands: Operands) -> Node:

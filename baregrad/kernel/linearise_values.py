@@ -144,7 +144,7 @@ class Values:
                 op, dtype, src = node.op, node.dtype, node.src
                 operands = tuple(map(value_of, src))
                 if op in COMPUTED and dtype is not _INDEX and src[-1].dtype is not _INDEX:
-                    found = compute(op, dtype, operands)
+                    found = compute(op, dtype, operands, node.arg)
                 else:
                     found = rule_of(node)(self, node, operands)
                 if not path:
@@ -285,8 +285,8 @@ class Values:
         """The value of an elementwise op on linear values, scalars brought to all lanes."""
         return self.compute(op, dtype, operands)
 
-    def compute(self, op: Op, dtype: DType, operands: Sequence[Node]) -> Node:
-        """`apply` to a sequence of operands."""
+    def compute(self, op: Op, dtype: DType, operands: Sequence[Node], arg: Any = None) -> Node:
+        """`apply` to a sequence of operands, with an attribute."""
         scopes = self.scopes
         depth = scopes.depth
         place = scopes.innermost.pin
@@ -315,7 +315,7 @@ class Values:
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
                 return folded
-        node = instruction(op, dtype, tuple(operands), None, lanes)
+        node = instruction(op, dtype, tuple(operands), arg, lanes)
         if node not in depth:
             scopes.put(node, place)
         return node

@@ -50,10 +50,38 @@ def _gelu_single(x: Node) -> Node:
         s = f.mul(s, f.sub(f.c(turn), s))
     # At the limit this is not above 0.
     integral = f.at_least(f.fma(s, f.sub(s, f.c(last)), f.c(0.5)), 0.0)
+    return _less_part(x, bounded, integral)
+
+
+def _less_part(x: Node, bounded: Node, integral: Node) -> Node:
+    """The larger of x and -0, less a product."""
+    f = FLOAT32
     # As an unsigned integer -0 is less than what is negative, and more than what is not.
     bits = Node(Ops.BITCAST, f.unsigned, (x,))
     positive = f.from_bits(Node(Ops.MIN, f.unsigned, (bits, const(1 << 31, f.unsigned))))
     return f.fma(f.neg(bounded), integral, positive)
+
+
+def gelu_by_lookup(x: Node) -> Node:
+    """`gelu` with a polynomial for each of 16 parts of the integral, if it is of float32.
+
+    A part is what is nearest to a multiple of the width, and the last one's polynomial is 0. They
+    are polynomials of |x| itself, not of the distance to the multiple: far from 0 terms cancel, but
+    there the integral is small beside |x|, of whose last place the result's error is a part.
+    """
+    f = builder_of(x.dtype)
+    if f is not FLOAT32:
+        return gelu(x)
+    *others, last = tables.GELU_PARTS_F32
+    width = tables.GELU_WIDTH_F32
+    bounded = f.at_most(f.abs(x), width * (len(last) - 1))
+    # The lowest bits of this sum are the part's number.
+    held = f.fma(bounded, f.c(1.0 / width), f.c(f.magic))
+    place = Node(Ops.BITCAST, f.unsigned, (held,))
+    integral = f.lookup(place, last)
+    for table in reversed(others):
+        integral = f.fma(integral, bounded, f.lookup(place, table))
+    return _less_part(x, bounded, integral)
 
 
 def _single(x: Node) -> Node:

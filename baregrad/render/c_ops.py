@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2s
 from types import MappingProxyType
 
 from baregrad.base.bits import next_power_of_two
@@ -174,6 +175,18 @@ def _bitcast(f: CText, node: Node, x: str) -> str:
     return f"{name}({x})"
 
 
+def _lookup(f: CText, node: Node, x: str) -> str:
+    kind, place = f.type(node.dtype), f.type(node.src[0].dtype)
+    numbers = ", ".join([f.constant(const(number, node.dtype)) for number in node.arg])
+    name = f"table_{blake2s(f'{kind} {numbers}'.encode(), digest_size=8).hexdigest()}"
+    f.function(
+        name,
+        f"{kind} {name}({place} x) {{ const {kind} table[] = {{{numbers}}}; "
+        f"return table[x & {len(node.arg) - 1}]; }}",
+    )
+    return f"{name}({x})"
+
+
 def _ldexp(f: CText, node: Node, x: str, y: str) -> str:
     kind = f.type(node.dtype)
     # What is further off is 0 or infinite as well, and no int.
@@ -257,6 +270,7 @@ _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
         Ops.WHERE: _where,
         Ops.CAST: _cast,
         Ops.BITCAST: _bitcast,
+        Ops.LOOKUP: _lookup,
     }
 )
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.node import Node, const
+from baregrad.render.llvm_parts import joined, part
 from baregrad.render.llvm_text import FunctionText
 from baregrad.render.llvm_types import constant_text, lanes_of, type_text
 
@@ -25,9 +24,9 @@ def ldexp(f: FunctionText, node: Node) -> None:
     size = next((s for s in reversed(fitting) if s >= lanes), fitting[0])
     parts = []
     for first in range(0, lanes, size):
-        a, b = (_part(f, dtype, lanes, name, first, size) for name in (x, y))
+        a, b = (part(f, dtype, lanes, name, first, size) for name in (x, y))
         parts.append(_scaled(f, dtype, size, a, b))
-    f.names[node] = _joined(f, dtype, lanes, size, parts)
+    f.names[node] = joined(f, dtype, lanes, size, parts)
 
 
 def _scaled(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> str:
@@ -47,54 +46,6 @@ def _scaled(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> str:
     return found
 
 
-def _part(f: FunctionText, dtype: DType, lanes: int, name: str, first: int, size: int) -> str:
-    """`size` lanes of a value of `lanes`, from `first` on; what is not there is anything."""
-    found, element = next(f.unused), type_text(dtype)
-    if lanes == 1:
-        whole = type_text(dtype, size)
-        f.lines.append(f"  {found} = insertelement {whole} poison, {element} {name}, i32 0")
-        return found
-    if lanes == size:
-        return name
-    return _shuffled(f, dtype, lanes, (name,), [
-        place if place < lanes else None for place in range(first, first + size)
-    ])
-
-
-def _joined(
-    f: FunctionText, dtype: DType, lanes: int, size: int, parts: list[str]
-) -> str:
-    """The first `lanes` lanes of registers of `size`."""
-    while len(parts) > 1:
-        if len(parts) % 2:
-            parts.append("poison")
-        pairs = zip(parts[0::2], parts[1::2], strict=True)
-        parts = [_shuffled(f, dtype, size, pair, list(range(2 * size))) for pair in pairs]
-        size *= 2
-    (whole,) = parts
-    if lanes == size:
-        return whole
-    if lanes == 1:
-        found = next(f.unused)
-        f.lines.append(f"  {found} = extractelement {type_text(dtype, size)} {whole}, i32 0")
-        return found
-    return _shuffled(f, dtype, size, (whole,), list(range(lanes)))
-
-
-def _shuffled(
-    f: FunctionText, dtype: DType, lanes: int, sources: Sequence[str], places: list[int | None]
-) -> str:
-    """Some lanes of one value or two of `lanes` each, by number; None is anything."""
-    kinds, found = type_text(dtype, lanes), next(f.unused)
-    second = sources[1] if len(sources) > 1 else "poison"
-    wanted = ", ".join("i32 poison" if p is None else f"i32 {p}" for p in places)
-    f.lines.append(
-        f"  {found} = shufflevector {kinds} {sources[0]}, {kinds} {second}, "
-        f"<{len(places)} x i32> <{wanted}>"
-    )
-    return found
-
-
 def _written_out(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> str:
     """Two products with the halves of the power, for powers that two halves reach."""
     integer = dtypes.int32 if dtype.bits == 32 else dtypes.int64
@@ -110,10 +61,10 @@ def _written_out(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> s
         f"  {half} = ashr {words} {whole}, {one}\n"
         f"  {rest} = sub {words} {whole}, {half}"
     )
-    for part in (half, rest):
+    for power_of_two in (half, rest):
         field, bits, power, product = (next(f.unused) for _ in range(4))
         f.lines.append(
-            f"  {field} = add {words} {part}, {bias}\n"
+            f"  {field} = add {words} {power_of_two}, {bias}\n"
             f"  {bits} = shl {words} {field}, {shift}\n"
             f"  {power} = bitcast {words} {bits} to {kinds}\n"
             f"  {product} = fmul {kinds} {x}, {power}"

@@ -12,6 +12,7 @@ from baregrad.ir.op import COMPARE, Op, Ops
 from baregrad.render.llvm_casts import bitcast, cast
 from baregrad.render.llvm_dots import dot_bytes, dot_halves
 from baregrad.render.llvm_ldexp import ldexp
+from baregrad.render.llvm_lookup import lookup
 from baregrad.render.llvm_modulo import modulo
 from baregrad.render.llvm_text import FunctionText, Rule, declaration_text
 from baregrad.render.llvm_types import (
@@ -252,5 +253,6 @@ ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.WHERE: _where,
         Ops.CAST: cast,
         Ops.BITCAST: bitcast,
+        Ops.LOOKUP: lookup,
     }
 )

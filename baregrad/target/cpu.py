@@ -113,6 +113,11 @@ class CpuTarget:
         """Whether one instruction multiplies a lane by a power of two, subnormals included."""
         return "avx512f" in self.features
 
+    @property
+    def has_lookup(self) -> bool:
+        """Whether one instruction takes each lane from a table of 16 float32 in a register."""
+        return "avx512f" in self.features
+
     def lanes(self, itemsize: int) -> int:
         """Return how many elements of `itemsize` bytes a vector register holds."""
         return self.vector_bytes // itemsize

@@ -186,6 +186,13 @@ LOOP: list[tuple[str, Callable[[], Node]]] = [
         loop(range_node(4, 1, "M", "pool"),
              store(const(0.0, F32), range_node(4, 1, "M", "pool"), c(0))))))),
     ("of depth 0", lambda: Node(Ops.ALLOC, F32, (), Alloc(0, "register", (4,), depth=0))),
+    ("at int32", lambda: Node(Ops.LOOKUP, F32, (const(0, I32),), (1.0, 2.0))),
+    ("of int32 at uint32", lambda: Node(Ops.LOOKUP, I32, (const(0, dtypes.uint32),), (1.0, 2.0))),
+    ("table of 3 numbers", lambda: Node(
+        Ops.LOOKUP, F32, (const(0, dtypes.uint32),), (1.0, 2.0, 3.0))),
+    ("table of 0 numbers", lambda: Node(Ops.LOOKUP, F32, (const(0, dtypes.uint32),), ())),
+    ("carries a NoneType", lambda: Node(Ops.LOOKUP, F32, (const(0, dtypes.uint32),))),
+    ("carries a tuple", lambda: Node(Ops.LOOKUP, F32, (const(0, dtypes.uint32),), (1, 2))),
 ]  # fmt: skip
 
 

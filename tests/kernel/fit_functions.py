@@ -258,6 +258,41 @@ def gelu_text() -> str:
     return "\n".join([*lines, *(f"    {step!r}," for step in steps), ")"])
 
 
+GELU_WIDTH = mpf(tables.GELU_WIDTH_F32)
+GELU_COUNT = 16
+
+
+def normal_tail(x: Any) -> Any:
+    """The normal distribution's integral from x on."""
+    return mp.erfc(x * mp.sqrt(mpf("0.5"))) / 2
+
+
+def gelu_part(number: int) -> tuple[list[float], float]:
+    """The polynomial of `normal_tail` near a multiple of the width, and log2 of its error.
+
+    The first has 1/2 at 0, exactly. Coefficients are of x itself, and the highest power's is
+    rounded first, for which the others make up.
+    """
+    low, high = max(number - mpf("0.5"), mpf(0)) * GELU_WIDTH, (number + mpf("0.5")) * GELU_WIDTH
+    terms, held = powers(5)[::-1], [] if number else [0.5]
+
+    def rest(x: Any) -> Any:
+        return normal_tail(x) - sum(held)
+
+    found, error = fit(rest, low, high, terms[: 5 - len(held)], 32, lambda x: mpf(1))
+    return [*held, *found[::-1]], error
+
+
+def gelu_parts_text() -> str:
+    """The table of GELU by lookup: for each power, the parts' coefficients, 0 for the last."""
+    parts = [gelu_part(number) for number in range(GELU_COUNT - 1)]
+    what = "The normal distribution's integral from |x| on in parts, by powers of |x|"
+    lines = [f"# {what}: {max(error for _, error in parts):.2f}", f"{GELU_PARTS}: Final = ("]
+    for row in zip(*(coefficients for coefficients, _ in parts), strict=True):
+        lines += ["    (", *(f"        {value!r}," for value in (*row, 0.0)), "    ),"]
+    return "\n".join([*lines, ")"])
+
+
 def unfolded(t: Any) -> Any:
     """The x of t = (x - 2) / (x + 2)."""
     return 2 * (1 + t) / (1 - t)
@@ -340,14 +375,16 @@ TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
      lambda t: mp.exp(-(unfolded(t) ** 2)) / mp.erf(unfolded(t))),
 )
 
-GELU = "GELU_STEPS_F32"
-NAMES = (*(row[0] for row in TABLES), GELU)
+GELU, GELU_PARTS = "GELU_STEPS_F32", "GELU_PARTS_F32"
+NAMES = (*(row[0] for row in TABLES), GELU, GELU_PARTS)
 
 
 def table_text(name: str) -> str:
-    """One table, or those of GELU, as they stand in the package."""
+    """One table, or those of a way of GELU, as they stand in the package."""
     if name == GELU:
         return gelu_text()
+    if name == GELU_PARTS:
+        return gelu_parts_text()
     row = next(row for row in TABLES if row[0] == name)
     _, what, function, low, high, count, bits, weight = row
     coefficients, error = fit(function, low, high, powers(count), bits, weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -214,6 +215,37 @@ def test_ldexp_agrees(dtype: DType, lanes: int) -> None:
         found = np.zeros(count, dtype.numpy)
         compiled(program, renderer, row)([found, x, y])
         assert same_bits(expected, found), (renderer, row.name)
+
+
+@pytest.mark.parametrize("lanes", (1, 2, 3, 8, 16, 48))
+@pytest.mark.parametrize(("length", "number", "place"), (
+    (16, dtypes.float32, dtypes.uint32),
+    (16, dtypes.float64, dtypes.uint64),
+    (16, dtypes.float32, dtypes.uint8),
+    (1, dtypes.float32, dtypes.uint32),
+    (32, dtypes.float32, dtypes.uint32),
+))
+def test_lookup_agrees(length: int, number: DType, place: DType, lanes: int) -> None:
+    """By the machine's instruction where it has one for such a table, by memory elsewhere."""
+    random = np.random.default_rng(lanes)
+    table = [0.0, -0.0, np.inf, *random.standard_normal(length).tolist()][:length]
+    count = 20 * lanes
+    places = random.integers(0, int(place.max), count, place.numpy, endpoint=True)
+    expected = np.array(table, number.numpy)[places % np.array(length, place.numpy)]
+    found = np.zeros(count, number.numpy)
+    look = partial(Node, Ops.LOOKUP, number, arg=tuple(table))
+    node = elementwise([lambda x: look((x,))], count, (place,), lanes)
+    evaluate_loop(node, [found, places])
+    assert same_bits(expected, found)
+    program = lower(node)
+    ways = [("llvm", host()), ("llvm", PLAIN), ("c", host())]
+    for renderer, row in ways if lanes == 8 else ways[:2]:
+        found = np.zeros(count, number.numpy)
+        compiled(program, renderer, row)([found, places])
+        assert same_bits(expected, found), (renderer, row.name)
+    found = np.zeros(count, number.numpy)
+    evaluate_linear(program, [found, places])
+    assert same_bits(expected, found)
 
 
 @pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64), ids=str)
