@@ -32,6 +32,8 @@ class Machine:
         self.port.on_launch = self._run
         self.entries: dict[int, str] = {}
         self.device = NvDevice(port=self.port, style=STYLES[style], timeout_s=1)
+        # With more processors threads share a copy, and wait in words that this GPU does not know.
+        self.device.staging.workers = 1
         self.facts = read_cubin(tools.cubin())
         self.ran: list[str] = []
 
