@@ -4,7 +4,8 @@ A reduction is placed ahead of the expression that reads it, where its reader's 
 covers it. Its own values are therefore guarded by every condition that shares an axis with it.
 Conditions on other axes say nothing about the reduction's addresses, and would drag it into more
 loops. One on no axis at all (a loaded scalar, a symbolic integer) may say something, and drags it
-nowhere. A condition that reads memory itself stays inside the guards that were around it.
+nowhere. A condition that reads memory itself stays inside the guards that were around it. What the
+condition is computed from is computed without it.
 
 A SCAN is left alone, and what it folds too: the guard speaks of one position, while each position
 needs the values of all before it. It is only ever read in order, at places that exist.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from baregrad.ir import index
 from baregrad.ir.node import Node, rebuild
 from baregrad.ir.op import Ops
+from baregrad.kernel.loop_pieces import nodes_having
 
 _BOTH = Ops.GUARD.bit | Ops.REDUCE.bit
 
@@ -30,9 +32,10 @@ def _visit(node: Node) -> Node | None:
     if node.op is not Ops.GUARD or not node.src[1].has(Ops.REDUCE):
         return None
     condition, value = node.src
+    known = frozenset(nodes_having(Ops.REDUCE.bit, (condition,)))
 
     def push(inner: Node) -> Node | None:
-        if inner.op is not Ops.REDUCE:
+        if inner.op is not Ops.REDUCE or inner in known:
             return None
         if condition.ranges and condition.ranges.isdisjoint(inner.ranges):
             return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baregrad.ir.op import Ops
 from baregrad.kernel.analysis import Access, Reduction, itemsize, iterations
 from baregrad.kernel.heuristic_lanes import READS_PER_COPY
 from baregrad.kernel.schedule_value import Split, StageInput, StageReduce
@@ -260,13 +261,17 @@ def plan_columns(
     """Sum rows of a matrix from memory: whole stretches of rows, accumulators in the first cache.
 
     Registers would hold a few columns only, and reading a few columns of each row wastes what the
-    machine fetches ahead. False where the matrix is small or narrow.
+    machine fetches ahead. False where the matrix is small or narrow, and where what is summed waits
+    for another reduction, which each stretch would make anew.
     """
     own = [axis for axis in plan.axes if axis.inside(main.own) and axis.size > 1]
     if not own or not isinstance(lane.extent, int) or main.node.arg.monoid.arity > 1:
         return False
     unit = COLUMN_VECTORS * machine.lanes
     rows = own[0]
+    beside = [each for each in plan.facts.reductions if rows.inside(each.own)]
+    if any(value.mask & Ops.REDUCE.bit for each in beside for value in each.node.src):
+        return False
     units = lane.extent // unit
     size = itemsize(reads[0].array.dtype) if reads else 4
     if units < 8 or not isinstance(rows.extent, int) or rows.extent < 2 * ROWS_AT_ONCE:

@@ -349,3 +349,19 @@ def allocations(loop: Node) -> list[Node]:
     return [
         node for node in toposort(loop) if node.op is Ops.ALLOC and isinstance(node.arg, Alloc)
     ]
+
+
+def test_rows_are_not_summed_by_stretches_where_a_sum_waits_for_another() -> None:
+    """Each stretch would make the other sum anew. The sum that both wait beside does not."""
+    n, m = 512, 64
+    i, r, s = k.range_node(n, 0), k.range_node(m, 1), k.range_node(m, 2)
+    x = k.param(1, m, n)
+    alone = k.reduce(Ops.ADD, k.at(x, r, i), r)
+    mean = k.alu(Ops.MUL, k.reduce(Ops.ADD, k.at(x, s, i), s), k.const(1 / m, k.F32))
+    off = k.alu(Ops.SUB, k.at(x, r, i), mean)
+    waits = k.reduce(Ops.ADD, k.alu(Ops.MUL, off, off), r)
+    for value, stretches in ((alone, True), (k.alu(Ops.ADD, alone, waits), False)):
+        kernel = k.kernel(k.out(k.param(0, n), value, i))
+        schedule = choose_schedule(kernel, SMALL)
+        assert any(isinstance(step, StageReduce) for step in schedule.steps) == stretches
+        check(kernel, schedule, SMALL)

@@ -8,9 +8,11 @@ import pytest
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.node import alu, cast, const, range_node
+from baregrad.ir.node import alu, cast, const, range_node, toposort
 from baregrad.ir.op import Ops
+from baregrad.kernel.guards import push_guards
 from baregrad.tensor import Tensor
+from tests.kernel import kernels as k
 from tests.kernel.test_linearise import ONE, ROUTES, data, instructions, zeros
 from tests.render.harness import (
     branch,
@@ -153,3 +155,17 @@ def test_a_stack_that_is_multiplied(device: str, level: str) -> None:
     left = np.stack([a, a]) + 0.5
     wanted = left @ np.where(a, 1, left).swapaxes(1, 2)
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_reduction_is_not_guarded_by_what_is_computed_from_it() -> None:
+    """It has to be computed first: guarded it would be another, and both would be."""
+    i, r, s = range_node(3, 0), range_node(5, 1), range_node(5, 2)
+    x = k.param(1, 3, 5)
+    known = k.reduce(Ops.ADD, k.at(x, i, r), r)
+    other = k.reduce(Ops.MAX, k.at(x, i, s), s)
+    condition = alu(Ops.CMPLT, known, const(0.0, known.dtype))
+    value = k.guard(condition, alu(Ops.ADD, known, other))
+    pushed = push_guards(k.kernel(k.out(k.param(0, 3), value, i)))
+    first, second = [node for node in toposort(pushed) if node.op is Ops.REDUCE]
+    assert first is known
+    assert second.src[0] is k.guard(condition, other.src[0])
