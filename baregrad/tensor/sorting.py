@@ -2,16 +2,18 @@
 
 Elements are compared by integer keys in which NaN is above every number, then by position, so every
 sort is stable. They pass through a bitonic network, key and position packed into one word where
-they fit; of an axis's greatest few each is found among those below the one before.
+they fit; of an axis's greatest few each is found among those below the one before, and a single one
+somewhere in the order by counting.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
-from baregrad.dtypes import check_computed, dtypes
+from baregrad.dtypes import DType, check_computed, dtypes
 from baregrad.ir.attrs import Pad
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
 
 REPEATED = 16  # the most elements that topk finds one after the other
+COUNTED = 64  # the least of which one is found by counting: a sort of 32 takes half as long
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -144,6 +147,66 @@ def _is_less(words: tuple[Node, ...], others: tuple[Node, ...]) -> Node:
     return less
 
 
+# --- selection ----------------------------------------------------------------------------------
+
+
+def _place_of_kth(x: Node, k: int, axis: int) -> Node:
+    """Where the k-th smallest stands along an axis, which stays with extent 1; int64.
+
+    Its key is the greatest before which fewer than k others come; where it stands among those that
+    are equal is found alike. That takes a pass over `x` for each bit, a sort several.
+    """
+    keys = _stored(_unsigned(sort_keys(x, False)))
+    extent = x.shape[axis]
+    counts = dtypes.int32 if extent < 1 << 31 else dtypes.int64
+    places = nodes.iota_along(x.shape, axis, counts)
+    shape = tuple(1 if i == axis else each for i, each in enumerate(x.shape))
+
+    def number_of(chosen: Node) -> Node:
+        ones = nodes.cast(chosen, counts)
+        return nodes.keep(nodes.reduce(Ops.ADD, ones, (axis,)), (axis,), len(shape))
+
+    def are_few(number: Node) -> Node:
+        return nodes.alu(Ops.CMPLT, number, const(k, counts))
+
+    key = _greatest(
+        keys.dtype, keys.dtype.bits, shape,
+        lambda trial: are_few(number_of(nodes.alu(Ops.CMPLT, keys, trial))),
+    )  # fmt: skip
+    before = number_of(nodes.alu(Ops.CMPLT, keys, key))
+    equal = nodes.alu(Ops.CMPEQ, keys, key)
+
+    def is_enough(trial: Node) -> Node:
+        chosen = nodes.alu(Ops.AND, equal, nodes.alu(Ops.CMPLT, places, trial))
+        return are_few(nodes.alu(Ops.ADD, before, number_of(chosen)))
+
+    place = _greatest(counts, (extent - 1).bit_length(), shape, is_enough)
+    return nodes.cast(place, dtypes.int64)
+
+
+def _unsigned(keys: Node) -> Node:
+    """Keys as unsigned integers in the same order."""
+    if keys.dtype.kind == "uint":
+        return keys
+    dtype = next(row for row in _UNSIGNED if row.bits == keys.dtype.bits)
+    bits = Node(Ops.BITCAST, dtype, (keys,))
+    return nodes.alu(Ops.XOR, bits, const(1 << (dtype.bits - 1), dtype))
+
+
+_UNSIGNED = (dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64)
+
+
+def _greatest(
+    dtype: DType, bits: int, shape: tuple[int, ...], fits: Callable[[Node], Node]
+) -> Node:
+    """The greatest integers of so many bits that fit, where 0 does and all below one that does."""
+    found = nodes.full(0, shape, dtype)
+    for bit in reversed(range(bits)):
+        trial = nodes.alu(Ops.OR, found, const(1 << bit, dtype))
+        found = nodes.where(fits(trial), trial, found)
+    return found
+
+
 # --- functions ----------------------------------------------------------------------------------
 
 
@@ -205,7 +268,11 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extreme
         raise ShapeError("there is no such element", found=f"k = {k}", wanted=f"1 to {extent}")
     if not x.ndim:
         return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
-    places = argsort(x, axis).narrow(axis, k - 1, 1)
+    check_shape_is_int(x.shape, "kthvalue")
+    if extent < COUNTED:
+        places = argsort(x, axis).narrow(axis, k - 1, 1)
+    else:
+        places = result(_place_of_kth(x.detach().node, k, axis), x.detach())
     values = x.take_along_dim(places, axis)
     if not keepdim:
         values, places = values.squeeze(axis), places.squeeze(axis)
@@ -247,9 +314,8 @@ def quantile(x: Tensor, q: float, dim: int | None = None, keepdim: bool = False)
     axis = 0 if dim is None else one_axis(dim, x.ndim)
     place = q * (y.shape[axis] - 1)
     low = int(place)
-    ordered = sort(y, axis).values
-    below = ordered.narrow(axis, low, 1)
-    above = ordered.narrow(axis, min(low + 1, y.shape[axis] - 1), 1)
+    below = kthvalue(y, low + 1, axis, True).values
+    above = kthvalue(y, min(low + 2, y.shape[axis]), axis, True).values
     found = below.lerp(above, place - low)
     found = y.isnan().any(axis, True).where(float("nan"), found)
     if dim is None:
