@@ -135,9 +135,11 @@ class Address:
 
     def strays(self, array: Node) -> bool:
         """Whether lanes that a mask leaves out may lie pages away from an argument."""
-        if array.op is not Ops.PARAM or self.lanes or self.stride != 1:
+        if array.op is not Ops.PARAM or self.lanes or abs(self.stride) != 1:
             return False
         low, high = self.constant, self.constant + self.width
+        if self.stride < 0:
+            low, high = self.constant - self.width, self.constant
         for atom, scale in (*self.fixed, *self.points, *self.unrolled):
             ends = [scale * end for end in bounds(atom)]
             low, high = low + min(ends), high + max(ends)

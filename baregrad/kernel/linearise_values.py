@@ -465,6 +465,11 @@ class Values:
                 return const(0, dtype)
             width = mask.shape[0] if mask.shape else 1
         place, at = self.offset(address)
+        if mask is not None and width > 1 == address.width and not (place.shape or self.gpu):
+            # One element that some lanes want: it is there if any does.
+            wanted = self.scopes.emit(Ops.ANY, dtypes.bool, (mask,))
+            element = self.load(node, wanted)
+            return self.apply(Ops.WHERE, dtype, mask, element, const(0, dtype))
         lanes, stride = address.width, address.stride
         if lanes == 1 and width == 1:
             stride = 1

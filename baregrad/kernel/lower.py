@@ -7,6 +7,7 @@ from baregrad.kernel.analysis import facts_of
 from baregrad.kernel.apply import scheduled
 from baregrad.kernel.delayed_stores import delay_stores
 from baregrad.kernel.heuristic import choose_schedule
+from baregrad.kernel.joined_reads import join_reads
 from baregrad.kernel.loop_pieces import note_plain
 from baregrad.kernel.results import Results, are_plain
 from baregrad.kernel.schedule_value import Pipeline, Schedule
@@ -29,7 +30,7 @@ def lower(kernel: Node, target: AnyTarget, schedule: Schedule | None = None) -> 
     found = scheduled(kernel, schedule, chunked=True, target=target, results=results)
     ordered = frozenset([out.src[0].arg.slot for out in facts.ordered])
     masks = not isinstance(target, GpuTarget) and target.masks
-    loop = to_loop(found, target.fma, ordered, masks, results)
+    loop = join_reads(to_loop(found, target.fma, ordered, masks, results))
     if isinstance(target, CpuTarget):
         for step in schedule.steps:
             if isinstance(step, Pipeline):

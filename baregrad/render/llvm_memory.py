@@ -201,16 +201,33 @@ def _vload(f: FunctionText, node: Node) -> None:
         place = _or_zeros(f, f.use(src[2].src[0]), where, lanes * dtype.itemsize)
         f.lines.append(f"  {f.define(node)} = load {kinds}, ptr {place}, align {access.align}")
         return
-    condition = f.use(src[2], lanes)
+    f.names[node] = _masked_load(f, node, where, f.use(src[2], lanes))
+
+
+def _masked_load(f: FunctionText, node: Node, where: str, condition: str) -> str:
+    """Neighbours from an address on, those of a mask, else 0."""
+    access, kinds = node.arg, value_type(node)
     if access.strays:
-        where = _or_zeros(f, _any_of(f, src[2], lanes), where, lanes * dtype.itemsize)
-    name = f"llvm.masked.load.{suffix_text(dtype, lanes)}.p0"
-    masks = type_text(dtypes.bool, lanes)
+        wanted = _any_of(f, node.src[2], access.width)
+        where = _or_zeros(f, wanted, where, access.width * node.dtype.itemsize)
+    name = f"llvm.masked.load.{suffix_text(node.dtype, access.width)}.p0"
+    masks, found = type_text(dtypes.bool, access.width), next(f.unused)
     f.declare(name, kinds, "ptr", "i32", masks, kinds)
     f.lines.append(
-        f"  {f.define(node)} = call {kinds} @{name}(ptr {where}, i32 {access.align}, "
+        f"  {found} = call {kinds} @{name}(ptr {where}, i32 {access.align}, "
         f"{masks} {condition}, {kinds} zeroinitializer)"
     )
+    return found
+
+
+def _turned(f: FunctionText, kinds: str, lanes: int, value: str) -> str:
+    """A vector's lanes backwards."""
+    found = next(f.unused)
+    order = ", ".join(f"i32 {lane}" for lane in reversed(range(lanes)))
+    f.lines.append(
+        f"  {found} = shufflevector {kinds} {value}, {kinds} poison, <{lanes} x i32> <{order}>"
+    )
+    return found
 
 
 def _row_place(f: FunctionText, rows: tuple[int, ...], dtype: DType) -> str:
@@ -329,17 +346,19 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
     """Lanes a constant number of elements apart; backwards is a load and a reversal."""
     lanes, stride = node.arg.width, node.arg.stride
     element, kinds = type_text(node.dtype), value_type(node)
-    if stride == -1 and len(node.src) == 2:
-        first, found = next(f.unused), next(f.unused)
-        order = ", ".join(f"i32 {lane}" for lane in reversed(range(lanes)))
-        f.lines.append(f"  {first} = getelementptr {element}, ptr {where}, i64 {1 - lanes}")
-        f.lines.append(f"  {found} = load {kinds}, ptr {first}, align {node.arg.align}")
-        f.lines.append(
-            f"  {f.define(node)} = shufflevector {kinds} {found}, {kinds} poison, "
-            f"<{lanes} x i32> <{order}>"
-        )
-        return
     masked = len(node.src) > 2
+    if stride == -1 and (not masked or _masks(f, node.dtype)):
+        first = next(f.unused)
+        f.lines.append(f"  {first} = getelementptr {element}, ptr {where}, i64 {1 - lanes}")
+        if masked:
+            condition = f.use(node.src[2], lanes)
+            condition = _turned(f, type_text(dtypes.bool, lanes), lanes, condition)
+            found = _masked_load(f, node, first, condition)
+        else:
+            found = next(f.unused)
+            f.lines.append(f"  {found} = load {kinds}, ptr {first}, align {node.arg.align}")
+        f.names[node] = _turned(f, kinds, lanes, found)
+        return
     if masked and f.target.masks and node.dtype.itemsize >= WORD_NBYTES:
         _masked_gather(f, node, where)
         return

@@ -183,7 +183,8 @@ def pad(
         return _pad_constant(x, pairs, 0 if value is None else value)
     if mode not in ("reflect", "replicate", "circular"):
         raise ArgumentError(f"mode is constant, reflect, replicate or circular, not {mode!r}")
-    for axis, before, after in pairs:
+    # The last axis last: the rows that are padded are then chosen inside of each choice of columns.
+    for axis, before, after in reversed(pairs):
         x = _pad_with_own(x, axis, before, after, mode)
     return x
 

@@ -150,24 +150,34 @@ def _is_less(words: tuple[Node, ...], others: tuple[Node, ...]) -> Node:
 # --- selection ----------------------------------------------------------------------------------
 
 
-def _place_of_kth(x: Node, k: int, axis: int) -> Node:
-    """Where the k-th smallest stands along an axis, which stays with extent 1; int64.
+def _place_of_kth(x: Node, k: int, nan_first: bool) -> Node:
+    """Where the k-th smallest stands along the last axis, which stays with extent 1; int64.
 
     Its key is the greatest before which fewer than k others come; where it stands among those that
-    are equal is found alike. That takes a pass over `x` for each bit, a sort several.
+    are equal is found alike. That takes a pass over `x` for each bit, a sort several. nan_first: it
+    is the first NaN, the one after all numbers, if there are some.
     """
     keys = _stored(_unsigned(sort_keys(x, False)))
-    extent = x.shape[axis]
+    *front, extent = x.shape
     counts = dtypes.int32 if extent < 1 << 31 else dtypes.int64
-    places = nodes.iota_along(x.shape, axis, counts)
-    shape = tuple(1 if i == axis else each for i, each in enumerate(x.shape))
+    last = len(front)
+    places = nodes.iota_along(x.shape, last, counts)
+    shape = (*front, 1)
 
     def number_of(chosen: Node) -> Node:
         ones = nodes.cast(chosen, counts)
-        return nodes.keep(nodes.reduce(Ops.ADD, ones, (axis,)), (axis,), len(shape))
+        return nodes.keep(nodes.reduce(Ops.ADD, ones, (last,)), (last,), last + 1)
+
+    wanted: Node = const(k, counts)
+    if nan_first:
+        of_nan = const(int(keys.dtype.max), keys.dtype)
+        numbers = number_of(nodes.alu(Ops.CMPNE, keys, of_nan))
+        some = nodes.alu(Ops.CMPLT, numbers, const(extent, counts))
+        after = nodes.alu(Ops.ADD, numbers, const(1, counts))
+        wanted = nodes.where(some, after, wanted)
 
     def are_few(number: Node) -> Node:
-        return nodes.alu(Ops.CMPLT, number, const(k, counts))
+        return nodes.alu(Ops.CMPLT, number, wanted)
 
     key = _greatest(
         keys.dtype, keys.dtype.bits, shape,
@@ -266,13 +276,23 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extreme
     extent = x.shape[axis] if x.ndim else 1
     if not 1 <= k <= extent:
         raise ShapeError("there is no such element", found=f"k = {k}", wanted=f"1 to {extent}")
+    return _kth(x, k, axis, keepdim, False)
+
+
+def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extreme:
+    """`kthvalue`; with nan_first the first NaN, if there is one."""
     if not x.ndim:
         return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
     check_shape_is_int(x.shape, "kthvalue")
-    if extent < COUNTED:
-        places = argsort(x, axis).narrow(axis, k - 1, 1)
+    nan_first = nan_first and x.dtype.kind == "float"
+    if x.shape[axis] >= COUNTED:
+        moved = x.detach().movedim(axis, -1)
+        places = result(_place_of_kth(moved.node, k, nan_first), moved).movedim(-1, axis)
     else:
-        places = result(_place_of_kth(x.detach().node, k, axis), x.detach())
+        places = argsort(x, axis).narrow(axis, k - 1, 1)
+        if nan_first:
+            broken = x.isnan()
+            places = broken.any(axis, True).where(broken.argmax(axis, True), places)
     values = x.take_along_dim(places, axis)
     if not keepdim:
         values, places = values.squeeze(axis), places.squeeze(axis)
@@ -293,17 +313,7 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor |
     extent = x.shape[axis] if x.ndim else 1
     if not extent:
         raise ShapeError("the median of no elements", found=f"shape {list(x.shape)}")
-    middle = kthvalue(x, (extent + 1) // 2, axis, True)
-    values, places = middle.values, middle.indices
-    if x.dtype.kind == "float" and x.ndim:
-        broken = x.isnan()
-        some = broken.any(axis, True)
-        first = broken.argmax(axis, True)
-        places = some.where(first, places)
-        values = x.take_along_dim(places, axis)
-    if not keepdim and x.ndim:
-        values, places = values.squeeze(axis), places.squeeze(axis)
-    return Extreme(values, places)
+    return _kth(x, (extent + 1) // 2, axis, keepdim, True)
 
 
 def quantile(x: Tensor, q: float, dim: int | None = None, keepdim: bool = False) -> Tensor:

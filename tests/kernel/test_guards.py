@@ -6,18 +6,22 @@ import numpy as np
 import pytest
 
 from baregrad.base.options import options
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir import index
 from baregrad.ir.node import alu, cast, const, range_node, toposort
 from baregrad.ir.op import Ops
+from baregrad.kernel.codegen import to_linear
 from baregrad.kernel.guards import push_guards
+from baregrad.target.cpu import cpu_row_named
 from baregrad.tensor import Tensor
 from tests.kernel import kernels as k
 from tests.kernel.test_linearise import ONE, ROUTES, data, instructions, zeros
 from tests.render.harness import (
     branch,
     check,
+    compiled,
     guard,
+    host,
     kernel,
     load,
     loop,
@@ -28,11 +32,12 @@ from tests.render.harness import (
 )
 
 pytestmark = pytest.mark.differential
+FOUR = (dtypes.float32, dtypes.float64, dtypes.int8, dtypes.bool)
 
 
 @pytest.mark.parametrize("whole", (False, True))
 def test_what_all_lanes_share_is_loaded_once_whatever_lanes_are_guarded(whole: bool) -> None:
-    """A bias that is there for every row needs no guard; one that may be missing keeps it."""
+    """A bias that is there for every row needs no guard; one that may be missing keeps one."""
     i, v = range_node(3, 0), vector(8, 1)
     x, b, out = param(1, 3, 5), param(2, 3 if whole else 2), param(0, 3, 8)
     inside = index.both(index.less(v, 5), index.less(i, 3 if whole else 2))
@@ -44,7 +49,7 @@ def test_what_all_lanes_share_is_loaded_once_whatever_lanes_are_guarded(whole: b
     expected[: len(bias), :5] = rows[: len(bias)] + bias[:, None]
     np.testing.assert_array_equal(found, expected)
     (read,) = [n for n in instructions(lower(node), Ops.VLOAD) if n.src[0].arg.slot == 2]
-    assert (read.shape, len(read.src)) == (((), 2) if whole else ((8,), 3))
+    assert (read.shape, len(read.src)) == ((), 2 if whole else 3)
 
 
 def test_what_all_lanes_share_is_loaded_once_in_a_statement_of_some_lanes() -> None:
@@ -169,3 +174,27 @@ def test_a_reduction_is_not_guarded_by_what_is_computed_from_it() -> None:
     first, second = [node for node in toposort(pushed) if node.op is Ops.REDUCE]
     assert first is known
     assert second.src[0] is k.guard(condition, other.src[0])
+
+
+@pytest.mark.parametrize("row", ["host", "x86-64-avx2", "x86-64-sse2"])
+@pytest.mark.parametrize("dtype", FOUR, ids=str)
+@pytest.mark.parametrize("lanes", [2, 8, 16, 64])
+def test_a_row_read_backwards_under_a_mask(lanes: int, dtype: DType, row: str) -> None:
+    """From before its begin to beyond its end, some vectors far outside of it."""
+    count, extent, first = 6 * lanes, 5 * lanes // 2, 7 * lanes // 2
+    i, v = range_node(count // lanes, 0), vector(lanes, 1)
+    place = index.add(index.mul(i, lanes), v)
+    source = index.sub(first, place)
+    x, out = param(1, extent, dtype=dtype), param(0, count, dtype=dtype)
+    value = guard(index.inside(source, extent), load(x, source))
+    node = kernel(loop(i, store(out, value, place)))
+    target = host() if row == "host" else cpu_row_named(row)
+    if target.architecture != host().architecture:
+        pytest.skip("another architecture's code does not run here")
+    array = np.random.default_rng(lanes).integers(1, 100, extent).astype(dtype.numpy)
+    found = np.ones(count, dtype.numpy)
+    compiled(to_linear(node, target), "llvm", target)([found, array])
+    places = first - np.arange(count)
+    inside = (places >= 0) & (places < extent)
+    expected = np.where(inside, array[np.clip(places, 0, extent - 1)], 0)
+    np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,101 @@
+"""Choices between elements of one array: one load at a chosen place, where lanes allow it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baregrad.base.options import options
+from baregrad.dtypes import dtypes
+from baregrad.ir import index
+from baregrad.ir.node import Node, alu, const, range_node, toposort
+from baregrad.ir.op import Ops
+from baregrad.kernel.joined_reads import join_reads
+from baregrad.tensor import Tensor
+from tests.kernel.test_linearise import ROUTES, data, zeros
+from tests.render.harness import check, guard, kernel, load, loop, param, store, vector
+
+pytestmark = pytest.mark.differential
+ROW, LANE, OUTPUT = range_node(6, 0), vector(8, 1), param(0, 6, 8)
+ARRAY, OTHER = param(1, 9, 8), param(2, 9, 8)
+UPPER = index.less(ROW, 2)
+
+
+def stored(value: Node) -> Node:
+    return kernel(loop(ROW, store(OUTPUT, value, ROW, LANE)))
+
+
+def reads(node: Node) -> int:
+    return sum(each.op is Ops.LOAD for each in toposort(node))
+
+
+def choice(condition: Node, value: Node, other: Node) -> Node:
+    return alu(Ops.WHERE, condition, value, other)
+
+
+def at(place: object, lane: Node = LANE, array: Node = ARRAY) -> Node:
+    return load(array, index.as_node(place), lane)
+
+
+@pytest.mark.parametrize("guarded", [(), (0,), (1,), (0, 1)])
+def test_a_choice_of_rows_is_one_load(guarded: tuple[int, ...]) -> None:
+    sides = [at(index.add(ROW, 3)), at(index.sub(5, ROW))]
+    known = [index.less(ROW, 1), index.less(1, ROW)]
+    sides = [guard(known[k], side) if k in guarded else side for k, side in enumerate(sides)]
+    node = stored(choice(UPPER, *sides))
+    joined = join_reads(node)
+    assert (reads(node), reads(joined)) == (2, 1)
+    found, array = check(joined, [zeros(6, 8), data(9, 8)], routes=ROUTES)
+    expected = np.array([array[i + 3] if i < 2 else array[5 - i] for i in range(6)])
+    if 0 in guarded:
+        expected[1] = 0
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_three_rows_under_a_mask_of_lanes_are_one_load() -> None:
+    """As of what is padded with its own rows, and with columns."""
+    inner = choice(index.less(ROW, 5), guard(index.less(1, ROW), at(ROW)), at(8))
+    rows = choice(UPPER, guard(UPPER, at(index.sub(1, ROW))), inner)
+    node = stored(guard(index.less(LANE, 5), rows))
+    joined = join_reads(node)
+    assert reads(joined) == 1
+    (outer,) = [each for each in toposort(joined) if each.op is Ops.GUARD]
+    assert outer.src[1].op is Ops.LOAD
+    found, array = check(joined, [zeros(6, 8), data(9, 8)], routes=ROUTES)
+    expected = np.where(np.arange(8) < 5, array[[1, 0, 2, 3, 4, 8]], 0)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("value", [
+    choice(UPPER, at(ROW), at(ROW, index.as_node(index.sub(7, LANE)))),
+    choice(index.less(LANE, 4), at(ROW), at(8)),
+    choice(UPPER, at(ROW), at(ROW, array=OTHER)),
+    choice(UPPER, at(ROW), const(1.0, dtypes.float32)),
+], ids=["lanes-differ", "lanes-choose", "arrays-differ", "no-load"])  # fmt: skip
+def test_other_choices_stay(value: Node) -> None:
+    node = stored(value)
+    assert join_reads(node) is node
+    arrays = [zeros(6, 8), data(9, 8)]
+    check(node, [*arrays, data(9, 8, seed=1)] if reads(node) > 1 else arrays, routes=ROUTES)
+
+
+def test_a_condition_that_is_read_stays_inside_its_guard() -> None:
+    """Places that are read say which element; they are there where the outer guard holds alone."""
+    places = param(2, 3, dtype=dtypes.int32)
+    inside = index.less(ROW, 3)
+    read = alu(Ops.CMPLT, load(places, ROW), const(4, dtypes.int32))
+    node = stored(guard(inside, guard(read, at(ROW))))
+    assert join_reads(node) is node
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+@pytest.mark.parametrize("shape", [(2, 3, 40, 70), (1, 2, 7, 130)])
+def test_paddings_by_what_is_there(mode: str, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    names = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+    with options.override(device="CPU"):
+        for left, right, top, bottom in ((1, 1, 1, 1), (3, 2, 0, 5), (0, 6, 4, 1)):
+            found = Tensor(array).pad((left, right, top, bottom), mode=mode).numpy()
+            widths = ((0, 0), (0, 0), (top, bottom), (left, right))
+            expected = np.pad(array, widths, mode=names[mode])  # type: ignore[call-overload]
+            np.testing.assert_array_equal(found, expected)
