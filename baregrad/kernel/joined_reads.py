@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from baregrad.dtypes import dtypes
 from baregrad.ir import index
-from baregrad.ir.node import Node, alu, const, instruction, rebuild
+from baregrad.ir.node import Node, alu, const, rebuild
 from baregrad.ir.op import Ops
 
 _BOTH = Ops.WHERE.bit | Ops.LOAD.bit
@@ -43,7 +43,7 @@ def _visit(node: Node) -> Node | None:
     if guard is _TRUE and other_guard is _TRUE:
         return joined
     chosen = alu(Ops.WHERE, condition, guard, other_guard)
-    return instruction(Ops.GUARD, node.dtype, (chosen, joined), None, ())
+    return Node(Ops.GUARD, node.dtype, (chosen, joined))
 
 
 def _guarded_once(node: Node) -> Node | None:

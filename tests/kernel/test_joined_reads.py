@@ -99,3 +99,19 @@ def test_paddings_by_what_is_there(mode: str, shape: tuple[int, ...]) -> None:
             widths = ((0, 0), (0, 0), (top, bottom), (left, right))
             expected = np.pad(array, widths, mode=names[mode])  # type: ignore[call-overload]
             np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(7, 64), (5, 130), (3, 100, 33)])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float64"])
+def test_rows_that_are_turned_and_moved(shape: tuple[int, ...], dtype: str) -> None:
+    """Lanes lie backwards: what is chosen is read by a branch, which no tile of rows may hold."""
+    array = np.random.default_rng(4).integers(-99, 99, shape).astype(dtype)
+    with options.override(device="CPU"):
+        x = Tensor(array)
+        for by in (-3, 2):
+            np.testing.assert_array_equal(
+                x.flip(-1).roll(by, 0).numpy(), np.roll(array[..., ::-1], by, 0)
+            )
+            np.testing.assert_array_equal(
+                x.roll(by, -2).flip(-1).numpy(), np.roll(array, by, -2)[..., ::-1]
+            )
