@@ -12,6 +12,7 @@ from baregrad.ir.monoid import primitive
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.ir.words import WORD_NBYTES
+from baregrad.render.llvm_masks import any_of, guarded_load, has_masks, or_zeros
 from baregrad.render.llvm_ops import beyond_text, folding_text
 from baregrad.render.llvm_text import PLACE, ROW, FunctionText, Rule
 from baregrad.render.llvm_tiles import turn, turn_copy
@@ -132,16 +133,7 @@ def _neutral(op: Op, dtype: DType) -> Node:
 
 def _any(f: FunctionText, node: Node) -> None:
     (x,) = node.src
-    f.names[node] = _any_of(f, x, lanes_of(x))
-
-
-def _any_of(f: FunctionText, mask: Node, lanes: int) -> str:
-    """Whether some lane of a mask is true."""
-    kinds = type_text(dtypes.bool, lanes)
-    name, found = f"llvm.vector.reduce.or.v{lanes}i1", next(f.unused)
-    f.declare(name, "i1", kinds)
-    f.lines.append(f"  {found} = call i1 @{name}({kinds} {f.use(mask, lanes)})")
-    return found
+    f.names[node] = any_of(f, x, lanes_of(x))
 
 
 def _rows(f: FunctionText, node: Node) -> None:
@@ -183,7 +175,7 @@ def _vload(f: FunctionText, node: Node) -> None:
     else:
         where = f.pointer(base, f.names.get(offset) or f.use(offset), access.at, dtype)
     at_once = masked and lanes > 1 and src[2].op is Ops.SPLAT
-    if lanes > 1 and (access.stride != 1 or (masked and not at_once and not _masks(f, dtype))):
+    if lanes > 1 and (access.stride != 1 or (masked and not at_once and not has_masks(f, dtype))):
         _strided(f, node, where)
         return
     kinds = type_text(dtype, lanes)
@@ -195,10 +187,10 @@ def _vload(f: FunctionText, node: Node) -> None:
         return
     if lanes == 1:
         f.define(node)
-        f.names[node] = _guarded_load(f, dtype, where, f.use(src[2]), constant)
+        f.names[node] = guarded_load(f, dtype, where, f.use(src[2]), constant)
         return
     if at_once:
-        place = _or_zeros(f, f.use(src[2].src[0]), where, lanes * dtype.itemsize)
+        place = or_zeros(f, f.use(src[2].src[0]), where, lanes * dtype.itemsize)
         f.lines.append(f"  {f.define(node)} = load {kinds}, ptr {place}, align {access.align}")
         return
     f.names[node] = _masked_load(f, node, where, f.use(src[2], lanes))
@@ -208,8 +200,8 @@ def _masked_load(f: FunctionText, node: Node, where: str, condition: str) -> str
     """Neighbours from an address on, those of a mask, else 0."""
     access, kinds = node.arg, value_type(node)
     if access.strays:
-        wanted = _any_of(f, node.src[2], access.width)
-        where = _or_zeros(f, wanted, where, access.width * node.dtype.itemsize)
+        wanted = any_of(f, node.src[2], access.width)
+        where = or_zeros(f, wanted, where, access.width * node.dtype.itemsize)
     name = f"llvm.masked.load.{suffix_text(node.dtype, access.width)}.p0"
     masks, found = type_text(dtypes.bool, access.width), next(f.unused)
     f.declare(name, kinds, "ptr", "i32", masks, kinds)
@@ -257,36 +249,6 @@ def _request(f: FunctionText, node: Node) -> None:
     access, dtype = node.arg, base.dtype
     where = f.pointer(base, f.use(offset), access.at, dtype)
     _prefetch(f, where, 0, access.width * dtype.itemsize, not access.constant)
-
-
-def _masks(f: FunctionText, dtype: DType) -> bool:
-    """Whether the machine masks loads of these elements; else LLVM would branch for each lane."""
-    return f.target.masks or (dtype.itemsize >= 4 and "avx" in f.target.features)
-
-
-def _guarded_load(f: FunctionText, dtype: DType, where: str, condition: str, constant: str) -> str:
-    """An element where the condition holds, else 0: read from the table of buffers instead."""
-    element = type_text(dtype)
-    safe, found, result = next(f.unused), next(f.unused), next(f.unused)
-    f.lines.append(f"  {safe} = select i1 {condition}, ptr {where}, ptr %buffers")
-    f.lines.append(f"  {found} = load {element}, ptr {safe}, align 1{constant}")
-    f.lines.append(
-        f"  {result} = select i1 {condition}, {element} {found}, {element} zeroinitializer"
-    )
-    return result
-
-
-def _or_zeros(f: FunctionText, condition: str, where: str, nbytes: int) -> str:
-    """The address of a vector where the condition holds, else of zeros.
-
-    All of it is read or nothing. A masked load at an address that is not the process's is
-    put right by the machine's microcode, a hundred times slower than any other.
-    """
-    place = next(f.unused)
-    zeros = f"@zeros.{nbytes}"
-    f.declarations[f"{zeros} = private constant [{nbytes} x i8] zeroinitializer, align 64"] = None
-    f.lines.append(f"  {place} = select i1 {condition}, ptr {where}, ptr {zeros}")
-    return place
 
 
 def _lane(f: FunctionText, vector: Node, lane: int) -> str:
@@ -347,7 +309,7 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
     lanes, stride = node.arg.width, node.arg.stride
     element, kinds = type_text(node.dtype), value_type(node)
     masked = len(node.src) > 2
-    if stride == -1 and (not masked or _masks(f, node.dtype)):
+    if stride == -1 and (not masked or has_masks(f, node.dtype)):
         first = next(f.unused)
         f.lines.append(f"  {first} = getelementptr {element}, ptr {where}, i64 {1 - lanes}")
         if masked:
@@ -451,7 +413,7 @@ def _collect(f: FunctionText, node: Node, addresses: list[str], mask: Node | Non
                 f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}"
             )
         else:
-            found = _guarded_load(f, node.dtype, address, _lane(f, mask, lane), constant)
+            found = guarded_load(f, node.dtype, address, _lane(f, mask, lane), constant)
             after = next(unused)
             add(f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}")
         total = after

@@ -115,3 +115,30 @@ def test_rows_that_are_turned_and_moved(shape: tuple[int, ...], dtype: str) -> N
             np.testing.assert_array_equal(
                 x.roll(by, -2).flip(-1).numpy(), np.roll(array, by, -2)[..., ::-1]
             )
+
+
+def test_a_mask_that_is_partly_shared_is_asked_for_in_parts() -> None:
+    """LLVM took the first lane of what two scalars are spread to for all of the mask."""
+    array = np.random.default_rng(5).standard_normal((100, 2)).astype(np.float32)
+    padded = np.pad(array, ((4, 2), (2, 0)), mode="edge")
+    with options.override(device="CPU"):
+        x = Tensor(array).pad((2, 0, 4, 2), mode="replicate")
+        found = x.narrow(0, 33, 73).cat(x.flip(0).narrow(0, 0, 33), dim=0).numpy()
+    np.testing.assert_array_equal(found, np.concatenate([padded[33:], padded[::-1][:33]]))
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8, 16, 64])
+def test_one_element_for_some_lanes_under_shared_conditions(lanes: int) -> None:
+    i, v = range_node(40, 0), vector(lanes, 1)
+    x, out = param(1, 40), param(0, 40, lanes)
+    some = index.less(v, lanes // 2 + 1)
+    first = choice(index.less(i, 30), index.less(i, 20), index.less(35, i))
+    second = index.less(5, i)
+    value = guard(index.both(some, first, second), load(x, i))
+    node = kernel(loop(i, store(out, choice(index.less(2, i), value, load(x, i)), i, v)))
+    found, array = check(node, [zeros(40, lanes), data(40)], routes=ROUTES)
+    rows = np.arange(40)[:, None]
+    held = np.where(rows < 30, rows < 20, rows > 35) & (rows > 5)
+    held = held & (np.arange(lanes) < lanes // 2 + 1)
+    expected = np.where((rows <= 2) | held, array[:, None], 0)
+    np.testing.assert_array_equal(found, expected)
