@@ -197,9 +197,13 @@ def _vload(f: FunctionText, node: Node) -> None:
 
 
 def _masked_load(f: FunctionText, node: Node, where: str, condition: str) -> str:
-    """Neighbours from an address on, those of a mask, else 0."""
+    """Neighbours from an address on, those of a mask, else 0.
+
+    Where a vector is several registers, LLVM 22 reads all of one that nobody asks for a lane of, be
+    it there or not: AVX2 gets an address that is there.
+    """
     access, kinds = node.arg, value_type(node)
-    if access.strays:
+    if access.strays or not f.target.masks:
         wanted = any_of(f, node.src[2], access.width)
         where = or_zeros(f, wanted, where, access.width * node.dtype.itemsize)
     name = f"llvm.masked.load.{suffix_text(node.dtype, access.width)}.p0"

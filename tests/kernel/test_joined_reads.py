@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
 
@@ -10,10 +13,23 @@ from baregrad.dtypes import dtypes
 from baregrad.ir import index
 from baregrad.ir.node import Node, alu, const, range_node, toposort
 from baregrad.ir.op import Ops
+from baregrad.kernel.codegen import to_linear
 from baregrad.kernel.joined_reads import join_reads
+from baregrad.target.cpu import cpu_row_named
 from baregrad.tensor import Tensor
 from tests.kernel.test_linearise import ROUTES, data, zeros
-from tests.render.harness import check, guard, kernel, load, loop, param, store, vector
+from tests.render.harness import (
+    check,
+    compiled,
+    guard,
+    host,
+    kernel,
+    load,
+    loop,
+    param,
+    store,
+    vector,
+)
 
 pytestmark = pytest.mark.differential
 ROW, LANE, OUTPUT = range_node(6, 0), vector(8, 1), param(0, 6, 8)
@@ -141,4 +157,42 @@ def test_one_element_for_some_lanes_under_shared_conditions(lanes: int) -> None:
     held = np.where(rows < 30, rows < 20, rows > 35) & (rows > 5)
     held = held & (np.arange(lanes) < lanes // 2 + 1)
     expected = np.where((rows <= 2) | held, array[:, None], 0)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_registers_of_rows_that_are_not_there_are_not_read() -> None:
+    """The first rows' shifted places lie before the array, pages away from all that is there."""
+    if host().architecture != "x86_64":
+        pytest.skip("another architecture's code does not run here")
+    row = cpu_row_named("x86-64-avx2")
+    i, v = range_node(135, 0), vector(16, 1)
+    x, out = param(1, 1080), param(0, 2160)
+    here = index.less(7, i)
+    parts = [
+        guard(index.both(here, some), load(x, index.add(index.add(index.mul(i, 8), v), shift)))
+        for some, shift in (
+            (index.less(11, v), -76), (index.both(index.less(v, 12), index.less(3, v)), -68),
+            (index.less(v, 4), -60),
+        )
+    ]  # fmt: skip
+    chosen = choice(index.less(3, v), choice(index.less(11, v), *parts[:2]), parts[2])
+    place = index.add(index.mul(i, 16), v)
+    node = kernel(loop(i, store(out, choice(here, chosen, const(0.0, x.dtype)), place)))
+    # An array that begins where nothing can be read in front.
+    pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert not libc.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, 0)
+    try:
+        array = np.frombuffer(pages, np.float32, 1080, mmap.PAGESIZE)
+        array[:] = data(1080)
+        found = np.ones(2160, np.float32)
+        compiled(to_linear(node, row), "llvm", row)([found, array])
+        del array
+    finally:
+        libc.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, 3)
+    place_of = np.arange(135)[:, None] * 8 + np.arange(16)
+    shifted = place_of + np.repeat([-60, -68, -76], [4, 8, 4])
+    wanted = data(1080)[np.clip(shifted, 0, 1079)]
+    expected = np.where(np.arange(135)[:, None] > 7, wanted, 0).ravel()
     np.testing.assert_array_equal(found, expected)
