@@ -14,6 +14,7 @@ from baregrad.ir.op import Op, Ops
 from baregrad.ir.words import WORD_NBYTES
 from baregrad.render.llvm_masks import any_of, guarded_load, has_masks, or_zeros
 from baregrad.render.llvm_ops import beyond_text, folding_text
+from baregrad.render.llvm_parts import shuffled
 from baregrad.render.llvm_text import PLACE, ROW, FunctionText, Rule
 from baregrad.render.llvm_tiles import turn, turn_copy
 from baregrad.render.llvm_types import (
@@ -216,16 +217,6 @@ def _masked_load(f: FunctionText, node: Node, where: str, condition: str) -> str
     return found
 
 
-def _turned(f: FunctionText, kinds: str, lanes: int, value: str) -> str:
-    """A vector's lanes backwards."""
-    found = next(f.unused)
-    order = ", ".join(f"i32 {lane}" for lane in reversed(range(lanes)))
-    f.lines.append(
-        f"  {found} = shufflevector {kinds} {value}, {kinds} poison, <{lanes} x i32> <{order}>"
-    )
-    return found
-
-
 def _row_place(f: FunctionText, rows: tuple[int, ...], dtype: DType) -> str:
     """The address that an access of a tile has in each row."""
     where = next(f.unused)
@@ -314,16 +305,16 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
     element, kinds = type_text(node.dtype), value_type(node)
     masked = len(node.src) > 2
     if stride == -1 and (not masked or has_masks(f, node.dtype)):
-        first = next(f.unused)
+        first, backwards = next(f.unused), range(lanes - 1, -1, -1)
         f.lines.append(f"  {first} = getelementptr {element}, ptr {where}, i64 {1 - lanes}")
         if masked:
             condition = f.use(node.src[2], lanes)
-            condition = _turned(f, type_text(dtypes.bool, lanes), lanes, condition)
+            condition = shuffled(f, dtypes.bool, lanes, (condition,), backwards)
             found = _masked_load(f, node, first, condition)
         else:
             found = next(f.unused)
             f.lines.append(f"  {found} = load {kinds}, ptr {first}, align {node.arg.align}")
-        f.names[node] = _turned(f, kinds, lanes, found)
+        f.names[node] = shuffled(f, node.dtype, lanes, (found,), backwards)
         return
     if masked and f.target.masks and node.dtype.itemsize >= WORD_NBYTES:
         _masked_gather(f, node, where)

@@ -18,7 +18,7 @@ def part(f: FunctionText, dtype: DType, lanes: int, name: str, first: int, size:
         return found
     if lanes == size:
         return name
-    return _shuffled(f, dtype, lanes, (name,), [
+    return shuffled(f, dtype, lanes, (name,), [
         place if place < lanes else None for place in range(first, first + size)
     ])
 
@@ -31,7 +31,7 @@ def joined(
         if len(parts) % 2:
             parts.append("poison")
         pairs = zip(parts[0::2], parts[1::2], strict=True)
-        parts = [_shuffled(f, dtype, size, pair, list(range(2 * size))) for pair in pairs]
+        parts = [shuffled(f, dtype, size, pair, list(range(2 * size))) for pair in pairs]
         size *= 2
     (whole,) = parts
     if lanes == size:
@@ -40,11 +40,11 @@ def joined(
         found = next(f.unused)
         f.lines.append(f"  {found} = extractelement {type_text(dtype, size)} {whole}, i32 0")
         return found
-    return _shuffled(f, dtype, size, (whole,), list(range(lanes)))
+    return shuffled(f, dtype, size, (whole,), list(range(lanes)))
 
 
-def _shuffled(
-    f: FunctionText, dtype: DType, lanes: int, sources: Sequence[str], places: list[int | None]
+def shuffled(
+    f: FunctionText, dtype: DType, lanes: int, sources: Sequence[str], places: Sequence[int | None]
 ) -> str:
     """Some lanes of one value or two of `lanes` each, by number; None is anything."""
     kinds, found = type_text(dtype, lanes), next(f.unused)

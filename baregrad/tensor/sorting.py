@@ -283,7 +283,7 @@ def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extrem
     """`kthvalue`; with nan_first the first NaN, if there is one."""
     if not x.ndim:
         return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
-    check_shape_is_int(x.shape, "kthvalue")
+    check_shape_is_int(x.shape, "sorting")
     nan_first = nan_first and x.dtype.kind == "float"
     if x.shape[axis] >= COUNTED:
         moved = x.detach().movedim(axis, -1)
