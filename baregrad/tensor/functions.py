@@ -120,9 +120,10 @@ def logaddexp(x: Tensor, other: Operand) -> Tensor:
 
 @through_float32
 def _logaddexp(x: Tensor, other: Tensor) -> Tensor:
-    high = x.maximum(other).detach()
-    shift = high.isinf().where(0, high)
-    return log(exp(x - shift) + exp(other - shift)) + shift
+    first = x >= other
+    high, below = first.where(x, other), first.where(other - x, x - other)
+    # What equal infinities are apart is no number.
+    return ((x == other) & x.isinf()).where(high, high + log1p(exp(below)))
 
 
 @through_float32

@@ -519,3 +519,11 @@ def test_two_operands_meet_in_one_dtype_before_they_are_computed_with(name: str)
     for alone in (dtypes.float64, dtypes.float16, dtypes.bfloat16):
         compare(lambda f, x, y: getattr(x, name)(y), [np.array([1, 2, 3]), np.array(2.5)],
                 (dtypes.int64, alone), grad=False)
+
+
+def test_logarithms_of_two_sums_at_infinities_and_near_zero() -> None:
+    points = (-math.inf, -700.0, -20.0, 0.0, 3.0, 700.0, math.inf, math.nan)
+    a, b = (part.ravel() for part in np.meshgrid(points, points))
+    compare(lambda f, x, y: f.logaddexp(x, y), [a, b], dtypes.float64, second=False)
+    found = Tensor([0.0, -20.0]).logaddexp(Tensor([-20.0, 0.0]))
+    np.testing.assert_allclose(found.numpy(), np.logaddexp(0.0, [-20.0, -20.0]), rtol=1e-6)

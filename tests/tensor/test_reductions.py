@@ -266,7 +266,6 @@ SPECIAL = np.array(
             "cumprod",
             "kthvalue",
             "quantile",
-            "logcumsumexp",
             "topk",
             "topk smallest",
             "var_mean",
@@ -377,6 +376,72 @@ def test_logarithms_of_sums_of_nothing(shape: tuple[int, ...]) -> None:
         compare(lambda f, x, dim=dim: x.logsumexp(dim), [empty])
         compare(lambda f, x, dim=dim: x.logsumexp(dim, keepdim=True), [empty])
         compare(lambda f, x, dim=dim: x.logcumsumexp(dim), [empty])
+
+
+def logarithms_of_running_sums(f: Any, x: Any, axis: int) -> Any:
+    """The running one for us; for PyTorch, whose own loses digits, one `logsumexp` a prefix."""
+    if isinstance(x, Tensor):
+        return x.logcumsumexp(axis)
+    prefixes = [x.narrow(axis, 0, i + 1) for i in range(x.shape[axis])]
+    return torch.stack([prefix.logsumexp(axis) for prefix in prefixes], axis)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("width", (1, 100, 1e4))
+def test_logarithms_of_running_sums_of_any_spread(dtype: Any, width: float) -> None:
+    array = np.random.default_rng(12).uniform(-width, width, (3, 9, 2))
+    for axis in (0, 1, -1):
+        compare(
+            lambda f, x, axis=axis: logarithms_of_running_sums(f, x, axis), [array], dtype,
+            grad_tolerance=1e-9 if dtype is dtypes.float64 else None,
+        )
+
+
+@pytest.mark.parametrize("row", ([0, 100], [0, 1000], [0, 1000, 3], [-1e30, 1e30, -1e30]), ids=str)
+def test_a_running_sum_is_shifted_by_what_it_holds_alone(row: list[float]) -> None:
+    compare(
+        lambda f, x: logarithms_of_running_sums(f, x, 0), [np.array(row)], dtypes.float64,
+        grad_tolerance=1e-12,
+    )
+
+
+@pytest.mark.parametrize("rows", [3, 70])
+def test_long_logarithms_of_running_sums(rows: int) -> None:
+    array = np.random.default_rng(13).uniform(-400, 400, (rows, 5000 // rows)).astype(np.float32)
+    found = Tensor(array).logcumsumexp(1)
+    wanted = np.logaddexp.accumulate(array.astype(np.float64), 1)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+
+
+INFINITE: tuple[list[float], ...] = (
+    [-math.inf, 0, 1], [-math.inf, -math.inf, 2], [0, math.inf, 1], [0, -math.inf, 1],
+    [math.inf, -math.inf, 1], [math.nan, 1, 2], [1, math.nan, 2], [-math.inf] * 2,
+    [math.inf, math.inf, 0], [-math.inf, math.inf, 0], [math.inf, math.nan, -math.inf],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", INFINITE, ids=str)
+def test_logarithms_of_sums_with_infinities(row: list[float]) -> None:
+    for function in (
+        lambda f, x: x.logcumsumexp(0),
+        lambda f, x: x.logsumexp(0),
+        lambda f, x: x.softmax(0),
+        lambda f, x: x.log_softmax(0),
+    ):
+        compare(function, [np.array(row)], dtypes.float64, second=False, tolerance=1e-12)
+
+
+def test_running_products_with_zeros_have_gradients() -> None:
+    for row in ([2, 0, 3, 0, 4], [0, 5], [3, 0], [0, 0, 0], [-0.0, 1, 2]):
+        compare(lambda f, x: x.cumprod(0), [np.array(row)], dtypes.float64)
+        compare(lambda f, x: x.prod(0), [np.array(row)], dtypes.float64)
+
+
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64), ids=str)
+def test_variances_far_from_zero(dtype: Any) -> None:
+    array = np.random.default_rng(14).normal(size=(4, 500)) + 1e4
+    compare(lambda f, x: x.var(1), [array], dtype, tolerance=1e-5, grad=False)
+    compare(lambda f, x: x.std(1), [array], dtype, tolerance=1e-5, grad=False)
 
 
 def test_the_median_of_no_floats_is_nan() -> None:
