@@ -227,11 +227,22 @@ def minimum(x: Tensor, other: Operand) -> Tensor:
 
 
 def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """Return `x` held between `min` and `max`, either of which may be left out; NaN stays."""
+    """Return `x` held between `min` and `max`, either of which may be left out; NaN stays.
+
+    Raises ArgumentError for an integer bound that the dtype of the result has not.
+    """
     if min is None and max is None:
         raise ArgumentError("clamp needs min, max or both")
     bounds = [lift(bound, x) for bound in (min, max) if bound is not None]
     dtype = common_dtype((x, *bounds))
+    # A negative one of an unsigned dtype wraps, as PyTorch's does.
+    least = dtype.min or -dtype.max
+    for bound in bounds:
+        if isinstance(bound, int) and not least <= bound <= dtype.max:
+            raise ArgumentError(
+                f"a bound that is no {dtype}", found=bound, wanted=f"{dtype.min} to {dtype.max}",
+                hint="leave it out where nothing is beyond it",
+            )
     y = x.cast(dtype)
     if min is not None:
         y = where(y < min, min, y)

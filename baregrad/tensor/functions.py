@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor.axes import own_axis
 from baregrad.tensor.elementwise import float_unary, signbit, unary
@@ -315,8 +315,15 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
     return value * sigmoid(gate)
 
 
+def _whole(value: float, dtype: DType) -> float:
+    """`value` as an integer where one of `dtype` is meant: what it is compared with stays one."""
+    return int(value) if dtype.min <= value <= dtype.max and value == int(value) else value
+
+
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Return `x` held between two values; no gradient at them."""
+    if x.dtype.kind in ("int", "uint"):
+        min_val, max_val = (_whole(value, x.dtype) for value in (min_val, max_val))
     y = (x <= min_val).where(min_val, x)
     return (x >= max_val).where(max_val, y)
 

@@ -200,8 +200,10 @@ def scaled_dot_product_attention(
     Shapes (..., L, E), (..., S, E), (..., S, V) -> (..., L, V). attn_mask: bools (True takes
     part) or numbers that are added. is_causal: position i sees those up to i. scale is
     1/sqrt(E) by default. enable_gqa repeats the heads of key and value, axis -3, to those of the
-    query. A row that nothing takes part in gives zeros.
+    query. A row that nothing takes part in gives zeros. Raises DTypeError unless the query is of
+    floats.
     """
+    check_float(query.dtype, "attention")
     if is_causal and attn_mask is not None:
         raise ShapeError("attention is causal or has a mask, not both", hint="put both in the mask")
     if enable_gqa:

@@ -338,7 +338,9 @@ def interpolate(
     """Return (N, C, ...) resampled to a size, or by a factor.
 
     mode: nearest, nearest-exact, area, or linear in each axis (linear, bilinear, trilinear);
-    align_corners makes the first and last samples of both fall together.
+    align_corners makes the first and last samples of both fall together. The linear modes are of
+    floats and of uint8, whose last axis is resampled first and rounded, then the one before it.
+    Raises DTypeError for others.
     """
     count = x.ndim - 2
     own = x.shape[2:]
@@ -369,8 +371,10 @@ def interpolate(
         ratios = [1 / f for f in factors]
     if mode == "area":
         return adaptive_avg_pool(x, count, sizes)
+    if linear and x.dtype is not dtypes.uint8:
+        check_float(x.dtype, f"{mode} resampling")
     y = x
-    for i in range(count):
+    for i in reversed(range(count)) if x.dtype is dtypes.uint8 else range(count):
         if linear:
             y = _linear_axis(y, 2 + i, sizes[i], ratios[i], bool(align_corners))
         else:
@@ -408,11 +412,12 @@ def _nearest_axis(x: Tensor, axis: int, wanted: int, ratio: float, shift: float)
 
 def _linear_axis(x: Tensor, axis: int, wanted: int, ratio: float, corners: bool) -> Tensor:
     extent = x.shape[axis]
-    real = dtypes.float64 if x.dtype is dtypes.float64 else dtypes.float32
+    narrow = x.dtype.kind == "float" and x.dtype is not dtypes.float64
+    real = dtypes.float32 if narrow else dtypes.float64
     line = nodes.cast(nodes.iota(wanted), real)
     if corners:
-        step = (extent - 1) / (wanted - 1) if wanted > 1 else 0.0
-        source = nodes.mul(line, const(step, real))
+        ratio = (extent - 1) / (wanted - 1) if wanted > 1 else 0.0
+        source = nodes.mul(line, const(ratio, real))
     else:
         half = const(0.5, real)
         source = nodes.sub(nodes.mul(nodes.add(line, half), const(ratio, real)), half)
@@ -421,9 +426,30 @@ def _linear_axis(x: Tensor, axis: int, wanted: int, ratio: float, corners: bool)
     high = nodes.alu(
         Ops.MIN, nodes.add(low, const(1, dtypes.int64)), const(extent - 1, dtypes.int64)
     )
-    share = nodes.sub(source, nodes.cast(low, real))
     beside = tuple(wanted if i == axis else 1 for i in range(x.ndim))
-    weight = type(x)._make(nodes.reshape(share, beside), x.device).cast(accumulator(x.dtype))
+    share = nodes.reshape(nodes.sub(source, nodes.cast(low, real)), beside)
+    weight = type(x)._make(share, x.device)
+    if x.dtype is dtypes.uint8:
+        bits = _weight_bits(wanted, ratio, corners)
+        return _mix_bytes(_pick(x, axis, low), _pick(x, axis, high), weight, bits)
+    weight = weight.cast(accumulator(x.dtype))
     y = x.cast(accumulator(x.dtype))
     mixed = _pick(y, axis, low) * (1 - weight) + _pick(y, axis, high) * weight
     return mixed.cast(x.dtype)
+
+
+def _weight_bits(wanted: int, ratio: float, corners: bool) -> int:
+    """How many bits of a weight follow the point: as many as 16 signed ones have room for."""
+    places = (i * ratio if corners else max((i + 0.5) * ratio - 0.5, 0.0) for i in range(wanted))
+    shares = (place - int(place) for place in places)
+    return 14 if any(max(share, 1 - share) * 2**15 >= 2**15 - 0.5 for share in shares) else 15
+
+
+def _mix_bytes(low: Tensor, high: Tensor, weight: Tensor, bits: int) -> Tensor:
+    """Bytes weighed in fixed point and rounded, halves up, as PyTorch's `bilinear` does."""
+    one, half = 1 << bits, 1 << (bits - 1)
+    first, second = (
+        (share * one + 0.5).floor().cast(dtypes.int32) for share in (1 - weight, weight)
+    )
+    total = low.cast(dtypes.int32) * first + high.cast(dtypes.int32) * second
+    return ((total + half) >> bits).clamp(0, 255).cast(dtypes.uint8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 from tests.tensor.oracle import FLOATS, INTS, OURS, THEIRS, both, compare, same, values
@@ -527,3 +527,14 @@ def test_logarithms_of_two_sums_at_infinities_and_near_zero() -> None:
     compare(lambda f, x, y: f.logaddexp(x, y), [a, b], dtypes.float64, second=False)
     found = Tensor([0.0, -20.0]).logaddexp(Tensor([-20.0, 0.0]))
     np.testing.assert_allclose(found.numpy(), np.logaddexp(0.0, [-20.0, -20.0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_integers_are_held_between_integers(dtype: Any) -> None:
+    array = np.array([0, 1, 2, 3, 100])
+    compare(lambda f, x: f.hardtanh(x, 1.0, 3.0), [array], dtype)
+    compare(lambda f, x: f.relu6(x), [array], dtype)
+    compare(lambda f, x: x.clamp(1, 3), [array], dtype)
+    for bound in (dtype.max + 1, -2 * dtype.max):
+        with pytest.raises(ArgumentError, match=f"no {dtype}: found {bound}"):
+            Tensor(array, dtype=dtype).clamp(max=bound)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.tensor import Tensor
 from tests.tensor.oracle import compare
 
@@ -441,6 +441,37 @@ def test_what_cannot_be_resampled_is_refused(given: Any, error: type[Exception])
         Tensor.zeros(1, 1, 0).interpolate(3)
     with pytest.raises(ShapeError):
         Tensor.zeros(1, 1).interpolate(3)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("size", [(2, 5), (9, 4), (12, 20), (7, 6), (7, 11), (15, 6), (3, 3)])
+def test_bytes_are_resampled_in_fixed_point(size: tuple[int, int], corners: bool) -> None:
+    array = np.random.default_rng(21).integers(0, 256, (2, 3, 7, 6))
+    compare(
+        lambda f, x: f.interpolate(x, size, mode="bilinear", align_corners=corners),
+        [array], dtypes.uint8,
+    )
+
+
+def test_a_row_of_bytes_is_resampled_in_fractions() -> None:
+    for device in ("REF", "CPU"):
+        x = Tensor([[[0, 200]]], dtype=dtypes.uint8, device=device)
+        assert x.interpolate(4, mode="linear").tolist() == [[[0, 50, 150, 200]]]
+        y = x.reshape(1, 1, 1, 1, 2).interpolate((1, 1, 4), mode="trilinear")
+        assert y.tolist() == [[[[[0, 50, 150, 200]]]]]
+
+
+@pytest.mark.parametrize("dtype", [dtypes.int8, dtypes.int32, dtypes.int64, dtypes.bool], ids=str)
+@pytest.mark.parametrize("mode", ["linear", "area"])
+def test_other_integers_are_not_resampled_in_fractions(dtype: DType, mode: str) -> None:
+    with pytest.raises(DTypeError, match=r"found dtype .*float\(\)"):
+        Tensor([[[0, 1]]], dtype=dtype).interpolate(4, mode=mode)
+
+
+def test_attention_is_of_floats() -> None:
+    x = Tensor([[1, 2], [3, 4]])
+    with pytest.raises(DTypeError, match="attention .* found dtype int64"):
+        x.scaled_dot_product_attention(x, x)
 
 
 @pytest.mark.parametrize("equation", ["i1", "i*->i", "i;j"])
