@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
@@ -84,15 +85,20 @@ def nanmean(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     return nansum(x, dim, keepdim) / x.isnan().logical_not().sum(dim, keepdim)
 
 
+def _bool_axes(dim: Axes, ndim: int) -> tuple[int, ...]:
+    """The axes of `any` and `all`: of all reductions theirs alone goes over no axis for ()."""
+    return () if isinstance(dim, Sequence) and not dim else several_axes(dim, ndim)
+
+
 def all(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
-    """Return whether every element over axes is nonzero."""
-    axes = several_axes(dim, x.ndim)
+    """Return whether every element over axes is nonzero; whether each is, for no axes ()."""
+    axes = _bool_axes(dim, x.ndim)
     return reduce(x, Ops.AND, (x != 0).node, axes, keepdim)
 
 
 def any(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
-    """Return whether some element over axes is nonzero."""
-    axes = several_axes(dim, x.ndim)
+    """Return whether some element over axes is nonzero; whether each is, for no axes ()."""
+    axes = _bool_axes(dim, x.ndim)
     return reduce(x, Ops.OR, (x != 0).node, axes, keepdim)
 
 
@@ -141,6 +147,7 @@ def amin(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
 
 def aminmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest over an axis, or over all."""
+    dim = None if dim is None else one_axis(dim, x.ndim)
     return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
@@ -304,6 +311,7 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
 def softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     """Return exp(x) over its sum along an axis."""
     target = float_dtype(x.dtype) if dtype is None else as_dtype(dtype)
+    dim = one_axis(dim, x.ndim)
     y = x.cast(accumulator(target))
     if x.ndim == 0:
         return (y - y).exp().cast(target)
@@ -320,6 +328,7 @@ def softmin(x: Tensor, dim: int) -> Tensor:
 def log_softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     """Return the logarithm of `softmax` along an axis, computed without leaving logarithms."""
     target = float_dtype(x.dtype) if dtype is None else as_dtype(dtype)
+    dim = one_axis(dim, x.ndim)
     y = x.cast(accumulator(target))
     if x.ndim == 0 or 0 in x.shape:
         return (y - y).cast(target)

@@ -294,9 +294,9 @@ def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor
 
 
 def flip(x: Tensor, *dims: Any) -> Tensor:
-    """Return a view with some axes reversed, all of them when none is named."""
+    """Return a view with some axes reversed: all where none is named, none for an empty tuple."""
     given = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
-    axes = several_axes(tuple(given) if dims else None, x.ndim)
+    axes = several_axes(tuple(given), x.ndim) if given or not dims else ()
     return x._view(Ops.FLIP, axes) if axes else permute(x, *range(x.ndim))
 
 
@@ -341,11 +341,14 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def roll(x: Tensor, shifts: int | Sequence[int], dims: Axes = None) -> Tensor:
-    """Return `x` with its elements moved along axes, those that leave re-entering; a copy."""
-    if dims is None:
-        return reshape(roll(ravel(x), shifts, 0), x.shape)
+    """Return `x` with its elements moved along axes, those that leave re-entering; a copy.
+
+    Without axes, None or an empty tuple, one shift is of all elements in order.
+    """
     shifts, dims = plain(shifts), plain(dims)
     amounts = [shifts] if isinstance(shifts, int) else list(map(plain, shifts))
+    if dims is None or (not isinstance(dims, int) and not len(dims) and len(amounts) == 1):
+        return reshape(roll(ravel(x), amounts, 0), x.shape)
     axes = [dims] if isinstance(dims, int) else list(dims)
     if len(amounts) != len(axes):
         raise ShapeError("roll wants a shift for each axis", found=f"{shifts} and {dims}")

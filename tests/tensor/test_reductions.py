@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
+from baregrad.base.errors import BaregradError, DTypeError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 from tests.tensor.oracle import FLOATS, INTS, both, compare, same, values
@@ -376,6 +376,24 @@ def test_logarithms_of_sums_of_nothing(shape: tuple[int, ...]) -> None:
         compare(lambda f, x, dim=dim: x.logsumexp(dim), [empty])
         compare(lambda f, x, dim=dim: x.logsumexp(dim, keepdim=True), [empty])
         compare(lambda f, x, dim=dim: x.logcumsumexp(dim), [empty])
+
+
+@pytest.mark.parametrize("row", OVER_AXES, ids=lambda r: r[0])
+@pytest.mark.parametrize("none", [(), []], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3), ()], ids=str)
+def test_an_empty_tuple_of_axes(row: Any, none: Any, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(15).uniform(-2, 2, shape)
+    for keepdim in (False, True):
+        compare(lambda f, x, k=keepdim: row[1](f, x, dim=none, keepdim=k), [array], grad=False,
+                tolerance=4e-6)
+
+
+def test_one_axis_is_not_several() -> None:
+    x = Tensor.ones(2, 3)
+    for call in (x.softmax, x.log_softmax, x.softmin, x.aminmax, x.argmax, x.max, x.cumsum):
+        for axes in ((), (0, 1)):
+            with pytest.raises(BaregradError, match="integer"):
+                call(dim=axes)  # type: ignore[operator]
 
 
 def logarithms_of_running_sums(f: Any, x: Any, axis: int) -> Any:

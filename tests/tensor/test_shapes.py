@@ -56,6 +56,8 @@ ROWS: tuple[tuple[str, tuple[int, ...], Any], ...] = (
     ("roll", (2, 5), lambda f, x: x.roll(2, 1)),
     ("roll both", (2, 5), lambda f, x: x.roll((1, -2), (0, 1))),
     ("roll flat", (2, 5), lambda f, x: x.roll(3)),
+    ("flip none", (2, 3), lambda f, x: x.flip(())),
+    ("roll no axes", (2, 5), lambda f, x: x.roll(3, ())),
     ("narrow", (4, 5), lambda f, x: x.narrow(1, 1, 3)),
     ("unfold", (2, 7), lambda f, x: x.unfold(1, 3, 2)),
     ("unfold front", (7, 2), lambda f, x: x.unfold(0, 2, 1)),
