@@ -1,6 +1,6 @@
 """Random programs run eagerly, jitted and on the reference device: all must agree.
 
-    python -m baregrad.testing.fuzz --programs 2000 --seed 0 --minutes 10
+    python -m baregrad.testing.fuzz --programs 2000 --seed 0 --minutes 10 --processes 2
 
 A program follows from its seed. On a difference the program is made small and printed as a script
 of its own. Exits with 1 if any program differed.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from baregrad.base.options import options
 from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, use_session
 from baregrad.testing.fuzz_compare import Difference, check
-from baregrad.testing.fuzz_grow import grow
+from baregrad.testing.fuzz_grow import KINDS, grow
 from baregrad.testing.fuzz_program import Program
 from baregrad.testing.fuzz_shrink import script, shrink
+from baregrad.testing.fuzz_workers import Chunk, spread
 from baregrad.testing.large_schedules import use_large_schedules
 
 LOWERED_EVERY = 8
@@ -39,12 +40,13 @@ class Finding:
     script: str
 
 
-def check_seed(seed: int, large: int | None = None) -> Finding | None:
+def check_seed(seed: int, large: int | None = None, kind: str | None = None) -> Finding | None:
     """Grow and check one program; every eighth also at lower levels of the reference.
 
     large: the session has the schedules of large arrays, on that machine; the script will say so.
+    kind: of program, see `grow`.
     """
-    program = grow(seed)
+    program = grow(seed, kind)
     lowered = seed % LOWERED_EVERY == 0
     difference = check(program, lowered)
     if difference is None:
@@ -59,33 +61,64 @@ def is_large(seed: int) -> bool:
 
 
 def fuzz(
-    programs: int, seed: int = 0, minutes: float | None = None, stop_at: int | None = None
+    programs: int,
+    seed: int = 0,
+    minutes: float | None = None,
+    stop_at: int | None = None,
+    kind: str | None = None,
+    processes: int = 1,
 ) -> list[Finding]:
     """Check the programs of seeds from `seed` on, in sessions of a few hundred; what differs.
 
     Stops early after `minutes`, or at `stop_at` findings. Compiled kernels are not kept on disk.
     """
-    found: list[Finding] = []
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    with ProgressBar(programs, "fuzz") as bar, options.override(cache=False):
-        for first in range(seed, seed + programs, SESSION_EVERY):
-            sessions = (Session(), Session())
-            machine = first // SESSION_EVERY
-            use_large_schedules(sessions[True], machine)
-            for each in range(first, min(first + SESSION_EVERY, seed + programs)):
-                if end is not None and time.monotonic() > end:
-                    return found
-                large = is_large(each)
-                with use_session(sessions[large]):
-                    finding = check_seed(each, machine if large else None)
-                if finding is not None:
-                    found.append(finding)
-                    if stop_at is not None and len(found) >= stop_at:
-                        return found
-                bar.advance(note=f"{len(found)} different" if found else None)
-            for session in sessions:
-                session.close()
+    chunks = [
+        Chunk(
+            first, min(SESSION_EVERY, seed + programs - first), kind, end, options.device,
+            first // SESSION_EVERY,
+        )
+        for first in range(seed, seed + programs, SESSION_EVERY)
+    ]  # fmt: skip
+    found: list[Finding] = []
+    if processes > 1:
+        checked = spread(check_chunk, crashed, chunks, processes)
+    else:
+        checked = (each for chunk in chunks for each in check_chunk(chunk))
+    with ProgressBar(programs, "fuzz") as bar:
+        for _, finding in checked:
+            if finding is not None:
+                found.append(finding)
+                if stop_at is not None and len(found) >= stop_at:
+                    break
+            bar.advance(note=f"{len(found)} different" if found else None)
     return found
+
+
+def check_chunk(chunk: Chunk) -> Iterator[tuple[int, Finding | None]]:
+    """Each seed of a chunk with what was found, in sessions of its own."""
+    sessions = (Session(), Session())
+    use_large_schedules(sessions[True], chunk.machine)
+    try:
+        with options.override(cache=False, device=chunk.device):
+            for seed in range(chunk.first, chunk.first + chunk.count):
+                if chunk.end is not None and time.monotonic() > chunk.end:
+                    return
+                large = is_large(seed)
+                with use_session(sessions[large]):
+                    finding = check_seed(seed, chunk.machine if large else None, chunk.kind)
+                yield seed, finding
+    finally:
+        for session in sessions:
+            session.close()
+
+
+def crashed(seed: int, chunk: Chunk, how: str) -> Finding:
+    """The finding of a seed at which a process died."""
+    program = grow(seed, chunk.kind)
+    difference = Difference("eager crashes", program.calls - 1, "", how)
+    large = chunk.machine if is_large(seed) else None
+    return Finding(seed, program, difference, script(program, difference, large))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,10 +130,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stop-at", type=int, default=None, help="stop at so many findings")
     parser.add_argument("--device", default=options.device, help="the device that is tried")
     parser.add_argument("--save", type=Path, default=None, help="a folder for the scripts")
+    parser.add_argument("--kind", choices=KINDS, default=None, help="programs of one kind alone")
+    parser.add_argument("--processes", type=int, default=1, help="how many processes share them")
     chosen = parser.parse_args(arguments)
     start = time.monotonic()
     with options.override(device=chosen.device):
-        found = fuzz(chosen.programs, chosen.seed, chosen.minutes, chosen.stop_at)
+        found = fuzz(
+            chosen.programs, chosen.seed, chosen.minutes, chosen.stop_at, chosen.kind,
+            chosen.processes,
+        )  # fmt: skip
     for finding in found:
         print(finding.script)
         if chosen.save is not None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from baregrad.base.errors import BaregradError, CompilerBug
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
-from baregrad.testing.fuzz_program import Program
+from baregrad.testing.fuzz_program import Program, Statement, given
 from baregrad.testing.fuzz_values import tolerance
 
-CALLS = 3
 LOOSE = 1e-7
 
 
@@ -36,18 +36,20 @@ class Difference:
 class Way:
     """A way of running: a device, the level of the reference evaluator, and whether jitted.
 
-    No device means the default one of the options.
+    No device means the default one of the options. plain: sizes are Python's integers, otherwise
+    they are bound variables.
     """
 
     name: str
     device: str
     level: str = "tensor"
     jitted: bool = False
+    plain: bool = False
 
 
 EAGER = Way("eager", "")
 JITTED = Way("jit", "", jitted=True)
-REFERENCE = Way("reference", "REF")
+REFERENCE = Way("reference", "REF", plain=True)
 LOWERED = Way("reference at the kernel level", "REF", "kernel")
 LINEAR = Way("reference at the linear level", "REF", "linear")
 
@@ -65,28 +67,63 @@ def _upload(data: dict[str, np.ndarray[Any, Any]], program: Program) -> dict[str
     return {name: Tensor(array, dtype=rows[name].dtype) for name, array in data.items()}
 
 
-def run(program: Program, way: Way, calls: int = CALLS) -> Results:
-    """Call the program with fresh data each time; per call every array by name, state included."""
+def run(program: Program, way: Way, calls: int | None = None) -> Results:
+    """Call the program with fresh data each time; per call every array by name, state included.
+
+    Where a program's sizes do not fit, the call that refuses them is the last, and has no arrays.
+    """
     found: Results = []
     with _in_force(way):
-        state = _upload(program.data(-1), program)
-        space: dict[str, Any] = {"Tensor": Tensor, **state}
+        space: dict[str, Any] = {**given(), **_upload(program.data(-1), program)}
+        perform(program.setup, space)
         exec(program.source(), space)  # noqa: S102 - the program is the subject
         function: Callable[..., list[Tensor]] = space["program"]
         if way.jitted:
             from baregrad.tensor.jit import jit
 
             function = jit(function)
-        for call in range(calls):
-            arguments = _upload(program.data(call), program)
-            results = function(*arguments.values())
-            named = dict(zip(program.results, results, strict=True))
-            everything = {**named, **arguments, **state}
-            wanted = [t for t in everything.values() if t is not None]
-            if wanted:
-                wanted[0].realize(*wanted[1:])
-            found.append({name: _array(tensor) for name, tensor in everything.items()})
+        for call in range(program.calls if calls is None else calls):
+            if call and program.between:
+                perform(program.between[call - 1], space)
+            sizes = _sizes(program, way, call)
+            try:
+                found.append(_called(program, function, call, sizes, space))
+            except BaregradError as error:
+                if not program.sizes or isinstance(error, CompilerBug):
+                    raise
+                return [*found, {}]
     return found
+
+
+def perform(statements: tuple[Statement, ...], space: dict[str, Any]) -> None:
+    """Run statements outside the program, on its state."""
+    for statement in statements:
+        exec(statement.text, space)  # noqa: S102 - as above
+
+
+def _sizes(program: Program, way: Way, call: int) -> list[Any]:
+    values = program.integers(call)
+    if way.plain:
+        return list(values.values())
+    return [program.sizes[name].bound(name, value) for name, value in values.items()]
+
+
+def _called(
+    program: Program,
+    function: Callable[..., list[Tensor]],
+    call: int,
+    sizes: list[Any],
+    space: dict[str, Any],
+) -> dict[str, np.ndarray[Any, Any]]:
+    """What one call returns and leaves behind."""
+    arguments = _upload(program.data(call), program)
+    results = function(*arguments.values(), *sizes)
+    named = dict(zip(program.results, results, strict=True))
+    everything = {**named, **arguments, **{name: space[name] for name in program.held()}}
+    wanted = [t for t in everything.values() if t is not None]
+    if wanted:
+        wanted[0].realize(*wanted[1:])
+    return {name: _array(tensor) for name, tensor in everything.items()}
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -96,10 +133,18 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def compare(program: Program, found: Results, wanted: Results, kind: str) -> Difference | None:
-    """The first difference that rounding does not explain."""
-    for call, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+    """The first difference that rounding does not explain.
+
+    A jitted function has the bits of the plain one, but where state was put back to a constant:
+    functions of constants are computed elsewhere.
+    """
+    exactly = kind.startswith("jit") and not program.between
+    for call, (ours, theirs) in enumerate(zip(found, wanted, strict=False)):
+        if bool(ours) is not bool(theirs):
+            detail = "refused" if theirs else "sizes taken that do not fit"
+            return Difference(kind, call, "", detail)
         for name, array in ours.items():
-            detail = _differs(program, name, array, theirs[name], exactly=kind.startswith("jit"))
+            detail = _differs(program, name, array, theirs[name], exactly)
             if detail:
                 return Difference(kind, call, name, detail)
     return None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.testing import fuzz_elementwise as elementwise
 from baregrad.testing import fuzz_structure as structure
+from baregrad.testing.fuzz_kinds import resets, symbolic
 from baregrad.testing.fuzz_program import Maker, Program
 from baregrad.testing.fuzz_values import Data, Known, draw_shape
 
@@ -27,12 +29,20 @@ SMOOTH = (
     (structure.view, 14), (structure.reduce, 8), (structure.join, 4), (structure.contract, 5),
     (structure.gather, 3), (structure.write, 3),
 )  # fmt: skip
+# Beside either of them, in a program with sizes.
+SIZED = (
+    (symbolic.cut, 24), (symbolic.reshape, 16), (symbolic.widen, 16), (symbolic.made, 5),
+    (symbolic.number, 6), (symbolic.product, 6), (symbolic.write, 8),
+)  # fmt: skip
 DTYPES = (
     dtypes.float32, dtypes.float32, dtypes.float32, dtypes.float64, dtypes.float16,
     dtypes.bfloat16, dtypes.int32, dtypes.int32, dtypes.int64, dtypes.int8, dtypes.int16,
     dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64, dtypes.bool,
 )  # fmt: skip
 LONGEST = 9
+# Kinds of programs, and how many are of each kind.
+SHARES = (("mixed", 65), ("sized", 20), ("state", 15))
+KINDS = tuple(kind for kind, _ in SHARES)
 
 
 def _data(rng: random.Random, dtype: DType | None = None) -> Data:
@@ -40,39 +50,69 @@ def _data(rng: random.Random, dtype: DType | None = None) -> Data:
     return Data(draw_shape(rng), chosen, rng.random() < 0.3, rng.random() < 0.15)
 
 
-def grow(seed: int) -> Program:
-    """The program of a seed: the same on every machine."""
+def grow(seed: int, kind: str | None = None) -> Program:
+    """The program of a seed: the same on every machine.
+
+    kind: one of KINDS; if None, the seed says which.
+    """
     rng = random.Random(seed)
     gradients = rng.random() < 0.2
-    only = dtypes.float64 if gradients else None
-    maker = Maker(rng, only)
-    for _ in range(rng.randint(1, 3)):
-        maker.argument(_data(rng, only))
-    if gradients:
-        maker.argument(Data(draw_shape(rng), dtypes.int32))
-    if rng.random() < 0.35:
-        maker.start("s0", replace(_data(rng, only), wide=True), maker.state)
+    drawn = rng.choices(KINDS, [share for _, share in SHARES])[0]
+    maker = Maker(rng, dtypes.float64 if gradients else None)
+    kind = kind or drawn
+    if kind == "sized":
+        symbolic.start(maker)
+    setup = resets.start(maker) if kind == "state" else ()
+    _start(maker, kind)
     leaves = _leaves(maker) if gradients else []
-    rows = SMOOTH if gradients else MIXED
-    steps = [row[0] for row in rows]
-    weights = [row[1] for row in rows]
-    wanted = rng.randint(2, LONGEST)
-    for _ in range(60):
-        if len(maker.statements) >= wanted + 2 * len(leaves):
-            break
-        (step,) = rng.choices(steps, weights)
-        step(maker)
-    if maker.state and "s0" not in maker.written:
-        maker.write("s0.add_(1)", "s0", maker.known["s0"])
-    if maker.state and maker.state["s0"].dtype.kind == "float":
-        maker.write("s0.clamp_(-4, 4)", "s0", maker.known["s0"])
+    if maker.sizes:
+        _extend(maker, ((symbolic.cut, 3), (symbolic.widen, 1)), 2 + len(maker.statements))
+    rows = (*(SMOOTH if gradients else MIXED), *(SIZED if maker.sizes else ()))
+    if kind == "state":
+        rows = (*rows, *resets.STEPS)
+    _extend(maker, rows, rng.randint(2, LONGEST) + 2 * len(leaves))
+    if kind == "state":
+        resets.finish(maker)
+    elif maker.state:
+        _settle_state(maker)
     results, loose = _results(maker)
     if leaves:
         _differentiate(maker, leaves, results, loose)
     return Program(
-        seed, maker.arguments, maker.state, tuple(maker.statements), tuple(results),
-        dict(maker.known), tuple(loose),
+        seed, maker.arguments, maker.state, (*maker.statements, *maker.broken[:1]), tuple(results),
+        dict(maker.known), tuple(loose), maker.sizes, setup,
+        resets.between(maker) if kind == "state" else (),
     )  # fmt: skip
+
+
+def _settle_state(maker: Maker) -> None:
+    """State changes at each call, and stays small."""
+    if "s0" not in maker.written:
+        maker.write("s0.add_(1)", "s0", maker.known["s0"])
+    if maker.state["s0"].dtype.kind == "float":
+        maker.write("s0.clamp_(-4, 4)", "s0", maker.known["s0"])
+
+
+def _start(maker: Maker, kind: str) -> None:
+    """Arguments, and state now and then."""
+    rng = maker.rng
+    for _ in range(rng.randint(1, 3)):
+        maker.argument(_data(rng, maker.only))
+    if maker.only is not None:
+        maker.argument(Data(draw_shape(rng), dtypes.int32))
+    if rng.random() < 0.35 and kind != "state":
+        maker.start("s0", replace(_data(rng, maker.only), wide=True), maker.state)
+
+
+def _extend(maker: Maker, rows: Sequence[tuple[Callable[[Maker], bool], int]], wanted: int) -> None:
+    """Statements up to a number, as long as enough of what is tried is taken."""
+    steps = [row[0] for row in rows]
+    weights = [row[1] for row in rows]
+    for _ in range(60):
+        if len(maker.statements) >= wanted:
+            break
+        (step,) = maker.rng.choices(steps, weights)
+        step(maker)
 
 
 def _always(known: Known, dtype: DType) -> Known:

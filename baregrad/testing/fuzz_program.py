@@ -2,6 +2,8 @@
 
 A program is text, so that what runs is what is printed. While it grows, every statement is run
 lazily on the reference device, which says whether it is well typed, and gives shapes and dtypes.
+Sizes of a program are integers that change from call to call. It grows with them at their largest,
+both as bound variables and as plain integers, and a statement has to be well typed either way.
 """
 
 from __future__ import annotations
@@ -18,11 +20,22 @@ import numpy as np
 from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
 from baregrad.dtypes import DType
+from baregrad.engine.canonical import bind
+from baregrad.ir.index import variable
 from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_values import Data, Known, either, settle
 
+# How often a program is called, if nothing happens between its calls.
+CALLS = 3
+# What statements may name beside the program's values.
+NAMES = ("Tensor", "slice", "np", "range", "list", "int", "bool", "float")
 # Functions whose slope jumps, or that choose an element: at a jump the smallest error decides.
 _JUMPING = re.compile(r"\.(abs|relu|maximum|minimum|clamp|amax|amin|cummax|sort)\(")
+
+
+def given() -> dict[str, Any]:
+    """What a program finds by name, beside its own values."""
+    return {"Tensor": Tensor, "np": np}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +52,28 @@ class Statement:
         found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
         defines = tuple(n.id for n in found if isinstance(n.ctx, ast.Store))
         reads = tuple(n.id for n in found if not isinstance(n.ctx, ast.Store))
-        return cls(text, defines, tuple(r for r in reads if r not in ("Tensor", "slice")))
+        return cls(text, defines, tuple(r for r in reads if r not in NAMES))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An integer that changes from call to call, within inclusive bounds."""
+
+    lowest: int
+    largest: int
+
+    def bound(self, name: str, value: int) -> Any:
+        """The value as a symbolic integer."""
+        return bind(variable(name, self.lowest, self.largest), value)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Arguments and state by name, statements, the names returned, and what is known of those."""
+    """Arguments and state by name, statements, the names returned, and what is known of those.
+
+    sizes: integers that are arguments as well. setup: statements over the state, before the first
+    call; what they define is state too. between: those after each call but the last.
+    """
 
     seed: int
     arguments: dict[str, Data]
@@ -53,13 +82,25 @@ class Program:
     results: tuple[str, ...]
     known: dict[str, Known]
     loose: tuple[str, ...] = ()
+    sizes: dict[str, Size] = field(default_factory=dict)
+    setup: tuple[Statement, ...] = ()
+    between: tuple[tuple[Statement, ...], ...] = ()
+
+    @property
+    def calls(self) -> int:
+        """How often it is called."""
+        return len(self.between) + 1 if self.between else CALLS
+
+    def held(self) -> list[str]:
+        """The names of all state."""
+        return list(dict.fromkeys([*self.state, *(n for s in self.setup for n in s.defines)]))
 
     def source(self) -> str:
         """The function `program` as Python."""
         body = [statement.text for statement in self.statements]
         body.append(f"return [{', '.join(self.results)}]")
         lines = "\n".join(f"    {line}" for line in body)
-        return f"def program({', '.join(self.arguments)}):\n{lines}\n"
+        return f"def program({', '.join((*self.arguments, *self.sizes))}):\n{lines}\n"
 
     def data(self, call: int) -> dict[str, np.ndarray[Any, Any]]:
         """The arguments of a call, or the state's first values for call -1."""
@@ -70,6 +111,13 @@ class Program:
             rng = np.random.default_rng([self.seed, call + 1, key, ord(name[0])])
             found[name] = row.draw(rng)
         return found
+
+    def integers(self, call: int) -> dict[str, int]:
+        """The sizes of a call."""
+        return {
+            name: random.Random(f"{self.seed} {call} {name}").randint(size.lowest, size.largest)
+            for name, size in self.sizes.items()
+        }
 
     def without(self, position: int) -> Program:
         """The program without a statement, and without what reads what it alone defines."""
@@ -89,6 +137,8 @@ class Maker:
     """Grows one program. `values` holds lazy tensors by name, `known` what is known of them.
 
     only: the one floating dtype of a program with gradients, whose rounding is bounded roughly.
+    symbolic: the same tensors where sizes are bound variables; empty in a program without sizes.
+    broken: statements that raise what is no error of ours.
     """
 
     rng: random.Random
@@ -101,13 +151,35 @@ class Maker:
     written: set[str] = field(default_factory=set)
     recent: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    broken: list[Statement] = field(default_factory=list)
     count: int = 0
+    sizes: dict[str, Size] = field(default_factory=dict)
+    symbolic: dict[str, Any] = field(default_factory=dict)
+
+    def size(self, lowest: int, largest: int) -> str:
+        """Add a size to the program, before its arguments; return its name."""
+        name = f"n{len(self.sizes)}"
+        self.sizes[name] = Size(lowest, largest)
+        self.symbolic[name] = self.sizes[name].bound(name, largest)
+        return name
+
+    def extent(self, name: str, axis: int) -> str:
+        """An extent as it is written in a statement."""
+        if self.is_symbolic(name, axis):
+            return f"{name}.shape[{axis}]"
+        return str(self.values[name].shape[axis])
+
+    def is_symbolic(self, name: str, axis: int) -> bool:
+        """Whether an extent depends on sizes."""
+        return bool(self.sizes) and not isinstance(self.symbolic[name].shape[axis], int)
 
     def start(self, name: str, data: Data, rows: dict[str, Data]) -> None:
         """Add an argument or a piece of state."""
         rows[name] = data
         blank = np.zeros(data.shape, np.float32)
         self.values[name] = Tensor(blank, device="REF").cast(data.dtype)
+        if self.sizes:
+            self.symbolic[name] = Tensor(blank, device="REF").cast(data.dtype)
         known = data.known()
         # State comes back at the next call with whatever was written into it.
         self.known[name] = replace(known, grain=0.0) if rows is self.state else known
@@ -135,15 +207,11 @@ class Maker:
         statement = Statement.parse(text)
         if self._is_uncertain(statement):
             return False
-        with options.override(device="REF"):
-            space: dict[str, Any] = {"Tensor": Tensor, **self.values}
-            try:
-                exec(text, space)  # noqa: S102 - the program is the subject
-            except BaregradError as error:
-                self.refused.append(f"{text}: {error}")
-                return False
         (name,) = statement.defines
-        made: Tensor = space[name]
+        spaces = self.tried(text)
+        if spaces is None:
+            return False
+        made: Tensor = spaces[0][name]
         if made.numel() > 3000 or made.ndim > 5:
             return False
         if self.only is not None and made.dtype.kind == "float" and made.dtype is not self.only:
@@ -153,11 +221,39 @@ class Maker:
         if known is None and not loose:
             return False
         self.values[name] = made
+        if self.sizes:
+            self.symbolic[name] = spaces[1][name]
         self.known[name] = known or Known(1e3, 1.0)
         self.recent.append(name)
         self.statements.append(statement)
         self._spread(made, self.known[name])
         return True
+
+    def tried(self, text: str) -> list[dict[str, Any]] | None:
+        """What names stand for after a statement: with plain sizes, and with symbolic ones.
+
+        None where it is refused; what it had written by then is as it was before.
+        """
+        largest = {name: size.largest for name, size in self.sizes.items()}
+        spaces: list[dict[str, Any]] = [{**given(), **self.values, **largest}]
+        if self.sizes:
+            spaces.append({**given(), **self.symbolic})
+        held = {t._storage for space in spaces for t in space.values() if isinstance(t, Tensor)}
+        before = [(storage, storage.node, storage.grad) for storage in held]
+        with options.override(device="REF"):
+            for space in reversed(spaces):
+                try:
+                    exec(text, space)  # noqa: S102 - the program is the subject
+                except BaregradError as error:
+                    self.refused.append(f"{text}: {error}")
+                except Exception:  # noqa: BLE001 - it will be found when the program runs
+                    self.broken.append(Statement.parse(text))
+                else:
+                    continue
+                for storage, node, grad in before:
+                    storage.node, storage.grad = node, grad
+                return None
+        return spaces
 
     def _is_uncertain(self, statement: Statement) -> bool:
         """Whether its gradients hang on rounding: values with an error may be at a jump."""
@@ -173,16 +269,8 @@ class Maker:
         known = settle(either(self.known[target], incoming), tensor.dtype)
         if known is None:
             return False
-        before = tensor._storage.node
-        grad = tensor._storage.grad
-        with options.override(device="REF"):
-            try:
-                exec(text, {"Tensor": Tensor, **self.values})  # noqa: S102 - as above
-            except BaregradError as error:
-                tensor._storage.node = before
-                tensor._storage.grad = grad
-                self.refused.append(f"{text}: {error}")
-                return False
+        if self.tried(text) is None:
+            return False
         self._spread(tensor, known)
         self.statements.append(Statement.parse(text))
         self.written.update(

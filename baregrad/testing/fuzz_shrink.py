@@ -10,7 +10,6 @@ import numpy as np
 
 from baregrad.base.options import options
 from baregrad.testing.fuzz_compare import (
-    CALLS,
     EAGER,
     JITTED,
     LINEAR,
@@ -51,14 +50,35 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield replace(program, results=(name,))
     for position in reversed(range(len(program.statements))):
         yield program.without(position)
+    yield from _less_between(program)
     for position, statement in enumerate(program.statements):
         yield from _bypassed(program, position, statement)
-    read = {name for s in program.statements for name in (*s.reads, *s.defines)}
+    outside = (*program.setup, *(s for each in program.between for s in each))
+    read = {n for s in (*program.statements, *outside) for n in (*s.reads, *s.defines)}
     read.update(program.results)
     arguments = {n: d for n, d in program.arguments.items() if n in read}
     state = {n: d for n, d in program.state.items() if n in read}
-    if len(arguments) < len(program.arguments) or len(state) < len(program.state):
-        yield replace(program, arguments=arguments, state=state)
+    sizes = {n: d for n, d in program.sizes.items() if n in read}
+    smaller = replace(program, arguments=arguments, state=state, sizes=sizes)
+    if smaller != program:
+        yield smaller
+
+
+def _less_between(program: Program) -> Iterator[Program]:
+    """Programs in which less happens between the calls, or before them."""
+    for call, statements in enumerate(program.between):
+        cases: list[tuple[Statement, ...]] = [()] if len(statements) > 1 else []
+        cases += [statements[:i] + statements[i + 1 :] for i in range(len(statements))]
+        for case in cases:
+            yield replace(
+                program, between=(*program.between[:call], case, *program.between[call + 1 :])
+            )
+    for position in range(len(program.setup)):
+        kept = program.setup[:position] + program.setup[position + 1 :]
+        gone = set(program.setup[position].defines) - set(program.state)
+        others = (*kept, *program.statements, *(s for each in program.between for s in each))
+        if not gone.intersection(n for s in others for n in s.reads):
+            yield replace(program, setup=kept)
 
 
 def _bypassed(program: Program, position: int, statement: Statement) -> Iterator[Program]:
@@ -67,7 +87,7 @@ def _bypassed(program: Program, position: int, statement: Statement) -> Iterator
         return
     (name,) = statement.defines
     for other in dict.fromkeys(statement.reads):
-        if other == name or other == "total":
+        if other in (name, "total") or other not in program.known:
             continue
         rest = [
             Statement.parse(re.sub(rf"\b{name}\b", other, s.text)) if name in s.reads else s
@@ -86,6 +106,10 @@ def _bypassed(program: Program, position: int, statement: Statement) -> Iterator
 # --- printing ------------------------------------------------------------------------------------
 
 
+_VARIABLES = (
+    "from baregrad.engine.canonical import bind",
+    "from baregrad.ir.index import variable",
+)
 _LARGE = (
     "from baregrad.engine.session import current_session",
     "from baregrad.testing.large_schedules import use_large_schedules",
@@ -99,7 +123,7 @@ def script(program: Program, difference: Difference, large: int | None = None) -
     """
     use = f"use_large_schedules(current_session(), {large})"
     left, right = _ways(difference)
-    calls = [program.data(call) for call in range(min(difference.call + 1, CALLS))]
+    calls = [program.data(call) for call in range(min(difference.call + 1, program.calls))]
     lines = [
         f'"""{difference} (seed {program.seed})."""',
         "",
@@ -108,6 +132,7 @@ def script(program: Program, difference: Difference, large: int | None = None) -
         "from baregrad.base.options import options",
         "from baregrad.tensor import Tensor",
         "from baregrad.tensor.jit import jit",
+        *(_VARIABLES if program.sizes else ()),
         *(() if large is None else (*_LARGE, "", use)),
         "",
         "nan, inf = np.nan, np.inf",
@@ -118,23 +143,34 @@ def script(program: Program, difference: Difference, large: int | None = None) -
         "",
         f"STATE = {_literals(program, program.data(-1))}",
         f"CALLS = [{', '.join(_literals(program, data) for data in calls)}]",
+        f"SIZES = {[program.integers(call) for call in range(len(calls))]}",
+        f"HELD = {program.held()}",
+        f"SETUP = {[s.text for s in program.setup]}",
+        f"BETWEEN = {[[s.text for s in each] for each in program.between]}",
+        f"BOUNDS = { {n: (s.lowest, s.largest) for n, s in program.sizes.items()} }",
         "",
         "",
-        "def run(device, level, jitted):",
+        "def run(device, level, jitted, plain):",
         "    with options.override(device=device, ref_level=level):",
         "        globals().update({n: Tensor(v, dtype=d) for n, (v, d) in STATE.items()})",
+        "        exec('\\n'.join(SETUP), globals())",
         "        function = jit(program) if jitted else program",
-        "        for call in CALLS:",
+        "        for i, (call, sizes) in enumerate(zip(CALLS, SIZES)):",
+        "            if i and BETWEEN:",
+        "                exec('\\n'.join(BETWEEN[i - 1]), globals())",
         "            arguments = [Tensor(v, dtype=d) for v, d in call.values()]",
+        "            for n, k in sizes.items():",
+        "                arguments.append(k if plain else bind(variable(n, *BOUNDS[n]), k))",
         "            results = function(*arguments)",
-        "            held = [*results, *arguments, *(globals()[n] for n in STATE)]",
+        "            arguments = arguments[: len(call)]",
+        "            held = [*results, *arguments, *(globals()[n] for n in HELD)]",
         "            held[0].realize(*held[1:])",
         "        return [t.cast('float64').numpy() for t in held]",
         "",
         "",
-        f"names = {[*program.results, *program.arguments, *program.state]}",
-        f"left = run({_device(left)!r}, {left.level!r}, {left.jitted})",
-        f"right = run({_device(right)!r}, {right.level!r}, {right.jitted})",
+        f"names = {[*program.results, *program.arguments, *program.held()]}",
+        f"left = run({_device(left)!r}, {left.level!r}, {left.jitted}, {left.plain})",
+        f"right = run({_device(right)!r}, {right.level!r}, {right.jitted}, {right.plain})",
         "for name, a, b in zip(names, left, right):",
         f"    print(name, {left.name!r}, a, {right.name!r}, b, sep='\\n')",
     ]

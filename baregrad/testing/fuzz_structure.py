@@ -250,7 +250,8 @@ def gather(maker: Maker) -> bool:
     extent = x.shape[axis]
     if places.dtype.itemsize == 1 and extent > 60:
         return False
-    safe = f"({i} % {extent})"
+    shown = maker.extent(a, axis)
+    safe = f"({i} % {shown})"
     kind = maker.rng.randrange(4)
     if kind == 0 and places.ndim == 1:
         text = f"{a}.index_select({axis}, {safe})"
@@ -296,7 +297,7 @@ def scatter(maker: Maker) -> bool:
     extent = x.shape[axis]
     if maker.values[i].dtype.itemsize == 1 and extent > 60:
         return False
-    safe = f"({i} % {extent}).long()"
+    safe = f"({i} % {maker.extent(a, axis)}).long()"
     both = either(known, maker.known[b])
     if maker.rng.random() < 0.5:
         text = f"{a}.scatter_add({axis}, {safe}, {b})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -31,13 +32,13 @@ KNOWN: dict[int, str] = {}
 @pytest.mark.parametrize("chunk", range(10))
 def test_programs_agree(chunk: int) -> None:
     with options.override(verify=False):
-        found = [f for f in fuzz(200, seed=200 * chunk) if f.seed not in KNOWN]
+        found = [f for f in fuzz(200, seed=200 * chunk, kind="mixed") if f.seed not in KNOWN]
     assert not found, "\n\n".join(finding.script for finding in found[:3])
 
 
 def test_lowered_programs_are_well_formed() -> None:
     with options.override(verify=True):
-        assert not fuzz(40, seed=50_000)
+        assert not fuzz(40, seed=50_000, kind="mixed")
 
 
 @pytest.mark.slow
@@ -80,6 +81,10 @@ def test_large_schedules_are_those_of_several_machines() -> None:
         assert {each.name for each in others} == {row.name for row in CPU_ROWS[:3]}
 
 
+def _mixed(count: int) -> Iterator[Program]:
+    return (grow(seed, "mixed") for seed in range(count))
+
+
 def test_a_seed_gives_the_same_program_and_data() -> None:
     first, second = grow(5), grow(5)
     assert first.source() == second.source()
@@ -92,7 +97,7 @@ def test_a_seed_gives_the_same_program_and_data() -> None:
 def test_gradients_pass_no_jump_where_rounding_would_decide() -> None:
     """The slope of |x| at an x that is 0 but for rounding is 1, 0 or -1, and all are right."""
     seen = 0
-    for program in map(grow, range(600)):
+    for program in _mixed(600):
         if not any(".gradient(" in statement.text for statement in program.statements):
             continue
         for statement in program.statements:
@@ -113,7 +118,7 @@ def test_lower_levels_come_before_the_processor(monkeypatch: pytest.MonkeyPatch)
 
     original = fuzz_compare.run
     monkeypatch.setattr(fuzz_compare, "run", run)
-    assert check(grow(3), lowered=True) is None
+    assert check(grow(3, "mixed"), lowered=True) is None
     assert seen == ["tensor", "kernel", "linear", "eager", "jit"]
 
 
@@ -124,7 +129,7 @@ def _with(program: Program, *lines: str) -> Program:
 
 def test_a_difference_is_found_and_made_small() -> None:
     """A statement that looks at the device stands for a compiler that is wrong."""
-    program = next(p for p in map(grow, range(100)) if len(p.statements) > 5 and p.arguments)
+    program = next(p for p in _mixed(100) if len(p.statements) > 5 and p.arguments)
     name = next(iter(program.arguments))
     wrong = f"wrong = ({name} != {name}).sum() + ({name}.device == 'CPU')"
     broken = replace(_with(program, wrong), results=(*program.results, "wrong"))
@@ -142,7 +147,7 @@ def test_a_difference_is_found_and_made_small() -> None:
 
 
 def test_what_is_raised_is_a_difference() -> None:
-    program = _with(grow(3), "v1.no_such_method()")
+    program = _with(grow(3, "mixed"), "v1.no_such_method()")
     found = check(program, lowered=False)
     assert found is not None
     assert "raises" in found.kind
@@ -151,4 +156,4 @@ def test_what_is_raised_is_a_difference() -> None:
 
 def test_a_good_seed_has_no_finding() -> None:
     with options.override(cache=False):
-        assert check_seed(1) is None
+        assert check_seed(1, kind="mixed") is None
