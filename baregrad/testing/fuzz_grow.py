@@ -14,7 +14,8 @@ from baregrad.testing.fuzz_kinds import resets, symbolic
 from baregrad.testing.fuzz_program import Maker, Program
 from baregrad.testing.fuzz_values import Data, Known, draw_shape
 
-MIXED = (
+Rows = Sequence[tuple[Callable[[Maker], bool], int]]
+MIXED: Rows = (
     (elementwise.binary, 10), (elementwise.scalar, 6), (elementwise.unary, 4),
     (elementwise.smooth, 5), (elementwise.compare, 3), (elementwise.choose, 4),
     (elementwise.cast, 4), (elementwise.integer, 3), (elementwise.stepwise, 3),
@@ -34,6 +35,11 @@ SIZED = (
     (symbolic.cut, 24), (symbolic.reshape, 16), (symbolic.widen, 16), (symbolic.made, 5),
     (symbolic.number, 6), (symbolic.product, 6), (symbolic.write, 8),
 )  # fmt: skip
+# Beside SIZED, in a program that moves elements about and does little else.
+MOVING = (
+    (structure.view, 30), (structure.join, 8), (structure.reduce, 6), (elementwise.binary, 6),
+    (elementwise.scalar, 3), (elementwise.choose, 2), (structure.gather, 3), (structure.write, 6),
+)  # fmt: skip
 DTYPES = (
     dtypes.float32, dtypes.float32, dtypes.float32, dtypes.float64, dtypes.float16,
     dtypes.bfloat16, dtypes.int32, dtypes.int32, dtypes.int64, dtypes.int8, dtypes.int16,
@@ -42,7 +48,8 @@ DTYPES = (
 LONGEST = 9
 # Kinds of programs, and how many are of each kind.
 SHARES = (("mixed", 65), ("sized", 20), ("state", 15))
-KINDS = tuple(kind for kind, _ in SHARES)
+# Those of kind "chain" run on guarded memory, see fuzz_guarded.
+KINDS = (*(kind for kind, _ in SHARES), "chain")
 
 
 def _data(rng: random.Random, dtype: DType | None = None) -> Data:
@@ -57,20 +64,18 @@ def grow(seed: int, kind: str | None = None) -> Program:
     """
     rng = random.Random(seed)
     gradients = rng.random() < 0.2
-    drawn = rng.choices(KINDS, [share for _, share in SHARES])[0]
-    maker = Maker(rng, dtypes.float64 if gradients else None)
+    drawn = rng.choices([name for name, _ in SHARES], [share for _, share in SHARES])[0]
     kind = kind or drawn
-    if kind == "sized":
+    gradients = gradients and kind != "chain"
+    maker = Maker(rng, dtypes.float64 if gradients else None)
+    if kind in ("sized", "chain"):
         symbolic.start(maker)
     setup = resets.start(maker) if kind == "state" else ()
     _start(maker, kind)
     leaves = _leaves(maker) if gradients else []
     if maker.sizes:
         _extend(maker, ((symbolic.cut, 3), (symbolic.widen, 1)), 2 + len(maker.statements))
-    rows = (*(SMOOTH if gradients else MIXED), *(SIZED if maker.sizes else ()))
-    if kind == "state":
-        rows = (*rows, *resets.STEPS)
-    _extend(maker, rows, rng.randint(2, LONGEST) + 2 * len(leaves))
+    _extend(maker, _rows(kind, gradients), rng.randint(2, LONGEST) + 2 * len(leaves))
     if kind == "state":
         resets.finish(maker)
     elif maker.state:
@@ -83,6 +88,16 @@ def grow(seed: int, kind: str | None = None) -> Program:
         dict(maker.known), tuple(loose), maker.sizes, setup,
         resets.between(maker) if kind == "state" else (),
     )  # fmt: skip
+
+
+def _rows(kind: str, gradients: bool) -> Rows:
+    """Statements by how often they are tried."""
+    if kind == "chain":
+        return (*MOVING, *SIZED, *SIZED)
+    rows: Rows = SMOOTH if gradients else MIXED
+    if kind == "sized":
+        return (*rows, *SIZED)
+    return (*rows, *resets.STEPS) if kind == "state" else rows
 
 
 def _settle_state(maker: Maker) -> None:
@@ -104,7 +119,7 @@ def _start(maker: Maker, kind: str) -> None:
         maker.start("s0", replace(_data(rng, maker.only), wide=True), maker.state)
 
 
-def _extend(maker: Maker, rows: Sequence[tuple[Callable[[Maker], bool], int]], wanted: int) -> None:
+def _extend(maker: Maker, rows: Rows, wanted: int) -> None:
     """Statements up to a number, as long as enough of what is tried is taken."""
     steps = [row[0] for row in rows]
     weights = [row[1] for row in rows]

@@ -110,18 +110,31 @@ _VARIABLES = (
     "from baregrad.engine.canonical import bind",
     "from baregrad.ir.index import variable",
 )
-_LARGE = (
-    "from baregrad.engine.session import current_session",
-    "from baregrad.testing.large_schedules import use_large_schedules",
-)
 
 
-def script(program: Program, difference: Difference, large: int | None = None) -> str:
+def _device_lines(large: int | None, guarded: bool) -> list[str]:
+    if guarded:
+        module, function = "guarded_memory", "use_guarded_memory"
+        argument = "" if large is None else f", machines()[{large} % len(machines())]"
+    else:
+        module, function = "large_schedules", "use_large_schedules"
+        argument = f", {large}"
+    if large is None and not guarded:
+        return []
+    lines = ["from baregrad.engine.session import current_session"]
+    lines.append(f"from baregrad.testing.{module} import {function}")
+    if guarded and large is not None:
+        lines.append("from baregrad.testing.large_schedules import machines")
+    return [*lines, "", f"{function}(current_session(){argument})"]
+
+
+def script(
+    program: Program, difference: Difference, large: int | None = None, guarded: bool = False
+) -> str:
     """A Python program that needs nothing but baregrad and NumPy, and shows the difference.
 
-    large: it had the schedules of large arrays, on that machine.
+    large: it had the schedules of large arrays, on that machine. guarded: its arrays were guarded.
     """
-    use = f"use_large_schedules(current_session(), {large})"
     left, right = _ways(difference)
     calls = [program.data(call) for call in range(min(difference.call + 1, program.calls))]
     lines = [
@@ -133,7 +146,7 @@ def script(program: Program, difference: Difference, large: int | None = None) -
         "from baregrad.tensor import Tensor",
         "from baregrad.tensor.jit import jit",
         *(_VARIABLES if program.sizes else ()),
-        *(() if large is None else (*_LARGE, "", use)),
+        *_device_lines(large, guarded),
         "",
         "nan, inf = np.nan, np.inf",
         "",
