@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import check_computed, dtypes
 from baregrad.ir.attrs import Pad
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
@@ -372,6 +372,7 @@ def interpolate(
     if mode == "area":
         return adaptive_avg_pool(x, count, sizes)
     if linear and x.dtype is not dtypes.uint8:
+        check_computed(x.dtype)
         check_float(x.dtype, f"{mode} resampling")
     y = x
     for i in reversed(range(count)) if x.dtype is dtypes.uint8 else range(count):
