@@ -12,6 +12,8 @@ from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.operands import (
     Operand,
+    Scalar,
+    as_tensor,
     broadcast_operands,
     common_dtype,
     elementwise,
@@ -19,6 +21,7 @@ from baregrad.tensor.operands import (
     is_tensor,
     lift,
     result,
+    stepwise,
 )
 
 if TYPE_CHECKING:
@@ -105,22 +108,24 @@ def _divide(a: Operand, b: Operand, beside: Tensor, rounding_mode: str | None) -
     if rounding_mode not in ("floor", "trunc"):
         raise ArgumentError(f"rounding_mode is None, 'floor' or 'trunc', not {rounding_mode!r}")
     if dtype.kind == "float":
-        if rounding_mode == "trunc":
-            return elementwise(Ops.DIV, a, b, dtype=dtype).trunc()
-        return _float_floor_divide(a, b, dtype)
+        x, y = broadcast_operands(a, b, dtype=dtype)
+        divide = _float_floor_divide if rounding_mode == "floor" else _float_trunc_divide
+        return stepwise(divide(x.detach(), y.detach()), x, y)
     _refuse(dtype, ("bool",), "integer division", "numbers", "cast it first: int()")
     return elementwise(Ops.FLOORDIV if rounding_mode == "floor" else Ops.TRUNCDIV, a, b)
 
 
-def _float_floor_divide(a: Operand, b: Operand, dtype: DType) -> Tensor:
-    """floor(a / b) of the exact quotient, which a rounded a / b may be just above."""
-    x, y = broadcast_operands(a, b, dtype=dtype)
+def _float_trunc_divide(x: Tensor, y: Tensor) -> Tensor:
+    return (x / y).trunc()
+
+
+def _float_floor_divide(x: Tensor, y: Tensor) -> Tensor:
+    """floor(x / y) of the exact quotient, which a rounded x / y may be just above."""
     rest = fmod(x, y)
     whole = (x - rest) / y
     whole = ((rest != 0) & ((y < 0) != (rest < 0))).where(whole - 1, whole)
     quotient = x / y
     exact = (whole != 0).where(whole.round(), quotient * 0)
-    # Whole already: floor is there to have no gradient.
     return (y == 0).where(quotient, exact).floor()
 
 
@@ -184,7 +189,7 @@ def sign(x: Tensor) -> Tensor:
     """Return -1, 0 or 1; 0 for NaN, as PyTorch."""
     if x.dtype.kind in ("bool", "uint"):
         return x if x.dtype.kind == "bool" else (x != 0).cast(x.dtype)
-    return (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype)
+    return stepwise((x > 0).cast(x.dtype) - (x < 0).cast(x.dtype), x)
 
 
 def signbit(x: Tensor) -> Tensor:
@@ -200,10 +205,10 @@ _SIGNED = (dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64)
 
 
 def copysign(x: Tensor, other: Operand) -> Tensor:
-    """Return |x| with the sign of `other`."""
+    """Return |x| with the sign of `other`; its derivative is 0 at 0, and 1 or -1 elsewhere."""
     a, b = broadcast_operands(x, other, dtype=float_dtype(common_dtype((x, lift(other, x)))))
-    # The value is x or -x, which keeps the gradient right at zeros.
-    return (signbit(a) == signbit(b)).where(a, -a)
+    signed = (a == 0).where(a.detach(), a)
+    return stepwise((signbit(a) == signbit(b)).where(signed, -signed), b)
 
 
 def square(x: Tensor) -> Tensor:
@@ -245,10 +250,18 @@ def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> 
             )
     y = x.cast(dtype)
     if min is not None:
-        y = where(y < min, min, y)
+        y = _held(y, y.lt(min), y.ge(min), lift(min, x))
     if max is not None:
-        y = where(y > max, max, y)
+        y = _held(y, y.gt(max), y.le(max), lift(max, x))
     return y
+
+
+def _held(y: Tensor, beyond: Tensor, within: Tensor, bound: Tensor | Scalar | Node) -> Tensor:
+    """`y` within a bound, else the bound, and NaN without a gradient where one of them is NaN."""
+    limit = as_tensor(bound, y, y.dtype)
+    if y.dtype.kind != "float":
+        return where(beyond, limit, y)
+    return where(within, y, where(beyond, limit, math.nan))
 
 
 def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
@@ -363,6 +376,8 @@ def _pow_scalar(x: Tensor, exponent: float) -> Tensor:
     if exponent == 0.5:
         # The power of -inf is inf, its square root is not a number.
         return y.sqrt()
+    if exponent == -0.5:
+        return y.sqrt().reciprocal()
     if exponent == 1:
         return y.clone()
     if exponent == -1:

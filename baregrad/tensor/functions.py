@@ -91,8 +91,11 @@ def _magnitude(x: Tensor) -> Tensor:
 @through_float32
 def expm1(x: Tensor) -> Tensor:
     """Return exp(x) - 1, precise for small x."""
+    e = exp(x)
+    small = (x > -1) & (x < 1)
     # tanh(x/2) = (e^x - 1) / (e^x + 1)
-    return tanh(x * 0.5) * (exp(x) + 1)
+    near = tanh(small.where(x, 0) * 0.5) * (small.where(e, 0) + 1)
+    return small.where(near, e - 1)
 
 
 @through_float32
@@ -130,7 +133,9 @@ def _logaddexp(x: Tensor, other: Tensor) -> Tensor:
 def logit(x: Tensor, eps: float | None = None) -> Tensor:
     """Return log(x / (1 - x)); `eps` clamps x to [eps, 1 - eps]."""
     y = x if eps is None else x.clamp(eps, 1 - eps)
-    return log(y / (1 - y))
+    # What is outside has a derivative by the formula, and is no number all the same.
+    y = y * ((y < 0) | (y > 1)).where(math.nan, 1)
+    return log(y) - log1p(-y)
 
 
 # --- trigonometry -------------------------------------------------------------------------------
@@ -145,26 +150,37 @@ def tan(x: Tensor) -> Tensor:
 @through_float32
 def asin(x: Tensor) -> Tensor:
     """Return the inverse sine; NaN outside [-1, 1]."""
-    return atan(x / sqrt((1 - x) * (1 + x)))
+    # Half the angle, whose tangent is finite at 1 too.
+    return atan(x / (1 + sqrt(1 - x) * sqrt(1 + x))) * 2
 
 
 @through_float32
 def acos(x: Tensor) -> Tensor:
     """Return the inverse cosine; NaN outside [-1, 1]."""
-    return atan(sqrt((1 - x) / (1 + x))) * 2
+    # A quarter of the angle, whose tangent has no root below it that is 0 twice.
+    return atan(sqrt(1 - x) / (math.sqrt(2) + sqrt(1 + x))) * 4
 
 
 @through_float32
 def cosh(x: Tensor) -> Tensor:
     """Return the hyperbolic cosine."""
-    half = exp(x * 0.5)
-    return half * 0.5 * half + 0.5 / half / half
+    up, down = _half_powers(x)
+    return up + down
 
 
 @through_float32
 def sinh(x: Tensor) -> Tensor:
     """Return the hyperbolic sine."""
-    return tanh(x) * cosh(x)
+    up, down = _half_powers(x)
+    small = (x > -1) & (x < 1)
+    near = tanh(small.where(x, 0)) * small.where(up + down, 1)
+    return small.where(near, up - down)
+
+
+def _half_powers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(x)/2 and exp(-x)/2, where exp(x) alone may overflow."""
+    up, down = exp(x * 0.5), exp(x * -0.5)
+    return up * 0.5 * up, down * 0.5 * down
 
 
 @through_float32
@@ -181,38 +197,41 @@ def asinh(x: Tensor) -> Tensor:
 
 @through_float32
 def acosh(x: Tensor) -> Tensor:
-    """Return the inverse hyperbolic cosine; NaN below 1."""
+    """Return the inverse hyperbolic cosine; NaN below 1, and so is the derivative."""
     large = x > 1e8
     t = large.where(1, x - 1)
-    small = log1p(t + sqrt(t * (t + 2)))
-    found = large.where(log(large.where(x, 1)) + math.log(2), small)
-    return (x < 1).where(math.nan, found)
+    # Two roots: neither is a number below 1, and of their product 0 one factor is 0 alone.
+    small = log1p(t + sqrt(t) * sqrt(t + 2))
+    return large.where(log(large.where(x, 1)) + math.log(2), small)
 
 
 @through_float32
 def atanh(x: Tensor) -> Tensor:
     """Return the inverse hyperbolic tangent; NaN outside [-1, 1]."""
-    return log1p(x * 2 / (1 - x)) * 0.5
+    return (log1p(x) - log1p(-x)) * 0.5
 
 
 def atan2(y: Tensor, x: Operand) -> Tensor:
-    """Return the angle of the point (x, y), in (-pi, pi]; signed zeros choose the side."""
+    """Return the angle of the point (x, y), in (-pi, pi]; signed zeros choose the side.
+
+    The derivatives at infinities are their limits, 0, and 0 at the origin, where there are none.
+    """
     return _atan2(*broadcast_operands(y, x))
 
 
 @through_float32
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
-    ay, ax = _magnitude(y), _magnitude(x)
+    ay, ax = (signbit(one).where(-one, one) for one in (y, x))
     steep = ay > ax
     small, large = steep.where(ax, ay), steep.where(ay, ax)
     diagonal = (small == math.inf) & (large == math.inf)
     flat = large == 0
-    ratio = diagonal.where(1, small) / (diagonal | flat).where(1, large)
+    ratio = flat.where(0, diagonal.where(1, small)) / (diagonal | flat).where(1, large)
     angle = atan(ratio)
     angle = steep.where(math.pi / 2 - angle, angle)
     angle = signbit(x).where(math.pi - angle, angle)
     angle = signbit(y).where(-angle, angle)
-    return (x.isnan() | y.isnan()).where(math.nan, angle)
+    return angle * (x.isnan() | y.isnan()).where(math.nan, 1)
 
 
 # --- activations --------------------------------------------------------------------------------
@@ -274,7 +293,7 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 @through_float32
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return `x` where positive, else alpha*(exp(x) - 1)."""
-    return (x > 0).where(x, expm1((x > 0).where(0, x)) * alpha)
+    return (x <= 0).where(expm1((x <= 0).where(x, 0)) * alpha, x)
 
 
 @through_float32
@@ -286,7 +305,7 @@ def selu(x: Tensor) -> Tensor:
 @through_float32
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return `x` where positive, else alpha*(exp(x/alpha) - 1)."""
-    return (x > 0).where(x, expm1((x > 0).where(0, x) / alpha) * alpha)
+    return (x <= 0).where(expm1((x <= 0).where(x, 0) / alpha) * alpha, x)
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
@@ -331,14 +350,16 @@ def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
 @through_float32
 def hardsigmoid(x: Tensor) -> Tensor:
     """Return (x + 3)/6 held between 0 and 1."""
-    return hardtanh(x + 3, 0.0, 6.0) / 6
+    held = (x >= 3).where(1, (x <= -3).where(0, math.nan))
+    return ((x > -3) & (x < 3)).where((x + 3) / 6, held)
 
 
 @through_float32
 def hardswish(x: Tensor) -> Tensor:
     """Return x * hardsigmoid(x)."""
-    inner = x * (x + 3) / 6
-    return (x <= -3).where(0, (x >= 3).where(x, inner))
+    inside = (x > -3) & (x < 3)
+    t = inside.where(x, 0)
+    return inside.where(t * (t + 3) / 6, (x <= -3).where(0, x))
 
 
 @through_float32

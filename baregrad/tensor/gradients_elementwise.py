@@ -85,6 +85,11 @@ def _div(node: Node, gradient: Node) -> Gradients:
 def _mod(node: Node, gradient: Node) -> Gradients:
     a, b = node.src
     quotient = Node(Ops.FLOOR, node.dtype, (div(a, b),))
+    # Of different signs the quotient is below 0, though it may be too small to be told from it.
+    zero = scalar(0, a)
+    apart = alu(Ops.CMPNE, alu(Ops.CMPLT, a, zero), alu(Ops.CMPLT, b, zero))
+    small = alu(Ops.AND, alu(Ops.CMPEQ, quotient, zero), alu(Ops.CMPNE, a, zero))
+    quotient = where(alu(Ops.AND, small, apart), scalar(-1, a), quotient)
     return gradient, neg(mul(gradient, quotient))
 
 
@@ -102,16 +107,16 @@ def _pow(node: Node, gradient: Node) -> Gradients:
 
 
 def _extreme(node: Node, gradient: Node) -> Gradients:
-    """MAX and MIN: to the chosen operand, half to each where they are equal."""
+    """MAX and MIN: to the chosen operand, half to each where they are equal, all beside a NaN."""
     a, b = node.src
     zero, half = scalar(0, gradient), mul(gradient, scalar(0.5, gradient))
     below, above = alu(Ops.CMPLT, a, b), alu(Ops.CMPLT, b, a)
-    if node.op is Ops.MAX:
+    if node.op is Ops.MIN:
         below, above = above, below
     equal = alu(Ops.CMPEQ, a, b)
     return (
-        where(equal, half, where(below, gradient, zero)),
-        where(equal, half, where(above, gradient, zero)),
+        where(equal, half, where(below, zero, gradient)),
+        where(equal, half, where(above, zero, gradient)),
     )
 
 

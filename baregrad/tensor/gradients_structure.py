@@ -96,10 +96,12 @@ def _reduce_add(node: Node, gradient: Node) -> Node:
 
 
 def _reduce_extreme(node: Node, gradient: Node) -> Node:
-    """Shared evenly among the elements that equal the extreme."""
+    """Shared evenly among the elements that equal the extreme, or among all that are NaN."""
     (x,) = node.src
     axes = node.arg.axes
     chosen = alu(Ops.CMPEQ, x, _spread(node, axes, x.shape))
+    if x.dtype.kind == "float":
+        chosen = alu(Ops.OR, chosen, alu(Ops.CMPNE, x, x))
     marks = cast(chosen, x.dtype)
     share = div(gradient, nodes.sum_over(marks, axes))
     return where(chosen, _spread(share, axes, x.shape), scalar(0, x))

@@ -58,7 +58,9 @@ def smooth_l1_loss(x: Tensor, target: Tensor, reduction: str = "mean", beta: flo
     distance = (x - target).abs()
     if beta == 0:
         return reduced(distance, reduction)
-    loss = (distance < beta).where(distance * distance * (0.5 / beta), distance - 0.5 * beta)
+    beyond = distance >= beta
+    near = beyond.where(0, distance)
+    loss = beyond.where(distance - 0.5 * beta, near * near * (0.5 / beta))
     return reduced(loss, reduction)
 
 
@@ -66,7 +68,9 @@ def huber_loss(x: Tensor, target: Tensor, reduction: str = "mean", delta: float 
     """Return d*d/2 for differences |d| up to delta, delta*(|d| - delta/2) beyond."""
     check_same_shape(x, target)
     distance = (x - target).abs()
-    loss = (distance <= delta).where(distance * distance * 0.5, delta * (distance - 0.5 * delta))
+    beyond = distance > delta
+    near = beyond.where(0, distance)
+    loss = beyond.where(delta * (distance - 0.5 * delta), near * near * 0.5)
     return reduced(loss, reduction)
 
 

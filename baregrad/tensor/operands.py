@@ -124,6 +124,19 @@ def result(node: Node, *sources: Tensor) -> Tensor:
     return type(sources[0])._make(node, device, grad)
 
 
+def stepwise(value: Tensor, *sources: Tensor) -> Tensor:
+    """`value`, which follows its sources in steps: gradients reach them, and are 0.
+
+    value: computed of detached sources. sources: broadcast to its shape.
+    """
+    never = const(False, dtypes.bool)
+    node = value.node
+    for source in sources:
+        if source.requires_grad:
+            node = nodes.where(never, nodes.cast(source.node, value.dtype), node)
+    return result(node, value, *sources)
+
+
 def broadcast_operands(*operands: Operand, dtype: DType | None = None) -> tuple[Tensor, ...]:
     """Operands as tensors of one dtype and one shape, views where they were tensors."""
     first = next(x for x in operands if is_tensor(x))

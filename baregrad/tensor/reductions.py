@@ -14,7 +14,7 @@ from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.axes import Axes, one_axis, plain, several_axes
 from baregrad.tensor.core import check_float
-from baregrad.tensor.operands import accumulator, float_dtype, is_tensor, result
+from baregrad.tensor.operands import accumulator, float_dtype, is_tensor, result, stepwise
 
 if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
@@ -244,7 +244,10 @@ def std(
     """Return the standard deviation over axes, the root of `var`."""
     check_float(x.dtype, "the standard deviation")
     y = x.cast(accumulator(x.dtype))
-    return var(y, dim, unbiased, keepdim, correction=correction).sqrt().cast(x.dtype)
+    squared = var(y, dim, unbiased, keepdim, correction=correction)
+    # The root has no derivative at 0; that of the deviation is taken as 0 there, as PyTorch does.
+    zero = squared == 0
+    return zero.where(squared, zero.where(1, squared).sqrt()).cast(x.dtype)
 
 
 def var_mean(
@@ -273,7 +276,7 @@ def norm(x: Tensor, p: float | str = 2, dim: Axes = None, keepdim: bool = False)
     elif order == -math.inf:
         found = amin(y.abs(), dim, keepdim)
     elif order == 0:
-        found = sum((y != 0).cast(y.dtype), dim, keepdim)
+        found = sum(stepwise((y != 0).cast(y.dtype), y), dim, keepdim)
     elif order == 1:
         found = sum(y.abs(), dim, keepdim)
     else:
@@ -282,8 +285,15 @@ def norm(x: Tensor, p: float | str = 2, dim: Axes = None, keepdim: bool = False)
 
 
 def _power_norm(y: Tensor, order: float, dim: Axes, keepdim: bool) -> Tensor:
-    total = sum(y.square() if order == 2 else y.abs() ** order, dim, keepdim)
-    # The root has no derivative at 0; the norm's there is taken as 0, as PyTorch does.
+    # Neither the power nor the root has a derivative at 0; the norm's there is taken as 0, as
+    # PyTorch does.
+    if order == 2:
+        total = sum(y.square(), dim, keepdim)
+    else:
+        powers = (y == 0).where(1, y.abs()) ** order
+        total = sum((y == 0).where(0 if order > 0 else math.inf, powers), dim, keepdim)
+    if order < 0:
+        return total ** (1 / order)
     zero = total == 0
     safe = zero.where(1, total)
     root = safe.sqrt() if order == 2 else safe ** (1 / order)

@@ -302,18 +302,26 @@ def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extrem
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | Extreme:
     """Return the lower median of all, or (values, indices) along an axis; NaN if one is.
 
-    That of no floats at all is NaN too. Raises ShapeError for no integers, and an empty axis.
+    That of no floats at all is NaN too. The gradient of that of all is shared among equals. Raises
+    ShapeError for no integers, and an empty axis.
     """
     if dim is None:
         if x.dtype.kind == "float" and 0 in x.shape:
             return x.new_full((), math.nan)
-        found = median(x.ravel(), 0)
-        return found.values if isinstance(found, Extreme) else found
+        _check_elements(x, x.numel())
+        middle = _kth(x.detach().ravel(), (x.numel() + 1) // 2, 0, False, True).values
+        if not x.requires_grad:
+            return middle
+        return ((x == middle) | x.isnan()).where(x, -math.inf).amax()
     axis = one_axis(dim, x.ndim)
     extent = x.shape[axis] if x.ndim else 1
-    if not extent:
-        raise ShapeError("the median of no elements", found=f"shape {list(x.shape)}")
+    _check_elements(x, extent)
     return _kth(x, (extent + 1) // 2, axis, keepdim, True)
+
+
+def _check_elements(x: Tensor, count: int) -> None:
+    if not count:
+        raise ShapeError("the median of no elements", found=f"shape {list(x.shape)}")
 
 
 def quantile(x: Tensor, q: float, dim: int | None = None, keepdim: bool = False) -> Tensor:

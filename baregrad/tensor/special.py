@@ -62,8 +62,8 @@ def erfc(x: Tensor) -> Tensor:
 def xlogy(x: Tensor, other: Operand) -> Tensor:
     """Return x * log(other), 0 where x is 0 unless `other` is NaN.
 
-    x and other: numbers or tensors that broadcast. Where x is 0 and `other` is not positive, the
-    gradients are 0.
+    x and other: numbers or tensors that broadcast. Where x is 0 and `other` is not positive, or
+    infinite, the gradients are 0.
     """
     return _xlogy(*broadcast_operands(x, other))
 
@@ -93,7 +93,8 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
 
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """Return x moved towards 0 by `lambd`, and 0 where it is within that."""
-    return (x > lambd).where(x - lambd, (x < -lambd).where(x + lambd, x * 0))
+    beyond = (x > lambd).where(x - lambd, x + lambd)
+    return ((x >= -lambd) & (x <= lambd)).where(x * 0, beyond)
 
 
 def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:

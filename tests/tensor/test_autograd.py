@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.op import Ops, all_ops
 from baregrad.tensor import Tensor
 from baregrad.tensor.gradients import NO_GRADIENT, RULES
+from tests.tensor.oracle import OURS, THEIRS
 
 
 def leaf(*values: float) -> Tensor:
@@ -283,3 +286,121 @@ def test_against_finite_differences(function: Any) -> None:
     np.testing.assert_allclose(
         gradient.numpy(), finite_difference(function, array), rtol=1e-6, atol=1e-7
     )
+
+
+# --- at edges -------------------------------------------------------------------------------------
+
+EDGES = np.array([
+    0.0, -0.0, 1, -1, 2, -2, 0.5, -0.5, 3, -3, 6, 20, 1e30, -1e30, math.inf, -math.inf, math.nan,
+])  # fmt: skip
+ALONE = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
+    "sinc", "floor", "ceil", "trunc", "round", "frac", "sign", "abs", "reciprocal", "square",
+    "nan_to_num", "logit", "relu", "relu6", "sigmoid", "logsigmoid", "silu", "softplus", "elu",
+    "selu", "celu", "leaky_relu", "hardtanh", "hardsigmoid", "hardswish", "mish", "softsign",
+    "tanhshrink", "softshrink", "hardshrink",
+)  # fmt: skip
+# Where PyTorch's value is NaN beside a limit that exists, or gives a derivative beside a value that
+# is NaN; and where its own two ways of computing differ, in long arrays and at their ends.
+APART = {
+    "acosh": EDGES < 1, "hardswish": ~(EDGES > -math.inf), "atanh": np.abs(EDGES) > 1e9,
+    "copysign": ~np.isfinite(EDGES),
+}  # fmt: skip
+
+
+def derivatives(function: Any, arrays: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(ours, PyTorch's) values and gradients of a function's sum."""
+    ours = [Tensor(array, requires_grad=True) for array in arrays]
+    theirs = [torch.tensor(array, requires_grad=True) for array in arrays]
+    mine, other = function(OURS, *ours), function(THEIRS, *theirs)
+    found = [(mine.numpy(), other.detach().numpy())]
+    mine.sum().backward()
+    other.sum().backward()
+    for one, another in zip(ours, theirs, strict=True):
+        assert one.grad is not None
+        assert another.grad is not None
+        found.append((one.grad.numpy(), another.grad.numpy()))
+    return found
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_derivatives_at_edges(name: str) -> None:
+    kept = ~APART.get(name, np.zeros_like(EDGES, bool))
+    for one, another in derivatives(lambda f, x: getattr(f, name)(x), [EDGES[kept]]):
+        np.testing.assert_allclose(one, another, rtol=1e-6, atol=1e-12)
+
+
+def test_what_is_outside_a_domain_has_no_derivative() -> None:
+    outside = np.array([0.5, 0.0, -1.0, -3.0])
+    x = Tensor(outside, requires_grad=True)
+    x.acosh().sum().backward()
+    assert x.grad is not None
+    assert np.isnan(x.grad.numpy()).all()
+
+
+POINTS = np.array([0.0, -0.0, 1, -1, 2, -2, 0.5, math.inf, -math.inf, math.nan])
+TOGETHER: tuple[tuple[str, Any], ...] = (
+    ("maximum", lambda f, x, y: f.maximum(x, y)),
+    ("minimum", lambda f, x, y: f.minimum(x, y)),
+    ("pow", lambda f, x, y: x**y),
+    ("fmod", lambda f, x, y: f.fmod(x, y)),
+    ("logaddexp", lambda f, x, y: f.logaddexp(x, y)),
+    ("at least", lambda f, x, y: f.clamp(x, min=y)),
+    ("at most", lambda f, x, y: f.clamp(x, max=y)),
+    ("floored", lambda f, x, y: f.div(x, y, rounding_mode="floor")),
+    ("truncated", lambda f, x, y: f.div(x, y, rounding_mode="trunc")),
+    ("copysign", lambda f, x, y: f.copysign(x, y)),
+    ("atan2", lambda f, x, y: f.atan2(x, y)),
+    ("remainder", lambda f, x, y: f.remainder(x, y)),
+    ("smooth", lambda f, x, y: f.smooth_l1_loss(x, y, reduction="none")),
+    ("huber", lambda f, x, y: f.huber_loss(x, y, reduction="none")),
+)
+# The limits that PyTorch does not take at infinities.
+FINITE_FIRST = ("copysign", "remainder", "atan2")
+FINITE_LAST = ("atan2",)
+
+
+@pytest.mark.parametrize("row", TOGETHER, ids=itemgetter(0))
+def test_derivatives_of_two_at_edges(row: Any) -> None:
+    name, function = row
+    x, y = (part.ravel() for part in np.meshgrid(POINTS, POINTS))
+    kept = np.ones(x.size, bool)
+    if name in FINITE_FIRST:
+        kept &= np.isfinite(x)
+    if name in FINITE_LAST:
+        kept &= np.isfinite(y)
+    for one, another in derivatives(function, [x[kept], y[kept]]):
+        np.testing.assert_allclose(one, another, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("row", [
+    [1, 1, 1], [2, 1, 2], [0, 0, 0], [1, 0, 2], [math.nan, 1, 2], [1, math.nan, math.nan],
+    [math.inf, 1, math.inf], [-0.0, 0, 0], [5, 5], [3, 3, 1, 1], [-1, 1, -1],
+], ids=str)  # fmt: skip
+def test_derivatives_of_reductions_at_ties(row: list[float]) -> None:
+    functions: list[Any] = [
+        lambda f, x: x.max(), lambda f, x: x.min(), lambda f, x: x.median(),
+        lambda f, x: x.std(), lambda f, x: x.std(correction=0), lambda f, x: x.logsumexp(0),
+        lambda f, x: x.norm(1), lambda f, x: x.norm(2), lambda f, x: x.norm(3),
+        lambda f, x: x.norm(math.inf),
+    ]  # fmt: skip
+    if np.isfinite(row).all():
+        functions += [lambda f, x: x.norm(0.5), lambda f, x: x.norm(-1), lambda f, x: x.amax(),
+                      lambda f, x: x.prod(), lambda f, x: x.var()]  # fmt: skip
+    for function in functions:
+        for one, another in derivatives(function, [np.array(row, np.float64)]):
+            np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.sign(), lambda x: x.norm(0), lambda x: x // 2, lambda x: Tensor(2.0).copysign(x),
+    lambda x: (x > 0).where(x.sign(), x.floor()),
+])  # fmt: skip
+def test_steps_have_gradients_of_zero(function: Any) -> None:
+    x = Tensor([-1.5, 0.0, 2.0], requires_grad=True)
+    (first,) = function(x).sum().gradient(x)
+    assert first.tolist() == [0.0, 0.0, 0.0]
+    function(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.0, 0.0, 0.0]
