@@ -241,6 +241,17 @@ def computed_for(dtype: DType) -> DType:
     return (dtypes.int8 if dtype.is_signed else dtypes.uint8) if dtype.bits == 4 else dtype
 
 
+def cut_to_integer(value: builtins.float, dtype: DType) -> builtins.int:
+    """`value` without what follows the point. Raises DTypeError for infinities and NaN."""
+    try:
+        return builtins.int(value)
+    except (OverflowError, ValueError) as error:
+        raise DTypeError(
+            f"{dtype} has no such number", found=f"{value}", wanted="a finite one",
+            hint="use a floating-point dtype",
+        ) from error
+
+
 def check_computed(dtype: DType) -> None:
     """Raise DTypeError for a dtype that is not computed with: a `storage_only` one.
 

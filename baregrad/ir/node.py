@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import DType, cut_to_integer, dtypes
 from baregrad.ir.attrs import Range
 from baregrad.ir.integers import IntegerArithmetic, spelled
 from baregrad.ir.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
@@ -375,7 +375,7 @@ def const(value: bool | int | float, dtype: DType) -> Node:
     elif kind == "float":
         canonical = float(value)
     elif kind in ("int", "uint"):
-        canonical = int(value) & ((1 << dtype.bits) - 1)
+        canonical = cut_to_integer(value, dtype) & ((1 << dtype.bits) - 1)
         if kind == "int" and canonical >> (dtype.bits - 1):
             canonical -= 1 << dtype.bits
     else:

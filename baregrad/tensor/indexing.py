@@ -68,7 +68,7 @@ def _as_entry(x: Tensor, entry: Any) -> Any:
     if isinstance(entry, Node) or is_tensor(entry):
         return entry
     if isinstance(entry, list | tuple | range | np.ndarray):
-        array = np.asarray(entry)
+        array = _as_array(entry)
         if not array.size and array.dtype.kind == "f":
             array = array.astype(np.int64)
         if array.dtype.kind not in "iub":
@@ -79,6 +79,17 @@ def _as_entry(x: Tensor, entry: Any) -> Any:
         found=f"{type(entry).__name__} {entry!r:.40}",
         wanted="ints, slices, None, ..., integer tensors or bool masks",
     )
+
+
+def _as_array(entry: Any) -> np.ndarray[Any, Any]:
+    """The array of nested sequences of integers or bools."""
+    try:
+        return np.asarray(entry)
+    except ValueError as error:
+        raise ShapeError(
+            "an index array has rows of one length", found=f"{entry!r:.60}",
+            hint="pad them to one length",
+        ) from error
 
 
 def _width(entry: Any) -> int:
@@ -167,6 +178,8 @@ def _symbolic_end(end: Any, default: Any, extent: Any) -> Any:
     if isinstance(end, int) and end < 0:
         return index.as_dim(index.add(extent, end))
     found = index.as_dim(end)
+    if index.upper(found) < 0:
+        return index.as_dim(index.add(extent, found))
     if isinstance(extent, int) and index.upper(found) > extent:
         raise IndexOutOfRange(
             "a symbolic end may leave the axis",
@@ -179,6 +192,8 @@ def _symbolic_end(end: Any, default: Any, extent: Any) -> Any:
 
 def _integer(entry: Any, extent: Any, axis: int) -> Any:
     if isinstance(entry, Node):
+        if index.upper(entry) < 0:
+            entry = index.add(extent, entry)
         lo, hi = index.lower(entry), index.upper(entry)
         if lo < 0 or (isinstance(extent, int) and hi >= extent):
             raise IndexOutOfRange(
@@ -276,7 +291,7 @@ def _basic_view(x: Tensor, plan: _Plan) -> Tensor:
         1 if axis is None else y.shape[axis] for axis in plan.layout if axis not in plan.dropped
     )
     if plan.dropped or None in plan.layout:
-        return y.reshape(wanted)
+        return y._view(Ops.RESHAPE, wanted)
     return y
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Slice, Window
@@ -319,10 +319,22 @@ def narrow(x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
 
 
 def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Return a view of all windows of `size` along an axis, `step` apart, as a new last axis."""
+    """Return a view of all windows of `size` along an axis, `step` apart, as a new last axis.
+
+    Raises ShapeError for a size that the axis has not, and a step below 1.
+    """
     axis, size, step = one_axis(dimension, x.ndim), plain(size), plain(step)
     if x.ndim == 0:
         return unfold(reshape(x, 1), 0, size, step)
+    for value, least, what in ((size, 0, "size"), (step, 1, "step")):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ArgumentError(
+                f"the {what} of a window is an integer", found=f"{type(value).__name__} {value!r}"
+            )
+        if value < least:
+            raise ShapeError(
+                f"there are no windows of this {what}", found=value, wanted=f"{least} or more"
+            )
     return x._view(Ops.WINDOW, Window(axis, size, step, 1, x.shape[axis]))
 
 
