@@ -20,6 +20,7 @@ from baregrad.ir.attribute_fields import attribute_fields
 from baregrad.ir.attrs import BufferRef, Param
 from baregrad.ir.node import Node, instruction, make_node, rebuild, toposort
 from baregrad.ir.op import SPELLED, Ops
+from baregrad.ir.requirements import Requirement, check, requirements
 
 _COMPUTED = ~SPELLED
 _VAR = Ops.VAR.bit
@@ -30,7 +31,8 @@ class Canonical:
     """A SINK over PARAMs, the arrays that the slots stand for, and the values of its variables.
 
     `made`: what each node that the user's code made became, sources first. `whole`: that is every
-    node below the SINK and no other.
+    node below the SINK and no other. `requirements`: what values of the variables must satisfy,
+    and these do.
     """
 
     sink: Node
@@ -38,6 +40,7 @@ class Canonical:
     variables: Mapping[str, int]
     made: Mapping[Node, Node]
     whole: bool = False
+    requirements: tuple[Requirement, ...] = ()
 
     @cached_property
     def origins(self) -> Mapping[Node, Node]:
@@ -56,7 +59,7 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
 
     Constants and their views are no such nodes, except as roots.
     """
-    lifted = _Lifted([], {}, {}, {})
+    lifted = _Lifted([], {}, {}, {}, {})
     done, variables = lifted.done, lifted.variables
     became = done.__getitem__
     param = lifted.param
@@ -86,7 +89,8 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
                 # It says something about gradients alone, and differs from model to model.
                 done[node] = done[src[0]]
             elif node.mask & _VAR:
-                done[node] = _renew(node, done, variables)
+                free = done[node] = _renew(node, done, variables)
+                lifted.requirements.update(dict.fromkeys(requirements(free)))
             else:
                 made = tuple(map(became, src))
                 # Nothing below may have become anything else.
@@ -101,7 +105,9 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
         whole = whole and ref is None
         values.append(done[root] if ref is None else param(ref, root))
     sink = Node(Ops.SINK, dtypes.token, tuple(values))
-    return Canonical(sink, tuple(lifted.inputs), variables, done, whole)
+    asked = tuple(lifted.requirements)
+    check(asked, variables)
+    return Canonical(sink, tuple(lifted.inputs), variables, done, whole, asked)
 
 
 @dataclass(slots=True)
@@ -112,6 +118,7 @@ class _Lifted:
     slots: dict[BufferRef, Node]
     done: dict[Node, Node]
     variables: dict[str, int]
+    requirements: dict[Requirement, None]
 
     def param(self, ref: BufferRef, node: Node) -> Node:
         """The PARAM that stands for an array, whose value `node` is."""

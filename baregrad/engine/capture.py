@@ -19,6 +19,7 @@ import numpy as np
 from baregrad.base.errors import JitError
 from baregrad.base.options import options
 from baregrad.engine.executor import Executable
+from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_commands
 from baregrad.engine.session import Run, Session, current_session
 from baregrad.ir.attrs import BufferRef
@@ -128,7 +129,8 @@ class Replay:
 
     inputs: the arrays that were arguments at capture. outputs: those that must be fresh at each
     call. updates: (new, kept) pairs of handles; at the end of each call `kept` gets the contents
-    of `new`. kept: the ids of the handles of all state, be it updated so or in place.
+    of `new`. kept: the ids of the handles of all state, be it updated so or in place. shapes: those
+    of the outputs, symbolic where the captured call's were.
     """
 
     def __init__(
@@ -137,7 +139,8 @@ class Replay:
         inputs: Sequence[BufferRef],
         outputs: Sequence[BufferRef],
         updates: Sequence[tuple[Buffer, Buffer]],
-        kept: Collection[int] = (),
+        kept: Collection[int],
+        shapes: Sequence[tuple[Any, ...]],
     ) -> None:
         self.runs = tuple(capture.runs)
         self.inputs = tuple(inputs)
@@ -153,12 +156,15 @@ class Replay:
         # Results that lie where state is: copies taken last, before other state is updated.
         late = (ref.handle for ref in self.outputs if id(ref.handle) in made)
         self._late = [handle for handle in dict.fromkeys(late) if id(handle) in kept]
-        self._forms = self._result_forms()
+        devices = [ref.device for ref in self.outputs]
+        self._forms = list(zip(shapes, devices, strict=True))
         self._is_symbolic = any(not _is_plain(shape) for shape, _ in self._forms)
         # Whether DEBUG asks for a line a kernel; what is not run takes no time.
         self._is_reported = bool(
             self.runs and options.debug >= 1 and self.runs[0].backend.name != "NULL"
         )
+        asked = dict.fromkeys(one for run in self.runs for one in run.program.requirements)
+        self._requirements = [(one, launch_expr(one.left), launch_expr(one.right)) for one in asked]
         self._list: CommandList | None = None
         self._arena: Buffer | None = None
         if self.runs and isinstance(self.runs[0].executable, Executable):
@@ -202,15 +208,6 @@ class Replay:
                 self._same.append(ref.handle)
                 end += 1
         self._places = [places[id(ref.handle)] for ref in self.outputs]
-
-    def _result_forms(self) -> list[tuple[tuple[Any, ...], str]]:
-        """Shapes, symbolic where those of the nodes that they were are, and devices of results."""
-        symbolic: dict[int, tuple[Any, ...]] = {}
-        for run in self.runs:
-            for node, held in zip(run.program.sink.src, run.outputs, strict=True):
-                if not _is_plain(node.shape):
-                    symbolic.setdefault(id(held.handle), node.shape)
-        return [(symbolic.get(id(ref.handle), ref.shape), ref.device) for ref in self.outputs]
 
     def _number_fresh(self) -> None:
         """Give a slot to each array that every call must allocate: results and symbolic sizes."""
@@ -275,8 +272,10 @@ class Replay:
         """Run over other arguments: where each result lies now, in the order of `outputs`.
 
         `spare` gives memory, by the number that `slot_of` says, for results that are not to get
-        fresh memory.
+        fresh memory. Raises ShapeError for values of variables that do not fit.
         """
+        for asked, left, right in self._requirements:
+            asked.check(evaluate(left, variables), evaluate(right, variables))
         copies: list[Buffer] = []
         if self._unmade:
             copies = [_twin(self._now(handle, inputs)) for handle in self._unmade]

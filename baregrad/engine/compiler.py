@@ -260,7 +260,11 @@ def variables_of(kernel: Node) -> tuple[str, ...]:
     """The names of a kernel's symbolic integers, sorted: the order of its program's call."""
     if not kernel.has(Ops.VAR):
         return ()
-    return tuple(sorted({n.arg.name for n in toposort(kernel) if n.op is Ops.VAR}))
+    nodes = toposort(kernel)
+    # Where rows lie may hang on an extent that nothing else does.
+    arrays = [n.shape for n in nodes if n.op is Ops.PARAM]
+    extents = [extent for shape in arrays for extent in shape if isinstance(extent, Node)]
+    return tuple(sorted({n.arg.name for n in (*nodes, *toposort(*extents)) if n.op is Ops.VAR}))
 
 
 def arrays_of(kernel: Node) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node
@@ -14,12 +15,16 @@ class Realised:
 
     It is asked about every node of every graph, so it goes by the identity of nodes, which is their
     equality; a key goes with its node, before anything else can have that identity.
+
+    Values are noted and forgotten by one thread at a time; nodes die in any, in the middle of
+    anything, which takes one step on one table.
     """
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Node], BufferRef]] = {}
-        # By the identity of a buffer, which its entries keep alive: whose values lie there.
+        # By the identity of a buffer: keys of values that lie there, or lay there once.
         self._there: dict[int, set[int]] = {}
+        self._most = 64
 
     def get(self, node: Node) -> BufferRef | None:
         """Where the value of a node lies, if that is known."""
@@ -39,24 +44,26 @@ class Realised:
     def set(self, node: Node, ref: BufferRef) -> None:
         """Note where the value of a node lies."""
         key = id(node)
-        self._drop(key)
-        self._entries[key] = (weakref.ref(node, lambda _: self._drop(key)), ref)
+        # What is popped is told of the reference that died, which is the default where nothing is.
+        self._entries[key] = (weakref.ref(node, partial(self._entries.pop, key)), ref)
         self._there.setdefault(id(ref.handle), set()).add(key)
+        if len(self._there) > self._most:
+            self._sweep()
 
     def forget(self, handle: int) -> None:
         """Forget every value that lies in the buffer of this identity."""
         for key in self._there.pop(handle, ()):
-            self._entries.pop(key, None)
+            found = self._entries.get(key)
+            if found is not None and id(found[1].handle) == handle:
+                self._entries.pop(key, None)
 
-    def _drop(self, key: int) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            place = id(entry[1].handle)
-            there = self._there.get(place)
-            if there is not None:
-                there.discard(key)
-                if not there:
-                    del self._there[place]
+    def _sweep(self) -> None:
+        """Drop what is said of buffers in which no value lies any more."""
+        living: dict[int, set[int]] = {}
+        for key, (_, ref) in list(self._entries.items()):
+            living.setdefault(id(ref.handle), set()).add(key)
+        self._there = living
+        self._most = 64 + 2 * len(living)
 
     def items(self) -> Iterator[tuple[Node, BufferRef]]:
         """Every node that lives, and where its value lies."""

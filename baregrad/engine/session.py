@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from baregrad.base.errors import BaregradError, CompilerBug, UnsupportedDevice, user_frame
+from baregrad.base.locks import give_lock
 from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.base.tracing import span
 from baregrad.dtypes import DType
@@ -25,6 +27,7 @@ from baregrad.engine.canonical import Canonical, canonicalise
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.places import Places
 from baregrad.engine.realised import Realised
+from baregrad.engine.watching import Watching
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node, toposort
 from baregrad.ir.op import Ops
@@ -37,22 +40,62 @@ PLANS_KEPT = 512
 class Session:
     """Owns devices and caches; realises graphs.
 
-    `realised` remembers, as long as the node lives, where the value of a node lies. `observers`
-    are told of every run (jit capture, reports).
+    `realised` remembers, as long as the node lives, where the value of a node lies.
+
+    Threads share a session. What runs, runs while `lock` is held: a realisation, a replay with the
+    look at its state before, the copies that a capture makes. Graphs are built without it. Who
+    watches a session watches the thread that it is in (`Watching`): another thread's work is
+    neither captured nor refused.
     """
+
+    lock: threading.RLock
 
     def __init__(self) -> None:
         self._backends: dict[str, backends.Backend] = {}
-        self._realised = Realised()
+        self._realised_by_all = Realised()
         self._plans: OrderedDict[Any, Any] = OrderedDict()
         self._places = Places()
-        self.observers: list[Callable[[Run], None]] = []
-        self.uploads: list[Callable[[BufferRef, np.ndarray[Any, Any]], None]] = []
-        self.downloads: list[Callable[[BufferRef], None]] = []
+        self._watching = Watching()
         self.origins: MutableMapping[Node, str] = weakref.WeakKeyDictionary()
-        self.writes: list[Callable[[Any, Node], None]] = []
         self.random_states: dict[str, Any] = {}
-        self.companions: list[weakref.ref[Any]] = []
+        give_lock(self)
+
+    # --- watching: lists of this thread -----------------------------------------------------------
+
+    @property
+    def observers(self) -> list[Callable[[Run], None]]:
+        """Who is told of every run."""
+        return self._watching.observers
+
+    @property
+    def uploads(self) -> list[Callable[[BufferRef, np.ndarray[Any, Any]], None]]:
+        """Who is told of every upload of host data."""
+        return self._watching.uploads
+
+    @property
+    def downloads(self) -> list[Callable[[BufferRef], None]]:
+        """Who is told of every download; not empty while a function is captured."""
+        return self._watching.downloads
+
+    @property
+    def writes(self) -> list[Callable[[Any, Node], None]]:
+        """Who is told of every storage that changes in place, and what it held before."""
+        return self._watching.writes
+
+    @property
+    def companions(self) -> list[weakref.ref[Any]]:
+        """Storages to compute along with what is computed next."""
+        return self._watching.companions
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Inside the block nobody is told of what this thread does."""
+        with self._watching.nobody():
+            yield
+
+    @property
+    def _realised(self) -> Realised:
+        return self._watching.apart or self._realised_by_all
 
     # --- devices
     # -------------------------------------------------------------------------------------
@@ -77,8 +120,11 @@ class Session:
         """The opened backend of a device, opened at first use. Raises UnsupportedDevice."""
         found = self._backends.get(name)
         if found is None:
-            found = backends.open_backend(self.known_device(name))
-            self._backends[name] = found
+            with self.lock:
+                found = self._backends.get(name)
+                if found is None:
+                    found = backends.open_backend(self.known_device(name))
+                    self._backends[name] = found
         return found
 
     def adopt(self, backend: backends.Backend) -> None:
@@ -154,20 +200,31 @@ class Session:
         return self._realised.get(node)
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Forget values by where they lie in memory (ids of handles) that is overwritten."""
-        for handle in handles:
-            self._realised.forget(handle)
+        """Forget values by where they lie in memory (ids of handles) that is overwritten.
+
+        A thread that keeps values apart writes over memory in which others know of some.
+        """
+        with self.lock:
+            for handle in handles:
+                self._realised_by_all.forget(handle)
+                if self._watching.apart is not None:
+                    self._watching.apart.forget(handle)
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Inside the block only what the block itself realised counts as realised."""
-        outside = self._realised
-        self._realised = Realised()
+    def apart(self, kept: bool = True) -> Iterator[None]:
+        """Inside the block only what the block itself realised counts as realised.
+
+        kept: so it does after the block, for everybody.
+        """
+        outside = self._watching.apart
+        inside = self._watching.apart = Realised()
         try:
             yield
         finally:
-            outside.update(self._realised)
-            self._realised = outside
+            self._watching.apart = outside
+            if kept:
+                with self.lock:
+                    self._realised.update(inside)
 
     def realize(
         self, nodes: Sequence[Node], device: str, donate: Mapping[int, Any] | None = None
@@ -178,7 +235,8 @@ class Session:
         memory the result may take. Raises errors of our tree that carry the user's line.
         """
         try:
-            return self._realize(list(nodes), device, donate or {})
+            with self.lock:
+                return self._realize(list(nodes), device, donate or {})
         except BaregradError as error:
             if getattr(error, "at", None) is None:
                 error.at = str(user_frame())
@@ -189,7 +247,7 @@ class Session:
     ) -> list[BufferRef]:
         if any(node.mask & Ops.COPY.bit for node in nodes):
             self._bring(nodes, device)
-        with _uncollected():
+        with _uncollected:
             with span("canonicalise"):
                 # A graph without leaves may have been realised on another device.
                 program = canonicalise(nodes, self._realised.on(device))
@@ -206,9 +264,10 @@ class Session:
         refs = [
             BufferRef(buffer, shape, device) for buffer, shape in zip(results, shapes, strict=True)
         ]
+        _mark_shared(program, refs, donate)
         for position, handle in donate.items():
             if refs[position].handle is handle:
-                self._realised.forget(id(handle))
+                self.forget((id(handle),))
                 refs[position] = refs[position].renewed()
         for node, ref in zip(nodes, refs, strict=True):
             self._remember(node, ref)
@@ -305,6 +364,17 @@ class Session:
         )
 
 
+def _mark_shared(
+    program: Canonical, results: Sequence[BufferRef], donate: Mapping[int, Any]
+) -> None:
+    """Mark memory that is the value of several nodes now: of an input, or of two results."""
+    seen = {id(ref.handle) for ref in program.inputs}
+    for position, ref in enumerate(results):
+        if id(ref.handle) in seen and donate.get(position) is not ref.handle:
+            ref.handle.shared = True
+        seen.add(id(ref.handle))
+
+
 def _prepared(
     backend: backends.Backend, program: Canonical, donated: Mapping[int, int]
 ) -> Any:
@@ -342,20 +412,63 @@ class Run:
 _current: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
 
 
-class _Default:
-    """Makes the process's default session at first use."""
+class _Uncollected:
+    """No search for cycles: graphs and kernels are many small objects, and hardly a cycle.
 
-    session: Session | None = None
+    The collector is the process's, so the first thread to enter stops it and the last one to leave
+    starts it again, where it ran before.
+    """
+
+    lock: threading.RLock
+
+    def __init__(self) -> None:
+        give_lock(self)
+        self._inside: set[int] = set()
+        self._enabled = False
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self._inside:
+                self._enabled = gc.isenabled()
+                gc.disable()
+            self._inside.add(threading.get_ident())
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self._inside.discard(threading.get_ident())
+            if not self._inside and self._enabled:
+                gc.enable()
+
+    def after_fork(self) -> None:
+        """Forget the threads that were inside in the parent."""
+        if self._inside:
+            self._inside = {threading.get_ident()}
+            self.__exit__()
+
+
+class _Process:
+    """The process's own session, made at first use."""
+
+    lock: threading.RLock
+
+    def __init__(self) -> None:
+        give_lock(self)
+        self.session: Session | None = None
+
+    def default(self) -> Session:
+        """The process's own session."""
+        with self.lock:
+            self.session = self.session or Session()
+            return self.session
+
+
+_uncollected = _Uncollected()
+_process = _Process()
 
 
 def current_session() -> Session:
     """The session in force: the innermost `use_session`, else the process's own."""
-    found = _current.get()
-    if found is not None:
-        return found
-    if _Default.session is None:
-        _Default.session = Session()
-    return _Default.session
+    return _current.get() or _process.session or _process.default()
 
 
 @contextmanager
@@ -366,15 +479,3 @@ def use_session(session: Session) -> Iterator[Session]:
         yield session
     finally:
         _current.reset(token)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No search for cycles: graphs and kernels are many small objects, and hardly a cycle."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -91,10 +91,13 @@ class Buffer:
 
     Made by `Device.allocate`, `Device.wrap` and `view`. A view shares the bytes and keeps them
     alive. After `close` any use raises DeviceError. `serial` is a number that no other buffer ever
-    has, and -1 once it is closed: who has checked a buffer knows it again by that.
+    has, and -1 once it is closed: who has checked a buffer knows it again by that. `shared`: it was
+    once given out as the value of several things, so that nobody may write over it for himself.
     """
 
-    __slots__ = ("__weakref__", "_memory", "address", "device", "nbytes", "readonly", "serial")
+    __slots__ = (
+        "__weakref__", "_memory", "address", "device", "nbytes", "readonly", "serial", "shared",
+    )
     _serials = itertools.count(1)
 
     def __init__(self, device: Device, memory: Memory, offset: int, nbytes: int) -> None:
@@ -103,6 +106,7 @@ class Buffer:
         self.address = memory.address + offset
         self.nbytes = nbytes
         self.readonly = memory.readonly
+        self.shared = False
         self.serial = next(self._serials)
 
     @property

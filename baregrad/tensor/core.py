@@ -22,7 +22,7 @@ from baregrad.ir.node import Node, make_node, toposort
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import views
 from baregrad.tensor.grad_mode import grad_enabled
-from baregrad.tensor.link import session
+from baregrad.tensor.link import SessionLike, session
 from baregrad.tensor.views import Leaf, Step
 
 # A realised storage is copied whole to read a part of it when that is not much more than the part.
@@ -342,9 +342,14 @@ def realize_storages(storages: Iterable[Storage]) -> None:
     for storage in storages:
         if storage.node.op is not Ops.BUFFER:
             by_device.setdefault(storage.device, {})[storage] = None
-    if not by_device:
-        return
-    owner = session()
+    if by_device:
+        owner = session()
+        # From the look at what else reads old memory to the last write nobody else computes.
+        with owner.lock:
+            _realize_together(owner, by_device)
+
+
+def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, None]]) -> None:
     spent: list[Storage] = [held for ref in owner.companions if (held := ref()) is not None]
     owner.companions.clear()
     for storage in spent:

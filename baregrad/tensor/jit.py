@@ -10,11 +10,13 @@ devices, plain arguments or in anything the function closes over is captured ane
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from baregrad.base.errors import JitError
+from baregrad.base.locks import give_lock
 from baregrad.base.options import Options, options
 from baregrad.engine.session import Session, current_session
 from baregrad.tensor.grad_mode import grad_enabled
@@ -31,9 +33,15 @@ class Jit(Generic[P, R]):
     """A jitted function; `captures` and `replays` count how often each happened.
 
     `beam` is the width of the search for its kernels' schedules, None for what the option says.
+
+    Threads may share it: one of them learns it while the others wait, and each replay is a whole.
+    A capture is of what its own thread does.
     """
 
+    lock: threading.RLock
+
     def __init__(self, function: Callable[P, R], beam: int | None = None) -> None:
+        give_lock(self)
         self.function = function
         self.beam = beam
         self.captures = 0
@@ -51,8 +59,8 @@ class Jit(Generic[P, R]):
         name = f"_jit_{self.function.__name__}"
         found = vars(instance).get(name)
         if found is None:
-            found = Jit(self.function.__get__(instance, owner), self.beam)
-            vars(instance)[name] = found
+            made = Jit(self.function.__get__(instance, owner), self.beam)
+            found = vars(instance).setdefault(name, made)
         return cast(Callable[..., Any], found)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,11 +71,16 @@ class Jit(Generic[P, R]):
         settings = options.values()
         last = self._last
         if last is not None and not kwargs:
-            handles = last.handles(args, session, settings)
-            if handles is not None and not last.entry.is_stale():
-                self.replays += 1
-                return cast(R, last.entry.play_again(args, handles))
-        call = Call(args, kwargs)
+            with session.lock:
+                handles = last.handles(args, session, settings)
+                if handles is not None and not last.entry.is_stale():
+                    self.replays += 1
+                    return cast(R, last.entry.play_again(args, handles))
+        with self.lock:
+            return self._call(session, settings, Call(args, kwargs))
+
+    def _call(self, session: Session, settings: Mapping[str, Any], call: Call) -> R:
+        """A call that is looked at in full."""
         key = (call.key, id(session), grad_enabled(), settings["device"])
         entry = self._entries.get(key)
         if entry is None or (entry.replay is not None and entry.is_stale()):
@@ -76,12 +89,13 @@ class Jit(Generic[P, R]):
         if entry.replay is None or entry.is_tangled(call):
             return self._learn(entry, call)
         self.replays += 1
-        if settings["jit_check"]:
-            return cast(R, entry.checked(call))
-        if self._latest is entry:
-            self._last = Alike.to(entry, call, session, settings)
-        self._latest = entry
-        return cast(R, entry.play(call, call.handles()))
+        with session.lock:
+            if settings["jit_check"]:
+                return cast(R, entry.checked(call))
+            if self._latest is entry:
+                self._last = Alike.to(entry, call, session, settings)
+            self._latest = entry
+            return cast(R, entry.play(call, call.handles()))
 
     def _learn(self, entry: Entry, call: Call) -> R:
         """A call that is not replayed: the first, the captured one, or one that cannot be."""

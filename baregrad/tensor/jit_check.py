@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import JitError
 from baregrad.engine.session import current_session
-from baregrad.tensor.core import Storage, buffer_node, realize_storages
+from baregrad.tensor.core import Storage, buffer_node
+from baregrad.tensor.jit_state import leaf_of
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import leaves
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 def run_checked(entry: Entry, call: Call) -> Any:
     """Replay, then run the function from the same state; return its result.
 
+    What is replayed is what would be without the check: the look at the state leaves it as it is.
     Raises JitError when a result, a changed state or a gradient differs in any bit.
     """
     storages = _state(entry, call)
@@ -46,14 +48,15 @@ def _state(entry: Entry, call: Call) -> list[Storage]:
 
 
 def _bytes_of(storage: Storage) -> bytes:
-    realize_storages((storage,))
+    """What a storage holds; it stays uncomputed if it was, and so does all else."""
     session = current_session()
-    ref = session.realised(storage.node) or storage.node.arg
-    observers, session.downloads = session.downloads, []
-    try:
-        return session.download(ref, storage.node.dtype).tobytes()
-    finally:
-        session.downloads = observers
+    node = storage.node
+    ref = leaf_of(node) or session.realised(node)
+    with session.unwatched():
+        if ref is None:
+            with session.apart(kept=False):
+                (ref,) = session.realize([node], storage.device)
+        return session.download(ref, node.dtype).tobytes()
 
 
 def _restore(storage: Storage, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 from baregrad.base.errors import JitError
@@ -14,16 +14,22 @@ from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor.closure import Surroundings
-from baregrad.tensor.core import Storage, buffer_node, handles_below, realize_storages
+from baregrad.tensor.core import Storage, buffer_node, realize_storages
 from baregrad.tensor.jit_constants import differing_constant
 from baregrad.tensor.jit_parts import (
     Call,
     Histories,
-    every_storage,
     part_shared,
 )
 from baregrad.tensor.jit_results import Outlet, shown_apart, sort_results
-from baregrad.tensor.jit_state import Look, State, leaf_of
+from baregrad.tensor.jit_state import (
+    Look,
+    changed_state,
+    every_storage,
+    holders_of,
+    leaf_of,
+    settle_state,
+)
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import leaves, map_tree
 
@@ -44,6 +50,7 @@ class Entry:
         self.states: weakref.WeakSet[Storage] = weakref.WeakSet()
         self.written: set[int] = set()
         self.written_arguments: set[int] = set()
+        self.shapes: dict[Storage, tuple[Any, ...]] = {}
 
     # --- the first call ---------------------------------------------------------------------------
 
@@ -155,49 +162,71 @@ class Entry:
     # --- the second call --------------------------------------------------------------------------
 
     def capture(self, call: Call) -> Any:
-        """Run while every run of the session is noted, then make the replay."""
-        before = self.surroundings
-        leafs = [t for t in before.tensors if t.is_leaf and t.requires_grad]
-        held = [(t, t.grad) for t in leafs]
-        histories = self._prepare(before, [g for _, g in held if g is not None])
-        refs = call.references()
-        clones = call.stand_ins(refs)
-        replacement = {id(t): clone for t, clone in zip(call.tensors, clones, strict=True)}
-        args, kwargs = map_tree(
-            call.tree,
-            lambda leaf: replacement.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf,
-        )
-        written: dict[Storage, Node] = {}
-        watch = _note_write(written)
-        self.session.writes.append(watch)
-        capture = Capture(self.session)
-        # Held, so that no storage that the function makes takes the address of one of these.
-        older = every_storage()
-        try:
-            with capture:
-                result = self.function(*args, **kwargs)
-                older.update(self._random_states())
-                # A storage that the function made itself (a clone, say) is no state.
-                written = {s: old for s, old in written.items() if id(s) in older}
+        """Run while every run of this thread is noted, then make the replay.
+
+        Other threads compute while the function's own code runs, and wait before and after it.
+        """
+        with ExitStack() as held:
+            held.enter_context(self.session.lock)
+            before = self.surroundings
+            leafs = [t for t in before.tensors if t.is_leaf and t.requires_grad]
+            gradients = [(t, t.grad) for t in leafs]
+            histories = self._prepare(before, [g for _, g in gradients if g is not None])
+            refs = call.references()
+            clones = call.stand_ins(refs)
+            held.close()
+            capture = Capture(self.session)
+            with histories, capture:
+                args, kwargs = self._with_stand_ins(call, clones)
+                older, written, result = self._noting_writes(args, kwargs, held)
                 shown = [shown_apart(t) for t in leaves(result) if isinstance(t, Tensor)]
                 made = [t.grad for t in (*leafs, *clones) if t.grad is not None]
                 storages = (*(t._storage for t in shown), *written, *(g._storage for g in made))
+                # Those that are symbolic are so no more once they are computed.
+                self.shapes = {storage: storage.node.shape for storage in storages}
                 realize_storages(storages)
+            self._check(capture, before)
+            self._settle_gradients(call, clones, gradients)
+            self.results = sort_results(result, shown, clones, older, before.tensors)
+            last = self._build(call, clones, refs, capture, written, histories)
+            self.surroundings = Surroundings(self.function)
+            self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
+            self.calls += 1
+            given = self._give(call, last, [None] * len(self.outlets))
+            for outlet in self.outlets:
+                # What this call made stays the capture's own.
+                outlet.clear()
+            return given
+
+    @staticmethod
+    def _with_stand_ins(call: Call, clones: Sequence[Tensor]) -> tuple[Any, Any]:
+        """The call's arguments with its tensors stood in for."""
+        replacement = {id(t): clone for t, clone in zip(call.tensors, clones, strict=True)}
+        return cast(tuple[Any, Any], map_tree(
+            call.tree,
+            lambda leaf: replacement.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf,
+        ))
+
+    def _noting_writes(
+        self, args: Any, kwargs: Any, held: ExitStack
+    ) -> tuple[dict[int, Storage], dict[Storage, Node], Any]:
+        """Call the function: the storages that were there, which it changed, and its result.
+
+        The session is `held` afterwards.
+        """
+        # Held, so that no storage that the function makes takes the address of one of these.
+        older = every_storage()
+        written: dict[Storage, Node] = {}
+        watch = _note_write(written)
+        self.session.writes.append(watch)
+        try:
+            result = self.function(*args, **kwargs)
         finally:
             self.session.writes.remove(watch)
-            histories.restore()
-        self._check(capture, before)
-        self._settle_gradients(call, clones, held)
-        self.results = sort_results(result, shown, clones, older, before.tensors)
-        last = self._build(call, clones, refs, capture, written, histories)
-        self.surroundings = Surroundings(self.function)
-        self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
-        self.calls += 1
-        given = self._give(call, last, [None] * len(self.outlets))
-        for outlet in self.outlets:
-            # What this call made stays the capture's own.
-            outlet.clear()
-        return given
+        held.enter_context(self.session.lock)
+        older.update(self._random_states())
+        # A storage that the function made itself (a clone, say) is no state.
+        return older, {s: old for s, old in written.items() if id(s) in older}, result
 
     def _prepare(self, before: Surroundings, gradients: Sequence[Tensor]) -> Histories:
         """Compute what the function may read, and what is still to be computed of earlier work."""
@@ -272,7 +301,7 @@ class Entry:
         own = {clone._storage for clone in clones}
         self._settle_written(list(written))
         self._note_written(clones, list(written))
-        updates, state = self._changes(written, own)
+        updates, state = changed_state(written, own, self.looks)
         fresh_refs = [cast(BufferRef, self._ref_of(s.node)) for s in self.results.fresh]
         self.changed = [
             i for i, clone in enumerate(clones)
@@ -285,19 +314,25 @@ class Entry:
         results = [*changed_refs, *fresh_refs]
         copies = copies_of_others(capture, results, kept)
         made = [g for _, g in (*self.renewed, *self.argument_gradients) if g is not None]
+        shapes = self._take_shapes([clones[i] for i in self.changed], made)
         gradients = [cast(BufferRef, self._ref_of(g._storage.node)) for g in made]
         read = [*capture.reads(), *(ref for ref, _ in updates), *results, *gradients]
         known = {id(ref.handle) for ref in refs} | capture.own()
         outside = [ref for ref in read if id(ref.handle) not in known]
-        self.state = self._holders(outside, state, histories)
+        closed = [tensor._storage for tensor in self.surroundings.tensors]
+        self.state = holders_of(
+            outside, state, closed, self.looks, histories.nodes, histories.cut
+        )
         self.changing = len(state)
         updated = [(ref.handle, handle) for ref, handle in updates]
         last_copies = copies_of_others(capture, gradients, kept)
-        self._settle(updated, written)
+        settle_state(updated, written)
         # Replays write over what this call computed: it is not the value of these nodes for long.
         self.session.forget(kept | capture.own())
         inputs = [*refs, *(one.ref for one in self.state)]
-        self.replay = Replay(capture, inputs, [*results, *gradients], updated, kept)
+        self.replay = Replay(capture, inputs, [*results, *gradients], updated, kept, shapes)
+        for one in self.state:
+            one.group = self.state
         for one in self.state[: self.changing]:
             one.renew()
         dtypes = [storage.node.dtype for storage in self.results.fresh]
@@ -312,6 +347,15 @@ class Entry:
         last = [copies.get(id(ref.handle), ref.handle) for ref in results]
         return last + [last_copies.get(id(ref.handle), ref.handle) for ref in gradients]
 
+    def _take_shapes(
+        self, changed: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> list[tuple[Any, ...]]:
+        """The shapes of all that a call makes, in order, symbolic where they were."""
+        storages = [tensor._storage for tensor in changed]
+        storages += [*self.results.fresh, *(gradient._storage for gradient in gradients)]
+        shapes, self.shapes = self.shapes, {}
+        return [shapes[storage] for storage in storages]
+
     def _is_plain(self, replay: Replay, given: int) -> bool:
         """Whether a call is its arguments' buffers, those of its results, and nothing else."""
         count = len(self.outlets)
@@ -321,77 +365,6 @@ class Entry:
             and replay.takes_buffers_alone(given + count)
             and self.results.are_fresh_alone
         )
-
-    def _changes(
-        self, written: Mapping[Storage, Node], own: set[Storage]
-    ) -> tuple[list[tuple[BufferRef, Any]], dict[int, tuple[Look, BufferRef]]]:
-        """State that is to be updated after a replay, and all state by the id of its handle."""
-        updates: list[tuple[BufferRef, Any]] = []
-        state: dict[int, tuple[Look, BufferRef]] = {}
-        for storage, old in written.items():
-            if storage in own:
-                continue
-            kept, made = leaf_of(old), storage.node.arg
-            if kept is None:
-                raise JitError(
-                    "the function changes a tensor that was not computed yet, and that it does not "
-                    "reach by its closure or globals",
-                    hint="realize() the tensor before the call",
-                )
-            look = self.looks.get(id(storage)) or weakref.ref(storage)
-            state[id(kept.handle)] = (look, kept)
-            if made.handle is not kept.handle:
-                updates.append((made, kept.handle))
-                storage.node = buffer_node(kept, storage.node.dtype)
-        return updates, state
-
-    def _settle(self, updates: list[tuple[Any, Any]], written: dict[Storage, Node]) -> None:
-        """Bring the captured call's own new state into memory that replays may overwrite.
-
-        That is the memory it had, unless another tensor still reads that: then memory of its own.
-        """
-        copies = {id(kept): made.contents() for made, kept in updates}
-        others = [s.node for s in every_storage().values() if s not in written]
-        read = handles_below(others) if copies else set()
-        for storage in written:
-            ref = storage.node.arg
-            data = copies.get(id(ref.handle)) if storage.node.op is Ops.BUFFER else None
-            if data is None:
-                continue
-            if id(ref.handle) in read:
-                own = ref.handle.device.allocate(ref.handle.nbytes)
-                storage.node = buffer_node(ref._replace(handle=own), storage.node.dtype)
-                ref = storage.node.arg
-            ref.handle.device.copy_in(ref.handle, data)
-
-    def _holders(
-        self,
-        outside: Sequence[BufferRef],
-        state: dict[int, tuple[Look, BufferRef]],
-        histories: Histories,
-    ) -> list[State]:
-        """The storages whose values the function read without being given them.
-
-        Those that it changes come first.
-        """
-        nodes = {id(s): weakref.ref(n) for s, n in histories.nodes.items()}
-
-        def made(look: Look, ref: BufferRef, changes: bool) -> State:
-            return State(look, ref, changes, nodes.get(id(look())))
-
-        found = [made(look, ref, True) for look, ref in state.values()]
-        rest = {id(ref.handle): ref for ref in outside if id(ref.handle) not in state}
-        if not rest:
-            return found
-        # One pass over the heap: who holds a leaf that reads one of these arrays? What the function
-        # reaches comes first, where others hold the same.
-        closed = [t._storage for t in self.surroundings.tensors]
-        for candidate in (*closed, *every_storage().values()):
-            ref = leaf_of(histories.cut.get(candidate, candidate.node))
-            if ref is not None and rest.pop(id(ref.handle), None) is not None:
-                look = self.looks.get(id(candidate)) or weakref.ref(candidate)
-                found.append(made(look, ref, False))
-        return found
 
     # --- later calls ------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from baregrad.engine.session import current_session
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
-from baregrad.tensor.core import Storage, buffer_node, live_storages, realize_storages
+from baregrad.tensor.core import Storage, buffer_node, realize_storages
 from baregrad.tensor.jit_state import copied
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import describe
@@ -135,7 +135,7 @@ def is_whole(tensor: Tensor) -> bool:
 
 
 class Histories:
-    """Closed-over values that remember how they were computed, cut from that during a capture.
+    """Closed-over values that remember how they were computed, cut from that inside the context.
 
     Their values are read like any others; a gradient that would go on into a history is refused.
     """
@@ -153,7 +153,10 @@ class Histories:
             storage.node = Node(Ops.DETACH, node.dtype, (leaf,), Cut(node))
             self.cut[storage] = storage.node
 
-    def restore(self) -> None:
+    def __enter__(self) -> None:
+        """Histories are cut from the start."""
+
+    def __exit__(self, *error: object) -> None:
         """Give storages that nobody wrote their histories back."""
         for storage, node in self.nodes.items():
             if storage.node is self.cut[storage]:
@@ -171,8 +174,3 @@ def part_shared(storages: Iterable[Storage]) -> None:
             own = node.arg._replace(handle=copied(node.arg.handle))
             storage.node = buffer_node(own, node.dtype)
         seen.add(id(storage.node.arg.handle))
-
-
-def every_storage() -> dict[int, Storage]:
-    """Every storage there is, held so that no later one takes its address."""
-    return {id(storage): storage for storage in live_storages()}

@@ -19,7 +19,7 @@ from baregrad.tensor.core import Storage, buffer_node
 from baregrad.tensor.jit_parts import is_whole
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.trees import map_tree
-from baregrad.tensor.views import Step
+from baregrad.tensor.views import Step, is_symbolic
 
 # Results of up to so many bytes are used again as they are. Of larger ones the last few of all
 # functions are, so many bytes together: the rest goes back to its device, where anything else can
@@ -209,12 +209,13 @@ class Hole:
 
 
 def shown_apart(tensor: Tensor) -> Tensor:
-    """The tensor, or where its view has symbolic extents, one that holds what it shows.
+    """The tensor, or where its view has symbolic extents or places, one that holds what it shows.
 
     A step with a symbolic extent holds the value that the extent has now.
     """
     extents = (*tensor.shape, *tensor._storage.node.shape)
-    if is_whole(tensor) or all(isinstance(extent, int) for extent in extents):
+    plain = all(isinstance(extent, int) for extent in extents) and not is_symbolic(tensor._steps)
+    if plain or is_whole(tensor):
         return tensor
     return Tensor._make(tensor._value(), tensor.device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, cast
@@ -20,6 +21,7 @@ class SessionLike(Protocol):
     origins: the user's file:line of nodes, noted while debugging. writes: told of each storage that
     changes in place. downloads: not empty while a function is captured. random_states: by device,
     kept for `baregrad.tensor.random`. companions: storages to compute along with the next ones.
+    lock: held while anything is computed.
     """
 
     origins: MutableMapping[Node, str]
@@ -27,6 +29,7 @@ class SessionLike(Protocol):
     downloads: list[Callable[[BufferRef], None]]
     random_states: dict[str, Any]
     companions: list[weakref.ref[Any]]
+    lock: threading.RLock
 
     def default_device(self) -> str:
         """The name of the device that tensors are made on."""

@@ -16,11 +16,13 @@ from baregrad.ir.attrs import Pad, Reduce, Scan, Scatter, Slice, Window
 from baregrad.ir.node import Node, const
 from baregrad.ir.node import cast as convert
 from baregrad.ir.op import COMPARE, Op, Ops
+from baregrad.ir.requirements import check, requirements
 
 Dim = int | Node
 Shape = tuple[Any, ...]
 # More arrays than this are joined in groups of so many: one kernel would read them all.
 _JOINED_AT_ONCE, _GROUP = 12, 8
+_VAR = Ops.VAR.bit
 
 # --- movement -----------------------------------------------------------------------------------
 
@@ -29,11 +31,18 @@ def reshape(x: Node, shape: Shape) -> Node:
     """`x` in row-major order under another shape of as many elements."""
     if x.shape == shape:
         return x
-    if x.op is Ops.RESHAPE:
+    if x.op is Ops.RESHAPE and not (x.mask & _VAR and requirements(x)):
         x = x.src[0]
         if x.shape == shape:
             return x
-    return Node(Ops.RESHAPE, x.dtype, (x,), shape)
+    return fitting(Node(Ops.RESHAPE, x.dtype, (x,), shape))
+
+
+def fitting(made: Node) -> Node:
+    """A movement whose symbolic extents have values that fit. Raises ShapeError."""
+    if made.mask & _VAR:
+        check(requirements(made))
+    return made
 
 
 def permute(x: Node, axes: tuple[int, ...]) -> Node:
@@ -70,7 +79,7 @@ def shrink(x: Node, slices: tuple[Slice, ...]) -> Node:
         for cut, extent in zip(slices, x.shape, strict=True)
     ):
         return x
-    return Node(Ops.SHRINK, x.dtype, (x,), slices)
+    return fitting(Node(Ops.SHRINK, x.dtype, (x,), slices))
 
 
 def whole(shape: Shape) -> list[Slice]:
@@ -94,7 +103,7 @@ def pad(x: Node, pads: tuple[Pad, ...]) -> Node:
         for one in pads
     ):
         return x
-    return Node(Ops.PAD, x.dtype, (x,), pads)
+    return fitting(Node(Ops.PAD, x.dtype, (x,), pads))
 
 
 def flip(x: Node, axes: tuple[int, ...]) -> Node:
@@ -107,7 +116,9 @@ def flip(x: Node, axes: tuple[int, ...]) -> Node:
 def window(x: Node, axis: int, taps: int, stride: int = 1, dilation: int = 1) -> Node:
     """`x` with `axis` as sliding windows: axis -> positions there, taps as the last axis."""
     extent = x.shape[axis]
-    return Node(Ops.WINDOW, x.dtype, (x,), Window(axis, taps, stride, dilation, extent))
+    return fitting(
+        Node(Ops.WINDOW, x.dtype, (x,), Window(axis, taps, stride, dilation, extent))
+    )
 
 
 def unsqueeze(x: Node, axis: int) -> Node:

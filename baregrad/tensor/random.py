@@ -19,6 +19,7 @@ from baregrad.dtypes import DEFAULT_FLOAT, DType, as_dtype, dtypes
 from baregrad.ir import index
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
+from baregrad.ir.requirements import value_of
 from baregrad.tensor import nodes
 from baregrad.tensor.core import Storage, buffer_node, check_float, realize_storages
 from baregrad.tensor.creation import Extents, as_shape, choose_device
@@ -53,9 +54,19 @@ class RandomState:
         return buffer_node(ref, dtypes.uint64)
 
     def take(self, count: Any) -> tuple[Node, Node]:
-        """The key and the first of `count` fresh counter values, as scalars of uint64."""
+        """The key and the first of `count` fresh counter values, as scalars of uint64.
+
+        Threads draw one after the other.
+        """
+        with self.owner.lock:
+            return self._take(count)
+
+    def _take(self, count: Any) -> tuple[Node, Node]:
         now = self.storage.node
         key, counter = (nodes.reshape(nodes.cut(now, 0, i, i + 1), ()) for i in (0, 1))
+        if not self._is_captured():
+            # What is drawn next may be of another size: the state depends on no variable.
+            count = count if (known := value_of(count)) is None else known
         if self._is_captured() or not isinstance(count, int):
             # state + (0, count), in the graph.
             step = nodes.mul(nodes.iota(2, dtypes.uint64), nodes.size_as(count, dtypes.uint64))
@@ -64,7 +75,7 @@ class RandomState:
             return key, counter
         if self.counter is None:
             self._read()
-            return self.take(count)
+            return self._take(count)
         if count >> 63:
             raise ShapeError(
                 "more random numbers than can be counted", found=count, wanted="fewer than 2**63"

@@ -17,6 +17,7 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Slice
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.shape import is_one
 from baregrad.tensor import nodes
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def show(value: Node, step: Step) -> Node:
         return nodes.flip(value, arg)
     if op is Ops.BITCAST:
         return Node(Ops.BITCAST, arg, (value,))
-    return Node(op, value.dtype, (value,), arg)
+    return nodes.fitting(Node(op, value.dtype, (value,), arg))
 
 
 def write(base: Node, steps: tuple[Step, ...], value: Node) -> Node:
@@ -137,6 +138,15 @@ def _overwrite(before: Node, slices: tuple[Slice, ...], value: Node) -> Node:
     pads = nodes.unshrink(slices, before.shape)
     inside = nodes.pad(nodes.broadcast(const(True, dtypes.bool), value.shape), pads)
     return nodes.where(inside, nodes.pad(value, pads), before)
+
+
+def is_symbolic(steps: tuple[Step, ...]) -> bool:
+    """Whether steps cut or shape by extents that are variables."""
+    return any(_holds_node(arg) for op, arg in steps if op is not Ops.DETACH)
+
+
+def _holds_node(arg: Any) -> bool:
+    return isinstance(arg, Node) or (isinstance(arg, tuple) and any(map(_holds_node, arg)))
 
 
 # --- strides ------------------------------------------------------------------------------------
@@ -194,6 +204,13 @@ def reshaped(shape: tuple[Any, ...], strides: Strides, wanted: tuple[Any, ...]) 
     """
     if strides == row_major(shape):
         return row_major(wanted)
+    kept = [(extent, s) for extent, s in zip(shape, strides, strict=True) if not is_one(extent)]
+    if [extent for extent, _ in kept] == [extent for extent in wanted if not is_one(extent)]:
+        # Axes of one element come and go.
+        found: list[Dim] = []
+        for extent in reversed(wanted):
+            found.append(1 if is_one(extent) else kept.pop()[1])
+        return tuple(reversed(found))
     if not all(isinstance(value, int) for value in (*shape, *strides, *wanted)):
         return None
     if 0 in shape:

@@ -1,0 +1,42 @@
+"""Who watches a session's work, thread by thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from baregrad.engine.realised import Realised
+from baregrad.ir.attrs import BufferRef
+from baregrad.ir.node import Node
+
+
+class Watching(threading.local):
+    """What a session keeps for each thread by itself: watchers of what the thread does.
+
+    observers: of runs. uploads, downloads: of data that comes and goes. writes: of storages that
+    change in place. companions: storages to compute along with the next ones. apart: the values
+    that count as realised in this thread alone, while a function is captured in it.
+    """
+
+    def __init__(self) -> None:
+        self.observers: list[Callable[[Any], None]] = []
+        self.uploads: list[Callable[[BufferRef, np.ndarray[Any, Any]], None]] = []
+        self.downloads: list[Callable[[BufferRef], None]] = []
+        self.writes: list[Callable[[Any, Node], None]] = []
+        self.companions: list[weakref.ref[Any]] = []
+        self.apart: Realised | None = None
+
+    @contextmanager
+    def nobody(self) -> Iterator[None]:
+        """Inside the block the thread has no watchers."""
+        held = (self.observers, self.uploads, self.downloads, self.writes)
+        self.observers, self.uploads, self.downloads, self.writes = [], [], [], []
+        try:
+            yield
+        finally:
+            self.observers, self.uploads, self.downloads, self.writes = held

@@ -1,0 +1,181 @@
+"""Sizes that fit for some values of a variable only: checked where made, and where bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from baregrad.base.errors import BaregradError, ShapeError
+from baregrad.engine.canonical import bind
+from baregrad.ir.index import variable
+from baregrad.ir.node import Node
+from baregrad.tensor import Tensor
+from baregrad.tensor.jit import jit
+
+N = variable("n", 1, 10)
+HUGE = variable("n", 1, 1 << 28)
+
+
+def line(count: int) -> Tensor:
+    return Tensor(np.arange(float(count), dtype=np.float32)).realize()
+
+
+MISFITS: dict[str, Callable[[], Tensor]] = {
+    "too few elements": lambda: line(4).reshape(3, bind(N, 8)),
+    "far too few elements": lambda: line(4).reshape(3, bind(HUGE, 1 << 27)),
+    "too many elements": lambda: line(30).reshape(3, bind(N, 4)),
+    "what is left over": lambda: line(30).reshape(bind(N, 4), -1),
+    "as a view": lambda: line(4).view(3, bind(N, 8)),
+    "of a symbolic shape": lambda: line(10)[: bind(N, 5)].reshape(2, 3),
+    "a part of a symbolic axis": lambda: line(10)[: bind(N, 3)].narrow(0, 1, 3),
+    "an end past a symbolic axis": lambda: line(10)[: bind(N, 3)][:4],
+    "a start past a symbolic axis": lambda: line(10)[: bind(N, 3)][4:],
+    "a window past a symbolic axis": lambda: line(10)[: bind(N, 3)].unfold(0, 5, 1),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_is_refused_where_it_is_made(name: str) -> None:
+    with pytest.raises(ShapeError):
+        MISFITS[name]()
+
+
+def test_what_fits_is_computed() -> None:
+    x = np.arange(30.0, dtype=np.float32)
+    for count in (1, 2, 3, 5, 6, 10):
+        n = bind(N, count)
+        wanted = x.reshape(count, -1)
+        assert line(30).reshape(n, -1).sum(1).tolist() == wanted.sum(1).tolist()
+        assert line(30).reshape(n, 30 // count).sum(0).tolist() == wanted.sum(0).tolist()
+        rows = line(30).reshape(30 // count, n).sum(1)
+        assert rows.tolist() == x.reshape(-1, count).sum(1).tolist()
+
+
+def test_a_replay_checks_the_value_that_it_is_given() -> None:
+    x = line(30)
+
+    @jit
+    def rows(n: Node) -> Tensor:
+        return x.reshape(3, n).sum(1)
+
+    for _ in range(3):
+        assert rows(bind(N, 10)).tolist() == [45, 145, 245]
+    with pytest.raises(ShapeError, match="found 30, wanted 12"):
+        rows(bind(N, 4))
+    assert rows(bind(N, 10)).tolist() == [45, 145, 245]
+
+
+def test_a_replay_refuses_a_reshape_that_cancels() -> None:
+    """What is computed reads no shape of 3 x n, and the plain function would refuse it."""
+    x = line(30)
+
+    @jit
+    def same(n: Node) -> Tensor:
+        return x.reshape(3, n).reshape(30) + 1
+
+    for _ in range(3):
+        same(bind(N, 10))
+    with pytest.raises(BaregradError):
+        same(bind(N, 9))
+
+
+@pytest.mark.parametrize("draw", [Tensor.rand, Tensor.randn])
+def test_draws_of_a_changing_size(draw: Callable[..., Tensor]) -> None:
+    Tensor.manual_seed(1)
+    wanted = [draw(2, count).numpy() for count in (5, 4, 7)]
+    Tensor.manual_seed(1)
+    for count, numbers in zip((5, 4, 7), wanted, strict=True):
+        made = draw(2, bind(N, count)).realize()
+        np.testing.assert_array_equal(made.numpy(), numbers)
+
+
+def test_dropout_of_a_changing_part() -> None:
+    x = Tensor.ones(3, 10)
+    for count in (5, 3, 9, 3):
+        found = x[:, : bind(N, count)].dropout(0.5).numpy()
+        assert found.shape == (3, count)
+        assert set(found.reshape(-1).tolist()) <= {0.0, 2.0}
+
+
+def test_draws_of_a_changing_size_in_a_jitted_function() -> None:
+    @jit
+    def draw(n: Node) -> Tensor:
+        return Tensor.rand(2, n).sum(0)
+
+    Tensor.manual_seed(3)
+    found = [draw(bind(N, count)).numpy() for count in (5, 4, 7, 2)]
+    Tensor.manual_seed(3)
+    for count, numbers in zip((5, 4, 7, 2), found, strict=True):
+        np.testing.assert_array_equal(Tensor.rand(2, count).sum(0).numpy(), numbers)
+
+
+def table() -> Tensor:
+    return Tensor(np.arange(12.0, dtype=np.float32).reshape(3, 4)).realize()
+
+
+def test_a_replay_gives_the_view_of_its_own_place() -> None:
+    m = variable("m", 1, 4)
+    state = table()
+
+    @jit
+    def column(x: Tensor, n: Node) -> tuple[Tensor, Tensor, Tensor]:
+        return x[:, n - 1], x.narrow(1, n - 1, 1), state[:, n - 1]
+
+    x = np.arange(12.0).reshape(3, 4)
+    for count in (2, 3, 1, 4):
+        one, part, kept = column(table(), bind(m, count))
+        assert one.tolist() == kept.tolist() == x[:, count - 1].tolist()
+        assert part.tolist() == x[:, count - 1 : count].tolist()
+
+
+def test_a_result_and_its_reshape_keep_their_shapes() -> None:
+    m = variable("m", 1, 4)
+
+    @jit
+    def both(x: Tensor, n: Node) -> tuple[Tensor, Tensor]:
+        y = x[:, n // 2 :] + 0
+        return y, y.reshape(3, y.shape[1], 1)
+
+    for count in (2, 2, 2, 4):
+        flat, tall = both(table(), bind(m, count))
+        assert flat.shape == (3, 4 - count // 2)
+        assert tall.shape == (3, 4 - count // 2, 1)
+        assert tall[:, :, 0].tolist() == flat.tolist()
+
+
+@pytest.mark.parametrize("made", ["clone", "repeat", "expand"])
+def test_writing_into_a_part_of_a_symbolic_shape(made: str) -> None:
+    n = bind(variable("m", 1, 3), 2)
+    y = {
+        "clone": lambda: Tensor.zeros(3, 6)[:n].clone(),
+        "repeat": lambda: Tensor.zeros(1, 6).repeat(n, 1),
+        "expand": lambda: Tensor.zeros(1, 6).expand(n, 6).contiguous(),
+    }[made]()
+    y[:, 0] = 2
+    y[:, None, 3] += 1
+    wanted = np.zeros((2, 6))
+    wanted[:, 0], wanted[:, 3] = 2, 1
+    assert y.tolist() == wanted.tolist()
+
+
+def test_symbolic_places_counted_from_the_end() -> None:
+    x = np.arange(12.0).reshape(3, 4)
+    for count in (1, 2, 3):
+        n = bind(variable("m", 1, 3), count)
+        assert table()[-n:].tolist() == x[-count:].tolist()
+        assert table()[:-n].tolist() == x[:-count].tolist()
+        assert table()[-n].tolist() == x[-count].tolist()
+    with pytest.raises(BaregradError):
+        table()[1 - bind(variable("m", 0, 3), 2) :]
+
+
+def test_a_variable_that_only_strides_hang_on() -> None:
+    a = np.arange(24.0).reshape(3, 4, 2)
+    n = bind(variable("m", 2, 3), 2)
+    padded = Tensor(a).pad((0, n))
+    product = padded[:, :, :2] * Tensor(a)
+    padded.realize(product)
+    assert padded.tolist() == np.pad(a, ((0, 0), (0, 0), (0, 2))).tolist()
+    assert product.tolist() == (a * a).tolist()
