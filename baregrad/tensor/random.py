@@ -21,6 +21,7 @@ from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
 from baregrad.ir.requirements import value_of
 from baregrad.tensor import nodes
+from baregrad.tensor.axes import own_axis, plain
 from baregrad.tensor.core import Storage, buffer_node, check_float, realize_storages
 from baregrad.tensor.creation import Extents, as_shape, choose_device
 from baregrad.tensor.link import SessionLike, session
@@ -216,7 +217,12 @@ def uniform(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return numbers uniform in [low, high)."""
+    """Return numbers uniform in [low, high). Raises ArgumentError where low is not below high."""
+    if not -math.inf < low <= high < math.inf:
+        raise ArgumentError(
+            "numbers are drawn between two finite ones, the lower first",
+            found=f"{low} to {high}", hint="exchange low and high",
+        )
     made = rand(cls, *shape, dtype=dtype, device=device) * (high - low) + low
     return made.requires_grad_() if requires_grad else made
 
@@ -232,6 +238,8 @@ def normal(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return numbers of a normal distribution of the given mean and standard deviation."""
+    if not std >= 0:
+        raise ArgumentError("a standard deviation is not negative", found=std, wanted="0 or more")
     made = randn(cls, as_shape((size,)), dtype=dtype, device=device) * std + mean
     return made.requires_grad_() if requires_grad else made
 
@@ -248,7 +256,16 @@ def randint(
     """Return integers uniform in [low, high) of a size; two arguments are (high, size)."""
     if size is None:
         low, high, size = 0, low, high
+    low, high = plain(low), plain(high)
+    for bound in (low, high):
+        if not isinstance(bound, int) or isinstance(bound, bool):
+            raise ArgumentError(
+                "randint is of integers between two", found=f"{type(bound).__name__} {bound!r:.40}",
+                wanted="integers", hint="for other numbers see uniform()",
+            )
     assert isinstance(high, int)
+    if not -(1 << 63) <= low <= (1 << 63) or not -(1 << 63) <= high <= 1 << 63:
+        raise ArgumentError("bounds that int64 has not", found=f"{low} to {high}")
     if high <= low:
         raise ArgumentError(f"randint from {low} to {high}: there is no integer in between")
     where = choose_device(device)
@@ -287,7 +304,14 @@ def randn_like(x: Tensor, *, dtype: object = None) -> Tensor:
 
 
 def bernoulli(x: Tensor, p: float | None = None) -> Tensor:
-    """Return 1 with the probability that each element, or `p`, says, else 0."""
+    """Return 1 with the probability that each element, or `p`, says, else 0.
+
+    Raises DTypeError for elements that are no floats, ArgumentError for a `p` outside 0 to 1.
+    """
+    if p is None:
+        check_float(x.dtype, "drawing by elements")
+    elif not 0 <= p <= 1:
+        raise ArgumentError(f"a probability is from 0 to 1, not {p}")
     dtype = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else dtypes.float32
     drawn = rand(type(x), x.shape, dtype=dtype, device=x.device)
     return (drawn < (x.detach() if p is None else p)).cast(x.dtype)
@@ -299,8 +323,14 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tenso
     Without replacement no index is drawn twice; then at most N can be drawn.
     """
     check_float(x.dtype, "multinomial")
+    own_axis(-1, x.ndim)
     weights = x.detach().float()
-    extent = x.shape[-1]
+    extent, num_samples = x.shape[-1], plain(num_samples)
+    if num_samples < 1 or extent == 0:
+        raise ShapeError(
+            "multinomial draws some of some", found=f"{num_samples} of {list(x.shape)}",
+            wanted="1 or more, of an axis that is not empty",
+        )
     if replacement:
         edges = weights.cumsum(-1)
         drawn = rand(type(x), (*x.shape[:-1], num_samples), device=x.device)

@@ -58,6 +58,13 @@ SHAPES = (
     one("x.item()", ShapeError, "one element", "found shape [2, 3]", "use tolist()"),
     one("bool(x)", ShapeError, "the truth of several elements", "use any() or all()"),
     one("len(Tensor(1.0))", ShapeError, "has no length", "item()"),
+    one("x.unfold(0, -1, 1)", ShapeError, "windows of this size", "found -1", "0 or more"),
+    one("x.unfold(1, 4, 1)", ShapeError, "does not fit"),
+    one("x.unfold(0, 1, -1)", ShapeError, "windows of this step", "found -1", "1 or more"),
+    one("x.unfold(0, 1, 0)", ShapeError, "windows of this step", "found 0", "1 or more"),
+    one("Tensor(2.0).multinomial(1)", IndexOutOfRange, "a tensor without axes"),
+    one("v.multinomial(0)", ShapeError, "draws some of some", "0 of [2]", "1 or more"),
+    one("x[[[0], [0, 1]]]", ShapeError, "rows of one length", "[[0], [0, 1]]", "pad them"),
     one("Tensor.einsum('ij', x, x)", ShapeError, "a term for each operand", "wanted 2 terms"),
 )
 DTYPES = (
@@ -77,6 +84,10 @@ DTYPES = (
     one("Tensor({1: 2})", DTypeError, "numbers or bools", "found dict"),
     one("Tensor([1, 2], dtype='float7')", DTypeError, "unknown dtype", "'float7'", "float32"),
     one("i.bitcast(dtypes.int32)", DTypeError, "one size", "int64 as int32", "cast converts"),
+    one("i.pad((1, 1), value=float('inf'))", DTypeError, "int64 has no such number", "found inf",
+        "use a floating-point dtype"),
+    one("Tensor.full((2,), float('nan'), dtype='int8')", DTypeError, "int8", "found nan"),
+    one("i.bernoulli()", DTypeError, "found dtype int64", "cast it first"),
     one("Tensor.rand(2, dtype=dtypes.int32)", DTypeError, "found dtype int32", "cast it first"),
 )
 DEVICES = (
@@ -92,6 +103,13 @@ ARGUMENTS = (
     one("Tensor.linspace(0, 1, -1)", ArgumentError, "found -1", "0 or more"),
     one("x.dropout(2.0)", ArgumentError, "from 0 to 1", "not 2.0"),
     one("Tensor.randint(5, 2, (3,))", ArgumentError, "from 5 to 2", "no integer in between"),
+    one("Tensor.randint(0.1, 3, (3,))", ArgumentError, "of integers", "float 0.1", "see uniform()"),
+    one("Tensor.randint(0, 1 << 64, (3,))", ArgumentError, "int64 has not", "18446744073709551616"),
+    one("Tensor.uniform(3, low=5, high=3)", ArgumentError, "found 5 to 3", "exchange"),
+    one("x.uniform_(0.0, float('nan'))", ArgumentError, "found 0.0 to nan"),
+    one("Tensor.normal(0.0, -1.0, (3,))", ArgumentError, "not negative", "found -1.0"),
+    one("x.bernoulli(1.5)", ArgumentError, "from 0 to 1, not 1.5"),
+    one("x.unfold(0, 1.5, 1)", ArgumentError, "an integer", "float 1.5"),
     one("x.clip()", ArgumentError, "min, max or both"),
     one("x.gelu('no')", ArgumentError, "'none' or 'tanh'", "'no'"),
     one("x.norm(p='a')", ArgumentError, "'a'", "a number or 'fro'"),
