@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -223,9 +224,10 @@ def __dlpack_device__(x: Tensor) -> tuple[int, int]:  # noqa: N807 - the array A
 
 
 def from_dlpack(cls: type[Tensor], data: Any, *, device: str | None = None) -> Tensor:
-    """Return a tensor of an array that speaks DLPack on the CPU, sharing its memory if it can.
+    """Return a tensor of the values that an array which speaks DLPack has now, on the CPU.
 
-    Later changes of that memory may or may not be seen; writes to the tensor never reach it.
+    The memory is shared where nothing can change it, else copied: what is computed later is
+    computed of the values of now. Writes to the tensor never reach the array.
     """
     if not hasattr(data, "__dlpack__"):
         raise DTypeError(
@@ -237,18 +239,40 @@ def from_dlpack(cls: type[Tensor], data: Any, *, device: str | None = None) -> T
 
 
 def from_numpy(cls: type[Tensor], array: np.ndarray[Any, Any]) -> Tensor:
-    """Return a tensor that shares the memory of a NumPy array where the device can see it."""
+    """Return a tensor of the values that a NumPy array has now.
+
+    The memory is shared where it is read-only for good and in row-major order, else copied: what is
+    computed later is computed of the values of now.
+    """
+    if not isinstance(array, np.ndarray):
+        raise DTypeError(
+            "not a NumPy array", found=f"{type(array).__name__} {array!r:.40}",
+            hint="Tensor(data) takes lists and numbers as well",
+        )
     return share(cls, array, None)
 
 
 def share(cls: type[Tensor], array: np.ndarray[Any, Any], device: str | None) -> Tensor:
-    """A tensor over a NumPy array's memory, or a copy when that is not in row-major order."""
+    """A tensor over a NumPy array's memory where nothing can change that, else of a copy."""
+    if not array.nbytes or not _is_constant(array):
+        return cls(array, device=device)
     raw, found = as_raw(array, None)
     where = choose_device(device)
-    if not raw.nbytes:
-        return cls(array, device=device)
     ref = session().wrap(raw, found, raw.shape, where)
     return cls._make(buffer_node(ref, found), where)
+
+
+def _is_constant(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array lies in memory that neither it nor what it is a view of can write."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return False
+        if owner.base is None:
+            # Its flag can be set again.
+            return False
+        owner = owner.base
+    return isinstance(owner, bytes | mmap.mmap) and memoryview(owner).readonly
 
 
 # --- text ---------------------------------------------------------------------------------------

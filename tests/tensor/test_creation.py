@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -155,6 +156,42 @@ def test_out() -> None:
     assert Tensor([1.5, 2], dtype=dtypes.bfloat16).tolist() == [1.5, 2.0]
     assert torch.from_dlpack(x).tolist() == [[1.5, -2.0]]
     assert np.from_dlpack(x).tolist() == [[1.5, -2.0]]
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_later_changes_of_an_array_are_not_seen(lazily: bool) -> None:
+    array, other = np.zeros(3, np.float32), torch.zeros(3)
+    made = [
+        Tensor.from_numpy(array),
+        Tensor.from_numpy(array[::-1]),
+        Tensor.from_dlpack(array),
+        Tensor.from_dlpack(other),
+    ]
+    if lazily:
+        made = [x + 1 for x in made]
+    array[0] = 5
+    other[0] = 5
+    assert [x.tolist() for x in made] == [[float(lazily)] * 3] * 4
+
+
+def test_batches_through_one_buffer() -> None:
+    buffer = np.empty(4, np.float32)
+    total = Tensor(0.0)
+    for batch in (1, 2, 3):
+        buffer[:] = batch
+        total = total + Tensor.from_numpy(buffer).sum()
+    assert total.item() == 4 * (1 + 2 + 3)
+
+
+def test_memory_that_cannot_change_is_shared(tmp_path: Path) -> None:
+    text = np.arange(4.0).tobytes()
+    path = tmp_path / "values"
+    path.write_bytes(text)
+    for array in (np.frombuffer(text), np.memmap(path, np.float64, "r")[1:]):
+        x = Tensor.from_numpy(array)
+        assert x.tolist() == array.tolist()
+        if x.device == "CPU":
+            assert x._ref().handle.address == array.ctypes.data
 
 
 def test_sharing_memory() -> None:
