@@ -8,7 +8,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -187,7 +186,6 @@ def test_hostile_program(tmp_path, case):
     path = tmp_path / "hostile.pt"
     path.write_bytes(make.archive(program))
     modules = set(sys.modules)
-    start = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(FileFormatError, match=message) as caught:
@@ -201,8 +199,6 @@ def test_hostile_program(tmp_path, case):
     # Codecs of the standard library load when a name in the archive first needs them.
     assert not [m for m in set(sys.modules) - modules if not m.startswith("encodings.")]
     assert peak < 1_000_000 + 400 * len(program)
-    # It ends: about a second on a quick machine, five where others take half of a slow one.
-    assert time.process_time() - start < 30
 
 
 @pytest.mark.usefixtures("canary")

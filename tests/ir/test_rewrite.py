@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
+from functools import partial
 
 import pytest
 
+from baregrad.apps.instructions import count
 from baregrad.dtypes import dtypes
 from baregrad.ir.algebra import ALGEBRA, simplify
 from baregrad.ir.attrs import Param
@@ -88,13 +89,14 @@ def test_rewriting_at_a_node_is_bounded() -> None:
 def test_subtrees_without_the_rules_ops_are_skipped() -> None:
     rule = next(r for r in ALGEBRA.rules if r.name == "divide-one")
     rules = RuleSet("one", (rule,))
-    base = alu(Ops.ADD, X, Y)
+    base, costs = alu(Ops.ADD, X, Y), set()
     for _ in range(1000):
         base = alu(Ops.ADD, base, X)
-    node = alu(Ops.DIV, base, const(1.0, F32))
-    started = time.process_time()
-    assert rules.rewrite(node) is base
-    assert time.process_time() - started < 0.01
+        node = alu(Ops.DIV, base, const(1.0, F32))
+        if len(toposort(base)) % 100 == 0:
+            assert rules.rewrite(node) is base
+            costs.add(count(partial(rules.rewrite, node)))
+    assert len(costs) == 1
 
 
 def test_index_arithmetic_is_simplified_on_the_way() -> None:
@@ -125,22 +127,16 @@ def test_a_long_chain_collapses_without_recursion() -> None:
 
 
 def test_walking_past_what_is_simple_is_cheap() -> None:
-    rng = random.Random(1)
-    pool = [slot(position, F32) for position in range(20)]
-    for _ in range(30_000):
-        op = rng.choice((Ops.ADD, Ops.MUL, Ops.SUB, Ops.MAX))
-        pool.append(alu(op, pool[-1], rng.choice(pool[-50:-1])))
-    root = simplify(Node(Ops.SINK, dtypes.token, tuple(pool[-60:])))
-    count = len(toposort(root))
-    best = min(_seconds(root) for _ in range(3))
-    # About 1.5 us on an idle core; the bar leaves room for a busy one.
-    assert best / count < 12e-6
-
-
-def _seconds(root: Node) -> float:
-    started = time.process_time()
-    assert simplify(root) is root
-    return time.process_time() - started
+    for size in (1_500, 3_000):
+        rng = random.Random(1)
+        pool = [slot(position, F32) for position in range(20)]
+        for _ in range(size):
+            op = rng.choice((Ops.ADD, Ops.MUL, Ops.SUB, Ops.MAX))
+            pool.append(alu(op, pool[-1], rng.choice(pool[-50:-1])))
+        root = simplify(Node(Ops.SINK, dtypes.token, tuple(pool[-60:])))
+        assert simplify(root) is root
+        # 133 instructions a node with Python 3.11, however many there are.
+        assert count(partial(simplify, root)) < 150 * len(toposort(root))
 
 
 def test_rules_are_called_directly_too() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
+from baregrad.apps.instructions import count
 from baregrad.graph import canonicalise
 from baregrad.ir.node import toposort
 from baregrad.ir.op import Ops
@@ -99,17 +98,14 @@ def test_training_step_of_a_residual_network_agrees() -> None:
 
 
 def test_residual_network_is_scheduled_quickly() -> None:
-    best = 1e9
-    for batch in (3, 5):
-        root = resnet(batch=batch)
-        started = time.process_time()
-        plan = make_plan(canonicalise(root))
-        best = min(best, time.process_time() - started)
-    kernels = len(plan.kernels)
+    root = resnet(batch=3)
+    plans = []
+    cost = count(lambda: plans.append(make_plan(canonicalise(root))))
+    kernels = len(plans[0].kernels)
     assert kernels <= 185
-    assert len(set(plan.kernels)) <= 120
-    # About a millisecond a kernel on a quiet machine; room for a busy one.
-    assert best / kernels < 0.005, f"{best / kernels * 1e3:.2f} ms a kernel"
+    assert len(set(plans[0].kernels)) <= 120
+    # 34,000 instructions with Python 3.11.
+    assert cost / kernels < 42_000
 
 
 def test_kernels_of_a_residual_network_hold_no_views_and_no_division() -> None:
