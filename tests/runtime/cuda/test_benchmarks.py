@@ -102,6 +102,6 @@ print(gpu_sides.vendor_libraries())
 """
     found = subprocess.run(
         [sys.executable, "-c", text, str(library)], cwd=Path(gpu_sides.__file__).parents[1],
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
     assert found.stdout.splitlines() == ["[]", "['libcuda.so.1']"]

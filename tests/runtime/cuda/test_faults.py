@@ -11,10 +11,12 @@ import pytest
 from baregrad.base.errors import BaregradError, DriverError, OutOfMemory, UnsupportedDevice
 from baregrad.base.options import options
 from baregrad.runtime.commands import Slot
+from baregrad.runtime.cuda import context
 from baregrad.runtime.cuda.device import GRAPH_AFTER, CudaDevice
 from baregrad.runtime.cuda.driver import Driver, load_functions
 from tests.runtime.cuda.fake_driver import FakeCuda
 from tests.runtime.cuda.kernels import HANG, STEP, WILD, cuda, get, one_thread, put, scale
+from tests.runtime.pretended_clock import PretendedClock
 
 
 def test_no_driver() -> None:
@@ -123,14 +125,17 @@ def test_without_memory_operations_all_under_way_are_suspects() -> None:
         lose(device, device.synchronize, r"one of 2 kernels \('scale', 'wild'\)")
 
 
-def test_an_endless_loop_is_told_in_time() -> None:
-    with cuda(timeout_s=1) as device:
+def test_an_endless_loop_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = PretendedClock(monkeypatch, context)
+    clock.look_s = 0.1
+    with cuda(timeout_s=10) as device:
         counter = put(device, [0])
         for name, text in (("step", STEP), ("hang", HANG), ("step", STEP)):
             device.run(device.load(one_thread(name, text)), [counter])
         with pytest.raises(DriverError, match="the kernel 'hang' does not end: found no progress "
-                           "in 1 s; BAREGRAD_GPU_TIMEOUT"):
+                           "in 10 s; BAREGRAD_GPU_TIMEOUT"):
             get(device, counter)
+        assert 10 <= clock.now_s < 11
         with pytest.raises(DriverError, match="lost: the kernel 'hang' does not end"):
             device.synchronize()
         fake, count = device.fake, len(device.fake.calls)
@@ -144,28 +149,25 @@ def test_an_endless_loop_is_told_in_time() -> None:
         fake.pinned.clear()
 
 
-def test_progress_puts_the_deadline_off() -> None:
+def test_progress_puts_the_deadline_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that takes longer than the deadline is waited for as long as kernels get done."""
-    fake = FakeCuda()
+    fake, clock = FakeCuda(), PretendedClock(monkeypatch, context)
     with cuda(fake, timeout_s=1) as device:
         counter = put(device, [0])
         kernel = device.load(one_thread("step", STEP))
         for _ in range(30):
             device.run(kernel, [counter])
         step, fake.pace = fake.step, 1
-        waited = []
+        begin_s = clock.now_s
 
         def slowly(stream: Any) -> None:
-            import time
-
             # As if each command took so long: two a launch, the kernel and its mark.
-            time.sleep(0.03)
-            waited.append(0.03)
+            clock.sleep(0.3)
             step(stream)
 
         fake.step = slowly  # type: ignore[method-assign]
         device.synchronize()
-        assert sum(waited) > 1.5
+        assert clock.now_s - begin_s >= 2 * 30 * 0.3
         assert get(device, counter) == [30]
 
 

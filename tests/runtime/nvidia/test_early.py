@@ -68,7 +68,7 @@ def load_early(device: NvDevice, name: str) -> Kernel:
 
 def opened(style: str, **options: object) -> tuple[VirtualPort, NvDevice]:
     port = VirtualPort(**options)  # type: ignore[arg-type]
-    return port, NvDevice(port=port, style=STYLES[style], timeout_s=3)
+    return port, NvDevice(port=port, style=STYLES[style], timeout_s=60)
 
 
 def state_of(device: NvDevice, state: Words) -> Buffer:

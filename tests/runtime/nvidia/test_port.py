@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 import pytest
@@ -164,9 +163,7 @@ def test_a_pair_is_looked_at_until_both_are_done() -> None:
         assert port.spin(pair) == 1
         for place, state in ((16, bench.state), (20, bench.copies)):
             state.last = 1 << 40
-            begin = time.perf_counter()
             assert port.spin(pair) == 0
-            assert time.perf_counter() - begin < 0.1
             bench.memory[place] = 1 << 40
             assert port.spin(pair) == 1
             state.open = 0

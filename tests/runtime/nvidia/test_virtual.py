@@ -84,7 +84,7 @@ def bring_up(port: VirtualPort) -> None:
         move(mover, device, host)
         kernel = Module(gpu, data_cubin("saxpy")).kernel("saxpy")
         arguments = (device.gpu_va + 128, device, 2.0, 32)
-        compute.wait(kernel.launch(compute, (1, 1, 1), (32, 1, 1), arguments), timeout_s=2)
+        compute.wait(kernel.launch(compute, (1, 1, 1), (32, 1, 1), arguments), timeout_s=60)
         move(mover, host, device)
         found = np.frombuffer(bytes(host.view[128:256]), np.float32)
         device.close()
@@ -94,7 +94,7 @@ def bring_up(port: VirtualPort) -> None:
 def move(channel: Channel, target: Allocation, source: Allocation) -> None:
     push = PushBuffer()
     push.copy(target.gpu_va, source.gpu_va, 256)
-    channel.wait(channel.submit(push), timeout_s=2)
+    channel.wait(channel.submit(push), timeout_s=60)
 
 
 def calls_of(release: str) -> int:
@@ -186,7 +186,7 @@ def see_from(first: Gpu, second: Gpu, base: int) -> bytes:
         group.schedule()
         push = PushBuffer()
         push.copy(mine.gpu_va, base, 100)
-        channel.wait(channel.submit(push), timeout_s=2)
+        channel.wait(channel.submit(push), timeout_s=60)
     finally:
         first.memory._free_range(base, nbytes)
     return bytes(mine.view[:100])
@@ -227,7 +227,7 @@ def program(name: str) -> Program:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_device_computes(seed: int) -> None:
     port = VirtualPort(seed=seed)
-    device = NvDevice(port=port, timeout_s=5)
+    device = NvDevice(port=port, timeout_s=60)
     try:
         link, add = device.load(program("link64")), device.load(program("add"))
         commands = device.command_list()
@@ -261,7 +261,7 @@ def test_kernels_of_a_list_that_copies_wait_for_what_is_copied_in(
     monkeypatch.setattr(copies, "_LEAST_OWN", 4096)
     monkeypatch.setattr(copies, "_OWN_NBYTES", 4096)
     monkeypatch.setattr(virtual_port, "_AT_DOORBELL", (0, 1))
-    device = NvDevice(port=VirtualPort(seed=seed), timeout_s=5)
+    device = NvDevice(port=VirtualPort(seed=seed), timeout_s=60)
     turn, count = device.load(program("turn")), 2500
     commands = device.command_list()
     commands.exec(turn, [Slot(1), Slot(0)], {"count": count, "by": 1})
@@ -280,7 +280,7 @@ def test_kernels_of_a_list_that_copies_wait_for_what_is_copied_in(
 
 def test_a_device_tells_of_a_wild_store_and_goes_on() -> None:
     port = VirtualPort()
-    device = NvDevice(port=port, timeout_s=5)
+    device = NvDevice(port=port, timeout_s=60)
     kernel, good = device.load(program("store64")), device.load(program("link64"))
     buffer = device.allocate(128)
     commands = device.command_list()

@@ -19,6 +19,7 @@ from baregrad.testing.virtual_gpu.ptx_errors import (
 )
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.testing.virtual_gpu.virtual_tools import (
+    LIMIT_S,
     LINK,
     RELEASES,
     Opened,
@@ -66,7 +67,7 @@ def test_a_chain_keeps_its_order(architecture: str) -> None:
             batch._chained = chained
             for number in range(9):
                 kernel.launch(batch, (1, 1, 1), (32, 1, 1), (memory, number))
-            gpu.compute.wait(batch.submit(), timeout_s=2)
+            gpu.compute.wait(batch.submit(), timeout_s=LIMIT_S)
             state = linked(state, range(9))
             assert np.array_equal(gpu.get(memory, np.uint32, 32), state)
 
@@ -79,7 +80,7 @@ def test_shared_and_local_memory_and_indices() -> None:
         value = module.kernel("shared").launch(
             gpu.compute, (2, 1, 1), (64, 1, 1), (out, 100, 7), shared_nbytes=400
         )
-        gpu.compute.wait(value, timeout_s=2)
+        gpu.compute.wait(value, timeout_s=LIMIT_S)
         wanted = [(99 - i) * 7 + block for block in range(2) for i in range(100)]
         assert words[:200].tolist() == wanted
         gpu.run(module.kernel("local"), out, 5, blocks=1, threads=32)
@@ -92,7 +93,7 @@ def test_shared_and_local_memory_and_indices() -> None:
             total = total * np.uint32(31) + kept[(i * 5 + lanes) & 63, lanes]
         assert words[:32].tolist() == total.tolist()
         value = module.kernel("dims").launch(gpu.compute, (2, 3, 1), (3, 2, 2), (out,))
-        gpu.compute.wait(value, timeout_s=2)
+        gpu.compute.wait(value, timeout_s=LIMIT_S)
         assert words[12 * 12 * 5 + 12 * 11 :][:12].tolist() == [1, 2, 0, 2, 1, 1, 3, 2, 2, 2, 3, 1]
 
 
@@ -118,7 +119,7 @@ def test_faults_stop_the_group_and_are_told(name: str) -> None:
         kernel = gpu.kernel(kernel_text(body, "broken"), "broken")
         value = kernel.launch(gpu.compute, (1, 1, 1), (32, 1, 1), (memory, number))
         with pytest.raises(DriverError, match=rf"'broken'.*Xid {code}\)"):
-            gpu.compute.wait(value, timeout_s=2)
+            gpu.compute.wait(value, timeout_s=LIMIT_S)
         (told,) = port.faults
         assert told.fault.code == code and told.fault.kernel == "broken"
         if kind is not None:
@@ -176,7 +177,7 @@ def test_code_that_is_overwritten_is_an_illegal_instruction() -> None:
         kernel.module._piece.write(60, b"\xff\xff")
         value = kernel.launch(gpu.compute, (1, 1, 1), (32, 1, 1), (memory, 1))
         with pytest.raises(DriverError, match="Xid 13"):
-            gpu.compute.wait(value, timeout_s=2)
+            gpu.compute.wait(value, timeout_s=LIMIT_S)
         assert "Illegal Instruction" in gpu.port.faults[0].line
         gpu.compute.group.close()
 
@@ -195,12 +196,12 @@ def test_descriptors_in_recycled_places_want_the_scheduler_told(told: bool) -> N
                 kernel.launch(batch, (1, 1, 1), (32, 1, 1), (memory, number))
             gpu.compute.wait(batch.submit(), timeout_s=timeout_s)
 
-        run(link, 2)
+        run(link, LIMIT_S)
         assert gpu.compute.launches is not None
         (block,) = gpu.compute.launches._blocks
         block.used, block.recycled = 0, told
         if told:
-            run(other, 2)
+            run(other, LIMIT_S)
             state = linked(state, [0, 1, 0]) * np.uint32(5) + np.uint32(1)
             assert np.array_equal(gpu.get(memory, np.uint32, 32), state)
             return
@@ -219,7 +220,7 @@ def test_a_bank_that_says_another_shape_than_the_descriptor() -> None:
         (item,) = batch._items
         item.data[item.form.bank_offset] = 31
         with pytest.raises(DriverError, match="Xid 13"):
-            gpu.compute.wait(batch.submit(), timeout_s=2)
+            gpu.compute.wait(batch.submit(), timeout_s=LIMIT_S)
         assert "bank 0 says block (31, 1, 1), the descriptor (32, 1, 1)" in gpu.port.faults[0].line
         gpu.compute.group.close()
 
@@ -233,6 +234,6 @@ def test_a_launch_before_the_windows_are_placed() -> None:
         gpu.compute.submit(push)
         value = kernel.launch(gpu.compute, (1, 1, 1), (32, 1, 1), (memory, 1))
         with pytest.raises(DriverError, match="Xid 13"):
-            gpu.compute.wait(value, timeout_s=2)
+            gpu.compute.wait(value, timeout_s=LIMIT_S)
         assert "the shared_window of bank 0" in gpu.port.faults[0].line
         gpu.compute.group.close()

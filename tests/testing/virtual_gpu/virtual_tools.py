@@ -24,6 +24,8 @@ from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 RELEASES = ("535.54.03", "550.54.14", "570.86.15", "580.159.04", "595.45.04")
 DATA = Path(__file__).parents[2] / "runtime" / "nvidia" / "data"
 Words = npt.NDArray[np.uint32]
+# For what is sure to end: on a busy machine it may take long.
+LIMIT_S = 60.0
 
 
 def cubin_of(text: str, architecture: str = "sm_90") -> bytes:
@@ -97,7 +99,7 @@ class Opened:
         made = self.gpu.memory.device(data.nbytes)
         push = PushBuffer()
         push.copy(made.gpu_va, host.gpu_va, data.nbytes)
-        self.copies.wait(self.copies.submit(push), timeout_s=2)
+        self.copies.wait(self.copies.submit(push), timeout_s=LIMIT_S)
         host.close()
         return made
 
@@ -107,7 +109,7 @@ class Opened:
         host = self.gpu.memory.pinned(nbytes)
         push = PushBuffer()
         push.copy(host.gpu_va, memory.gpu_va, nbytes)
-        self.copies.wait(self.copies.submit(push), timeout_s=2)
+        self.copies.wait(self.copies.submit(push), timeout_s=LIMIT_S)
         found = np.frombuffer(bytes(host.view[:nbytes]), dtype)
         host.close()
         return found
@@ -115,7 +117,7 @@ class Opened:
     def run(self, kernel: Kernel, *arguments: Any, blocks: int = 1, threads: int = 32) -> None:
         """Launch a kernel and wait for it."""
         value = kernel.launch(self.compute, (blocks, 1, 1), (threads, 1, 1), arguments)
-        self.compute.wait(value, timeout_s=2)
+        self.compute.wait(value, timeout_s=LIMIT_S)
 
     def batch(self) -> Batch:
         """Return an empty batch."""
