@@ -49,8 +49,9 @@ def test_a_program_is_run_and_its_kernels_are_searched(
     monkeypatch.setattr(beam, "MOST_ROUNDS", 1)
     path, file = tmp_path / "program.py", tmp_path / "found.jsonl"
     path.write_text(PROGRAM)
-    words = ["--beam", "1", "--seconds", "300", "--file", str(file)]
-    assert command.main([*words, str(path), "one", "--two"]) == 0
+    words = ["--beam", "1", "--seconds", "3600", "--file", str(file)]
+    with options.override(beam_timeout=120):
+        assert command.main([*words, str(path), "one", "--two"]) == 0
     shown = capsys.readouterr().out
     assert "arguments ['one', '--two']" in shown
     assert "kernels were searched" in shown

@@ -192,7 +192,7 @@ print("fine")
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     runs = [run_python(HAMMER, str(tmp_path)) for _ in range(2)]
     for run in runs:
-        output, _ = run.communicate(timeout=60)
+        output, _ = run.communicate(timeout=600)
         assert run.returncode == 0
         assert output == b"fine\n"
     assert [path for path in entries(tmp_path) if path.parent.name == "tmp"] == []
@@ -223,7 +223,7 @@ write = os.write
 def slow(descriptor, data):
     done = write(descriptor, data[:1000])
     print("writing", flush=True)
-    time.sleep(60)
+    time.sleep(600)
     return done
 os.write = slow
 DiskCache(Path(sys.argv[1])).put(sys.argv[2], b"p" * 100_000)
@@ -237,7 +237,7 @@ def test_a_process_killed_while_writing_leaves_no_entry_and_its_litter_is_swept(
     assert run.stdout is not None
     assert run.stdout.readline() == b"writing\n"
     run.send_signal(signal.SIGKILL)
-    run.wait(timeout=30)
+    run.wait(timeout=600)
     run.stdout.close()
     (litter,) = entries(tmp_path)
     assert litter.parent.name == "tmp"

@@ -63,7 +63,7 @@ def run(program: str, cache: Path) -> tuple[list[str], str]:
     return finish(start(program, cache))
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 300.0) -> tuple[list[str], str]:
+def finish(process: subprocess.Popen[str], timeout_s: float = 900.0) -> tuple[list[str], str]:
     """Wait for a program, which must succeed: the lines that it printed, and its warnings."""
     output, errors = process.communicate(timeout=timeout_s)
     assert process.returncode == 0, errors

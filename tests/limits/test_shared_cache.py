@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -63,15 +62,12 @@ def entries(cache: Path) -> list[Path]:
 
 def test_a_second_process_compiles_nothing(answer: str, tmp_path: Path) -> None:
     first, _ = run(STEP + REPORT, tmp_path)
-    began_s = time.perf_counter()
     second, _ = run(STEP + REPORT, tmp_path)
-    took_s = time.perf_counter() - began_s
     assert first[0] == second[0] == answer
     count = int(first[1].split()[1])
     assert count > 2
     assert second[1] == f"compiled 0 loaded {count}"
     assert second[2] == "llvmlite False"
-    assert took_s < 20, "far beyond what loading takes, even on a busy machine"
 
 
 def test_two_processes_compile_the_same_at_once(answer: str, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_several_processes_write_one_file(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", program, str(path), str(number)])
         for number in range(3)
     ]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert [process.wait(600) for process in processes] == [0, 0, 0]
     assert len(Records(path).all()) == 120
     assert path.read_bytes().count(b"\n") == 120
 
