@@ -94,9 +94,9 @@ def gradient(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of this tensor by `tensors`, which `grad` of no leaf changes.
 
-    They can be differentiated again unless `create_graph` is False. Two tensors with the same
-    expression are one value here. Raises GradientError for a tensor that does not require
-    gradients, or is not reached; with `allow_unused` an unreached one gives zeros.
+    They can be differentiated again unless `create_graph` is False. Views of one tensor that show
+    the same are one value here. Raises GradientError for a tensor that does not require gradients,
+    or is not reached; with `allow_unused` an unreached one gives zeros.
     """
     return gradients((x,), tensors, (grad_outputs,), create_graph, allow_unused)
 

@@ -123,7 +123,9 @@ class Array:
         """A tensor with a storage of its own; `grad`: whether an operand requires gradients."""
         if options.debug:
             _note_origin(node)
-        return cls._on(Storage(node, device, grad and node.dtype.kind == "float"))
+        if not grad or node.dtype.kind != "float":
+            return cls._on(Storage(node, device))
+        return cls._on(Storage(views.told_apart(node), device, True))
 
     # --- the value --------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.gradients_elementwise import ELEMENTWISE_RULES
 from baregrad.tensor.gradients_structure import STRUCTURE_RULES
-from baregrad.tensor.views import Cut
+from baregrad.tensor.views import Cut, Leaf, passes_gradients
 
 Gradients = tuple[Node | None, ...]
 Rule = Callable[[Node, Node], Gradients]
@@ -46,7 +46,7 @@ NO_GRADIENT: Mapping[Op, str] = MappingProxyType(
         Ops.CMPEQ: "its result is a bool",
         Ops.CMPNE: "its result is a bool",
         Ops.BITCAST: "the bits of a number are not a differentiable function of it",
-        Ops.DETACH: "it is there to stop gradients, or marks a leaf",
+        Ops.DETACH: "it is there to stop gradients, or marks a tensor",
         Ops.SINK: "it has no value",
     }
 )
@@ -54,7 +54,7 @@ NO_GRADIENT: Mapping[Op, str] = MappingProxyType(
 
 def is_leaf(node: Node) -> bool:
     """Whether a node marks a tensor that gradients are accumulated in."""
-    return node.op is Ops.DETACH and node.arg is not None
+    return node.op is Ops.DETACH and isinstance(node.arg, Leaf)
 
 
 def pull_back(
@@ -78,6 +78,8 @@ def pull_back(
         if is_leaf(node) if wanted is None else node in wanted:
             found[node] = gradient
         if node.op is Ops.DETACH:
+            if passes_gradients(node):
+                _add(sums, node.src[0], gradient, carrying)
             continue
         rule = RULES.get(node.op)
         if rule is None:
@@ -129,7 +131,8 @@ def _carriers(roots: Sequence[Node], wanted: set[Node] | None) -> tuple[list[Nod
         bits |= target.op.bit
 
     def enter(node: Node) -> bool:
-        return node.op is not Ops.DETACH and node.dtype.kind == "float" and bool(node.mask & bits)
+        open_ = node.dtype.kind == "float" and bool(node.mask & bits)
+        return open_ and passes_gradients(node)
 
     order = toposort(*roots, enter=enter)
     carrying: set[Node] = set()

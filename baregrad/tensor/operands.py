@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from baregrad.base.errors import DeviceError, DTypeError
+from baregrad.base.errors import ArgumentError, DeviceError, DTypeError
 from baregrad.dtypes import DEFAULT_FLOAT, DType, check_computed, dtypes, result_type
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import COMPARE, Op
 from baregrad.tensor import nodes
 from baregrad.tensor.core import Array
 from baregrad.tensor.grad_mode import grad_enabled
+from baregrad.tensor.views import twin
 
 if TYPE_CHECKING:
     from baregrad.tensor.tensor import Tensor
@@ -49,9 +50,10 @@ def lift(value: Operand, beside: Tensor) -> Tensor | Scalar | Node:
         return value
     if isinstance(value, bool | int | float | Node):
         return value
-    if isinstance(value, np.generic):
-        scalar: Scalar = value.item()
-        return scalar
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        scalar = value.item()
+        if isinstance(scalar, bool | int | float):
+            return scalar
     if isinstance(value, np.ndarray | list | tuple):
         return type(beside)(value, device=beside.device)
     raise DTypeError(
@@ -110,7 +112,10 @@ def elementwise(op: Op, *operands: Operand, dtype: DType | None = None) -> Tenso
     if dtype is None:
         dtype = common_dtype(lifted)
     device = one_device(tensors) if len(tensors) > 1 else first.device
-    node = nodes.alu(op, *(as_node(x, dtype) for x in lifted))
+    try:
+        node = nodes.alu(op, *(as_node(x, dtype) for x in lifted))
+    except OverflowError as error:
+        raise ArgumentError(f"an operand that {dtype} has not", found=str(error)) from error
     if op in COMPARE:
         return type(first)._make(node, device)
     grad = grad_enabled() and any(x.requires_grad for x in tensors)
@@ -121,6 +126,8 @@ def result(node: Node, *sources: Tensor) -> Tensor:
     """A tensor of `node`, on the device of its sources, which carries their gradients."""
     device = one_device(sources) if len(sources) > 1 else sources[0].device
     grad = grad_enabled() and any(x.requires_grad for x in sources)
+    if grad and any(node is x.node for x in sources):
+        node = twin(node)
     return type(sources[0])._make(node, device, grad)
 
 

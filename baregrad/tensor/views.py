@@ -52,6 +52,50 @@ class Cut:
         return "cut"
 
 
+class Twin:
+    """A mark that gradients pass: what is read through it is read by one tensor alone.
+
+    Nodes are one where they are equal, tensors are not: each has a gradient of its own.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "twin"
+
+
+def twin(node: Node) -> Node:
+    """The value of a node that another tensor has, for a tensor made of that one."""
+    return Node(Ops.DETACH, node.dtype, (node,), Twin())
+
+
+def told_apart(node: Node) -> Node:
+    """A result that is no other tensor's: as it is, or where it was computed before, once more.
+
+    The second one reads an operand through a mark, so that its gradient does not reach the first.
+    """
+    memo = node.memo
+    if Twin not in memo:
+        memo[Twin] = True
+        return node
+    if node.op is Ops.PROJ:
+        return Node(Ops.PROJ, node.dtype, (_marked(node.src[0]),), node.arg)
+    return _marked(node)
+
+
+def _marked(node: Node) -> Node:
+    for position, source in enumerate(node.src):
+        if source.dtype.kind == "float" and source.mask & Ops.DETACH.bit:
+            src = (*node.src[:position], twin(source), *node.src[position + 1 :])
+            return Node(node.op, node.dtype, src, node.arg)
+    return node
+
+
+def passes_gradients(node: Node) -> bool:
+    """Whether gradients go on through a node, as far as marks are concerned."""
+    return node.op is not Ops.DETACH or node.arg.__class__ is Twin
+
+
 @dataclass(frozen=True, slots=True)
 class Diagonal:
     """The attribute of a SHRINK step that shows a diagonal of the last two axes as one axis.

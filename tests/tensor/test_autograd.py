@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -404,3 +405,32 @@ def test_steps_have_gradients_of_zero(function: Any) -> None:
     function(x).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+EQUAL: dict[str, Callable[[Any], Any]] = {
+    "product": lambda w: w * 2,
+    "exp": lambda w: w.exp(),
+    "sum": lambda w: w.sum(),
+    "maximum": lambda w: w.amax(),
+    "sorted": lambda w: w.sort()[0],
+    "clone": lambda w: w.clone(),
+    "matrix product": lambda w: w @ w,
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_tensors_of_equal_expressions_have_gradients_of_their_own(name: str) -> None:
+    make, values = EQUAL[name], [3.0, -1.0, 0.5]
+    found, wanted = [], []
+    for library in ("ours", "theirs"):
+        if library == "ours":
+            w: Any = Tensor(values, requires_grad=True)
+        else:
+            w = torch.tensor(values, requires_grad=True)
+        p, q = make(w), make(w)
+        loss = (5 * p * p + 7 * q + make(w)).sum()
+        if library == "ours":
+            found = [g.tolist() for g in loss.gradient(p, q, w)]
+        else:
+            wanted = [g.tolist() for g in torch.autograd.grad(loss, (p, q, w))]
+    np.testing.assert_allclose(np.hstack(found), np.hstack(wanted), rtol=1e-6)
