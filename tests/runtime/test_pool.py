@@ -346,6 +346,9 @@ ENDINGS: dict[str, tuple[str, int]] = {
     "exits": ("sys.exit(3)", 3),
     "raises": ("raise RuntimeError('on purpose')", 1),
     "keeps it in a cycle": ("cycle = [device, commands]; cycle.append(cycle)", 0),
+    "keeps it until modules are gone": (
+        "sys.kept = [device, commands, kernel]; sys.kept.append(sys.kept)", 0
+    ),
     "closes it": ("device.close()", 0),
     "exits while a thread submits": (
         "def go():\n    while True:\n        device.submit(commands)\n"

@@ -13,7 +13,9 @@ import ctypes
 import mmap
 import os
 import struct
+import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -89,8 +91,10 @@ class LoadedObject:
             )
         return found
 
-    def __del__(self) -> None:
-        self._loader.unload(self._arena, self._offset, self.nbytes)
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When the interpreter ends, what unloading needs may be gone before this is.
+        if not ends():
+            self._loader.unload(self._arena, self._offset, self.nbytes)
 
 
 class Loader:
