@@ -347,7 +347,7 @@ ENDINGS: dict[str, tuple[str, int]] = {
     "raises": ("raise RuntimeError('on purpose')", 1),
     "keeps it in a cycle": ("cycle = [device, commands]; cycle.append(cycle)", 0),
     "keeps it until modules are gone": (
-        "sys.kept = [device, commands, kernel]; sys.kept.append(sys.kept)", 0
+        "sys.modules['ctypes'].kept = [kernel, commands]; del kernel, commands, device", 0
     ),
     "closes it": ("device.close()", 0),
     "exits while a thread submits": (
