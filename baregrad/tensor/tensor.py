@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from baregrad.base.errors import DTypeError, ShapeError
@@ -31,6 +32,7 @@ from baregrad.tensor import (
 )
 from baregrad.tensor.arguments import explain_arguments
 from baregrad.tensor.core import Array
+from baregrad.tensor.link import session
 
 
 class Tensor(Array):
@@ -86,6 +88,9 @@ class Tensor(Array):
                 "a gradient has the dtype of its tensor", found=value.dtype, wanted=self.dtype
             )
         self._gradient = value
+        if value is not None and not value._storage.grad:
+            # Computed along with what it shares a backward pass with, which would be run again.
+            session().companions.append(weakref.ref(value._storage))
 
     @property
     def data(self) -> Tensor:
