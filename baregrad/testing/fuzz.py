@@ -20,6 +20,7 @@ from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, use_session
 from baregrad.testing.fuzz_compare import Difference, check
 from baregrad.testing.fuzz_grow import KINDS, grow
+from baregrad.testing.fuzz_oracle import check_statements
 from baregrad.testing.fuzz_program import Program
 from baregrad.testing.fuzz_shrink import script, shrink
 from baregrad.testing.fuzz_workers import Chunk, spread
@@ -48,10 +49,14 @@ def check_seed(seed: int, large: int | None = None, kind: str | None = None) -> 
     """
     program = grow(seed, kind)
     lowered = seed % LOWERED_EVERY == 0
-    difference = check(program, lowered)
+
+    def differs(candidate: Program) -> Difference | None:
+        return check_statements(candidate) or check(candidate, lowered)
+
+    difference = differs(program)
     if difference is None:
         return None
-    small, shown = shrink(program, difference, lambda candidate: check(candidate, lowered))
+    small, shown = shrink(program, difference, differs)
     return Finding(seed, small, shown, script(small, shown, large))
 
 

@@ -62,7 +62,8 @@ def _in_force(way: Way) -> Iterator[None]:
         yield
 
 
-def _upload(data: dict[str, np.ndarray[Any, Any]], program: Program) -> dict[str, Tensor]:
+def upload(data: dict[str, np.ndarray[Any, Any]], program: Program) -> dict[str, Tensor]:
+    """Arrays by name as tensors of the dtypes that a program wants."""
     rows = {**program.arguments, **program.state}
     return {name: Tensor(array, dtype=rows[name].dtype) for name, array in data.items()}
 
@@ -74,7 +75,9 @@ def run(program: Program, way: Way, calls: int | None = None) -> Results:
     """
     found: Results = []
     with _in_force(way):
-        space: dict[str, Any] = {**given(), **_upload(program.data(-1), program)}
+        space: dict[str, Any] = {**given(way.plain), **upload(program.data(-1), program)}
+        if program.draws:
+            Tensor.manual_seed(program.seed)
         perform(program.setup, space)
         exec(program.source(), space)  # noqa: S102 - the program is the subject
         function: Callable[..., list[Tensor]] = space["program"]
@@ -116,17 +119,18 @@ def _called(
     space: dict[str, Any],
 ) -> dict[str, np.ndarray[Any, Any]]:
     """What one call returns and leaves behind."""
-    arguments = _upload(program.data(call), program)
+    arguments = upload(program.data(call), program)
     results = function(*arguments.values(), *sizes)
     named = dict(zip(program.results, results, strict=True))
     everything = {**named, **arguments, **{name: space[name] for name in program.held()}}
     wanted = [t for t in everything.values() if t is not None]
     if wanted:
         wanted[0].realize(*wanted[1:])
-    return {name: _array(tensor) for name, tensor in everything.items()}
+    return {name: values_of(tensor) for name, tensor in everything.items()}
 
 
-def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+def values_of(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The elements, those of bfloat16 as float32."""
     if tensor.dtype is dtypes.bfloat16:
         return tensor.cast("float32").numpy()
     return tensor.numpy()

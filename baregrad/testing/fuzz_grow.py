@@ -10,7 +10,7 @@ from functools import partial
 from baregrad.dtypes import DType, dtypes
 from baregrad.testing import fuzz_elementwise as elementwise
 from baregrad.testing import fuzz_structure as structure
-from baregrad.testing.fuzz_kinds import resets, symbolic
+from baregrad.testing.fuzz_kinds import axes, draws, foreign, resets, scans, symbolic
 from baregrad.testing.fuzz_program import Maker, Program
 from baregrad.testing.fuzz_values import Data, Known, draw_shape
 
@@ -21,7 +21,13 @@ MIXED: Rows = (
     (elementwise.cast, 4), (elementwise.integer, 3), (elementwise.stepwise, 3),
     (elementwise.logic, 2), (structure.view, 16), (structure.reduce, 9), (structure.join, 4),
     (structure.contract, 5), (structure.gather, 4), (structure.one_hot, 2),
-    (structure.scatter, 2), (structure.write, 8),
+    (structure.scatter, 2), (structure.write, 8), (axes.fold, 4), (axes.turn, 4), (axes.part, 5),
+    (axes.write, 1), (draws.draw, 2), (foreign.argument, 4), (foreign.write, 1),
+)  # fmt: skip
+# Of numbers far apart: what folds them, and what does no more than move and choose them.
+STEEP: Rows = (
+    (scans.scan, 30), (structure.view, 8), (axes.turn, 4), (axes.part, 4), (structure.join, 2),
+    (elementwise.scalar, 2),
 )  # fmt: skip
 # What gradients pass through, and what has none but stands beside it.
 SMOOTH = (
@@ -33,7 +39,7 @@ SMOOTH = (
 # Beside either of them, in a program with sizes.
 SIZED = (
     (symbolic.cut, 24), (symbolic.reshape, 16), (symbolic.widen, 16), (symbolic.made, 5),
-    (symbolic.number, 6), (symbolic.product, 6), (symbolic.write, 8),
+    (symbolic.number, 6), (symbolic.product, 6), (symbolic.write, 8), (draws.draw, 3),
 )  # fmt: skip
 # Beside SIZED, in a program that moves elements about and does little else.
 MOVING = (
@@ -47,7 +53,7 @@ DTYPES = (
 )  # fmt: skip
 LONGEST = 9
 # Kinds of programs, and how many are of each kind.
-SHARES = (("mixed", 65), ("sized", 20), ("state", 15))
+SHARES = (("mixed", 60), ("sized", 17), ("state", 13), ("steep", 10))
 # Those of kind "chain" run on guarded memory, see fuzz_guarded.
 KINDS = (*(kind for kind, _ in SHARES), "chain")
 
@@ -66,7 +72,7 @@ def grow(seed: int, kind: str | None = None) -> Program:
     gradients = rng.random() < 0.2
     drawn = rng.choices([name for name, _ in SHARES], [share for _, share in SHARES])[0]
     kind = kind or drawn
-    gradients = gradients and kind != "chain"
+    gradients = gradients and kind not in ("chain", "steep")
     maker = Maker(rng, dtypes.float64 if gradients else None)
     if kind in ("sized", "chain"):
         symbolic.start(maker)
@@ -94,6 +100,8 @@ def _rows(kind: str, gradients: bool) -> Rows:
     """Statements by how often they are tried."""
     if kind == "chain":
         return (*MOVING, *SIZED, *SIZED)
+    if kind == "steep":
+        return STEEP
     rows: Rows = SMOOTH if gradients else MIXED
     if kind == "sized":
         return (*rows, *SIZED)
@@ -111,6 +119,9 @@ def _settle_state(maker: Maker) -> None:
 def _start(maker: Maker, kind: str) -> None:
     """Arguments, and state now and then."""
     rng = maker.rng
+    if kind == "steep":
+        scans.start(maker)
+        return
     for _ in range(rng.randint(1, 3)):
         maker.argument(_data(rng, maker.only))
     if maker.only is not None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,48 @@ from baregrad.testing.fuzz_values import Data, Known, either, settle
 
 # How often a program is called, if nothing happens between its calls.
 CALLS = 3
+# What turns a number, and a row of numbers, into another type that means the same.
+FOREIGN_NUMBERS = ("as_int64", "as_int32", "as_int16", "as_scalar")
+FOREIGN_ROWS = ("as_array", "as_short_array", "as_tuple", "as_list")
+_ROWS = (*FOREIGN_ROWS, "as_tensor", "as_bytes")
+_FOREIGN = (*FOREIGN_NUMBERS, *_ROWS)
 # What statements may name beside the program's values.
-NAMES = ("Tensor", "slice", "np", "range", "list", "int", "bool", "float")
+NAMES = ("Tensor", "slice", "np", *_FOREIGN)
+_DRAWING = re.compile(r"\.(rand|dropout|uniform_)")
 # Functions whose slope jumps, or that choose an element: at a jump the smallest error decides.
 _JUMPING = re.compile(r"\.(abs|relu|maximum|minimum|clamp|amax|amin|cummax|sort)\(")
 
 
-def given() -> dict[str, Any]:
-    """What a program finds by name, beside its own values."""
-    return {"Tensor": Tensor, "np": np}
+def given(plain: bool = False) -> dict[str, Any]:
+    """What a program finds by name, beside its own values.
+
+    plain: what makes arguments of foreign types leaves them as they are.
+    """
+    if plain:
+        same: dict[str, Any] = dict.fromkeys(FOREIGN_NUMBERS, _same)
+        return {"Tensor": Tensor, "np": np, **same, **dict.fromkeys(_ROWS, list)}
+    return {
+        "Tensor": Tensor,
+        "np": np,
+        "as_int64": np.int64,
+        "as_int32": np.int32,
+        "as_int16": np.int16,
+        "as_scalar": np.array,
+        "as_array": np.array,
+        "as_short_array": partial(np.array, dtype=np.int16),
+        "as_tuple": _numbers,
+        "as_list": list,
+        "as_tensor": Tensor,
+        "as_bytes": partial(Tensor, dtype="int8"),
+    }
+
+
+def _same(value: int) -> int:
+    return value
+
+
+def _numbers(values: Sequence[int]) -> list[Any]:
+    return [np.int64(value) for value in values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +87,12 @@ class Statement:
         defines = tuple(n.id for n in found if isinstance(n.ctx, ast.Store))
         reads = tuple(n.id for n in found if not isinstance(n.ctx, ast.Store))
         return cls(text, defines, tuple(r for r in reads if r not in NAMES))
+
+
+    @property
+    def target(self) -> str:
+        """The name of what it makes, or changes."""
+        return re.split(r"\W", self.text, maxsplit=1)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +130,16 @@ class Program:
     def calls(self) -> int:
         """How often it is called."""
         return len(self.between) + 1 if self.between else CALLS
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return any(_DRAWING.search(statement.text) for statement in self.statements)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether arguments are of foreign types."""
+        return any(name in self.source() for name in _FOREIGN)
 
     def held(self) -> list[str]:
         """The names of all state."""
@@ -130,6 +180,12 @@ class Program:
                 kept.append(statement)
         results = tuple(name for name in self.results if name not in gone)
         return replace(self, statements=tuple(kept), results=results)
+
+
+def restore(before: list[tuple[Any, Any, Any]]) -> None:
+    """Put storages back to what they held."""
+    for storage, node, grad in before:
+        storage.node, storage.grad = node, grad
 
 
 @dataclass(slots=True)
@@ -235,9 +291,11 @@ class Maker:
         None where it is refused; what it had written by then is as it was before.
         """
         largest = {name: size.largest for name, size in self.sizes.items()}
-        spaces: list[dict[str, Any]] = [{**given(), **self.values, **largest}]
+        spaces: list[dict[str, Any]] = [{**given(plain=True), **self.values, **largest}]
         if self.sizes:
             spaces.append({**given(), **self.symbolic})
+        elif any(name in text for name in _FOREIGN):
+            spaces.append({**given(), **self.values})
         held = {t._storage for space in spaces for t in space.values() if isinstance(t, Tensor)}
         before = [(storage, storage.node, storage.grad) for storage in held]
         with options.override(device="REF"):
@@ -249,9 +307,10 @@ class Maker:
                 except Exception:  # noqa: BLE001 - it will be found when the program runs
                     self.broken.append(Statement.parse(text))
                 else:
+                    if len(spaces) > 1 and not self.sizes and space is spaces[1]:
+                        restore(before)
                     continue
-                for storage, node, grad in before:
-                    storage.node, storage.grad = node, grad
+                restore(before)
                 return None
         return spaces
 

@@ -136,7 +136,6 @@ def script(
     large: it had the schedules of large arrays, on that machine. guarded: its arrays were guarded.
     """
     left, right = _ways(difference)
-    calls = [program.data(call) for call in range(min(difference.call + 1, program.calls))]
     lines = [
         f'"""{difference} (seed {program.seed})."""',
         "",
@@ -146,6 +145,7 @@ def script(
         "from baregrad.tensor import Tensor",
         "from baregrad.tensor.jit import jit",
         *(_VARIABLES if program.sizes else ()),
+        *(("from baregrad.testing.fuzz_program import given",) if program.is_foreign else ()),
         *_device_lines(large, guarded),
         "",
         "nan, inf = np.nan, np.inf",
@@ -154,6 +154,25 @@ def script(
         *program.source().splitlines(),
         "",
         "",
+        *_data_lines(program, min(difference.call + 1, program.calls)),
+        "",
+        "",
+        *_run_lines(program),
+        "",
+        "",
+        f"names = {[*program.results, *program.arguments, *program.held()]}",
+        f"left = run({_device(left)!r}, {left.level!r}, {left.jitted}, {left.plain})",
+        f"right = run({_device(right)!r}, {right.level!r}, {right.jitted}, {right.plain})",
+        "for name, a, b in zip(names, left, right):",
+        f"    print(name, {left.name!r}, a, {right.name!r}, b, sep='\\n')",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _data_lines(program: Program, count: int) -> list[str]:
+    """What the program is called with, and what happens outside of it."""
+    calls = [program.data(call) for call in range(count)]
+    return [
         f"STATE = {_literals(program, program.data(-1))}",
         f"CALLS = [{', '.join(_literals(program, data) for data in calls)}]",
         f"SIZES = {[program.integers(call) for call in range(len(calls))]}",
@@ -161,11 +180,17 @@ def script(
         f"SETUP = {[s.text for s in program.setup]}",
         f"BETWEEN = {[[s.text for s in each] for each in program.between]}",
         f"BOUNDS = { {n: (s.lowest, s.largest) for n, s in program.sizes.items()} }",
-        "",
-        "",
+    ]
+
+
+def _run_lines(program: Program) -> list[str]:
+    """The function that runs the program one way or the other."""
+    return [
         "def run(device, level, jitted, plain):",
         "    with options.override(device=device, ref_level=level):",
         "        globals().update({n: Tensor(v, dtype=d) for n, (v, d) in STATE.items()})",
+        *(("        globals().update(given(plain))",) if program.is_foreign else ()),
+        *((f"        Tensor.manual_seed({program.seed})",) if program.draws else ()),
         "        exec('\\n'.join(SETUP), globals())",
         "        function = jit(program) if jitted else program",
         "        for i, (call, sizes) in enumerate(zip(CALLS, SIZES)):",
@@ -179,15 +204,7 @@ def script(
         "            held = [*results, *arguments, *(globals()[n] for n in HELD)]",
         "            held[0].realize(*held[1:])",
         "        return [t.cast('float64').numpy() for t in held]",
-        "",
-        "",
-        f"names = {[*program.results, *program.arguments, *program.held()]}",
-        f"left = run({_device(left)!r}, {left.level!r}, {left.jitted}, {left.plain})",
-        f"right = run({_device(right)!r}, {right.level!r}, {right.jitted}, {right.plain})",
-        "for name, a, b in zip(names, left, right):",
-        f"    print(name, {left.name!r}, a, {right.name!r}, b, sep='\\n')",
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _literals(program: Program, data: dict[str, np.ndarray]) -> str:

@@ -101,12 +101,16 @@ def either(a: Known, b: Known) -> Known:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """How the elements of an input are drawn: `rough` floats lie on no grid."""
+    """How the elements of an input are drawn: `rough` floats lie on no grid.
+
+    wide: integers of all sizes. steep: floats up to 1000, some arrays with infinities and NaN.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
     rough: bool = False
     wide: bool = False
+    steep: bool = False
 
     def known(self) -> Known:
         """What is known of what `draw` gives."""
@@ -114,6 +118,8 @@ class Data:
             return Known(1.0, 0.0, 1.0)
         if self.dtype.kind in ("int", "uint"):
             return Known(2.0**self.dtype.bits if self.wide else 9.0, 0.0, 1.0)
+        if self.steep:
+            return Known(_STEEP, 0.0, 0.0 if self.rough else _steep_grain(self.dtype))
         return Known(4.0, 0.0, 0.0 if self.rough else 0.25)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -128,9 +134,33 @@ class Data:
             drawn = rng.integers(low, high, self.shape, self.dtype.name, endpoint=self.wide)
             return np.asarray(drawn)
         name = "float32" if self.dtype is dtypes.bfloat16 else self.dtype.name
+        if self.steep:
+            return self._draw_steep(rng).astype(name)
         if self.rough:
             return np.asarray(rng.uniform(-4, 4, self.shape)).astype(name)
         return (np.asarray(rng.integers(-16, 17, self.shape)) / 4).astype(name)
+
+
+    def _draw_steep(self, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+        grain = _steep_grain(self.dtype)
+        found = np.asarray(rng.uniform(-_STEEP, _STEEP, self.shape))
+        if rng.random() < 0.5:
+            # Some far apart, some near each other.
+            found = np.where(rng.random(self.shape) < 0.5, found, found / 256)
+        if not self.rough or self.dtype.bits < 32:
+            found = np.trunc(found / grain) * grain
+        if rng.random() < 0.3:
+            special = rng.choice([np.inf, -np.inf, np.nan, 0.0], self.shape)
+            found = np.where(rng.random(self.shape) < 0.15, special, found)
+        return np.asarray(found)
+
+
+_STEEP = 1000.0
+
+
+def _steep_grain(dtype: DType) -> float:
+    """What narrow floats of this size are all multiples of."""
+    return 8.0 if dtype is dtypes.bfloat16 else 0.5
 
 
 def draw_shape(rng: random.Random) -> tuple[int, ...]:
