@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
@@ -50,6 +51,7 @@ class Jit(Generic[P, R]):
         # The entry that was replayed last, and once it was so twice running, by what to know that.
         self._latest: Entry | None = None
         self._last: Alike | None = None
+        self._has_warned = False
         functools.update_wrapper(self, function)
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
@@ -83,8 +85,10 @@ class Jit(Generic[P, R]):
         """A call that is looked at in full."""
         key = (call.key, id(session), grad_enabled(), settings["device"])
         entry = self._entries.get(key)
+        if entry is None and len(self._entries) >= CAPTURES_KEPT:
+            return self._uncaptured(session, call)
         if entry is None or (entry.replay is not None and entry.is_stale()):
-            entry = self._entries[key] = self._fresh_entry(session, entry)
+            entry = self._entries[key] = Entry(self.function, session)
             self._latest = self._last = None
         if entry.replay is None or entry.is_tangled(call):
             return self._learn(entry, call)
@@ -105,14 +109,20 @@ class Jit(Generic[P, R]):
             self.captures += 1
             return cast(R, entry.capture(call))
 
-    def _fresh_entry(self, session: Session, stale: Entry | None) -> Entry:
-        """An entry for a kind of arguments that is new, or was captured for what is no more."""
-        if stale is None and len(self._entries) >= CAPTURES_KEPT:
-            raise JitError(
-                f"{self._called} was captured for {CAPTURES_KEPT} different kinds of arguments",
-                hint="give it symbolic sizes, or pad its inputs to few shapes",
+    def _uncaptured(self, session: Session, call: Call) -> R:
+        """A call of one kind too many: run as the first of a kind is, and not kept."""
+        if not self._has_warned:
+            self._has_warned = True
+            numbers = any(_differ_in_numbers(key[0], call.key) for key in self._entries)
+            hint = "pass a number that changes as a tensor" if numbers else (
+                "give it symbolic sizes, or pad its inputs to few shapes"
             )
-        return Entry(self.function, session)
+            warnings.warn(
+                f"{self._called} was captured for {CAPTURES_KEPT} different kinds of arguments and "
+                f"runs without a capture, slower, for all others: {hint}",
+                RuntimeWarning, stacklevel=4,
+            )
+        return cast(R, Entry(self.function, session).first(call))
 
     def _searching(self) -> AbstractContextManager[None]:
         """Where what is compiled is searched for as widely as was asked for."""
@@ -126,6 +136,18 @@ class Jit(Generic[P, R]):
         """Forget every capture."""
         self._entries.clear()
         self._latest = self._last = None
+        self._has_warned = False
+
+
+def _differ_in_numbers(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two keys of arguments differ in the values of plain numbers alone."""
+    if len(one) != len(other):
+        return False
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
+    return bool(pairs) and all(
+        isinstance(a, tuple) and isinstance(b, tuple) and a[0] is b[0] and a[0] in (int, float)
+        for a, b in pairs
+    )
 
 
 @overload

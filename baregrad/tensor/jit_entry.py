@@ -335,17 +335,22 @@ class Entry:
             one.group = self.state
         for one in self.state[: self.changing]:
             one.renew()
-        dtypes = [storage.node.dtype for storage in self.results.fresh]
-        dtypes += [gradient.dtype for gradient in made]
-        slots = [self.replay.slot_of(place) for place in range(len(results) + len(made))]
-        self.outlets = [
-            # Storages that share their memory are told apart by being made anew.
-            Outlet(dtype, slot if slots.count(slot) == 1 else -1)
-            for dtype, slot in zip(dtypes, slots[len(self.changed) :], strict=True)
-        ]
+        self.outlets = self._make_outlets(self.replay, made)
         self.is_plain = self._is_plain(self.replay, len(refs))
         last = [copies.get(id(ref.handle), ref.handle) for ref in results]
         return last + [last_copies.get(id(ref.handle), ref.handle) for ref in gradients]
+
+    def _make_outlets(self, replay: Replay, gradients: Sequence[Tensor]) -> list[Outlet]:
+        """An outlet for each fresh result, then for each gradient."""
+        dtypes = [storage.node.dtype for storage in self.results.fresh]
+        dtypes += [gradient.dtype for gradient in gradients]
+        first = len(self.changed)
+        slots = [replay.slot_of(place) for place in range(first + len(dtypes))]
+        return [
+            # Storages that share their memory are told apart by being made anew.
+            Outlet(dtype, slot if slots.count(slot) == 1 else -1)
+            for dtype, slot in zip(dtypes, slots[first:], strict=True)
+        ]
 
     def _take_shapes(
         self, changed: Sequence[Tensor], gradients: Sequence[Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -487,3 +488,38 @@ def test_a_change_at_every_call_is_named() -> None:
     counted(Tensor([1.0]))
     with pytest.raises(JitError, match="changes model: count"):
         counted(Tensor([1.0]))
+
+
+def test_numbers_that_change_at_every_call_are_warned_of() -> None:
+    """Past the last kind of arguments that is kept, the function runs as it is."""
+    state = Tensor.zeros(2)
+
+    @jit
+    def step(x: Tensor, weight: float) -> Tensor:
+        state.add_(x * weight)
+        return x * weight + 1
+
+    wanted = np.zeros(2, np.float32)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for call in range(100):
+            weight = call / 128
+            result = step(Tensor([1.0, 2.0]), weight)
+            wanted += np.array([1, 2], np.float32) * np.float32(weight)
+            assert result.tolist() == [weight + 1, 2 * weight + 1]
+            assert not result.requires_grad
+    np.testing.assert_array_equal(state.numpy(), wanted)
+    (one,) = told
+    assert one.category is RuntimeWarning and one.filename == __file__
+    assert "64 different kinds" in str(one.message) and "as a tensor" in str(one.message)
+    # One that was met in time is captured still, and replayed after that.
+    for _ in range(3):
+        assert step(Tensor([1.0, 2.0]), 0.25).tolist() == [1.25, 1.5]
+    assert (step.captures, step.replays) == (1, 2)
+
+
+def test_shapes_that_change_at_every_call_are_warned_of() -> None:
+    total = jit(lambda x: (x * 2).sum())
+    with pytest.warns(RuntimeWarning, match="symbolic sizes"):
+        for count in range(1, 70):
+            assert total(Tensor.ones(count)).item() == 2 * count
