@@ -69,11 +69,13 @@ _ARITHMETIC: MappingProxyType[Op, Callable[[int, int], int]] = MappingProxyType(
 def requirements(node: Node) -> tuple[Requirement, ...]:
     """What a node's own symbolic extents must satisfy, as far as bounds leave it open."""
     rule = _RULES.get(node.op)
-    if rule is None or not node.src:
+    if rule is None:
         return ()
     found: tuple[Requirement, ...] | None = node.memo.get("requirements")
     if found is None:
-        found = node.memo["requirements"] = tuple(_open(rule(node.src[0].shape, node.arg)))
+        shape = node.src[0].shape if node.src else ()
+        made = node.shape if node.op is Ops.IOTA else node.arg
+        found = node.memo["requirements"] = tuple(_open(rule(shape, made)))
     return found
 
 
@@ -129,6 +131,13 @@ def _pad(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
             yield Requirement(f"axis {axis} is padded by a negative amount", 0, side)
 
 
-_RULES = MappingProxyType(
-    {Ops.RESHAPE: _reshape, Ops.SHRINK: _shrink, Ops.WINDOW: _window, Ops.PAD: _pad}
-)
+def _made(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
+    """Extents that are no part of what was there."""
+    for extent in arg:
+        yield Requirement("an extent cannot be negative", 0, extent)
+
+
+_RULES = MappingProxyType({
+    Ops.RESHAPE: _reshape, Ops.SHRINK: _shrink, Ops.WINDOW: _window, Ops.PAD: _pad,
+    Ops.EXPAND: _made, Ops.IOTA: _made,
+})

@@ -61,7 +61,7 @@ def expand(x: Node, shape: Shape) -> Node:
         return x
     if x.op is Ops.EXPAND:
         x = x.src[0]
-    return Node(Ops.EXPAND, x.dtype, (x,), shape)
+    return fitting(Node(Ops.EXPAND, x.dtype, (x,), shape))
 
 
 def broadcast(x: Node, shape: Shape) -> Node:
@@ -248,7 +248,7 @@ def detach(x: Node) -> Node:
 def iota(extent: Dim, dtype: DType = dtypes.int64) -> Node:
     """0, 1, ..., extent - 1."""
     if isinstance(extent, Node):
-        return Node(Ops.IOTA, dtype, (extent,))
+        return fitting(Node(Ops.IOTA, dtype, (extent,)))
     return Node(Ops.IOTA, dtype, (), extent)
 
 

@@ -32,6 +32,10 @@ MISFITS: dict[str, Callable[[], Tensor]] = {
     "a part of a symbolic axis": lambda: line(10)[: bind(N, 3)].narrow(0, 1, 3),
     "an end past a symbolic axis": lambda: line(10)[: bind(N, 3)][:4],
     "a start past a symbolic axis": lambda: line(10)[: bind(N, 3)][4:],
+    "a count below zero": lambda: Tensor.arange(5, bind(N, 3)),
+    "an extent below zero": lambda: Tensor.zeros(bind(N, 3) - 5),
+    "a broadcast below zero": lambda: line(1).expand(bind(N, 3) - 5),
+    "a narrow past the axis": lambda: line(4).narrow(0, bind(N, 3), 3),
     "a window past a symbolic axis": lambda: line(10)[: bind(N, 3)].unfold(0, 5, 1),
 }
 
