@@ -113,6 +113,12 @@ def test_state_is_put_back_between_calls() -> None:
     assert small.setup == ()
 
 
+def test_programs_whose_state_is_put_back_agree() -> None:
+    with options.override(verify=False):
+        found = fuzz(60, kind="state")
+    assert not found, "\n\n".join(finding.script for finding in found[:3])
+
+
 def test_programs_put_state_back_in_every_way() -> None:
     programs = [grow(seed, "state") for seed in range(300)]
     texts = [s.text for p in programs for each in p.between for s in each]

@@ -35,7 +35,7 @@ def argument(maker: Maker) -> bool:
         f"{name}.expand({row((2, *x.shape))})", f"{name}.unsqueeze({n(axis)})",
         f"{name}.roll({n(1)}, {n(axis)})", f"{name}.repeat({row((2,) * x.ndim)})",
         f"{name}.narrow({n(axis)}, as_int64(0), {n(extent)})", f"{name}.pad({row((1, 2))})",
-        f"{name}[{lead}{n(places[0])}]", f"{name}[{lead}{row(places)}]",
+        f"{name}[{lead}as_int64({places[0]})]", f"{name}[{lead}{row(places)}]",
         f"{name}[{lead}as_tensor({places})]", f"{name}[{lead}as_bytes({places})]",
         f"{name}[{lead}{n(0)}:{n(extent)}:{n(2)}]", f"{name}.unfold({n(axis)}, {n(1)}, {n(1)})",
         f"{name}.softmax({n(axis)})" if x.dtype.kind == "float" else f"{name}.argmax({n(axis)})",

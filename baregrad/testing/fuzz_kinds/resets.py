@@ -22,7 +22,8 @@ _WRITES = (
 )  # fmt: skip
 _REPLACEMENTS = (
     "{t} = {z}", "{t} = {n}", "{t} = {t}.detach()", "{t} = {t}.clone()", "{t} = {u}.clone()",
-    "{t} = {t} * 1", "{t} = {z}.contiguous()", "{t} = Tensor(np.full({s}, {m})).cast({d})",
+    "{t} = ({t} * 1).cast({d})", "{t} = {z}.contiguous()",
+    "{t} = Tensor(np.full({s}, {m})).cast({d})",
     "{t} = {n}.realize()", "{t} = {t}[...]", "{t} = {u}", "{t} = {t}.detach().clone()",
     "{t} = {u}.expand({s})", "{t}.realize()",
 )  # fmt: skip
