@@ -241,6 +241,14 @@ def computed_for(dtype: DType) -> DType:
     return (dtypes.int8 if dtype.is_signed else dtypes.uint8) if dtype.bits == 4 else dtype
 
 
+def array_dtype(spec: object) -> DType:
+    """`as_dtype` for the elements of an array. Raises DTypeError for `index` and `token` too."""
+    found = as_dtype(spec)
+    if found.kind in ("index", "token"):
+        raise DTypeError("the dtype of what is in no array", found=repr(found))
+    return found
+
+
 def cut_to_integer(value: builtins.float, dtype: DType) -> builtins.int:
     """`value` without what follows the point. Raises DTypeError for infinities and NaN."""
     try:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from baregrad.base.errors import FileFormatError, MissingDependency
 from baregrad.data.shuffle import splitmix64
+from baregrad.tensor.arguments import explained
 
 _COUNT = 1797
 _CLASSES = 10
@@ -69,6 +70,7 @@ def load_digits() -> Digits:
     )
 
 
+@explained
 def held_out_mask(labels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return which examples are held out: of each label a fifth, chosen by hashes of positions.
 

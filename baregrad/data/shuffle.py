@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from baregrad.base.errors import ShapeError
+from baregrad.tensor.arguments import explained
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
+@explained
 def splitmix64(positions: npt.NDArray[np.uint64], seed: int = 0) -> npt.NDArray[np.uint64]:
     """Return the SplitMix64 outputs of `seed` at `positions`, of which 0 is the first.
 
@@ -29,6 +31,7 @@ def splitmix64(positions: npt.NDArray[np.uint64], seed: int = 0) -> npt.NDArray[
     return state ^ (state >> np.uint64(31))
 
 
+@explained
 def permutation(count: int, *, seed: int, epoch: int = 0) -> npt.NDArray[np.int64]:
     """Return the numbers below `count` in the order of their hashes under `seed` and `epoch`.
 
@@ -42,6 +45,7 @@ def permutation(count: int, *, seed: int, epoch: int = 0) -> npt.NDArray[np.int6
     return np.argsort(keys, kind="stable")
 
 
+@explained
 def batches(
     count: int, size: int, *, seed: int, epoch: int = 0, drop_last: bool = False
 ) -> Iterator[npt.NDArray[np.int64]]:

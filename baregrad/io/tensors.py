@@ -13,6 +13,7 @@ from baregrad.io.safetensors import SafetensorsFile, write
 from baregrad.io.stored_tensor import StoredTensor
 from baregrad.io.torch_checkpoint import read_checkpoint
 from baregrad.tensor import Tensor
+from baregrad.tensor.arguments import explained
 from baregrad.tensor.core import buffer_node, realize_storages
 from baregrad.tensor.creation import choose_device
 from baregrad.tensor.link import session
@@ -20,6 +21,7 @@ from baregrad.tensor.link import session
 Path = str | os.PathLike[str]
 
 
+@explained
 def safe_save(
     tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
@@ -55,6 +57,7 @@ def safe_save(
     write(path, rows, metadata)
 
 
+@explained
 def safe_load(path: Path, device: str | None = None) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file by name.
 
@@ -72,6 +75,7 @@ def safe_load(path: Path, device: str | None = None) -> dict[str, Tensor]:
         }
 
 
+@explained
 def load_torch(path: Path, device: str | None = None) -> dict[str, Tensor]:
     """Return every tensor of a PyTorch checkpoint by its path: keys and positions joined by dots.
 

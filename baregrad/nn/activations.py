@@ -43,7 +43,8 @@ class PReLU(Module):
         device: str | None = None,
         dtype: object = None,
     ) -> None:
-        made = Tensor.full((num_parameters,), init, dtype=dtype or "float32", device=device)
+        found = "float32" if dtype is None else dtype
+        made = Tensor.full((num_parameters,), init, dtype=found, device=device)
         self.weight = parameter(made)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -42,8 +42,9 @@ class MultiheadAttention(Module):
         )
         self.in_proj_bias: Tensor | None = None
         if bias:
+            found = dtypes.float32 if dtype is None else dtype
             self.in_proj_bias = Tensor.zeros(
-                3 * embed_dim, dtype=dtype or dtypes.float32, device=device, requires_grad=True
+                3 * embed_dim, dtype=found, device=device, requires_grad=True
             )
         self.out_proj = Linear(embed_dim, embed_dim, bias, device, dtype)
         if self.out_proj.bias is not None:

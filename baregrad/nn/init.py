@@ -11,24 +11,34 @@ from statistics import NormalDist
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.tensor import Tensor
+from baregrad.tensor.arguments import explained
 
 
+@explained
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     """Write numbers uniform in [a, b)."""
     with Tensor.no_grad():
         return tensor.uniform_(a, b)
 
 
+@explained
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Write normally distributed numbers."""
     with Tensor.no_grad():
         return tensor.normal_(mean, std)
 
 
+@explained
 def trunc_normal_(
     tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
 ) -> Tensor:
     """Write numbers of a normal distribution of which what lies beyond [a, b] is cut off."""
+    if not (std > 0 and a < b):
+        raise ArgumentError(
+            "a normal distribution is cut off at two ends",
+            found=f"a deviation of {std} between {a} and {b}",
+            wanted="a deviation above 0, the lower end first",
+        )
     normal = NormalDist(mean, std)
     with Tensor.no_grad():
         share = Tensor.uniform(
@@ -74,22 +84,26 @@ def _quantile(share: Tensor) -> Tensor:
     return (distance.abs() <= 0.425).where(middle, (distance < 0).where(-outside, outside))
 
 
+@explained
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """Write one number."""
     with Tensor.no_grad():
         return tensor.fill_(val)
 
 
+@explained
 def zeros_(tensor: Tensor) -> Tensor:
     """Write zeros."""
     return constant_(tensor, 0.0)
 
 
+@explained
 def ones_(tensor: Tensor) -> Tensor:
     """Write ones."""
     return constant_(tensor, 1.0)
 
 
+@explained
 def fans(tensor: Tensor) -> tuple[int, int]:
     """Return how many inputs and outputs a weight (out, in, ...) connects.
 
@@ -102,6 +116,7 @@ def fans(tensor: Tensor) -> tuple[int, int]:
     return tensor.shape[1] * taps, tensor.shape[0] * taps
 
 
+@explained
 def gain_of(nonlinearity: str, param: float | None = None) -> float:
     """Return by what a nonlinearity shrinks the standard deviation; `param` is its slope."""
     if nonlinearity == "relu":
@@ -118,12 +133,14 @@ def gain_of(nonlinearity: str, param: float | None = None) -> float:
     raise ArgumentError(f"no gain is known for the nonlinearity {nonlinearity!r}")
 
 
+@explained
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Write uniform numbers of variance 2*gain**2 / (inputs + outputs)."""
     bound = gain * math.sqrt(6.0 / sum(fans(tensor)))
     return uniform_(tensor, -bound, bound)
 
 
+@explained
 def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Write normal numbers of variance 2*gain**2 / (inputs + outputs)."""
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans(tensor))))
@@ -137,6 +154,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
     return gain_of(nonlinearity, a) / math.sqrt(fan) if fan else 0.0
 
 
+@explained
 def kaiming_uniform_(
     tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
 ) -> Tensor:
@@ -145,6 +163,7 @@ def kaiming_uniform_(
     return uniform_(tensor, -bound, bound)
 
 
+@explained
 def kaiming_normal_(
     tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
 ) -> Tensor:
@@ -152,8 +171,11 @@ def kaiming_normal_(
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
 
 
+@explained
 def drawn(*shape: int, fan: int, dtype: object = None, device: str | None = None) -> Tensor:
     """Return a parameter uniform within 1/sqrt(fan) of 0: what linear layers begin with."""
+    if fan < 0:
+        raise ShapeError("a layer's inputs are 0 or more", found=fan)
     bound = 1 / math.sqrt(fan) if fan else 0.0
     return Tensor.uniform(
         *shape, low=-bound, high=bound, dtype=dtype, device=device, requires_grad=True

@@ -20,7 +20,12 @@ from baregrad.base.errors import (
 )
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.tensor import Tensor
-from baregrad.tensor.arguments import blame_arguments
+from baregrad.tensor.arguments import (
+    blame_arguments,
+    explain_arguments,
+    explain_constructor,
+    explained,
+)
 from baregrad.tensor.core import realize_storages
 
 _SHOWN = 6  # names of one kind in an error
@@ -34,6 +39,7 @@ class IncompatibleKeys(NamedTuple):
     unexpected_keys: list[str]
 
 
+@explained
 def parameter(data: Tensor, requires_grad: bool = True) -> Tensor:
     """Return a leaf of the values of `data` that a module can hold as a parameter."""
     return data.detach().clone().requires_grad_(requires_grad)
@@ -47,6 +53,10 @@ class Module:
     """
 
     training: bool = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        explain_constructor(cls)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's result; each subclass writes its own. Raises NotImplementedError."""
@@ -434,3 +444,6 @@ class ModuleDict(Module):
     def items(self) -> Iterator[tuple[str, Module]]:
         """Yield names and modules."""
         return self.named_children()
+
+
+explain_arguments(Module)

@@ -13,12 +13,12 @@ from baregrad.tensor.link import session
 
 
 def _ones(shape: Sequence[int], device: str | None, dtype: object) -> Tensor:
-    found = dtype or dtypes.float32
+    found = dtypes.float32 if dtype is None else dtype
     return Tensor.ones(*shape, device=device, dtype=found, requires_grad=True)
 
 
 def _zeros(shape: Sequence[int], device: str | None, dtype: object) -> Tensor:
-    found = dtype or dtypes.float32
+    found = dtypes.float32 if dtype is None else dtype
     return Tensor.zeros(*shape, device=device, dtype=found, requires_grad=True)
 
 

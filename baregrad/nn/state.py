@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 from baregrad.nn.module import IncompatibleKeys, Module, load_into
 from baregrad.tensor import Tensor
+from baregrad.tensor.arguments import explained
 
 
+@explained
 def get_state_dict(holder: Any) -> dict[str, Tensor]:
     """Return the tensors that an object holds, by dotted paths of attributes, keys and positions.
 
@@ -17,6 +20,7 @@ def get_state_dict(holder: Any) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in _find(holder, "", ())}
 
 
+@explained
 def load_state_dict(
     holder: Any, state: Mapping[str, Tensor], strict: bool = True
 ) -> IncompatibleKeys:
@@ -28,6 +32,7 @@ def load_state_dict(
     return load_into(own, state, strict, type(holder).__name__)
 
 
+@explained
 def get_parameters(holder: Any) -> list[Tensor]:
     """Return the tensors that an object holds and that require gradients, each once."""
     found = {id(tensor): tensor for _, tensor in _find(holder, "", ()) if tensor.requires_grad}
@@ -48,6 +53,9 @@ def _find(holder: Any, prefix: str, above: tuple[int, ...]) -> Iterator[tuple[st
         parts: list[tuple[object, Any]] = list(holder.items())
     elif isinstance(holder, list | tuple):
         parts = list(enumerate(holder))
+    elif isinstance(holder, type | ModuleType):
+        # What a program is made of holds no state of its own.
+        return
     else:
         parts = list(getattr(holder, "__dict__", {}).items())
     for key, part in parts:

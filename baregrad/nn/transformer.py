@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, DTypeError
 from baregrad.nn.attention import MultiheadAttention
 from baregrad.nn.layers import Dropout, Linear
 from baregrad.nn.module import Module, ModuleList
@@ -91,6 +91,11 @@ class TransformerEncoder(Module):
     def __init__(
         self, encoder_layer: Module, num_layers: int, norm: Module | None = None
     ) -> None:
+        if not isinstance(encoder_layer, Module):
+            raise DTypeError(
+                "an encoder copies a layer", found=f"{type(encoder_layer).__name__}",
+                wanted="a module, such as TransformerEncoderLayer(...)",
+            )
         self.layers = ModuleList([copy.deepcopy(encoder_layer) for _ in range(num_layers)])
         self.num_layers = num_layers
         self.norm = norm

@@ -6,12 +6,14 @@ import math
 import weakref
 from collections.abc import Iterable
 
-from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
+from baregrad.tensor.arguments import explained
 from baregrad.tensor.link import session
 
 
+@explained
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
@@ -33,6 +35,7 @@ def clip_grad_norm_(
     return total
 
 
+@explained
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
     """Hold every element of every gradient within [-clip_value, clip_value].
 
@@ -48,6 +51,11 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
 
 def _with_gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    for p in given:
+        if not isinstance(p, Tensor):
+            raise DTypeError(
+                "gradients are clipped of tensors", found=f"{type(p).__name__} {p!r:.40}"
+            )
     found = [p for p in given if p.grad is not None]
     if not found:
         raise ShapeError(

@@ -8,6 +8,7 @@ from typing import Any
 from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
+from baregrad.tensor.arguments import explain_arguments, explain_constructor
 from baregrad.tensor.core import realize_storages
 
 State = dict[str, Tensor]
@@ -58,6 +59,10 @@ class Optimizer:
     "master"), where updates too small for them add up. Raises ShapeError for
     no parameters, GradientError for tensors that are no leaves.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        explain_constructor(cls)
 
     def __init__(
         self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]
@@ -261,3 +266,7 @@ def _loaded_state(
     if p.dtype.bits < 32:
         found.setdefault("master", p.detach().cast(dtypes.float32))
     return found
+
+
+explain_constructor(Optimizer)
+explain_arguments(Optimizer)

@@ -15,11 +15,16 @@ from baregrad.base.errors import ArgumentError, JitError
 from baregrad.dtypes import dtypes
 from baregrad.optim.optimizer import Optimizer
 from baregrad.tensor import Tensor
+from baregrad.tensor.arguments import explain_arguments, explain_constructor
 from baregrad.tensor.link import session
 
 
 class Schedule:
     """The base of schedules; a subclass writes `rate`. Made, it sets the rates of step 0."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        explain_constructor(cls)
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -362,3 +367,9 @@ class ReduceLROnPlateau:
         """Take over what `state_dict` (or PyTorch's) returned."""
         for name in self.state_dict():
             setattr(self, name, state_dict[name])
+
+
+explain_constructor(Schedule)
+explain_arguments(Schedule)
+explain_constructor(ReduceLROnPlateau)
+explain_arguments(ReduceLROnPlateau)

@@ -14,7 +14,8 @@ Axes = int | Sequence[int] | None
 
 def plain(value: Any) -> Any:
     """Python's own number for one of NumPy's; anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
+    # A time span counts as an integer with NumPy.
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
 def one_axis(axis: int, ndim: int) -> int:

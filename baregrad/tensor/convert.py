@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baregrad.base.errors import DTypeError, GradientError, ShapeError
-from baregrad.dtypes import DType, as_dtype, decode, dtypes, to_numpy
+from baregrad.dtypes import DType, array_dtype, cut_to_integer, decode, dtypes, to_numpy
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes
@@ -29,7 +29,7 @@ PRINTED = 1000  # elements from which printing shortens
 
 def cast(x: Tensor, dtype: object) -> Tensor:
     """Return the values in another dtype, or `x` itself; floats saturate to integers, NaN is 0."""
-    wanted = as_dtype(dtype)
+    wanted = array_dtype(dtype)
     if wanted is x.dtype:
         return x
     return result(nodes.cast(x.node, wanted), x)
@@ -145,7 +145,7 @@ def as_index(x: Tensor) -> int:
     """Return the one integer element, where Python wants an index; computes it."""
     if x.dtype.kind not in ("int", "uint"):
         raise DTypeError("only an integer tensor is an index", found=f"dtype {x.dtype}")
-    return int(item(x))
+    return cut_to_integer(item(x), dtypes.int64)
 
 
 def length(x: Tensor) -> int:
@@ -170,7 +170,7 @@ def as_float(x: Tensor) -> float:
 
 def as_int(x: Tensor) -> int:
     """Return the one element as a Python int, rounded toward zero; computes it."""
-    return int(item(x))
+    return cut_to_integer(item(x), dtypes.int64)
 
 
 # --- copies -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
@@ -25,19 +26,32 @@ def per_axis(value: PerAxis, count: int, what: str) -> tuple[int, ...]:
     """One number for each spatial axis. Raises ShapeError for a wrong count."""
     value = plain(value)
     if isinstance(value, int):
-        return (value,) * count
+        return _in_range((value,) * count, what)
     if not isinstance(value, Sequence):
         raise ShapeError(
             f"{what} is of integers", found=f"{type(value).__name__} {value!r:.40}",
             wanted="an int, or one for each axis",
         )
     found = tuple(map(plain, value))
+    if not all(isinstance(one, int) for one in found):
+        raise ShapeError(f"{what} is of integers", found=f"{list(found)!r:.60}")
     if len(found) == 1:
-        return found * count
+        found *= count
     if len(found) != count:
         raise ShapeError(
             f"{what} wants one number, or one for each axis", found=list(found), wanted=count
         )
+    return _in_range(found, what)
+
+
+# Of what is counted in elements how many there are at least; what a stride is, windows say.
+_LEAST = MappingProxyType({"kernel_size": 1, "padding": 0, "output_padding": 0, "output_size": 1})
+
+
+def _in_range(found: tuple[int, ...], what: str) -> tuple[int, ...]:
+    least = _LEAST.get(what)
+    if least is not None and any(one < least or one >> 62 for one in found):
+        raise ShapeError(f"{what} is out of range", found=list(found), wanted=f"{least} or more")
     return found
 
 
@@ -225,7 +239,7 @@ def transposed(
             x.unsqueeze(0), weight, bias, count, stride, padding, output_padding, groups, dilation
         )
         return single.squeeze(0)
-    _check(x, weight, count, groups, weight.shape[0])
+    _check(x, weight, count, groups, weight.shape[0] if weight.ndim else 0)
     steps, spread = per_axis(stride, count, "stride"), per_axis(dilation, count, "dilation")
     edges = per_axis(padding, count, "padding")
     extra = per_axis(output_padding, count, "output_padding")

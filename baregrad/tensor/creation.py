@@ -13,7 +13,7 @@ from baregrad.base.errors import ArgumentError, DeviceError, DTypeError, ShapeEr
 from baregrad.dtypes import (
     DEFAULT_FLOAT,
     DType,
-    as_dtype,
+    array_dtype,
     decode,
     dtypes,
     encode,
@@ -45,14 +45,25 @@ def as_shape(extents: tuple[Extents, ...]) -> tuple[Any, ...]:
         if isinstance(extent, Node):
             shape.append(int(extent.arg) if extent.op is Ops.CONST else extent)
             continue
-        if isinstance(extent, bool) or not isinstance(extent, int | np.integer):
+        extent = plain(extent)
+        if isinstance(extent, bool) or not isinstance(extent, int):
             raise ShapeError(
                 "an extent is an integer", found=f"{type(extent).__name__} {extent!r:.40}"
             )
         if extent < 0:
             raise ShapeError("an extent cannot be negative", found=str(list(extents)))
-        shape.append(int(extent))
+        shape.append(extent)
     return tuple(shape)
+
+
+def check_count(shape: Sequence[Any]) -> None:
+    """Raise ShapeError for a shape of more elements than any memory has addresses."""
+    count = 1
+    for extent in shape:
+        if extent.__class__ is int:
+            count *= extent
+    if count >> 62 > 0:
+        raise ShapeError("no memory has so many elements", found=f"{list(shape)}"[:80])
 
 
 def choose_device(device: str | None) -> str:
@@ -72,7 +83,7 @@ def choose_device(device: str | None) -> str:
 
 def build(cls: type[Tensor], data: Any, dtype: object, device: str | None) -> Tensor:
     """A tensor of data; see `Tensor`."""
-    wanted = None if dtype is None else as_dtype(dtype)
+    wanted = None if dtype is None else array_dtype(dtype)
     if is_tensor(data):
         made = data.detach().clone()
         made = made if device is None else made.to(device)
@@ -167,7 +178,7 @@ def _from_torch(data: Any) -> tuple[np.ndarray[Any, Any], DType] | None:
         return None
     host = data.detach().cpu().contiguous()
     name = str(host.dtype).removeprefix("torch.")
-    found = as_dtype(name)
+    found = array_dtype(name)
     assert found.storage is not None
     if found.numpy is None:
         host = host.view(torch.int16 if found.bits == 16 else torch.uint8)
@@ -189,7 +200,8 @@ def full(
 ) -> Tensor:
     """Return a tensor of one value; its dtype is that of the value unless given."""
     extents = as_shape((shape,))
-    found = scalar_dtype(fill_value) if dtype is None else as_dtype(dtype)
+    check_count(extents)
+    found = scalar_dtype(fill_value) if dtype is None else array_dtype(dtype)
     made = cls._make(nodes.full(fill_value, extents, found), choose_device(device))
     return made.requires_grad_() if requires_grad else made
 
@@ -231,7 +243,7 @@ def full_like(
     x: Tensor, fill_value: bool | int | float | Tensor, *, dtype: object = None
 ) -> Tensor:
     """Return a tensor of one value with the shape, device and (unless given) dtype of `x`."""
-    found = x.dtype if dtype is None else as_dtype(dtype)
+    found = x.dtype if dtype is None else array_dtype(dtype)
     if is_tensor(fill_value):
         return fill_value.cast(found).expand(x.shape).clone()
     scalar_dtype(fill_value)
@@ -301,7 +313,7 @@ def arange(
         raise ArgumentError("arange with a step of 0 never ends", hint="give another step")
     if (stop - start) * step < 0:
         raise ArgumentError(f"arange from {start} to {stop} with a step of {step}: the wrong way")
-    found = scalar_dtype(start + stop + step) if dtype is None else as_dtype(dtype)
+    found = scalar_dtype(start + stop + step) if dtype is None else array_dtype(dtype)
     count = math.ceil((stop - start) / step)
     return cls._make(_line(count, start, step, found), choose_device(device))
 
@@ -330,7 +342,7 @@ def _symbolic_arange(
 
     if step != 1:
         raise ShapeError("arange with a symbolic bound", found=f"a step of {step}", wanted="1")
-    found = dtypes.int64 if dtype is None else as_dtype(dtype)
+    found = dtypes.int64 if dtype is None else array_dtype(dtype)
     line = nodes.iota(index.as_dim(index.sub(stop, start)))
     line = nodes.add(line, nodes.size_as(start, dtypes.int64))
     return cls._make(nodes.cast(line, found), choose_device(device))
@@ -346,7 +358,7 @@ def linspace(
     device: str | None = None,
 ) -> Tensor:
     """Return `steps` evenly spaced values from start to stop, both included."""
-    found = DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
+    found = DEFAULT_FLOAT if dtype is None else array_dtype(dtype)
     if steps < 0:
         raise ArgumentError("linspace wants a number of values", found=steps, wanted="0 or more")
     step = (stop - start) / (steps - 1) if steps > 1 else 0.0
@@ -370,5 +382,6 @@ def eye(
 ) -> Tensor:
     """Return a matrix with ones on its diagonal, square unless `columns` is given."""
     shape = as_shape((rows, rows if columns is None else columns))
+    check_count(shape)
     same = nodes.alu(Ops.CMPEQ, nodes.iota_along(shape, 0), nodes.iota_along(shape, 1))
-    return cls._make(nodes.cast(same, as_dtype(dtype)), choose_device(device))
+    return cls._make(nodes.cast(same, array_dtype(dtype)), choose_device(device))

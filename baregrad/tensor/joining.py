@@ -171,7 +171,8 @@ def pad(
             found=f"{list(pad)} for {x.ndim} axes",
         )
     for amount in pad:
-        if not isinstance(amount, int | np.integer | Node) or isinstance(amount, bool):
+        known = isinstance(amount, int | np.integer) and not isinstance(amount, bool)
+        if not isinstance(amount, Node) and not (known and -(1 << 62) < amount < 1 << 62):
             raise ArgumentError(
                 "pad wants a flat list of amounts, of the last axis first",
                 found=f"{amount!r} in {list(pad)!r}",

@@ -98,7 +98,10 @@ def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
     if isinstance(value, Node):
         return nodes.cast(value, dtype)
     assert isinstance(value, bool | int | float)
-    return const(value, dtype)
+    try:
+        return const(value, dtype)
+    except OverflowError as error:
+        raise ArgumentError(f"an operand that {dtype} has not", found=f"{error}") from error
 
 
 def elementwise(op: Op, *operands: Operand, dtype: DType | None = None) -> Tensor:
@@ -112,10 +115,7 @@ def elementwise(op: Op, *operands: Operand, dtype: DType | None = None) -> Tenso
     if dtype is None:
         dtype = common_dtype(lifted)
     device = one_device(tensors) if len(tensors) > 1 else first.device
-    try:
-        node = nodes.alu(op, *(as_node(x, dtype) for x in lifted))
-    except OverflowError as error:
-        raise ArgumentError(f"an operand that {dtype} has not", found=str(error)) from error
+    node = nodes.alu(op, *(as_node(x, dtype) for x in lifted))
     if op in COMPARE:
         return type(first)._make(node, device)
     grad = grad_enabled() and any(x.requires_grad for x in tensors)

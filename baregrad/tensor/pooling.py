@@ -255,6 +255,13 @@ def _sizes(x: Tensor, output_size: int | Sequence[int | None] | None, count: int
         if output_size is None or isinstance(output_size, int)
         else [*map(plain, output_size)]
     )
+    for one in given:
+        if one is not None and (not isinstance(one, int) or one < 1 or one >> 62):
+            raise ShapeError("a size is of integers", found=f"{given!r:.60}", wanted="1 or more")
+    if x.ndim not in (count + 1, count + 2):
+        raise ShapeError(
+            f"pooling over {count} axes wants (N, C, ...) or (C, ...)", found=list(x.shape)
+        )
     if len(given) != count:
         raise ShapeError("a size for each axis", found=given, wanted=f"{count} of them")
     own = x.shape[x.ndim - count :]

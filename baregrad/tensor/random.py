@@ -15,7 +15,7 @@ import numpy as np
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.base.options import options
-from baregrad.dtypes import DEFAULT_FLOAT, DType, as_dtype, dtypes
+from baregrad.dtypes import DEFAULT_FLOAT, DType, array_dtype, dtypes
 from baregrad.ir import index
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Ops
@@ -176,7 +176,7 @@ def _finish(cls: type[Tensor], node: Node, device: str, requires_grad: bool) -> 
 
 
 def _float_shape(shape: tuple[Extents, ...], dtype: object, what: str) -> tuple[Any, DType]:
-    found = DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
+    found = DEFAULT_FLOAT if dtype is None else array_dtype(dtype)
     check_float(found, what)
     return as_shape(shape), found
 
@@ -272,7 +272,7 @@ def randint(
     (bits,) = _bits(as_shape((size,)), where)
     rest = nodes.alu(Ops.MOD, bits, const(high - low, dtypes.uint64))
     node = nodes.add(nodes.cast(rest, dtypes.int64), const(low, dtypes.int64))
-    return cls._make(nodes.cast(node, as_dtype(dtype)), where)
+    return cls._make(nodes.cast(node, array_dtype(dtype)), where)
 
 
 def randperm(
@@ -285,18 +285,20 @@ def randperm(
     (bits,) = _bits((n,), where)
     # Drawn once: the sort reads the bits more than once.
     fixed = Node(Ops.CONTIGUOUS, bits.dtype, (bits,))
-    return cls._make(nodes.cast(order(fixed, False), as_dtype(dtype)), where)
+    return cls._make(nodes.cast(order(fixed, False), array_dtype(dtype)), where)
 
 
 def rand_like(x: Tensor, *, dtype: object = None) -> Tensor:
     """Return numbers uniform in [0, 1) with the shape, device and (unless given) dtype of `x`."""
-    made: Tensor = rand(type(x), x.shape, dtype=dtype or x.dtype, device=x.device)
+    found = x.dtype if dtype is None else dtype
+    made: Tensor = rand(type(x), x.shape, dtype=found, device=x.device)
     return made
 
 
 def randn_like(x: Tensor, *, dtype: object = None) -> Tensor:
     """Return standard normal numbers with the shape, device and (unless given) dtype of `x`."""
-    made: Tensor = randn(type(x), x.shape, dtype=dtype or x.dtype, device=x.device)
+    found = x.dtype if dtype is None else dtype
+    made: Tensor = randn(type(x), x.shape, dtype=found, device=x.device)
     return made
 
 

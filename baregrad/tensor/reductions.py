@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
-from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.dtypes import DType, array_dtype, dtypes
 from baregrad.ir import index
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
@@ -37,7 +37,7 @@ def reduce(x: Tensor, op: Op, node: Node, axes: tuple[int, ...], keepdim: bool) 
 
 def _sum_dtype(x: Tensor, dtype: object) -> DType:
     if dtype is not None:
-        return as_dtype(dtype)
+        return array_dtype(dtype)
     return x.dtype if x.dtype.kind == "float" else dtypes.int64
 
 
@@ -66,7 +66,7 @@ def count_over(x: Tensor, axes: tuple[int, ...]) -> int | Node:
 
 def mean(x: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: object = None) -> Tensor:
     """Return the mean over axes, all by default. Raises DTypeError unless floating point."""
-    found = x.dtype if dtype is None else as_dtype(dtype)
+    found = x.dtype if dtype is None else array_dtype(dtype)
     check_float(found, "the mean")
     axes = several_axes(dim, x.ndim)
     wide = accumulator(found)
@@ -320,7 +320,7 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
 
 def softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     """Return exp(x) over its sum along an axis."""
-    target = float_dtype(x.dtype) if dtype is None else as_dtype(dtype)
+    target = float_dtype(x.dtype) if dtype is None else array_dtype(dtype)
     dim = one_axis(dim, x.ndim)
     y = x.cast(accumulator(target))
     if x.ndim == 0:
@@ -337,7 +337,7 @@ def softmin(x: Tensor, dim: int) -> Tensor:
 
 def log_softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     """Return the logarithm of `softmax` along an axis, computed without leaving logarithms."""
-    target = float_dtype(x.dtype) if dtype is None else as_dtype(dtype)
+    target = float_dtype(x.dtype) if dtype is None else array_dtype(dtype)
     dim = one_axis(dim, x.ndim)
     y = x.cast(accumulator(target))
     if x.ndim == 0 or 0 in x.shape:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ShapeError
-from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.dtypes import DType, array_dtype, dtypes
 from baregrad.ir.index import upper
 from baregrad.ir.node import Node
 from baregrad.ir.op import Op, Ops
@@ -31,7 +31,7 @@ def _running(op: Op, x: Tensor, axis: int, dtype: DType) -> Tensor:
 
 def _dtype(x: Tensor, dtype: object) -> DType:
     if dtype is not None:
-        return as_dtype(dtype)
+        return array_dtype(dtype)
     return x.dtype if x.dtype.kind == "float" else dtypes.int64
 
 

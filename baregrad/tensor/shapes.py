@@ -6,17 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
-from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.dtypes import DType, array_dtype, dtypes
 from baregrad.ir import index
 from baregrad.ir.attrs import Slice, Window
 from baregrad.ir.node import Node
 from baregrad.ir.op import Ops
 from baregrad.tensor import nodes, views
 from baregrad.tensor.axes import Axes, one_axis, own_axis, plain, several_axes
-from baregrad.tensor.creation import Extents, as_shape
+from baregrad.tensor.creation import Extents, as_shape, check_count
 from baregrad.tensor.operands import result
 
 if TYPE_CHECKING:
@@ -50,12 +48,14 @@ def _infer(shape: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[Any, ...]:
 def _extents(arguments: tuple[Extents, ...]) -> tuple[Any, ...]:
     if len(arguments) == 1 and isinstance(arguments[0], list | tuple):
         arguments = tuple(arguments[0])
+    arguments = tuple(map(plain, arguments))
+    check_count(arguments)
     for extent in arguments:
-        if not isinstance(extent, int | np.integer | Node) or isinstance(extent, bool):
+        if not isinstance(extent, int | Node) or isinstance(extent, bool):
             raise ShapeError(
                 "an extent is an integer", found=f"{type(extent).__name__} {extent!r:.40}"
             )
-    return tuple(int(e) if isinstance(e, int | np.integer) else index.as_dim(e) for e in arguments)
+    return tuple(e if isinstance(e, int) else index.as_dim(e) for e in arguments)
 
 
 def reshape(x: Tensor, *shape: Extents) -> Tensor:
@@ -115,7 +115,7 @@ def reshape_as(x: Tensor, other: Tensor) -> Tensor:
 
 def bitcast(x: Tensor, dtype: object) -> Tensor:
     """Return a view of the same bits as elements of a dtype of the same size."""
-    wanted = as_dtype(dtype)
+    wanted = array_dtype(dtype)
     if wanted is x.dtype:
         return x._view(Ops.PERMUTE, tuple(range(x.ndim)))
     if wanted.bits != x.dtype.bits or dtypes.bool in (wanted, x.dtype):
@@ -286,6 +286,7 @@ def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor
     """Return `x` with each element repeated along an axis, flattened for None; a copy."""
     source, repeats = ravel(x) if dim is None else x, plain(repeats)
     axis = own_axis(0 if dim is None else dim, source.ndim)
+    (repeats,) = as_shape((repeats,))
     shape = source.shape
     apart = nodes.unsqueeze(source.node, axis + 1)
     spread = nodes.expand(apart, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
@@ -305,6 +306,12 @@ def narrow(x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
     axis = own_axis(dim, x.ndim)
     extent = x.shape[axis]
     start, length = plain(start), plain(length)
+    for one in (start, length):
+        if not isinstance(one, int | Node) or isinstance(one, bool):
+            raise ArgumentError(
+                "narrow goes from an integer on", found=f"{type(one).__name__} {one!r:.40}",
+                wanted="a start and a length",
+            )
     if isinstance(start, int) and start < 0 and isinstance(extent, int):
         start += extent
     stop = index.as_dim(index.add(start, length))

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baregrad import nn
+from baregrad import nn, optim
 from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
+from baregrad.engine.canonical import bind
+from baregrad.ir.index import variable
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit import jit
 
@@ -57,7 +59,7 @@ def check(case: Case, folder: Path) -> None:
     path.write_text(text)
     names: dict[str, Any] = {
         "Tensor": Tensor, "dtypes": dtypes, "jit": jit, "options": options, "folder": folder,
-        "nn": nn,
+        "nn": nn, "optim": optim, "size": bind(variable("n", 1, 4), 2),
     }
     with options.override(device="REF"):
         try:

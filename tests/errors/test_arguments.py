@@ -158,8 +158,49 @@ LAYERS = (
     one("nn.Sequential(nn.Linear(3, 2), nn.ReLU())(None)", DTypeError, "Linear", "NoneType None"),
     one("nn.LSTM(2, 3)(1)", DTypeError, "LSTM", "found int 1"),
     one("nn.Dropout('x')", ArgumentError, "a number from 0 to 1", "not 'x'"),
+    one("nn.ZeroPad3d(object)", ArgumentError, "ZeroPad3d", "`padding`", "found type"),
+    one("nn.Upsample(scale_factor=slice(1))", ArgumentError, "Upsample", "`scale_factor`", "slice"),
+    one("nn.ConvTranspose2d(3, (2, 3), -1)", ArgumentError, "`out_channels`", "an integer"),
+    one("nn.Linear(3, 2).load_state_dict(x)", ArgumentError, "load_state_dict", "`state`",
+        "a dict"),
+    one("nn.TransformerEncoder(2.0, 1 << 62)", DTypeError, "copies a layer", "found float"),
+    one("nn.init.constant_([], 0.5)", DTypeError, "constant_", "`tensor`", "found list"),
+    one("nn.init.trunc_normal_(x, std=0.0)", ArgumentError, "cut off at two ends", "above 0"),
+    one("nn.AdaptiveMaxPool2d(0)(Tensor.zeros(1, 1, 4, 4))", ShapeError, "found [0, 0]",
+        "1 or more"),
 )
-EVERY = (*SHAPES, *DTYPES, *DEVICES, *ARGUMENTS, *INDICES, *KINDS, *LAYERS)
+# What optimisers, schedules, files and data are told.
+ELSEWHERE = (
+    one("optim.CosineAnnealingLR(1 << 64, -1)", ArgumentError, "CosineAnnealingLR", "`optimizer`",
+        "an Optimizer"),
+    one("optim.AdamW([g], betas=3)", ArgumentError, "AdamW", "`betas`", "several numbers"),
+    one("optim.Adam([g], betas=(0.9,))", ArgumentError, "`betas`", "found tuple (0.9,)"),
+    one("optim.RMSprop([g], alpha=[])", ArgumentError, "RMSprop", "`alpha`", "a number"),
+    one("optim.CosineAnnealingLR(optim.SGD([g], lr=0.1), 0)", ArgumentError,
+        "CosineAnnealingLR", "cannot compute", "found 0"),
+    one("optim.clip_grad_norm_('ab', 2.0)", DTypeError, "clipped of tensors", "found str 'a'"),
+    one("__import__('baregrad').safe_load(x)", ArgumentError, "safe_load", "`path`", "a path"),
+)
+# Numbers that are too large, sizes that are known later, and dtypes of nothing.
+BEYOND = (
+    one("x >= 10**400", ArgumentError, "an operand that float32 has not", "too large"),
+    one("Tensor.linspace(0.0, 3, 10**400)", ArgumentError, "linspace", "cannot compute"),
+    one("x.expand(1 << 63, 2, 3)", ShapeError, "no memory has so many", "9223372036854775808"),
+    one("Tensor.full((1 << 40, 1 << 40), 2.0)", ShapeError, "no memory has so many"),
+    one("x.repeat_interleave(-1)", ShapeError, "cannot be negative", "found [-1]"),
+    one("x.tensor_split(size)", ShapeError, "tensor_split", "sizes that are known now"),
+    one("x.narrow(0, [0], 1)", ArgumentError, "from an integer on", "found list [0]"),
+    one("Tensor.zeros(3, dtype=dtypes.token)", DTypeError, "in no array", "token"),
+    one("x.cast('index')", DTypeError, "in no array", "index"),
+    one("x != __import__('numpy').str_('a')", DTypeError, "not an operand", "str_"),
+    one("Tensor.zeros(1, 2, 4, 4).im2col(1, padding=((1, 1), (2, 2)))", ShapeError, "of integers",
+        "(1, 1)"),
+    one("Tensor.zeros(1, 1, 4, 4).avg_pool2d((0, 1))", ShapeError, "kernel_size", "1 or more"),
+    one("int(Tensor(float('nan')))", DTypeError, "int64 has no such number", "found nan"),
+)
+EVERY = (
+    *SHAPES, *DTYPES, *DEVICES, *ARGUMENTS, *INDICES, *KINDS, *LAYERS, *ELSEWHERE, *BEYOND,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", EVERY, ids=str)
