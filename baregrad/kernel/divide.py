@@ -39,9 +39,15 @@ def magic(divisor: int, limit: int) -> tuple[int, int]:
 
 
 def divide_index(apply: Apply, node: Node, operands: Sequence[Node], width: DType) -> Node:
-    """FLOORDIV or MOD of indices, whose bounds are known; `operands` are the sources' values."""
+    """FLOORDIV or MOD of indices, whose bounds are known; `operands` are the sources' values.
+
+    By 0, which an extent of no elements is, both are 0.
+    """
     x, y = operands
     low, high = bounds(node.src[0])
+    if y.op is not Ops.CONST and bounds(node.src[1])[0] <= 0:
+        quotient, rest = _divide_by_any(apply, width, x, y)
+        return quotient if node.op is Ops.FLOORDIV else rest
     if y.op is not Ops.CONST:
         quotient = _floor_by_variable(apply, width, x, y, low < 0)
     elif node.op is Ops.MOD and is_power_of_two(y.arg):
@@ -92,6 +98,26 @@ def _floor_by_variable(apply: Apply, dtype: DType, x: Node, y: Node, signed: boo
     below = apply(Ops.CMPLT, dtypes.bool, rest, const(0, dtype))
     less = apply(Ops.SUB, dtype, quotient, const(1, dtype))
     return apply(Ops.WHERE, dtype, below, less, quotient)
+
+
+def _divide_by_any(apply: Apply, dtype: DType, x: Node, y: Node) -> tuple[Node, Node]:
+    """(floor(x / y), remainder) by the machine's division, which never meets 0; both 0 for y == 0.
+
+    x is no index so far below 0 that -x does not fit.
+    """
+    zero = const(0, dtype)
+    by_zero = apply(Ops.CMPEQ, dtypes.bool, y, zero)
+    safe = apply(Ops.WHERE, dtype, by_zero, const(1, dtype), y)
+    quotient = apply(Ops.TRUNCDIV, dtype, x, safe)
+    rest = apply(Ops.SUB, dtype, x, apply(Ops.MUL, dtype, quotient, safe))
+    # The remainder has the divisor's sign.
+    opposite = apply(Ops.CMPLT, dtypes.bool, apply(Ops.XOR, dtype, rest, safe), zero)
+    wrong = apply(Ops.AND, dtypes.bool, opposite, apply(Ops.CMPNE, dtypes.bool, rest, zero))
+    less = apply(Ops.SUB, dtype, quotient, const(1, dtype))
+    floor = apply(Ops.WHERE, dtype, wrong, less, quotient)
+    more = apply(Ops.ADD, dtype, rest, safe)
+    remainder = apply(Ops.WHERE, dtype, wrong, more, rest)
+    return apply(Ops.WHERE, dtype, by_zero, zero, floor), remainder
 
 
 # --- integers of fixed width --------------------------------------------------------------------

@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.engine.canonical import bind
 from baregrad.ir import index
 from baregrad.ir.evaluate_loop import evaluate_loop
+from baregrad.ir.index import variable
 from baregrad.ir.node import Node, alu, const, range_node
 from baregrad.ir.op import Ops
 from baregrad.kernel.divide import magic
 from baregrad.kernel.lower_integers import lower_integers
+from baregrad.tensor import Tensor
 from tests.render.harness import (
     check,
     compiled,
@@ -209,3 +212,25 @@ def test_index_division_of_all_an_int32_may_be(divisor: int) -> None:
     high, low, _ = check(node, [np.zeros(16, np.int64), np.zeros(16, np.int64), numbers])
     assert high.tolist() == [int(n) // divisor for n in numbers]
     assert low.tolist() == [int(n) % divisor for n in numbers]
+
+
+@pytest.mark.parametrize("op", ["//", "%"])
+def test_index_division_by_what_may_be_zero_or_less(op: str) -> None:
+    """Where an extent may be 0, a place is divided by it, though nothing is read there."""
+    n = variable("n", 1, 7)
+    numbers = np.arange(4.0)
+    for value in range(1, 8):
+        bound: Any = bind(n, value)
+        divisor = bound - 4
+        made = bound // divisor if op == "//" else bound % divisor
+        below = (floor if op == "//" else modulo)(value, value - 4)
+        np.testing.assert_array_equal((Tensor(numbers) + made).numpy(), numbers + below)
+
+
+def test_an_extent_of_zero_divides_places_of_nothing() -> None:
+    x = Tensor(np.ones((3, 4), np.float32))
+    for value in (3, 1, 2):
+        n: Any = bind(variable("n", 1, 3), value)
+        padded = x.narrow(1, 0, n - 1).reshape(3 * (n - 1)).pad((2 * n, 0))
+        wanted = [0.0] * (2 * value) + [1.0] * (3 * (value - 1))
+        assert padded.tolist() == wanted
