@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +29,18 @@ def _cache_folder() -> Iterator[None]:
     """Remove the folder of compiled kernels when the run ends."""
     yield
     _CACHE.cleanup()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    """Fail where a file's tests leave a process that runs on, or that nobody has waited for."""
+    yield
+    if not hasattr(os, "waitid"):
+        return
+    gc.collect()
+    with contextlib.suppress(ChildProcessError):
+        left = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        raise AssertionError(f"a process was left: {left or 'it runs on'}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
