@@ -182,7 +182,8 @@ class Program:
 def evaluate(expr: LaunchExpr, bindings: Mapping[str, int]) -> int:
     """Return the value of a launch expression; raise DeviceError for an unbound variable.
 
-    Integers are unbounded; floordiv and mod round towards minus infinity, as Python's do.
+    Integers are unbounded; floordiv and mod round towards minus infinity, as Python's do. By 0,
+    which an extent of no elements is, both are 0.
     """
     if isinstance(expr, int):
         return expr
@@ -203,9 +204,9 @@ def evaluate(expr: LaunchExpr, bindings: Mapping[str, int]) -> int:
     if op == "mul":
         return left * right
     if op == "floordiv":
-        return left // right
+        return left // right if right else 0
     if op == "mod":
-        return left % right
+        return left % right if right else 0
     return max(left, right) if op == "max" else min(left, right)
 
 

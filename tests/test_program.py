@@ -62,6 +62,8 @@ def expressions() -> st.SearchStrategy[LaunchExpr]:
         (("add", ("var", "n"), 3), -2),
         (("mul", ("var", "n"), ("var", "m")), -50),
         (("floordiv", ("var", "n"), 2), -3),
+        (("floordiv", ("var", "n"), ("mul", ("var", "n"), 0)), 0),
+        (("mod", ("var", "n"), 0), 0),
         (("mod", ("var", "n"), 3), 1),
         (("max", ("var", "n"), 0), 0),
         (("min", ("var", "n"), 0), -5),
