@@ -22,7 +22,7 @@ from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
 from baregrad.dtypes import DType
 from baregrad.engine.canonical import bind
-from baregrad.ir.index import variable
+from baregrad.ir.index import lower, variable
 from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_values import Data, Known, either, settle
 
@@ -228,6 +228,10 @@ class Maker:
     def is_symbolic(self, name: str, axis: int) -> bool:
         """Whether an extent depends on sizes."""
         return bool(self.sizes) and not isinstance(self.symbolic[name].shape[axis], int)
+
+    def may_be_empty(self, name: str, axis: int) -> bool:
+        """Whether an extent may be 0."""
+        return not lower(self.symbolic[name].shape[axis]) if self.sizes else False
 
     def start(self, name: str, data: Data, rows: dict[str, Data]) -> None:
         """Add an argument or a piece of state."""

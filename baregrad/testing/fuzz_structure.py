@@ -134,6 +134,8 @@ def reduce(maker: Maker) -> bool:
     if kind == "sum":
         return maker.run(f"{fresh} = {name}.sum({where})", lambda d: summed(known, count, d))
     if kind in ("amax", "amin"):
+        if any(maker.may_be_empty(name, axis) for axis in range(x.ndim)):
+            return False
         return bool(count) and maker.run(f"{fresh} = {name}.{kind}({where})", lambda d: known)
     if kind in ("any", "all"):
         if not is_certain(x, known):
@@ -248,7 +250,7 @@ def gather(maker: Maker) -> bool:
     places = maker.values[i]
     axis = maker.rng.randrange(x.ndim)
     extent = x.shape[axis]
-    if places.dtype.itemsize == 1 and extent > 60:
+    if (places.dtype.itemsize == 1 and extent > 60) or maker.may_be_empty(a, axis):
         return False
     shown = maker.extent(a, axis)
     safe = f"({i} % {shown})"
@@ -295,7 +297,7 @@ def scatter(maker: Maker) -> bool:
         return False
     axis = maker.rng.randrange(x.ndim)
     extent = x.shape[axis]
-    if maker.values[i].dtype.itemsize == 1 and extent > 60:
+    if (maker.values[i].dtype.itemsize == 1 and extent > 60) or maker.may_be_empty(a, axis):
         return False
     safe = f"({i} % {maker.extent(a, axis)}).long()"
     both = either(known, maker.known[b])
@@ -332,7 +334,8 @@ def write(maker: Maker) -> bool:
         return maker.write(f"{target}[{mask}] = 1", target, Known(1.0, 0.0, 1.0))
     if kind == "fill":
         return maker.write(f"{target}.fill_(1)", target, Known(1.0, 0.0, 1.0))
-    if kind == "index" and x.ndim and x.shape[0] and rng.random() < 0.7:
+    known_rows = x.ndim and x.shape[0] and not maker.is_symbolic(target, 0)
+    if kind == "index" and known_rows and rng.random() < 0.7:
         places = f"[{rng.randrange(x.shape[0])}, {rng.randrange(x.shape[0])}]"
         return maker.write(f"{target}[{places}] = 2", target, Known(2.0, 0.0, 1.0))
     value = mate(maker, target)

@@ -28,6 +28,9 @@ from baregrad.testing.guarded_memory import (
 
 pytestmark = pytest.mark.differential
 
+# Programs of kind "chain" with a finding whose reason is known and not yet removed.
+KNOWN: dict[int, str] = {}
+
 
 def _touch(chunk: Chunk) -> Iterator[tuple[int, int | None]]:
     """Reads the first and the last byte of two arrays, then one byte outside, as the kind says."""
@@ -100,6 +103,16 @@ def test_a_session_runs_on_guarded_memory() -> None:
 
 def test_programs_stay_inside_their_arrays() -> None:
     assert not fuzz(100, seed=30_000, kind="mixed")
+
+
+def test_programs_with_symbolic_extents_stay_inside_their_arrays() -> None:
+    assert not [f for f in fuzz(80, seed=40_000) if f.seed not in KNOWN]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_programs_with_symbolic_extents_stay_inside_their_arrays() -> None:
+    assert not [f for f in fuzz(10_000, seed=0, processes=2) if f.seed not in KNOWN]
 
 
 @pytest.mark.slow

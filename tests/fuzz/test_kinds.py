@@ -75,7 +75,8 @@ def test_sizes_that_do_not_fit_are_refused_either_way() -> None:
     shown = fuzz_compare.compare(broken, other, [{}], "eager against reference")
     assert shown is not None
     assert "do not fit" in shown.detail
-    shown = fuzz_compare.compare(broken, [{}], other, "eager against reference")
+    assert fuzz_compare.compare(broken, [{}], other, "eager against reference") is None
+    shown = fuzz_compare.compare(broken, [{}], other, "jit against eager")
     assert shown is not None
     assert shown.detail == "refused"
 
@@ -111,6 +112,12 @@ def test_state_is_put_back_between_calls() -> None:
     small, _ = shrink(program, Difference("so", 0, "", ""), lambda p: Difference("so", 0, "", ""))
     assert small.between == ((), ())
     assert small.setup == ()
+
+
+def test_programs_with_sizes_agree() -> None:
+    with options.override(verify=False):
+        found = fuzz(80, seed=40_000, kind="sized")
+    assert not found, "\n\n".join(finding.script for finding in found[:3])
 
 
 def test_programs_whose_state_is_put_back_agree() -> None:

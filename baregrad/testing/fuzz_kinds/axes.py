@@ -39,6 +39,8 @@ def fold(maker: Maker) -> bool:
     if kind == "sum":
         return maker.run(text, lambda d: summed(known, count, d))
     if kind in ("amax", "amin"):
+        if any(maker.may_be_empty(name, axis) for axis in range(x.ndim)):
+            return False
         return maker.run(text, lambda d: known)
     if kind in ("any", "all") and is_certain(x, known) and axes not in ("()", "[]"):
         return maker.run(text, lambda d: Known(1.0, 0.0, 1.0))
@@ -60,12 +62,16 @@ def turn(maker: Maker) -> bool:
         f"{name}.flip({_axes(rng, ndim)})", f"{name}.permute({tuple(order)})",
         f"{name}.unsqueeze({rng.randint(-ndim - 1, ndim)})", f"{name}.reshape({name}.shape)",
         f"{name}.expand({(-1,) * ndim})", f"{name}.repeat({(rng.randint(0, 2),) * ndim})",
-        f"{name}[...]", f"{name}[()]", f"{name}[None, ..., None]", f"{name}.squeeze()",
+        f"{name}[...]", f"{name}[()]", f"{name}[None, ..., None]",
     ]  # fmt: skip
+    if not any(maker.is_symbolic(name, axis) for axis in range(ndim)):
+        # Of extents that are symbolic none goes, of plain ones those that happen to be 1.
+        axis = rng.randint(-ndim, ndim - 1) if ndim else 0
+        forms += [f"{name}.squeeze()", f"{name}.squeeze({axis})"]
     if ndim:
         axis = rng.randint(-ndim, ndim - 1)
         forms += [
-            f"{name}.squeeze({axis})", f"{name}.transpose({axis}, {rng.randint(-ndim, ndim - 1)})",
+            f"{name}.transpose({axis}, {rng.randint(-ndim, ndim - 1)})",
             f"{name}.flip({axis})", f"{name}.movedim({axis}, {rng.randint(-ndim, ndim - 1)})",
             f"{name}.roll({rng.randint(-20, 20)}, {axis})", f"{name}.flatten({axis})",
         ]  # fmt: skip

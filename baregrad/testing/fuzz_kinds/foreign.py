@@ -13,7 +13,7 @@ from baregrad.testing.fuzz_values import Known, added, summed
 def argument(maker: Maker) -> bool:
     """An axis, an extent, a place or an amount of another type."""
     name = maker.pick(lambda x, known: x.ndim > 0 and x.numel() > 0)
-    if name is None:
+    if name is None or _is_symbolic(maker, name):
         return False
     x, rng, known = maker.values[name], maker.rng, maker.known[name]
     axis = rng.randint(-x.ndim, x.ndim - 1)
@@ -58,10 +58,15 @@ def argument(maker: Maker) -> bool:
     return maker.run(f"{maker.fresh()} = {form}", lambda d: given)
 
 
+def _is_symbolic(maker: Maker, name: str) -> bool:
+    """Whether places on an axis, which are numbers, may lie outside for some sizes."""
+    return any(maker.is_symbolic(name, axis) for axis in range(maker.values[name].ndim))
+
+
 def write(maker: Maker) -> bool:
     """A change in place where place and value are of other types."""
     target = maker.pick(lambda x, known: x.ndim > 0 and x.shape[0] > 0)
-    if target is None:
+    if target is None or _is_symbolic(maker, target):
         return False
     x, rng = maker.values[target], maker.rng
     at = rng.randrange(x.shape[0])
