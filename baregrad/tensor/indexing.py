@@ -19,6 +19,7 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Slice
 from baregrad.ir.node import Node, alu, const
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.requirements import value_of
 from baregrad.tensor import nodes
 from baregrad.tensor.operands import accumulator, as_node, is_tensor, lift, result
 
@@ -265,15 +266,15 @@ def check_class_ids(target: Tensor, classes: Any, ignored: int) -> None:
 
 def _check_known(places: Tensor, extent: Any, axis: int) -> None:
     """Check index values that came from the host; the others are not known yet."""
-    known = places._storage.known
-    if known is None or not isinstance(extent, int):
+    known, count = places._storage.known, value_of(extent)
+    if known is None or count is None:
         return
     for value in reversed(known):
-        if not -extent <= value < extent:
+        if not -count <= value < count:
             raise IndexOutOfRange(
                 f"index {value} is out of range for axis {axis}",
                 found=f"an axis of extent {extent}",
-                wanted=f"{-extent} to {extent - 1}",
+                wanted=f"{-count} to {count - 1}",
             )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from baregrad.base.errors import BaregradError, ShapeError
+from baregrad.base.errors import BaregradError, IndexOutOfRange, ShapeError
 from baregrad.engine.canonical import bind
 from baregrad.ir.index import variable
 from baregrad.ir.node import Node
@@ -183,3 +183,12 @@ def test_a_variable_that_only_strides_hang_on() -> None:
     padded.realize(product)
     assert padded.tolist() == np.pad(a, ((0, 0), (0, 0), (0, 2))).tolist()
     assert product.tolist() == (a * a).tolist()
+
+
+def test_indices_of_the_host_into_a_symbolic_axis() -> None:
+    x = table()[: bind(variable("m", 1, 3), 2)]
+    assert x[[1, -2]].tolist() == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    with pytest.raises(IndexOutOfRange, match="index 2 is out of range"):
+        x[[2]]
+    with pytest.raises(IndexOutOfRange):
+        x[[0, -3]] = 1
