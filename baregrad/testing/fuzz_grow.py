@@ -10,7 +10,7 @@ from functools import partial
 from baregrad.dtypes import DType, dtypes
 from baregrad.testing import fuzz_elementwise as elementwise
 from baregrad.testing import fuzz_structure as structure
-from baregrad.testing.fuzz_kinds import axes, draws, foreign, resets, scans, symbolic
+from baregrad.testing.fuzz_kinds import axes, draws, foreign, images, resets, scans, symbolic
 from baregrad.testing.fuzz_program import Maker, Program
 from baregrad.testing.fuzz_values import Data, Known, draw_shape
 
@@ -36,6 +36,11 @@ SMOOTH = (
     (structure.view, 14), (structure.reduce, 8), (structure.join, 4), (structure.contract, 5),
     (structure.gather, 3), (structure.write, 3),
 )  # fmt: skip
+# Of images.
+IMAGES: Rows = (
+    (images.resample, 12), (images.pool, 10), (images.surround, 8), (images.convolve, 6),
+    (elementwise.scalar, 3), (elementwise.cast, 3), (structure.view, 2),
+)  # fmt: skip
 # Beside either of them, in a program with sizes.
 SIZED = (
     (symbolic.cut, 24), (symbolic.reshape, 16), (symbolic.widen, 16), (symbolic.made, 5),
@@ -53,7 +58,7 @@ DTYPES = (
 )  # fmt: skip
 LONGEST = 9
 # Kinds of programs, and how many are of each kind.
-SHARES = (("mixed", 60), ("sized", 17), ("state", 13), ("steep", 10))
+SHARES = (("mixed", 56), ("sized", 16), ("state", 12), ("steep", 8), ("images", 8))
 # Those of kind "chain" run on guarded memory, see fuzz_guarded.
 KINDS = (*(kind for kind, _ in SHARES), "chain")
 
@@ -72,7 +77,7 @@ def grow(seed: int, kind: str | None = None) -> Program:
     gradients = rng.random() < 0.2
     drawn = rng.choices([name for name, _ in SHARES], [share for _, share in SHARES])[0]
     kind = kind or drawn
-    gradients = gradients and kind not in ("chain", "steep")
+    gradients = gradients and kind not in ("chain", "steep", "images")
     maker = Maker(rng, dtypes.float64 if gradients else None)
     if kind in ("sized", "chain"):
         symbolic.start(maker)
@@ -100,8 +105,8 @@ def _rows(kind: str, gradients: bool) -> Rows:
     """Statements by how often they are tried."""
     if kind == "chain":
         return (*MOVING, *SIZED, *SIZED)
-    if kind == "steep":
-        return STEEP
+    if kind in ("steep", "images"):
+        return STEEP if kind == "steep" else IMAGES
     rows: Rows = SMOOTH if gradients else MIXED
     if kind == "sized":
         return (*rows, *SIZED)
@@ -119,8 +124,8 @@ def _settle_state(maker: Maker) -> None:
 def _start(maker: Maker, kind: str) -> None:
     """Arguments, and state now and then."""
     rng = maker.rng
-    if kind == "steep":
-        scans.start(maker)
+    if kind in ("steep", "images"):
+        (scans if kind == "steep" else images).start(maker)
         return
     for _ in range(rng.randint(1, 3)):
         maker.argument(_data(rng, maker.only))

@@ -13,7 +13,8 @@ from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_compare import Difference, perform, upload, values_of
 from baregrad.testing.fuzz_program import Program, Statement, given
 from baregrad.testing.fuzz_values import mantissa_bits
-from baregrad.testing.numpy_twin import Array, Twin, TwinMaker, Uncovered, rounded
+from baregrad.testing.numpy_casts import Array, rounded
+from baregrad.testing.numpy_twin import Twin, TwinMaker, Uncovered
 
 KIND = "reference against NumPy"
 

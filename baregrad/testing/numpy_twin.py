@@ -16,38 +16,13 @@ from typing import Any
 import numpy as np
 
 from baregrad.dtypes import DType, as_dtype, dtypes, promote_with_scalar, result_type, scalar_dtype
+from baregrad.testing.numpy_casts import Array, converted, rounded, stored
 
-Array = np.ndarray[Any, Any]
 Axes = int | Sequence[int] | None
 
 
 class Uncovered(Exception):
     """What the twin has no answer to."""
-
-
-def _stored(array: Any, dtype: DType) -> Array:
-    """Elements as they are kept: float64 for floats, the dtype's own for others."""
-    with np.errstate(all="ignore"):
-        return np.asarray(array).astype(np.float64 if dtype.kind == "float" else dtype.name)
-
-
-def converted(array: Array, old: DType, dtype: DType) -> Array:
-    """A cast: floats to integers saturate, with 0 for NaN; integers wrap."""
-    if dtype.kind == "bool":
-        return np.asarray(array != 0)
-    if old.kind == "float" and dtype.kind != "float":
-        low, high = int(dtype.min), int(dtype.max)
-        with np.errstate(all="ignore"):
-            whole = np.trunc(np.nan_to_num(array, nan=0.0))
-            inside = np.clip(whole, float(low), float(high))
-            found = np.where(inside >= high, 0, inside).astype(dtype.name)
-            found[np.asarray(whole >= high)] = high
-        return found
-    if old.kind != "float" and dtype.kind == "float":
-        # One rounding alone: a wide integer has more bits than float64.
-        name = dtype.name if dtype.name in ("float32", "float64") else "float64"
-        return array.astype(name).astype(np.float64)
-    return _stored(array, dtype)
 
 
 class Twin:
@@ -56,7 +31,7 @@ class Twin:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, array: Any, dtype: DType) -> None:
-        self.array = _stored(array, dtype)
+        self.array = stored(array, dtype)
         self.dtype = dtype
 
     def __getattr__(self, name: str) -> Any:
@@ -299,7 +274,7 @@ class Twin:
         """The whole repeated along each axis."""
         return self._moved(np.tile(self.array, _flat(counts)))
 
-    def pad(self, pads: Sequence[Any], value: Any = 0) -> Twin:
+    def pad(self, pads: Sequence[Any], mode: str = "constant", value: Any = 0) -> Twin:
         """Elements added, or cut, at the ends of the last axes, last axis first."""
         array = self.array
         for at in range(0, len(pads), 2):
@@ -309,7 +284,10 @@ class Twin:
             cut[axis] = slice(max(0, -low), array.shape[axis] - max(0, -high))
             widths = [(0, 0)] * array.ndim
             widths[axis] = (max(0, low), max(0, high))
-            array = np.pad(array[tuple(cut)], widths, constant_values=value)
+            if mode == "constant":
+                array = np.pad(array[tuple(cut)], widths, constant_values=value)
+            else:
+                array = np.pad(array[tuple(cut)], widths, _PADDING[mode])
         return self._moved(array)
 
     def unfold(self, dim: Any, size: Any, step: Any) -> Twin:
@@ -518,6 +496,7 @@ def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
+_PADDING: Any = MappingProxyType({"reflect": "reflect", "replicate": "edge", "circular": "wrap"})
 _UNARY = MappingProxyType({
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
     "rsqrt": lambda x: 1 / np.sqrt(x), "erf": _erf, "gelu": _gelu, "sigmoid": _sigmoid,
@@ -581,14 +560,3 @@ def _key(key: Any) -> Any:
     entries = key if isinstance(key, tuple) else (key,)
     arrays = [entry.array if isinstance(entry, Twin) else entry for entry in entries]
     return tuple(arrays)
-
-
-def rounded(array: Array, dtype: DType) -> Array:
-    """float64 elements rounded to a floating dtype."""
-    with np.errstate(all="ignore"):
-        if dtype.name == "bfloat16":
-            bits: Array = array.astype(np.float32).view(np.uint32).astype(np.uint64)
-            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-            found = bits.astype(np.uint32).view(np.float32)
-            return np.where(np.isnan(array), np.nan, found).astype(np.float64)
-        return array.astype(dtype.name).astype(np.float64)

@@ -17,7 +17,8 @@ from baregrad.testing.fuzz_oracle import KIND, check_statements
 from baregrad.testing.fuzz_program import Program, Statement, given
 from baregrad.testing.fuzz_shrink import script
 from baregrad.testing.fuzz_values import Data, Known
-from baregrad.testing.numpy_twin import Twin, TwinMaker, Uncovered, converted, rounded
+from baregrad.testing.numpy_casts import converted, rounded
+from baregrad.testing.numpy_twin import Twin, TwinMaker, Uncovered
 
 pytestmark = pytest.mark.differential
 
