@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from baregrad.base.errors import ShapeError
+from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.tensor.arguments import explained
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -24,6 +24,8 @@ def splitmix64(positions: npt.NDArray[np.uint64], seed: int = 0) -> npt.NDArray[
 
     uint64 in and out, any shape; `seed` counts modulo 2**64.
     """
+    if positions.dtype != np.uint64:
+        raise DTypeError("positions are of uint64", found=positions.dtype)
     step = positions + np.uint64(1)
     state = step * np.uint64(_GOLDEN) + np.uint64(seed & _MASK)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -6,6 +6,7 @@ are held in working types (see `evaluate_alu`); `to_array` and `to_raw` convert 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import CompilerBug, IndexOutOfRange, ShapeError
+from baregrad.base.errors import (
+    CompilerBug,
+    IndexOutOfRange,
+    OutOfMemory,
+    ShapeError,
+    UnsupportedLayout,
+)
 from baregrad.ir.attrs import BufferRef
 from baregrad.ir.evaluate_alu import (
     SCALAR_RULES,
@@ -164,14 +171,26 @@ def _evaluate_node(node: Node, operands: list[Any], inputs: _Inputs) -> Value:
         return rule(node, operands, inputs)
 
 
+# NumPy's iterators, and windows over them, go no further.
+_MOST_AXES = 32
+
+
 @contextmanager
 def _naming(node: Node) -> Iterator[None]:
-    """Says which node NumPy choked on."""
+    """Says which node NumPy choked on. Raises OutOfMemory for what no memory holds."""
     try:
         yield
-    except (ValueError, TypeError) as problem:
-        if isinstance(problem, ShapeError):
+    except (MemoryError, ValueError, TypeError, RuntimeError) as problem:
+        if isinstance(problem, ShapeError | OutOfMemory):
             raise
+        extents = [abs(extent) or 1 for extent in node.shape if isinstance(extent, int)]
+        if isinstance(problem, MemoryError) or math.prod(extents) >> 48:
+            raise OutOfMemory("no room for a value", found=f"shape {list(node.shape)}") from problem
+        if any(len(source.shape) > _MOST_AXES for source in (node, *node.src)):
+            raise UnsupportedLayout(
+                "the reference device computes over few axes", found=f"{len(node.shape)} or more",
+                wanted=f"at most {_MOST_AXES}", hint="join some of them: flatten()",
+            ) from problem
         raise CompilerBug("the evaluator failed", found=f"{node!r}: {problem}") from problem
 
 

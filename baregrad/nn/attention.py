@@ -29,7 +29,7 @@ class MultiheadAttention(Module):
         device: str | None = None,
         dtype: object = None,
     ) -> None:
-        if num_heads < 1 or embed_dim % num_heads:
+        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ShapeError("heads divide the width", found=f"{embed_dim} by {num_heads}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from baregrad.base.errors import ShapeError
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
+from baregrad.tensor.axes import plain
 from baregrad.tensor.convolution import PerAxis
 
 
@@ -17,7 +18,7 @@ class _Pad(Module):
     _MODE = "constant"
 
     def __init__(self, padding: int | Sequence[int]) -> None:
-        count = 2 * self._AXES
+        count, padding = 2 * self._AXES, plain(padding)
         self.padding = (padding,) * count if isinstance(padding, int) else tuple(padding)
         if len(self.padding) != count:
             raise ShapeError(

@@ -193,6 +193,8 @@ class _Recurrent(Module):
         for name, count in (("hidden_size", hidden_size), ("num_layers", num_layers)):
             if not isinstance(count, int) or count < 1:
                 raise ArgumentError(f"{name} is an integer from 1 on", found=repr(count))
+        if num_layers >> 16:
+            raise ArgumentError("so many layers are never made", found=f"num_layers {num_layers}")
         if not 0 <= dropout <= 1:
             raise ArgumentError(f"a probability is from 0 to 1, not {dropout}")
         self.input_size = input_size

@@ -96,6 +96,8 @@ class TransformerEncoder(Module):
                 "an encoder copies a layer", found=f"{type(encoder_layer).__name__}",
                 wanted="a module, such as TransformerEncoderLayer(...)",
             )
+        if not 0 <= num_layers < 1 << 16:
+            raise ArgumentError("so many layers are never made", found=f"num_layers {num_layers}")
         self.layers = ModuleList([copy.deepcopy(encoder_layer) for _ in range(num_layers)])
         self.num_layers = num_layers
         self.norm = norm

@@ -6,6 +6,8 @@ import math
 import weakref
 from collections.abc import Iterable
 
+import numpy as np
+
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
@@ -50,6 +52,8 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
 
 
 def _with_gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    if not isinstance(parameters, Iterable) or isinstance(parameters, np.ndarray):
+        raise DTypeError("gradients are clipped of tensors", found=f"{type(parameters).__name__}")
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     for p in given:
         if not isinstance(p, Tensor):

@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from baregrad.base.errors import ArgumentError, BaregradError, DTypeError, ShapeError, is_ours
+from baregrad.base.errors import (
+    ArgumentError,
+    BaregradError,
+    DTypeError,
+    OutOfMemory,
+    ShapeError,
+    is_ours,
+)
 from baregrad.ir.node import Node
 from baregrad.tensor.axes import plain
 from baregrad.tensor.operands import is_tensor
@@ -139,6 +146,8 @@ def blame_arguments(
             f"{name} needs sizes that are known now",
             found=", ".join(repr(a) for a in given if isinstance(a, Node)),
         ) from error
+    if isinstance(error, MemoryError):
+        raise OutOfMemory(f"no room for what {name} makes", found=str(error)) from error
     if isinstance(error, ArithmeticError):
         numbers = [one for one in given if isinstance(plain(one), int | float)]
         raise ArgumentError(

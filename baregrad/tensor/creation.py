@@ -285,7 +285,7 @@ def new_ones(x: Tensor, *size: Extents, dtype: object = None) -> Tensor:
 
 def new_tensor(x: Tensor, data: Any, *, dtype: object = None) -> Tensor:
     """Return a tensor of data, of the device and (unless given) the dtype of `x`."""
-    return type(x)(data, dtype or x.dtype, x.device)
+    return type(x)(data, x.dtype if dtype is None else dtype, x.device)
 
 
 # --- ranges -------------------------------------------------------------------------------------

@@ -69,9 +69,8 @@ def sub(x: Tensor, other: Operand, *, alpha: float | None = None) -> Tensor:
 
 def _times(other: Operand, alpha: float, x: Tensor) -> Operand:
     lifted = lift(other, x)
-    if is_tensor(lifted):
-        return lifted * alpha
-    assert isinstance(lifted, bool | int | float)
+    if is_tensor(lifted) or isinstance(lifted, Node):
+        return as_tensor(lifted, x, common_dtype((x, lifted))) * alpha
     return lifted * alpha
 
 

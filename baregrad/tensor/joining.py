@@ -117,13 +117,20 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return split(x, size if size else [0] * chunks, dim)
 
 
+# A tensor each: more would take minutes to make.
+_MOST_PARTS = 1 << 20
+
+
 def tensor_split(x: Tensor, parts: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Return views cut at given positions, or `parts` of them as equal as possible."""
     extent = x.shape[own_axis(dim, x.ndim)]
     parts = plain(parts)
     if isinstance(parts, int):
-        if parts <= 0:
-            raise ShapeError("tensor_split wants a positive number", found=parts)
+        if not 0 < parts < _MOST_PARTS:
+            raise ShapeError(
+                "tensor_split wants a positive number of parts", found=parts,
+                wanted=f"1 to {_MOST_PARTS - 1}",
+            )
         size, rest = divmod(extent, parts)
         return split(x, [size + (i < rest) for i in range(parts)], dim)
     ends = [min(max(p + extent if p < 0 else p, 0), extent) for p in parts] + [extent]

@@ -239,7 +239,12 @@ def _attend(scores: Tensor) -> Tensor:
 
 
 def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:
+    if query.ndim < 3 or x.ndim < 3:
+        raise ShapeError(
+            "heads are the axis before the last two", found=f"{list(query.shape)}, {list(x.shape)}",
+            wanted="(..., heads, positions, width)",
+        )
     heads, own = query.shape[-3], x.shape[-3]
-    if heads % own:
+    if not own or heads % own:
         raise ShapeError("the query's heads divide by those of the key", found=f"{heads} and {own}")
     return x.repeat_interleave(heads // own, -3) if heads != own else x

@@ -14,7 +14,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
-from baregrad.tensor.axes import one_axis, plain
+from baregrad.tensor.axes import one_axis, own_axis, plain
 from baregrad.tensor.indexing import count_from_zero
 from baregrad.tensor.operands import Operand, accumulator, as_node, is_tensor, lift, result
 from baregrad.tensor.reductions import check_integer
@@ -57,6 +57,11 @@ def take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Tensor:
     if dim is None:
         return gather(x.ravel(), 0, index.ravel())
     axis = one_axis(dim, x.ndim)
+    if index.ndim != x.ndim:
+        raise ShapeError(
+            "the indices have as many axes as what they are of", found=f"{index.ndim} axes",
+            wanted=f"{x.ndim}",
+        )
     shape = nodes.broadcast_shapes(
         *((*s[:axis], 1, *s[axis + 1 :]) for s in (x.shape, index.shape))
     )
@@ -160,7 +165,7 @@ def _along(x: Tensor, dim: int, index: Tensor) -> tuple[Node, ...]:
     check_integer(index, "indices")
     if index.ndim > 1:
         raise ShapeError("the indices are a vector", found=f"{index.ndim} axes")
-    axis = one_axis(dim, x.ndim)
+    axis = own_axis(dim, x.ndim)
     line = index.reshape(-1)
     shape = (*x.shape[:axis], line.shape[0], *x.shape[axis + 1 :])
     chosen = count_from_zero(line, x.shape[axis], axis).node

@@ -250,6 +250,8 @@ def avg_pool3d(
 
 def _sizes(x: Tensor, output_size: int | Sequence[int | None] | None, count: int) -> list[int]:
     output_size = plain(output_size)
+    if isinstance(output_size, Node):
+        raise ShapeError("pooling is to a size that is known now", found=repr(output_size))
     given = (
         [output_size] * count
         if output_size is None or isinstance(output_size, int)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from baregrad.base.errors import BaregradError, DTypeError, UnsupportedDType
+from baregrad.base.errors import BaregradError, CompilerBug, DTypeError, UnsupportedDType
 from baregrad.dtypes import ALL, DType, dtypes
 from baregrad.io import safe_load, safe_save
 from baregrad.tensor import Tensor
@@ -221,3 +224,32 @@ def test_only_what_computes_promotes() -> None:
     for dtype in STORED:
         with pytest.raises(BaregradError, match="cast one of them"):
             made(dtype) + Tensor([1.0, 2.0, 3.0])
+
+
+GIVEN: tuple[tuple[Any, ...], ...] = ((), (1,), (0,), ("x",), (0, "i", "x"), (0, "i"), (2.0,))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 3), (1, 1, 4, 4)], ids=str)
+@pytest.mark.parametrize("dtype", STORED, ids=str)
+def test_every_method_gives_a_value_or_says_why_not(dtype: DType, shape: tuple[int, ...]) -> None:
+    """Nothing that is asked of what is stored only ends in a mistake of our own."""
+    names = [name for name, member in vars(Tensor).items() if isinstance(member, FunctionType)]
+    names = [name for name in names if not name.startswith("_")]
+    assert len(names) > 300
+    for name in names:
+        for given in GIVEN:
+            x = Tensor(np.ones(shape)).cast(dtype)
+            stand = {"x": x, "i": Tensor(np.zeros(shape, np.int64))}
+            arguments = [stand.get(one, one) if isinstance(one, str) else one for one in given]
+            function = getattr(x, name)
+            try:
+                inspect.signature(function).bind(*arguments)
+            except TypeError:
+                continue
+            try:
+                found = function(*arguments)
+                for part in found if isinstance(found, tuple | list) else [found]:
+                    if isinstance(part, Tensor):
+                        part.tolist()
+            except BaregradError as error:
+                assert not isinstance(error, CompilerBug), (name, given)
