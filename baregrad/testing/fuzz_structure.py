@@ -260,7 +260,7 @@ def gather(maker: Maker) -> bool:
     elif kind == 1 and places.shape == x.shape:
         text = f"{a}.gather({axis}, {safe}.long())"
     elif kind == 2 and places.dtype.kind == "int":
-        text = f"{a}[{', '.join([':'] * axis + [f'{i} % {2 * extent} - {extent}'])}]"
+        text = f"{a}[{', '.join([':'] * axis + [f'{i} % (2 * {shown}) - {shown}'])}]"
         if places.dtype.itemsize == 1:
             text = text.replace(i, f"{i}.int()")
     else:

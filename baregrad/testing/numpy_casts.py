@@ -33,6 +33,8 @@ def converted(array: Array, old: DType, dtype: DType) -> Array:
         # One rounding alone: a wide integer has more bits than float64.
         name = dtype.name if dtype.name in ("float32", "float64") else "float64"
         return array.astype(name).astype(np.float64)
+    if dtype.kind == "float" and dtype.bits < old.bits:
+        return rounded(array, dtype)
     return stored(array, dtype)
 
 
