@@ -56,9 +56,10 @@ class Storage:
     and highest of integers that came from the host, so that indices are checked without a read.
     `previous` is where the value lay before it was changed, whose memory the new one may take.
     `since` counts up from value to value: it orders storages by when each got its present one.
+    `settled`: its extents were symbolic before it was computed, and those of views of it are.
     """
 
-    __slots__ = ("__weakref__", "device", "grad", "known", "node", "previous", "since")
+    __slots__ = ("__weakref__", "device", "grad", "known", "node", "previous", "settled", "since")
 
     def __init__(self, node: Node, device: str, grad: bool = False) -> None:
         self.node = node
@@ -66,6 +67,7 @@ class Storage:
         self.grad = grad
         self.known: tuple[int, int] | None = None
         self.previous: BufferRef | None = None
+        self.settled = False
         self.since = next(_clock)
         _enter(weakref.ref(self, _leave))
 
@@ -81,6 +83,7 @@ class Storage:
         self.node = node
         self.grad = grad
         self.known = None
+        self.settled = False
         self.since = next(_clock)
         for observer in session().writes:
             observer(self, old)
@@ -138,10 +141,14 @@ class Array:
         if cached is not None and cached[0] is base:
             return cached[1]
         value = base
-        for step in self._steps:
+        for step in self._present_steps():
             value = views.show(value, step)
         self._cached = (base, value)
         return value
+
+    def _present_steps(self) -> tuple[Step, ...]:
+        """The steps over what the storage holds now, whose extents are numbers once computed."""
+        return views.bound(self._steps) if self._storage.settled else self._steps
 
     @property
     def node(self) -> Node:
@@ -190,7 +197,7 @@ class Array:
             value = self._storage.node
             strides: views.Strides = views.row_major(value.shape)
             offset: Any = 0
-            for step in self._steps:
+            for step in self._present_steps():
                 strides, offset = views.after(step, value.shape, strides, offset)
                 value = views.show(value, step)
             self._layout = (strides, offset)
@@ -220,7 +227,7 @@ class Array:
             return
         storage = self._storage
         partial = any(op is Ops.SHRINK for op, _ in self._steps)
-        written = views.write(storage.node, self._steps, value)
+        written = views.write(storage.node, self._present_steps(), value)
         storage.put(written, grad or (partial and storage.grad))
         if marks and marks[-1] is not None:
             # A parameter: left lazy, its graph would grow by one update a step.
@@ -365,6 +372,9 @@ def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, Non
         for storage in found:
             storage.previous = None
             if not storage.grad or storage in spent:
+                storage.settled = storage.settled or not all(
+                    extent.__class__ is int for extent in storage.node.shape
+                )
                 storage.node = buffer_node(refs[storage.node], storage.node.dtype)
 
 

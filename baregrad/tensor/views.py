@@ -17,6 +17,7 @@ from baregrad.ir import index
 from baregrad.ir.attrs import Slice
 from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
+from baregrad.ir.requirements import value_of
 from baregrad.ir.shape import is_one
 from baregrad.tensor import nodes
 
@@ -187,6 +188,23 @@ def _overwrite(before: Node, slices: tuple[Slice, ...], value: Node) -> Node:
 def is_symbolic(steps: tuple[Step, ...]) -> bool:
     """Whether steps cut or shape by extents that are variables."""
     return any(_holds_node(arg) for op, arg in steps if op is not Ops.DETACH)
+
+
+def bound(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Steps with the values of their variables put in, as far as these are bound."""
+    if not is_symbolic(steps):
+        return steps
+    return tuple((op, arg if op is Ops.DETACH else _bound_arg(arg)) for op, arg in steps)
+
+
+def _bound_arg(arg: Any) -> Any:
+    if isinstance(arg, Node):
+        value = value_of(arg)
+        return arg if value is None else value
+    if not isinstance(arg, tuple):
+        return arg
+    found = [_bound_arg(one) for one in arg]
+    return type(arg)(*found) if hasattr(arg, "_fields") else tuple(found)
 
 
 def _holds_node(arg: Any) -> bool:

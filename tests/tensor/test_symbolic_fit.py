@@ -192,3 +192,18 @@ def test_indices_of_the_host_into_a_symbolic_axis() -> None:
         x[[2]]
     with pytest.raises(IndexOutOfRange):
         x[[0, -3]] = 1
+
+
+def test_views_of_what_was_computed_meanwhile() -> None:
+    n = bind(variable("m", 1, 4), 3)
+    base = Tensor.ones(2, n) * 2
+    turned = base.flip(1)
+    tall = turned.unsqueeze(0).expand(n, -1, -1)
+    base.realize()
+    assert tall.tolist() == np.full((3, 2, 3), 2).tolist()
+    turned[0] = 5
+    assert tall.tolist() == [[[5] * 3, [2] * 3]] * 3
+    wide = table().expand(bind(variable("k", 1, 9), 4), 3, 4)
+    wider = wide.unsqueeze(0).expand(n, -1, -1, -1)
+    wider.realize()
+    assert wider.numpy().shape == (3, 4, 3, 4)
