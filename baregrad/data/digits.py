@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from baregrad.base.errors import FileFormatError, MissingDependency
+from baregrad.base.errors import FileFormatError, MissingDependency, ShapeError
 from baregrad.data.shuffle import splitmix64
 from baregrad.tensor.arguments import explained
 
@@ -76,6 +76,8 @@ def held_out_mask(labels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 
     (N,) int64 to (N,) bool.
     """
+    if labels.ndim != 1:
+        raise ShapeError("labels are a vector", found=list(labels.shape))
     hashes = splitmix64(np.arange(len(labels), dtype=np.uint64))
     mask = np.zeros(len(labels), np.bool_)
     for label in np.unique(labels):

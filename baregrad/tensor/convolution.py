@@ -25,7 +25,7 @@ PerAxis = int | Sequence[int]
 def per_axis(value: PerAxis, count: int, what: str) -> tuple[int, ...]:
     """One number for each spatial axis. Raises ShapeError for a wrong count."""
     value = plain(value)
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return _in_range((value,) * count, what)
     if not isinstance(value, Sequence):
         raise ShapeError(
@@ -33,7 +33,7 @@ def per_axis(value: PerAxis, count: int, what: str) -> tuple[int, ...]:
             wanted="an int, or one for each axis",
         )
     found = tuple(map(plain, value))
-    if not all(isinstance(one, int) for one in found):
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in found):
         raise ShapeError(f"{what} is of integers", found=f"{list(found)!r:.60}")
     if len(found) == 1:
         found *= count

@@ -328,8 +328,10 @@ def quantile(x: Tensor, q: float, dim: int | None = None, keepdim: bool = False)
     """Return the q-th quantile along an axis (or of all), linear between neighbours."""
     if not 0 <= q <= 1:
         raise ArgumentError(f"a quantile is from 0 to 1, not {q}")
-    y = x.ravel() if dim is None else x
     axis = 0 if dim is None else one_axis(dim, x.ndim)
+    if not x.ndim:
+        dim = None
+    y = x.ravel() if dim is None else x
     place = q * (y.shape[axis] - 1)
     low = int(place)
     below = kthvalue(y, low + 1, axis, True).values

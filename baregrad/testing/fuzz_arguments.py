@@ -65,7 +65,7 @@ class _TooLong(BaseException):
     """A call that takes longer than calls may."""
 
 
-def problem_of(call: str, device: str) -> str | None:
+def problem_of(call: str, device: str, longest_s: float = _LONGEST_S) -> str | None:
     """Run a call; return what is wrong with how it fails, None where nothing is."""
     try:
         with options.override(device=device), warnings.catch_warnings():
@@ -74,7 +74,7 @@ def problem_of(call: str, device: str) -> str | None:
             Tensor.set_grad_enabled(True)
             _read(eval(compile(call, "<call>", "eval"), names()))  # noqa: S307
     except _TooLong:
-        return f"takes longer than {_LONGEST_S} s"
+        return f"takes longer than {longest_s} s"
     except CompilerBug as error:
         return f"CompilerBug: {_line(error)}"
     except (BaregradError, OSError, NotImplementedError):
@@ -136,43 +136,48 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def _in_time() -> Iterator[None]:
-    signal.setitimer(signal.ITIMER_REAL, _LONGEST_S)
+def _in_time(longest_s: float) -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_REAL, longest_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def work(seed: int, start: int, stop: int, progress: int) -> None:
-    """Run calls and print findings; the number of the one that runs is written to `progress`."""
+def work(seed: int, start: int, stop: int, progress: int, longest_s: float) -> None:
+    """Run calls and print findings; `progress` is a file for the number of the one that runs."""
     signal.signal(signal.SIGALRM, _stop)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_NBYTES, _MEMORY_NBYTES))
     for place in range(start, stop):
         os.pwrite(progress, place.to_bytes(8, "little"), 0)
         call = draw(seed, place)
-        faulthandler.dump_traceback_later(_DEAD_AFTER_S, exit=True)
+        faulthandler.dump_traceback_later(longest_s + _DEAD_AFTER_S, exit=True)
         problem = None
         try:
-            with _in_time():
-                problem = problem_of(call, "CPU" if place % _COMPILED == 0 else "REF")
+            with _in_time(longest_s):
+                device = "CPU" if place % _COMPILED == 0 else "REF"
+                problem = problem_of(call, device, longest_s)
         except _TooLong:
-            problem = f"takes longer than {_LONGEST_S} s"
+            problem = f"takes longer than {longest_s} s"
         if problem:
             print(json.dumps([place, call, problem]), flush=True)
     faulthandler.cancel_dump_traceback_later()
 
 
-def fuzz(calls: int, seed: int, start: int = 0) -> list[Finding]:
-    """Run calls in processes of their own; return what was found."""
+def fuzz(calls: int, seed: int, longest_s: float = _LONGEST_S) -> list[Finding]:
+    """Run calls in processes of their own; return what was found.
+
+    longest_s: how long a call may take.
+    """
     found: list[Finding] = []
-    end = start + calls
-    while start < end:
-        stop = min(start + _CHUNK, end)
+    start = 0
+    while start < calls:
+        stop = min(start + _CHUNK, calls)
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as progress:
             handle = progress.fileno()
             os.pwrite(handle, start.to_bytes(8, "little"), 0)
             line = [sys.executable, "-m", "baregrad.testing.fuzz_arguments", "--seed", str(seed),
+                    "--longest", str(longest_s),
                     "--work", str(start), str(stop), str(handle)]  # fmt: skip
             done = subprocess.run(
                 line, cwd=folder, capture_output=True, text=True, check=False, pass_fds=[handle],
@@ -194,17 +199,19 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--call", help="run this one and show what it raises")
+    parser.add_argument("--longest", type=float, default=_LONGEST_S, help="seconds a call may take")
     parser.add_argument("--work", type=int, nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        work(given.seed, *given.work)
+        start, stop, progress = given.work
+        work(given.seed, start, stop, progress, given.longest)
         return 0
     if given.call:
         for device in ("REF", "CPU"):
             with options.override(device=device):
                 print(repr(eval(given.call, names())))  # noqa: S307
         return 0
-    found = fuzz(given.calls, given.seed)
+    found = fuzz(given.calls, given.seed, given.longest)
     print("\n".join(map(str, found)))
     print(f"{len(found)} findings in {given.calls} calls of seed {given.seed}")
     return 1 if found else 0

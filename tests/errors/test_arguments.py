@@ -196,6 +196,8 @@ BEYOND = (
     one("Tensor.zeros(1, 2, 4, 4).im2col(1, padding=((1, 1), (2, 2)))", ShapeError, "of integers",
         "(1, 1)"),
     one("Tensor.zeros(1, 1, 4, 4).avg_pool2d((0, 1))", ShapeError, "kernel_size", "1 or more"),
+    one("Tensor.zeros(1, 2, 4, 4).conv2d(Tensor.zeros(2, 2, 1, 1), padding=False)", ShapeError,
+        "padding is of integers", "bool False"),
     one("int(Tensor(float('nan')))", DTypeError, "int64 has no such number", "found nan"),
 )
 EVERY = (

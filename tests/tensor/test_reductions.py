@@ -388,6 +388,11 @@ def test_an_empty_tuple_of_axes(row: Any, none: Any, shape: tuple[int, ...]) -> 
                 tolerance=4e-6)
 
 
+def test_the_quantile_of_one_element() -> None:
+    compare(lambda f, x: x.quantile(0.3, -1), [np.array(2.5)])
+    compare(lambda f, x: x.quantile(0.3), [np.array(2.5)])
+
+
 def test_one_axis_is_not_several() -> None:
     x = Tensor.ones(2, 3)
     for call in (x.softmax, x.log_softmax, x.softmin, x.aminmax, x.argmax, x.max, x.cumsum):
