@@ -35,7 +35,8 @@ _NUMPY = str(Path(np.__file__).parent)
 class Instructions:
     """Counts bytecode instructions of this thread inside `with` blocks, one after the other.
 
-    A search for cycles would run the callbacks of whatever died before: there is none inside.
+    A search for cycles would run the callbacks of whatever died before: there is none inside. Nor
+    is there one before, which takes seconds in a process that holds much.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,6 @@ class Instructions:
 
     def __enter__(self) -> Instructions:
         self._collects = gc.isenabled()
-        gc.collect()
         gc.disable()
         self._watch(True)
         return self
@@ -203,6 +203,7 @@ def compilation() -> dict[str, int]:
         stages = compiler.stages
         per_kernel: list[int] = []
         whole = Instructions()
+        gc.collect()
 
         def counted(kernel: Any) -> Any:
             begin = whole.count
