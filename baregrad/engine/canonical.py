@@ -74,7 +74,8 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
                 continue
             ref = realised(child) if child.mask & _COMPUTED else None
             if ref is not None:
-                done[child] = param(child.arg if child.op is Ops.BUFFER else ref, child)
+                read = param(child.arg if child.op is Ops.BUFFER else ref, child)
+                done[child] = lifted.shaped(read, child) if child.mask & _VAR else read
                 continue
             path.append((node, sources))
             node, sources = child, iter(child.src)
@@ -129,6 +130,15 @@ class _Lifted:
             self.slots[ref] = found
             self.inputs.append(ref)
         return found
+
+    def shaped(self, found: Node, node: Node) -> Node:
+        """An array that was computed with known extents, with the symbolic ones of `node`."""
+        shape = tuple(_unbind_dim(extent, self.variables, self.done) for extent in node.shape)
+        if shape == found.shape:
+            return found
+        made = make_node(Ops.RESHAPE, found.dtype, (found,), shape)
+        self.requirements.update(dict.fromkeys(requirements(made)))
+        return made
 
 
 def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Node:

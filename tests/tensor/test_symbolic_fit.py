@@ -207,3 +207,17 @@ def test_views_of_what_was_computed_meanwhile() -> None:
     wider = wide.unsqueeze(0).expand(n, -1, -1, -1)
     wider.realize()
     assert wider.numpy().shape == (3, 4, 3, 4)
+
+
+def test_what_hangs_on_what_was_computed_with_a_gradient() -> None:
+    for count in (3, 2, 1):
+        n = bind(N, count)
+        x = line(4).requires_grad_()
+        repeated = x.repeat(n)
+        row, wide = repeated[None], repeated.expand(n * 2, *repeated.shape)
+        row.realize(wide, x)
+        assert row.numpy().shape == (1, 4 * count)
+        assert wide.tolist() == np.tile(np.arange(4.0), (2 * count, count)).tolist()
+        wide.sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [2 * count * count] * 4
