@@ -12,7 +12,7 @@ from baregrad.testing import fuzz_elementwise as elementwise
 from baregrad.testing import fuzz_structure as structure
 from baregrad.testing.fuzz_kinds import axes, draws, foreign, images, resets, scans, symbolic
 from baregrad.testing.fuzz_program import Maker, Program
-from baregrad.testing.fuzz_values import Data, Known, draw_shape
+from baregrad.testing.fuzz_values import Data, Known, added, draw_shape, multiplied, summed
 
 Rows = Sequence[tuple[Callable[[Maker], bool], int]]
 MIXED: Rows = (
@@ -175,6 +175,16 @@ def _results(maker: Maker) -> tuple[list[str], list[str]]:
     return [*others, *last], []
 
 
+def _total(maker: Maker, names: list[str], dtype: DType) -> Known:
+    """What is known of the sum of x * x / 8 + x over all elements of some values."""
+    eighth, found = Known(0.125, 0.0, 0.125), Known(0.0, 0.0, 1.0)
+    for name in names:
+        known = maker.known[name]
+        each = added(multiplied(multiplied(known, known), eighth), known)
+        found = added(found, summed(each, int(maker.values[name].numel()), dtype))
+    return found
+
+
 def _differentiate(maker: Maker, leaves: list[str], results: list[str], loose: list[str]) -> None:
     """Add first and sometimes second gradients of a weighted sum of the results."""
     floats = [r for r in results if maker.values[r].requires_grad and maker.values[r].numel()]
@@ -183,7 +193,7 @@ def _differentiate(maker: Maker, leaves: list[str], results: list[str], loose: l
     asked = ", ".join(leaves)
     terms = " + ".join(f"({name} * {name} * 0.125 + {name}).sum()" for name in floats)
     known = maker.known[floats[0]]
-    if not maker.run("total = " + terms, lambda dtype: known, loose=True):
+    if not maker.run("total = " + terms, lambda dtype: _total(maker, floats, dtype), loose=True):
         return
     for position, leaf in enumerate(leaves):
         name = f"g{position}"

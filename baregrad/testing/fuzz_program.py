@@ -36,6 +36,8 @@ _FOREIGN = (*FOREIGN_NUMBERS, *_ROWS)
 # What statements may name beside the program's values.
 NAMES = ("Tensor", "slice", "np", *_FOREIGN)
 _DRAWING = re.compile(r"\.(rand|dropout|uniform_)")
+# What is a view of some tensors and a copy of others.
+_RESHAPING = re.compile(r"\.(reshape|flatten|unflatten|view|ravel)\(")
 # Functions whose slope jumps, or that choose an element: at a jump the smallest error decides.
 _JUMPING = re.compile(r"\.(abs|relu|maximum|minimum|clamp|amax|amin|cummax|sort)\(")
 
@@ -182,6 +184,11 @@ class Program:
         return replace(self, statements=tuple(kept), results=results)
 
 
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    strides, offset = tensor._strides()
+    return (*strides, offset)
+
+
 def restore(before: list[tuple[Any, Any, Any]]) -> None:
     """Put storages back to what they held."""
     for storage, node, grad in before:
@@ -195,6 +202,8 @@ class Maker:
     only: the one floating dtype of a program with gradients, whose rounding is bounded roughly.
     symbolic: the same tensors where sizes are bound variables; empty in a program without sizes.
     broken: statements that raise what is no error of ours.
+    reshaped: storages that are not written any more. Where sizes are symbolic, whether a reshape is
+    a view does not hang on their values; where they are plain it does, and a write would tell.
     """
 
     rng: random.Random
@@ -211,6 +220,7 @@ class Maker:
     count: int = 0
     sizes: dict[str, Size] = field(default_factory=dict)
     symbolic: dict[str, Any] = field(default_factory=dict)
+    reshaped: set[Any] = field(default_factory=set)
 
     def size(self, lowest: int, largest: int) -> str:
         """Add a size to the program, before its arguments; return its name."""
@@ -274,6 +284,9 @@ class Maker:
         made: Tensor = spaces[0][name]
         if made.numel() > 3000 or made.ndim > 5:
             return False
+        forked = self._forked(statement, spaces)
+        if forked and self._holds_written_state(forked):
+            return False
         if self.only is not None and made.dtype.kind == "float" and made.dtype is not self.only:
             return False
         assert give is not None
@@ -286,6 +299,7 @@ class Maker:
         self.known[name] = known or Known(1e3, 1.0)
         self.recent.append(name)
         self.statements.append(statement)
+        self.reshaped.update(forked)
         self._spread(made, self.known[name])
         return True
 
@@ -318,6 +332,38 @@ class Maker:
                 return None
         return spaces
 
+    def _forked(self, statement: Statement, spaces: list[dict[str, Any]]) -> set[Any]:
+        """The storages that a reshape of or to symbolic extents reads and makes."""
+        if not self.sizes or not _RESHAPING.search(statement.text):
+            return set()
+        names = [n for n in (*statement.defines, *statement.reads) if n not in self.sizes]
+        extents = [e for n in names for e in (*spaces[1][n].shape, *_layout(spaces[1][n]))]
+        if all(isinstance(extent, int) for extent in extents):
+            return set()
+        return {space[name]._storage for space in spaces for name in names}
+
+    def _holds_written_state(self, storages: set[Any]) -> bool:
+        """Whether state is among storages that has to be clamped in the end."""
+        return any(
+            row.dtype.kind == "float" and name in self.written
+            and self.values[name]._storage in storages
+            for name, row in self.state.items()
+        )  # fmt: skip
+
+    def _is_fixed(self, text: str, target: str) -> bool:
+        """Whether `target` must not be changed by a statement.
+
+        It was reshaped, or is state that would then require gradients, which views of it may not.
+        """
+        tensor = self.values[target]
+        both = (tensor, self.symbolic.get(target, tensor))
+        if any(each._storage in self.reshaped for each in both):
+            return True
+        reads = [self.values[n] for n in Statement.parse(text).reads if n in self.values]
+        return any(value.requires_grad for value in reads) and any(
+            self.values[name]._storage is tensor._storage for name in self.state
+        )
+
     def _is_uncertain(self, statement: Statement) -> bool:
         """Whether its gradients hang on rounding: values with an error may be at a jump."""
         if self.only is None or not _JUMPING.search(statement.text):
@@ -330,7 +376,7 @@ class Maker:
         if incoming.error and any(self.values[s]._storage is tensor._storage for s in self.state):
             return False  # errors would grow from call to call
         known = settle(either(self.known[target], incoming), tensor.dtype)
-        if known is None:
+        if known is None or self._is_fixed(text, target):
             return False
         if self.tried(text) is None:
             return False

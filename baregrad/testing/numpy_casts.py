@@ -32,7 +32,8 @@ def converted(array: Array, old: DType, dtype: DType) -> Array:
     if old.kind != "float" and dtype.kind == "float":
         # One rounding alone: a wide integer has more bits than float64.
         name = dtype.name if dtype.name in ("float32", "float64") else "float64"
-        return array.astype(name).astype(np.float64)
+        found = array.astype(name).astype(np.float64)
+        return rounded(found, dtype) if dtype.bits < 32 else found
     if dtype.kind == "float" and dtype.bits < old.bits:
         return rounded(array, dtype)
     return stored(array, dtype)
