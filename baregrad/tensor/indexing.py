@@ -2,7 +2,7 @@
 
 Integers, slices, `None` and `...` give views. Integer tensors, arrays and lists give copies, their
 shapes broadcast together; a bool mask stands for the positions where it holds, which are counted
-when it is used, so its values are computed then.
+when it is used, so its values are computed then. Those of an array or a list are known as it is.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _entries(x: Tensor, key: Any) -> list[Any]:
             "too many indices", found=f"{width}", wanted=f"at most {x.ndim} for {list(x.shape)}"
         )
     fill = [slice(None)] * (x.ndim - width)
-    if Ellipsis not in [e for e in converted if not is_tensor(e)]:
+    if Ellipsis not in [e for e in converted if not _is_array(e)]:
         return [*converted, *fill]
     at = next(i for i, entry in enumerate(converted) if entry is Ellipsis)
     return [*converted[:at], *fill, *converted[at + 1 :]]
@@ -74,7 +74,7 @@ def _as_entry(x: Tensor, entry: Any) -> Any:
             array = array.astype(np.int64)
         if array.dtype.kind not in "iub":
             raise DTypeError("an index array holds integers or bools", found=str(array.dtype))
-        return type(x)(array, device=x.device)
+        return array if array.dtype.kind == "b" else type(x)(array, device=x.device)
     raise DTypeError(
         "not an index",
         found=f"{type(entry).__name__} {entry!r:.40}",
@@ -93,13 +93,21 @@ def _as_array(entry: Any) -> np.ndarray[Any, Any]:
         ) from error
 
 
+def _is_array(entry: Any) -> bool:
+    """Whether an entry is an index tensor or a mask."""
+    return isinstance(entry, np.ndarray) or is_tensor(entry)
+
+
+def _is_mask(entry: Any) -> bool:
+    """Whether an entry is a mask: a tensor, or what the host knows."""
+    return isinstance(entry, np.ndarray) or (is_tensor(entry) and entry.dtype is dtypes.bool)
+
+
 def _width(entry: Any) -> int:
     """How many axes of the tensor an entry takes."""
     if entry is None or entry is Ellipsis:
         return 0
-    if is_tensor(entry) and entry.dtype is dtypes.bool:
-        return entry.ndim
-    return 1
+    return entry.ndim if _is_mask(entry) else 1
 
 
 def _plan(x: Tensor, key: Any) -> _Plan:
@@ -110,8 +118,8 @@ def _plan(x: Tensor, key: Any) -> _Plan:
         if entry is None:
             plan.layout.append(None)
             continue
-        if is_tensor(entry):
-            if entry.dtype is dtypes.bool and not entry.ndim:
+        if _is_array(entry):
+            if _is_mask(entry) and not entry.ndim:
                 # One truth for no axis: a new axis, of extent 1 or 0.
                 plan.advanced[len(plan.layout)] = _none_or_first(x, entry)
                 spans.append(len(plan.layout))
@@ -142,7 +150,7 @@ def _plan(x: Tensor, key: Any) -> _Plan:
 
 def _adjacent(x: Tensor, key: Any) -> bool:
     """Whether all index entries stand side by side; integers count as such beside tensors."""
-    flags = [is_tensor(entry) or isinstance(entry, int | Node) for entry in _entries(x, key)]
+    flags = [_is_array(entry) or isinstance(entry, int | Node) for entry in _entries(x, key)]
     first = flags.index(True)
     last = len(flags) - 1 - flags[::-1].index(True)
     return all(flags[first : last + 1])
@@ -214,16 +222,16 @@ def _integer(entry: Any, extent: Any, axis: int) -> Any:
     return entry % extent
 
 
-def _positions(x: Tensor, entry: Tensor, axis: int) -> list[Tensor]:
+def _positions(x: Tensor, entry: Any, axis: int) -> list[Tensor]:
     """Index tensors, counted from 0, for the axes that an entry takes."""
-    if entry.dtype is dtypes.bool:
+    if _is_mask(entry):
         if entry.shape != x.shape[axis : axis + entry.ndim]:
             raise ShapeError(
                 "a mask has the shape of the axes that it indexes",
                 found=str(list(entry.shape)),
                 wanted=str(list(x.shape[axis : axis + entry.ndim])),
             )
-        found = np.nonzero(entry.numpy())
+        found = np.nonzero(entry if isinstance(entry, np.ndarray) else entry.numpy())
         return [type(x)(places, device=x.device) for places in found]
     if entry.dtype.kind not in ("int", "uint"):
         raise DTypeError(
@@ -234,7 +242,7 @@ def _positions(x: Tensor, entry: Tensor, axis: int) -> list[Tensor]:
     return [count_from_zero(entry, x.shape[axis], axis)]
 
 
-def _none_or_first(x: Tensor, truth: Tensor) -> Tensor:
+def _none_or_first(x: Tensor, truth: Any) -> Tensor:
     return type(x)(np.arange(int(truth.item())), device=x.device)
 
 

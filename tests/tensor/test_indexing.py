@@ -10,6 +10,7 @@ import pytest
 from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
+from baregrad.tensor.jit import jit
 from tests.tensor.oracle import compare
 
 I = np.array([1, -1, 0])
@@ -282,3 +283,27 @@ def test_masks_without_axes(shape: tuple[int, ...], truth: bool) -> None:
             return y
 
         compare(write, [array, mask], [dtypes.float32, dtypes.bool])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        np.array([True, False, True]), [True, False, True], np.eye(3, 4, dtype=bool),
+        np.array(True), (..., [True, False, True, True]), ([True, False, True], [0, 1]),
+        (None, [True, False, True]), (1, [True, False, True, True]), np.zeros(3, bool),
+    ],
+)  # fmt: skip
+def test_masks_of_the_host_in_a_jitted_function(key: Any) -> None:
+    @jit
+    def read_and_write(x: Tensor) -> list[Tensor]:
+        y = x.clone()
+        y[key] = 7
+        return [x[key], y]
+
+    for call in range(4):
+        x = np.arange(12.0).reshape(3, 4) + call
+        read, written = read_and_write(Tensor(x))
+        wanted = x.copy()
+        wanted[key] = 7
+        np.testing.assert_array_equal(read.numpy(), x[key])
+        np.testing.assert_array_equal(written.numpy(), wanted)
