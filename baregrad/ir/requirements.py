@@ -122,6 +122,8 @@ def _window(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
     span = arg.dilation * (arg.taps - 1) + 1
     extent = shape[arg.axis]
     what = f"a window of {span} elements does not fit an axis of extent {extent!r}"
+    if span == 1:
+        what = f"an axis of extent {extent!r} has no element"
     yield Requirement(what, span, extent)
 
 

@@ -110,14 +110,21 @@ def count_nonzero(x: Tensor, dim: Axes = None) -> Tensor:
 # --- extremes -----------------------------------------------------------------------------------
 
 
-def _nonempty(x: Tensor, axes: tuple[int, ...], what: str) -> None:
+def _nonempty(x: Tensor, axes: tuple[int, ...], what: str) -> Tensor:
+    """`x`, which has elements along some axes: known now, or checked where variables are bound."""
     for axis in axes:
-        if x.shape[axis].__class__ is int and x.shape[axis] == 0:
+        extent = x.shape[axis]
+        if extent.__class__ is not int:
+            if index.lower(extent) < 1:
+                # Windows of one element, which an empty axis has not.
+                x = x.unfold(axis, 1, 1).reshape(x.shape)
+        elif extent == 0:
             raise ShapeError(
                 f"{what} of no elements",
                 found=f"shape {list(x.shape)}, axis {axis} is empty",
                 wanted="at least one element",
             )
+    return x
 
 
 def _settled(x: Tensor) -> Node:
@@ -134,14 +141,14 @@ def _settled(x: Tensor) -> Node:
 def amax(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """Return the largest over axes; NaN if one is. The gradient is shared among equals."""
     axes = several_axes(dim, x.ndim)
-    _nonempty(x, axes, "the maximum")
+    x = _nonempty(x, axes, "the maximum")
     return reduce(x, Ops.MAX, _settled(x), axes, keepdim)
 
 
 def amin(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """Return the smallest over axes; NaN if one is. The gradient is shared among equals."""
     axes = several_axes(dim, x.ndim)
-    _nonempty(x, axes, "the minimum")
+    x = _nonempty(x, axes, "the minimum")
     return reduce(x, Ops.MIN, _settled(x), axes, keepdim)
 
 
@@ -155,7 +162,7 @@ def _extreme(op: Op, x: Tensor, axis: int, keepdim: bool) -> Extreme:
     """The extreme along an axis and where it stands first."""
     if x.ndim == 0:
         return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
-    _nonempty(x, (axis,), "the extreme")
+    x = _nonempty(x, (axis,), "the extreme")
     places = nodes.iota_along(x.shape, axis)
     both = nodes.arg_reduce(op, x.node, places, (axis,))
     values, indices = nodes.part(both, 0, x.dtype), nodes.part(both, 1, dtypes.int64)
@@ -303,6 +310,11 @@ def _power_norm(y: Tensor, order: float, dim: Axes, keepdim: bool) -> Tensor:
 # --- softmax ------------------------------------------------------------------------------------
 
 
+def _highest(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The largest over axes, which stay, or -inf of none; no gradient goes there."""
+    return reduce(x, Ops.MAX, _settled(x), axes, True).detach()
+
+
 def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over axes without overflow."""
     dtype = float_dtype(x.dtype)
@@ -310,7 +322,7 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
     axes = several_axes(dim, x.ndim)
     if count_over(x, axes) == 0:
         return sum(y, dim, keepdim).log().cast(dtype)
-    high = amax(y, dim, True).detach()
+    high = _highest(y, axes)
     shift = high.isinf().where(0, high)
     total = sum((y - shift).exp(), dim, True).log() + shift
     if not keepdim and axes:
@@ -325,7 +337,7 @@ def softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     y = x.cast(accumulator(target))
     if x.ndim == 0:
         return (y - y).exp().cast(target)
-    weights = (y - amax(y, dim, True).detach()).exp() if 0 not in x.shape else y
+    weights = (y - _highest(y, (dim,))).exp() if 0 not in x.shape else y
     # One division a row: those of the elements would take longer than their exponentials.
     return (weights * sum(weights, dim, True).reciprocal()).cast(target)
 
@@ -342,7 +354,7 @@ def log_softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     y = x.cast(accumulator(target))
     if x.ndim == 0 or 0 in x.shape:
         return (y - y).cast(target)
-    shifted = y - amax(y, dim, True).detach()
+    shifted = y - _highest(y, (dim,))
     return (shifted - sum(shifted.exp(), dim, True).log()).cast(target)
 
 

@@ -61,7 +61,9 @@ def _extents(arguments: tuple[Extents, ...]) -> tuple[Any, ...]:
 def reshape(x: Tensor, *shape: Extents) -> Tensor:
     """Return the elements, in row-major order, under another shape; -1 stands for what is left.
 
-    A view where NumPy gives one, else a copy. Raises ShapeError when the sizes differ.
+    A view where NumPy gives one, else a copy. With symbolic extents it is a view where it would be
+    one for every value of the variables, and a copy otherwise, whatever value is bound. Raises
+    ShapeError when the sizes differ.
     """
     wanted = _infer(x.shape, _extents(shape))
     if wanted == x.shape:

@@ -15,6 +15,7 @@ from baregrad.tensor import Tensor
 from baregrad.tensor.jit import jit
 
 N = variable("n", 1, 10)
+N0 = variable("n", 0, 3)
 HUGE = variable("n", 1, 1 << 28)
 
 
@@ -36,6 +37,9 @@ MISFITS: dict[str, Callable[[], Tensor]] = {
     "an extent below zero": lambda: Tensor.zeros(bind(N, 3) - 5),
     "a broadcast below zero": lambda: line(1).expand(bind(N, 3) - 5),
     "a narrow past the axis": lambda: line(4).narrow(0, bind(N, 3), 3),
+    "the largest of nothing": lambda: line(4)[: bind(N0, 0)].amax(),
+    "the smallest of nothing": lambda: table()[: bind(N0, 0)].amin((0, 1)),
+    "the place of nothing": lambda: table()[: bind(N0, 0)].argmax(0),
     "a window past a symbolic axis": lambda: line(10)[: bind(N, 3)].unfold(0, 5, 1),
 }
 
@@ -221,3 +225,33 @@ def test_what_hangs_on_what_was_computed_with_a_gradient() -> None:
         wide.sum().backward()
         assert x.grad is not None
         assert x.grad.tolist() == [2 * count * count] * 4
+
+
+def test_extremes_of_an_axis_that_may_be_empty() -> None:
+    @jit
+    def extremes(x: Tensor, n: Node) -> list[Tensor]:
+        part = x[:n]
+        return [part.amax(0), part.argmin(1), part.softmax(0), part.logsumexp(0)]
+
+    x = np.arange(12.0).reshape(3, 4)
+    for count in (2, 3, 1, 2):
+        high, place, share, _ = extremes(table(), bind(N0, count))
+        assert high.tolist() == x[:count].max(0).tolist()
+        assert place.tolist() == [0] * count
+        assert np.allclose(share.sum(0).numpy(), 1)
+    with pytest.raises(ShapeError, match="has no element"):
+        extremes(table(), bind(N0, 0))
+    # A softmax of nothing is empty, and a sum of no exponentials has the logarithm -inf.
+    assert table()[: bind(N0, 0)].softmax(0).numpy().shape == (0, 4)
+    assert table()[: bind(N0, 0)].logsumexp(0).tolist() == [-np.inf] * 4
+
+
+def test_a_reshape_is_the_same_view_or_copy_for_every_value() -> None:
+    for count in (1, 2):
+        x = table()
+        merged = x[:, : bind(N0, count)].reshape(3 * bind(N0, count))
+        split = x[: bind(N0, count)].reshape(bind(N0, count), 2, 2)
+        before = x.numpy().copy()
+        x += 1
+        assert merged.tolist() == before[:, :count].reshape(-1).tolist()
+        assert split.tolist() == (before + 1)[:count].reshape(-1, 2, 2).tolist()
