@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.base.errors import DTypeError, OutOfMemory, ShapeError
 from baregrad.tensor.arguments import explained
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -41,6 +41,8 @@ def permutation(count: int, *, seed: int, epoch: int = 0) -> npt.NDArray[np.int6
     """
     if count < 0:
         raise ShapeError("a permutation's length", found=count, wanted="0 or more")
+    if count >> 48:
+        raise OutOfMemory("no room for a permutation", found=f"{count} numbers")
     # The epoch is hashed first, so that neighbouring seeds and epochs share no sequence.
     key = splitmix64(np.array([epoch & _MASK], np.uint64), seed)[0]
     keys = splitmix64(np.arange(count, dtype=np.uint64), int(key))

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, Self, overload
 
+import numpy as np
+
 from baregrad.base.errors import (
     ArgumentError,
     BaregradError,
@@ -330,6 +332,8 @@ class ModuleList(Module):
     """A list of modules, named by their positions."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
+        if isinstance(modules, np.ndarray | Tensor):
+            raise DTypeError("a list of modules holds modules", found=type(modules).__name__)
         for module in modules:
             self.append(module)
 

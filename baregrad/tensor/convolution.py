@@ -243,6 +243,11 @@ def transposed(
     steps, spread = per_axis(stride, count, "stride"), per_axis(dilation, count, "dilation")
     edges = per_axis(padding, count, "padding")
     extra = per_axis(output_padding, count, "output_padding")
+    if min(steps) < 1 or min(spread) < 1:
+        raise ShapeError(
+            "the stride and the dilation of a convolution are positive",
+            found=f"stride {list(steps)}, dilation {list(spread)}", wanted="1 or more",
+        )
     taps = weight.shape[2:]
     dtype = common_dtype((x, weight))
     inputs, outputs = weight.shape[0] // groups, weight.shape[1]

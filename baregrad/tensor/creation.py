@@ -269,7 +269,8 @@ def new_full(
     x: Tensor, size: Extents, fill_value: bool | int | float, *, dtype: object = None
 ) -> Tensor:
     """Return a tensor of one value, of the device and (unless given) the dtype of `x`."""
-    made: Tensor = full(type(x), size, fill_value, dtype=dtype or x.dtype, device=x.device)
+    found = x.dtype if dtype is None else dtype
+    made: Tensor = full(type(x), size, fill_value, dtype=found, device=x.device)
     return made
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.dtypes import dtypes
+from baregrad.tensor.axes import plain
 from baregrad.tensor.core import check_float
 from baregrad.tensor.operands import accumulator
 from baregrad.tensor.random import dropout
@@ -24,7 +25,8 @@ def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def _trailing(x: Tensor, normalized_shape: int | Sequence[int], what: str) -> tuple[int, ...]:
-    wanted = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    given = plain(normalized_shape)
+    wanted = (given,) if isinstance(given, int) else tuple(given)
     if not wanted or x.shape[x.ndim - len(wanted) :] != wanted:
         raise ShapeError(
             f"{what} is over the last axes",

@@ -15,7 +15,7 @@ from baregrad.ir.node import Node, const
 from baregrad.ir.op import Op, Ops
 from baregrad.tensor import nodes
 from baregrad.tensor.axes import one_axis, own_axis, plain
-from baregrad.tensor.indexing import count_from_zero
+from baregrad.tensor.indexing import check_class_ids, count_from_zero
 from baregrad.tensor.operands import Operand, accumulator, as_node, is_tensor, lift, result
 from baregrad.tensor.reductions import check_integer
 
@@ -267,7 +267,12 @@ def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     num_classes = plain(num_classes)
     if num_classes == -1:
         num_classes = int(x.amax().item()) + 1
-    count_from_zero(x, num_classes, 0)
+        least = int(x.amin().item())
+        if least < 0:
+            raise IndexOutOfRange("a class id is out of range", found=least, wanted="0 or more")
+    if num_classes < 1:
+        raise ArgumentError("there is a class at least", found=f"num_classes {num_classes}")
+    check_class_ids(x, num_classes, -1 << 64)
     shape = (*x.shape, num_classes)
     wide = nodes.cast(x.node, dtypes.int64)
     same = nodes.alu(Ops.CMPEQ, nodes.unsqueeze(wide, x.ndim), nodes.iota_along(shape, x.ndim))

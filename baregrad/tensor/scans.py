@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, array_dtype, dtypes
@@ -111,7 +111,9 @@ def diff(x: Tensor, n: int = 1, dim: int = -1) -> Tensor:
             "differences are of neighbours along an axis", found=f"n = {n} of {x.ndim} axes",
             wanted="n from 0 on, and an axis",
         )
-    for _ in range(n):
+    # Of fewer there are no more than none.
+    extent: Any = x.shape[axis]
+    for _ in range(n if isinstance(extent, Node) else min(n, extent)):
         count = max(x.shape[axis] - 1, 0)
         before, after = x.narrow(axis, 0, count), x.narrow(axis, x.shape[axis] - count, count)
         x = after ^ before if x.dtype is dtypes.bool else after - before

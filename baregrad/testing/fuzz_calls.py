@@ -60,7 +60,7 @@ _HOSTILE = (
     "np.nan", "np.newaxis", "dtypes", "dtypes.float32", "dtypes.int4", "dtypes.float8_e4m3fn",
     "dtypes.token", "dtypes.index",
     "float", "bool", "complex", "size(2)", "size(3)", "size(1)", "Path('none')", "Path('.')",
-    "Exception()", "Exception", "__import__('decimal').Decimal('1.5')", "memoryview(b'abcd')",
+    "Exception()", "Exception", "__import__('decimal').Decimal('1.5')", "memoryview(b'\\1\\2')",
     "__import__('fractions').Fraction(1, 3)", "__import__('array').array('i', [1, 2])",
 )  # fmt: skip
 _SOUND: MappingProxyType[str, tuple[str, ...]] = MappingProxyType({

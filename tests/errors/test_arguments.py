@@ -198,6 +198,11 @@ BEYOND = (
     one("Tensor.zeros(1, 1, 4, 4).avg_pool2d((0, 1))", ShapeError, "kernel_size", "1 or more"),
     one("Tensor.zeros(1, 2, 4, 4).conv2d(Tensor.zeros(2, 2, 1, 1), padding=False)", ShapeError,
         "padding is of integers", "bool False"),
+    one("Tensor([0]).one_hot(0)", ArgumentError, "a class at least", "num_classes 0"),
+    one("Tensor([-1, 2]).one_hot()", IndexOutOfRange, "a class id", "found -1", "0 or more"),
+    one("Tensor([-1, 2]).one_hot(4)", IndexOutOfRange, "a class id", "found -1", "0 to 3"),
+    one("Tensor.zeros(1, 2, 4).conv_transpose1d(Tensor.zeros(2, 2, 3), stride=0)", ShapeError,
+        "positive", "stride [0]", "1 or more"),
     one("int(Tensor(float('nan')))", DTypeError, "int64 has no such number", "found nan"),
 )
 EVERY = (

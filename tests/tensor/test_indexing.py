@@ -246,7 +246,7 @@ def test_one_hot_and_bincount() -> None:
         (lambda x: x.gather(1, Tensor([[7]])), IndexOutOfRange, "index 7"),
         (lambda x: x.index_select(0, Tensor([[0]])), ShapeError, "vector"),
         (lambda x: x.scatter(0, Tensor([[0]]), Tensor([[1]])), DTypeError, "cast"),
-        (lambda x: Tensor([1, 2]).one_hot(2), IndexOutOfRange, "index 2"),
+        (lambda x: Tensor([1, 2]).one_hot(2), IndexOutOfRange, "class id .* found 2"),
         (lambda x: x.__setitem__(0, Tensor.ones(3)), ShapeError, "does not broadcast"),
         (lambda x: Tensor([1]).__setitem__(0, 1.5), DTypeError, "higher category"),
     ),

@@ -388,6 +388,12 @@ def test_an_empty_tuple_of_axes(row: Any, none: Any, shape: tuple[int, ...]) -> 
                 tolerance=4e-6)
 
 
+def test_more_differences_than_there_are_neighbours() -> None:
+    for n in (3, 9):
+        compare(lambda f, x, n=n: f.diff(x, n), [np.array([1.0, 4, 9])])
+    assert Tensor([1, 2]).diff(1 << 64).shape == (0,)
+
+
 def test_the_quantile_of_one_element() -> None:
     compare(lambda f, x: x.quantile(0.3, -1), [np.array(2.5)])
     compare(lambda f, x: x.quantile(0.3), [np.array(2.5)])
