@@ -134,8 +134,6 @@ def reduce(maker: Maker) -> bool:
     if kind == "sum":
         return maker.run(f"{fresh} = {name}.sum({where})", lambda d: summed(known, count, d))
     if kind in ("amax", "amin"):
-        if any(maker.may_be_empty(name, axis) for axis in range(x.ndim)):
-            return False
         return bool(count) and maker.run(f"{fresh} = {name}.{kind}({where})", lambda d: known)
     if kind in ("any", "all"):
         if not is_certain(x, known):
