@@ -322,7 +322,11 @@ class Twin:
         return self._moved(self.array[_key(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.array[_key(key)] = self._own(value)
+        found = _key(key)
+        if all(isinstance(entry, int) for entry in found):
+            # Of one element an array, which takes another with axes of extent 1.
+            found = (*found, ...)
+        self.array[found] = self._own(value)
 
     def _own(self, value: Any) -> Array:
         """A value in this dtype."""
