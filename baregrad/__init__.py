@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from baregrad.io import load_torch as load_torch
     from baregrad.io import safe_load as safe_load
     from baregrad.io import safe_save as safe_save
-    from baregrad.ir.index import variable as variable
+    from baregrad.ir.core.index import variable as variable
     from baregrad.tensor import Tensor as Tensor
-    from baregrad.tensor.grad_mode import enable_grad as enable_grad
-    from baregrad.tensor.grad_mode import no_grad as no_grad
-    from baregrad.tensor.jit import TinyJit as TinyJit
-    from baregrad.tensor.jit import jit as jit
+    from baregrad.tensor.array.grad_mode import enable_grad as enable_grad
+    from baregrad.tensor.array.grad_mode import no_grad as no_grad
+    from baregrad.tensor.jit.jit import TinyJit as TinyJit
+    from baregrad.tensor.jit.jit import jit as jit
 
 # One row for each public name: where it lives and what it is called there.
 _EXPORTS = (
     ("BaregradError", "baregrad.base.errors", "BaregradError"),
     ("DType", "baregrad.dtypes", "DType"),
     ("Tensor", "baregrad.tensor", "Tensor"),
-    ("TinyJit", "baregrad.tensor.jit", "TinyJit"),
+    ("TinyJit", "baregrad.tensor.jit.jit", "TinyJit"),
     ("bind", "baregrad.engine.canonical", "bind"),
     ("dtypes", "baregrad.dtypes", "dtypes"),
-    ("enable_grad", "baregrad.tensor.grad_mode", "enable_grad"),
-    ("jit", "baregrad.tensor.jit", "jit"),
+    ("enable_grad", "baregrad.tensor.array.grad_mode", "enable_grad"),
+    ("jit", "baregrad.tensor.jit.jit", "jit"),
     ("load_torch", "baregrad.io", "load_torch"),
     ("nn", "baregrad.nn", ""),
-    ("no_grad", "baregrad.tensor.grad_mode", "no_grad"),
+    ("no_grad", "baregrad.tensor.array.grad_mode", "no_grad"),
     ("optim", "baregrad.optim", ""),
     ("options", "baregrad.base.options", "options"),
     ("safe_load", "baregrad.io", "safe_load"),
     ("safe_save", "baregrad.io", "safe_save"),
     ("search", "baregrad.engine.search", "search"),
-    ("variable", "baregrad.ir.index", "variable"),
+    ("variable", "baregrad.ir.core.index", "variable"),
 )
 
 __all__ = [

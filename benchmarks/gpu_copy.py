@@ -56,7 +56,7 @@ def ours(name: str) -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
     """A device of ours, and its neighbour for copies between two."""
     from baregrad.base.errors import BaregradError
     from baregrad.runtime import open_device
-    from baregrad.runtime.nvidia import peers
+    from baregrad.runtime.nvidia.copies import peers
 
     device: Any = open_device(name)
     other: Any = None

@@ -149,7 +149,7 @@ def ours(name: str, count: int) -> tuple[Mapping[str, Any], Callable[[Answer], A
         if found is None:
             early = False
             if name.startswith("NV"):
-                from baregrad.runtime.nvidia.list_style import style_of
+                from baregrad.runtime.nvidia.lists.list_style import style_of
 
                 device.style = style_of(style)
                 early = device.style.early and True in kernels
@@ -353,7 +353,7 @@ def driver_side(count: int) -> tuple[Mapping[str, Any], Callable[[Answer], Answe
 
 def styles_of(text: str) -> list[str]:
     """The styles that were asked for, the default one first."""
-    from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, style_of
+    from baregrad.runtime.nvidia.lists.list_style import DEFAULT_STYLE, STYLES, style_of
 
     names = list(STYLES) if text == "all" else [name for name in text.split(",") if name]
     for name in names:

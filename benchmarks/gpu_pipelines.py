@@ -21,12 +21,12 @@ from baregrad.assemble.ptxas import PtxAssembler
 from baregrad.base.errors import BaregradError
 from baregrad.dtypes import DType, as_dtype, dtypes, to_numpy
 from baregrad.engine.compiler import Compiler
-from baregrad.ir.attrs import Reduce
-from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import Schedule, choose_schedule, parse_schedule
-from baregrad.kernel.schedule_value import Pipeline, Split, StageInput
+from baregrad.kernel.language.schedule import Pipeline, Split, StageInput
 from baregrad.render import get
 from baregrad.runtime import open_device
 from baregrad.runtime.commands import CommandList

@@ -36,7 +36,7 @@ from baregrad.engine.backends import CompiledBackend, ReferenceBackend
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.compiler import Compiler
 from baregrad.graph import canonicalise
-from baregrad.ir.node import Node
+from baregrad.ir.core.node import Node
 from baregrad.schedule import make_plan
 from baregrad.target.gpu import GPU_ROWS, GpuTarget, gpu_row
 

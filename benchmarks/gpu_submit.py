@@ -26,9 +26,9 @@ from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.doorbell import RingState
-from baregrad.runtime.nvidia.list_style import STYLES, style_of
-from baregrad.runtime.nvidia.port import KernelPort
+from baregrad.runtime.nvidia.driver.doorbell import RingState
+from baregrad.runtime.nvidia.driver.port import KernelPort
+from baregrad.runtime.nvidia.lists.list_style import STYLES, style_of
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 
 PTX = """.version 8.0

@@ -19,7 +19,7 @@ from baregrad import nn, optim
 from baregrad.apps.bench_measure import Array, Subject
 from baregrad.apps.bench_rows import Inputs, Prepared, Row, generator, peer_module
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit import jit
+from baregrad.tensor.jit.jit import jit
 
 MODEL_BAR = 1.0
 CHECKED_STEPS = 3

@@ -18,7 +18,7 @@ from baregrad.base.errors import MissingDependency
 from baregrad.dtypes import dtypes
 from baregrad.runtime.cpu.host import HostProcessor
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit import jit
+from baregrad.tensor.jit.jit import jit
 
 # What a peer is installed by.
 PEERS = MappingProxyType({

@@ -29,7 +29,7 @@ PARAMETERS = 100
 def cases() -> dict[str, Callable[[], Any]]:
     """Jitted calls by name: of one kernel, of several, and of one that changes much state."""
     from baregrad.tensor import Tensor
-    from baregrad.tensor.jit import jit
+    from baregrad.tensor.jit.jit import jit
 
     x, y = (Tensor.zeros(LENGTH).contiguous().realize() for _ in range(2))
 

@@ -100,7 +100,7 @@ def train(data: Examples, settings: Settings) -> Outcome:
     schedule = optim.CosineAnnealingLR(optimiser, settings.epochs * per_epoch)
     step = training_step(model, optimiser, schedule, settings.label_smoothing)
     if settings.is_jitted:
-        from baregrad.tensor.jit import Jit
+        from baregrad.tensor.jit.jit import Jit
 
         step = Jit(step)
     kernels = 0

@@ -46,8 +46,8 @@ def _nodes() -> tuple[list[str], str]:
 def _driver() -> tuple[list[str], str]:
     """Return what the driver and each GPU say, and what to do if one does not answer."""
     from baregrad.runtime.nvidia.abi.releases import NEWEST_BRANCH
+    from baregrad.runtime.nvidia.copies.peers import peer_access
     from baregrad.runtime.nvidia.device import NvDevice
-    from baregrad.runtime.nvidia.peers import peer_access
 
     facts: list[str] = []
     devices: list[NvDevice] = []

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from baregrad.base.errors import FileFormatError, MissingDependency, ShapeError
 from baregrad.data.shuffle import splitmix64
-from baregrad.tensor.arguments import explained
+from baregrad.tensor.array.arguments import explained
 
 _COUNT = 1797
 _CLASSES = 10

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baregrad.base.errors import DTypeError, OutOfMemory, ShapeError
-from baregrad.tensor.arguments import explained
+from baregrad.tensor.array.arguments import explained
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1

@@ -21,7 +21,7 @@ from baregrad.engine.canonical import Canonical
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.executor import Executable
 from baregrad.engine.report import REWRITES, print_graph_rewrites, print_kernels
-from baregrad.ir.node import Node
+from baregrad.ir.core.node import Node
 from baregrad.runtime.interface import Buffer, Device
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import numpy as np
 
 from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.dtypes import dtypes
-from baregrad.ir.attribute_fields import attribute_fields
-from baregrad.ir.attrs import BufferRef, Param
-from baregrad.ir.node import Node, instruction, make_node, rebuild, toposort
-from baregrad.ir.op import SPELLED, Ops
-from baregrad.ir.requirements import Requirement, check, requirements
+from baregrad.ir.core.attribute_fields import attribute_fields
+from baregrad.ir.core.attrs import BufferRef, Param
+from baregrad.ir.core.node import Node, instruction, make_node, rebuild, toposort
+from baregrad.ir.core.op import SPELLED, Ops
+from baregrad.ir.core.requirements import Requirement, check, requirements
 
 _COMPUTED = ~SPELLED
 _VAR = Ops.VAR.bit
@@ -158,7 +158,7 @@ def bind(variable: Node, value: int) -> Node:
     Raises ShapeError when the value lies outside the variable's bounds, and DTypeError for what is
     no variable, or no integer.
     """
-    from baregrad.ir.node import const
+    from baregrad.ir.core.node import const
 
     if not isinstance(variable, Node) or variable.op is not Ops.VAR:
         raise DTypeError("bind gives a variable a value", found=f"{variable!r:.60}",

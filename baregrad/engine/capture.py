@@ -22,7 +22,7 @@ from baregrad.engine.executor import Executable
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_commands
 from baregrad.engine.session import Run, Session, current_session
-from baregrad.ir.attrs import BufferRef
+from baregrad.ir.core.attrs import BufferRef
 from baregrad.program import evaluate
 from baregrad.runtime.commands import CommandList, Operand, Slot
 from baregrad.runtime.interface import Buffer

@@ -21,13 +21,13 @@ from baregrad.base.options import options
 from baregrad.base.tracing import span
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_compilation
-from baregrad.ir import index
-from baregrad.ir.digest import digest, stable_repr
-from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, extent_of, toposort
-from baregrad.ir.op import Ops
-from baregrad.ir.passes import Pass, check_order
-from baregrad.ir.verify import verify
+from baregrad.ir.algebra.passes import Pass, check_order
+from baregrad.ir.core import index
+from baregrad.ir.core.digest import digest, stable_repr
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, extent_of, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.verify.verify import verify
 from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, ParamSpec, Program, Resources
 from baregrad.runtime.interface import Device, Kernel
 from baregrad.target import GpuTarget
@@ -243,7 +243,7 @@ class Compiler:
         except BaregradError:
             raise
         except Exception as error:
-            from baregrad.ir.text import dump
+            from baregrad.ir.text.dump import dump
 
             raise CompilerBug(
                 f"the pass '{what}' failed: {type(error).__name__}: {error}",

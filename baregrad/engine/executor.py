@@ -10,7 +10,7 @@ from typing import Any
 from baregrad.base.progress import ProgressBar
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.launch import launch_expr
-from baregrad.ir.node import Node
+from baregrad.ir.core.node import Node
 from baregrad.program import LaunchExpr, evaluate
 from baregrad.runtime.commands import CommandList, Operand, Slot
 from baregrad.runtime.interface import Buffer, Device, Kernel

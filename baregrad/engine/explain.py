@@ -19,8 +19,8 @@ from baregrad.engine.backends import CompiledBackend, open_backend
 from baregrad.engine.compiler import LOWER, RENDER, SCHEDULE
 from baregrad.engine.script import run_script
 from baregrad.engine.session import Session, use_session
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
 
 if TYPE_CHECKING:
     from baregrad.engine.explain_kernel import Found
@@ -107,14 +107,14 @@ def _explain_kernel(
 
 
 def _show(name: str, why: str, result: Any, stream: TextIO) -> None:
-    from baregrad.ir.text import dump
+    from baregrad.ir.text.dump import dump
 
     print(f"-- {name}: {why}", file=stream)
     print(dump(result) if isinstance(result, Node) else result, file=stream)
 
 
 def _saved(path: Path) -> Node:
-    from baregrad.ir.text import parse
+    from baregrad.ir.text.dump import parse
 
     if not path.is_file():
         raise ArgumentError(

@@ -17,12 +17,12 @@ from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.rates import Rates, measure_rates
-from baregrad.ir import index
-from baregrad.ir.node import Node, extent_of, toposort
-from baregrad.ir.op import Ops
-from baregrad.ir.outline import outline
+from baregrad.ir.analysis.outline import outline
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, extent_of, toposort
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import Choice, Schedule, choose, cost_of, facts_of, lower
-from baregrad.kernel.analysis import itemsize, op_flops
+from baregrad.kernel.facts.analysis import itemsize, op_flops
 from baregrad.program import evaluate
 from baregrad.runtime.cpu.device import CpuDevice
 

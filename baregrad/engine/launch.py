@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baregrad.base.errors import CompilerBug
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
 from baregrad.program import LaunchExpr
 
 _SPELLING = (

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from baregrad.ir.attrs import BufferRef
-from baregrad.ir.node import Node
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node
 
 
 class Realised:

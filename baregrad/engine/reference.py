@@ -10,8 +10,8 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.launch import launch_expr
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
 from baregrad.program import evaluate as evaluate_expr
 
 Array = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ def _dims(shape: tuple[Any, ...], variables: Any) -> tuple[int, ...]:
 
 def evaluate_program(program: Canonical, raw: list[Array]) -> list[Array]:
     """The outputs of a program as raw storage, evaluated whole array by whole array."""
-    from baregrad.ir.evaluate import evaluate_all, to_raw
+    from baregrad.ir.evaluate.tensor_level import evaluate_all, to_raw
 
     params = {}
     for slot, node in _params(program.sink).items():
@@ -76,7 +76,7 @@ def _run_kernel(
 ) -> None:
     """Run one kernel over raw arrays, in place."""
     if level == "kernel":
-        from baregrad.ir.evaluate_kernel import evaluate_kernel
+        from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 
         evaluate_kernel(kernel, arrays, variables)
         return
@@ -84,10 +84,10 @@ def _run_kernel(
 
     node = lower(kernel, target)
     if level == "loop":
-        from baregrad.ir.evaluate_loop import evaluate_loop
+        from baregrad.ir.evaluate.loop_level import evaluate_loop
 
         evaluate_loop(node, arrays, variables)
         return
-    from baregrad.ir.evaluate_linear import evaluate_linear
+    from baregrad.ir.evaluate.linear_level import evaluate_linear
 
     evaluate_linear(to_linear(node, target), arrays, variables)

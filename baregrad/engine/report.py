@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from baregrad.base.options import options
-from baregrad.ir.node import Node
-from baregrad.ir.rewrite import Rule, watched
+from baregrad.ir.algebra.rewrite import Rule, watched
+from baregrad.ir.core.node import Node
 from baregrad.program import Program, evaluate
 from baregrad.runtime.commands import CommandList, Copy, Exec, Timeline
 
@@ -95,7 +95,7 @@ def print_compilation(
     `choice` is what the heuristic says of the kernel; its reasons are those of the schedule unless
     a search found another one.
     """
-    from baregrad.ir.text import dump
+    from baregrad.ir.text.dump import dump
 
     level = options.debug
     for stage in stages:

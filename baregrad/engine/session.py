@@ -24,13 +24,13 @@ from baregrad.base.tracing import span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
+from baregrad.engine.generalise_offsets import Places
 from baregrad.engine.launch import launch_expr
-from baregrad.engine.places import Places
 from baregrad.engine.realised import Realised
 from baregrad.engine.watching import Watching
-from baregrad.ir.attrs import BufferRef
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
 from baregrad.program import evaluate
 from baregrad.runtime.interface import Buffer
 
@@ -383,7 +383,7 @@ def _prepared(
     except BaregradError:
         raise
     except Exception as error:
-        from baregrad.ir.text import dump
+        from baregrad.ir.text.dump import dump
 
         raise CompilerBug(
             f"a graph could not be planned: {type(error).__name__}: {error}",

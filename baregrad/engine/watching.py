@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from baregrad.engine.realised import Realised
-from baregrad.ir.attrs import BufferRef
-from baregrad.ir.node import Node
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node
 
 
 class Watching(threading.local):

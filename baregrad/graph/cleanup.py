@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 
 _MARKS = Ops.DETACH.bit | Ops.CONTIGUOUS.bit | Ops.COPY.bit
 _STORED = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER, Ops.COPY))

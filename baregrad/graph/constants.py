@@ -11,9 +11,9 @@ from types import MappingProxyType
 
 from baregrad.graph.traced import Traced, again
 from baregrad.graph.views import DATA, constant_of, full
-from baregrad.ir.algebra import ALGEBRA, simplify
-from baregrad.ir.node import Node, const, toposort
-from baregrad.ir.op import ELEMENTWISE, MOVEMENT, Op, Ops, mask_of
+from baregrad.ir.algebra.rules import ALGEBRA, simplify
+from baregrad.ir.core.node import Node, const, toposort
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Op, Ops, mask_of
 
 _UNFOLDED = frozenset((Ops.SINK, Ops.CONTIGUOUS, Ops.COPY, Ops.PARAM, Ops.BUFFER, Ops.CONST))
 

@@ -23,12 +23,12 @@ from baregrad.graph.views import (
     permute,
     reshape,
 )
-from baregrad.ir import index
-from baregrad.ir.attrs import Pad, Reduce, Window
-from baregrad.ir.index import Dim
-from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node, make_node
-from baregrad.ir.op import MOVEMENT, Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Pad, Reduce, Window
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, make_node
+from baregrad.ir.core.op import MOVEMENT, Ops
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ lies outside. So an embedding written as a matmul with a one-hot matrix is a GAT
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.places import Places, places_of
+from baregrad.graph.affine_index import Places, places_of
 from baregrad.graph.repeats import is_repeated
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import constant_of, cut, expand, reshape
-from baregrad.ir.attrs import Reduce
-from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, alu, cast, const
-from baregrad.ir.op import MOVEMENT, Ops
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import MOVEMENT, Ops
 
 _NEEDED = Ops.REDUCE.bit | Ops.CMPEQ.bit | Ops.IOTA.bit
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from baregrad.base.bits import greatest_divisor
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import reshape
-from baregrad.ir import index
-from baregrad.ir.attrs import Reduce
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 
 FEW = 16  # results that keep a small machine busy by themselves
 LONG = 1 << 18  # elements that are worth two kernels

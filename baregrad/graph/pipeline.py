@@ -17,8 +17,8 @@ from baregrad.graph.scatters import SCATTERS
 from baregrad.graph.sums import SUMS
 from baregrad.graph.traced import Joined, Traced
 from baregrad.graph.views import VIEWS
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.passes import Pass
+from baregrad.ir.algebra.passes import Pass
+from baregrad.ir.core.node import Node, toposort
 from baregrad.target import AnyTarget, GpuTarget
 
 _STEPS: tuple[Traced | Joined, ...] = (

@@ -10,13 +10,13 @@ from __future__ import annotations
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import expand, full, reshape
-from baregrad.ir import index
-from baregrad.ir.attrs import Reduce
-from baregrad.ir.index import Dim
-from baregrad.ir.monoid import Monoid, arg_extreme, primitive
-from baregrad.ir.node import Node, cast, const, rebuild, toposort
-from baregrad.ir.op import Op, Ops
-from baregrad.ir.shape import is_one
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.monoid import Monoid, arg_extreme, primitive
+from baregrad.ir.core.node import Node, cast, const, rebuild, toposort
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.shape import is_one
 
 
 def _reduce(node: Node) -> Node | None:

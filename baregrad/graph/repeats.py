@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from baregrad.graph.views import DATA, constant_of
-from baregrad.ir.node import Node
-from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
-from baregrad.ir.regroup import same_axes
+from baregrad.ir.analysis.regroup import same_axes
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 
 _DEPTH = 16  # nodes that are looked at
 _EXPAND = Ops.EXPAND.bit

@@ -10,9 +10,9 @@ from baregrad.base.bits import greatest_divisor
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import cut, expand, full, pad, reshape
-from baregrad.ir.attrs import Pad, Scan
-from baregrad.ir.node import Node, alu, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import Pad, Scan
+from baregrad.ir.core.node import Node, alu, const
+from baregrad.ir.core.op import Ops
 
 # A running fold of fewer steps is left to one thread.
 LEAST = 256

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from baregrad.base.bits import greatest_divisor
 from baregrad.dtypes import dtypes
-from baregrad.graph.places import places_of
+from baregrad.graph.affine_index import places_of
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import expand, full, reshape
-from baregrad.ir import index
-from baregrad.ir.attrs import Reduce, Scatter
-from baregrad.ir.node import Node, alu, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Reduce, Scatter
+from baregrad.ir.core.node import Node, alu, const
+from baregrad.ir.core.op import Ops
 
 # Fewer writes in order than this are soon made.
 LEAST = 512

@@ -8,14 +8,14 @@ the gradient of picking one class a row.
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.places import Places, places_of
+from baregrad.graph.affine_index import Places, places_of
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import constant_of, expand, permute, reshape
-from baregrad.ir.index import Dim
-from baregrad.ir.monoid import Monoid
-from baregrad.ir.node import Node, alu, cast
-from baregrad.ir.op import Ops
-from baregrad.ir.shape import is_one
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.node import Node, alu, cast
+from baregrad.ir.core.op import Ops
+from baregrad.ir.core.shape import is_one
 
 
 def _visit(node: Node) -> Node | None:

@@ -20,9 +20,9 @@ from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import is_repeated
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import cut, expand, permute, reshape
-from baregrad.ir.node import Node, alu
-from baregrad.ir.op import MOVEMENT, Ops, mask_of
-from baregrad.ir.shape import is_one
+from baregrad.ir.core.node import Node, alu
+from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
+from baregrad.ir.core.shape import is_one
 
 _WIDE = frozenset((dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64))
 _FACTORS = 6  # factors and terms that are looked at

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from baregrad.ir.node import Node, instruction, make_node, toposort
-from baregrad.ir.op import Ops
-from baregrad.ir.passes import Pass
+from baregrad.ir.algebra.passes import Pass
+from baregrad.ir.core.node import Node, instruction, make_node, toposort
+from baregrad.ir.core.op import Ops
 
 # Every node of a graph, sources first, the sink last; and what receives the nodes that changed.
 Rewrite = Callable[[list[Node], dict[Node, Node]], Node]

@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.ir import index
-from baregrad.ir.algebra import simplify
-from baregrad.ir.attrs import Pad, Slice
-from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, const, make_node
-from baregrad.ir.op import ALU, MOVEMENT, Op, Ops, mask_of
-from baregrad.ir.regroup import same_axes
-from baregrad.ir.shape import cut_extent, is_one, is_zero, padded_extent
+from baregrad.ir.algebra.rules import simplify
+from baregrad.ir.analysis.regroup import same_axes
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Pad, Slice
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, const, make_node
+from baregrad.ir.core.op import ALU, MOVEMENT, Op, Ops, mask_of
+from baregrad.ir.core.shape import cut_extent, is_one, is_zero, padded_extent
 
 _MOVES = mask_of(MOVEMENT)
 # None of these is below a repeated constant, whose extents may be symbolic.

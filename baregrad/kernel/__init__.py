@@ -1,12 +1,12 @@
 """Kernel level to loop level to linear level: schedules, lowering, linearisation, search."""
 
-from baregrad.kernel.analysis import Cost, Facts, cost_of, facts_of
-from baregrad.kernel.apply import apply_schedule
+from baregrad.kernel.applying.apply import apply_schedule
+from baregrad.kernel.applying.lower import lower
 from baregrad.kernel.codegen import codegen_passes, to_linear
-from baregrad.kernel.heuristic import Choice, choose, choose_schedule
-from baregrad.kernel.lower import lower
-from baregrad.kernel.schedule_value import Schedule, parse_schedule
-from baregrad.kernel.threads import grid_size
+from baregrad.kernel.facts.analysis import Cost, Facts, cost_of, facts_of
+from baregrad.kernel.gpu.threads import grid_size
+from baregrad.kernel.language.schedule import Schedule, parse_schedule
+from baregrad.kernel.planning.first_schedule import Choice, choose, choose_schedule
 
 __all__ = [
     "Choice",

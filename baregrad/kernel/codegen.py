@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from baregrad.dtypes import as_dtype
-from baregrad.ir.node import Node
-from baregrad.ir.op import Op
-from baregrad.ir.passes import Pass
-from baregrad.kernel.linearise import linearise
-from baregrad.kernel.lower_dtypes import lower_dtypes
-from baregrad.kernel.lower_integers import lower_integers
-from baregrad.kernel.threads import to_threads
-from baregrad.kernel.transcendental import FUNCTIONS, functions_of, lower_functions
+from baregrad.ir.algebra.passes import Pass
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Op
+from baregrad.kernel.gpu.threads import to_threads
+from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
+from baregrad.kernel.legalise.lower_integers import lower_integers
+from baregrad.kernel.legalise.transcendental import FUNCTIONS, functions_of, lower_functions
+from baregrad.kernel.linearise.linearise import linearise
 from baregrad.target import AnyTarget, GpuTarget
 
 _THREADS = Pass(

@@ -9,7 +9,7 @@ from baregrad.base.errors import ShapeError
 from baregrad.nn import init
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
-from baregrad.tensor.convolution import per_axis
+from baregrad.tensor.ops.convolution import per_axis
 
 PerAxis = int | Sequence[int]
 

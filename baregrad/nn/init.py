@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.tensor import Tensor
-from baregrad.tensor.arguments import explained
+from baregrad.tensor.array.arguments import explained
 
 
 @explained

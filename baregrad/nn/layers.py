@@ -6,8 +6,8 @@ from baregrad.base.errors import ArgumentError, IndexOutOfRange, ShapeError
 from baregrad.nn import init
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
-from baregrad.tensor.axes import plain
-from baregrad.tensor.random import dropout
+from baregrad.tensor.array.axes import plain
+from baregrad.tensor.ops.random import dropout
 
 
 class Linear(Module):

@@ -22,13 +22,13 @@ from baregrad.base.errors import (
 )
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.tensor import Tensor
-from baregrad.tensor.arguments import (
+from baregrad.tensor.array.arguments import (
     blame_arguments,
     explain_arguments,
     explain_constructor,
     explained,
 )
-from baregrad.tensor.core import realize_storages
+from baregrad.tensor.array.core import realize_storages
 
 _SHOWN = 6  # names of one kind in an error
 Named = Iterator[tuple[str, Tensor]]

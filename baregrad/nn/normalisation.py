@@ -9,7 +9,7 @@ from baregrad.base.errors import ShapeError, UnsupportedError
 from baregrad.dtypes import dtypes
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
-from baregrad.tensor.link import session
+from baregrad.tensor.array.link import session
 
 
 def _ones(shape: Sequence[int], device: str | None, dtype: object) -> Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from baregrad.base.errors import ShapeError
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
-from baregrad.tensor.axes import plain
-from baregrad.tensor.convolution import PerAxis
+from baregrad.tensor.array.axes import plain
+from baregrad.tensor.ops.convolution import PerAxis
 
 
 class _Pad(Module):

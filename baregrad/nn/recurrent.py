@@ -15,7 +15,7 @@ from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.nn import init
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
-from baregrad.tensor.shapes import stored
+from baregrad.tensor.ops.shapes import stored
 
 State = tuple[Tensor, ...]
 # From what the inputs and the state give (N, gates * hidden), and the state, to the next state.

@@ -8,7 +8,7 @@ from typing import Any
 
 from baregrad.nn.module import IncompatibleKeys, Module, load_into
 from baregrad.tensor import Tensor
-from baregrad.tensor.arguments import explained
+from baregrad.tensor.array.arguments import explained
 
 
 @explained

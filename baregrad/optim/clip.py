@@ -11,8 +11,8 @@ import numpy as np
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
-from baregrad.tensor.arguments import explained
-from baregrad.tensor.link import session
+from baregrad.tensor.array.arguments import explained
+from baregrad.tensor.array.link import session
 
 
 @explained

@@ -12,7 +12,7 @@ from baregrad.dtypes import dtypes
 from baregrad.optim.optimizer import Optimizer, ParamGroup
 from baregrad.optim.schedules import Schedule
 from baregrad.tensor import Tensor
-from baregrad.tensor.link import session
+from baregrad.tensor.array.link import session
 
 
 class _Phase(NamedTuple):

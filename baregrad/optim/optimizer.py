@@ -8,8 +8,8 @@ from typing import Any
 from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
-from baregrad.tensor.arguments import explain_arguments, explain_constructor
-from baregrad.tensor.core import realize_storages
+from baregrad.tensor.array.arguments import explain_arguments, explain_constructor
+from baregrad.tensor.array.core import realize_storages
 
 State = dict[str, Tensor]
 

@@ -15,8 +15,8 @@ from baregrad.base.errors import ArgumentError, JitError
 from baregrad.dtypes import dtypes
 from baregrad.optim.optimizer import Optimizer
 from baregrad.tensor import Tensor
-from baregrad.tensor.arguments import explain_arguments, explain_constructor
-from baregrad.tensor.link import session
+from baregrad.tensor.array.arguments import explain_arguments, explain_constructor
+from baregrad.tensor.array.link import session
 
 
 class Schedule:

@@ -30,19 +30,19 @@ def get(name: str) -> Renderer[Any]:
     Raises OptionError for another name.
     """
     if name == "llvm":
-        from baregrad.render.llvm import LlvmRenderer
+        from baregrad.render.llvm.llvm import LlvmRenderer
 
         return LlvmRenderer()
     if name == "c":
-        from baregrad.render.c import CRenderer
+        from baregrad.render.c.c import CRenderer
 
         return CRenderer()
     if name == "ptx":
-        from baregrad.render.ptx import PtxRenderer
+        from baregrad.render.ptx.ptx import PtxRenderer
 
         return PtxRenderer()
     if name == "cuda":
-        from baregrad.render.cuda import CudaRenderer
+        from baregrad.render.c.cuda import CudaRenderer
 
         return CudaRenderer()
     from baregrad.base.errors import OptionError

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.render.interface import Signature, alloc_nbytes, signature
 from baregrad.target.gpu import GpuTarget
 

@@ -12,8 +12,8 @@ from math import prod
 from types import MappingProxyType
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node, const
-from baregrad.ir.op import COMPARE, Op, Ops, mask_of
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import COMPARE, Op, Ops, mask_of
 
 I32, I64 = dtypes.int32, dtypes.int64
 Span = tuple[int, int]

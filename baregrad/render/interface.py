@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from baregrad.base.bits import round_up
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Param
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import Param
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.target.cpu import CpuTarget
 from baregrad.target.gpu import GpuTarget
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
-from baregrad.ir.node import Node
-from baregrad.ir.op import Op, Ops
-from baregrad.ir.words import PRODUCTS, TILE, WORD_NBYTES
-from baregrad.render.c_text import CText
-from baregrad.render.c_text import Rule as CRule
-from baregrad.render.llvm_text import FunctionText, Rule
+from baregrad.ir.analysis.words import PRODUCTS, TILE, WORD_NBYTES
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Op, Ops
+from baregrad.render.c.text import CText
+from baregrad.render.c.text import Rule as CRule
+from baregrad.render.llvm.text import FunctionText, Rule
 
 ROW_NBYTES = TILE * WORD_NBYTES
 TILES = 8

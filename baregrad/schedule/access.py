@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.index import Dim, as_node
-from baregrad.ir.node import Node, const, rebuild, toposort
-from baregrad.ir.op import Op, Ops, mask_of
-from baregrad.ir.regroup import reshape_groups, same_axes
-from baregrad.ir.shape import is_zero
+from baregrad.ir.analysis.regroup import reshape_groups, same_axes
+from baregrad.ir.core import index
+from baregrad.ir.core.index import Dim, as_node
+from baregrad.ir.core.node import Node, const, rebuild, toposort
+from baregrad.ir.core.op import Op, Ops, mask_of
+from baregrad.ir.core.shape import is_zero
 
 Idx = tuple[Node, ...]
 ZERO = const(0, dtypes.index)

@@ -14,10 +14,10 @@ from itertools import pairwise
 from operator import attrgetter
 
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import Param
-from baregrad.ir.index import Dim
-from baregrad.ir.node import (
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Param
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import (
     Node,
     extent_of,
     make_node,
@@ -26,7 +26,7 @@ from baregrad.ir.node import (
     toposort,
     toposort_having,
 )
-from baregrad.ir.op import Ops
+from baregrad.ir.core.op import Ops
 from baregrad.schedule.build import Mentioned, repeated
 
 _DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import Param, Reduce, Scan
-from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, alu, const, make_node, scalar, substitute, toposort
-from baregrad.ir.op import ELEMENTWISE, Op, Ops, mask_of
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Param, Reduce, Scan
+from baregrad.ir.core.monoid import Monoid, primitive
+from baregrad.ir.core.node import Node, alu, const, make_node, scalar, substitute, toposort
+from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.schedule.access import Idx, replace_inside, to_index
 from baregrad.schedule.draft import Draft, Part, Request, Written
 

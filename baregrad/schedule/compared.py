@@ -6,8 +6,8 @@ Two kernels may add in different orders. That is well within what a float sum pr
 
 from __future__ import annotations
 
-from baregrad.ir.node import Node
-from baregrad.ir.op import COMPARE, Ops, mask_of
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import COMPARE, Ops, mask_of
 from baregrad.schedule.survey import Survey
 
 _COMPARE = mask_of(COMPARE)

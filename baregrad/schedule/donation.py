@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baregrad.ir import index
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
 from baregrad.schedule.fuse import Fusion
 from baregrad.schedule.partition import Step, remake
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from baregrad.ir import index
-from baregrad.ir.attrs import Out
-from baregrad.ir.node import Node, range_node
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Out
+from baregrad.ir.core.node import Node, range_node
+from baregrad.ir.core.op import Ops
 from baregrad.schedule.access import ZERO, Idx
 
 

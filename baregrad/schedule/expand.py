@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.op import ELEMENTWISE, Op, Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
 from baregrad.schedule.access import VIEWS, Idx, through_fold
 from baregrad.schedule.draft import Part, Request, hoisted
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node, cast, toposort
-from baregrad.ir.op import SPELLED, Op, Ops
+from baregrad.ir.core.node import Node, cast, toposort
+from baregrad.ir.core.op import SPELLED, Op, Ops
 from baregrad.schedule import rules, stores
 from baregrad.schedule.access import (
     VIEW_RULES,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baregrad.ir import index
-from baregrad.ir.index import Dim
-from baregrad.ir.liveness import Interval, pack
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
+from baregrad.ir.analysis.liveness import Interval, pack
+from baregrad.ir.core import index
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.schedule.donation import settle_donations
 from baregrad.schedule.fuse import Fusion
 from baregrad.schedule.partition import Step

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Pad
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import Pad
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.schedule.draft import Request, extent_points, points_of, ranges_of
 from baregrad.schedule.survey import LEAVES, base_of
 

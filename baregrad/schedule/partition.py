@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import KernelInfo
-from baregrad.ir.index import Dim
-from baregrad.ir.node import Node, substitute
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import KernelInfo
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, substitute
+from baregrad.ir.core.op import Ops
 from baregrad.schedule.axes import Settled, settle_axes
 from baregrad.schedule.build import Arrays, Built, build
 from baregrad.schedule.draft import Draft, Written

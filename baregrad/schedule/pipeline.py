@@ -8,9 +8,9 @@ from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
-from baregrad.ir.passes import Pass
+from baregrad.ir.algebra.passes import Pass
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.schedule.fuse import Fusion
 from baregrad.schedule.memory import plan_memory
 from baregrad.schedule.partition import partition

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baregrad.dtypes import DType
-from baregrad.ir.index import Dim
-from baregrad.ir.node import Node
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node
 
 
 class PlannedBuffer(NamedTuple):

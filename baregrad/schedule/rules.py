@@ -13,8 +13,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node, make_node
-from baregrad.ir.op import ELEMENTWISE, Ops, mask_of
+from baregrad.ir.core.node import Node, make_node
+from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 from baregrad.schedule.access import Idx
 from baregrad.schedule.draft import (
     Draft,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baregrad.ir import index
-from baregrad.ir.attrs import Out
-from baregrad.ir.index import as_node
-from baregrad.ir.node import Node, const
-from baregrad.ir.op import ELEMENTWISE, Ops
-from baregrad.ir.shape import is_zero
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Out
+from baregrad.ir.core.index import as_node
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import ELEMENTWISE, Ops
+from baregrad.ir.core.shape import is_zero
 from baregrad.schedule import rules
 from baregrad.schedule.access import VIEW_RULES, Idx
 from baregrad.schedule.draft import Request, Written

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.node import Node
-from baregrad.ir.op import ALU, MOVEMENT, Op, Ops, mask_of
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import ALU, MOVEMENT, Op, Ops, mask_of
 
 COSTLY: MappingProxyType[Op, float] = MappingProxyType(
     {

@@ -6,15 +6,18 @@ import weakref
 from typing import Any
 
 from baregrad.base.errors import DTypeError, ShapeError
-from baregrad.tensor import (
-    autograd,
+from baregrad.tensor.array import grad_mode
+from baregrad.tensor.array.arguments import explain_arguments
+from baregrad.tensor.array.core import Array
+from baregrad.tensor.array.link import session
+from baregrad.tensor.autograd import backward as autograd
+from baregrad.tensor.ops import (
     convert,
     convolution,
     creation,
     distances,
     elementwise,
     functions,
-    grad_mode,
     indexing,
     inplace,
     joining,
@@ -30,9 +33,6 @@ from baregrad.tensor import (
     sorting,
     special,
 )
-from baregrad.tensor.arguments import explain_arguments
-from baregrad.tensor.core import Array
-from baregrad.tensor.link import session
 
 
 class Tensor(Array):

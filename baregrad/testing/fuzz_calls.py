@@ -18,7 +18,7 @@ from baregrad.data.digits import held_out_mask
 from baregrad.data.shuffle import batches, permutation, splitmix64
 from baregrad.dtypes import ALL, as_dtype, dtypes
 from baregrad.engine.canonical import bind
-from baregrad.ir.index import variable
+from baregrad.ir.core.index import variable
 from baregrad.tensor import Tensor
 
 # What waits, writes where it is told, prints, or changes what later calls do.

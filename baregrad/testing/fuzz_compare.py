@@ -82,7 +82,7 @@ def run(program: Program, way: Way, calls: int | None = None) -> Results:
         exec(program.source(), space)  # noqa: S102 - the program is the subject
         function: Callable[..., list[Tensor]] = space["program"]
         if way.jitted:
-            from baregrad.tensor.jit import jit
+            from baregrad.tensor.jit.jit import jit
 
             function = jit(function)
         for call in range(program.calls if calls is None else calls):

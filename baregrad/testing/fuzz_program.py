@@ -22,7 +22,7 @@ from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
 from baregrad.dtypes import DType
 from baregrad.engine.canonical import bind
-from baregrad.ir.index import lower, variable
+from baregrad.ir.core.index import lower, variable
 from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_values import Data, Known, either, settle
 

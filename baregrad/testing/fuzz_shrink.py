@@ -108,7 +108,7 @@ def _bypassed(program: Program, position: int, statement: Statement) -> Iterator
 
 _VARIABLES = (
     "from baregrad.engine.canonical import bind",
-    "from baregrad.ir.index import variable",
+    "from baregrad.ir.core.index import variable",
 )
 
 
@@ -143,7 +143,7 @@ def script(
         "",
         "from baregrad.base.options import options",
         "from baregrad.tensor import Tensor",
-        "from baregrad.tensor.jit import jit",
+        "from baregrad.tensor.jit.jit import jit",
         *(_VARIABLES if program.sizes else ()),
         *(("from baregrad.testing.fuzz_program import given",) if program.is_foreign else ()),
         *_device_lines(large, guarded),

@@ -57,7 +57,7 @@ def trained(seed: int) -> Arrays:
     """The weights of a small model after each jitted step of training."""
     from baregrad.optim import SGD
     from baregrad.tensor import Tensor
-    from baregrad.tensor.jit import jit
+    from baregrad.tensor.jit.jit import jit
 
     rng = np.random.default_rng(seed)
     width = int(rng.integers(2, 9))

@@ -22,7 +22,7 @@ from baregrad.engine.backends import CompiledBackend, cpu_backend, host_target
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.executor import Executable
 from baregrad.engine.session import Session
-from baregrad.ir import index
+from baregrad.ir.core import index
 from baregrad.runtime.cpu.device import CpuDevice
 from baregrad.runtime.interface import Buffer, Memory, flat_bytes
 from baregrad.schedule.plan import Plan, PlannedBuffer

@@ -28,8 +28,8 @@ from baregrad.render import get
 from baregrad.runtime.commands import CommandList, Copy, Exec, Operand, Slot, Timeline
 from baregrad.runtime.interface import Buffer, Device, Kernel, Memory, MemoryStats, flat_bytes
 from baregrad.target import gpu_row
-from baregrad.testing.virtual_gpu.ptx_memory import Memory as PtxMemory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import Memory as PtxMemory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 
 if TYPE_CHECKING:
     from baregrad.runtime.interface import Contiguous

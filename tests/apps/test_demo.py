@@ -47,7 +47,7 @@ def test_training_steps_equal_pytorchs(is_jitted: bool) -> None:
     schedule = optim.CosineAnnealingLR(optimiser, 10)
     step = digits.training_step(ours, optimiser, schedule, 0.1)
     if is_jitted:
-        from baregrad.tensor.jit import Jit
+        from baregrad.tensor.jit.jit import Jit
 
         step = Jit(step)
     other = torch.optim.AdamW(theirs.parameters(), lr=3e-3)

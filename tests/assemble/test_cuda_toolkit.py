@@ -17,7 +17,7 @@ from baregrad.assemble.nvrtc import CudaAssembler
 from baregrad.assemble.ptxas import PtxAssembler
 from baregrad.base.errors import CompileError, MissingDependency
 from baregrad.base.options import options
-from baregrad.runtime.nvidia.cubin import read_cubin
+from baregrad.runtime.nvidia.code.cubin import read_cubin
 from tests.assemble.cuda_files import build_nvrtc, write_ptxas
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")

@@ -18,7 +18,7 @@ from baregrad.assemble.virtual_cubin import (
     read_head,
 )
 from baregrad.base.errors import CompileError, FileFormatError
-from baregrad.runtime.nvidia.cubin import Cubin, read_cubin
+from baregrad.runtime.nvidia.code.cubin import Cubin, read_cubin
 
 KERNELS = Path(__file__).parents[1] / "testing" / "virtual_gpu" / "kernels"
 TEXTS = {path.name: path.read_text() for path in sorted(KERNELS.glob("*.ptx"))}

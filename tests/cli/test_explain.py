@@ -116,7 +116,7 @@ def test_one_pass_of_one_kernel_is_shown(
 def test_a_saved_kernel_is_one_kernel(
     kernels: list[explain_kernel.Found], tmp_path: Path
 ) -> None:
-    from baregrad.ir.text import dump
+    from baregrad.ir.text.dump import dump
 
     path = tmp_path / "kernel.txt"
     path.write_text(dump(kernels[0].kernel))
@@ -125,13 +125,13 @@ def test_a_saved_kernel_is_one_kernel(
 
 
 def test_a_saved_kernel_of_symbolic_size_is_refused(tmp_path: Path) -> None:
-    from baregrad.ir.text import dump
+    from baregrad.ir.text.dump import dump
 
     program = tmp_path / "program.py"
     program.write_text(
         "from baregrad import Tensor\n"
         "from baregrad.engine.canonical import bind\n"
-        "from baregrad.ir.index import variable\n"
+        "from baregrad.ir.core.index import variable\n"
         "x = Tensor([1.0, 2.0, 3.0]).realize()\n"
         "(x[:bind(variable('n', 1, 3), 2)] + 1).realize()\n"
     )

@@ -12,8 +12,8 @@ from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 from tests.differential import sweep
+from tests.tensor.ops.test_elementwise import UNARY
 from tests.tensor.oracle import compare
-from tests.tensor.test_elementwise import UNARY
 
 pytestmark = pytest.mark.differential
 

@@ -10,7 +10,7 @@ import torch
 
 from baregrad.base.options import options
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit import jit
+from baregrad.tensor.jit.jit import jit
 from tests.differential import sweep
 
 pytestmark = pytest.mark.differential

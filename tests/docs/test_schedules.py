@@ -8,9 +8,9 @@ import re
 import pytest
 
 from baregrad.base.errors import CompilerBug
-from baregrad.ir.outline import outline
+from baregrad.ir.analysis.outline import outline
 from baregrad.kernel import Schedule, lower
-from baregrad.kernel.schedule_value import _WORDS
+from baregrad.kernel.language.schedule import _WORDS
 from baregrad.testing.examples import nests
 from baregrad.testing.examples.levels import example_target
 from tests.house.source import ROOT

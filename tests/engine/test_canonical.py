@@ -8,8 +8,8 @@ import pytest
 
 from baregrad.engine.canonical import bind, canonicalise
 from baregrad.engine.session import current_session
-from baregrad.ir.index import variable
-from baregrad.ir.node import toposort
+from baregrad.ir.core.index import variable
+from baregrad.ir.core.node import toposort
 from baregrad.nn import BatchNorm2d, Conv2d
 from baregrad.tensor import Tensor
 

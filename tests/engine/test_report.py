@@ -11,10 +11,10 @@ import pytest
 
 from baregrad.base.options import options
 from baregrad.engine.session import Session, use_session
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
-from baregrad.ir.rewrite import RuleSet, watched
-from baregrad.tensor.jit import jit
+from baregrad.ir.algebra.rewrite import RuleSet, watched
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.jit.jit import jit
 from baregrad.tensor.tensor import Tensor
 
 LINE = re.compile(
@@ -87,7 +87,7 @@ def test_levels_show_what_they_promise(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_watchers_hear_of_rules_inside_the_block_alone() -> None:
-    from baregrad.ir.algebra_integers import INTEGER_RULES
+    from baregrad.ir.algebra.wrapping import INTEGER_RULES
 
     rule = INTEGER_RULES[0]
     before, _ = rule.example()

@@ -19,9 +19,9 @@ from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import bind
-from baregrad.ir.index import variable
+from baregrad.ir.core.index import variable
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit import jit
+from baregrad.tensor.jit.jit import jit
 
 PACKAGE = str(Path(BaregradError.__init__.__code__.co_filename).parents[1])
 PREPARED = textwrap.dedent("""

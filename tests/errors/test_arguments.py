@@ -22,9 +22,10 @@ from baregrad.base.errors import (
     ShapeError,
     UnsupportedDevice,
 )
-from baregrad.tensor import Tensor, arguments
-from baregrad.tensor.arguments import explain_arguments
-from baregrad.tensor.jit import jit
+from baregrad.tensor import Tensor
+from baregrad.tensor.array import arguments
+from baregrad.tensor.array.arguments import explain_arguments
+from baregrad.tensor.jit.jit import jit
 from tests.errors.harness import Case, check, one
 
 SHAPES = (

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.evaluate_alu import to_array, to_raw
-from baregrad.ir.node import Node, rebuild
-from baregrad.ir.op import Ops
-from baregrad.ir.text import dump, parse
+from baregrad.ir.core.node import Node, rebuild
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.alu import to_array, to_raw
+from baregrad.ir.text.dump import dump, parse
 from baregrad.testing.examples.levels import Levels
 
 Array = np.ndarray[Any, Any]

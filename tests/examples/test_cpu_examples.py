@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad.ir.evaluate import evaluate
-from baregrad.ir.evaluate_kernel import evaluate_kernel
-from baregrad.ir.evaluate_linear import evaluate_linear
-from baregrad.ir.evaluate_loop import evaluate_loop
-from baregrad.ir.node import toposort
-from baregrad.ir.op import Ops
-from baregrad.ir.stream import merge_streams
+from baregrad.ir.analysis.stream import merge_streams
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.evaluate.linear_level import evaluate_linear
+from baregrad.ir.evaluate.loop_level import evaluate_loop
+from baregrad.ir.evaluate.tensor_level import evaluate
 from baregrad.kernel import Schedule
 from baregrad.testing.examples import matvec_q6k
 from baregrad.testing.examples.attention import (

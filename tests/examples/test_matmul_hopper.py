@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import BaregradError
-from baregrad.ir import index
-from baregrad.ir.evaluate import evaluate
-from baregrad.ir.evaluate_gpu import evaluate_gpu
-from baregrad.ir.evaluate_kernel import evaluate_kernel
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.op import Ops
-from baregrad.ir.protocol import Barrier, Done
-from baregrad.ir.protocol_check import protocol_check, protocol_faults
-from baregrad.ir.protocol_limits import shared_nbytes
-from baregrad.ir.text import dump, parse
-from baregrad.ir.verify import verify
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.gpu_loop import evaluate_gpu
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.evaluate.tensor_level import evaluate
+from baregrad.ir.protocol.attributes import Barrier, Done
+from baregrad.ir.protocol.check import protocol_check, protocol_faults
+from baregrad.ir.protocol.limits import shared_nbytes
+from baregrad.ir.text.dump import dump, parse
+from baregrad.ir.verify.verify import verify
 from baregrad.testing.examples.matmul_hopper import (
     Sizes,
     kernel_by_hand,

@@ -10,13 +10,13 @@ import pytest
 
 from baregrad.base.errors import BaregradError
 from baregrad.dtypes import dtypes
-from baregrad.ir.evaluate_gpu_linear import evaluate_gpu_linear
-from baregrad.ir.evaluate_gpu_machine import accumulator_places
-from baregrad.ir.evaluate_kernel import evaluate_kernel
-from baregrad.ir.layout import swizzled_tile, wgmma_accumulator
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
-from baregrad.ir.protocol import meaning, wgmma
+from baregrad.ir.core.layout import swizzled_tile, wgmma_accumulator
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.gpu_linear import evaluate_gpu_linear
+from baregrad.ir.evaluate.gpu_machine import accumulator_places
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.protocol.attributes import meaning, wgmma
 from baregrad.testing.examples.matmul_hopper import Sizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level, matmul_hopper_levels
 from tests.examples.runs import assert_round_trip, bf16, from_bf16

@@ -12,7 +12,7 @@ from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, host_target
 from baregrad.engine.session import Session
 from baregrad.kernel import choose_schedule
-from baregrad.kernel.schedule_value import Bind
+from baregrad.kernel.language.schedule import Bind
 from baregrad.target.cpu import CPU_ROWS
 from baregrad.testing import fuzz_compare
 from baregrad.testing.fuzz import check_seed, fuzz, is_large

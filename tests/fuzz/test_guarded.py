@@ -11,7 +11,7 @@ import pytest
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.engine.session import Session, use_session
-from baregrad.ir.index import mul, variable
+from baregrad.ir.core.index import mul, variable
 from baregrad.schedule.plan import Plan, PlannedBuffer
 from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_guarded import crashed, fuzz

@@ -7,11 +7,11 @@ import pytest
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph import canonicalise
-from baregrad.ir.attrs import Reduce
-from baregrad.ir.evaluate import evaluate, to_raw
-from baregrad.ir.monoid import arg_extreme
-from baregrad.ir.node import Node, const, toposort
-from baregrad.ir.op import Op, Ops
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import arg_extreme
+from baregrad.ir.core.node import Node, const, toposort
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.evaluate.tensor_level import evaluate, to_raw
 from tests.schedule.graphs import I64, A, check, param, sink, value
 
 

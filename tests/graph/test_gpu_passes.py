@@ -9,12 +9,12 @@ import pytest
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph import canonicalise
-from baregrad.ir.attrs import Param, Reduce, Scan, Scatter
-from baregrad.ir.evaluate import evaluate_all
-from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node, alu, toposort
-from baregrad.ir.op import Ops
-from baregrad.ir.verify import verify
+from baregrad.ir.core.attrs import Param, Reduce, Scan, Scatter
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, alu, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.tensor_level import evaluate_all
+from baregrad.ir.verify.verify import verify
 from baregrad.target import gpu_row
 
 HOPPER = gpu_row("sm_90a")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baregrad.graph import canonicalise, stages
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
 from tests.schedule.graphs import I64, iota_along, param, sink
 from tests.schedule.random_graphs import random_outputs
 

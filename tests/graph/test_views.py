@@ -6,8 +6,8 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise, passes, stages
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.op import MOVEMENT, Ops
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import MOVEMENT, Ops
 from tests.schedule.graphs import A, check, iota, param, sink, value
 
 

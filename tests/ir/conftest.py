@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from baregrad.dtypes import COMPUTED, DType, dtypes
-from baregrad.ir.attrs import Pad, Param, Reduce, Scan, Scatter, Slice, Window
-from baregrad.ir.monoid import arg_extreme, primitive
-from baregrad.ir.node import Node, alu, cast, const
-from baregrad.ir.op import Ops
-from baregrad.ir.verify_rules import KINDS
+from baregrad.ir.core.attrs import Pad, Param, Reduce, Scan, Scatter, Slice, Window
+from baregrad.ir.core.monoid import arg_extreme, primitive
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Ops
+from baregrad.ir.verify.node_rules import KINDS
 
 VIEWS = ("RESHAPE", "PERMUTE", "EXPAND", "PAD", "SHRINK", "FLIP", "WINDOW")
 Graph = Callable[[random.Random, int], Node]

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import ALL, COMPUTED, DType, dtypes, round_scalar
-from baregrad.ir.algebra import ALGEBRA, simplify
-from baregrad.ir.algebra_casts import lossless
-from baregrad.ir.algebra_index import INDEX_RULES
-from baregrad.ir.attrs import Param
-from baregrad.ir.evaluate import evaluate
-from baregrad.ir.evaluate_alu import apply_scalar_op, cast_array, constant, round_to, working_dtype
-from baregrad.ir.monoid import slot
-from baregrad.ir.node import Node, alu, const, range_node, toposort
-from baregrad.ir.op import COMPARE, Ops
-from baregrad.ir.rewrite import Pattern, Rule, RuleSet, watched
+from baregrad.ir.algebra.casts import lossless
+from baregrad.ir.algebra.positions import INDEX_RULES
+from baregrad.ir.algebra.rewrite import Pattern, Rule, RuleSet, watched
+from baregrad.ir.algebra.rules import ALGEBRA, simplify
+from baregrad.ir.core.attrs import Param
+from baregrad.ir.core.monoid import slot
+from baregrad.ir.core.node import Node, alu, const, range_node, toposort
+from baregrad.ir.core.op import COMPARE, Ops
+from baregrad.ir.evaluate.alu import apply_scalar_op, cast_array, constant, round_to, working_dtype
+from baregrad.ir.evaluate.tensor_level import evaluate
 
 RULES = ALGEBRA.rules
 BOOL = dtypes.bool
@@ -172,7 +172,7 @@ class Instance:
         return self.rng.choice(nodes) if nodes else None
 
     def operand_dtypes(self, op, dtype: DType, count: int) -> list[DType] | None:
-        from baregrad.ir.verify_rules import KINDS
+        from baregrad.ir.verify.node_rules import KINDS
 
         if op in COMPARE:
             if dtype is not BOOL:
@@ -307,7 +307,7 @@ def test_what_changed_is_shared_between_roots() -> None:
 
 def random_graph(rng: random.Random, size: int) -> Node:
     """A random scalar graph over three slots of each of four dtypes."""
-    from baregrad.ir.verify_rules import KINDS
+    from baregrad.ir.verify.node_rules import KINDS
 
     kinds = (dtypes.float32, dtypes.int32, dtypes.uint8, BOOL, dtypes.bfloat16)
     pools: dict[DType, list[Node]] = {}

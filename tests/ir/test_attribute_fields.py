@@ -8,13 +8,13 @@ import pytest
 
 from baregrad.base.errors import FileFormatError
 from baregrad.dtypes import dtypes
-from baregrad.ir import attrs
-from baregrad.ir.attribute_fields import attribute_fields
-from baregrad.ir.digest import digest, stable_repr
-from baregrad.ir.node import Node, const
-from baregrad.ir.op import Ops
-from baregrad.ir.text import dump, parse
-from baregrad.ir.verify_rules import form_fault
+from baregrad.ir.core import attrs
+from baregrad.ir.core.attribute_fields import attribute_fields
+from baregrad.ir.core.digest import digest, stable_repr
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
+from baregrad.ir.text.dump import dump, parse
+from baregrad.ir.verify.node_rules import form_fault
 
 ATTRIBUTES = (
     attrs.Access(8, 2, 3, 16, True),

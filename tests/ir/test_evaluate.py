@@ -8,21 +8,12 @@ import torch
 
 from baregrad.base.errors import CompilerBug, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import (
-    BufferRef,
-    Pad,
-    Param,
-    Reduce,
-    Scan,
-    Scatter,
-    Slice,
-    Window,
-)
-from baregrad.ir.evaluate import evaluate, evaluate_all
-from baregrad.ir.monoid import arg_extreme, primitive
-from baregrad.ir.node import Node, alu, cast, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import BufferRef, Pad, Param, Reduce, Scan, Scatter, Slice, Window
+from baregrad.ir.core.monoid import arg_extreme, primitive
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.tensor_level import evaluate, evaluate_all
 
 F32, I64 = dtypes.float32, dtypes.int64
 ADD = primitive(Ops.ADD, F32)

@@ -15,8 +15,8 @@ import torch
 
 from baregrad.base.errors import CompilerBug, DTypeError
 from baregrad.dtypes import ALL, COMPUTED, DType, dtypes
-from baregrad.ir.evaluate import TENSOR_RULES
-from baregrad.ir.evaluate_alu import (
+from baregrad.ir.core.op import ALU, ELEMENTWISE, Op, Ops, all_ops
+from baregrad.ir.evaluate.alu import (
     SCALAR_RULES,
     apply,
     bitcast_array,
@@ -26,9 +26,9 @@ from baregrad.ir.evaluate_alu import (
     to_raw,
     working_dtype,
 )
-from baregrad.ir.evaluate_kernel import KERNEL_RULES
-from baregrad.ir.op import ALU, ELEMENTWISE, Op, Ops, all_ops
-from baregrad.ir.verify_rules import KINDS
+from baregrad.ir.evaluate.kernel_level import KERNEL_RULES
+from baregrad.ir.evaluate.tensor_level import TENSOR_RULES
+from baregrad.ir.verify.node_rules import KINDS
 
 INTS = tuple(dtype for dtype in COMPUTED if dtype.is_int)
 FLOATS = tuple(dtype for dtype in COMPUTED if dtype.is_float)

@@ -7,13 +7,13 @@ import pytest
 
 from baregrad.base.errors import CompilerBug, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import KernelInfo, Out, Param, Reduce, Scan, Stage
-from baregrad.ir.evaluate_kernel import evaluate_kernel, evaluate_value
-from baregrad.ir.monoid import arg_extreme, primitive
-from baregrad.ir.node import Node, alu, cast, const, range_node
-from baregrad.ir.op import Ops
-from baregrad.ir.verify import verify
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce, Scan, Stage
+from baregrad.ir.core.monoid import arg_extreme, primitive
+from baregrad.ir.core.node import Node, alu, cast, const, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel, evaluate_value
+from baregrad.ir.verify.verify import verify
 
 F32, I32, I64 = dtypes.float32, dtypes.int32, dtypes.int64
 TOKEN, INDEX = dtypes.token, dtypes.index

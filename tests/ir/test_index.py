@@ -8,11 +8,11 @@ import random
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.bounds import bounds
-from baregrad.ir.evaluate import resolve
-from baregrad.ir.node import Node, alu, const, range_node, substitute
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.bounds import bounds
+from baregrad.ir.core.node import Node, alu, const, range_node, substitute
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.tensor_level import resolve
 
 INDEX = dtypes.index
 
@@ -227,8 +227,8 @@ def test_bounds_of_wrapping_integers_widen() -> None:
 
 @pytest.mark.property
 def test_bounds_of_integer_and_bool_ops_are_sound() -> None:
-    from baregrad.ir.evaluate_kernel import evaluate_value
-    from baregrad.ir.verify_rules import KINDS
+    from baregrad.ir.evaluate.kernel_level import evaluate_value
+    from baregrad.ir.verify.node_rules import KINDS
 
     rng = random.Random(4)
     kinds = (dtypes.int8, dtypes.uint8, dtypes.int32, dtypes.bool, INDEX)

@@ -10,10 +10,10 @@ import pytest
 from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import bind
-from baregrad.ir.bounds import bounds
-from baregrad.ir.evaluate import evaluate
-from baregrad.ir.index import as_node, variable
-from baregrad.ir.node import Node, const
+from baregrad.ir.core.bounds import bounds
+from baregrad.ir.core.index import as_node, variable
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.evaluate.tensor_level import evaluate
 
 OPERATORS: dict[str, Callable[[Any], Any]] = {
     "n + 3": lambda n: n + 3,

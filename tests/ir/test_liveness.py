@@ -10,7 +10,7 @@ import pytest
 from baregrad.apps.instructions import count
 from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
-from baregrad.ir.liveness import Interval, pack
+from baregrad.ir.analysis.liveness import Interval, pack
 
 
 def test_chain_takes_two_buffers() -> None:

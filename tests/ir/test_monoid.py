@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import COMPUTED, DType, dtypes
-from baregrad.ir.evaluate_alu import round_to, working_dtype
-from baregrad.ir.evaluate_monoid import combine, finish, fold, identity, lift, scan, scatter
-from baregrad.ir.monoid import Monoid, arg_extreme, primitive, slot
-from baregrad.ir.node import Node, alu, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core.monoid import Monoid, arg_extreme, primitive, slot
+from baregrad.ir.core.node import Node, alu, const
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.alu import round_to, working_dtype
+from baregrad.ir.evaluate.monoids import combine, finish, fold, identity, lift, scan, scatter
 
 PRIMITIVES = (Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN, Ops.AND, Ops.OR, Ops.XOR)
 
 
 def legal(op, dtype: DType) -> bool:
-    from baregrad.ir.verify_rules import KINDS
+    from baregrad.ir.verify.node_rules import KINDS
 
     return dtype.kind in KINDS[op]
 

@@ -12,11 +12,11 @@ import pytest
 from baregrad.apps.instructions import count
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import KernelInfo, Out, Param, Reduce, Stage, Window
-from baregrad.ir.digest import digest, stable_repr
-from baregrad.ir.monoid import primitive
-from baregrad.ir.node import (
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce, Stage, Window
+from baregrad.ir.core.digest import digest, stable_repr
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import (
     Node,
     _interned,
     alu,
@@ -30,7 +30,7 @@ from baregrad.ir.node import (
     substitute,
     toposort,
 )
-from baregrad.ir.op import LEVELS, MANY, Ops, all_ops
+from baregrad.ir.core.op import LEVELS, MANY, Ops, all_ops
 
 F32 = dtypes.float32
 LONG = 100_000

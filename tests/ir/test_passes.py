@@ -6,8 +6,8 @@ import pytest
 
 from baregrad.base.errors import CompilerBug
 from baregrad.graph import passes as graph_passes
-from baregrad.ir.node import Node
-from baregrad.ir.passes import Pass, check_order
+from baregrad.ir.algebra.passes import Pass, check_order
+from baregrad.ir.core.node import Node
 from baregrad.kernel import codegen_passes
 from baregrad.schedule import passes as schedule_passes
 from baregrad.target.cpu import CPU_ROWS

@@ -9,12 +9,7 @@ import pytest
 
 from baregrad.apps.instructions import count
 from baregrad.dtypes import dtypes
-from baregrad.ir.algebra import ALGEBRA, simplify
-from baregrad.ir.attrs import Param
-from baregrad.ir.monoid import slot
-from baregrad.ir.node import Node, alu, cast, const, range_node, toposort
-from baregrad.ir.op import Ops
-from baregrad.ir.rewrite import (
+from baregrad.ir.algebra.rewrite import (
     REAPPLICATIONS,
     Pattern,
     Rule,
@@ -26,6 +21,11 @@ from baregrad.ir.rewrite import (
     term,
     var,
 )
+from baregrad.ir.algebra.rules import ALGEBRA, simplify
+from baregrad.ir.core.attrs import Param
+from baregrad.ir.core.monoid import slot
+from baregrad.ir.core.node import Node, alu, cast, const, range_node, toposort
+from baregrad.ir.core.op import Ops
 
 F32, I32 = dtypes.float32, dtypes.int32
 X, Y, Z = (slot(position, F32) for position in range(3))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.evaluate_monoid import combine, fold, identity, lift
-from baregrad.ir.monoid import arg_extreme, primitive
-from baregrad.ir.op import Op, Ops
-from baregrad.ir.stream import pair, stream
+from baregrad.ir.analysis.stream import pair, stream
+from baregrad.ir.core.monoid import arg_extreme, primitive
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.evaluate.monoids import combine, fold, identity, lift
 
 F64 = dtypes.float64
 

@@ -9,8 +9,8 @@ import pytest
 from baregrad.apps.instructions import count
 from baregrad.base.errors import BaregradError, FileFormatError
 from baregrad.dtypes import ALL, dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import (
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import (
     Access,
     Alloc,
     BufferRef,
@@ -22,11 +22,11 @@ from baregrad.ir.attrs import (
     Reg,
     Stage,
 )
-from baregrad.ir.monoid import Monoid, primitive, slot
-from baregrad.ir.node import Node, alu, cast, const, range_node
-from baregrad.ir.op import Ops
-from baregrad.ir.text import dump, parse
-from baregrad.ir.text_parse import UnboundBuffer
+from baregrad.ir.core.monoid import Monoid, primitive, slot
+from baregrad.ir.core.node import Node, alu, cast, const, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.text.dump import dump, parse
+from baregrad.ir.text.parse import UnboundBuffer
 
 F32 = dtypes.float32
 ADD = primitive(Ops.ADD, F32)

@@ -10,8 +10,8 @@ import pytest
 
 from baregrad.base.errors import CompilerBug, VerifyError
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import (
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import (
     Alloc,
     KernelInfo,
     Out,
@@ -27,11 +27,11 @@ from baregrad.ir.attrs import (
     Var,
     Window,
 )
-from baregrad.ir.monoid import arg_extreme, primitive
-from baregrad.ir.node import Node, alu, cast, const, range_node
-from baregrad.ir.op import Ops
-from baregrad.ir.text import parse
-from baregrad.ir.verify import path_to, verify
+from baregrad.ir.core.monoid import arg_extreme, primitive
+from baregrad.ir.core.node import Node, alu, cast, const, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.text.dump import parse
+from baregrad.ir.verify.verify import path_to, verify
 
 F32, I32, I64 = dtypes.float32, dtypes.int32, dtypes.int64
 BOOL, TOKEN, INDEX = dtypes.bool, dtypes.token, dtypes.index

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.evaluate_alu import apply
-from baregrad.ir.op import Ops
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.alu import apply
 
 
 def rounded(value: Fraction) -> float:

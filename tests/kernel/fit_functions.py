@@ -1,4 +1,4 @@
-"""Fits the polynomials of baregrad/kernel/transcendental_tables.py: run it to print them.
+"""Fits the polynomials of baregrad/kernel/legalise/transcendental_tables.py: run it to print them.
 
 Each is a minimax polynomial by Remez's exchange in 45 digits of precision, for the error that the
 function's code multiplies it into; then coefficients are rounded to the dtype one by one, highest
@@ -13,7 +13,7 @@ from typing import Any
 
 from mpmath import mp, mpf
 
-from baregrad.kernel import transcendental_tables as tables
+from baregrad.kernel.legalise import transcendental_tables as tables
 
 mp.dps = 45
 Function = Callable[[Any], Any]

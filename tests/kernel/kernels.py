@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import KernelInfo, Out, Param, Reduce, Scan
-from baregrad.ir.evaluate_alu import to_raw
-from baregrad.ir.evaluate_kernel import evaluate_kernel
-from baregrad.ir.evaluate_loop import evaluate_loop
-from baregrad.ir.monoid import Monoid, arg_extreme, primitive
-from baregrad.ir.node import Node, alu, cast, const, range_node
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce, Scan
+from baregrad.ir.core.monoid import Monoid, arg_extreme, primitive
+from baregrad.ir.core.node import Node, alu, cast, const, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.alu import to_raw
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.evaluate.loop_level import evaluate_loop
 
 F32 = dtypes.float32
 I64 = dtypes.int64
@@ -242,7 +242,7 @@ def pad_rows_of_sums(m: int, n: int, lo: int) -> Node:
 
 def arguments(node: Node, seed: int = 0, rows: int = 3) -> dict[int, Any]:
     """Random arrays for the slots of a kernel; integers stay small, indices below `rows`."""
-    from baregrad.ir.node import toposort
+    from baregrad.ir.core.node import toposort
 
     generator = np.random.default_rng(seed)
     arrays: dict[int, Any] = {}

@@ -8,11 +8,11 @@ from typing import Any
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import facts_of
-from baregrad.kernel.axes import AxisTable, fresh_table
-from baregrad.kernel.schedule_value import (
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.applying.axes import AxisTable, fresh_table
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.language.schedule import (
     Bind,
     Collapse,
     Reorder,

@@ -11,21 +11,15 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir import index
-from baregrad.ir.evaluate_kernel import evaluate_kernel
-from baregrad.ir.evaluate_linear import evaluate_linear
-from baregrad.ir.evaluate_loop import evaluate_loop
-from baregrad.ir.node import Node, alu, cast, const, range_node, toposort
-from baregrad.ir.op import Ops
-from baregrad.ir.verify import verify
-from baregrad.kernel import (
-    Schedule,
-    apply_schedule,
-    choose_schedule,
-    lower,
-    parse_schedule,
-)
-from baregrad.kernel.schedule_value import parallelise, vectorise
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, alu, cast, const, range_node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.evaluate.linear_level import evaluate_linear
+from baregrad.ir.evaluate.loop_level import evaluate_loop
+from baregrad.ir.verify.verify import verify
+from baregrad.kernel import Schedule, apply_schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel.language.schedule import parallelise, vectorise
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel, any_schedule

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from baregrad.base.options import options
-from baregrad.ir.node import toposort
-from baregrad.ir.text import dump
+from baregrad.ir.core.node import toposort
+from baregrad.ir.text.dump import dump
 from baregrad.tensor import Tensor
 
 # Enough for pytest and a compiler pass, far from enough for recursion over 10,000 nodes.

@@ -11,7 +11,7 @@ import pytest
 from baregrad.base.options import options
 from baregrad.engine.session import current_session
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit import jit
+from baregrad.tensor.jit.jit import jit
 
 PAGE_NBYTES = 4096
 # What the allocator of Python may keep for itself; a leak of 100 bytes a step is far above it.

@@ -10,7 +10,7 @@ import pytest
 from baregrad import nn, optim
 from baregrad.engine.session import Run, current_session
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit import jit
+from baregrad.tensor.jit.jit import jit
 
 
 def halve(params: list[Tensor]) -> None:

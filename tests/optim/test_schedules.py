@@ -176,7 +176,7 @@ def test_wrong_lists_are_errors() -> None:
 
 def run_steps(jitted: bool, outside: bool) -> tuple[list[float], list[float]]:
     """Parameters and rates over steps, captured or not, scheduled inside the function or not."""
-    from baregrad.tensor.jit import Jit
+    from baregrad.tensor.jit.jit import Jit
 
     p = Tensor([1.0, -2.0], requires_grad=True)
     optimiser = optim.AdamW([p], lr=0.1)
@@ -212,7 +212,7 @@ def test_captured_steps_see_the_rates(outside: bool) -> None:
 
 
 def test_a_python_schedule_is_refused_inside_a_captured_function() -> None:
-    from baregrad.tensor.jit import Jit
+    from baregrad.tensor.jit.jit import Jit
 
     optimiser = optim.SGD([Tensor.ones(1, requires_grad=True)], lr=1.0)
     schedule = optim.LambdaLR(optimiser, lambda step: 0.5**step)

@@ -22,18 +22,18 @@ from baregrad.assemble.ptxas import PtxAssembler
 from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Access, Alloc, KernelInfo, Machine, Reg, Var
-from baregrad.ir.node import Node, const, rebuild
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import Access, Alloc, KernelInfo, Machine, Reg, Var
+from baregrad.ir.core.node import Node, const, rebuild
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import codegen_passes, grid_size, to_linear
-from baregrad.kernel.lower import lower as to_loop
+from baregrad.kernel.applying.lower import lower as to_loop
 from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
 from baregrad.render.gpu import gpu_signature
 from baregrad.runtime import open_device
 from baregrad.target.cpu import CPU_ROWS
 from baregrad.target.gpu import GpuTarget, gpu_row
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 
 HOPPER = gpu_row("sm_90a")
 DEVICE = os.environ.get("RENDER_TESTS_DEVICE", "")

@@ -13,13 +13,13 @@ from baregrad import render
 from baregrad.assemble.cc import CAssembler
 from baregrad.assemble.llvm import LlvmAssembler
 from baregrad.dtypes import DType, decode, dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import Alloc, KernelInfo, Param, Reduce
-from baregrad.ir.evaluate_linear import evaluate_linear
-from baregrad.ir.evaluate_loop import evaluate_loop
-from baregrad.ir.monoid import Monoid, primitive
-from baregrad.ir.node import Node, range_node, toposort
-from baregrad.ir.op import Op, Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Alloc, KernelInfo, Param, Reduce
+from baregrad.ir.core.monoid import Monoid, primitive
+from baregrad.ir.core.node import Node, range_node, toposort
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.evaluate.linear_level import evaluate_linear
+from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel import to_linear
 from baregrad.render.interface import signature
 from baregrad.runtime.cpu.host import detect_host

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import COMPUTED, DType, decode, dtypes, encode
-from baregrad.ir.evaluate_linear import evaluate_linear
-from baregrad.ir.evaluate_loop import evaluate_loop
-from baregrad.ir.node import Node, alu, cast, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.linear_level import evaluate_linear
+from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel.codegen import to_linear
-from baregrad.kernel.lower_dtypes import lower_dtypes
+from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
 from baregrad.target.cpu import cpu_row_named
 from tests.render.harness import F32, compiled, elementwise, host, lower, same_bits
 

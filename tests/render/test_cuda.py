@@ -22,13 +22,13 @@ from baregrad.base.errors import CompilerBug, MissingDependency
 from baregrad.base.options import options
 from baregrad.dtypes import COMPUTED, DType, dtypes
 from baregrad.engine.backends import gpu_backend
-from baregrad.ir.evaluate_kernel import evaluate_kernel
-from baregrad.ir.evaluate_loop import evaluate_loop
-from baregrad.ir.node import Node, alu, cast, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.render.gpu import gpu_signature
 from baregrad.testing.ptx_device import PtxDevice
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.program import Module
 from tests.kernel import kernels as k
 from tests.render.gpu_harness import (
     HOPPER,

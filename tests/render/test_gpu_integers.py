@@ -11,10 +11,10 @@ import pytest
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
-from baregrad.ir.attrs import Var
-from baregrad.ir.evaluate_linear import evaluate_linear
-from baregrad.ir.node import Node, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import Var
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.linear_level import evaluate_linear
 from baregrad.render.gpu_integers import narrow_integers
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel, any_schedule

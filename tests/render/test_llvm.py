@@ -11,9 +11,9 @@ import pytest
 from baregrad import render
 from baregrad.assemble.llvm import LlvmAssembler, LlvmOptions
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir import index
-from baregrad.ir.node import Node, alu, cast, range_node
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, alu, cast, range_node
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import to_linear
 from baregrad.runtime.cpu.elf import read_object
 from baregrad.target.cpu import CPU_ROWS, CpuTarget

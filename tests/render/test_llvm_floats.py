@@ -11,8 +11,8 @@ from llvmlite import binding
 
 from baregrad import render
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import Node, alu, cast
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, alu, cast
+from baregrad.ir.core.op import Ops
 from baregrad.target.cpu import CPU_ROWS, CpuTarget
 from tests.render.harness import compiled, elementwise, host, lower, same_bits
 

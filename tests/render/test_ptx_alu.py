@@ -9,9 +9,9 @@ import pytest
 
 from baregrad import render
 from baregrad.dtypes import COMPUTED, DType, dtypes
-from baregrad.ir.evaluate_loop import evaluate_loop
-from baregrad.ir.node import Node, alu, cast
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, alu, cast
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.target.gpu import GpuTarget, gpu_row
 from tests.render.gpu_harness import HOPPER, lower, run_ptx, spread
 from tests.render.harness import elementwise, same_bits
@@ -117,7 +117,7 @@ def test_bitcasts_agree(bits: int) -> None:
 @pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64), ids=str)
 def test_functions_agree(dtype: DType) -> None:
     """Written out as arithmetic, they are the same bits on every machine."""
-    from baregrad.ir.evaluate_linear import evaluate_linear
+    from baregrad.ir.evaluate.linear_level import evaluate_linear
 
     x, y = (np.ascontiguousarray(array[::17][:32]) for array in pairs(dtype))
     ops = (Ops.EXP, Ops.LOG, Ops.SIN, Ops.TANH, Ops.ERF, Ops.GELU, Ops.ATAN)

@@ -9,8 +9,8 @@ from baregrad.assemble.cuda_toolkit import find_program
 from baregrad.assemble.ptxas import PACKAGE, PtxAssembler
 from baregrad.base.errors import MissingDependency
 from baregrad.dtypes import COMPUTED, DType, dtypes
-from baregrad.ir.node import Node, alu, cast, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Ops
 from baregrad.target.gpu import GPU_ROWS, GpuTarget
 from tests.render.gpu_harness import I64, Writer, alloc, lower, scheduled, spread
 from tests.render.harness import elementwise

@@ -13,14 +13,14 @@ from baregrad import render
 from baregrad.assemble.cuda_toolkit import find_program
 from baregrad.assemble.ptxas import DEFAULT_FLAGS, PACKAGE
 from baregrad.base.errors import MissingDependency
-from baregrad.ir.node import Node
+from baregrad.ir.core.node import Node
 from baregrad.render.gpu import gpu_signature
-from baregrad.runtime.nvidia.tensor_map import TensorMap
+from baregrad.runtime.nvidia.code.tensor_map import TensorMap
 from baregrad.testing.examples.matmul_hopper import Sizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level
-from baregrad.testing.virtual_gpu.ptx_errors import KernelFault
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 from tests.examples.runs import bf16, from_bf16
 from tests.render.gpu_harness import HOPPER
 

@@ -11,12 +11,12 @@ import pytest
 from baregrad import render
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
-from baregrad.ir.evaluate_kernel import evaluate_kernel
-from baregrad.ir.evaluate_linear import evaluate_linear
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
-from baregrad.kernel.lower import lower as to_loop
-from baregrad.kernel.schedule_value import Schedule
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.evaluate.linear_level import evaluate_linear
+from baregrad.kernel.applying.lower import lower as to_loop
+from baregrad.kernel.language.schedule import Schedule
 from baregrad.target.cpu import CPU_ROWS
 from baregrad.target.gpu import GpuTarget, gpu_row
 from tests.kernel import kernels as k

@@ -11,12 +11,12 @@ import pytest
 from baregrad import render
 from baregrad.base.errors import CompilerBug, UnsupportedDevice
 from baregrad.dtypes import COMPUTED, DType, dtypes
-from baregrad.ir.attrs import Param
-from baregrad.ir.node import Node, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import Param
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
 from baregrad.render.gpu import gpu_signature
 from baregrad.target.gpu import gpu_row
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.program import Module
 from tests.render.gpu_harness import (
     BLOCK,
     HOPPER,
@@ -327,7 +327,7 @@ def test_a_register_that_is_read_before_it_is_set_keeps_the_old_value_till_then(
 
 @pytest.mark.parametrize("stop", (-2, 0, 1, 5))
 def test_loops_to_a_symbolic_integer(stop: int) -> None:
-    from baregrad.ir.attrs import Var
+    from baregrad.ir.core.attrs import Var
 
     w = Writer()
     n = Node(Ops.VAR, I64, (), Var("n", -9, 9))

@@ -10,8 +10,8 @@ import pytest
 from baregrad import render
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, decode, dtypes, encode
-from baregrad.ir.node import Node, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
 from baregrad.target.gpu import GPU_ROWS, GpuTarget, gpu_row
 from tests.render.gpu_harness import HOPPER, I64, INTERPRETED, Writer, alloc, run_ptx
 from tests.render.test_ptx_assembles import assemble

@@ -9,12 +9,12 @@ from baregrad import render
 from baregrad.assemble.llvm import LlvmAssembler, LlvmOptions
 from baregrad.base.errors import CompilerBug, OptionError
 from baregrad.dtypes import DType, dtypes, encode
-from baregrad.ir import index
-from baregrad.ir.attrs import KernelInfo
-from baregrad.ir.evaluate_linear import evaluate_linear
-from baregrad.ir.evaluate_loop import evaluate_loop
-from baregrad.ir.node import Node, alu, range_node
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import KernelInfo
+from baregrad.ir.core.node import Node, alu, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.linear_level import evaluate_linear
+from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel import to_linear
 from baregrad.render import entry_name, signature
 from baregrad.runtime.cpu.elf import read_object

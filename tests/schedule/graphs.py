@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir import index, monoid
-from baregrad.ir.attrs import Pad, Param, Reduce, Scan, Scatter, Slice, Window
-from baregrad.ir.evaluate import evaluate_all, resolve, to_array, to_raw
-from baregrad.ir.evaluate_kernel import evaluate_kernel
-from baregrad.ir.node import Node, const
-from baregrad.ir.node import alu as make_alu
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index, monoid
+from baregrad.ir.core.attrs import Pad, Param, Reduce, Scan, Scatter, Slice, Window
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import alu as make_alu
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.evaluate.tensor_level import evaluate_all, resolve, to_array, to_raw
 from baregrad.schedule import Launch, Plan, make_plan
 
 F32, I64 = dtypes.float32, dtypes.int64
@@ -269,7 +269,7 @@ def check(
 
 def random_inputs(root: Node, variables: Mapping[str, int] | None = None) -> dict[int, np.ndarray]:
     """Small random arrays for every PARAM below `root`; integers are 0, 1 or 2."""
-    from baregrad.ir.node import toposort
+    from baregrad.ir.core.node import toposort
 
     rng = np.random.default_rng(7)
     found = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from baregrad.ir.attrs import Pad
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import Pad
+from baregrad.ir.core.op import Ops
 from tests.schedule.graphs import F32, I64, A, iota, iota_along, param
 
 SHAPES = ((4,), (2, 3), (3, 4), (1, 6), (2, 3, 4), (2, 1, 5), (6, 4))

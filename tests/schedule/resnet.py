@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baregrad.ir.node import Node
+from baregrad.ir.core.node import Node
 from tests.schedule.graphs import F32, I64, A, iota, param, sink, value
 
 Back = Callable[[A], tuple[A, A]]

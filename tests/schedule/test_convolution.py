@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
 from baregrad.schedule import Plan
 from tests.schedule.graphs import A, check, param, value
 from tests.schedule.resnet import (

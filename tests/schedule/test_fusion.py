@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.node import toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.schedule import Decision, make_plan
 from baregrad.target.cpu import cpu_row_named
-from tests.kernel.gpu import HOPPER
+from tests.kernel.gpu_kernels import HOPPER
 from tests.schedule.graphs import I64, A, check, iota, param, run_plan, sink, value
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from baregrad.apps.instructions import count
 from baregrad.graph import canonicalise
-from baregrad.ir.node import toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
 from baregrad.schedule import Launch, Plan, make_plan
 from tests.schedule.graphs import A, check, param, sink
 from tests.schedule.resnet import resnet

@@ -7,8 +7,8 @@ import pytest
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
-from baregrad.ir.node import Node, const
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
 from baregrad.schedule import Launch, Plan, Transfer, make_plan
 from tests.schedule.graphs import I64, A, check, iota, param, random_inputs, run_plan, sink, value
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baregrad.ir import index
-from baregrad.ir.node import Node
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from tests.schedule.graphs import F32, I64, A, check, iota, param
 
 N = index.variable("n", 1, 64)

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from baregrad.base.errors import UnsupportedDevice
-from baregrad.ir.words import PRODUCTS
-from baregrad.kernel.schedule_value import DOT_INSTRUCTIONS
+from baregrad.ir.analysis.words import PRODUCTS
+from baregrad.kernel.language.schedule import DOT_INSTRUCTIONS
 from baregrad.target.cpu import CPU_ROWS, cpu_row, cpu_row_named
 
 WIDEST = cpu_row_named("x86-64-avx512")

@@ -14,7 +14,7 @@ from baregrad.engine.session import Session, use_session
 from baregrad.runtime.commands import CommandList, Exec
 from baregrad.runtime.interface import Device
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit import jit
+from baregrad.tensor.jit.jit import jit
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import numpy as np
 from baregrad.dtypes import dtypes
 from baregrad.engine.realised import Realised
 from baregrad.engine.session import Run, current_session
-from baregrad.ir.attrs import BufferRef
-from baregrad.ir.node import Node, alu
-from baregrad.ir.op import Ops
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node, alu
+from baregrad.ir.core.op import Ops
 from baregrad.tensor import Tensor
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from baregrad.base.errors import IndexOutOfRange, ShapeError
 from baregrad.engine.canonical import bind
-from baregrad.ir.index import add, variable
+from baregrad.ir.core.index import add, variable
 from baregrad.tensor import Tensor
 
 

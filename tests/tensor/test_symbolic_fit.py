@@ -9,10 +9,10 @@ import pytest
 
 from baregrad.base.errors import BaregradError, IndexOutOfRange, ShapeError
 from baregrad.engine.canonical import bind
-from baregrad.ir.index import variable
-from baregrad.ir.node import Node
+from baregrad.ir.core.index import variable
+from baregrad.ir.core.node import Node
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit import jit
+from baregrad.tensor.jit.jit import jit
 
 N = variable("n", 1, 10)
 N0 = variable("n", 0, 3)

@@ -12,7 +12,7 @@ from baregrad.base.errors import DeviceError, UnsupportedDevice
 from baregrad.base.options import options
 from baregrad.engine.canonical import bind
 from baregrad.engine.session import Session
-from baregrad.ir.index import variable
+from baregrad.ir.core.index import variable
 from baregrad.testing.ptx_device import PtxDevice, ptx_session
 
 RNG = np.random.default_rng(5)

@@ -19,8 +19,8 @@ from baregrad.engine.search.inputs import (
     make_problem,
     samples,
 )
-from baregrad.ir.evaluate_alu import to_array
-from baregrad.ir.node import Node
+from baregrad.ir.core.node import Node
+from baregrad.ir.evaluate.alu import to_array
 from baregrad.program import Program
 from baregrad.runtime.interface import Buffer, Device, Kernel
 

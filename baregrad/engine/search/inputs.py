@@ -16,13 +16,13 @@ import numpy as np
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.launch import launch_expr
-from baregrad.ir import index
-from baregrad.ir.attrs import Param
-from baregrad.ir.evaluate_kernel import evaluate_kernel, evaluate_value
-from baregrad.ir.node import Node, const, extent_of, range_node, substitute, toposort
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Param
+from baregrad.ir.core.node import Node, const, extent_of, range_node, substitute, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel, evaluate_value
 from baregrad.kernel import facts_of
-from baregrad.kernel.analysis import iterations, out_axes
+from baregrad.kernel.facts.analysis import iterations, out_axes
 from baregrad.program import evaluate
 
 Array = np.ndarray[Any, Any]
@@ -130,7 +130,7 @@ def _random(
     generator: np.random.Generator, dtype: DType, count: int, limit: int | None, exact: bool
 ) -> Array:
     """Raw contents of an array: whole numbers where results are to be exact, else of order one."""
-    from baregrad.ir.evaluate_alu import to_raw
+    from baregrad.ir.evaluate.alu import to_raw
 
     if dtype is dtypes.bool:
         return to_raw(generator.integers(0, 2, count).astype(np.bool_), dtype)

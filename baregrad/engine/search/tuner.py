@@ -27,11 +27,11 @@ from baregrad.engine.search.crew import Bout, Crew, Losses
 from baregrad.engine.search.records import Record, Records, short_digest
 from baregrad.engine.search.verdict import is_faster, ratio
 from baregrad.engine.search.worker import target_fields
-from baregrad.ir.digest import digest, stable_repr
-from baregrad.ir.node import Node
-from baregrad.ir.text import dump
+from baregrad.ir.core.digest import digest, stable_repr
+from baregrad.ir.core.node import Node
+from baregrad.ir.text.dump import dump
 from baregrad.kernel import Schedule, apply_schedule, facts_of
-from baregrad.kernel.heuristic_pool import estimate_ns
+from baregrad.kernel.planning.pool import estimate_ns
 from baregrad.kernel.search import Trial, beam_search
 from baregrad.runtime.interface import Device
 
@@ -219,7 +219,7 @@ class Tuner:
             chosen[kernel] = winner
 
     def _guess_ns(self, kernel: Node) -> float:
-        from baregrad.kernel.sharing import prepare
+        from baregrad.kernel.loops.sharing import prepare
 
         return float(estimate_ns(facts_of(prepare(kernel)), self.compiler.target))
 

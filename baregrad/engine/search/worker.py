@@ -107,7 +107,7 @@ class Worker:
         return {"times": self.bench.race(header["names"], header["rounds"])}, []
 
     def _kernel(self, text: bytes) -> Any:
-        from baregrad.ir.text import parse
+        from baregrad.ir.text.dump import parse
 
         key = text.decode()
         if key not in self._kernels:

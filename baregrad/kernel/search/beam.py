@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baregrad.base.errors import BaregradError
-from baregrad.ir.digest import digest
-from baregrad.ir.node import Node
-from baregrad.kernel.analysis import facts_of
-from baregrad.kernel.schedule_value import Schedule
+from baregrad.ir.core.digest import digest
+from baregrad.ir.core.node import Node
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.language.schedule import Schedule
+from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.search.estimate import estimated_ns
 from baregrad.kernel.search.mutate import Move, is_legal, neighbours, normal
 from baregrad.kernel.search.seeds import seeds
-from baregrad.kernel.sharing import prepare
 from baregrad.target import AnyTarget, CpuTarget
 
 # Schedules to measure in a round, for each that is kept: by rank, and drawn at random.

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baregrad.ir.node import Node, toposort
-from baregrad.ir.op import Ops
-from baregrad.kernel.analysis import (
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.applying.apply import apply_schedule
+from baregrad.kernel.facts.analysis import (
     Access,
     by_id,
     itemsize,
@@ -24,8 +25,7 @@ from baregrad.kernel.analysis import (
     op_flops,
     out_axes,
 )
-from baregrad.kernel.apply import apply_schedule
-from baregrad.kernel.schedule_value import Bind, Schedule
+from baregrad.kernel.language.schedule import Bind, Schedule
 from baregrad.target import CpuTarget
 
 # Bytes in a cycle from the second cache, the third, and memory, for one core.

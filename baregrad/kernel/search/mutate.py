@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from baregrad.base.errors import ScheduleError
-from baregrad.ir.index import Dim
-from baregrad.kernel.analysis import Facts
-from baregrad.kernel.axes import AxisTable, table_after, table_for
-from baregrad.kernel.heuristic_streams import AHEAD_NBYTES
-from baregrad.kernel.schedule_value import (
+from baregrad.ir.core.index import Dim
+from baregrad.kernel.applying.axes import AxisTable, table_after, table_for
+from baregrad.kernel.facts.analysis import Facts
+from baregrad.kernel.language.schedule import (
     Bind,
     Collapse,
     Prefetch,
@@ -28,6 +27,7 @@ from baregrad.kernel.schedule_value import (
     StreamOutput,
     Tensorize,
 )
+from baregrad.kernel.planning.cpu.streams import AHEAD_NBYTES
 from baregrad.kernel.search.retile import names_of, retiled
 from baregrad.target import AnyTarget, GpuTarget
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from baregrad.base.bits import previous_power_of_two
-from baregrad.kernel.schedule_value import (
+from baregrad.kernel.language.schedule import (
     Bind,
     Pipeline,
     Reorder,

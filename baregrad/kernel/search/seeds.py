@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from baregrad.base.errors import BaregradError
-from baregrad.ir.node import Node
-from baregrad.kernel.analysis import facts_of
-from baregrad.kernel.heuristic import choose_schedule
-from baregrad.kernel.schedule_value import Schedule
+from baregrad.ir.core.node import Node
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.language.schedule import Schedule
+from baregrad.kernel.loops.sharing import prepare
+from baregrad.kernel.planning.first_schedule import choose_schedule
 from baregrad.kernel.search.mutate import Move, is_legal
-from baregrad.kernel.sharing import prepare
 from baregrad.target import AnyTarget, CpuTarget
 
 

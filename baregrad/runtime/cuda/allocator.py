@@ -16,7 +16,7 @@ from typing import Any
 from baregrad.base.bits import round_up
 from baregrad.base.errors import DeviceError, OutOfMemory
 from baregrad.runtime.interface import Memory, MemoryStats
-from baregrad.runtime.nvidia.teardown import Teardown
+from baregrad.runtime.nvidia.driver.teardown import Teardown
 
 ALIGNMENT = 512
 MIB = 1 << 20

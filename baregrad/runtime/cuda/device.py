@@ -28,7 +28,7 @@ from baregrad.runtime.cuda.pinned import PinnedMemory
 from baregrad.runtime.cuda.staging import SHARED_NBYTES, Staging
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
 from baregrad.runtime.lifetime import follow_process
-from baregrad.runtime.nvidia.teardown import Teardown
+from baregrad.runtime.nvidia.driver.teardown import Teardown
 
 if TYPE_CHECKING:
     from baregrad.runtime.interface import Contiguous

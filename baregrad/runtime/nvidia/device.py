@@ -20,9 +20,7 @@ from baregrad.program import CUBIN, Program
 from baregrad.runtime.commands import CommandList, Timeline
 from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
 from baregrad.runtime.lifetime import follow_process
-from baregrad.runtime.nvidia.channel import Channel
-from baregrad.runtime.nvidia.command_list import BoundList, check_parameters
-from baregrad.runtime.nvidia.copies import Staging
+from baregrad.runtime.nvidia.copies.host_copies import Staging
 from baregrad.runtime.nvidia.device_channels import (
     Returns,
     is_dead,
@@ -31,22 +29,24 @@ from baregrad.runtime.nvidia.device_channels import (
     wait_for,
     watcher,
 )
-from baregrad.runtime.nvidia.device_memory import Block, DeviceAllocator
-from baregrad.runtime.nvidia.doorbell import Pair
-from baregrad.runtime.nvidia.launch import Kernel as GpuKernel
-from baregrad.runtime.nvidia.launch import Module
-from baregrad.runtime.nvidia.list_image import ListImage
-from baregrad.runtime.nvidia.list_style import ListStyle, style_of
-from baregrad.runtime.nvidia.memory import Allocation
-from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.process_client import CONNECTIONS
-from baregrad.runtime.nvidia.pushbuffer import PushBuffer
-from baregrad.runtime.nvidia.teardown import Teardown
+from baregrad.runtime.nvidia.driver.device_memory import Block, DeviceAllocator
+from baregrad.runtime.nvidia.driver.doorbell import Pair
+from baregrad.runtime.nvidia.driver.memory import Allocation
+from baregrad.runtime.nvidia.driver.objects import Gpu
+from baregrad.runtime.nvidia.driver.process_client import CONNECTIONS
+from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.nvidia.lists.command_list import BoundList, check_parameters
+from baregrad.runtime.nvidia.lists.launch import Kernel as GpuKernel
+from baregrad.runtime.nvidia.lists.launch import Module
+from baregrad.runtime.nvidia.lists.list_image import ListImage
+from baregrad.runtime.nvidia.lists.list_style import ListStyle, style_of
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
     from baregrad.runtime.interface import Contiguous
-    from baregrad.runtime.nvidia.peers import PeerAccess
-    from baregrad.runtime.nvidia.port import Port
+    from baregrad.runtime.nvidia.copies.peers import PeerAccess
+    from baregrad.runtime.nvidia.driver.port import Port
 
 _WRITE_NBYTES = 4096
 _READ_NBYTES = 64
@@ -212,7 +212,7 @@ class NvDevice(Device):
             blocks = [one.memory.block for one in (source, fresh)]  # type: ignore[attr-defined]
             self.copy_after(push, *blocks)
         elif isinstance(source.device, NvDevice):
-            from baregrad.runtime.nvidia.peers import copy_between
+            from baregrad.runtime.nvidia.copies.peers import copy_between
 
             copy_between(fresh, source)
         else:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from baregrad.base.errors import DriverError
-from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
-from baregrad.runtime.nvidia.copy_engines import copy_engines
-from baregrad.runtime.nvidia.list_image import ListImage
+from baregrad.runtime.nvidia.copies.copy_engines import copy_engines
+from baregrad.runtime.nvidia.lists.list_image import ListImage
+from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
 
 if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.objects import Gpu
+    from baregrad.runtime.nvidia.driver.objects import Gpu
 
 T = TypeVar("T")
 Channels = tuple[Channel, Channel]

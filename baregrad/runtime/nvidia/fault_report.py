@@ -11,11 +11,11 @@ from baregrad.base.bits import human_bytes
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi.faults import ENGINE_EXCEPTION, fault_name
 from baregrad.runtime.nvidia.device_channels import tell
-from baregrad.runtime.nvidia.list_image import ListImage
+from baregrad.runtime.nvidia.lists.list_image import ListImage
 
 if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.channel import Channel, MmuFault
     from baregrad.runtime.nvidia.device import NvDevice
+    from baregrad.runtime.nvidia.queue.channel import Channel, MmuFault
 
 _SHOWN = 4
 # Further away than that a buffer has nothing to do with an address.

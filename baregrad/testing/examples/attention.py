@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.node import Node, alu, const, range_node
-from baregrad.ir.op import Ops
-from baregrad.ir.stream import merge_streams
+from baregrad.ir.analysis.stream import merge_streams
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, alu, const, range_node
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import Schedule
-from baregrad.kernel.schedule_value import parallelise, split, unroll, vectorise
+from baregrad.kernel.language.schedule import parallelise, split, unroll, vectorise
 from baregrad.testing.examples.levels import (
     Levels,
     at,

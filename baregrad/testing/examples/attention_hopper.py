@@ -9,14 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import KernelInfo, Param, Reduce
-from baregrad.ir.layout import Digit, Layout, swizzled_tile, wgmma_accumulator
-from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node, alu, cast, const
-from baregrad.ir.op import Op, Ops
-from baregrad.ir.protocol import Barrier, CopyTo, Done, Fence, Pipe, Role, operand_layouts, wgmma
-from baregrad.ir.protocol_derive import derive_synchronisation
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import KernelInfo, Param, Reduce
+from baregrad.ir.core.layout import Digit, Layout, swizzled_tile, wgmma_accumulator
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.protocol.attributes import (
+    Barrier,
+    CopyTo,
+    Done,
+    Fence,
+    Pipe,
+    Role,
+    operand_layouts,
+    wgmma,
+)
+from baregrad.ir.protocol.derive import derive_synchronisation
 from baregrad.testing.examples.matmul_hopper import (
     M_ATOM,
     alloc,

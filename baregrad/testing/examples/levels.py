@@ -7,13 +7,13 @@ from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph import canonicalise
-from baregrad.ir import index
-from baregrad.ir.attrs import KernelInfo, Out, Param, Reduce
-from baregrad.ir.index import Dim
-from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node
-from baregrad.ir.op import Op, Ops
-from baregrad.ir.verify import verify
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.verify.verify import verify
 from baregrad.kernel import Schedule, lower, to_linear
 from baregrad.schedule import Launch, make_plan
 from baregrad.target.cpu import CpuTarget, cpu_row_named

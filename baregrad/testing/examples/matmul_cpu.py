@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baregrad.ir.node import Node
+from baregrad.ir.core.node import Node
 from baregrad.kernel import Schedule
-from baregrad.kernel.schedule_value import (
+from baregrad.kernel.language.schedule import (
     parallelise,
     reorder,
     split,

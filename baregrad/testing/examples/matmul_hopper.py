@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir import index
-from baregrad.ir.attrs import Alloc, KernelInfo, Param, Range
-from baregrad.ir.index import Dim
-from baregrad.ir.layout import Layout, swizzled_tile, wgmma_accumulator
-from baregrad.ir.node import Node, cast, const, range_node
-from baregrad.ir.op import Op, Ops
-from baregrad.ir.protocol import Barrier, CopyTo, Done, Fence, Pipe, Role, wgmma
-from baregrad.ir.protocol_derive import derive_synchronisation
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Alloc, KernelInfo, Param, Range
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.layout import Layout, swizzled_tile, wgmma_accumulator
+from baregrad.ir.core.node import Node, cast, const, range_node
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.protocol.attributes import Barrier, CopyTo, Done, Fence, Pipe, Role, wgmma
+from baregrad.ir.protocol.derive import derive_synchronisation
 from baregrad.testing.examples.levels import at, contracted, fold, kernel, kernel_of, out, param
 
 BF16 = dtypes.bfloat16

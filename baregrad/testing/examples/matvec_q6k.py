@@ -7,13 +7,13 @@ signed scales and one float16. A weight is d * scale * (code - 32).
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.ir import index
-from baregrad.ir.index import Dim
-from baregrad.ir.layout import Digit, Layout
-from baregrad.ir.node import Node, alu, cast, const, range_node
-from baregrad.ir.op import Ops
+from baregrad.ir.core import index
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.layout import Digit, Layout
+from baregrad.ir.core.node import Node, alu, cast, const, range_node
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import Schedule
-from baregrad.kernel.schedule_value import parallelise, unroll, vectorise
+from baregrad.kernel.language.schedule import parallelise, unroll, vectorise
 from baregrad.testing.examples.levels import (
     Levels,
     at,
@@ -138,7 +138,7 @@ def decode_levels(rows: int = 2, blocks: int = 2) -> Levels:
 
 
 def _bytes(array: Node, first: int, stop: int) -> Node:
-    from baregrad.ir.attrs import Slice
+    from baregrad.ir.core.attrs import Slice
 
     rows, blocks, _ = array.shape
     cut = (Slice(0, rows), Slice(0, blocks), Slice(first, stop))
@@ -185,8 +185,8 @@ def _narrow(value: Node) -> Node:
 
 def matvec_tensor(rows: int, blocks: int) -> Node:
     """y (rows,) = weights (rows, blocks, 256) times x (blocks, 256)."""
-    from baregrad.ir.attrs import Reduce
-    from baregrad.ir.monoid import primitive
+    from baregrad.ir.core.attrs import Reduce
+    from baregrad.ir.core.monoid import primitive
 
     w = param(1, rows, blocks, BLOCK_NBYTES, dtype=U8, name="w")
     x = param(2, blocks, WEIGHTS, name="x")

@@ -8,16 +8,16 @@ import numpy as np
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes, encode
-from baregrad.ir import index
-from baregrad.ir.attrs import KernelInfo, Out, Reduce
-from baregrad.ir.evaluate_kernel import evaluate_kernel
-from baregrad.ir.evaluate_loop import evaluate_loop
-from baregrad.ir.monoid import primitive
-from baregrad.ir.node import Node, range_node, toposort
-from baregrad.ir.op import Ops
-from baregrad.ir.outline import outline
+from baregrad.ir.analysis.outline import outline
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import KernelInfo, Out, Reduce
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, range_node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel import Schedule, lower
-from baregrad.kernel.schedule_value import Step
+from baregrad.kernel.language.schedule import Step
 from baregrad.target import AnyTarget
 from baregrad.testing.examples.levels import contracted, example_target, kernel_of, param
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from baregrad.ir.node import Node, alu
-from baregrad.ir.op import Ops
+from baregrad.ir.core.node import Node, alu
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import Schedule
-from baregrad.kernel.schedule_value import Step, parallelise, split, unroll, vectorise
+from baregrad.kernel.language.schedule import Step, parallelise, split, unroll, vectorise
 from baregrad.testing.examples.levels import (
     Levels,
     expanded,

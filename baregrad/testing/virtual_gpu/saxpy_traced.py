@@ -14,11 +14,11 @@ from array import array
 from collections.abc import Callable
 
 from baregrad.assemble.virtual_cubin import VirtualAssembler
-from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
-from baregrad.runtime.nvidia.client import Client
-from baregrad.runtime.nvidia.launch import Module
-from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from baregrad.runtime.nvidia.driver.client import Client
+from baregrad.runtime.nvidia.driver.objects import Gpu
+from baregrad.runtime.nvidia.lists.launch import Module
+from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 
 SAXPY = """

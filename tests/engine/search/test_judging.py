@@ -11,7 +11,7 @@ from baregrad.dtypes import dtypes
 from baregrad.engine.search import tuner
 from baregrad.engine.search.inputs import differs, make_problem, samples
 from baregrad.engine.search.verdict import chance, is_faster, ratio
-from baregrad.ir.node import Node
+from baregrad.ir.core.node import Node
 from tests.kernel import kernels as k
 
 

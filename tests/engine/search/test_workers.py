@@ -15,7 +15,7 @@ from baregrad.engine.search.child import Child, ChildLost
 from baregrad.engine.search.records import Record, Records
 from baregrad.engine.search.tuner import Tuner
 from baregrad.engine.search.wire import receive, send
-from baregrad.ir.node import Node
+from baregrad.ir.core.node import Node
 from baregrad.kernel.search import beam
 from tests.engine.search import faults
 from tests.kernel import kernels as k

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baregrad.base.errors import ScheduleError
-from baregrad.ir.node import Node
-from baregrad.ir.verify import verify
+from baregrad.ir.core.node import Node
+from baregrad.ir.verify.verify import verify
 from baregrad.kernel import Schedule, apply_schedule, choose_schedule, lower, parse_schedule
-from baregrad.kernel.analysis import facts_of
-from baregrad.kernel.schedule_value import Split, parallelise, split, stage_input, vectorise
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.language.schedule import Split, parallelise, split, stage_input, vectorise
+from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.search import beam_search, estimated_ns, neighbours, normal, seeds
 from baregrad.kernel.search.retile import retiled
-from baregrad.kernel.sharing import prepare
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel

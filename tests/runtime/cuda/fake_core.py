@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from baregrad.runtime.cuda import abi
-from baregrad.testing.virtual_gpu.ptx_memory import Memory, Region
-from baregrad.testing.virtual_gpu.ptx_program import Kernel
+from baregrad.testing.virtual_gpu.ptx.memory import Memory, Region
+from baregrad.testing.virtual_gpu.ptx.program import Kernel
 
 MIB = 1 << 20
 NAMES = {

@@ -14,14 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from baregrad.runtime.cuda import abi
-from baregrad.testing.virtual_gpu.ptx_errors import (
+from baregrad.testing.virtual_gpu.ptx.errors import (
     IllegalInstruction,
     KernelFault,
     KernelHang,
     MisalignedAccess,
     OutOfBoundsAccess,
 )
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.program import Module
 from tests.runtime.cuda.fake_core import (
     INVALID_VALUE,
     FakeCore,

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi import release_for
 from baregrad.runtime.nvidia.abi.layout import Record
-from baregrad.runtime.nvidia.descriptor_fields import descriptor_layout
-from baregrad.runtime.nvidia.doorbell import ByStores
-from baregrad.runtime.nvidia.launch_descriptor import Launch, decode
+from baregrad.runtime.nvidia.code.descriptor_fields import descriptor_layout
+from baregrad.runtime.nvidia.code.launch_descriptor import Launch, decode
+from baregrad.runtime.nvidia.driver.doorbell import ByStores
 from baregrad.target.nvidia import nvidia_row
 
 HOPPER_CLASSES = (0xC461, 0xC661, 0xC86F, 0xC46F, 0xCBC0, 0xC8B5, 0xC7B5)

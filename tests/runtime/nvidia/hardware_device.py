@@ -25,10 +25,10 @@ import numpy as np
 from baregrad.base.errors import BaregradError, DriverError, OutOfMemory
 from baregrad.runtime.commands import CommandList, Slot
 from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.nvidia.copies.peers import PeerAccess, copy_between, peer_access
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES
-from baregrad.runtime.nvidia.peers import PeerAccess, copy_between, peer_access
-from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from baregrad.runtime.nvidia.lists.list_style import DEFAULT_STYLE, STYLES
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia.hardware_tools import MIB, expect, main
 from tests.runtime.nvidia.random_lists import buffer_of, load, ramp, random_lists, same, words_of

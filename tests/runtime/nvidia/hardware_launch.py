@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from baregrad.base.errors import ArgumentError, DriverError
-from baregrad.runtime.nvidia.batch import Batch
-from baregrad.runtime.nvidia.channel import Channel
-from baregrad.runtime.nvidia.client import Client
-from baregrad.runtime.nvidia.launch import Module
-from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.port import KernelPort, Port
-from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from baregrad.runtime.nvidia.driver.client import Client
+from baregrad.runtime.nvidia.driver.objects import Gpu
+from baregrad.runtime.nvidia.driver.port import KernelPort, Port
+from baregrad.runtime.nvidia.lists.launch import Module
+from baregrad.runtime.nvidia.queue.batch import Batch
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from tests.runtime.nvidia.hardware_tools import expect, timed, two_channels
 
 DATA = Path(__file__).parent / "data"

@@ -31,13 +31,13 @@ from baregrad.base.options import options
 from baregrad.program import Program
 from baregrad.runtime.commands import CommandList, Slot
 from baregrad.runtime.interface import Buffer, Kernel
-from baregrad.runtime.nvidia.copies import PYTHON_OPTIONS, Staging, default_options
-from baregrad.runtime.nvidia.copy_code import copy_code
-from baregrad.runtime.nvidia.copy_engines import copy_engines
+from baregrad.runtime.nvidia.copies.copy_code import copy_code
+from baregrad.runtime.nvidia.copies.copy_engines import copy_engines
+from baregrad.runtime.nvidia.copies.host_copies import PYTHON_OPTIONS, Staging, default_options
+from baregrad.runtime.nvidia.copies.peers import copy_between, peer_access
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE, STYLES, style_of
-from baregrad.runtime.nvidia.peers import copy_between, peer_access
-from baregrad.runtime.nvidia.port import open_port
+from baregrad.runtime.nvidia.driver.port import open_port
+from baregrad.runtime.nvidia.lists.list_style import DEFAULT_STYLE, STYLES, style_of
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia.hardware_tools import MIB, TimedPort, expect
 from tests.runtime.nvidia.random_lists import buffer_of, ramp, random_lists, same, words_of

@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from baregrad.base.errors import BaregradError, DriverError, OutOfMemory
 from baregrad.runtime.nvidia.abi import numbers as nv
-from baregrad.runtime.nvidia.channel import Channel, ChannelGroup, Timeline
-from baregrad.runtime.nvidia.client import Client
-from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.port import KernelPort, Port
-from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from baregrad.runtime.nvidia.driver.client import Client
+from baregrad.runtime.nvidia.driver.objects import Gpu
+from baregrad.runtime.nvidia.driver.port import KernelPort, Port
+from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup, Timeline
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from tests.runtime.nvidia import hardware_launch
 from tests.runtime.nvidia.hardware_tools import MIB, expect, main, noise, timed, two_channels
 

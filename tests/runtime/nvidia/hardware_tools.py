@@ -12,9 +12,9 @@ from typing import Any
 
 from baregrad.runtime.nvidia.abi import names
 from baregrad.runtime.nvidia.abi import numbers as nv
-from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
-from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.port import Port
+from baregrad.runtime.nvidia.driver.objects import Gpu
+from baregrad.runtime.nvidia.driver.port import Port
+from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
 
 MIB = 1 << 20
 

@@ -2,7 +2,7 @@
 
 Needs a GPU of sm_90 and its kernel driver. Does the work of `trace_work.py`, writes
 traces/DRIVER-GENERATION.jsonl.gz beside this file (or `--out FILE`), and replays it at once. No
-serial number, UUID or place on the bus is written (see `baregrad/runtime/nvidia/trace.py`).
+serial number, UUID or place on the bus is written (see `baregrad/runtime/nvidia/driver/trace.py`).
 `--port virtual` records from the GPU that is not there.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from baregrad.runtime.nvidia.port import open_port
-from baregrad.runtime.nvidia.trace import RecordingPort, ReplayPort
+from baregrad.runtime.nvidia.driver.port import open_port
+from baregrad.runtime.nvidia.driver.trace import RecordingPort, ReplayPort
 from tests.runtime.nvidia import trace_work
 
 FOLDER = Path(__file__).parent / "traces"

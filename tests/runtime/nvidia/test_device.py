@@ -13,11 +13,12 @@ from baregrad.base.errors import ArgumentError, DeviceError, DriverError
 from baregrad.base.options import options
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.interface import Buffer, Kernel
-from baregrad.runtime.nvidia import channel, device_channels
-from baregrad.runtime.nvidia.cubin import read_cubin
+from baregrad.runtime.nvidia import device_channels
+from baregrad.runtime.nvidia.code.cubin import read_cubin
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.list_style import STYLES
-from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from baregrad.runtime.nvidia.lists.list_style import STYLES
+from baregrad.runtime.nvidia.queue import channel
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia.device_tools import Words, program
 from tests.runtime.nvidia.fake_port import FakeLaunch, FakePort, FaultError

@@ -13,8 +13,9 @@ import pytest
 from baregrad.base.errors import DeviceError, DriverError
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.interface import Kernel
-from baregrad.runtime.nvidia import channel, device_channels
+from baregrad.runtime.nvidia import device_channels
 from baregrad.runtime.nvidia.device import NvDevice
+from baregrad.runtime.nvidia.queue import channel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.runtime.nvidia import device_tools
 from tests.runtime.nvidia.random_lists import ramp

@@ -16,11 +16,11 @@ from baregrad.base.errors import BaregradError, DeviceError, DriverError, OutOfM
 from baregrad.program import Program
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.interface import Buffer, Kernel
-from baregrad.runtime.nvidia.copies import Staging, StagingOptions
+from baregrad.runtime.nvidia.copies.host_copies import Staging, StagingOptions
+from baregrad.runtime.nvidia.copies.peers import copy_between, peer_access
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.list_style import STYLES
-from baregrad.runtime.nvidia.peers import copy_between, peer_access
-from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
+from baregrad.runtime.nvidia.lists.list_style import STYLES
+from baregrad.testing.virtual_gpu.machine.machine import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.runtime.nvidia import device_tools
 from tests.runtime.nvidia.random_lists import random_lists

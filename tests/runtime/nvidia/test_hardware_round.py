@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baregrad.base.options import options
-from baregrad.runtime.nvidia.list_style import DEFAULT_STYLE
+from baregrad.runtime.nvidia.lists.list_style import DEFAULT_STYLE
 from tests.runtime.nvidia import hardware_round
 
 LONG = ("early",)

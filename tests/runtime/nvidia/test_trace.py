@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baregrad.base.errors import DriverError, FileFormatError
-from baregrad.runtime.nvidia.trace import MASKED_UUID, RecordingPort, ReplayPort, read_trace
+from baregrad.runtime.nvidia.driver.trace import MASKED_UUID, RecordingPort, ReplayPort, read_trace
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.runtime.nvidia import trace_work
 

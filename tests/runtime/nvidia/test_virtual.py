@@ -14,18 +14,18 @@ from baregrad.base.errors import BaregradError, DriverError
 from baregrad.base.options import options
 from baregrad.program import Program
 from baregrad.runtime.commands import Slot
-from baregrad.runtime.nvidia import copies
 from baregrad.runtime.nvidia.abi import numbers as nv
-from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
-from baregrad.runtime.nvidia.client import Client
+from baregrad.runtime.nvidia.copies import host_copies as copies
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.launch import Module
-from baregrad.runtime.nvidia.memory import Allocation
-from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.port import KernelPort, open_port
-from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from baregrad.runtime.nvidia.driver.client import Client
+from baregrad.runtime.nvidia.driver.memory import Allocation
+from baregrad.runtime.nvidia.driver.objects import Gpu
+from baregrad.runtime.nvidia.driver.port import KernelPort, open_port
+from baregrad.runtime.nvidia.lists.launch import Module
+from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.testing.virtual_gpu import virtual_port
-from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
+from baregrad.testing.virtual_gpu.machine.machine import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.runtime.nvidia import device_tools, hardware_launch, hardware_smoke
 from tests.testing.virtual_gpu.virtual_tools import RELEASES, data_cubin

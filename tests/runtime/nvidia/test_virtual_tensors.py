@@ -14,7 +14,7 @@ from baregrad.base.options import options
 from baregrad.engine.session import Session, use_session
 from baregrad.tensor import Tensor
 from baregrad.testing.virtual_gpu import virtual_port
-from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
+from baregrad.testing.virtual_gpu.machine.machine import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.testing.virtual_gpu.virtual_tools import RELEASES
 

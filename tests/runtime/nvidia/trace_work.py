@@ -8,7 +8,7 @@ from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.port import Port
+from baregrad.runtime.nvidia.driver.port import Port
 from tests.runtime.nvidia import device_tools
 
 # link64 of data/device.cu: multiplies 32 words and adds a number.

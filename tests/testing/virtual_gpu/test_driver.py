@@ -12,10 +12,10 @@ from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import Record
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.status import NAMES
-from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
-from baregrad.runtime.nvidia.client import Client
-from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.testing.virtual_gpu.gpu_machine import GpuModel
+from baregrad.runtime.nvidia.driver.client import Client
+from baregrad.runtime.nvidia.driver.objects import Gpu
+from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.testing.virtual_gpu.machine.machine import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.testing.virtual_gpu.virtual_tools import RELEASES
 

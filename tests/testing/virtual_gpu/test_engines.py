@@ -10,8 +10,8 @@ import pytest
 
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import methods as m
-from baregrad.runtime.nvidia.channel import Channel, ChannelGroup, Timeline
-from baregrad.runtime.nvidia.pushbuffer import COPY_SUBCHANNEL, PushBuffer, split
+from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup, Timeline
+from baregrad.runtime.nvidia.queue.pushbuffer import COPY_SUBCHANNEL, PushBuffer, split
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.testing.virtual_gpu.virtual_tools import LIMIT_S, LINK, Opened, linked, opened
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import ArgumentError
-from baregrad.testing.virtual_gpu.gpu_faults import MMU_FAULT, GpuFault
-from baregrad.testing.virtual_gpu.gpu_memory import (
+from baregrad.testing.virtual_gpu.driver.user_memory import BadAddress, UserMemory
+from baregrad.testing.virtual_gpu.machine.faults import MMU_FAULT, GpuFault
+from baregrad.testing.virtual_gpu.machine.memory import (
     POISON,
     AddressSpace,
     Backing,
@@ -15,8 +16,7 @@ from baregrad.testing.virtual_gpu.gpu_memory import (
     address_of,
     fresh_pages,
 )
-from baregrad.testing.virtual_gpu.ptx_program import Module
-from baregrad.testing.virtual_gpu.user_memory import BadAddress, UserMemory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 from tests.testing.virtual_gpu.virtual_tools import LINK
 
 PAGE = 4096

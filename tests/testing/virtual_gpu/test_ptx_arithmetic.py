@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx_float import APPROXIMATIONS
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.ops.floats import APPROXIMATIONS
+from baregrad.testing.virtual_gpu.ptx.program import Module
 from tests.testing.virtual_gpu.ptx_cases import (
     COUNT,
     FLOAT_CASES,

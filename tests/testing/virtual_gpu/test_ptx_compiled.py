@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 
 KERNELS = Path(__file__).parent / "kernels"
 RANDOM = np.random.default_rng(5)

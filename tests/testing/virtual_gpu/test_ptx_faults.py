@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx_errors import (
+from baregrad.testing.virtual_gpu.ptx.errors import (
     DivergentBarrier,
     KernelFault,
     KernelHang,
@@ -17,8 +17,8 @@ from baregrad.testing.virtual_gpu.ptx_errors import (
     UninitialisedRead,
     WindowOverrun,
 )
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 
 HEAD = """.version 8.0
 .target sm_90a

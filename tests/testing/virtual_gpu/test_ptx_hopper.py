@@ -11,17 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx_errors import (
+from baregrad.testing.virtual_gpu.ptx.errors import (
     IllegalInstruction,
     KernelHang,
     MisalignedAccess,
     SharedMemoryRace,
     UninitialisedRead,
 )
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
-from baregrad.testing.virtual_gpu.ptx_tensor_map import TensorMap, swizzle
-from baregrad.testing.virtual_gpu.ptx_wgmma import descriptor_offsets
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.ops.wgmma import descriptor_offsets
+from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.tensor_map import TensorMap, swizzle
 
 HEAD = ".version 8.0\n.target sm_90a\n.address_size 64\n"
 CODES = {"uint8": (0, 1), "bfloat16": (10, 2), "float32": (7, 4)}

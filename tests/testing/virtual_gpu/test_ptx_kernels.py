@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import ArgumentError, CompileError
-from baregrad.testing.virtual_gpu.ptx_errors import UnsupportedInstruction
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.errors import UnsupportedInstruction
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 from tests.testing.virtual_gpu.test_ptx_compiled import KERNELS, launch, normal, zeros
 
 OWN = KERNELS / "own.ptx"

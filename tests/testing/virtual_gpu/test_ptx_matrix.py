@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 
 LANE = np.arange(32)
 GROUP, WITHIN = LANE // 4, LANE % 4

@@ -11,13 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx_errors import (
-    IllegalInstruction,
-    KernelHang,
-    SharedMemoryRace,
-)
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, KernelHang, SharedMemoryRace
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 from tests.testing.virtual_gpu.test_ptx_hopper import HEAD, descriptor, tensor_map
 
 STAGES = 2

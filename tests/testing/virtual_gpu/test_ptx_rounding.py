@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx_rounding import fma_double
+from baregrad.testing.virtual_gpu.ptx.rounding import fma_double
 
 COUNT = 2000
 

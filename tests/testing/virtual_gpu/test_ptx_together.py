@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx_memory import Memory
-from baregrad.testing.virtual_gpu.ptx_program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.program import Module
 from tests.testing.virtual_gpu.ptx_cases import COUNT, NUMPY
 from tests.testing.virtual_gpu.test_ptx_arithmetic import run
 

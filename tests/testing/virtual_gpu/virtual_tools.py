@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from baregrad.assemble.virtual_cubin import VirtualAssembler
-from baregrad.runtime.nvidia.batch import Batch
-from baregrad.runtime.nvidia.channel import Channel, ChannelGroup
-from baregrad.runtime.nvidia.client import Client
-from baregrad.runtime.nvidia.launch import Kernel, Module
-from baregrad.runtime.nvidia.memory import Allocation
-from baregrad.runtime.nvidia.objects import Gpu
-from baregrad.runtime.nvidia.pushbuffer import PushBuffer
+from baregrad.runtime.nvidia.driver.client import Client
+from baregrad.runtime.nvidia.driver.memory import Allocation
+from baregrad.runtime.nvidia.driver.objects import Gpu
+from baregrad.runtime.nvidia.lists.launch import Kernel, Module
+from baregrad.runtime.nvidia.queue.batch import Batch
+from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 
 RELEASES = ("535.54.03", "550.54.14", "570.86.15", "580.159.04", "595.45.04")

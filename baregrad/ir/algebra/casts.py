@@ -1,0 +1,111 @@
+"""Laws of conversions: casts that change nothing, and pairs of casts that are one."""
+
+from __future__ import annotations
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.algebra.rewrite import Captures, Rule, booleans, literal, term, values, var
+from baregrad.ir.core.monoid import slot
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Ops
+
+
+def lossless(source: DType, target: DType) -> bool:
+    """Whether every value of `source` is one of `target`'s, so that a cast and back is nothing."""
+    if source is target or source.kind == "bool":
+        return True
+    if target.kind == "float" and target.format is not None:
+        form = target.format
+        if source.kind == "float" and source.format is not None:
+            narrow = source.format
+            return (
+                narrow.mantissa_bits <= form.mantissa_bits
+                and narrow.largest <= form.largest
+                and narrow.least_exponent - narrow.mantissa_bits
+                >= form.least_exponent - form.mantissa_bits
+                and (form.special == "ieee" or narrow.special in ("none", form.special))
+            )
+        digits = source.bits - (source.kind == "int")
+        return source.kind in ("int", "uint") and digits <= form.mantissa_bits + 1 <= form.bias
+    if source.kind == "uint" and target.kind in ("int", "index"):
+        return source.bits < (target.bits or 64)
+    if source.kind == "int" and target.kind in ("int", "index"):
+        return source.bits <= (target.bits or 64)
+    return source.kind == target.kind == "uint" and source.bits <= target.bits
+
+
+def _cast_pair(found: Captures, node: Node) -> Node | None:
+    """CAST of CAST is one CAST where the first keeps the value, or both only cut off high bits."""
+    x, middle, target = found["x"], node.src[0].dtype, node.dtype
+    source = x.dtype
+    if lossless(source, middle):
+        # By way of a float an integer saturates, directly it wraps: the same only within range.
+        by_float = middle.kind == "float" and source.kind != "float" and target.kind != "float"
+        if not by_float or target.kind == "bool" or lossless(source, target):
+            return cast(x, target)
+        return None
+    whole = all(dtype.kind in ("int", "uint") for dtype in (source, middle, target))
+    return cast(x, target) if whole and middle.bits >= target.bits else None
+
+
+def _bitcast_pair(found: Captures, node: Node) -> Node | None:
+    x = found["x"]
+    if node.src[0].dtype.kind == "bool":
+        # Every bit pattern but zero is True, so the pattern is lost.
+        return None
+    return x if x.dtype is node.dtype else Node(Ops.BITCAST, node.dtype, (x,))
+
+
+def _cast_example() -> tuple[Node, Node]:
+    x = slot(0, dtypes.int8)
+    return cast(cast(x, dtypes.int32), dtypes.int16), cast(x, dtypes.int16)
+
+
+def _bitcast_example() -> tuple[Node, Node]:
+    x = slot(0, dtypes.int32)
+    there = Node(Ops.BITCAST, dtypes.uint32, (x,))
+    return Node(Ops.BITCAST, dtypes.int32, (there,)), x
+
+
+def _truth_example() -> tuple[Node, Node]:
+    p = slot(0, dtypes.bool)
+    as_float = cast(p, dtypes.float32)
+    return alu(Ops.CMPNE, as_float, const(0.0, dtypes.float32)), p
+
+
+CAST_RULES = (
+    Rule(
+        name="cast-same",
+        law="cast(x, dtype of x) → x, and bitcast likewise",
+        reason="generic code casts to a dtype that is there already",
+        pattern=term((Ops.CAST, Ops.BITCAST), var("x", values)),
+        build=lambda found, node: found["x"] if found["x"].dtype is node.dtype else None,
+        example=lambda: (
+            Node(Ops.CAST, dtypes.int8, (slot(0, dtypes.int8),)),
+            slot(0, dtypes.int8),
+        ),
+    ),
+    Rule(
+        name="cast-pair",
+        law="cast(cast(x, B), C) → cast(x, C), if B holds every x, or B and C only cut bits off",
+        reason="mixed precision casts up and down around every operation",
+        pattern=term(Ops.CAST, term(Ops.CAST, var("x", values)), kinds=values),
+        build=_cast_pair,
+        example=_cast_example,
+    ),
+    Rule(
+        name="bitcast-pair",
+        law="bitcast(bitcast(x, B), C) → bitcast(x, C), if B is not bool",
+        reason="bits that go there and back have not changed",
+        pattern=term(Ops.BITCAST, term(Ops.BITCAST, var("x", values)), kinds=values),
+        build=_bitcast_pair,
+        example=_bitcast_example,
+    ),
+    Rule(
+        name="truth-of-cast",
+        law="cast(p) != 0 → p, if p is bool",
+        reason="masks become numbers to be multiplied with, and are then compared again",
+        pattern=term(Ops.CMPNE, term(Ops.CAST, var("x", booleans)), literal(0)),
+        build=lambda found, node: found["x"],
+        example=_truth_example,
+    ),
+)

@@ -1,0 +1,256 @@
+"""Laws of choice: bool arithmetic, comparisons, WHERE and GUARD."""
+
+from __future__ import annotations
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.algebra.rewrite import Captures, Rule, booleans, literal, number, term, var
+from baregrad.ir.core.monoid import slot
+from baregrad.ir.core.node import Node, alu, const
+from baregrad.ir.core.op import COMPARE, Ops
+
+BOOL = dtypes.bool
+F32 = dtypes.float32
+
+
+def _p() -> Node:
+    return slot(0, BOOL)
+
+
+def _q() -> Node:
+    return slot(1, BOOL)
+
+
+def _f(position: int) -> Node:
+    return slot(position, F32)
+
+
+def _true() -> Node:
+    return const(True, BOOL)
+
+
+def _false() -> Node:
+    return const(False, BOOL)
+
+
+def _not(node: Node) -> Node:
+    return node.src[0] if node.op is Ops.NOT else alu(Ops.NOT, node)
+
+
+def _guard(condition: Node, value: Node) -> Node:
+    return Node(Ops.GUARD, value.dtype, (condition, value))
+
+
+def _where_same(found: Captures, node: Node) -> Node:
+    return found["x"]
+
+
+def _compare_truth(found: Captures, node: Node) -> Node | None:
+    """x == c, x != c and the like over bool, where c is known."""
+    x, truth = found["x"], bool(found["c"].arg)
+    if node.op is Ops.CMPEQ:
+        return x if truth else _not(x)
+    if node.op is Ops.CMPNE:
+        return _not(x) if truth else x
+    first = node.src[0] is x
+    if node.op is Ops.CMPLT:
+        # x < True is not x; False < x is x; nothing is below False or above True.
+        if first:
+            return _not(x) if truth else _false()
+        return _false() if truth else x
+    if first:
+        return _true() if truth else _not(x)
+    return x if truth else _true()
+
+
+def _compare_self(found: Captures, node: Node) -> Node | None:
+    if found["x"].dtype.kind == "float" and node.op is not Ops.CMPLT:
+        return None
+    return const(node.op in (Ops.CMPEQ, Ops.CMPLE), BOOL)
+
+
+def _negated_compare(found: Captures, node: Node) -> Node | None:
+    compare = found["compare"]
+    a, b = compare.src
+    if compare.op is Ops.CMPEQ:
+        return alu(Ops.CMPNE, a, b)
+    if compare.op is Ops.CMPNE:
+        return alu(Ops.CMPEQ, a, b)
+    if a.dtype.kind == "float":
+        return None
+    return alu(Ops.CMPLE if compare.op is Ops.CMPLT else Ops.CMPLT, b, a)
+
+
+def _bool_unit(found: Captures, node: Node) -> Node | None:
+    """x & True, x | True and their arithmetic spellings, where the constant is True."""
+    return found["x"] if node.op in (Ops.AND, Ops.MUL, Ops.MIN) else _true()
+
+
+def _bool_null(found: Captures, node: Node) -> Node:
+    """x | False and so on, where the constant is False."""
+    return _false() if node.op in (Ops.AND, Ops.MUL, Ops.MIN) else found["x"]
+
+
+def _readless(node: Node) -> bool:
+    return not node.has(Ops.INDEX, Ops.LOAD)
+
+
+def _guard_twice(found: Captures, node: Node) -> Node | None:
+    # The inner condition will be evaluated everywhere, so it must not read memory.
+    if not _readless(found["d"]):
+        return None
+    both = found["c"] if found["c"] is found["d"] else alu(Ops.AND, found["c"], found["d"])
+    return _guard(both, found["x"])
+
+
+_BOOL_OPS = (Ops.AND, Ops.MUL, Ops.MIN, Ops.OR, Ops.ADD, Ops.MAX)
+
+_SELECTIONS = (
+    Rule(
+        name="where-known",
+        law="where(True, x, y) → x, where(False, x, y) → y",
+        reason="conditions fold to constants once indices are known",
+        pattern=term(Ops.WHERE, number("c", booleans), var("x"), var("y")),
+        build=lambda found, node: found["x"] if found["c"].arg else found["y"],
+        example=lambda: (alu(Ops.WHERE, _true(), _f(0), _f(1)), _f(0)),
+    ),
+    Rule(
+        name="where-same",
+        law="where(p, x, x) → x",
+        reason="branches become equal after other rules",
+        pattern=term(Ops.WHERE, var("p"), var("x"), var("x")),
+        build=_where_same,
+        example=lambda: (alu(Ops.WHERE, _p(), _f(1), _f(1)), _f(1)),
+    ),
+    Rule(
+        name="where-not",
+        law="where(not p, x, y) → where(p, y, x)",
+        reason="one form for a choice, and no negation",
+        pattern=term(Ops.WHERE, term(Ops.NOT, var("p")), var("x"), var("y")),
+        build=lambda found, node: alu(Ops.WHERE, found["p"], found["y"], found["x"]),
+        example=lambda: (
+            alu(Ops.WHERE, alu(Ops.NOT, _p()), _f(1), _f(2)),
+            alu(Ops.WHERE, _p(), _f(2), _f(1)),
+        ),
+    ),
+    Rule(
+        name="where-then-where",
+        law="where(p, where(p, x, y), z) → where(p, x, z)",
+        reason="inside the branch the condition is known",
+        pattern=term(Ops.WHERE, var("p"), term(Ops.WHERE, var("p"), var("x"), var("y")), var("z")),
+        build=lambda found, node: alu(Ops.WHERE, found["p"], found["x"], found["z"]),
+        example=lambda: (
+            alu(Ops.WHERE, _p(), alu(Ops.WHERE, _p(), _f(1), _f(2)), _f(3)),
+            alu(Ops.WHERE, _p(), _f(1), _f(3)),
+        ),
+    ),
+    Rule(
+        name="where-else-where",
+        law="where(p, x, where(p, y, z)) → where(p, x, z)",
+        reason="inside the branch the condition is known",
+        pattern=term(Ops.WHERE, var("p"), var("x"), term(Ops.WHERE, var("p"), var("y"), var("z"))),
+        build=lambda found, node: alu(Ops.WHERE, found["p"], found["x"], found["z"]),
+        example=lambda: (
+            alu(Ops.WHERE, _p(), _f(1), alu(Ops.WHERE, _p(), _f(2), _f(3))),
+            alu(Ops.WHERE, _p(), _f(1), _f(3)),
+        ),
+    ),
+    Rule(
+        name="where-truth",
+        law="where(p, True, q) → p or q, where(p, q, False) → p and q, of bool",
+        reason="logic is cheaper than a choice and simplifies further",
+        pattern=term(Ops.WHERE, var("p"), var("x", booleans), var("y")),
+        build=lambda found, node: _where_truth(found),
+        example=lambda: (
+            alu(Ops.WHERE, _p(), _true(), _q()),
+            alu(Ops.OR, _p(), _q()),
+        ),
+    ),
+    Rule(
+        name="guard-known",
+        law="guard(True, x) → x, guard(False, x) → 0",
+        reason="bounds decide most guards when shapes are known",
+        pattern=term(Ops.GUARD, number("c", booleans), var("x")),
+        build=lambda found, node: found["x"] if found["c"].arg else const(0, node.dtype),
+        example=lambda: (_guard(_true(), _f(0)), _f(0)),
+    ),
+    Rule(
+        name="guard-twice",
+        law="guard(p, guard(q, x)) → guard(p and q, x), if q reads no memory",
+        reason="one test, and the reader sees the whole condition",
+        pattern=term(Ops.GUARD, var("c"), term(Ops.GUARD, var("d"), var("x"))),
+        build=_guard_twice,
+        example=lambda: (
+            _guard(_p(), _guard(_q(), _f(2))),
+            _guard(alu(Ops.AND, _p(), _q()), _f(2)),
+        ),
+    ),
+)
+
+
+def _where_truth(found: Captures) -> Node | None:
+    p, x, y = found["p"], found["x"], found["y"]
+    if x.op is Ops.CONST:
+        if x is y:
+            return x
+        if y.op is Ops.CONST:
+            return p if x.arg else _not(p)
+        return alu(Ops.OR, p, y) if x.arg else alu(Ops.AND, _not(p), y)
+    if y.op is Ops.CONST:
+        return alu(Ops.OR, _not(p), x) if y.arg else alu(Ops.AND, p, x)
+    return None
+
+
+LOGIC_RULES = (
+    Rule(
+        name="bool-unit",
+        law="p and True → p, p or True → True, of bool, and as mul, min, add and max",
+        reason="conditions are built from parts that are often certain",
+        pattern=term(_BOOL_OPS, var("x", booleans), literal(True)),
+        build=_bool_unit,
+        example=lambda: (alu(Ops.AND, _p(), _true()), _p()),
+    ),
+    Rule(
+        name="bool-null",
+        law="p and False → False, p or False → p, of bool, and as mul, min, add and max",
+        reason="conditions are built from parts that are often certain",
+        pattern=term(_BOOL_OPS, var("x", booleans), literal(False)),
+        build=_bool_null,
+        example=lambda: (alu(Ops.OR, _p(), _false()), _p()),
+    ),
+    Rule(
+        name="compare-truth",
+        law="p == True → p, p != True → not p, and so on for every comparison with a known bool",
+        reason="masks are compared with constants in user code",
+        pattern=term(tuple(COMPARE), var("x", booleans), number("c")),
+        build=_compare_truth,
+        example=lambda: (alu(Ops.CMPNE, _p(), _true()), alu(Ops.NOT, _p())),
+    ),
+    Rule(
+        name="compare-truth-first",
+        law="False < p → p, True < p → False, False <= p → True, True <= p → p",
+        reason="the same, where order matters and the constant stands first",
+        pattern=term((Ops.CMPLT, Ops.CMPLE), number("c"), var("x", booleans)),
+        build=_compare_truth,
+        example=lambda: (alu(Ops.CMPLT, _false(), _q()), _q()),
+    ),
+    Rule(
+        name="compare-self",
+        law="x < x → False; x == x, x <= x → True and x != x → False unless x is a float",
+        reason="equal nodes are equal values, but for NaN",
+        pattern=term(tuple(COMPARE), var("x"), var("x")),
+        build=_compare_self,
+        example=lambda: (alu(Ops.CMPLT, _f(0), _f(0)), _false()),
+    ),
+    Rule(
+        name="not-compare",
+        law="not (x == y) → x != y and back; not (x < y) → y <= x and back, unless floats",
+        reason="comparisons come in both senses; NaN makes x < y and y <= x both false",
+        pattern=term(Ops.NOT, term(tuple(COMPARE), var("a"), var("b"), name="compare")),
+        build=_negated_compare,
+        example=lambda: (
+            alu(Ops.NOT, alu(Ops.CMPEQ, _f(0), _f(1))),
+            alu(Ops.CMPNE, _f(0), _f(1)),
+        ),
+    ),
+    *_SELECTIONS,
+)

@@ -1,0 +1,277 @@
+"""Typed attributes of nodes: small frozen values that compare by content.
+
+Those of which every kernel has many are named tuples, which are hashed without running Python: a
+node's attribute is hashed each time the node is looked up. Code that tells attributes from plain
+tuples asks `attribute_fields`. The others are dataclasses.
+
+Attributes of the GPU levels (layouts, roles, pipes) live in `layout.py` and `protocol.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from baregrad.ir.core.layout import Layout
+    from baregrad.ir.core.monoid import Monoid
+    from baregrad.ir.core.node import Node
+
+_versions = itertools.count(1)
+
+
+class BufferRef(NamedTuple):
+    """A realised array: the runtime's buffer, its shape and its device's name.
+
+    The graph keeps `handle` alive, so a buffer lives exactly as long as something can read it.
+    `version` tells what a buffer holds from what it held before it was overwritten in place: what
+    was computed from the one is not taken for what is computed from the other.
+    """
+
+    handle: Any
+    shape: tuple[int | Node, ...]
+    device: str
+    version: int = 0
+
+    def renewed(self, handle: Any = None) -> BufferRef:
+        """The same array after its memory, or that of `handle`, was overwritten."""
+        kept = self.handle if handle is None else handle
+        return BufferRef(kept, self.shape, self.device, next(_versions))
+
+
+class Param(NamedTuple):
+    """The `slot`-th argument array of a program, row-major with this shape.
+
+    streamed: what is written to it passes the caches by, where whole vectors are. ahead: so many
+    bytes before a vector is read or written, its line is asked for; 0 where it is not. shares: of
+    the loops that do so instead, by the name of their axis, the first byte and how many bytes each
+    iteration asks for.
+    """
+
+    slot: int
+    shape: tuple[int | Node, ...]
+    name: str = ""
+    streamed: bool = False
+    ahead: int = 0
+    shares: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A symbolic integer with inclusive bounds."""
+
+    name: str
+    lo: int
+    hi: int
+
+
+class Range(NamedTuple):
+    """An axis of a kernel.
+
+    `id` is canonical within a kernel; `axis` names its class for schedules, as in "M" or "K".
+    `bind` says how the axis runs: `loop` (serial), `pool` (chunks over the CPU's threads),
+    `unroll`, `vector`, and on GPUs `grid` (blocks), `thread`, `thread_y`, `thread_z` (the threads
+    of a block, which are one tile), `cluster`, `warpgroup`, `warp`, `lane`, and `tile`: spread over
+    lanes, warps and registers as the layout of the buffer says.
+    """
+
+    id: int
+    axis: str = ""
+    bind: str = "loop"
+
+    @property
+    def is_tile(self) -> bool:
+        """True when the axis is never looped over but spread over registers, lanes or warps."""
+        return self.bind in TILE_BINDS
+
+    @property
+    def is_thread(self) -> bool:
+        """True when the axis lies across the threads of a GPU's block."""
+        return self.bind in THREAD_BINDS
+
+
+# The dimensions of a block's threads, the one in which neighbours are adjacent first.
+THREAD_BINDS = ("thread", "thread_y", "thread_z")
+TILE_BINDS = frozenset(("unroll", "vector", "lane", "warp", "reg", "tile", *THREAD_BINDS))
+BINDS = (
+    "loop",
+    "pool",
+    "grid",
+    "cluster",
+    "warpgroup",
+    "warp",
+    "lane",
+    *THREAD_BINDS,
+    "vector",
+    "unroll",
+    "reg",
+    "tile",
+)
+
+
+class Pad(NamedTuple):
+    """Zeros around one axis: `lo` before, `hi` after, `interior` between neighbours; all >= 0."""
+
+    lo: int | Node = 0
+    hi: int | Node = 0
+    interior: int = 0
+
+
+class Slice(NamedTuple):
+    """start:stop:step of one axis, 0 <= start <= stop <= extent, step >= 1."""
+
+    start: int | Node
+    stop: int | Node
+    step: int = 1
+
+
+class Window(NamedTuple):
+    """Axis `axis`, of extent e, becomes (positions, taps): a sliding window.
+
+    Element (o, k) is x[o*stride + k*dilation]; positions = (e - dilation*(taps - 1) - 1) // stride
+    + 1; the taps axis comes last in the shape. For FOLD, `extent` is the extent of the axis that is
+    rebuilt.
+    """
+
+    axis: int
+    taps: int
+    stride: int = 1
+    dilation: int = 1
+    extent: int | Node = 0
+
+
+class Reduce(NamedTuple):
+    """A reduction: its monoid and, at the tensor level, its axes (kept out of the result's shape).
+
+    At the kernel level `axes` is empty and the sources are the values followed by the ranges.
+    """
+
+    monoid: Monoid
+    axes: tuple[int, ...] = ()
+
+
+class Scan(NamedTuple):
+    """A running fold: its monoid and, at the tensor level, its axis (-1 at the kernel level)."""
+
+    monoid: Monoid
+    axis: int = -1
+
+
+class Scatter(NamedTuple):
+    """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins)."""
+
+    monoid: Monoid | None = None
+
+
+class Stage(NamedTuple):
+    """Where a value is kept: the one node for every level of the memory hierarchy.
+
+    `space` is register, shared, scratch (per thread host memory), device, host, peer or disk;
+    `layout` None means row-major over the ranges; `depth` slots (1 plain, n a ring); `engine` moves
+    it; `at` names the loop outside which the storage lives; `by` is the role that moves it; `id`
+    tells stages apart that must not be merged (0: merge freely). `ahead`: so many bytes before a
+    vector is read, its line is asked for; 0 where it is not.
+    """
+
+    space: str = "device"
+    layout: Layout | None = None
+    depth: int = 1
+    engine: str = "lanes"
+    at: str = ""
+    by: str = ""
+    id: int = 0
+    ahead: int = 0
+
+
+class Out(NamedTuple):
+    """How OUT writes: None overwrites, a monoid accumulates into what is there."""
+
+    monoid: Monoid | None = None
+
+
+class KernelInfo(NamedTuple):
+    """A kernel's name and launch facts.
+
+    `block` has the threads of a block along each of its dimensions, once one thread's code is told
+    apart from its block's. `grain` iterations of the pool's loop, which divide it, are one chunk.
+    """
+
+    name: str = "kernel"
+    device: str = "CPU"
+    grid: tuple[int, ...] = ()
+    cluster: int = 1
+    warps: int = 1
+    shared_nbytes: int = 0
+    block: tuple[int, ...] = ()
+    grain: int = 1
+
+
+class Alloc(NamedTuple):
+    """A buffer of the loop level, private to the kernel. `id` tells equal ones apart.
+
+    `ahead`: so many bytes before a vector is read, its line is asked for; 0 where it is not.
+    """
+
+    id: int
+    space: str
+    shape: tuple[int, ...]
+    layout: Layout | None = None
+    depth: int = 1
+    name: str = ""
+    ahead: int = 0
+
+
+class Reg(NamedTuple):
+    """A virtual register of the linear level; `width` lanes of the node's dtype.
+
+    rows: of a tile, how many such registers it is; 0 for a single one.
+    """
+
+    id: int
+    width: int = 1
+    rows: int = 0
+
+
+class Access(NamedTuple):
+    """A memory access of the linear level.
+
+    `width` lanes, `stride` elements apart, from the offset plus `at` elements; addresses are
+    multiples of `align` bytes. `constant`: a load that may pass any store, because nothing that the
+    kernel writes changes what it reads. `ahead`: what lies so many bytes further on is brought into
+    the nearest cache meanwhile, if there is memory; 0 for nothing. `rows`: of a tile, how many
+    elements after `at` each of its rows is; () for a single vector. `strays`: lanes that are masked
+    off may lie pages away from the array, where there need be no memory.
+    """
+
+    width: int = 1
+    stride: int = 1
+    at: int = 0
+    align: int = 1
+    constant: bool = False
+    ahead: int = 0
+    rows: tuple[int, ...] = ()
+    strays: bool = False
+
+
+class Turned(NamedTuple):
+    """A copy that transposes: `rows` of `columns` neighbours each become columns.
+
+    stride: elements between rows where they are read, from the offset plus `at` elements. apart,
+    start: the same of columns where they are written; a column's elements are neighbours there.
+    """
+
+    rows: int
+    columns: int
+    stride: int
+    at: int
+    apart: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A target instruction by name, with its immediate operands."""
+
+    name: str
+    immediates: tuple[Any, ...] = field(default=())

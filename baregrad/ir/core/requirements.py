@@ -1,0 +1,145 @@
+"""What symbolic extents must satisfy: sizes and ends that the shape rules leave open.
+
+A movement op over symbolic extents may be right for some values of the variables and read outside
+its array for others. What bounds do not prove is a requirement: checked where the op is made if its
+variables are bound there, and again whenever they are bound, for each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from baregrad.base.errors import ShapeError
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Op, Ops
+
+Dim = int | Node
+
+
+class Requirement(NamedTuple):
+    """`left` is at most `right`, or with `equal` just that; `what` says what would go wrong."""
+
+    what: str
+    left: Dim
+    right: Dim
+    equal: bool = False
+
+    def check(self, left: int, right: int) -> None:
+        """Raise ShapeError where the values of the two sides do not do."""
+        if left != right if self.equal else left > right:
+            raise ShapeError(
+                self.what,
+                found=_side(left, self.left),
+                wanted=f"{'' if self.equal else 'at most '}{_side(right, self.right)}",
+                hint="bind other values, or take sizes that fit for every one",
+            )
+
+
+def _side(value: int, dim: Dim) -> str:
+    return str(value) if isinstance(dim, int) else f"{value}, which is {dim!r}"
+
+
+def value_of(dim: Any, variables: Mapping[str, int] | None = None) -> int | None:
+    """The value of an extent: of `variables`, or of those that are bound. None where one is not."""
+    if isinstance(dim, int):
+        return dim
+    values: dict[Node, int] = {}
+    for node in toposort(dim):
+        if node.op is Ops.VAR:
+            found = values[node.src[0]] if node.src else (variables or {}).get(node.arg.name)
+            if found is None:
+                return None
+            values[node] = found
+        elif node.op is Ops.CONST:
+            values[node] = int(node.arg)
+        else:
+            a, b = (values[one] for one in node.src)
+            values[node] = _ARITHMETIC[node.op](a, b)
+    return values[dim]
+
+
+_ARITHMETIC: MappingProxyType[Op, Callable[[int, int], int]] = MappingProxyType({
+    Ops.ADD: int.__add__, Ops.SUB: int.__sub__, Ops.MUL: int.__mul__, Ops.MAX: max, Ops.MIN: min,
+    Ops.FLOORDIV: lambda a, b: a // b if b else 0, Ops.MOD: lambda a, b: a % b if b else 0,
+})
+
+
+def requirements(node: Node) -> tuple[Requirement, ...]:
+    """What a node's own symbolic extents must satisfy, as far as bounds leave it open."""
+    rule = _RULES.get(node.op)
+    if rule is None:
+        return ()
+    found: tuple[Requirement, ...] | None = node.memo.get("requirements")
+    if found is None:
+        shape = node.src[0].shape if node.src else ()
+        made = node.shape if node.op is Ops.IOTA else node.arg
+        found = node.memo["requirements"] = tuple(_open(rule(shape, made)))
+    return found
+
+
+def check(asked: Iterable[Requirement], variables: Mapping[str, int] | None = None) -> None:
+    """Check requirements whose variables have values. Raises ShapeError."""
+    for one in asked:
+        left, right = value_of(one.left, variables), value_of(one.right, variables)
+        if left is not None and right is not None:
+            one.check(left, right)
+
+
+def _open(asked: Iterator[Requirement]) -> Iterator[Requirement]:
+    """Those requirements that do not hold for every value."""
+    from baregrad.ir.core import index
+
+    for one in asked:
+        if isinstance(one.left, int) and isinstance(one.right, int):
+            one.check(one.left, one.right)
+            continue
+        if one.equal:
+            if one.left is not one.right:
+                yield one
+        elif index.upper(index.sub(one.left, one.right)) > 0:
+            yield one
+
+
+def _reshape(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
+    from baregrad.ir.core import index
+
+    sizes = index.product(shape), index.product(arg)
+    what = f"cannot reshape {list(shape)} to {list(arg)}: the sizes differ"
+    yield Requirement(what, *sizes, equal=True)
+
+
+def _shrink(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
+    for axis, (extent, cut) in enumerate(zip(shape, arg, strict=True)):
+        what = f"the part {cut.start!r}:{cut.stop!r} leaves axis {axis} of extent {extent!r}"
+        yield Requirement(what, 0, cut.start)
+        yield Requirement(what, cut.start, cut.stop)
+        yield Requirement(what, cut.stop, extent)
+
+
+def _window(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
+    span = arg.dilation * (arg.taps - 1) + 1
+    extent = shape[arg.axis]
+    what = f"a window of {span} elements does not fit an axis of extent {extent!r}"
+    if span == 1:
+        what = f"an axis of extent {extent!r} has no element"
+    yield Requirement(what, span, extent)
+
+
+def _pad(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
+    for axis, pad in enumerate(arg):
+        for side in (pad.lo, pad.hi):
+            yield Requirement(f"axis {axis} is padded by a negative amount", 0, side)
+
+
+def _made(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
+    """Extents that are no part of what was there."""
+    for extent in arg:
+        yield Requirement("an extent cannot be negative", 0, extent)
+
+
+_RULES = MappingProxyType({
+    Ops.RESHAPE: _reshape, Ops.SHRINK: _shrink, Ops.WINDOW: _window, Ops.PAD: _pad,
+    Ops.EXPAND: _made, Ops.IOTA: _made,
+})

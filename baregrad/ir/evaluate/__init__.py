@@ -1,0 +1,4 @@
+"""Reference evaluators: what the nodes of each level mean, on NumPy arrays.
+
+Imports `core`, `analysis` and `protocol`.
+"""

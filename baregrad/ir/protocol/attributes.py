@@ -1,0 +1,182 @@
+"""Typed attributes of what runs at the same time: roles, pipes, copies, matrix units, barriers.
+
+A program says who moves what (Role, Pipe, CopyTo) and which matrix unit runs (Mma); arrival counts,
+bytes and scopes are derived from that (`protocol_derive.py`), proved (`protocol_check.py`), and run
+under hostile timing (`evaluate_gpu.py`). Issue and completion are two nodes: COPYTO and WAIT, MMA
+and DONE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baregrad.base.errors import VerifyError
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce
+from baregrad.ir.core.layout import Layout, swizzled_tile, wgmma_accumulator
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, alu, cast, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.target.gpu import gpu_row
+
+HOPPER = gpu_row("sm_90a")
+WARPGROUP = HOPPER.warpgroup_warps
+LANES = HOPPER.warp_lanes
+
+
+class ProtocolError(VerifyError):
+    """A kernel whose parts that run at the same time do not fit together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Some warps of a block that run a body of their own.
+
+    registers: per thread, 0 to keep what the launch gave. elect: one thread runs the body. `first`
+    is the role's first warp in its block.
+    """
+
+    name: str
+    warps: int
+    first: int = 0
+    registers: int = 0
+    elect: bool = False
+
+    @property
+    def agents(self) -> int:
+        """How many independent threads of control: one if elected, else one per warpgroup."""
+        return 1 if self.elect else max(self.warps // WARPGROUP, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """The ring protocol of some buffers of `depth` slots between a role and others.
+
+    Derived: full_arrivals and full_nbytes complete a slot's filling, empty_arrivals its emptying;
+    scope is `block` or `cluster`. Zero or empty: not derived yet.
+    """
+
+    name: str
+    depth: int
+    producer: str
+    consumers: tuple[str, ...]
+    full_arrivals: int = 0
+    full_nbytes: int = 0
+    empty_arrivals: int = 0
+    scope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTo:
+    """How COPYTO moves its tile: an engine, and what tells that it is done.
+
+    engine: `tma` (device memory to shared memory, completes bytes of a pipe), `tma_store` (shared
+    memory to device memory, completes in a group of its own) or `async` (each thread its own
+    elements, from device memory to shared memory; completes with the group that COMMIT closes).
+    multicast: the tile lands in every block of the cluster.
+    """
+
+    engine: str
+    multicast: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mma:
+    """A matrix instruction: acc[m, n] (+)= sum over k of a[m, k] * b[n, k], exact products in f32.
+
+    shape: (m, n, k) of one instruction; an MMA node over a longer k is several, one group. a_space:
+    `shared` or `register`. b_major: the axis of b whose elements are neighbours, `k` or `n`;
+    a_major likewise `k` or `m`. Layouts of the operands are those of `operand_layouts`.
+
+    `mma.sync` is a warp's own: it is done when it returns, its accumulator is a LOAD of registers
+    over the tile (16 x 8) and what is spread over more of them.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    operand: DType
+    accumulator: DType
+    a_space: str = "shared"
+    b_major: str = "k"
+    a_major: str = "k"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Wait until at most `keep` groups of an engine (`mma`, `tma_store`, `copy`) are in flight.
+
+    `copy`: the thread's own asynchronous copies; of `lanes` there is nothing in flight. After both
+    the block's threads meet, so that each sees what all have waited for. reads_only: of stores, it
+    is enough that their source was read.
+    """
+
+    engine: str
+    keep: int = 0
+    reads_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """All threads of a `warpgroup` of the role, a `block` or a `cluster` meet."""
+
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Accesses through one proxy come before those through another.
+
+    `registers` to `wgmma`: registers written before are seen by the matrix unit. `generic` to
+    `async`: ordinary writes to shared memory are seen by copy engines and the matrix unit.
+    """
+
+    source: str
+    target: str
+
+
+def wgmma(
+    n: int, operand: DType = dtypes.bfloat16, a_space: str = "shared", b_major: str = "k"
+) -> Mma:
+    """The warpgroup instruction of 64 x n on 32 bytes of k."""
+    shape = (64, n, 256 // operand.bits)
+    return Mma("wgmma", shape, operand, dtypes.float32, a_space, b_major)
+
+
+def operand_layouts(mma: Mma, depth: int) -> tuple[Layout, Layout, Layout]:
+    """Layouts of accumulator (m, n), a (m, k) and b (n, k) for an MMA over `depth` of k."""
+    bits = mma.operand.bits
+    m, n, _ = mma.shape
+    span = min(depth * bits // 8, 128)
+    if mma.a_space == "register":
+        a = wgmma_accumulator(depth).renamed({"n": "k"})
+    else:
+        a = swizzled_tile("m", m, "k", depth, bits, span)
+    if mma.b_major == "k":
+        b = swizzled_tile("n", n, "k", depth, bits, span)
+    else:
+        b = swizzled_tile("k", depth, "n", n, bits, min(n * bits // 8, 128))
+    return wgmma_accumulator(n), a, b
+
+
+def meaning(mma: Mma) -> Node:
+    """What one instruction computes, as a kernel-level KERNEL: d = c + a b^T.
+
+    Arguments: 0 d (m, n), 1 c (m, n), 2 a (m, k), 3 b (n, k). It is what the evaluator does, what
+    `tensorize` matches, and what the documentation says.
+    """
+    m, n, k = mma.shape
+    i, j, r = range_node(m, 0, "m"), range_node(n, 1, "n"), range_node(k, 2, "k")
+
+    def element(slot: int, dtype: DType, rows: int, columns: int, row: Node, column: Node) -> Node:
+        array = Node(Ops.PARAM, dtype, (), Param(slot, (rows, columns)))
+        return Node(Ops.INDEX, dtype, (array, row, column))
+
+    wide = mma.accumulator
+    a = cast(element(2, mma.operand, m, k, i, r), wide)
+    b = cast(element(3, mma.operand, n, k, j, r), wide)
+    product = alu(Ops.MUL, a, b)
+    total = Node(Ops.REDUCE, wide, (product, r), Reduce(primitive(Ops.ADD, wide)))
+    value = alu(Ops.ADD, element(1, wide, m, n, i, j), total)
+    target = Node(Ops.PARAM, wide, (), Param(0, (m, n)))
+    out = Node(Ops.OUT, dtypes.token, (target, value, i, j), Out())
+    return Node(Ops.KERNEL, dtypes.token, (out,), KernelInfo(mma.name))

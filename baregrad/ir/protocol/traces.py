@@ -1,0 +1,188 @@
+"""What each thread of control of a kernel does, in order, without data.
+
+Loops run with their real trip counts and index arithmetic is evaluated, so the counters of pipes
+and the slots of buffers in a trace are exact.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from baregrad.base.errors import CompilerBug
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.evaluate.loop_level import STRUCTURE, LoopMachine
+from baregrad.ir.protocol.attributes import Role
+
+LONGEST = 200_000
+Region = tuple[Node, tuple[int, ...]]
+"""A buffer with the indices before its tile: one slot, one part."""
+
+
+_ARITHMETIC: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType(
+    {
+        Ops.ADD: operator.add,
+        Ops.SUB: operator.sub,
+        Ops.MUL: operator.mul,
+        Ops.NEG: operator.neg,
+        Ops.FLOORDIV: lambda a, b: a // b if b else 0,
+        Ops.MOD: lambda a, b: a % b if b else 0,
+        Ops.MAX: max,
+        Ops.MIN: min,
+        Ops.CMPLT: operator.lt,
+        Ops.CMPLE: operator.le,
+        Ops.CMPEQ: operator.eq,
+        Ops.CMPNE: operator.ne,
+        Ops.AND: operator.and_,
+        Ops.OR: operator.or_,
+        Ops.NOT: operator.not_,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One statement of a trace, its numbers evaluated.
+
+    counter: of a pipe operation. reads and writes: regions of shared memory and registers. keep: of
+    an MMA, whether it adds to what is there.
+    """
+
+    op: Op
+    node: Node
+    pipe: Node | None = None
+    counter: int = 0
+    reads: frozenset[Region] = frozenset()
+    writes: frozenset[Region] = frozenset()
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A thread of control and its trace."""
+
+    role: Role
+    group: int
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return f"{self.role.name}[{self.group}]"
+
+
+def roles_of(kernel: Node) -> tuple[Role, ...]:
+    """The roles of a kernel, or the one that all its warps play."""
+    found = tuple(node.arg for node in toposort(kernel) if node.op is Ops.ROLE)
+    return found or (Role("all", kernel.arg.warps),)
+
+
+def trace(kernel: Node, cluster: int, rank: int) -> tuple[Agent, ...]:
+    """The traces of one block's threads of control.
+
+    Raises CompilerBug where a trace is longer than LONGEST steps.
+    """
+    agents = []
+    for role in roles_of(kernel):
+        for group in range(role.agents):
+            where = {"grid": cluster, "cluster": rank, "warpgroup": group}
+            steps = tuple(_Tracer(kernel, role, where).steps())
+            agents.append(Agent(role, group, steps))
+    return tuple(agents)
+
+
+def in_registers(region: Region) -> bool:
+    """Whether a region is of a register buffer."""
+    space: str = region[0].arg.space
+    return space == "register"
+
+
+class _Tracer(LoopMachine):
+    """Walks the statements of one thread of control."""
+
+    def __init__(self, kernel: Node, role: Role, where: dict[str, int]) -> None:
+        super().__init__({}, None)
+        self.orders: dict[Node, list[Node]] = {}
+        self.kernel = kernel
+        self.role = role
+        for node in toposort(kernel):
+            if node.op is Ops.RANGE and node.arg.bind in where:
+                self.counters[node] = where[node.arg.bind]
+
+    def steps(self) -> Iterator[Step]:
+        """Every statement in order."""
+        stack: list[Any] = [self.kernel]
+        count = 0
+        while stack:
+            item = stack.pop()
+            if not isinstance(item, Node):
+                item(stack)
+            elif item.op is Ops.ROLE:
+                if item.arg.name == self.role.name:
+                    stack.append(item.src[0])
+            elif item.op in STRUCTURE:
+                self.structure(item, stack)
+            else:
+                count += 1
+                if count > LONGEST:
+                    raise CompilerBug("a trace is too long to be checked", wanted=LONGEST)
+                yield self.step(item)
+
+    def step(self, node: Node) -> Step:
+        """One statement."""
+        op = node.op
+        if op in (Ops.ACQUIRE, Ops.COMMIT, Ops.WAIT, Ops.RELEASE, Ops.DRAIN):
+            return Step(op, node, node.src[0], int(self.scalar(node.src[1])))
+        if op is Ops.COPYTO:
+            piped = node.src[-2].op is Ops.PIPE
+            indices = node.src[2:-2] if piped else node.src[2:]
+            reads, writes = self.reads(node.src[1]), self.region(node.src[0], indices)
+            if piped:
+                return Step(op, node, node.src[-2], int(self.scalar(node.src[-1])), reads, writes)
+            return Step(op, node, None, 0, reads, writes)
+        if op is Ops.MMA:
+            reads = self.reads(node.src[1]) | self.reads(node.src[2])
+            keep = bool(self.scalar(node.src[3]))
+            return Step(op, node, None, 0, reads, frozenset(((node.src[0], ()),)), keep)
+        if op is Ops.STORE:
+            reads = self.reads(node.src[1])
+            return Step(op, node, None, 0, reads, self.region(node.src[0], node.src[2:]))
+        return Step(op, node)
+
+    def scalar(self, node: Node) -> Any:
+        """The value of index arithmetic, on plain integers."""
+        order = self.orders.get(node)
+        if order is None:
+            order = self.orders[node] = toposort(node)
+        values: dict[Node, Any] = {}
+        for one in order:
+            if one.op is Ops.CONST:
+                values[one] = one.arg
+            elif one.op is Ops.RANGE:
+                values[one] = self.counters.get(one, 0)
+            else:
+                values[one] = _ARITHMETIC[one.op](*(values[child] for child in one.src))
+        return values[node]
+
+    def reads(self, value: Node) -> frozenset[Region]:
+        """The regions that an expression loads."""
+        found: frozenset[Region] = frozenset()
+        for node in toposort(value):
+            if node.op is Ops.LOAD:
+                found |= self.region(node.src[0], node.src[1:])
+        return found
+
+    def region(self, buffer: Node, indices: tuple[Node, ...]) -> frozenset[Region]:
+        """The region of a buffer that indices reach; none for device memory."""
+        if buffer.op is not Ops.ALLOC:
+            return frozenset()
+        if buffer.arg.space == "register":
+            return frozenset(((buffer, ()),))
+        leading: list[int] = []
+        for index in indices:
+            if any(axis.arg.is_tile for axis in index.ranges):
+                break
+            leading.append(int(self.scalar(index)))
+        return frozenset(((buffer, tuple(leading)),))

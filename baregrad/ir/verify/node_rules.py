@@ -1,0 +1,597 @@
+"""What the verifier asks of single nodes: dtypes, attributes, and how sources fit, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.analysis.words import PRODUCTS, TILE
+from baregrad.ir.core.attrs import BINDS
+from baregrad.ir.core.bounds import bounds
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import COMPARE, STATEMENTS, Op, Ops
+
+NodeRule = Callable[[Node, str], str | None]
+
+# --- form -----------------------------------------------------------------------------------------
+
+
+def form_fault(op: Op, sources: int, arg: object) -> str | None:
+    """What the op's row says against this number of sources or this attribute."""
+    least, most = op.arity
+    if not least <= sources <= most:
+        wanted = str(least) if least == most else f"at least {least}"
+        return f"{op.name} has {sources} sources, wanted {wanted}"
+    return _attribute_fault(op, arg)
+
+
+def _attribute_fault(op: Op, arg: object) -> str | None:
+    """The attribute's type must be one that the op's row names."""
+    for wanted in op.attribute.split("|"):
+        if wanted in ("none", "None"):
+            if arg is None:
+                return None
+        elif wanted == "tuple" or wanted.startswith("tuple["):
+            inner = wanted[6:-1]
+            if type(arg) is tuple and all(not inner or type(a).__name__ == inner for a in arg):
+                return None
+        elif type(arg).__name__ == wanted:
+            return None
+    return f"{op.name} carries a {type(arg).__name__}, wanted {op.attribute}"
+
+
+# --- elementwise -------------------------------------------------------------------------------
+
+_NUMERIC = ("int", "uint", "float", "index")
+_INTEGER = ("int", "uint", "index")
+_ANY = ("bool", *_NUMERIC)
+_BITS = ("bool", "int", "uint", "index")
+_FLOAT = ("float",)
+
+# The kinds of dtype that each op computes with.
+KINDS: MappingProxyType[Op, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys((Ops.NEG, Ops.ABS, Ops.SUB, Ops.FMA), _NUMERIC),
+        **dict.fromkeys((Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN, Ops.WHERE, *COMPARE), _ANY),
+        **dict.fromkeys((Ops.RECIPROCAL, Ops.SQRT, Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2), _FLOAT),
+        **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.GELU, Ops.ATAN), _FLOAT),
+        **dict.fromkeys((Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT, Ops.DIV, Ops.POW), _FLOAT),
+        Ops.LDEXP: _FLOAT,
+        **dict.fromkeys((Ops.FLOORDIV, Ops.TRUNCDIV, Ops.SHL, Ops.SHR), _INTEGER),
+        **dict.fromkeys((Ops.NOT, Ops.AND, Ops.OR, Ops.XOR), _BITS),
+        Ops.MOD: _NUMERIC,
+        Ops.THREEFRY: ("uint",),
+        Ops.DOT4: ("int",),
+        Ops.DOT2: _FLOAT,
+    }
+)
+
+
+_ONE_KIND = MappingProxyType({Ops.THREEFRY: dtypes.uint64, Ops.DOT4: dtypes.int32})
+
+
+def elementwise_rule(node: Node) -> str | None:
+    """Operands of one dtype that the op computes with; WHERE chooses by a bool."""
+    op = node.op
+    if op is Ops.CAST:
+        source, target = node.src[0].dtype, node.dtype
+        return "CAST of an effect" if dtypes.token in (source, target) else None
+    if op is Ops.BITCAST:
+        return _bitcast(node)
+    if op is Ops.LOOKUP:
+        return _lookup(node)
+    operands = node.src
+    if op is Ops.DOT2:
+        found = tuple([each.dtype for each in (*operands, node)])
+        if found == (dtypes.int32, dtypes.int32, dtypes.float32, dtypes.float32):
+            return None
+        return f"DOT2 of {', '.join(map(str, found[:3]))}, wanted two int32 and a float32"
+    if op is Ops.WHERE:
+        if operands[0].dtype is not dtypes.bool:
+            return f"WHERE chooses by {operands[0].dtype}, wanted bool"
+        operands = operands[1:]
+    kind = operands[0].dtype
+    if any(operand.dtype is not kind for operand in operands):
+        return f"{op.name} of {', '.join(str(o.dtype) for o in operands)}: they must be one dtype"
+    wanted = dtypes.bool if op in COMPARE else kind
+    if node.dtype is not wanted:
+        return f"{op.name} of {kind} has dtype {node.dtype}, wanted {wanted}"
+    if kind.kind not in KINDS[op] or _ONE_KIND.get(op, kind) is not kind:
+        return f"{op.name} does not compute with {kind}"
+    if kind.storage_only and op is not Ops.WHERE:
+        return f"{op.name} of {kind}, which is stored and cast but not computed with"
+    return None
+
+
+def _bitcast(node: Node) -> str | None:
+    source, target = node.src[0].dtype, node.dtype
+    if not source.bits or source.bits != target.bits:
+        return f"BITCAST of {source} to {target}: the sizes differ"
+    return None
+
+
+def _lookup(node: Node) -> str | None:
+    place, length = node.src[0].dtype, len(node.arg)
+    if place.kind != "uint" or node.dtype.kind != "float" or node.dtype.storage_only:
+        return f"LOOKUP of {node.dtype} at {place}, wanted floats at an unsigned integer"
+    if not length or length & (length - 1):
+        return f"LOOKUP in a table of {length} numbers, wanted a power of two"
+    return None
+
+
+# --- leaves ------------------------------------------------------------------------------------
+
+
+def _const(node: Node, level: str) -> str | None:
+    value, kind = node.arg, node.dtype.kind
+    wanted = {"bool": bool, "float": float}.get(kind, int)
+    if type(value) is not wanted:
+        return f"a constant of {node.dtype} holds a {type(value).__name__}"
+    if kind in ("int", "uint") and not node.dtype.min <= value <= node.dtype.max:
+        return f"{value} does not fit {node.dtype}"
+    return None
+
+
+def _param(node: Node, level: str) -> str | None:
+    if node.arg.slot < 0:
+        return f"argument number {node.arg.slot}"
+    return _stored(node.dtype) or _extents(node)
+
+
+def _stored(dtype: DType) -> str | None:
+    return None if dtype.bits else f"an array of {dtype}, which is never stored"
+
+
+def _extents(node: Node) -> str | None:
+    for extent in node.shape:
+        if isinstance(extent, Node):
+            if extent.dtype is not dtypes.index:
+                return f"an extent of dtype {extent.dtype}, wanted index"
+        elif extent < 0:
+            return f"a negative extent in {list(node.shape)}"
+    return None
+
+
+def _var(node: Node, level: str) -> str | None:
+    # The machine's own variables, such as the bounds of a chunk, are machine integers.
+    machine = level == "linear" and node.dtype in (dtypes.int32, dtypes.int64)
+    if node.dtype is not dtypes.index and not machine:
+        return f"a variable of dtype {node.dtype}, wanted index"
+    return None if node.arg.lo <= node.arg.hi else f"empty bounds of the variable {node.arg.name}"
+
+
+def _iota(node: Node, level: str) -> str | None:
+    if (node.arg is None) == (not node.src):
+        return "IOTA takes its extent from its attribute or from its source, not both"
+    if node.src and node.src[0].dtype is not dtypes.index:
+        return "IOTA's extent must be an index"
+    return "IOTA of bool" if node.dtype.kind == "bool" else _extents(node)
+
+
+def _range(node: Node, level: str) -> str | None:
+    if node.dtype is not dtypes.index or node.src[0].dtype is not dtypes.index:
+        return "a RANGE and its extent have dtype index"
+    if node.arg.bind not in BINDS:
+        return f"a RANGE bound to {node.arg.bind!r}, wanted one of {', '.join(BINDS)}"
+    if node.src[0].ranges and level == "kernel":
+        return "a RANGE whose extent depends on another range"
+    return "a RANGE of negative extent" if bounds(node.src[0])[1] < 0 else None
+
+
+# --- tensor level ------------------------------------------------------------------------------
+
+
+def _same_dtype(node: Node, level: str) -> str | None:
+    if node.src[0].dtype is not node.dtype:
+        return f"{node.op.name} of {node.src[0].dtype} has dtype {node.dtype}"
+    return None
+
+
+def _axes_fault(axes: tuple[int, ...], rank: int) -> str | None:
+    if len(set(axes)) != len(axes) or any(not 0 <= axis < rank for axis in axes):
+        return f"axes {list(axes)} of an array of {rank} axes"
+    return None
+
+
+def _view(node: Node, level: str) -> str | None:
+    return _same_dtype(node, level) or _extents(node)
+
+
+def _flip(node: Node, level: str) -> str | None:
+    return _same_dtype(node, level) or _axes_fault(node.arg, len(node.src[0].shape))
+
+
+def _pad(node: Node, level: str) -> str | None:
+    for pad in node.arg:
+        if pad.interior < 0 or any(isinstance(e, int) and e < 0 for e in (pad.lo, pad.hi)):
+            return f"a negative pad {pad}"
+    return _view(node, level)
+
+
+def _shrink(node: Node, level: str) -> str | None:
+    if any(cut.step < 1 for cut in node.arg):
+        return "SHRINK with a step below 1"
+    return _view(node, level)
+
+
+def _window(node: Node, level: str) -> str | None:
+    window = node.arg
+    if min(window.taps, window.stride, window.dilation) < 1:
+        return f"taps, stride and dilation must be positive in {window}"
+    if node.op is Ops.FOLD:
+        fault = _fold(node)
+        if fault is not None:
+            return fault
+    return _view(node, level)
+
+
+def _fold(node: Node) -> str | None:
+    window, shape = node.arg, node.src[0].shape
+    positions = shape[window.axis]
+    if shape[-1] != window.taps:
+        return f"FOLD of {shape[-1]} taps, wanted {window.taps}"
+    if isinstance(positions, int) and isinstance(window.extent, int):
+        span = window.dilation * (window.taps - 1) + 1
+        if (window.extent - span) // window.stride + 1 != positions:
+            return f"FOLD of {positions} positions does not rebuild an axis of {window.extent}"
+    return None
+
+
+def _gather(node: Node, level: str) -> str | None:
+    if any(index.dtype.kind not in _INTEGER for index in node.src[1:]):
+        return "GATHER by indices that are not integers"
+    return _same_dtype(node, level)
+
+
+def _scatter(node: Node, level: str) -> str | None:
+    base, values, *indices = node.src
+    if values.dtype is not base.dtype:
+        return f"SCATTER of {values.dtype} into {base.dtype}"
+    if len(indices) != len(base.shape):
+        return f"SCATTER with {len(indices)} indices for {len(base.shape)} axes"
+    if any(index.dtype.kind not in _INTEGER for index in indices):
+        return "SCATTER by indices that are not integers"
+    shapes = {operand.shape for operand in (values, *indices) if operand.shape}
+    if len(shapes) > 1:
+        return "SCATTER's values and indices must have one shape"
+    return _monoid_fault(node.arg.monoid, base.dtype) or _same_dtype(node, level)
+
+
+def _monoid_fault(monoid: object, dtype: DType) -> str | None:
+    """A monoid that accumulates into memory has one state, of the memory's dtype."""
+    if monoid is None:
+        return None
+    states = getattr(monoid, "states", ())
+    if states != (dtype,):
+        return f"accumulating {monoid!r} into {dtype}"
+    return None
+
+
+# --- reductions --------------------------------------------------------------------------------
+
+
+def _folding(node: Node, level: str) -> str | None:
+    """REDUCE and SCAN: as many values as states, then ranges at the lower levels."""
+    monoid = node.arg.monoid
+    values, ranges = node.src[: monoid.arity], node.src[monoid.arity :]
+    if len(values) != monoid.arity:
+        return f"{node.op.name} of {len(values)} values by {monoid!r}"
+    for value, state in zip(values, monoid.states, strict=True):
+        if value.dtype is not state:
+            return f"{node.op.name} by {monoid!r} of a value of {value.dtype}"
+    if node.dtype is not monoid.states[0]:
+        return f"{node.op.name} by {monoid!r} has dtype {node.dtype}, wanted {monoid.states[0]}"
+    if level == "tensor":
+        if ranges:
+            return f"{node.op.name} over ranges at the tensor level"
+        shapes = {value.shape for value in values if value.shape}
+        if len(shapes) > 1:
+            return f"{node.op.name} of values of different shapes"
+        axes = node.arg.axes if node.op is Ops.REDUCE else (node.arg.axis,)
+        return _axes_fault(axes, len(node.src[0].shape))
+    if any(axis.op is not Ops.RANGE for axis in ranges):
+        return f"{node.op.name} over something that is not a RANGE"
+    if len(set(ranges)) != len(ranges) or not ranges:
+        return f"{node.op.name} over {len(ranges)} ranges, wanted at least one, each once"
+    if node.op is Ops.SCAN:
+        return None if len(ranges) == 1 else "SCAN over more than one range"
+    return _axis_bindings(node, ranges, level)
+
+
+def _axis_bindings(node: Node, ranges: tuple[Node, ...], level: str) -> str | None:
+    if level == "loop" and any(not axis.arg.is_tile for axis in ranges):
+        return "REDUCE over a range that is looped over: use LOOP and an accumulator"
+    return "REDUCE with axes below the tensor level" if node.arg.axes else None
+
+
+def _project(node: Node, level: str) -> str | None:
+    source = node.src[0]
+    if source.op is not Ops.REDUCE and source.op is not Ops.SCAN:
+        return f"PROJ of {source.op.name}, wanted REDUCE or SCAN"
+    states = source.arg.monoid.states
+    if not 0 <= node.arg < len(states):
+        return f"PROJ of part {node.arg} of {len(states)}"
+    return None if node.dtype is states[node.arg] else f"PROJ of {states[node.arg]}"
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def _indices_fault(array: Node, indices: tuple[Node, ...]) -> str | None:
+    rank = len(array.shape)
+    # Shared buffers may be rings: the slot comes first.
+    ring = getattr(array.arg, "depth", 1) > 1 or getattr(array.arg, "space", "") == "shared"
+    if len(indices) != rank and not (ring and len(indices) == rank + 1):
+        return f"{len(indices)} indices for {rank} axes"
+    for index in indices:
+        if index.dtype is not dtypes.index:
+            return f"an index of dtype {index.dtype}, wanted index (CAST it)"
+    return None
+
+
+def _read(node: Node, level: str) -> str | None:
+    array = node.src[0]
+    if array.op not in (Ops.PARAM, Ops.STAGE, Ops.ALLOC):
+        return f"{node.op.name} of {array.op.name}, wanted PARAM, STAGE or ALLOC"
+    return _same_dtype(node, level) or _indices_fault(array, node.src[1:])
+
+
+def _guard(node: Node, level: str) -> str | None:
+    condition, value = node.src
+    if condition.dtype is not dtypes.bool:
+        return f"GUARD by {condition.dtype}, wanted bool"
+    if value.dtype is not node.dtype:
+        return f"GUARD of {value.dtype} has dtype {node.dtype}"
+    return None
+
+
+def _stage(node: Node, level: str) -> str | None:
+    if any(axis.op is not Ops.RANGE for axis in node.src[1:]):
+        return "STAGE over something that is not a RANGE"
+    if len(set(node.src[1:])) != len(node.src[1:]):
+        return "STAGE over a range twice"
+    return _same_dtype(node, level) or _stored(node.dtype)
+
+
+def _out(node: Node, level: str) -> str | None:
+    array, value, *indices = node.src
+    if array.op is not Ops.PARAM:
+        return f"OUT writes {array.op.name}, wanted PARAM"
+    if value.dtype is not array.dtype:
+        return f"OUT writes {value.dtype} into {array.dtype}"
+    monoid = _monoid_fault(node.arg.monoid, array.dtype)
+    return monoid or _indices_fault(array, tuple(indices)) or _write_bounds(array, tuple(indices))
+
+
+def _write_bounds(array: Node, indices: tuple[Node, ...]) -> str | None:
+    """An index is wrong for certain when it lies outside, or when its exact bounds do."""
+    for axis, (index, extent) in enumerate(zip(indices, array.shape, strict=False)):
+        lo, hi = bounds(index)
+        most = extent if isinstance(extent, int) else bounds(extent)[1]
+        exact = isinstance(extent, int) and _is_affine(index)
+        if hi < 0 or lo >= max(most, 1) or (exact and (lo < 0 or hi >= max(most, 1))):
+            return f"index {axis} reaches {lo} to {hi} in an axis of {most}"
+    return None
+
+
+def _is_affine(index: Node) -> bool:
+    """Whether the bounds of an index are reached: a sum of distinct scaled ranges and variables."""
+    seen: set[Node] = set()
+    stack = [index]
+    while stack:
+        node = stack.pop()
+        if node.op in (Ops.RANGE, Ops.VAR):
+            if node in seen or (node.op is Ops.RANGE and node.src[0].op is not Ops.CONST):
+                return False
+            seen.add(node)
+        elif node.op is Ops.MUL:
+            if node.src[1].op is not Ops.CONST:
+                return False
+            stack.append(node.src[0])
+        elif node.op in (Ops.ADD, Ops.SUB, Ops.NEG):
+            stack.extend(node.src)
+        elif node.op is not Ops.CONST:
+            return False
+    return True
+
+
+# --- statements --------------------------------------------------------------------------------
+
+
+def _is_statement(node: Node) -> bool:
+    return node.op in STATEMENTS
+
+
+def _sequence(node: Node, level: str) -> str | None:
+    for child in node.src:
+        if not _is_statement(child):
+            return f"{child.op.name} stands where a statement is wanted"
+    return None
+
+
+def _loop(node: Node, level: str) -> str | None:
+    axis, body = node.src
+    if axis.op is not Ops.RANGE:
+        return f"LOOP over {axis.op.name}, wanted RANGE"
+    if axis.arg.is_tile:
+        return f"LOOP over a range bound to {axis.arg.bind}, which is never looped over"
+    return None if _is_statement(body) else f"{body.op.name} stands where a statement is wanted"
+
+
+def _branch(node: Node, level: str) -> str | None:
+    condition, body = node.src
+    if condition.dtype is not dtypes.bool:
+        return f"IF by {condition.dtype}, wanted bool"
+    return None if _is_statement(body) else f"{body.op.name} stands where a statement is wanted"
+
+
+def _store(node: Node, level: str) -> str | None:
+    array, value, *indices = node.src
+    if array.op not in (Ops.PARAM, Ops.ALLOC):
+        return f"STORE into {array.op.name}, wanted PARAM or ALLOC"
+    if value.dtype is not array.dtype:
+        return f"STORE of {value.dtype} into {array.dtype}"
+    return _monoid_fault(node.arg, array.dtype) or _indices_fault(array, tuple(indices))
+
+
+def _kernel(node: Node, level: str) -> str | None:
+    if level == "kernel":
+        for child in node.src:
+            if child.op is not Ops.OUT:
+                return f"a KERNEL of {child.op.name}, wanted OUT"
+        return None
+    return _sequence(node, level)
+
+
+def _alloc(node: Node, level: str) -> str | None:
+    if node.arg.depth < 1:
+        return f"an ALLOC of depth {node.arg.depth}"
+    return _stored(node.dtype) or _extents(node)
+
+
+def _bitfield(node: Node, level: str) -> str | None:
+    word, offset = node.src[0].dtype, node.src[1].dtype
+    if word.kind != "uint" or not 1 <= node.arg <= word.bits:
+        return f"BITFIELD of {node.arg} bits of {word}, wanted bits of an unsigned word"
+    if offset is not word or node.dtype is not word:
+        return f"BITFIELD of {word} at an offset of {offset} has dtype {node.dtype}: wanted one"
+    return None
+
+
+# --- what runs at the same time ----------------------------------------------------------------
+
+
+def _role(node: Node, level: str) -> str | None:
+    if node.arg.warps < 1:
+        return f"the role {node.arg.name} has {node.arg.warps} warps"
+    return _sequence(node, level)
+
+
+def _pipe(node: Node, level: str) -> str | None:
+    for buffer in node.src:
+        if buffer.op is not Ops.ALLOC or buffer.arg.depth != node.arg.depth:
+            return f"the pipe {node.arg.name} wants buffers of its depth {node.arg.depth}"
+    return None
+
+
+def _pipe_step(node: Node, level: str) -> str | None:
+    if not node.src and node.op is Ops.COMMIT:
+        return None
+    if len(node.src) != 2:
+        return f"{node.op.name} of {len(node.src)} sources, wanted a pipe and a counter"
+    pipe, counter = node.src
+    if pipe.op is not Ops.PIPE or counter.dtype is not dtypes.index:
+        return f"{node.op.name} of {pipe.op.name} and {counter.dtype}, wanted PIPE and index"
+    return None
+
+
+def _copy_to(node: Node, level: str) -> str | None:
+    sources = node.src
+    if len(sources) > 1 and sources[-2].op is Ops.PIPE:
+        sources = sources[:-2]
+    elif node.arg.engine == "tma":
+        return "a COPYTO of engine tma without a pipe that counts its bytes"
+    array, value, *indices = sources
+    read = value.src[1] if value.op is Ops.GUARD else value
+    if read.op is not Ops.LOAD or value.dtype is not array.dtype:
+        return f"COPYTO of {value.op.name} of {value.dtype}, wanted a LOAD of {array.dtype}"
+    return _indices_fault(array, tuple(indices))
+
+
+def _warp_mma(node: Node) -> str | None:
+    total, a, b, _, *axes = node.src
+    if any(one.op is not Ops.LOAD for one in (total, a, b)) or a.dtype is not b.dtype:
+        return "MMA of a warp wants a LOAD of registers, and two of shared memory"
+    if any(axis.op is not Ops.RANGE or not axis.arg.is_tile for axis in axes):
+        return "MMA over something that is not a tile range"
+    return None
+
+
+def _words(node: Node, level: str) -> str | None:
+    factors = PRODUCTS.get(node.arg)
+    if factors is None:
+        return f"WORDS by {node.arg}, wanted one of {', '.join(PRODUCTS)}"
+    if node.dtype is not factors.total or any(x.dtype is not dtypes.int32 for x in node.src):
+        return f"WORDS by {node.arg} of {node.src[0].dtype} and {node.src[1].dtype}, wanted int32"
+    return None
+
+
+def _words_mma(node: Node) -> str | None:
+    total, a, b, keep, *axes = node.src
+    factors = PRODUCTS[node.arg.name]
+    if any(one.op is not Ops.LOAD for one in (total, a, b)) or total.dtype is not factors.total:
+        return f"MMA of words wants three LOADs, the first of {factors.total}"
+    if a.dtype is not dtypes.int32 or b.dtype is not a.dtype or keep.dtype is not dtypes.bool:
+        return f"MMA of {a.dtype} and {b.dtype} if {keep.dtype}, wanted words (int32), bool"
+    if any(axis.op is not Ops.RANGE or axis.arg.bind != "tile" for axis in axes):
+        return "MMA over something that is not a tile range"
+    extents = [axis.src[0].arg for axis in axes]
+    if any(type(e) is not int for e in extents) or any(e % TILE for e in extents[:2]):
+        return f"MMA of words over {extents}, wanted multiples of {TILE} and whole numbers"
+    if extents[2] != TILE:
+        return f"MMA of {extents[2]} words a step, wanted {TILE}"
+    return None
+
+
+def _mma(node: Node, level: str) -> str | None:
+    total, a, b, keep, *axes = node.src
+    mma = node.arg
+    if mma.name == "mma.sync":
+        return _warp_mma(node)
+    if mma.name in PRODUCTS:
+        return _words_mma(node)
+    if total.op is not Ops.ALLOC or total.dtype is not mma.accumulator:
+        return f"MMA into {total.op.name} of {total.dtype}, wanted a register ALLOC"
+    if a.dtype is not mma.operand or b.dtype is not mma.operand or keep.dtype is not dtypes.bool:
+        return f"MMA of {a.dtype} and {b.dtype} if {keep.dtype}, wanted {mma.operand}, bool"
+    if any(axis.op is not Ops.RANGE or not axis.arg.is_tile for axis in axes):
+        return "MMA over something that is not a tile range"
+    extents = tuple(axis.src[0].arg for axis in axes)
+    m, n, k = mma.shape
+    if extents[:2] != (m, n) or extents[2] % k or total.shape != (m, n):
+        return f"MMA over {extents} into {list(total.shape)}, wanted {m}, {n} and a multiple of {k}"
+    return None
+
+
+NODE_RULES: MappingProxyType[Op, NodeRule] = MappingProxyType(
+    {
+        Ops.ROLE: _role,
+        Ops.PIPE: _pipe,
+        **dict.fromkeys((Ops.ACQUIRE, Ops.COMMIT, Ops.WAIT, Ops.RELEASE, Ops.DRAIN), _pipe_step),
+        Ops.COPYTO: _copy_to,
+        Ops.MMA: _mma,
+        Ops.WORDS: _words,
+        Ops.CONVERT: _same_dtype,
+        Ops.CONST: _const,
+        Ops.BUFFER: lambda node, level: _extents(node),
+        Ops.PARAM: _param,
+        Ops.VAR: _var,
+        Ops.IOTA: _iota,
+        Ops.RANGE: _range,
+        **dict.fromkeys((Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND), _view),
+        **dict.fromkeys((Ops.CONTIGUOUS, Ops.DETACH, Ops.COPY), _same_dtype),
+        Ops.PAD: _pad,
+        Ops.SHRINK: _shrink,
+        Ops.FLIP: _flip,
+        Ops.WINDOW: _window,
+        Ops.FOLD: _window,
+        Ops.GATHER: _gather,
+        Ops.SCATTER: _scatter,
+        Ops.REDUCE: _folding,
+        Ops.SCAN: _folding,
+        Ops.PROJ: _project,
+        Ops.INDEX: _read,
+        Ops.LOAD: _read,
+        Ops.GUARD: _guard,
+        Ops.STAGE: _stage,
+        Ops.OUT: _out,
+        Ops.KERNEL: _kernel,
+        Ops.SEQ: _sequence,
+        Ops.LOOP: _loop,
+        Ops.IF: _branch,
+        Ops.STORE: _store,
+        Ops.ALLOC: _alloc,
+        Ops.BITFIELD: _bitfield,
+    }
+)

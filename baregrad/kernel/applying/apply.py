@@ -1,0 +1,571 @@
+"""Applying a schedule: a KERNEL whose axes are split, bound and numbered in loop order.
+
+The result is a kernel-level KERNEL again, so the evaluator can check the step by itself. Arrays
+are addressed by one flat offset. A peeled data axis gives two OUTs, a peeled reduced axis two
+REDUCEs that are combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.words import in_word
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Stage
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.node import Node, const, extent_of, fill, make_node, range_node, scalar
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.applying import partial_tiles
+from baregrad.kernel.applying import scope as apply_scope
+from baregrad.kernel.applying.apply_words import carried, dotted, packed
+from baregrad.kernel.applying.axes import Axis, AxisTable, Piece, Terms, table_after
+from baregrad.kernel.applying.input_copies import copied_places, copy_loops
+from baregrad.kernel.applying.reduction_registers import Results
+from baregrad.kernel.applying.scope import (
+    Pieces,
+    Scheduled,
+    Scope,
+    Write,
+    chunks_of,
+    flat_array,
+    is_chunks,
+    plain,
+)
+from baregrad.kernel.applying.staged_accumulators import kept_by
+from baregrad.kernel.applying.staging_checks import check_room
+from baregrad.kernel.applying.tighten_loop_bounds import narrowed
+from baregrad.kernel.applying.window_copies import regions_of, without_parts
+from baregrad.kernel.facts.analysis import (
+    as_one,
+    by_id,
+    facts_of,
+    in_bounds,
+    is_read,
+    offset_of,
+    out_axes,
+)
+from baregrad.kernel.gpu.pipelines import check_applied, slots_of
+from baregrad.kernel.instructions.dot_instructions import Word, turned_over, word_slots
+from baregrad.kernel.language.schedule import Pipeline, Schedule, StageInput, StageReduce
+from baregrad.kernel.loops.loop_pieces import combined, guarded, moves_reductions, state_parts
+from baregrad.kernel.loops.sharing import prepare
+from baregrad.target import AnyTarget
+
+# The offset of what is not written at all.
+NOWHERE = const(-1, dtypes.index)
+_SCOPED = frozenset((Ops.REDUCE, Ops.SCAN, Ops.STAGE, Ops.RANGE))
+# What is rewritten other than by its sources, in some cases at least.
+_OWN_WAY = _SCOPED | {Ops.INDEX, Ops.GUARD, Ops.PROJ}
+
+
+def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = None) -> Node:
+    """`kernel` with the steps of `schedule` applied, in order; the parallel axis stays one.
+
+    target: the machine's row, whose units the schedule may name; a CPU's by default. Raises
+    ScheduleError for the first step that is not legal.
+    """
+    return scheduled(prepare(kernel, target), schedule, chunked=False, target=target).node()
+
+
+def scheduled(
+    kernel: Node,
+    schedule: Schedule,
+    chunked: bool,
+    target: AnyTarget | None = None,
+    results: Results | None = None,
+) -> Scheduled:
+    """`kernel` scheduled; with `chunked`, as `to_loop` takes it.
+
+    The parallel axis then is a loop of chunks and one inside, unless it is around all others: then
+    it is one loop, of which some iterations are a chunk. Inputs are read by LOADs as at the loop
+    level, so that most expressions are made once. With `results`, so are those of reductions.
+    """
+    table = table_after(facts_of(kernel), schedule, target)
+    rewriter = Rewriter(table, chunked, results)
+    result = rewriter.kernel(kernel)
+    if rewriter.hides_axes and results is not None:
+        # What reads a result no longer says where the reduction stands: it is to be seen there.
+        results.clear()
+        rewriter = Rewriter(table, chunked)
+        result = rewriter.kernel(kernel)
+    if table.gpu is not None:
+        partial_tiles.check_threads(result.node())
+    check_applied(table, rewriter.applied, rewriter.empty, rewriter.dead)
+    return result
+
+
+class Rewriter:
+    """Rewrites a kernel from its original axes to the final ones of a table."""
+
+    def __init__(
+        self, table: AxisTable, chunked: bool, results: Results | None = None
+    ) -> None:
+        self.table = table
+        self.results = None if table.staged or table.tensorized else results
+        # Whether some expression runs along axes that it has from the results that it reads alone.
+        self.hides_axes = False
+        self.read_op = Ops.LOAD if chunked else Ops.INDEX
+        self.chunk: tuple[str, Node] | None = None
+        self.grain = 1
+        self.ranges: dict[str, Node] = {}
+        self.empty: set[str] = set()
+        self.dead: set[str] = set()
+        for position, name in enumerate(table.order):
+            axis = table.axes[name]
+            if name in table.tensorized:
+                self.ranges[name] = range_node(1, position, name)
+                self.dead.add(name)
+            elif axis.unit == "pool" and chunked:
+                self.ranges[name] = self.pool_axis(axis, position)
+            else:
+                self.ranges[name] = range_node(axis.extent, position, name, axis.unit)
+            if axis.extent == 0:
+                self.empty.add(name)
+            elif extent_of(self.ranges[name]) == 1:
+                # So is the loop inside a chunk of one iteration.
+                self.dead.add(name)
+        self.flat: dict[Node, Node] = {}
+        self.sums: dict[tuple[object, ...], Node] = {}
+        self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
+        # The parts of each original axis that are ever run.
+        self.choices = {node: self.pieces(node) for node in table.names}
+        self.scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
+        self.early_scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
+        self.applied: set[StageInput | StageReduce | Pipeline] = set()
+        self.copies: dict[tuple[object, ...], Node] = {}
+        # How many copies have had ids for their axes.
+        self.taken = 0
+        # Held, since what is known is found by the identity of the ranges that it is over.
+        self.copied_ranges: list[Mapping[str, Node]] = []
+        self.staged_params = frozenset(step.param for step in table.staged_inputs)
+        # Arguments that are read as words of bytes alone, at the loop level.
+        self.words = word_slots(table) if chunked and table.tensorized else frozenset()
+        self.masked = table.masked
+        # Whether reads have guards of their own, or what is reduced has one for all below it.
+        self.early = self.masked and partial_tiles.guards_reads(table)
+        # At the loop level, where one sum's axes may be as long as loops around it say.
+        self.narrows = chunked and table.gpu is None and len(table.facts.reductions) == 1
+        self.narrows &= not (table.several or table.masked or table.merged)
+        tiled = self.table.tiled
+        names = () if tiled is None else tiled.axes[:4]
+        self.matrix = tuple([self.ranges[name] for name in names if name not in self.dead])
+        self.panels = frozenset(step.axis for step in table.staged_reductions)
+
+    def pool_axis(self, axis: Axis, position: int) -> Node:
+        """The loop that threads share, or that inside a chunk, whose own loop is noted."""
+        table, name = self.table, axis.name
+        if is_chunks(table, name):
+            self.grain = table.grain
+        elif table.grain > 1 or not isinstance(axis.extent, int) or name in table.staged:
+            chunk, inner = chunks_of(axis, table.grain, position)
+            self.chunk = (name, chunk)
+            return inner
+        return range_node(axis.extent, position, name, "pool")
+
+    def kernel(self, kernel: Node) -> Scheduled:
+        """The rewritten KERNEL."""
+        writes: list[Write] = []
+        for out in kernel.src:
+            free = by_id(out_axes(out))
+            for pieces in self.combinations(free):
+                scope = self.scope(pieces, self.ranges)
+                (value,) = self.values((out.src[1],), scope)
+                place = self.target(out, scope)
+                axes = value.ranges | place.ranges
+                if self.results is not None:
+                    self.see_axes(free, axes, scope)
+                writes.append(Write((self.array(out.src[0]), value, place), out.arg, axes))
+        info = kernel.arg if self.grain == 1 else kernel.arg._replace(grain=self.grain)
+        return Scheduled(tuple(writes), info)
+
+    def target(self, out: Node, scope: Scope) -> Node:
+        """Where an OUT writes: NOWHERE for places read from memory that the array does not have.
+
+        Reads have guards of their own.
+        """
+        offset = self.offset(out, scope)
+        places = zip(out.src[2:], out.src[0].shape, strict=True)
+        conditions = [index.inside(p, extent) for p, extent in places if p.mask & Ops.INDEX.bit]
+        if not conditions and not self.masked:
+            return offset
+        condition = index.both(*conditions)
+        if condition.op is not Ops.CONST or not condition.arg:
+            ahead = self.scope(scope.pieces, self.ranges, self.masked)
+            (condition,) = self.values((condition,), ahead)
+        if self.masked:
+            condition = index.both(condition, self.limits(out_axes(out), scope))
+        if condition.op is Ops.CONST and condition.arg:
+            return offset
+        return make_node(Ops.WHERE, offset.dtype, (condition, offset, NOWHERE))
+
+    def limits(self, axes: Iterable[Node], scope: Scope) -> Node:
+        """Whether no axis lies past its extent, where the last tile of one is partial."""
+        found = [limit for axis in axes for limit in scope.pieces[axis].limits]
+        if not found:
+            return partial_tiles.TRUE
+        # Axes that were collapsed have the limits of one.
+        limits = tuple(dict.fromkeys(found))
+        if limits not in scope.limits:
+            finals = [self.finals_of(limit.terms, scope) for limit in limits]
+            scope.limits[limits] = partial_tiles.conditions_of(limits, finals)
+        return scope.limits[limits]
+
+    def scope(
+        self, pieces: Pieces, ranges: Mapping[str, Node], early: bool = False, copying: bool = False
+    ) -> Scope:
+        """The scope of these pieces: one for each choice where an axis has several.
+
+        What is read in several outputs or reductions is then rewritten once.
+        """
+        if ranges is not self.ranges:
+            return Scope(pieces, ranges, early, copying)
+        key: tuple[tuple[Node, int], ...] = ()
+        if self.table.several:
+            choices = self.choices
+            key = tuple([(axis, id(p)) for axis, p in pieces.items() if len(choices[axis]) > 1])
+        scopes = self.early_scopes if early else self.scopes
+        found = scopes.get(key)
+        if found is None:
+            found = scopes[key] = Scope(pieces, ranges, early)
+        else:
+            found.pieces.update(pieces)
+        return found
+
+    def pieces(self, node: Node) -> tuple[Piece, ...]:
+        """The parts of an original axis that are ever run; at least one."""
+        merged = self.table.merged.get(node)
+        every = self.table.pieces[merged[0] if merged else self.table.names[node]]
+        if self.empty:
+            live = [p for p in every if not any(n in self.empty for n, _ in p.terms)]
+            every = live or every[:1]
+        return tuple(every)
+
+    def combinations(self, axes: Sequence[Node]) -> Iterable[Pieces]:
+        """Every choice of one piece per axis; axes that were collapsed choose together."""
+        choices = self.choices
+        if self.table.several and any(len(choices[node]) > 1 for node in axes):
+            return self.products(axes)
+        return ({node: choices[node][0] for node in axes},)
+
+    def products(self, axes: Sequence[Node]) -> Iterable[Pieces]:
+        """The choices where an axis has several pieces."""
+        groups: dict[str, list[Node]] = {}
+        for node in axes:
+            merged = self.table.merged.get(node)
+            groups.setdefault(merged[0] if merged else self.table.names[node], []).append(node)
+        options = [self.choices[nodes[0]] for nodes in groups.values()]
+        return apply_scope.every_choice(groups.values(), options)
+
+    # --- addresses ------------------------------------------------------------------------------
+
+    def array(self, node: Node) -> Node:
+        """A PARAM as one flat axis."""
+        found = self.flat.get(node)
+        if found is None:
+            found = self.flat[node] = flat_array(node, self.table, self.words)
+        return found
+
+    def axis_value(self, node: Node, scope: Scope) -> Node:
+        """What an original axis is in terms of the final ones."""
+        piece = scope.pieces.get(node)
+        if piece is None:
+            raise CompilerBug("an axis is used outside its scope", found=node)
+        terms = dict(self.finals(node, scope))
+        return apply_scope.value_of(piece, terms, self.table.merged.get(node))
+
+    def finals(self, node: Node, scope: Scope) -> list[tuple[Node, int]]:
+        """The final axes that an original axis is a sum of, with their scales."""
+        found = scope.finals.get(node)
+        if found is None:
+            found = scope.finals[node] = self.finals_of(scope.pieces[node].terms, scope)
+        return found
+
+    def finals_of(self, terms: Terms, scope: Scope) -> list[tuple[Node, int]]:
+        """The final axes of named ones that are ever more than 0, with their scales."""
+        found = []
+        for name, scale in terms:
+            if name not in self.dead:
+                found.append((scope.ranges[name], scale))
+            if self.chunk is not None and name == self.chunk[0]:
+                # Of an axis of one element there is neither.
+                chunk = self.chunk[1]
+                if name not in self.dead or extent_of(chunk) != 1:
+                    found.append((chunk, scale * self.table.grain))
+        return found
+
+    def offset(self, node: Node, scope: Scope) -> Node:
+        """The flat offset of an INDEX or OUT in terms of the final axes."""
+        old = offset_of(node)
+        found = scope.offsets.get(old)
+        if found is not None:
+            return found
+        table, finals = self.table, scope.finals
+        terms: dict[Node, int] = {}
+        joined: dict[str, bool] = {}
+        constant = old.constant
+        extra: list[Dim] = []
+        for axis, stride in old.strides.items():
+            merged = table.merged.get(axis) if table.merged else None
+            if merged is not None:
+                name = merged[0]
+                group = table.groups[name]
+                if name not in joined:
+                    joined[name] = as_one(old.strides, group)
+                if not joined[name]:
+                    extra.append(index.mul(self.axis_value(axis, scope), stride))
+                    continue
+                if axis is not group[0]:
+                    continue
+            for final, scale in finals.get(axis) or self.finals(axis, scope):
+                terms[final] = terms.get(final, 0) + stride * scale
+            start = scope.pieces[axis].start
+            if isinstance(start, int):
+                constant += start * stride
+            else:
+                extra.append(index.mul(start, stride))
+        for atom, scale in old.rest:
+            (value,) = self.values((atom,), scope)
+            extra.append(index.mul(value, scale))
+        # Arrays of one shape are mostly read and written at the same places.
+        key = (constant, *terms.items())
+        flat = self.sums.get(key)
+        if flat is None:
+            flat = self.sums[key] = index.from_linear(terms, constant)
+        found = index.as_node(index.total((flat, *extra))) if extra else flat
+        scope.offsets[old] = found
+        return found
+
+    # --- expressions ----------------------------------------------------------------------------
+
+    def values(self, roots: tuple[Node, ...], scope: Scope) -> tuple[Node, ...]:
+        """Expressions rewritten."""
+        done = scope.done
+        fill(done, roots, self.visit, scope, self.is_plain)
+        return tuple([done[root] for root in roots])
+
+    def is_plain(self, node: Node) -> bool:
+        """Whether a node's sources are rewritten before it; others are rewritten whole."""
+        op = node.op
+        if op not in _OWN_WAY:
+            return True
+        if op in _SCOPED:
+            return False
+        if op is Ops.INDEX:
+            return node.src[0].op is not Ops.PARAM
+        return op is not Ops.GUARD or not self.is_staged(node.src[1])
+
+    def is_staged(self, node: Node) -> bool:
+        """Whether a node reads an input that some step copies."""
+        return is_read(node) and node.src[0].arg.slot in self.staged_params
+
+    def visit(self, node: Node, scope: Scope) -> Node:
+        """One node whose sources are done, unless it is a leaf."""
+        op = node.op
+        done = scope.done
+        if op not in _OWN_WAY:
+            return plain(node, done)
+        if op is Ops.RANGE:
+            return self.axis_value(node, scope)
+        if is_read(node) or (op is Ops.GUARD and self.is_staged(node.src[1])):
+            return self.read(node, scope)
+        if op is Ops.REDUCE:
+            scope.parts[node] = self.reduction(node, scope)
+            return scope.parts[node][0]
+        if op is Ops.PROJ and node.src[0] in scope.parts:
+            position: int = node.arg
+            return scope.parts[node.src[0]][position]
+        if op is Ops.SCAN or op is Ops.STAGE:
+            return self.scoped(node, scope)
+        if op is Ops.INDEX:
+            return self.stage_read(node, done)
+        return plain(node, done)
+
+    def read(self, node: Node, scope: Scope, word: Word | None = None) -> Node:
+        """A read of an input, or a guarded one: in place, or through its copy if it has one.
+
+        word: bytes are read as one word.
+        """
+        where = node if node.op is Ops.INDEX else node.src[1]
+        if not scope.copying and where.src[0].arg.slot in self.staged_params:
+            for step in self.table.staged_inputs:
+                if step.param == where.src[0].arg.slot:
+                    found = self.staged(step, node, where, scope, word)
+                    if found is not None:
+                        return found
+        if word is not None and where.src[0].arg.slot not in self.words:
+            return packed(self, node, scope, word)
+        if where is node and scope.early and not scope.copying:
+            held = partial_tiles.held_inside(self.table, node, scope, self.finals)
+            scope = Scope({**scope.pieces, **held}, scope.ranges, True) if held else scope
+        src = (self.array(where.src[0]), self.offset(where, scope))
+        if src[0].dtype is not node.dtype:
+            src = (src[0], index.as_node(index.floordiv(src[1], in_word(node.dtype))))
+        value = scalar(self.read_op, src[0].dtype, src)
+        inside = self.limits(by_id(node.ranges), scope) if scope.early else partial_tiles.TRUE
+        if where is node:
+            value = guarded(inside, value)
+            return turned_over(value) if word is not None and word.turned else value
+        (condition,) = self.values((node.src[0],), scope)
+        if inside is not partial_tiles.TRUE:
+            condition = index.both(inside, condition)
+        covered = scalar(Ops.GUARD, node.dtype, (condition, value))
+        simpler = index.resimplify(covered)
+        return covered if simpler is None else simpler
+
+    def staged(
+        self, step: StageInput, node: Node, where: Node, scope: Scope, word: Word | None
+    ) -> Node | None:
+        """A read through a copy in scratch memory; None if the step's copy does not hold it.
+
+        A guard stays with the copy, so that what reads the copy is not guarded.
+        """
+        used = {name for axis in node.ranges for name, _ in scope.pieces[axis].terms}
+        every = [name for name in step.names if name not in self.dead]
+        if not every or not used.issuperset(step.names) or (where is node and not in_bounds(node)):
+            return None
+        free = [axis for axis in used if axis not in every and axis not in self.dead]
+        around = [scope.ranges[name] for name in free]
+        if any(axis.arg.is_tile for axis in around):
+            return None
+        apart = frozenset(() if self.chunk is None else (self.chunk[0],))
+        merged = self.table.merged
+        regions = regions_of(step, node, scope.pieces, scope.ranges, self.dead, apart, merged)
+        if regions is None:
+            return None
+        names = [region.carrier for region in regions]
+        key = (step, node, word, *[id(scope.pieces[a]) for a in by_id(node.ranges)], *by_id(around))
+        stage = self.copies.get(key)
+        if stage is None:
+            first = self.first_id()
+            gpu = self.table.gpu is not None
+            inner = "" if word is None else word.axis
+            whole = where.src[0].arg.slot in self.words
+            pieces, wide = without_parts(regions, scope.pieces, scope.ranges)
+            check_room(self.table, step, [region.extent for region in regions])
+            copy = copy_loops(step, where, names, wide, pieces, first, gpu, inner, whole)
+            ranges = {**scope.ranges, **copy.ranges}
+            self.copied_ranges.append(ranges)
+            early = self.masked or copy.pieces is not pieces
+            value = self.read(node, Scope(copy.pieces, ranges, early, True), word)
+            space = Stage("scratch", ahead=step.ahead)
+            if gpu:
+                pipelines, space = slots_of(self.table.pipelines, step, value, copy.axes)
+                self.applied.update(pipelines)
+            stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *copy.axes), space)
+        self.applied.add(step)
+        places = {region.carrier: region.place(scope.ranges) for region in regions}
+        return scalar(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))
+
+    def scoped(self, node: Node, scope: Scope) -> Node:
+        """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
+        axes = [child for child in node.src[1:] if child.op is Ops.RANGE]
+        pieces = {**scope.pieces, **{axis: self.choices[axis][0] for axis in axes}}
+        inside = Scope(pieces, scope.ranges, self.masked, scope.copying)
+        (value,) = self.values((node.src[0],), inside)
+        if node.op is Ops.SCAN:
+            final = [self.ranges[self.table.names[axis]] for axis in axes]
+        else:
+            final = [part for axis in axes for part in self.parts_of(axis)]
+        return make_node(node.op, node.dtype, (value, *final), node.arg)
+
+    def parts_of(self, axis: Node) -> list[Node]:
+        """The axes that a stage's axis was split into, outermost first."""
+        piece = self.choices[axis][0]
+        terms = sorted(piece.terms, key=lambda term: -term[1])
+        return [self.ranges[name] for name, _ in terms if name not in self.dead]
+
+    def stage_read(self, node: Node, done: dict[Node, Node]) -> Node:
+        """A read of a stage, by the parts of its axes."""
+        stage, *indices = node.src
+        places: list[Node] = []
+        for axis, place in zip(stage.src[1:], indices, strict=True):
+            sizes = tuple(extent_of(part) for part in self.parts_of(axis))
+            places.extend(index.as_node(i) for i in index.unflatten(done[place], sizes))
+        return make_node(Ops.INDEX, node.dtype, (done[stage], *places))
+
+    # --- reductions -----------------------------------------------------------------------------
+
+    def reduction(self, node: Node, scope: Scope) -> tuple[Node, ...]:
+        """The parts of a REDUCE; several pieces are combined in order."""
+        free = by_id(node.ranges)
+        key = (node, id(scope.ranges), scope.early, *[id(scope.pieces[axis]) for axis in free])
+        found = self.reduced.get(key)
+        if found is not None:
+            return found
+        monoid: Monoid = node.arg.monoid
+        own = [child for child in node.src if child.op is Ops.RANGE]
+        values = tuple(child for child in node.src if child.op is not Ops.RANGE)
+        total: tuple[Node, ...] = ()
+        outside = {axis: scope.pieces[axis] for axis in free}
+        # What is reduced inside along these axes is computed ahead of the statement that is masked.
+        early = self.early or scope.early or (self.masked and moves_reductions(values, own))
+        for choice in self.combinations(own):
+            inside = self.scope({**outside, **choice}, scope.ranges, early, scope.copying)
+            if self.table.tensorized:
+                each = dotted(self, node, choice, inside)
+                if not each:
+                    each = state_parts(carried(self, self.piece(node, choice, inside)), monoid)
+            elif self.results is not None:
+                one = self.piece(node, choice, inside)
+                self.see_axes(free, one.ranges, inside)
+                each = (self.results.read(one),)
+            else:
+                each = state_parts(self.kept_piece(node, choice, inside), monoid)
+            total = combined(monoid, total, each) if total else each
+        self.reduced[key] = total
+        return total
+
+    def piece(self, node: Node, choice: Pieces, scope: Scope) -> Node:
+        """One piece of a REDUCE, its own axes being those of `choice`."""
+        axes = self.final_axes(choice)
+        new = self.values(tuple([child for child in node.src if child.op is not Ops.RANGE]), scope)
+        if self.masked:
+            new = partial_tiles.within(node.arg.monoid, new, self.limits(choice, scope))
+        if self.narrows and node.mask & Ops.GUARD.bit:
+            whole = [a for a in choice if self.panels.isdisjoint(dict(choice[a].terms))]
+            new, axes = narrowed(
+                node, whole, scope.pieces, lambda terms: self.finals_of(terms, scope), new, axes
+            )
+        return make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
+
+    def kept_piece(self, node: Node, choice: Pieces, scope: Scope) -> Node:
+        """One piece of a REDUCE; in scratch memory, if a step says so.
+
+        There it runs along axes of its own from the start.
+        """
+        if self.table.staged_reductions and node.arg.monoid.primitive is not None:
+            own = self.final_axes(choice)
+            free = [final for axis in node.ranges for final, _ in self.finals(axis, scope)]
+            for step in self.table.staged_reductions:
+                first = self.first_id()
+                kept = kept_by(step, own, frozenset(free), scope.ranges, self.dead, first)
+                if kept is None:
+                    continue
+                self.copied_ranges.append(kept.ranges)
+                inside = Scope(scope.pieces, kept.ranges, scope.early, scope.copying)
+                one = self.piece(node, choice, inside)
+                if kept.holds(one):
+                    self.applied.add(step)
+                    return kept.read(one)
+        return self.piece(node, choice, scope)
+
+    def first_id(self) -> int:
+        """From where on ids are free for the axes of one more copy."""
+        self.taken += 1
+        return len(self.table.order) * 2 * self.taken
+
+    def see_axes(self, wanted: Iterable[Node], found: Collection[Node], scope: Scope) -> None:
+        """Note whether what depends on some original axes has all final ones among its own."""
+        for axis in wanted:
+            for final, _ in self.finals(axis, scope):
+                if final not in found:
+                    self.hides_axes = True
+
+    def final_axes(self, choice: Pieces) -> tuple[Node, ...]:
+        """The final axes of a reduction's pieces, in loop order; at least one."""
+        names = {name for piece in choice.values() for name, _ in piece.terms}
+        chosen = (names - self.dead) or sorted(names)[:1]
+        return by_id({self.ranges[name] for name in chosen})

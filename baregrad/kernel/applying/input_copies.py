@@ -1,0 +1,197 @@
+"""How an input is copied to scratch memory: the loops and vectors of the copy, and its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from baregrad.ir.analysis.words import in_word
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Range
+from baregrad.ir.core.node import Node, extent_of, make_node, range_node
+from baregrad.kernel.applying.axes import Limit, Piece, Terms
+from baregrad.kernel.facts.analysis import offset_of
+from baregrad.kernel.language.schedule import StageInput
+
+OUTER, LANES = "_copy_outer", "_copy_inner"
+# Rows that are copied together: their lines stay in the first cache even if they all meet there.
+BAND = 8
+# Numbers in a word, where vectors of every other one are as good as such of neighbours.
+HALVES = 2
+# Steps that are neighbours, while lanes are far apart, of a tile that is copied at once.
+LEAST_TURNED, MOST_TURNED = 4, 16
+Pieces = dict[Node, Piece]
+
+
+class Copy(NamedTuple):
+    """The loops of a copy.
+
+    ranges: by name of a final axis, or of a part of one. pieces: what the original axes are made of
+    while copying. axes: of the copy's array, outermost first.
+    """
+
+    ranges: dict[str, Node]
+    pieces: Pieces
+    axes: tuple[Node, ...]
+
+
+def copy_loops(
+    step: StageInput,
+    where: Node,
+    names: list[str],
+    ranges: Mapping[str, Node],
+    pieces: Pieces,
+    first: int,
+    gpu: bool,
+    word: str = "",
+    whole: bool = False,
+) -> Copy:
+    """The loops that copy the read `where` over the axes `names`; ids of ranges count from `first`.
+
+    word: the axis of the numbers that are copied as one word. whole: words are read as such; else,
+    where their numbers are adjacent, words of two are put together as vectors of every other
+    number, and longer ones are copied one after the other.
+
+    Copies run in the order in which the input lies. With lanes of its own the axis of adjacent
+    elements becomes vectors, padded with zeros. Where the copy is to have another axis innermost,
+    the others are loops in its own order instead, since a few of its lines are then written over
+    and over. Where that axis is innermost, steps of the axes that are unrolled are taken together:
+    so many rows are then fetched at once.
+    """
+    strides = dict.fromkeys((*names, word), 0)
+    for axis, stride in offset_of(where).strides.items():
+        for name, scale in pieces[axis].terms:
+            if name in strides:
+                strides[name] += abs(stride * scale)
+    if whole:
+        count = in_word(where.dtype)
+        strides = {name: stride // count for name, stride in strides.items()}
+    # From a word to the next.
+    apart = HALVES if strides[word] == 1 and in_word(where.dtype) == HALVES else 1
+    near = next((name for name in names if strides[name] == apart), "")
+    far = sorted(names, key=lambda name: -strides[name])
+    if step.lanes and near and ranges[near].arg.bind != "vector":
+        return _in_vectors(step.lanes, near, names, far, ranges, pieces, first)
+    beside = "" if gpu else _beside(names, strides, ranges)
+    found = {}
+    for name in names:
+        axis = ranges[name]
+        # The threads of a block share the copying out among themselves.
+        alone = gpu or strides[word] == 1
+        bind = "loop" if alone else "unroll" if name == beside else axis.arg.bind
+        place = Range(first + far.index(name), f"{name}_copy", bind)
+        found[name] = make_node(axis.op, axis.dtype, axis.src, place)
+    return Copy(found, pieces, tuple(found.values()))
+
+
+def _beside(names: list[str], strides: Mapping[str, int], ranges: Mapping[str, Node]) -> str:
+    """The short loop of a copy whose steps are neighbours while its lanes are far apart.
+
+    Its steps are spread over registers, so that a tile is copied at once.
+    """
+    near = [name for name in names if strides[name] == 1]
+    if len(near) != 1 or ranges[near[0]].arg.bind != "loop":
+        return ""
+    extent = extent_of(ranges[near[0]])
+    if not isinstance(extent, int) or not LEAST_TURNED <= extent <= MOST_TURNED:
+        return ""
+    lanes = [name for name in names if ranges[name].arg.bind == "vector"]
+    return near[0] if any(strides[name] >= extent for name in lanes) else ""
+
+
+def _in_vectors(
+    lanes: int,
+    near: str,
+    names: list[str],
+    far: list[str],
+    ranges: Mapping[str, Node],
+    pieces: Pieces,
+    first: int,
+) -> Copy:
+    """A copy in vectors along the axis `near`; `far`: the axes, those of large strides first."""
+    extents = {name: int(ranges[name].src[0].arg) for name in names}
+    while lanes >= 2 * extents[near]:
+        lanes //= 2
+    sizes = {near: lanes}
+    order, together = names, list[str]()
+    last = names[-1]
+    if near != last and ranges[last].arg.bind == "vector":
+        # As many vectors as lanes: a tile that is transposed in registers. A few rows are read to
+        # their ends before the next ones, as machines fetch ahead on few pages at a time.
+        together = [last]
+        order = [*[name for name in names[:-1] if name != near], near, last]
+        if extents[last] > lanes and extents[last] % lanes == 0:
+            sizes[last] = lanes
+            order.insert(-2, f"{last}{OUTER}")
+    elif near == names[-1]:
+        loops = [name for name in far if name != near and ranges[name].arg.bind == "loop"]
+        together = [name for name in names if name != near and name not in loops]
+        order = [*loops, near, *together]
+        if far != names and len(loops) > 1 and extents[loops[0]] % BAND == 0:
+            # A few rows at a time, or each line of the copy would be fetched for every row.
+            sizes[loops[0]] = BAND
+            order = [f"{loops[0]}{OUTER}", *loops[1:], loops[0], near, *together]
+    found: dict[str, Node] = {}
+    axes: list[Node] = []
+    for name in names:
+        size = sizes.get(name, 1)
+        inner = "vector" if name == near else "unroll" if name in together else "loop"
+        place = first + order.index(name)
+        if size > 1:
+            whole = first + order.index(f"{name}{OUTER}" if name != near else name)
+            parts = [(OUTER, -(-extents[name] // size), size, whole, "loop")]
+            parts.append((LANES, size, 1, place + len(order) * (name == near), inner))
+        else:
+            parts = [("", extents[name], 1, place, inner)]
+        terms: list[tuple[str, int]] = []
+        for part, count, scale, position, bind in parts:
+            label = f"{name}{part}" if part else f"{name}_copy"
+            # A whole axis has its place in the copy, however short: a chunk may be one tile.
+            if count > 1 or not part:
+                axes.append(range_node(count, position, label, bind))
+                found[label if part else name] = axes[-1]
+                terms.append((label if part else name, scale))
+        if size > 1:
+            limit = Limit(0, tuple(terms), extents[name]) if extents[name] % size else None
+            pieces = {
+                axis: _with_parts(piece, name, terms, limit) if name in dict(piece.terms) else piece
+                for axis, piece in pieces.items()
+            }
+    return Copy(found, pieces, tuple(axes))
+
+
+def _with_parts(
+    piece: Piece, near: str, parts: list[tuple[str, int]], limit: Limit | None
+) -> Piece:
+    """A piece in which the axis `near` is a sum of parts, and one limit more."""
+    limits = [old._replace(terms=_replaced(old.terms, near, parts)) for old in piece.limits]
+    if limit is not None:
+        limits.append(limit)
+    return Piece(piece.start, _replaced(piece.terms, near, parts), tuple(limits))
+
+
+def _replaced(terms: Terms, near: str, parts: list[tuple[str, int]]) -> Terms:
+    found: list[tuple[str, int]] = []
+    for name, scale in terms:
+        if name == near:
+            found.extend((part, scale * size) for part, size in parts)
+        else:
+            found.append((name, scale))
+    return tuple(found)
+
+
+def copied_places(stage: Node, names: list[str], ranges: Mapping[str, Node]) -> tuple[Node, ...]:
+    """Where a copy holds the element at the present axes: a place for each axis of its array."""
+    axes = list(stage.src[1:])
+    places: list[Node] = []
+    for name in names:
+        place = ranges[name]
+        axis = axes.pop(0)
+        if axis.arg.axis == f"{name}{OUTER}" and axes and axes[0].arg.axis == f"{name}{LANES}":
+            lanes = extent_of(axes.pop(0))
+            vectors = index.as_node(index.floordiv(place, lanes))
+            places.append(vectors)
+            # Together they are the place again, whatever divisions make of a sum's terms.
+            place = index.as_node(index.sub(place, index.mul(vectors, lanes)))
+        places.append(place)
+    return tuple(places)

@@ -1,0 +1,106 @@
+"""Sums whose accumulators are kept in scratch memory while the loop over their panels runs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import NamedTuple
+
+from baregrad.ir.core.attrs import Stage
+from baregrad.ir.core.node import Node, make_node, substitute
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.instructions.mma_sync import TILE
+from baregrad.kernel.language.schedule import StageReduce
+
+
+class KeptSum(NamedTuple):
+    """A sum that is kept for all of `axes`, which are `copies` in it, along the loop `at`.
+
+    ranges: of all final axes inside of it.
+    """
+
+    at: Node
+    axes: tuple[Node, ...]
+    copies: tuple[Node, ...]
+    ranges: Mapping[str, Node]
+
+    def holds(self, node: Node) -> bool:
+        """Whether a REDUCE runs along all of the copies, and along no tile beside them."""
+        tiles = [axis for axis in node.ranges if axis.arg.is_tile]
+        return node.ranges.issuperset(self.copies) and set(tiles).issubset(self.copies)
+
+    def read(self, node: Node) -> Node:
+        """The element in scratch memory of a REDUCE along the copies."""
+        value = in_parts(node, self.at)
+        stage = make_node(Ops.STAGE, node.dtype, (value, *self.copies), Stage("scratch"))
+        return make_node(Ops.INDEX, stage.dtype, (stage, *self.axes))
+
+
+def kept_by(
+    step: StageReduce,
+    own: Container[Node],
+    free: frozenset[Node],
+    ranges: Mapping[str, Node],
+    dead: Container[str],
+    first: int,
+) -> KeptSum | None:
+    """How a step would keep a sum over the final axes `own`, along those of `free`; None if not.
+
+    dead: the axes of one element. first: from where on ids of the copies' axes are free.
+    """
+    names = [name for name in step.axes if name not in dead]
+    axes = tuple([ranges[name] for name in names])
+    if ranges[step.axis] not in own or not free.issuperset(axes):
+        return None
+    copies = tuple([copy_of(axis, first) for axis in axes])
+    inside = {**ranges, **dict(zip(names, copies, strict=True))}
+    return KeptSum(ranges[step.axis], axes, copies, inside)
+
+
+def copy_of(axis: Node, first: int, bind: str = "") -> Node:
+    """The axis of a kept array in place of one of the loops around it."""
+    arg = axis.arg._replace(id=first + axis.arg.id, bind=bind or axis.arg.bind)
+    return make_node(Ops.RANGE, axis.dtype, axis.src, arg)
+
+
+def in_parts(node: Node, at: Node) -> Node:
+    """A REDUCE along `at` whose axes inside of that are reduced first, in registers."""
+    own = [child for child in node.src if child.op is Ops.RANGE]
+    inner = [axis for axis in own if axis.arg.id > at.arg.id and not axis.arg.is_tile]
+    if not inner:
+        return node
+    # What is spread over registers is added up in the innermost loops.
+    inner += [axis for axis in own if axis.arg.is_tile]
+    outer = [axis for axis in own if axis not in inner]
+    part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
+    return make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
+
+
+def kept_in_scratch(
+    node: Node, at: Node, axes: list[Node], first: int, matrix: tuple[Node, ...] = ()
+) -> Node | None:
+    """The element in scratch memory of a sum of words along `at` for all of `axes`, or None.
+
+    The axes inside `at` are reduced first, in registers, and their result is added. first: from
+    where on ids of the copies' axes are free. matrix: the axes that a matrix unit does, which are
+    all within such a sum.
+    """
+    own = [child for child in node.src if child.op is Ops.RANGE]
+    tiles = {axis for axis in node.ranges if axis.arg.is_tile}
+    if at not in own or not node.ranges.issuperset(axes):
+        return None
+    if node.arg.monoid.primitive is None or not tiles.issubset(axes):
+        return None
+    if not set(matrix) <= {*own, *axes}:
+        return None
+    if not matrix:
+        node = in_parts(node, at)
+    elif any(a.arg.id > at.arg.id and not a.arg.is_tile and a not in matrix for a in own):
+        return None
+    copies = tuple([copy_of(axis, first, TILE if axis in matrix else "") for axis in axes])
+    changed = dict(zip(axes, copies, strict=True))
+    for axis in matrix:
+        if axis in own:
+            changed[axis] = axis.replace(arg=axis.arg._replace(bind=TILE))
+    value = substitute(node, changed)
+    stage = make_node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
+    return make_node(Ops.INDEX, stage.dtype, (stage, *axes))

@@ -1,0 +1,119 @@
+"""When steps about arrays are legal: past the caches, asked for ahead of time, in a copy's room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import TYPE_CHECKING
+
+from baregrad.base.errors import ScheduleError
+from baregrad.ir.core.node import Node
+from baregrad.kernel.facts.analysis import itemsize, out_axes
+from baregrad.kernel.language.schedule import Prefetch, StageInput, StageReduce, StreamOutput
+
+if TYPE_CHECKING:
+    from baregrad.kernel.applying.axes import AxisTable
+
+Shares = tuple[tuple[str, int, int], ...]
+
+
+def check_stream(table: AxisTable, step: StreamOutput) -> None:
+    """An output that is written alone, and not added to; else ScheduleError."""
+    uses = [each for each in table.facts.accesses if each.array.arg.slot == step.param]
+    if table.gpu is not None:
+        raise ScheduleError(f"{step} is not legal: a GPU's stores are not told how to go")
+    if not uses or not all(each.write for each in uses):
+        raise ScheduleError(f"{step} is not legal: it takes an output that is not read")
+    if any(out.arg.monoid is not None for out in table.facts.ordered):
+        raise ScheduleError(f"{step} is not legal: an output that is added to is read")
+    if step.param in table.ahead:
+        raise ScheduleError(f"{step} is not legal: its lines are asked for ahead of time")
+
+
+def check_prefetch(table: AxisTable, step: Prefetch) -> None:
+    """An array that is there, and does not pass the caches by; else ScheduleError."""
+    if table.gpu is not None:
+        raise ScheduleError(f"{step} is not legal: a GPU's threads wait for each other")
+    if not any(each.array.arg.slot == step.param for each in table.facts.accesses):
+        raise ScheduleError(f"{step} is not legal: the kernel has no such array")
+    if step.param in table.streamed:
+        raise ScheduleError(f"{step} is not legal: what passes the caches by is not read")
+
+
+def check_room(table: AxisTable, step: StageInput | StageReduce, sizes: Iterable[int]) -> None:
+    """A copy of these extents that the caches hold; else ScheduleError."""
+    if isinstance(step, StageReduce):
+        dtypes = [each.node.dtype for each in table.facts.reductions]
+    else:
+        arrays = [each.array for each in table.facts.accesses]
+        dtypes = [array.dtype for array in arrays if array.arg.slot == step.param]
+    nbytes = prod(sizes) * max(map(itemsize, dtypes), default=1)
+    if table.room and nbytes > table.room:
+        raise ScheduleError(
+            f"{step} is not legal: the copy has no room in the caches",
+            found=f"{nbytes} bytes", wanted=f"at most {table.room}",
+        )
+
+
+def check_shares(table: AxisTable, step: Prefetch) -> None:
+    """Loops of a constant size, inside those that the array's rows are counted by.
+
+    Those are the axes that all its accesses run along. Raises ScheduleError for others. Asked once
+    all steps are known: what becomes of the axes afterwards counts.
+    """
+    accesses = [each for each in table.facts.accesses if each.array.arg.slot == step.param]
+    rows = frozenset.intersection(*[each.axes for each in accesses])
+    if table.staged_reductions or table.staged_inputs:
+        raise ScheduleError(f"{step} is not legal: copies have loops outside those of the rows")
+    nbytes = itemsize(accesses[0].array.dtype)
+    for name, share in step.loops:
+        axis = table.axis(name, step)
+        if axis.unit != "loop" or not isinstance(axis.extent, int) or axis.extent < 2:
+            raise ScheduleError(
+                f"{step} is not legal: loops of a constant size ask for lines",
+                found=f"{name} of {axis.extent}, bound to {axis.unit}", wanted="at least 2",
+            )
+        if share % nbytes:
+            raise ScheduleError(
+                f"{step} is not legal: a share is of whole elements",
+                found=share, wanted=f"a multiple of {nbytes}",
+            )
+        if not _is_inside(table, name, rows):
+            raise ScheduleError(
+                f"{step} is not legal: the loop is not inside a row of the array",
+                found=name, wanted="a loop that runs again for each row",
+            )
+
+
+def _is_inside(table: AxisTable, name: str, rows: frozenset[Node]) -> bool:
+    """Whether all loops over an axis stand inside the loops over `rows`."""
+    own = nodes_of(table, name)
+    if not own.isdisjoint(rows):
+        return False
+    place = table.order.index(name)
+    outer = {each for each in table.order if not nodes_of(table, each).isdisjoint(rows)}
+    if not table.axes[name].reduced and any(table.order.index(each) > place for each in outer):
+        return False
+    facts = table.facts
+    sets = [out_axes(out) for out in facts.outs]
+    sets += [each.free.union(each.own) for each in facts.reductions]
+    sets += [stage.ranges.union(stage.src[1:]) for stage in facts.stages]
+    return all(rows <= axes for axes in sets if not own.isdisjoint(axes))
+
+
+def nodes_of(table: AxisTable, name: str) -> frozenset[Node]:
+    """The kernel's own axes that a final axis is a part of."""
+    origin = table.axes[name].origin
+    group = table.groups.get(origin)
+    return frozenset(group or [node for node, each in table.names.items() if each == origin])
+
+
+def shares_of(table: AxisTable, step: Prefetch) -> Shares:
+    """The loops that ask for lines: name, the first byte, and bytes for each iteration."""
+    found = []
+    first = step.nbytes
+    for name, nbytes in step.loops:
+        found.append((name, first, nbytes))
+        extent = table.axes[name].extent
+        first += nbytes * (extent if isinstance(extent, int) else 0)
+    return tuple(found)

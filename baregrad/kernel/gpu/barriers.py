@@ -1,0 +1,163 @@
+"""Where the threads of a block meet: before shared memory that changed hands is touched again.
+
+A barrier stands between a write of a shared array and a read of it, and between a read and the next
+write, on every path, the way around a loop included. It never stands where some threads of the
+block do not come. Where copies are begun ahead of their iteration, the one that waits for them
+(`DONE`) has it behind it, and slots that are taken in turns need no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, make_node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.protocol.attributes import Barrier
+
+BARRIER = Node(Ops.BARRIER, dtypes.token, (), Barrier("block"))
+THREAD = ".thread"
+
+
+@dataclass(slots=True)
+class _State:
+    """The shared arrays touched since the threads last met.
+
+    apart: those of several slots in the loop whose iterations take them in turns, so that what is
+    read and what is written there do not meet before the next iteration.
+    """
+
+    written: set[Node] = field(default_factory=set)
+    read: set[Node] = field(default_factory=set)
+    apart: frozenset[Node] = frozenset()
+
+    def meet(self) -> None:
+        self.written.clear()
+        self.read.clear()
+
+    def include(self, other: _State) -> None:
+        self.written |= other.written
+        self.read |= other.read
+
+    def copy(self) -> _State:
+        return _State(set(self.written), set(self.read))
+
+    def clashes(self, touched: _State) -> bool:
+        """Whether threads must meet before these arrays are touched."""
+        clashing = touched.read & self.written | touched.written & self.read
+        # Slots that are filled one after the other are different ones.
+        again = {one for one in touched.written & self.written if one.arg.depth == 1}
+        return bool((clashing | again) - self.apart)
+
+
+def with_barriers(kernel: Node) -> Node:
+    """A loop-level KERNEL of one thread, with a BARRIER wherever its block must meet."""
+    if not any(_is_shared(node) for node in toposort(kernel)):
+        return kernel
+    state = _State()
+    statements: list[Node] = []
+    for child in kernel.src:
+        statements.extend(_placed(child, state))
+    return Node(Ops.KERNEL, kernel.dtype, tuple(statements), kernel.arg)
+
+
+def _placed(node: Node, state: _State) -> list[Node]:
+    """A statement behind the barrier that it needs, with those inside it."""
+    op = node.op
+    if op is Ops.SEQ:
+        found = []
+        for child in node.src:
+            found.extend(_placed(child, state))
+        return found
+    if op is Ops.DONE:
+        state.meet()
+        return [node, BARRIER]
+    touched = _touched(node)
+    if not (touched.read or touched.written):
+        return [node]
+    if op is Ops.LOOP and _meets_first(node.src[1]):
+        axis, body = node.src
+        before, apart = state.copy(), state.apart
+        state.apart = apart.union([one for one in touched.written if one.arg.depth > 1])
+        inside = _placed(body, state)
+        state.apart = apart
+        state.include(before)
+        return [make_node(op, dtypes.token, (axis, _sequence(inside)))]
+    if op is Ops.LOOP:
+        axis, body = node.src
+        # Better once ahead of the loop than in each iteration.
+        lead = _meeting(state, touched)
+        # What an iteration touches, the next one finds touched.
+        before = state.copy()
+        _placed(body, state)
+        state.include(before)
+        inside = _placed(body, state)
+        state.include(before)
+        return [*lead, make_node(op, dtypes.token, (axis, _sequence(inside)))]
+    if op is Ops.IF and not _varies(node.src[0]):
+        condition, body = node.src
+        first = _touches(condition)
+        lead = _meeting(state, first)
+        state.include(first)
+        before = state.copy()
+        inside = _placed(body, state)
+        state.include(before)
+        return [*lead, make_node(op, dtypes.token, (condition, _sequence(inside)))]
+    lead = _meeting(state, touched)
+    if op is Ops.IF:
+        alone = _State()
+        if len(_placed(node.src[1], alone)) > 1:
+            raise CompilerBug("threads meet where some of them do not come", found=node)
+    state.include(touched)
+    return [*lead, node]
+
+
+def _meets_first(body: Node) -> bool:
+    """Whether threads wait for a slot, and so meet, before anything else in a loop."""
+    return body.op is Ops.SEQ and body.src[0].op is Ops.DONE
+
+
+def _meeting(state: _State, touched: _State) -> list[Node]:
+    if not state.clashes(touched):
+        return []
+    state.meet()
+    return [BARRIER]
+
+
+def _touched(statement: Node) -> _State:
+    """The shared arrays that a statement reads and writes, those inside it included."""
+    state = _touches(statement)
+    for node in toposort(statement):
+        if node.op in (Ops.STORE, Ops.COPYTO) and _is_shared(node.src[0]):
+            state.written.add(node.src[0])
+    return state
+
+
+def _touches(root: Node) -> _State:
+    state = _State()
+    for node in toposort(root):
+        if node.op is Ops.LOAD and _is_shared(node.src[0]):
+            state.read.add(node.src[0])
+    return state
+
+
+def _varies(condition: Node) -> bool:
+    """Whether threads of one block may differ about a condition."""
+    for node in toposort(condition):
+        if node.op is Ops.VAR and node.arg.name == THREAD:
+            return True
+        if node.op is Ops.LOAD and node.src[0].op is Ops.ALLOC and not _is_shared(node.src[0]):
+            # Private memory may hold anything.
+            return True
+    return False
+
+
+def _is_shared(node: Node) -> bool:
+    return node.op is Ops.ALLOC and node.arg.space == "shared"
+
+
+def _sequence(statements: list[Node]) -> Node:
+    if len(statements) == 1:
+        return statements[0]
+    return Node(Ops.SEQ, dtypes.token, tuple(statements))

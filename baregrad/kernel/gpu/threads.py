@@ -1,0 +1,246 @@
+"""Loop level of a GPU: what a block does, statement by statement, becomes what one thread does.
+
+Before, a statement runs for all threads of the block at once, as for the lanes of a vector; loops
+over the grid are around everything. After, the axes of threads and grid are numbers that a thread
+finds out: the flat number of its block and its own flat number in it, the hidden variables `.block`
+and `.thread`. What lay across threads in private memory is each thread's own. A statement that ran
+once is run by the first thread, and threads meet at a BARRIER before one reads in shared memory
+what another wrote, or writes what another reads.
+
+A REDUCE over threads stays: all of a block's threads take part in it, and all know the result.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import THREAD_BINDS, Var
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, alu, const, extent_of, make_node, rebuild, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.gpu.barriers import with_barriers
+from baregrad.kernel.gpu.shared_layouts import with_addresses
+from baregrad.kernel.instructions.mma_sync import HALVES, PAIR, lane_places, registers_of
+
+# Blocks of a launch, at most: the limit of a grid's first dimension.
+MOST_BLOCKS = (1 << 31) - 1
+_PRIVATE = ("register", "scratch")
+_ZERO = const(0, dtypes.index)
+
+
+def block_shape(root: Node) -> dict[str, Node]:
+    """An axis for each dimension of the block that has threads, of a loop-level KERNEL."""
+    found: dict[str, Node] = {}
+    for node in toposort(root):
+        if node.op is Ops.RANGE and node.arg.is_thread and extent_of(node) != 1:
+            first = found.setdefault(node.arg.bind, node)
+            if first.src[0] is not node.src[0]:
+                raise CompilerBug("a block of two sizes", found=f"{first!r} and {node!r}")
+    return {bind: found[bind] for bind in THREAD_BINDS if bind in found}
+
+
+def grid_axes(kernel: Node) -> tuple[Node, ...]:
+    """The axes of a loop-level KERNEL that its blocks lie along, outermost first."""
+    found = []
+    body = kernel.src
+    while len(body) == 1 and body[0].op is Ops.LOOP and body[0].src[0].arg.bind == "grid":
+        axis, inner = body[0].src
+        found.append(axis)
+        body = (inner,)
+    return tuple(found)
+
+
+def grid_size(kernel: Node) -> Dim:
+    """The number of blocks that run a loop-level KERNEL."""
+    return index.product(extent_of(axis) for axis in grid_axes(kernel))
+
+
+def to_threads(kernel: Node) -> Node:
+    """The loop-level KERNEL that one thread runs."""
+    axes = grid_axes(kernel)
+    body = kernel.src
+    for _ in axes:
+        body = (body[0].src[1],)
+    worker = _Threads(kernel)
+    total = grid_size(kernel)
+    limit = MOST_BLOCKS if not isinstance(total, int) else max(total, 1)
+    if limit > MOST_BLOCKS:
+        raise CompilerBug("more blocks than a grid has", found=total, wanted=MOST_BLOCKS)
+    block = Node(Ops.VAR, dtypes.index, (), Var(".block", 0, limit - 1))
+    places = index.unflatten(block, tuple(extent_of(axis) for axis in axes))
+    for axis, place in zip(axes, places, strict=True):
+        worker.memo[axis] = index.as_node(place)
+    statements = tuple([worker.statement(child, frozenset()) for child in body])
+    if index.lower(total) < 1 and axes:
+        # A launch has a block at least.
+        some = index.less(0, worker.expression(index.as_node(total)))
+        statements = (make_node(Ops.IF, dtypes.token, (some, _sequence(statements))),)
+    info = kernel.arg._replace(device="GPU", block=worker.block)
+    done = with_barriers(Node(Ops.KERNEL, kernel.dtype, statements, info))
+    return with_addresses(done)
+
+
+class _Threads:
+    """Rewrites statements. `memo` holds what axes are, and what was rewritten."""
+
+    def __init__(self, kernel: Node) -> None:
+        self.memo: dict[Node, Node] = {}
+        self.dims = block_shape(kernel)
+        # Which positions of a private array's places are threads.
+        self.private: dict[Node, frozenset[int]] = {}
+        sizes = [int(axis.src[0].arg) for axis in self.dims.values()]
+        count = prod(sizes)
+        thread: Dim = 0
+        if count > 1:
+            thread = Node(Ops.VAR, dtypes.index, (), Var(".thread", 0, count - 1))
+        self.block = tuple(
+            [int(self.dims[b].src[0].arg) if b in self.dims else 1 for b in THREAD_BINDS]
+        )
+        self.places: dict[str, Node] = {}
+        # Which positions of a private array's places are a warp's tile, and its registers' axes.
+        self.tiled: dict[Node, dict[int, Node]] = {}
+        self.tiles: dict[Node, Node] = {}
+        self.axis_at: dict[Node, Node] = {}
+        stride = 1
+        for (bind, axis), size in zip(self.dims.items(), sizes, strict=True):
+            place = index.as_node(index.mod(index.floordiv(thread, stride), size))
+            self.places[bind] = place
+            self.axis_at[place] = axis
+            stride *= size
+        for node in toposort(kernel):
+            if node.op is Ops.MMA:
+                rows, columns = node.src[4:6]
+                self.tiles = {rows: HALVES, columns: PAIR}
+                self.memo[rows], self.memo[columns] = registers_of(self.places["thread"])
+        for node in toposort(kernel):
+            if node.op is Ops.RANGE and node.arg.is_thread:
+                self.memo[node] = self.places.get(node.arg.bind, _ZERO)
+            elif node.op in (Ops.LOAD, Ops.STORE):
+                self._note(node)
+
+    def _note(self, access: Node) -> None:
+        array = access.src[0]
+        if array.op is not Ops.ALLOC or array.arg.space not in _PRIVATE:
+            return
+        places = access.src[1:] if access.op is Ops.LOAD else access.src[2:]
+        across = frozenset(
+            [p for p, place in enumerate(places) if place.op is Ops.RANGE and place.arg.is_thread]
+        )
+        self.tiled[array] = {p: self.tiles[at] for p, at in enumerate(places) if at in self.tiles}
+        if self.private.setdefault(array, across) != across:
+            raise CompilerBug("a thread reads what another one keeps to itself", found=access)
+
+    # --- statements -----------------------------------------------------------------------------
+
+    def statement(self, node: Node, around: frozenset[Node]) -> Node:
+        """A statement as one thread runs it; `around`: the axes of the conditions around it."""
+        op = node.op
+        if op is Ops.SEQ:
+            return _sequence(tuple([self.statement(child, around) for child in node.src]))
+        if op is Ops.LOOP:
+            axis, body = node.src
+            if axis.arg.bind == "grid":
+                raise CompilerBug("a loop over blocks inside another statement", found=axis)
+            place = self.expression(axis)
+            return make_node(op, dtypes.token, (place, self.statement(body, around)))
+        if op is Ops.IF:
+            condition, body = node.src
+            inside = self.statement(body, around | condition.ranges)
+            return make_node(op, dtypes.token, (self.expression(condition), inside))
+        if op is Ops.STORE or op is Ops.COPYTO:
+            return self.store(node, around)
+        if op is Ops.COMMIT or op is Ops.DONE:
+            return node
+        if op is Ops.MMA:
+            return self.multiply(node)
+        raise CompilerBug("not a statement of a block's threads", found=node)
+
+    def multiply(self, node: Node) -> Node:
+        """An MMA whose factors are read where this lane's address points."""
+        total, left, right, keep, rows, columns, summed = node.src
+        lane = self.places["thread"]
+        axes = {axis: place for axis, place in self.memo.items() if axis.op is Ops.RANGE}
+        where = lane_places(node.arg, lane)
+        found = [self.expression(total)]
+        for load, tile, (across, step) in zip((left, right), (rows, columns), where, strict=True):
+            places = {tile: index.as_node(across), summed: index.as_node(step)}
+            found.append(rebuild(load, self.visit, memo={**axes, **places}))
+        return make_node(node.op, node.dtype, (*found, keep, HALVES, PAIR, summed), node.arg)
+
+    def store(self, node: Node, around: frozenset[Node]) -> Node:
+        """A STORE by each thread of its own element, or by the first thread alone."""
+        array, value, *places = node.src
+        if any(axis.arg.is_thread for axis in around) and _folds_threads(value):
+            raise CompilerBug("threads are folded where some of them do not come", found=node)
+        inside = self.expression(value)
+        rewritten = tuple([self.expression(place) for place in places])
+        array, rewritten = self.access(array, rewritten)
+        done = make_node(node.op, dtypes.token, (array, inside, *rewritten), node.arg)
+        if array.op is Ops.ALLOC and array.arg.space in _PRIVATE:
+            return done
+        axes = around.union(value.ranges, *[place.ranges for place in places])
+        binds = {axis.arg.bind for axis in axes}
+        if not axes.isdisjoint(self.tiles):
+            # A tile of results lies along the lanes of a warp.
+            binds.add("thread")
+        first = [
+            alu(Ops.CMPEQ, place, _ZERO)
+            for bind, place in self.places.items()
+            if bind not in binds
+        ]
+        if not first:
+            return done
+        if _folds_threads(value):
+            # All threads take part in the fold, the first one keeps it.
+            raise CompilerBug("a fold of threads is stored at once", found=node)
+        return make_node(Ops.IF, dtypes.token, (index.both(*first), done))
+
+    # --- expressions ----------------------------------------------------------------------------
+
+    def expression(self, root: Node) -> Node:
+        """An expression as one thread computes it."""
+        return rebuild(root, self.visit, memo=self.memo)
+
+    def visit(self, node: Node) -> Node | None:
+        """One node whose sources are rewritten."""
+        op = node.op
+        if op is Ops.LOAD:
+            array, places = self.access(node.src[0], node.src[1:])
+            return Node(op, node.dtype, (array, *places))
+        if op is Ops.REDUCE:
+            count = node.arg.monoid.arity
+            axes = [self.axis_at.get(child, child) for child in node.src[count:]]
+            kept = [axis for axis in axes if axis.op is Ops.RANGE]
+            if not kept:
+                raise CompilerBug("a fold of one thread", found=node)
+            return Node(op, node.dtype, (*node.src[:count], *kept), node.arg)
+        return index.resimplify(node)
+
+    def access(self, array: Node, places: tuple[Node, ...]) -> tuple[Node, tuple[Node, ...]]:
+        """An access without the places that are threads, if each thread has its own array."""
+        across, tiled = self.private.get(array), self.tiled.get(array)
+        if not across and not tiled:
+            return array, places
+        axes = tiled or {}
+        every = [p for p in range(len(places)) if p not in (across or ())]
+        kept = tuple([axes.get(p, places[p]) for p in every])
+        shape = tuple([2 if p in axes else array.arg.shape[p] for p in every])
+        return Node(Ops.ALLOC, array.dtype, (), array.arg._replace(shape=shape)), kept
+
+
+def _folds_threads(value: Node) -> bool:
+    if not value.has(Ops.REDUCE):
+        return False
+    folds = [node for node in toposort(value) if node.op is Ops.REDUCE]
+    return any(
+        child.op is Ops.RANGE and child.arg.is_thread for fold in folds for child in fold.src
+    )
+
+
+def _sequence(statements: tuple[Node, ...]) -> Node:
+    if len(statements) == 1:
+        return statements[0]
+    return Node(Ops.SEQ, dtypes.token, statements)

@@ -1,0 +1,460 @@
+"""Schedules: how a kernel runs, as a value that prints, parses, hashes and is mutated.
+
+A schedule is a tuple of steps that name axes, never positions. The axes of a fresh kernel are
+called by their own label where that is unique, else `i<id>` (data) or `r<id>` (reduced); steps
+make further names. What a step may do to a kernel is checked when it is applied (`axes.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from baregrad.base.errors import ScheduleError
+from baregrad.ir.core.attrs import THREAD_BINDS
+
+CPU_UNITS = ("loop", "pool", "vector", "unroll")
+GPU_UNITS = ("loop", "grid", *THREAD_BINDS, "vector", "unroll")
+
+
+@dataclass(frozen=True, slots=True)
+class Collapse:
+    """Neighbouring axes, outermost first, run as one axis `name`."""
+
+    axes: tuple[str, ...]
+    name: str
+
+    def __str__(self) -> str:
+        return f"collapse({', '.join(map(repr, self.axes))}, name={self.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One axis becomes nested parts, outermost first; the first part takes what is left.
+
+    `parts` holds (name, size), the first with size 0. What does not fill a whole inner tile is the
+    axis `tail`, run after the rest; or, `masked`, one more tile in which what lies past the extent
+    does nothing. Without either the sizes must divide the extent.
+    """
+
+    axis: str
+    parts: tuple[tuple[str, int], ...]
+    tail: str = ""
+    masked: bool = False
+
+    @property
+    def tile(self) -> int:
+        """The product of the inner sizes."""
+        result = 1
+        for _, size in self.parts[1:]:
+            result *= size
+        return result
+
+    def __str__(self) -> str:
+        inner = "".join(f", {name}={size}" for name, size in self.parts[1:])
+        tail = f", tail={self.tail!r}" if self.tail else ""
+        masked = ", masked=True" if self.masked else ""
+        return f"split({self.axis!r}, outer={self.parts[0][0]!r}{inner}{tail}{masked})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder:
+    """The named axes run in this order, outermost first; they share out the places they had."""
+
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"reorder({', '.join(map(repr, self.axes))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """An axis runs on a unit.
+
+    Units are `loop`, `vector` and `unroll`, on CPUs `pool`, on GPUs `grid`, `thread`, `thread_y`
+    and `thread_z`. On the pool a chunk is `grain` iterations, the last one perhaps fewer. On the
+    grid each iteration is a block; those of the axes bound to threads are the threads of each.
+    """
+
+    axis: str
+    unit: str
+    grain: int = 1
+
+    def __str__(self) -> str:
+        grain = f", grain={self.grain}" if self.grain != 1 else ""
+        return f"bind({self.axis!r}, {self.unit!r}{grain})"
+
+
+@dataclass(frozen=True, slots=True)
+class StageInput:
+    """Elements of the input `param` are copied to scratch memory and read there.
+
+    The copy is laid out over `axes`, outermost first. It is made anew for every value of the other
+    axes that the input's elements depend on, outside the loops that they do not depend on. With
+    `lanes`, it is made so many elements at a time along the axis on which the input's elements are
+    adjacent, which is padded to whole vectors; without, as its axes are bound.
+
+    In the shared memory of a GPU's block a row is the last of `axes`, as many as reach all banks
+    (128 bytes) but not the first. Rows are `pad` elements apart; or chunk c of 16 bytes of row r
+    lies where chunk c ^ r would, in the lowest `swizzle` bits of both.
+
+    On a CPU, vectors that are read of the copy ask for its line that lies `ahead` bytes further on.
+    """
+
+    param: int
+    axes: tuple[str, ...]
+    lanes: int = 0
+    pad: int | None = None
+    swizzle: int = 0
+    ahead: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axes that the step speaks of, those of sums apart."""
+        return tuple([name for axis in self.axes for name in axis.split("+")])
+
+    def __str__(self) -> str:
+        how = f", lanes={self.lanes}" if self.lanes else ""
+        how += f", pad={self.pad}" if self.pad is not None else ""
+        how += f", swizzle={self.swizzle}" if self.swizzle else ""
+        how += f", ahead={self.ahead}" if self.ahead else ""
+        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{how})"
+
+
+@dataclass(frozen=True, slots=True)
+class StageReduce:
+    """Reductions over `axis` keep their accumulators for all of `axes` in scratch memory.
+
+    The loops over `axis`, and over reduced axes outside it, then stand outside the loops over
+    `axes`; reduced axes inside it are reduced in registers and their result is added.
+    """
+
+    axis: str
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"stage_reduce({self.axis!r}, {', '.join(map(repr, self.axes))})"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOutput:
+    """Whole vectors that are written to the output `param` pass the caches by.
+
+    That is worth it where the output is larger than the caches and its lines are not written one
+    after the other: else each line is read before it is written.
+    """
+
+    param: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"stream_output({self.param})"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Lines of the array `param` are asked for `nbytes` bytes before they are read or written.
+
+    Where a kernel reads the array in several loops it is the last of them that asks: what is next
+    comes while this is worked on. With `loops` they take shares: each iteration of one asks for so
+    many bytes, the first loop for those that come first, and so on. The bytes are counted from
+    where the array is read when all these loops begin.
+    """
+
+    param: int
+    nbytes: int
+    loops: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: the loops that take shares."""
+        return tuple(name for name, _ in self.loops)
+
+    def __str__(self) -> str:
+        shares = "".join(f", {name}={nbytes}" for name, nbytes in self.loops)
+        return f"prefetch({self.param}, {self.nbytes}{shares})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The copies that each iteration of the loop `axis` makes are begun ahead of their iteration.
+
+    A copy then has `depth` slots, taken in turns: while one is read the next are on their way. With
+    the engine `lanes` the threads hold what comes in registers and store it once the iteration is
+    computed; with `async` it goes from memory to the slot by itself.
+
+    On a CPU, with the engine `stores`: what an iteration stores in its last loop is stored in the
+    first loop of the next iteration.
+    """
+
+    axis: str
+    depth: int = 2
+    engine: str = "lanes"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of."""
+        return (self.axis,)
+
+    def __str__(self) -> str:
+        engine = f", engine={self.engine!r}" if self.engine != "lanes" else ""
+        return f"pipeline({self.axis!r}, depth={self.depth}{engine})"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensorize:
+    """An instruction of the machine does all steps of some axes at once.
+
+    `dot4` adds the products of four bytes to a lane of int32, `dot2` those of two bfloat16 to a
+    lane of float32: their axis is the summed one. `mma` is a warp's matrix unit: 16 rows, 8
+    columns, and 8 or 16 steps of a sum of products of 16-bit floats, in float32; the 32 lanes of
+    the warp are the block's first dimension. `amx` is a CPU core's: 16 or 32 rows, as many
+    columns, and of what is summed any number of steps of 16 words of two bfloat16 or four bytes.
+    """
+
+    axes: tuple[str, ...]
+    instruction: str
+
+    @property
+    def axis(self) -> str:
+        """The axis that is summed: the last one."""
+        return self.axes[-1]
+
+    def __str__(self) -> str:
+        return f"tensorize({', '.join(map(repr, self.axes))}, instruction={self.instruction!r})"
+
+
+_Copy = StageInput | StageReduce | StreamOutput | Prefetch | Pipeline
+Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
+_S = TypeVar("_S", bound=Step)
+DOT_INSTRUCTIONS = ("dot4", "dot2")
+INSTRUCTIONS = (*DOT_INSTRUCTIONS, "mma", "amx")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Steps in the order in which they are applied."""
+
+    steps: tuple[Step, ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not tuple:
+            raise ScheduleError(
+                "the steps of a schedule are a tuple",
+                found=repr(self.steps), wanted="Schedule((split(...), ...))",
+            )
+        for step in self.steps:
+            if not isinstance(step, Step):
+                raise ScheduleError("not a step", found=repr(step), wanted=_words())
+
+    def __str__(self) -> str:
+        return f"Schedule({', '.join(map(str, self.steps))})"
+
+    def then(self, *steps: Step) -> Schedule:
+        """This schedule followed by more steps."""
+        return Schedule(self.steps + steps)
+
+
+# --- the words of the language ------------------------------------------------------------------
+
+
+def split(axis: str, *, outer: str, tail: str = "", masked: bool = False, **inner: int) -> Split:
+    """`axis` becomes `outer` and the inner axes given as name=size, outermost first."""
+    return _checked(Split(axis, ((outer, 0), *inner.items()), tail, masked))
+
+
+def collapse(*axes: str, name: str) -> Collapse:
+    """Neighbouring axes, outermost first, become the one axis `name`."""
+    return _checked(Collapse(axes, name))
+
+
+def reorder(*axes: str) -> Reorder:
+    """The axes run in this order, outermost first."""
+    return _checked(Reorder(axes))
+
+
+def bind(axis: str, unit: str, grain: int = 1) -> Bind:
+    """The axis runs on `unit`; on the pool, `grain` iterations are one chunk."""
+    return _checked(Bind(axis, unit, grain))
+
+
+def vectorise(axis: str) -> Bind:
+    """The axis lies across the lanes of vector registers."""
+    return bind(axis, "vector")
+
+
+def unroll(axis: str) -> Bind:
+    """The axis is spread over registers."""
+    return bind(axis, "unroll")
+
+
+def parallelise(axis: str, grain: int = 1) -> Bind:
+    """The axis is shared out among threads, `grain` iterations at a time."""
+    return bind(axis, "pool", grain)
+
+
+def stage_input(
+    param: int,
+    *axes: str,
+    lanes: int = 0,
+    pad: int | None = None,
+    swizzle: int = 0,
+    ahead: int = 0,
+) -> StageInput:
+    """The input is copied to nearer memory laid out over `axes`, `lanes` elements at a time.
+
+    pad: elements between rows. swizzle: bits of chunks' numbers that are mixed with rows' numbers.
+    ahead: bytes from what is read of the copy to the line that is asked for.
+    """
+    return _checked(StageInput(param, axes, lanes, pad, swizzle, ahead))
+
+
+def stage_reduce(axis: str, *axes: str) -> StageReduce:
+    """Accumulators for all of `axes` are kept in scratch memory while `axis` runs outside."""
+    return _checked(StageReduce(axis, axes))
+
+
+def stream_output(param: int) -> StreamOutput:
+    """What is written to the output passes the caches by."""
+    return _checked(StreamOutput(param))
+
+
+def prefetch(param: int, nbytes: int, **loops: int) -> Prefetch:
+    """Lines of the array are asked for so many bytes ahead, by loops so many bytes a step."""
+    return _checked(Prefetch(param, nbytes, tuple(loops.items())))
+
+
+def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
+    """What each iteration of the loop copies is begun `depth` - 1 iterations before it."""
+    return _checked(Pipeline(axis, depth, engine))
+
+
+def tensorize(*axes: str, instruction: str) -> Tensorize:
+    """An instruction of the machine does all steps of the axes: one of INSTRUCTIONS."""
+    return _checked(Tensorize(axes, instruction))
+
+
+_WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
+    {
+        "split": split,
+        "collapse": collapse,
+        "reorder": reorder,
+        "bind": bind,
+        "vectorise": vectorise,
+        "unroll": unroll,
+        "parallelise": parallelise,
+        "stage_input": stage_input,
+        "stage_reduce": stage_reduce,
+        "stream_output": stream_output,
+        "prefetch": prefetch,
+        "pipeline": pipeline,
+        "tensorize": tensorize,
+    }
+)
+
+
+def parse_schedule(text: str) -> Schedule:
+    """The schedule that `text` spells, as `str(schedule)` writes it.
+
+    Only calls of the words above with literal arguments are understood; nothing is executed.
+    Raises ScheduleError for anything else.
+    """
+    if not isinstance(text, str):
+        raise ScheduleError(
+            "a schedule is parsed from text", found=repr(text), wanted="what str(schedule) wrote"
+        )
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        return _parsed(tree, text)
+    except SyntaxError as error:
+        raise ScheduleError(f"a schedule does not parse ({error.msg})", found=text) from error
+    except (MemoryError, RecursionError, UnicodeError) as error:
+        # Python's parser says so of what is nested too deep, and of what is no text at all.
+        raise ScheduleError("a schedule does not parse", found=repr(text[:100])) from error
+
+
+def _parsed(tree: ast.expr, text: str) -> Schedule:
+    if not isinstance(tree, ast.Call) or _called(tree) != "Schedule" or tree.keywords:
+        raise ScheduleError("not a schedule", found=text, wanted="Schedule(split(...), ...)")
+    return Schedule(tuple(_parse_step(item) for item in tree.args))
+
+
+def _words() -> str:
+    return ", ".join(sorted(_WORDS))
+
+
+def _called(tree: ast.Call) -> str:
+    return tree.func.id if isinstance(tree.func, ast.Name) else ""
+
+
+def _parse_step(tree: ast.expr) -> Step:
+    found = ast.unparse(tree)
+    if not isinstance(tree, ast.Call) or _called(tree) not in _WORDS:
+        raise ScheduleError("not a step", found=found, wanted=_words())
+    names = [item.arg for item in tree.keywords]
+    if None in names or len(set(names)) < len(names):
+        raise ScheduleError(
+            "a step has wrong arguments", found=found, wanted="each argument once, by its name"
+        )
+    try:
+        positional = [ast.literal_eval(item) for item in tree.args]
+        named = {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords}
+        return _WORDS[_called(tree)](*positional, **named)
+    except (ValueError, TypeError) as error:
+        raise ScheduleError(f"a step has wrong arguments ({error})", found=found) from error
+
+
+def _checked(step: _S) -> _S:
+    """Return a step whose arguments have the types that it is made of. Raises ScheduleError."""
+    if not _is_well_typed(step):
+        raise ScheduleError("a step has arguments of the wrong type", found=str(step))
+    return step
+
+
+def _is_well_typed(step: Step) -> bool:
+    if isinstance(step, Split):
+        sizes = [size for _, size in step.parts[1:]]
+        texts: tuple[Any, ...] = (step.axis, step.tail, *(name for name, _ in step.parts))
+        good = all(_is_count(size) for size in sizes) and type(step.masked) is bool
+        good = good and all(_is_word(name) for name, _ in step.parts[1:])
+    elif isinstance(step, Bind):
+        texts, good = (step.axis, step.unit), _is_count(step.grain)
+    elif isinstance(step, Collapse):
+        texts, good = (*step.axes, step.name), True
+    elif isinstance(step, StageInput):
+        texts, good = step.axes, step.pad is None or type(step.pad) is int
+        good = good and type(step.swizzle) is int
+        good = good and all(_is_count(number, 0) for number in (step.param, step.lanes, step.ahead))
+    elif isinstance(step, StreamOutput):
+        texts, good = step.axes, _is_count(step.param, 0)
+    elif isinstance(step, Prefetch):
+        shares = [nbytes for _, nbytes in step.loops]
+        texts, good = step.axes, _is_count(step.param, 0)
+        good = good and all(_is_count(nbytes) for nbytes in (step.nbytes, *shares))
+        good = good and all(_is_word(name) for name in step.axes)
+    elif isinstance(step, Tensorize):
+        texts, good = step.axes, bool(step.axes) and step.instruction in INSTRUCTIONS
+    elif isinstance(step, StageReduce):
+        texts, good = (step.axis, *step.axes), True
+    elif isinstance(step, Pipeline):
+        texts, good = (step.axis, step.engine), _is_count(step.depth)
+    else:
+        texts, good = step.axes, True
+    return good and all(type(text) is str for text in texts)
+
+
+def _is_count(number: object, least: int = 1) -> bool:
+    return type(number) is int and number >= least
+
+
+def _is_word(name: str) -> bool:
+    """Whether it prints as the name of an argument, which is how some steps name axes."""
+    return name.isidentifier() and not keyword.iskeyword(name)

@@ -1,0 +1,471 @@
+"""Loop level: dtypes that the machine does not compute with become ones that it does.
+
+Floats narrower than 32 bits are computed in float32 and rounded at each op's result, except in the
+accumulators of reductions, which stay in float32 until they are read elsewhere. Truth values are
+bytes in memory. Guards come to stand directly on the loads that need them. A buffer whose elements
+have no machine type holds their raw codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from baregrad.dtypes import DType, computed_for, dtypes, round_scalar
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.node import Node, alu, cast, const, rebuild, toposort
+from baregrad.ir.core.op import ALU, Op, Ops, mask_of
+from baregrad.kernel.legalise.narrow_floats import (
+    decode_float,
+    encode_float,
+    round_bfloat16,
+    storage_dtype,
+)
+from baregrad.kernel.loops.loop_pieces import (
+    HOLD_VALUES,
+    PLAIN,
+    is_plain,
+    stays_inside,
+    values_below,
+)
+
+F32, U8, BOOL = dtypes.float32, dtypes.uint8, dtypes.bool
+# Ops whose result is representable whenever their operands are.
+_EXACT = frozenset(
+    (
+        Ops.NEG,
+        Ops.ABS,
+        Ops.MAX,
+        Ops.MIN,
+        Ops.WHERE,
+        Ops.FLOOR,
+        Ops.CEIL,
+        Ops.TRUNC,
+        Ops.RINT,
+    )
+)
+# Arithmetic on positions is made of these; of all other nodes, these may have to change.
+_POSITIONS = mask_of(
+    (
+        Ops.CONST,
+        Ops.VAR,
+        Ops.RANGE,
+        Ops.ADD,
+        Ops.SUB,
+        Ops.MUL,
+        Ops.NEG,
+        Ops.FLOORDIV,
+        Ops.MOD,
+        Ops.MIN,
+        Ops.MAX,
+    )
+)
+# Of other dtypes than these all has to be asked, and the ops that may have to change over these.
+_ORDINARY = PLAIN | {dtypes.index, dtypes.token}
+_ASKED = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.REDUCE, Ops.STORE))
+
+
+def lower_dtypes(kernel: Node, native: frozenset[DType]) -> Node:
+    """A loop-level KERNEL over bool, integers of 8 to 64 bits, float32, float64 and index.
+
+    Narrow floats in `native` are left in memory and in CASTs from and to float32.
+    """
+    if is_plain(kernel):
+        return kernel
+    # Constants and positions are native.
+    for node in values_below(kernel):
+        # Most are plain: asking the rest of the question costs more than the walk.
+        if (node.dtype not in _ORDINARY or node.op.bit & _ASKED) and not _is_native(node):
+            break
+    else:
+        return kernel
+    lowering = _Lowering(native)
+    for node in toposort(kernel, enter=_holds_values):
+        lowering.visit(node)
+    return lowering.done[kernel]
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Whether values of this dtype are computed in float32."""
+    return dtype.kind == "float" and dtype.bits < 32
+
+
+def _holds_values(node: Node) -> bool:
+    """Whether a node is more than arithmetic on positions, which stays as it is."""
+    return node.dtype is not dtypes.index or bool(node.mask & ~_POSITIONS)
+
+
+def _is_native(node: Node) -> bool:
+    """Whether a node certainly stays as it is; all nodes of most kernels do."""
+    dtype = node.dtype
+    if (dtype.kind == "float" and dtype.bits < 32) or dtype.bits == 4:
+        return False
+    op = node.op
+    if not op.bit & HOLD_VALUES:
+        return True
+    if op is Ops.GUARD:
+        # A load whose address is read from memory hands its guard on to what it reads there.
+        load = node.src[1]
+        return load.op is Ops.LOAD and not any(place.mask & Ops.LOAD.bit for place in load.src[1:])
+    if op is Ops.STORE or op is Ops.REDUCE:
+        monoid = node.arg if op is Ops.STORE else node.arg.monoid
+        return monoid is None or not any(map(_is_coded, monoid.states))
+    if op is Ops.CAST:
+        # Of a constant, which is not asked by itself.
+        source = node.src[0].dtype
+        if source is dtype or is_narrow(source) or source.bits == 4:
+            return False
+    return op is not Ops.BITCAST and dtype is not BOOL
+
+
+def _is_coded(dtype: DType) -> bool:
+    return dtype.kind == "bool" or is_narrow(dtype) or dtype.bits == 4
+
+
+class _Lowering:
+    """One walk: `done` maps each node to its replacement.
+
+    `raw` maps loads of float32 accumulators, and folds of them, to their unrounded values.
+    """
+
+    def __init__(self, native: frozenset[DType]) -> None:
+        self.native = native
+        self.done: dict[Node, Node] = {}
+        self.raw: dict[Node, Node] = {}
+        self.monoids: dict[Monoid, Monoid] = {}
+
+    def visit(self, node: Node) -> None:
+        """Replace a node whose sources are replaced already."""
+        rule = _RULES.get(node.op)
+        if rule is not None:
+            self.done[node] = rule(self, node)
+        elif not _holds_values(node):
+            self.done[node] = node
+        elif node.op in ALU:
+            self.done[node] = self.arithmetic(node)
+        else:
+            self.done[node] = self.same(node)
+
+    def same(self, node: Node) -> Node:
+        """The node itself over replaced sources."""
+        done = self.done
+        for child in node.src:
+            if done[child] is not child:
+                return Node(node.op, node.dtype, tuple(done[c] for c in node.src), node.arg)
+        return node
+
+    # --- values and codes -----------------------------------------------------------------------
+
+    def memory(self, dtype: DType) -> DType:
+        """The dtype of a buffer's elements in memory."""
+        if dtype in self.native:
+            return dtype
+        if dtype.kind == "bool":
+            return U8
+        return storage_dtype(dtype) if _is_coded(dtype) else dtype
+
+    def decode(self, code: Node, dtype: DType) -> Node:
+        """The value of what memory holds."""
+        if dtype.kind == "bool":
+            return alu(Ops.CMPNE, code, const(0, U8))
+        if dtype in self.native:
+            return cast(code, F32)
+        if dtype.kind == "float":
+            return decode_float(code, dtype)
+        if dtype.kind == "uint":
+            return alu(Ops.AND, code, const(15, U8))
+        shift = const(4, dtypes.int8)
+        signed = Node(Ops.BITCAST, dtypes.int8, (code,))
+        return alu(Ops.SHR, alu(Ops.SHL, signed, shift), shift)
+
+    def encode(self, value: Node, dtype: DType, exact: bool = True) -> Node:
+        """What memory holds for a value, which is rounded to `dtype` already if `exact`."""
+        if dtype.kind == "bool":
+            return cast(value, U8)
+        if dtype in self.native:
+            if value.op is Ops.CAST and value.src[0].dtype is dtype:
+                return value.src[0]
+            return cast(value, dtype)
+        if dtype.kind == "float":
+            return encode_float(value, dtype, exact)
+        code = value if value.dtype is U8 else Node(Ops.BITCAST, U8, (value,))
+        return alu(Ops.AND, code, const(15, U8))
+
+    def round(self, value: Node, dtype: DType) -> Node:
+        """A float32 rounded to a narrower dtype, still as float32."""
+        if dtype is dtypes.bfloat16 and dtype not in self.native:
+            return round_bfloat16(value)
+        return self.decode(self.encode(value, dtype, exact=False), dtype)
+
+    # --- rules ----------------------------------------------------------------------------------
+
+    def arithmetic(self, node: Node) -> Node:
+        """An ALU op: on narrow floats in float32, then rounded."""
+        if node.op is Ops.WHERE:
+            return self.where(node)
+        if not is_narrow(node.dtype):
+            return self.same(node)
+        value = Node(node.op, F32, tuple(self.done[child] for child in node.src), node.arg)
+        return value if node.op in _EXACT else self.round(value, node.dtype)
+
+    def where(self, node: Node) -> Node:
+        """A choice, for which a guard of the same condition need not choose as well."""
+        cond, value, other = (self.done[child] for child in node.src)
+        if value.op is Ops.WHERE and value.src[0] is cond:
+            value = value.src[1]
+        return Node(Ops.WHERE, value.dtype, (cond, value, other))
+
+    def const(self, node: Node) -> Node:
+        """A constant: narrow floats as the float32, 4-bit integers as the byte that they are."""
+        if is_narrow(node.dtype):
+            return const(round_scalar(node.arg, node.dtype), F32)
+        return const(node.arg, computed_for(node.dtype)) if node.dtype.bits == 4 else node
+
+    def cast(self, node: Node) -> Node:
+        """A conversion: to narrow floats by way of float32."""
+        (x,) = node.src
+        value = self.done[x]
+        source, target = x.dtype, node.dtype
+        if is_narrow(target):
+            wide = cast(value, F32)
+            if is_narrow(source) and target.bits == 16 and source.bits < 16:
+                return wide
+            return wide if source is target else self.round(wide, target)
+        if target.bits == 4:
+            return self._cast_int4(value, target)
+        if target.kind == "bool" and value.dtype.kind != "bool":
+            zero = const(0.0 if value.dtype.is_float else 0, value.dtype)
+            return alu(Ops.CMPNE, value, zero)
+        return cast(value, target)
+
+    def _cast_int4(self, value: Node, target: DType) -> Node:
+        wide = computed_for(target)
+        if value.dtype.is_float:
+            whole = cast(value, wide)
+            low, high = const(int(target.min), wide), const(int(target.max), wide)
+            return alu(Ops.MIN, alu(Ops.MAX, whole, low), high)
+        code = cast(cast(value, wide), U8) if wide is U8 else cast(value, wide)
+        coded = code if code.dtype is U8 else Node(Ops.BITCAST, U8, (code,))
+        return self.decode(coded, target)
+
+    def bitcast(self, node: Node) -> Node:
+        """Reinterpretation: raw codes of the source read as codes of the target."""
+        (x,) = node.src
+        value = self.done[x]
+        code = self.encode(value, x.dtype) if _is_coded(x.dtype) else value
+        if not _is_coded(node.dtype):
+            return code if code.dtype is node.dtype else Node(Ops.BITCAST, node.dtype, (code,))
+        memory = self.memory(node.dtype)
+        if code.dtype is not memory:
+            code = Node(Ops.BITCAST, memory, (code,))
+        return self.decode(code, node.dtype)
+
+    def buffer(self, node: Node) -> Node:
+        """A PARAM or ALLOC of codes; accumulators of narrow floats are float32."""
+        if node.op is Ops.ALLOC and node.arg.space == "register" and is_narrow(node.dtype):
+            return Node(Ops.ALLOC, F32, self.same(node).src, node.arg)
+        memory = self.memory(node.dtype)
+        return node if memory is node.dtype else node.replace(dtype=memory)
+
+    def load(self, node: Node) -> Node:
+        """A LOAD: of codes, then decoded; of accumulators, then rounded."""
+        buffer = self.done[node.src[0]]
+        src = (buffer, *[self.done[child] for child in node.src[1:]])
+        found = Node(Ops.LOAD, buffer.dtype, src)
+        if not _is_coded(node.dtype):
+            return found
+        if buffer.dtype is F32:
+            self.raw[node] = found
+            return self.round(found, node.dtype)
+        return self.decode(found, node.dtype)
+
+    def guard(self, node: Node) -> Node:
+        """A GUARD: brought down to the loads below it, with a WHERE unless it is on one."""
+        cond, value = (self.done[child] for child in node.src)
+        zero = const(False if value.dtype.kind == "bool" else 0, value.dtype)
+        if not value.has(Ops.LOAD):
+            return alu(Ops.WHERE, cond, value, zero)
+        # Decoding gives 0 for the code 0, so a guarded load needs no choice after it.
+        if node.src[1].op is Ops.LOAD and not _is_shared(cond, value):
+            return _guard_loads(cond, value, False)
+        return alu(Ops.WHERE, cond, _guard_loads(cond, value, True), zero)
+
+    def reduce(self, node: Node) -> Node:
+        """A fold of tile ranges: of narrow floats in float32."""
+        monoid = node.arg.monoid
+        wide = self.wide_monoid(monoid)
+        src = tuple(self.raw.get(child, self.done[child]) for child in node.src)
+        if monoid.arity > 1:
+            return Node(Ops.REDUCE, wide.states[0], src, Reduce(wide))
+        if not is_narrow(node.dtype):
+            return Node(Ops.REDUCE, node.dtype, src, Reduce(wide))
+        found = self.raw[node] = Node(Ops.REDUCE, F32, src, Reduce(wide))
+        return self.round(found, node.dtype)
+
+    def proj(self, node: Node) -> Node:
+        """One part of a tuple."""
+        (whole,) = node.src
+        dtype = self.done[whole].arg.monoid.states[node.arg]
+        found = Node(Ops.PROJ, dtype, (self.done[whole],), node.arg)
+        if not is_narrow(node.dtype):
+            return found
+        self.raw[node] = found
+        return self.round(found, node.dtype)
+
+    def store(self, node: Node) -> Node:
+        """A STORE: of codes; what accumulates is neither rounded nor coded in registers."""
+        target, value, *indices = node.src
+        buffer = self.done[target]
+        places = tuple(self.done[child] for child in indices)
+        if not _is_coded(target.dtype):
+            return Node(Ops.STORE, node.dtype, (buffer, self.done[value], *places), self.arg(node))
+        if buffer.dtype is F32:
+            held = self.accumulated(target, value)
+            return Node(Ops.STORE, node.dtype, (buffer, held, *places), self.arg(node))
+        monoid = None if node.arg is None else self.coded_monoid(node.arg)
+        code = self.encode(self.done[value], target.dtype)
+        return Node(Ops.STORE, node.dtype, (buffer, code, *places), monoid)
+
+    def copy(self, node: Node) -> Node:
+        """A COPYTO: of codes as they are."""
+        target, value, *indices = node.src
+        read = value.src[1] if value.op is Ops.GUARD else value
+        src = tuple([self.done[child] for child in read.src])
+        code = Node(Ops.LOAD, src[0].dtype, src)
+        if value.op is Ops.GUARD:
+            code = Node(Ops.GUARD, code.dtype, (self.done[value.src[0]], code))
+        places = tuple([self.done[child] for child in indices])
+        return Node(Ops.COPYTO, node.dtype, (self.done[target], code, *places), node.arg)
+
+    def multiply(self, node: Node) -> Node:
+        """An MMA: of factors as they lie in memory."""
+        total, *factors = node.src[:3]
+        codes = []
+        for load in factors:
+            src = tuple([self.done[child] for child in load.src])
+            codes.append(Node(Ops.LOAD, src[0].dtype, src))
+        return Node(Ops.MMA, node.dtype, (self.done[total], *codes, *node.src[3:]), node.arg)
+
+    def arg(self, store: Node) -> Monoid | None:
+        """The monoid of an accumulating STORE whose buffer holds plain values."""
+        return None if store.arg is None else self.wide_monoid(store.arg)
+
+    def accumulated(self, buffer: Node, value: Node) -> Node:
+        """The float32 that a register keeps: not rounded where it carries on an accumulation."""
+        if value in self.raw:
+            return self.raw[value]
+        if value.op in ALU and any(
+            child.op is Ops.LOAD and child.src[0] is buffer for child in value.src
+        ):
+            src = tuple(self.raw.get(child, self.done[child]) for child in value.src)
+            return Node(value.op, F32, src, value.arg)
+        return self.done[value]
+
+    # --- monoids --------------------------------------------------------------------------------
+
+    def wide_monoid(self, monoid: Monoid) -> Monoid:
+        """The monoid with float32 in the place of narrow floats; no rounding inside."""
+        if not any(is_narrow(dtype) for dtype in monoid.states):
+            return monoid
+        found = self.monoids.get(monoid)
+        if found is None:
+            states = tuple(F32 if is_narrow(dtype) else dtype for dtype in monoid.states)
+            found = self.monoids[monoid] = monoid._replace(
+                states=states,
+                identity=tuple(map(_widened, monoid.identity)),
+                lift=tuple(map(_widened, monoid.lift)),
+                combine=tuple(map(_widened, monoid.combine)),
+            )
+        return found
+
+    def coded_monoid(self, monoid: Monoid) -> Monoid:
+        """The monoid on raw codes, for accumulating in memory."""
+        (dtype,) = monoid.states
+        memory = self.memory(dtype)
+        inside: dict[Node, Node] = {}
+        for node in toposort(*monoid.combine):
+            if node.op is Ops.SLOT:
+                slot = Node(Ops.SLOT, memory, (), node.arg)
+                self.done[node] = inside[node] = self.decode(slot, dtype)
+            else:
+                self.visit(node)
+        code = self.encode(self.done[monoid.combine[0]], dtype)
+        for node in inside:
+            del self.done[node]
+        start = Node(Ops.CONST, memory, (), 0)
+        return Monoid(
+            f"{monoid.name}_coded",
+            (memory,),
+            (start,),
+            (Node(Ops.SLOT, memory, (), 0),),
+            (code,),
+            monoid.commutative,
+            monoid.idempotent,
+        )
+
+
+def _widened(node: Node) -> Node:
+    def visit(below: Node) -> Node | None:
+        if not is_narrow(below.dtype):
+            return None
+        return below.replace(dtype=F32)
+
+    return rebuild(node, visit)
+
+
+def _guard_loads(cond: Node, value: Node, chosen: bool) -> Node:
+    """`value` with its loads done only where `cond` holds, those that addresses are made of too.
+
+    What the condition reads itself is loaded anyway. chosen: a choice by `cond` comes after it, so
+    that what is inside its array anyway needs no guard: elements that lanes share, which a
+    condition on each lane would have loaded one by one.
+    """
+    done: dict[Node, Node] = {}
+    bit = Ops.LOAD.bit
+    if cond.mask & bit:
+        order = toposort(cond, enter=lambda n: bool(n.mask & bit) and n.op is not Ops.GUARD)
+        done = {node: node for node in order if node.op is Ops.LOAD}
+    for node in toposort(value, enter=lambda n: bool(n.mask & bit) and n not in done):
+        if node in done:
+            continue
+        if not node.mask & bit:
+            done[node] = node
+            continue
+        src = tuple(done[child] for child in node.src)
+        if node.op is Ops.GUARD:
+            # Its load was given the guard: one of both conditions is left.
+            load = src[1].src[1] if src[1].op is Ops.GUARD else src[1]
+            done[node] = Node(Ops.GUARD, node.dtype, (index.both(cond, src[0]), load))
+            continue
+        found = node if src == node.src else Node(node.op, node.dtype, src, node.arg)
+        if node.op is Ops.LOAD and not (chosen and stays_inside(node)):
+            found = Node(Ops.GUARD, node.dtype, (cond, found))
+        done[node] = found
+    return done[value]
+
+
+def _is_shared(cond: Node, value: Node) -> bool:
+    """Whether a guarded LOAD is the same for lanes that its guard tells apart, and always there."""
+    if not any(axis.arg.bind == "vector" for axis in cond.ranges - value.ranges):
+        return False
+    return value.op is Ops.LOAD and stays_inside(value)
+
+
+_RULES: MappingProxyType[Op, Callable[[_Lowering, Node], Node]] = MappingProxyType(
+    {
+        Ops.CONST: _Lowering.const,
+        Ops.CAST: _Lowering.cast,
+        Ops.BITCAST: _Lowering.bitcast,
+        Ops.PARAM: _Lowering.buffer,
+        Ops.ALLOC: _Lowering.buffer,
+        Ops.LOAD: _Lowering.load,
+        Ops.GUARD: _Lowering.guard,
+        Ops.REDUCE: _Lowering.reduce,
+        Ops.PROJ: _Lowering.proj,
+        Ops.STORE: _Lowering.store,
+        Ops.COPYTO: _Lowering.copy,
+        Ops.MMA: _Lowering.multiply,
+    }
+)

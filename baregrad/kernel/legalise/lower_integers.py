@@ -1,0 +1,126 @@
+"""Loop level: integer ops whose machine form is undefined for some operands become defined ones.
+
+Division by a constant becomes a multiplication and shifts; by a variable, the machine's division
+with its forbidden operands kept away; shifts by too many bits are decided before shifting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.bounds import bounds
+from baregrad.ir.core.node import Node, const, rebuild
+from baregrad.ir.core.op import Op, Ops
+from baregrad.kernel.legalise.divide import (
+    floor_divide,
+    floor_divide_constant,
+    plain,
+    truncate_divide,
+    truncate_divide_constant,
+    unsigned_of,
+)
+
+_MASK = sum(
+    op.bit
+    for op in (Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV, Ops.SHL, Ops.SHR, Ops.BITFIELD)
+)
+
+
+def lower_integers(kernel: Node) -> Node:
+    """A loop-level KERNEL whose divisions and shifts of integers the machine does as they stand."""
+    if not kernel.mask & _MASK:
+        return kernel
+    return rebuild(kernel, _visit, enter=lambda node: bool(node.mask & _MASK))
+
+
+def _visit(node: Node) -> Node | None:
+    rule = _RULES.get(node.op)
+    if rule is None or node.dtype.kind not in ("int", "uint"):
+        return None
+    return rule(node)
+
+
+def _floordiv(node: Node) -> Node:
+    x, y = node.src
+    if y.op is Ops.CONST:
+        return floor_divide_constant(x, y.arg)
+    return floor_divide(x, y)[0]
+
+
+def _mod(node: Node) -> Node:
+    x, y = node.src
+    if y.op is not Ops.CONST:
+        return floor_divide(x, y)[1]
+    dtype = node.dtype
+    if y.arg == 0:
+        return const(0, dtype)
+    if y.arg > 0 and y.arg & (y.arg - 1) == 0:
+        return plain(Ops.AND, dtype, x, const(y.arg - 1, dtype))
+    quotient = floor_divide_constant(x, y.arg)
+    return plain(Ops.SUB, dtype, x, plain(Ops.MUL, dtype, quotient, y))
+
+
+def _truncdiv(node: Node) -> Node:
+    x, y = node.src
+    if y.op is Ops.CONST:
+        return truncate_divide_constant(x, y.arg)
+    return truncate_divide(x, y)
+
+
+def _shl(node: Node) -> Node | None:
+    x, y = node.src
+    dtype = node.dtype
+    low, high = bounds(y)
+    if 0 <= low and high < dtype.bits:
+        return None
+    zero = const(0, dtype)
+    fits = _fits(y, dtype.bits)
+    shifted = plain(Ops.SHL, dtype, x, plain(Ops.WHERE, dtype, fits, y, zero))
+    return plain(Ops.WHERE, dtype, fits, shifted, zero)
+
+
+def _shr(node: Node) -> Node | None:
+    x, y = node.src
+    dtype = node.dtype
+    low, high = bounds(y)
+    if 0 <= low and high < dtype.bits:
+        return None
+    fits = _fits(y, dtype.bits)
+    if dtype.kind == "int":
+        last = const(dtype.bits - 1, dtype)
+        return plain(Ops.SHR, dtype, x, plain(Ops.WHERE, dtype, fits, y, last))
+    zero = const(0, dtype)
+    shifted = plain(Ops.SHR, dtype, x, plain(Ops.WHERE, dtype, fits, y, zero))
+    return plain(Ops.WHERE, dtype, fits, shifted, zero)
+
+
+def _bitfield(node: Node) -> Node:
+    """A shift and a mask, in the word's own dtype."""
+    word, offset = node.src
+    shifted = plain(Ops.SHR, word.dtype, word, offset)
+    defined = _shr(shifted) or shifted
+    return plain(Ops.AND, word.dtype, defined, const((1 << node.arg) - 1, word.dtype))
+
+
+def _fits(amount: Node, bits: int) -> Node:
+    """Whether 0 <= amount < bits: one unsigned comparison."""
+    if amount.op is Ops.CONST:
+        return const(0 <= amount.arg < bits, dtypes.bool)
+    unsigned = unsigned_of(amount.dtype)
+    if unsigned is not amount.dtype:
+        amount = Node(Ops.BITCAST, unsigned, (amount,))
+    return plain(Ops.CMPLT, dtypes.bool, amount, const(bits, unsigned))
+
+
+_RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
+    {
+        Ops.FLOORDIV: _floordiv,
+        Ops.MOD: _mod,
+        Ops.TRUNCDIV: _truncdiv,
+        Ops.SHL: _shl,
+        Ops.SHR: _shr,
+        Ops.BITFIELD: _bitfield,
+    }
+)

@@ -1,0 +1,179 @@
+"""Loop level: functions that the machine does not have become arithmetic.
+
+`ERRORS` states the largest error of each in units in the last place, which the tests measure.
+Results do not depend on the vector width, nor on the machine but for GELU's: see `functions_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from types import MappingProxyType
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.node import Node, cast, const, make_node, rebuild
+from baregrad.ir.core.op import Op, Ops, mask_of
+from baregrad.kernel.legalise import transcendental_erf, transcendental_exp, transcendental_trig
+from baregrad.kernel.loops.loop_pieces import is_plain, values_below
+
+U32, U64 = dtypes.uint32, dtypes.uint64
+
+# The largest error over all arguments, in units in the last place of the result. GELU's are those
+# of the larger of the result and half its argument: below 0 the result is a difference of such.
+# Without LOOKUP float32's is 2.7; PyTorch's own reaches 9.5.
+ERRORS: MappingProxyType[tuple[Op, DType], float] = MappingProxyType(
+    {
+        (Ops.EXP, dtypes.float32): 1.5,
+        (Ops.EXP, dtypes.float64): 1.5,
+        (Ops.EXP2, dtypes.float32): 1.5,
+        (Ops.EXP2, dtypes.float64): 1.5,
+        (Ops.LOG, dtypes.float32): 1.5,
+        (Ops.LOG, dtypes.float64): 1.5,
+        (Ops.LOG2, dtypes.float32): 1.5,
+        (Ops.LOG2, dtypes.float64): 1.5,
+        (Ops.SIN, dtypes.float32): 1.6,
+        (Ops.SIN, dtypes.float64): 2.0,
+        (Ops.COS, dtypes.float32): 1.6,
+        (Ops.COS, dtypes.float64): 2.0,
+        (Ops.TANH, dtypes.float32): 2.0,
+        (Ops.TANH, dtypes.float64): 2.0,
+        (Ops.ERF, dtypes.float32): 2.0,
+        (Ops.ERF, dtypes.float64): 2.0,
+        (Ops.GELU, dtypes.float32): 4.1,
+        (Ops.GELU, dtypes.float64): 1.5,
+        (Ops.ATAN, dtypes.float32): 2.0,
+        (Ops.ATAN, dtypes.float64): 2.0,
+        (Ops.POW, dtypes.float32): 1.5,
+        (Ops.POW, dtypes.float64): 2.0,
+    }
+)
+
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
+
+
+def threefry(counter: Node, key: Node) -> Node:
+    """Threefry-2x32 with 20 rounds of a 64-bit counter and key.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    half = const(32, U64)
+    x, y = cast(counter, U32), cast(_u64(Ops.SHR, counter, half), U32)
+    first, second = cast(key, U32), cast(_u64(Ops.SHR, key, half), U32)
+    parity = _u32(Ops.XOR, _u32(Ops.XOR, first, second), const(_PARITY, U32))
+    keys = (first, second, parity)
+    x, y = _u32(Ops.ADD, x, first), _u32(Ops.ADD, y, second)
+    for turn in range(20):
+        left = _ROTATIONS[turn % 8]
+        x = _u32(Ops.ADD, x, y)
+        up = _u32(Ops.SHL, y, const(left, U32))
+        down = _u32(Ops.SHR, y, const(32 - left, U32))
+        y = _u32(Ops.XOR, _u32(Ops.OR, up, down), x)
+        if turn % 4 == 3:
+            step = turn // 4 + 1
+            x = _u32(Ops.ADD, x, keys[step % 3])
+            y = _u32(Ops.ADD, _u32(Ops.ADD, y, keys[(step + 1) % 3]), const(step, U32))
+    return _u64(Ops.OR, cast(x, U64), _u64(Ops.SHL, cast(y, U64), half))
+
+
+def _u32(op: Op, x: Node, y: Node) -> Node:
+    return make_node(op, U32, (x, y))
+
+
+def _u64(op: Op, x: Node, y: Node) -> Node:
+    return make_node(op, U64, (x, y))
+
+
+FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
+    {
+        Ops.EXP: transcendental_exp.exp,
+        Ops.EXP2: transcendental_exp.exp2,
+        Ops.LOG: transcendental_exp.log,
+        Ops.LOG2: transcendental_exp.log2,
+        Ops.TANH: transcendental_exp.tanh,
+        Ops.POW: transcendental_exp.power,
+        Ops.SIN: transcendental_trig.sin,
+        Ops.COS: transcendental_trig.cos,
+        Ops.ATAN: transcendental_trig.atan,
+        Ops.ERF: transcendental_erf.erf,
+        Ops.GELU: transcendental_erf.gelu,
+        Ops.THREEFRY: threefry,
+    }
+)
+
+
+@lru_cache(8)
+def functions_of(
+    has_ldexp: bool, slow_underflow: bool, has_lookup: bool
+) -> Mapping[Op, Callable[..., Node]]:
+    """`FUNCTIONS` for a machine.
+
+    has_ldexp: it has an instruction for LDEXP; slow_underflow: which takes long for what is rounded
+    to 0: bits do not depend on these. has_lookup: it has one for LOOKUP, with which GELU of float32
+    takes fewer steps, and has other last bits.
+    """
+    functions = dict(FUNCTIONS)
+    if has_ldexp:
+        for op, rule in (
+            (Ops.EXP, transcendental_exp.exp_by_ldexp),
+            (Ops.EXP2, transcendental_exp.exp2_by_ldexp),
+        ):
+            functions[op] = partial(rule, slow_underflow=slow_underflow)
+    if has_lookup:
+        functions[Ops.GELU] = transcendental_erf.gelu_by_lookup
+    return MappingProxyType(functions)
+
+
+_MASK = mask_of(FUNCTIONS)
+_REDUCE = Ops.REDUCE.bit
+
+
+def lower_functions(
+    kernel: Node, functions: Mapping[Op, Callable[..., Node]] = FUNCTIONS
+) -> Node:
+    """A loop-level KERNEL with the functions of `FUNCTIONS` written out, as a machine wants it."""
+
+    def visit(node: Node) -> Node | None:
+        rule = functions.get(node.op)
+        if rule is not None:
+            return rule(*node.src)
+        if node.op is Ops.REDUCE and _needs(node.arg.monoid):
+            return node.replace(arg=Reduce(_lowered(node.arg.monoid, functions)))
+        if node.op is Ops.STORE and node.arg is not None and _needs(node.arg):
+            return node.replace(arg=_lowered(node.arg, functions))
+        return None
+
+    mask = _MASK
+    if not is_plain(kernel) and _combines(kernel):
+        mask |= _REDUCE | Ops.STORE.bit
+    if not kernel.mask & mask:
+        return kernel
+    return rebuild(kernel, visit, enter=lambda node: bool(node.mask & mask))
+
+
+def _combines(kernel: Node) -> bool:
+    """Whether some REDUCE or STORE combines by functions."""
+    for node in values_below(kernel):
+        if node.op is Ops.STORE:
+            if node.arg is not None and _needs(node.arg):
+                return True
+        elif node.op is Ops.REDUCE and _needs(node.arg.monoid):
+            return True
+    return False
+
+
+def _needs(monoid: Monoid) -> bool:
+    return monoid.primitive is None and any(part.mask & _MASK for part in monoid.combine)
+
+
+def _lowered(monoid: Monoid, functions: Mapping[Op, Callable[..., Node]]) -> Monoid:
+    """The monoid with functions written out in how it combines."""
+
+    def visit(node: Node) -> Node | None:
+        rule = functions.get(node.op)
+        return None if rule is None else rule(*node.src)
+
+    combine = tuple(rebuild(part, visit) for part in monoid.combine)
+    return monoid._replace(combine=combine, primitive=None)

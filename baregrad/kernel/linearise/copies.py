@@ -1,0 +1,73 @@
+"""Asynchronous copies of a GPU's threads as instructions: begun, closed as a group, waited for."""
+
+from __future__ import annotations
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.attrs import Machine
+from baregrad.ir.core.node import Node, const, make_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.linearise.access import access_of
+from baregrad.kernel.linearise.scopes import END
+from baregrad.kernel.linearise.values import Values
+
+ENGINE = "async"
+
+
+def copy_to(values: Values, node: Node) -> None:
+    """A COPYTO: each thread, at each point, some adjacent elements at once."""
+    target, value, *indices = node.src
+    if not values.gpu or node.arg.engine != ENGINE:
+        raise CompilerBug("not a statement of an ordinary kernel", found=node)
+    conditions: tuple[Node, ...] = ()
+    if value.op is Ops.GUARD:
+        conditions, value = (value.src[0],), value.src[1]
+    places = (*indices, *value.src[1:], *conditions, *values.masks)
+    ranges = frozenset[Node]().union(*[place.ranges for place in places])
+    to, origin = values.memory.addresses[node], values.memory.addresses[value]
+    lanes = values.lanes_of(ranges)
+    for address in (to, origin):
+        even = address.is_regular(lanes) and address.stride == (1 if lanes > 1 else 0)
+        if not even or (lanes > 1 and (address.constant % lanes or not address.is_even(lanes))):
+            raise CompilerBug("an asynchronous copy of elements that lie apart", found=node)
+    scopes = values.scopes
+    for point in values.points(values.axes_of(ranges)):
+        values.point = point
+        test = values.mask(values.masks) if values.masks else None
+        if test is not None and test.op is Ops.CONST:
+            continue
+        taken = values.mask((*values.masks, *conditions)) if conditions else None
+        shared, at = values.offset(to)
+        array, first = values.offset(origin)
+        if test is not None:
+            scopes.append(make_node(Ops.TEST, dtypes.token, (test,)))
+        if taken is not None and taken.op is Ops.CONST:
+            # Nothing is there to be copied.
+            zeros = values.vector(const(0, target.dtype), lanes)
+            access = access_of(lanes, 1, at, lanes * target.dtype.itemsize)
+            scopes.append(make_node(Ops.VSTORE, dtypes.token, (target, shared, zeros), access))
+        else:
+            one = Machine("cp.async", (lanes * target.dtype.itemsize, at, first))
+            src = (target, shared, value.src[0], array, *(() if taken is None else (taken,)))
+            scopes.append(make_node(Ops.MACHINE, dtypes.token, src, one))
+        if test is not None:
+            scopes.append(END)
+    values.point = {}
+    scopes.end_statement()
+
+
+def commit(values: Values, node: Node) -> None:
+    """A COMMIT of the copies so far."""
+    if node.src:
+        raise CompilerBug("not a statement of an ordinary kernel", found=node)
+    values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (), Machine("cp.async.commit")))
+
+
+def done(values: Values, node: Node) -> None:
+    """A DONE: of what threads copied themselves, there is nothing to wait for."""
+    if node.arg.engine not in ("copy", "lanes"):
+        raise CompilerBug("not a statement of an ordinary kernel", found=node)
+    if node.arg.engine == "copy":
+        wait = Machine("cp.async.wait", (node.arg.keep,))
+        values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (), wait))
+

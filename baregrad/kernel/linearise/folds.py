@@ -1,0 +1,237 @@
+"""Folds of items, of a vector's lanes and of a block's threads, in an order that never changes.
+
+Along an axis whose threads lie in one warp, lanes exchange values: point i meets point i + n/2,
+then i + n/4, and so on, and every lane ends with the same bits because what is combined commutes.
+Any other axis goes through shared memory: all write, meet, and each reads and folds all points in
+the order of the evaluator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from baregrad.base.bits import is_power_of_two, next_power_of_two
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import THREAD_BINDS, Alloc, Machine, Reduce, Var
+from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.linearise.access import access_of, lanes_of
+from baregrad.kernel.linearise.lazy import SPARE_ID
+
+if TYPE_CHECKING:
+    from baregrad.kernel.linearise.values import Values
+
+WARP = 32
+BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
+Parts = tuple[Node, ...]
+
+
+def reduce(values: Values, node: Node, operands: Sequence[Any]) -> Any:
+    """The rule of a REDUCE over tile ranges: unrolled ones first, then lanes, then threads."""
+    monoid: Monoid = node.arg.monoid
+    inner = [child for child in node.src if child.op is Ops.RANGE]
+    parts = node.src[: len(node.src) - len(inner)]
+    threads = []
+    if values.gpu:
+        threads = [axis for axis in inner if axis.arg.is_thread]
+        inner = [axis for axis in inner if not axis.arg.is_thread]
+    unrolled = [axis for axis in inner if axis.arg.bind != "vector"]
+    vectors = [axis for axis in inner if axis.arg.bind == "vector" and lanes_of(axis) > 1]
+    if len(vectors) > 1:
+        raise CompilerBug("a reduction over two vector ranges", found=node)
+    # The first range varies slowest; folding it first means folding columns of the others.
+    items: list[Parts] = []
+    before = values.point
+    for point in values.points(tuple(unrolled)):
+        values.point = point
+        items.append(tuple([values.value(part) for part in parts]))
+    values.point = before
+    for axis in unrolled:
+        count = lanes_of(axis)
+        stride = len(items) // count
+        items = [fold_items(values, monoid, items[place::stride]) for place in range(stride)]
+    result = items[0]
+    if vectors:
+        lanes = lanes_of(vectors[0])
+        result = tuple(values.vector(part, lanes) for part in result)
+        result = fold_lanes(values, monoid, result, lanes)
+    if threads:
+        result = fold_threads(values, monoid, result, threads)
+    return result if monoid.arity > 1 else result[0]
+
+
+def combine(values: Values, monoid: Monoid, left: Parts, right: Parts) -> Parts:
+    """The monoid's combination of two tuples of linear values."""
+    if monoid.primitive is not None:
+        return (values.compute(monoid.primitive, monoid.states[0], (left[0], right[0])),)
+    found: dict[Node, Node] = {}
+    for node in toposort(*monoid.combine):
+        if node.op is Ops.SLOT:
+            found[node] = (left + right)[node.arg]
+        elif node.op is Ops.CONST:
+            found[node] = node
+        else:
+            operands = [found[child] for child in node.src]
+            found[node] = values.compute(node.op, node.dtype, operands)
+    return tuple([found[part] for part in monoid.combine])
+
+
+def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
+    """Items folded by halves, in the order of the loop level's evaluator.
+
+    Item i meets item i + h, h the largest power of two below n; neighbours if order counts.
+    """
+    while len(items) > 1:
+        if monoid.commutative:
+            half = next_power_of_two(len(items)) // 2
+            pairs = zip(items, items[half:], strict=False)
+            rest = items[len(items) - half : half]
+        else:
+            pairs = zip(items[0::2], items[1::2], strict=False)
+            rest = items[len(items) & ~1 :]
+        items = [combine(values, monoid, left, right) for left, right in pairs] + rest
+    return items[0]
+
+
+def fold_lanes(values: Values, monoid: Monoid, parts: Parts, lanes: int) -> Parts:
+    """The lanes of vectors folded into scalars, in the order of `fold_items`."""
+    emit = values.scopes.emit
+    if monoid.primitive is not None and monoid.commutative and not values.gpu:
+        return (emit(Ops.ACROSS, monoid.states[0], parts, Reduce(monoid)),)
+    while monoid.commutative and lanes > 2 and is_power_of_two(lanes):
+        lanes //= 2
+        low, high = [
+            tuple([emit(Ops.PART, part.dtype, (part,), half, 0, lanes) for part in parts])
+            for half in ((0, lanes), (lanes, lanes))
+        ]
+        parts = combine(values, monoid, low, high)
+    items = [
+        tuple([emit(Ops.EXTRACT, part.dtype, (part,), lane) for part in parts])
+        for lane in range(lanes)
+    ]
+    return fold_items(values, monoid, items)
+
+
+def fold_threads(values: Values, monoid: Monoid, parts: Parts, axes: list[Node]) -> Parts:
+    """States of each thread folded along some axes of the block; every thread gets the result."""
+    for axis in sorted(axes, key=lambda axis: THREAD_BINDS.index(axis.arg.bind)):
+        count = lanes_of(axis)
+        stride = 1
+        for size in values.block[: THREAD_BINDS.index(axis.arg.bind)]:
+            stride *= size
+        if _in_warp(values, monoid, parts, count, stride):
+            parts = _through_lanes(values, monoid, parts, count, stride)
+        else:
+            parts = _through_memory(values, monoid, parts, count, stride)
+    return parts
+
+
+def _threads(values: Values) -> int:
+    total = 1
+    for size in values.block:
+        total *= size
+    return total
+
+
+def _in_warp(values: Values, monoid: Monoid, parts: Parts, count: int, stride: int) -> bool:
+    """Whether lanes of one warp can fold an axis among themselves."""
+    if _threads(values) % WARP or any(part.shape for part in parts):
+        return False
+    # Both partners of an exchange must compute the same bits.
+    if monoid.primitive is None and not monoid.idempotent:
+        return False
+    span = count * stride
+    return is_power_of_two(count) and is_power_of_two(stride) and span <= WARP
+
+
+def _through_lanes(
+    values: Values, monoid: Monoid, parts: Parts, count: int, stride: int
+) -> Parts:
+    half = count // 2
+    while half:
+        others = tuple([_exchanged(values, part, stride * half) for part in parts])
+        parts = combine(values, monoid, parts, others)
+        half //= 2
+    return parts
+
+
+def _exchanged(values: Values, part: Node, mask: int) -> Node:
+    """The value of the lane whose number differs in the bits of `mask`."""
+    carrier = _carrier(part.dtype)
+    one = part if carrier is part.dtype else values.apply(Ops.CAST, carrier, part)
+    swap = Machine("shfl.sync.bfly", (mask,))
+    found = values.scopes.emit(Ops.MACHINE, carrier, (one,), swap)
+    return found if carrier is part.dtype else values.apply(Ops.CAST, part.dtype, found)
+
+
+def _carrier(dtype: DType) -> DType:
+    """The dtype as which lanes exchange values: 32 or 64 bits wide."""
+    if dtype.bits >= WARP:
+        return dtype
+    return dtypes.float32 if dtype.kind == "float" else dtypes.int32
+
+
+def _through_memory(
+    values: Values, monoid: Monoid, parts: Parts, count: int, stride: int
+) -> Parts:
+    scopes = values.scopes
+    total = _threads(values)
+    thread = Node(Ops.VAR, dtypes.int32, (), Var(".thread", 0, total - 1))
+    used = len(values.exchanges)
+    inner = [scope.opening for scope in scopes.stack if scope.opening is not None]
+    arrays = []
+    for place, part in enumerate(parts):
+        width = part.shape[0] if part.shape else 1
+        arrays.append((_exchange(values, place, part.dtype, total * width), width))
+    if len(values.exchanges) == used or any(opening.op is Ops.BEGIN for opening in inner):
+        # What was written last was read by all.
+        scopes.append(BARRIER)
+    for part, (array, width) in zip(parts, arrays, strict=True):
+        start = values.scaled(thread, width, dtypes.int32)
+        access = access_of(width, 1, 0, width * part.dtype.itemsize)
+        scopes.append(Node(Ops.VSTORE, dtypes.token, (array, start, part), access))
+    scopes.append(BARRIER)
+    first = values.value(_first(thread.arg, stride, count))
+    mark = scopes.mark()
+    items: list[Parts] = []
+    for point in range(count):
+        item = []
+        for array, width in arrays:
+            at = point * stride * width
+            access = access_of(width, 1, at, width * array.dtype.itemsize)
+            start = values.scaled(first, width, dtypes.int32)
+            load = Node(Ops.VLOAD, array.dtype, (array, start), access)
+            scopes.append_momentary(load)
+            item.append(load)
+        items.append(tuple(item))
+    kept = []
+    for value, (_, width) in zip(fold_items(values, monoid, items), arrays, strict=True):
+        register = values.fresh_register(value.dtype, width)
+        scopes.append(Node(Ops.SET, dtypes.token, (register, value)))
+        kept.append(register)
+    # The next fold reads other values in the same places.
+    scopes.forget_since(mark)
+    for register in kept:
+        scopes.settle(register)
+    return tuple(kept)
+
+
+def _exchange(values: Values, place: int, dtype: DType, count: int) -> Node:
+    """Shared memory in which threads show each other a part of a state, the same for all folds."""
+    key = (place, dtype, count)
+    found = values.exchanges.get(key)
+    if found is None:
+        where = Alloc(SPARE_ID + values.spare(), "shared", (count,))
+        found = values.exchanges[key] = Node(Ops.ALLOC, dtype, (), where)
+    return found
+
+
+def _first(thread: Var, stride: int, count: int) -> Node:
+    """The number of the first thread along an axis, among those that differ along it alone."""
+    number = Node(Ops.VAR, dtypes.index, (), thread)
+    place = index.mod(index.floordiv(number, stride), count)
+    return index.as_node(index.sub(number, index.mul(place, stride)))

@@ -1,0 +1,385 @@
+"""Loop level -> linear level: a flat list of instructions on virtual registers.
+
+Serial loops stay loops; vector ranges become lanes, unrolled ranges are written out point by point,
+invariant values move out of loops, and constant parts of addresses go into the accesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.attrs import TILE_BINDS, Var
+from baregrad.ir.core.bounds import INFINITE, bounds
+from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.node import Node, instruction, make_node
+from baregrad.ir.core.op import Op, Ops
+from baregrad.kernel.linearise.access import (
+    Address,
+    Memory,
+    access_of,
+    is_streamed,
+    streamed_nbytes,
+)
+from baregrad.kernel.linearise.copies import commit, copy_to, done
+from baregrad.kernel.linearise.folds import BARRIER, combine
+from baregrad.kernel.linearise.mma import multiply
+from baregrad.kernel.linearise.points import interleave
+from baregrad.kernel.linearise.rules import INT32
+from baregrad.kernel.linearise.scopes import END, MOMENT, ZERO, number
+from baregrad.kernel.linearise.statement_rows import find_tiles, store_rows
+from baregrad.kernel.linearise.transposed import copied_transposed, neighbours, store_transposed
+from baregrad.kernel.linearise.values import Values
+
+# The chunks of the pool loop that a call does; a user's variable cannot have a dot.
+CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
+CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
+# Bytes of the widest registers: the mask of more is taken apart for each of them.
+WIDEST_NBYTES = 64
+# What is done where a statement ends; and the statements inside one, with that.
+Leave = Callable[[], None]
+Inside = tuple[tuple[Node, ...], Leave | None]
+
+
+def linearise(kernel: Node) -> Node:
+    """The PROGRAM of a loop-level KERNEL whose GUARDs hold LOADs and whose ops the target has.
+
+    On a GPU the kernel is the code of one thread (`threads.py`).
+    """
+    block: tuple[int, ...] = kernel.arg.block
+    values = Values(Memory(kernel, bool(block)), block)
+    tiles = {} if block else find_tiles(values, kernel)
+    # The statements around the one being written, and what to do where each of them ends.
+    path: list[tuple[Iterator[Node], Leave | None]] = []
+    statements, leave = iter(kernel.src), None
+    while True:
+        for node in statements:
+            if node in tiles:
+                store_rows(values, node, tiles[node])
+                continue
+            rule = _rule_of(node.op)
+            if rule is None:
+                raise CompilerBug("not a statement of the CPU's loop level", found=node)
+            inside = rule(values, node)
+            if inside is not None:
+                path.append((statements, leave))
+                statements, leave = iter(inside[0]), inside[1]
+                break
+        else:
+            if leave is not None:
+                leave()
+            if not path:
+                break
+            statements, leave = path.pop()
+    return instruction(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
+
+
+def _seq(values: Values, node: Node) -> Inside | None:
+    return node.src, None
+
+
+def _loop(values: Values, node: Node) -> Inside | None:
+    axis = node.src[0]
+    bind = axis.arg.bind
+    if bind in TILE_BINDS:
+        raise CompilerBug("a tile range cannot be looped over", found=axis)
+    size = axis.src[0]
+    extent = number(size.arg) if size.op is Ops.CONST else values.value(size)
+    values.scopes.end_statement()
+    pool = bind == "pool"
+    known = extent.op is Ops.CONST
+    leave = None
+    if known and extent.arg == 1 and not pool:
+        values.counters[axis] = ZERO
+    else:
+        # A call that does no chunk is never made.
+        least = extent.arg if known else bounds(size)[0]
+        span: tuple[Node, ...] = (CHUNK_BEGIN, CHUNK_END, extent) if pool else (ZERO, extent)
+        if values.gpu and bounds(size)[1] <= INT32[1]:
+            span = tuple([values.cast(end, dtypes.int32) for end in span])
+        counter = _counted(span, axis.arg.id) if known else _begin(span, axis.arg.id)
+        values.counters[axis] = counter
+        values.scopes.open(counter, not pool and least < 1)
+        leave = values.scopes.close
+    if values.memory.requests:
+        _ask(values, axis)
+    return node.src[1:], leave
+
+
+def _begin(span: tuple[Node, ...], id: int) -> Node:
+    """The instruction that a loop begins with."""
+    return instruction(Ops.BEGIN, span[0].dtype, span, id)
+
+
+# Those over so many iterations are alike in all kernels.
+_counted = lru_cache(1 << 10)(_begin)
+
+
+def _ask(values: Values, axis: Node) -> None:
+    """Ask for the shares that an iteration of a loop has of arrays."""
+    memory = values.memory
+    for array, row, first, elements in memory.requests.get(axis.arg.axis, ()):
+        offset = values.total((*row, (axis, elements)))
+        access = access_of(elements, 1, first, array.dtype.itemsize, array not in memory.written)
+        request = instruction(Ops.PREFETCH, dtypes.token, (array, offset), access)
+        values.scopes.append(request)
+
+
+def _if(values: Values, node: Node) -> Inside | None:
+    scopes = values.scopes
+    cond = node.src[0]
+    if not any(axis.arg.is_tile for axis in cond.ranges):
+        test = instruction(Ops.TEST, dtypes.token, (values.value(cond),))
+        scopes.end_statement()
+        scopes.open(test, True)
+        return node.src[1:], scopes.close
+    before = values.masks
+    values.masks = (*before, cond)
+    mark = scopes.here()
+
+    def restore() -> None:
+        values.masks = before
+        scopes.forget_here(mark)
+
+    return node.src[1:], restore
+
+
+def _barrier(values: Values, node: Node) -> None:
+    if not values.gpu:
+        raise CompilerBug("not a statement of the CPU's loop level", found=node)
+    values.scopes.end_statement()
+    values.scopes.append(BARRIER)
+
+
+def _store(values: Values, node: Node) -> None:
+    value = node.src[1]
+    ranges = own = value.ranges
+    for place in (*node.src[2:], *values.masks):
+        # Mostly what is written where has the axes of both already.
+        if not place.ranges <= ranges:
+            ranges = ranges | place.ranges
+    axes = values.axes_of(ranges)
+    lanes = values.lanes_of(ranges)
+    if not axes and not values.masks and node.arg is None and not values.gpu:
+        _store_once(values, node, lanes)
+        values.scopes.end_statement()
+        return
+    address = values.memory.addresses[node]
+    writes: list[tuple[Node, Node | None, Any]] = []
+    late = bool(axes) and values.memory.reads_elsewhere(node, axes)
+    points = values.points(axes)
+    # A value that differs from point to point is not asked for twice.
+    same_axes = own is ranges or axes == values.axes_of(own)
+    compute = values.fresh if same_axes else values.value
+    plain = not late and node.arg is None and not values.masks and not values.gpu
+    begins: list[int] = []
+    code = values.scopes.innermost.code
+    if plain and _is_register(values, node):
+        kept = _is_finished(values, node)
+        for values.point in points:
+            begins.append(len(code))
+            if kept:
+                _keep(values, node, address, compute(value))
+            else:
+                _set(values, node, address, compute(value))
+        points = []
+    elif plain and axes and _transposed(values, node, axes, lanes, compute):
+        points = []
+    for values.point in points:
+        begins.append(len(code))
+        mask = values.mask(values.masks) if values.masks else None
+        if mask is not None and mask.op is Ops.CONST:
+            continue
+        result = compute(value)
+        if late and result.op is Ops.REG:
+            result = values.scopes.emit(Ops.READ, result.dtype, (result,))
+        if late:
+            writes.append((result, mask, values.point))
+        else:
+            _write(values, node, address, lanes, result, mask)
+    for result, mask, point in writes:
+        values.point = point
+        _write(values, node, address, lanes, result, mask)
+    if len(begins) > 1 and plain and code is values.scopes.innermost.code:
+        if address.is_regular(lanes) and not address.points:
+            interleave(code, begins)
+    values.point = {}
+    values.scopes.end_statement()
+
+
+def _store_once(values: Values, node: Node, lanes: int) -> None:
+    """A STORE of one point, as most are: without unrolled ranges, conditions or what is there."""
+    buffer, value = node.src[:2]
+    address = values.memory.addresses[node]
+    result = values.fresh(value)
+    if buffer not in values.memory.registers:
+        _write(values, node, address, lanes, result, None)
+    elif _is_finished(values, node):
+        _keep(values, node, address, result)
+    else:
+        _set(values, node, address, result)
+
+
+def _is_finished(values: Values, store: Node) -> bool:
+    """Whether what is written is a finished sum that nothing else writes: it needs no register."""
+    return store.src[1].op is Ops.REDUCE and store.src[0] not in values.memory.again
+
+
+def _transposed(
+    values: Values,
+    node: Node,
+    axes: tuple[Node, ...],
+    lanes: int,
+    compute: Callable[[Node], Node],
+) -> bool:
+    """Write a tile transposed, if lanes lie far apart in memory and unrolled steps side by side."""
+    value = node.src[1]
+    address = values.memory.addresses[node]
+    near = neighbours(address, axes, lanes)
+    if near and value.op is not Ops.CONST:
+        store_transposed(values, node, axes, near, compute)
+        return True
+    return copied_transposed(values, node, axes, lanes)
+
+
+def _is_register(values: Values, store: Node) -> bool:
+    return store.src[0] in values.memory.registers
+
+
+def _set(values: Values, store: Node, address: Address, result: Node) -> None:
+    """Write a value to the register of the current point."""
+    register = values.register(store.src[0], address.at(values.point))
+    if register.shape and not result.shape and result.op is not Ops.CONST:
+        result = values.vector(result, register.arg.width)
+    values.scopes.innermost.code.append(instruction(Ops.SET, dtypes.token, (register, result)))
+
+
+def _keep(values: Values, store: Node, address: Address, result: Node) -> None:
+    """Let a value stand for the register of the current point."""
+    buffer = store.src[0]
+    result = values.vector(result, values.memory.registers[buffer])
+    values.registers[buffer, address.at(values.point)] = result
+    if values.scopes.depth.get(result) == MOMENT:
+        values.scopes.settle(result)
+
+
+def _write(
+    values: Values, node: Node, address: Address, lanes: int, result: Node, mask: Node | None
+) -> None:
+    """Write the value of one point: to a register, to adjacent elements, or lane by lane."""
+    buffer = node.src[0]
+    monoid: Monoid | None = node.arg
+    if buffer in values.memory.registers:
+        mark = values.scopes.mark()
+        if monoid is not None or mask is not None:
+            register = values.register(buffer, address.at(values.point))
+            if monoid is not None:
+                (result,) = combine(values, monoid, (register,), (result,))
+            if mask is not None:
+                result = values.apply(Ops.WHERE, buffer.dtype, mask, result, register)
+        _set(values, node, address, result)
+        values.scopes.forget_since(mark)
+        return
+    place = values.offset(address)
+    regular = address.is_regular(lanes) and not place[0].shape
+    adjacent = regular and address.stride == (1 if lanes > 1 else 0)
+    if adjacent or (regular and address.stride and mask is None):
+        _store_at(values, node, place, address.stride, result, mask)
+    else:
+        _scatter(values, node, place, lanes, result, mask)
+
+
+def _store_at(
+    values: Values,
+    node: Node,
+    place: tuple[Node, int],
+    stride: int,
+    result: Node,
+    mask: Node | None,
+) -> None:
+    """A VSTORE, after a VLOAD and the combination when it accumulates.
+
+    A condition that is the same for all lanes of a wide vector is tested, as that of a scalar.
+
+    stride: elements between neighbouring lanes, 0 for a scalar.
+    """
+    scopes = values.scopes
+    buffer: Node = node.src[0]
+    monoid: Monoid | None = node.arg
+    offset, at = place
+    lanes = values.memory.addresses[node].width if stride else 1
+    address = values.memory.addresses[node]
+    align = values.alignment(address, lanes, stride, at, buffer.dtype)
+    if is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
+        align = streamed_nbytes(lanes, buffer.dtype)
+    ahead = values.memory.ahead.get(node, 0) if mask is None and monoid is None else 0
+    access = access_of(lanes, stride or 1, at, align, False, ahead)
+    test = mask is not None and not mask.shape and _is_tested(values, lanes, buffer.dtype)
+    if test:
+        assert mask is not None
+        scopes.append(instruction(Ops.TEST, dtypes.token, (mask,)))
+        mask = None
+    guard = () if mask is None else (values.vector(mask, lanes),)
+    mark = scopes.mark()
+    if monoid is not None:
+        old = make_node(Ops.VLOAD, buffer.dtype, (buffer, offset, *guard), access)
+        scopes.append_momentary(old)
+        (result,) = combine(values, monoid, (old,), (result,))
+    result = values.vector(result, lanes)
+    scopes.append(instruction(Ops.VSTORE, dtypes.token, (buffer, offset, result, *guard), access))
+    if test:
+        scopes.append(END)
+    scopes.forget_since(mark)
+
+
+def _is_tested(values: Values, lanes: int, dtype: DType) -> bool:
+    """Whether a condition is tested: else it is a mask, which costs less than a branch."""
+    return lanes == 1 or (not values.gpu and lanes * dtype.itemsize > WIDEST_NBYTES)
+
+
+def _scatter(
+    values: Values,
+    node: Node,
+    place: tuple[Node, int],
+    lanes: int,
+    result: Node,
+    mask: Node | None,
+) -> None:
+    """Lanes written one after the other, in order, so that the last one wins or all add up."""
+    emit = values.scopes.emit
+    address = values.memory.addresses[node]
+    offset, at = place
+    if address.is_regular(lanes) and not offset.shape:
+        places = [(offset, at + address.stride * lane) for lane in range(lanes)]
+    else:
+        offsets = values.lane_offsets(address, offset, at, lanes)
+        places = [
+            (emit(Ops.EXTRACT, offsets.dtype, (offsets,), lane), 0) for lane in range(lanes)
+        ]
+    for lane, place in enumerate(places):
+        one = emit(Ops.EXTRACT, result.dtype, (result,), lane) if result.shape else result
+        active = mask
+        if mask is not None and mask.shape:
+            active = emit(Ops.EXTRACT, mask.dtype, (mask,), lane)
+        _store_at(values, node, place, 0, one, active)
+
+
+_STATEMENTS: MappingProxyType[Op, Callable[[Values, Node], Inside | None]] = MappingProxyType(
+    {
+        Ops.SEQ: _seq,
+        Ops.LOOP: _loop,
+        Ops.IF: _if,
+        Ops.STORE: _store,
+        Ops.BARRIER: _barrier,
+        Ops.COPYTO: copy_to,
+        Ops.COMMIT: commit,
+        Ops.DONE: done,
+        Ops.MMA: multiply,
+    }
+)
+# Asked faster than a read-only view of it.
+_rule_of = dict(_STATEMENTS).get

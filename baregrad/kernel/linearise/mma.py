@@ -1,0 +1,84 @@
+"""Products of a warp's matrix unit as instructions: matrices to registers, and their product."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.words import PRODUCTS
+from baregrad.ir.core.attrs import Machine
+from baregrad.ir.core.node import Node, make_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.instructions.mma_sync import HALVES, ROW
+from baregrad.kernel.linearise.values import Values
+
+Registers = tuple[Node, ...]
+
+
+def multiply(values: Values, node: Node) -> None:
+    """An MMA: for each point of the unrolled axes, of which factors are loaded once."""
+    if node.arg.name in PRODUCTS:
+        _multiply_words(values, node)
+        return
+    if not values.gpu or node.arg.name != "mma.sync" or values.masks:
+        raise CompilerBug("not a statement of an ordinary kernel", found=node)
+    total, left, right = node.src[:3]
+    mma = node.arg
+    deep = mma.shape[2] // ROW
+    ranges = total.ranges | left.ranges | right.ranges
+    axes = tuple([axis for axis in values.axes_of(ranges) if axis is not HALVES])
+    known: dict[Any, Registers] = {}
+    accumulators = values.memory.addresses[total]
+    for point in values.points(axes):
+        values.point = point
+        a = _matrices(values, known, left, 2 * deep, mma.a_major != "k")
+        b = _matrices(values, known, right, deep, mma.b_major != "k")
+        c = [values.register(total.src[0], accumulators.at({**point, HALVES: half}))
+             for half in range(2)]
+        what = Machine("mma.sync", (mma.shape[2], mma.operand.name))
+        values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*a, *b, *c), what))
+    values.point = {}
+    values.scopes.end_statement()
+
+
+def _multiply_words(values: Values, node: Node) -> None:
+    """A run of products of tiles of words, as one instruction: what it reads and writes is told.
+
+    Its operands and immediates are what `evaluate_linear` says of them.
+    """
+    if values.masks:
+        raise CompilerBug("not a statement of an ordinary kernel", found=node)
+    total, left, right, keep, *axes = node.src
+    values.point = dict.fromkeys(axes, 0)
+    operands: list[Node] = [values.value(keep)]
+    rows, columns, words, *steps = axes
+    sizes = [int(axis.src[0].arg) for axis in (rows, columns)]
+    sizes.append(prod([int(axis.src[0].arg) for axis in steps]))
+    for load, along in ((total, rows), (left, rows), (right, words)):
+        address = values.memory.addresses[load]
+        offset, at = values.offset(address)
+        operands += [load.src[0], offset]
+        strides = dict(address.unrolled)
+        sizes += [at, *[sum(strides.get(axis, 0) for axis in each) for each in ([along], steps)]]
+    what = Machine(node.arg.name, tuple(sizes))
+    values.scopes.append(make_node(Ops.MACHINE, dtypes.token, tuple(operands), what))
+    values.point = {}
+    values.scopes.end_statement()
+
+
+def _matrices(
+    values: Values, known: dict[Any, Registers], load: Node, count: int, turned: bool
+) -> Registers:
+    """The registers that hold a factor's matrices at the present point."""
+    key = (load, tuple([values.point[axis] for axis in values.axes_of(load.ranges)]))
+    found = known.get(key)
+    if found is None:
+        offset, at = values.offset(values.memory.addresses[load])
+        registers = [values.fresh_register(dtypes.uint32, 1) for _ in range(count)]
+        found = known[key] = tuple(registers)
+        what = Machine("ldmatrix", (count, int(turned), at))
+        src = (load.src[0], offset, *found)
+        values.scopes.append(make_node(Ops.MACHINE, dtypes.token, src, what))
+    return found

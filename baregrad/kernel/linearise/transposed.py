@@ -1,0 +1,177 @@
+"""Tiles whose lanes lie far apart in memory and whose unrolled steps are neighbours.
+
+A tile of n steps with L lanes is n vectors. Stored or loaded as it is, each lane is an access of
+its own. Instead the tile is transposed in registers, by halves as Eklundh does (A fast computer
+method for matrix transposing, 1972): log2(n) rounds that exchange blocks between pairs of vectors.
+Each lane then has its n neighbours side by side, and they are one access.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from baregrad.base.bits import is_power_of_two
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.attrs import Access, Turned
+from baregrad.ir.core.node import Node, instruction
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.linearise.access import (
+    Address,
+    access_of,
+    is_streamed,
+    lanes_of,
+    streamed_nbytes,
+)
+
+if TYPE_CHECKING:
+    from baregrad.kernel.linearise.values import Values
+
+# From how many neighbours on one access for them is worth the exchanges.
+LEAST_STEPS = 4
+
+
+def neighbours(address: Address, axes: tuple[Node, ...], lanes: int) -> tuple[Node, ...]:
+    """The unrolled axes, outermost first, whose steps are neighbours while lanes are far apart."""
+    if lanes < LEAST_STEPS or not is_power_of_two(lanes) or not address.is_regular(lanes):
+        return ()
+    if address.points or abs(address.stride) < LEAST_STEPS:
+        return ()
+    found: tuple[Node, ...] = ()
+    run = 1
+    for axis, scale in sorted(address.unrolled, key=_scale):
+        extent = lanes_of(axis)
+        if scale != run or axis not in axes or run * extent > lanes:
+            break
+        run *= extent
+        found = (axis, *found)
+    return found if LEAST_STEPS <= run <= abs(address.stride) else ()
+
+
+def _scale(term: tuple[Node, int]) -> int:
+    return term[1]
+
+
+def store_transposed(
+    values: Values,
+    store: Node,
+    axes: tuple[Node, ...],
+    near: tuple[Node, ...],
+    compute: Callable[[Node], Node],
+) -> None:
+    """Write a tile over the unrolled `axes`: for each lane the neighbours along `near` at once."""
+    buffer, value = store.src[:2]
+    address = values.memory.addresses[store]
+    lanes, dtype = address.width, buffer.dtype
+    others = tuple(axis for axis in axes if axis not in near)
+    for point in values.points(others):
+        rows = []
+        for values.point in _within(point, near):
+            rows.append(values.vector(compute(value), lanes))
+        values.point = _first(point, near)
+        offset, at = values.offset(address)
+        align = dtype.itemsize
+        if is_streamed(buffer) and _in_line(address, near, at, len(rows)):
+            align = streamed_nbytes(len(rows), dtype)
+        _turn(values, buffer, offset, rows, access_of(lanes, address.stride, at, align))
+    values.point = {}
+
+
+def turn(
+    values: Values,
+    store: Node,
+    near: tuple[Node, ...],
+    rows: tuple[Node, ...],
+    place: int,
+    count: int,
+    mixed: bool,
+) -> None:
+    """Write `count` rows, neighbours along `near`, by their columns: from `place` on.
+
+    mixed: the rows of a tile are not in the order of their places.
+    """
+    address, buffer = values.memory.addresses[store], store.src[0]
+    at = address.constant + place
+    align = buffer.dtype.itemsize
+    if is_streamed(buffer) and _in_line(address, near, at, count):
+        align = streamed_nbytes(count, buffer.dtype)
+    places = address.places(values.tile.axes) if mixed and values.tile is not None else ()
+    access = access_of(address.width, address.stride, at, align, rows=places)
+    _turn(values, buffer, values.base(address), rows, access)
+
+
+def _turn(
+    values: Values, buffer: Node, offset: Node, rows: Sequence[Node], access: Access
+) -> None:
+    mark = values.scopes.mark()
+    src = (buffer, offset, *rows)
+    values.scopes.append(instruction(Ops.TURN, dtypes.token, src, access))
+    values.scopes.forget_since(mark)
+
+
+def _in_line(address: Address, near: tuple[Node, ...], at: int, count: int) -> bool:
+    """Whether every group of `count` neighbours begins at a multiple of it."""
+    outer = [scale for axis, scale in (*address.fixed, *address.unrolled) if axis not in near]
+    return all(scale % count == 0 for scale in (*outer, at, address.stride))
+
+
+def copied_transposed(
+    values: Values, store: Node, axes: tuple[Node, ...], lanes: int
+) -> bool:
+    """Copy a tile whose lanes lie far apart where it is read, if its steps are neighbours there."""
+    buffer, value = store.src[:2]
+    address = values.memory.addresses[store]
+    source = values.memory.addresses.get(value) if value.op is Ops.LOAD else None
+    if source is None or address.stride != 1 or address.points or not address.is_regular(lanes):
+        return False
+    if value.src[0] in values.memory.registers or value.dtype is not buffer.dtype:
+        return False
+    near = neighbours(source, axes, lanes)
+    if near:
+        _copy_transposed(values, store, axes, near)
+    return bool(near)
+
+
+def _copy_transposed(
+    values: Values, store: Node, axes: tuple[Node, ...], near: tuple[Node, ...]
+) -> None:
+    """Copy a tile over the unrolled `axes`: for each lane the neighbours along `near` at once."""
+    buffer, load = store.src[:2]
+    target, source = values.memory.addresses[store], values.memory.addresses[load]
+    apart = _apart(target.places(near))
+    if apart is None:
+        near = near[-1:]
+        (apart,) = [scale for axis, scale in target.unrolled if axis is near[0]] or [0]
+    others = tuple(axis for axis in axes if axis not in near)
+    count = prod([lanes_of(axis) for axis in near])
+    first = dict.fromkeys(near, 0)
+    for point in values.points(others):
+        mark = values.scopes.mark()
+        values.point = {**point, **first}
+        offset, at = values.offset(source)
+        place, start = values.offset(target)
+        form = Turned(source.width, count, source.stride, at, apart, start)
+        src = (buffer, place, load.src[0], offset)
+        values.scopes.append(instruction(Ops.TURNED, dtypes.token, src, form))
+        values.scopes.forget_since(mark)
+    values.point = {}
+
+
+def _apart(places: tuple[int, ...]) -> int | None:
+    """Elements between the places of one step and of the next; None where that differs."""
+    apart = {after - before for before, after in itertools.pairwise(places)}
+    return apart.pop() if len(apart) == 1 else None
+
+
+def _within(point: dict[Node, int], near: tuple[Node, ...]) -> list[dict[Node, int]]:
+    """The points along `near` from one of the other axes, neighbours one after the other."""
+    points = [point]
+    for axis in near:
+        points = [{**p, axis: step} for p in points for step in range(lanes_of(axis))]
+    return points
+
+
+def _first(point: dict[Node, int], near: tuple[Node, ...]) -> dict[Node, int]:
+    return {**point, **dict.fromkeys(near, 0)}

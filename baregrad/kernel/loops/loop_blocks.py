@@ -1,0 +1,66 @@
+"""The tree of statements that `to_loop` builds: blocks that later statements may still go into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, instruction
+from baregrad.ir.core.op import Ops
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """Statements in order, in the scope of the loops over `axes`; a block among them is a nest.
+
+    key: the range of the loop, or the condition of the IF, that it is the body of; None for what is
+    around all others. `before` is run ahead of that: what was placed there once the nest was there
+    already. `first` and `last` run ahead of and after all items, whatever is put in later.
+    """
+
+    axes: frozenset[Node]
+    key: Node | None = None
+    items: list[Node | Block] = field(default_factory=list)
+    before: list[Node | Block] = field(default_factory=list)
+    first: tuple[Node | Block, ...] = ()
+    last: tuple[Node | Block, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Placed:
+    """The states of a lowered reduction: how to read them, where they are, and after which item."""
+
+    parts: tuple[Node, ...]
+    block: Block
+    position: int
+
+
+def statement(block: Block) -> Node:
+    """What is in a block, as a SEQ or a single statement."""
+    done: list[Node] = []
+    items = (*block.first, *block.items, *block.last) if block.first else block.items
+    for item in items:
+        if isinstance(item, Node):
+            done.append(item)
+            continue
+        for ahead in item.before:
+            done.append(ahead if isinstance(ahead, Node) else _nest(ahead))
+        done.append(_nest(item))
+    return done[0] if len(done) == 1 else instruction(Ops.SEQ, dtypes.token, tuple(done))
+
+
+def _nest(block: Block) -> Node:
+    """A LOOP or IF with its body; one that surely holds is its body."""
+    key = block.key
+    assert key is not None
+    if key.op is Ops.CONST and key.arg:
+        return statement(block)
+    op = Ops.LOOP if key.op is Ops.RANGE else Ops.IF
+    return instruction(op, dtypes.token, (key, statement(block)))
+
+
+def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:
+    """The item of `block` that holds the loops opened inside it; the last one without any."""
+    if len(inner) == len(path):
+        return len(block.items) - 1
+    return block.items.index(inner[len(path)])

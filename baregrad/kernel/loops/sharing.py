@@ -1,0 +1,137 @@
+"""Expensive values that two loops over equal axes compute both are computed once and kept.
+
+A softmax takes the exponential of a row to sum it and again to divide it. Where such a value under
+a reduced axis and the same value under another axis differ in nothing but the axis, it is staged
+in scratch memory, and both read it there: over the reduced axis itself, so that one loop computes
+and sums it, or over a third one where vectors would not divide that.
+"""
+
+from __future__ import annotations
+
+from baregrad.base.bits import round_up
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Stage
+from baregrad.ir.core.node import Node, extent_of, range_node, rebuild, substitute, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
+from baregrad.kernel.loops.guards import push_guards
+from baregrad.target import AnyTarget, GpuTarget
+
+_MEMO = "kernel.prepared"
+# Rows that fit the first or second cache, and are worth a loop of their own.
+LEAST_EXTENT = 16
+MOST_EXTENT = 1 << 15
+# A stage's axis cannot have a tail, so it is a multiple of the first, or of the second if long.
+LANES = 8
+LONG_LANES = 16
+LONG_EXTENT = 64
+# A reduced axis of a multiple of this is one of a stage as it is: several vectors divide it.
+SEVERAL_LANES = 64
+
+
+def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
+    """`kernel` as schedules see it: guards pushed into reductions, expensive values shared.
+
+    A GPU's threads compute such values again sooner than they keep them.
+    """
+    if isinstance(target, GpuTarget):
+        return push_guards(kernel)
+    memo = kernel.memo
+    if _MEMO not in memo:
+        found = share_values(push_guards(kernel))
+        # A node that held itself would never be freed.
+        memo[_MEMO] = None if found is kernel else found
+    prepared: Node | None = memo[_MEMO]
+    return kernel if prepared is None else prepared
+
+
+def share_values(kernel: Node) -> Node:
+    """`kernel` with expensive values of two loops staged."""
+    if not (kernel.mask & EXPENSIVE_OPS and kernel.has(Ops.REDUCE)) or kernel.has(Ops.STAGE):
+        return kernel
+    order = toposort(kernel)
+    values = [node for node in order if node.op in EXPENSIVE]
+    reduced: set[Node] = set()
+    paired: set[Node] = set()
+    for node in order:
+        if node.op is Ops.REDUCE:
+            own = node.src[node.arg.monoid.arity :]
+            reduced.update(own)
+            if len(own) > 1:
+                paired.update(own)
+    # What is staged is computed ahead of its readers, where their guards do not cover it.
+    covered = _covered(order)
+    taken: set[Node] = set()
+    replaced: dict[Node, Node] = {}
+    first = 1 + max(node.arg.id for node in order if node.op is Ops.RANGE)
+    for one in values:
+        for axis in by_id(one.ranges & reduced):
+            if one in taken or not _fits(axis):
+                continue
+            others = [v for v in values if v not in taken and _same_but_for(one, axis, v)]
+            if not others:
+                continue
+            if one in covered and not _reads_within(one):
+                continue
+            stage = _staged(one, axis, first + len(replaced), axis not in paired)
+            for value in (one, *others):
+                taken.add(value)
+                where = axis if value is one else _other_axis(one, value)
+                replaced[value] = Node(Ops.INDEX, one.dtype, (stage, where))
+    if not replaced:
+        return kernel
+    return rebuild(kernel, lambda node: None, memo=dict(replaced))
+
+
+def _covered(order: list[Node]) -> set[Node]:
+    """The nodes of a kernel that are read below guards alone."""
+    if not order[-1].mask & Ops.GUARD.bit:
+        return set()
+    free = {order[-1]}
+    for node in reversed(order):
+        if node in free:
+            free.update(node.src[:1] if node.op is Ops.GUARD else node.src)
+    return set(order) - free
+
+
+def _reads_within(value: Node) -> bool:
+    """Whether a value reads inside its arrays even where no guard around it holds."""
+    return all(in_bounds(node) for node in toposort(value) if is_read(node))
+
+
+def _staged(value: Node, axis: Node, id: int, alone: bool) -> Node:
+    """A value over all of an axis; to whole vectors, what is past its end being guarded.
+
+    alone: no reduction runs along the axis and another one.
+    """
+    extent = extent_of(axis)
+    assert isinstance(extent, int)
+    if alone and extent % SEVERAL_LANES == 0:
+        return Node(Ops.STAGE, value.dtype, (value, axis), Stage("scratch"))
+    size = round_up(extent, LONG_LANES if extent >= LONG_EXTENT else LANES)
+    place = range_node(size, id)
+    kept = substitute(value, {axis: place})
+    if extent != size:
+        kept = Node(Ops.GUARD, kept.dtype, (index.less(place, extent), kept))
+    return Node(Ops.STAGE, value.dtype, (kept, place), Stage("scratch"))
+
+
+def _fits(axis: Node) -> bool:
+    extent = extent_of(axis)
+    return isinstance(extent, int) and LEAST_EXTENT <= extent <= MOST_EXTENT
+
+
+def _same_but_for(one: Node, axis: Node, other: Node) -> bool:
+    """Whether `other` is `one` with another axis of the same extent in place of `axis`."""
+    if other is one or other.op is not one.op or other.dtype is not one.dtype:
+        return False
+    more = other.ranges - one.ranges
+    if len(more) != 1 or one.ranges - other.ranges != {axis}:
+        return False
+    (found,) = more
+    return found.src[0] is axis.src[0] and substitute(one, {axis: found}) is other
+
+
+def _other_axis(one: Node, other: Node) -> Node:
+    (found,) = other.ranges - one.ranges
+    return found

@@ -1,0 +1,71 @@
+"""What the rules for contractions share, whatever unit does the products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+
+from baregrad.kernel.facts.analysis import Access, itemsize
+from baregrad.kernel.language.schedule import Bind, Split
+from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.target.cpu import PAGE_NBYTES, CpuTarget
+
+# Up to so many for each core, sums are shared out evenly at once; longer ones in smaller chunks, as
+# a core may be slower than another.
+SHORT_NS = 400_000.0
+# Ways of the first cache that are left for what streams past.
+STREAMED_WAYS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A sum of products of two operands: `rows` moves A alone, `lane` B alone, `steps` both.
+
+    together: so many steps are one instruction, and their elements one word.
+    """
+
+    a: Access
+    b: Access
+    rows: PlannedAxis
+    lane: PlannedAxis
+    steps: PlannedAxis
+    outside: list[PlannedAxis]
+    inside: list[PlannedAxis]
+    together: int = 1
+
+    @property
+    def count(self) -> int:
+        """Instructions one after the other that add up one element of the result."""
+        return -(-self.steps.size // self.together)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what one of them takes of an operand, for one element of the result."""
+        return itemsize(self.b.array.dtype) * self.together
+
+
+def rows_fit(found: Contraction, rows: int, target: CpuTarget) -> bool:
+    """Whether so many rows of A stay in the first cache where they lie, beside what streams past.
+
+    Lines that are some pages apart meet in one set of it, whose ways are as many as it has pages.
+    """
+    nbytes = (found.rows.stride(found.a) or 0) * itemsize(found.a.array.dtype)
+    apart = PAGE_NBYTES // gcd(nbytes, PAGE_NBYTES)
+    return -(-rows // apart) <= target.l1_bytes // PAGE_NBYTES - STREAMED_WAYS
+
+
+def split(plan: Plan, axis: PlannedAxis, parts: dict[str, int]) -> None:
+    """Split an axis into parts, the first of which, of size 0, takes what is left."""
+    size = prod([max(count, 1) for count in parts.values()])
+    plan.steps.append(Split(axis.name, tuple(parts.items()), masked=axis.size % size != 0))
+
+
+def shared_loop(found: Contraction, chunks: int, block: str) -> Bind | None:
+    """The loop that threads share, in so many chunks: an outer one, or that over `block`s."""
+    if chunks < 2:
+        return None
+    for axis in found.outside:
+        if axis.size >= chunks:
+            name, trips = axis.loops[0]
+            return Bind(name, "pool", max(trips // (8 * chunks), 1))
+    return Bind(block, "pool")

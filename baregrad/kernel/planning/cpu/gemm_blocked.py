@@ -1,0 +1,451 @@
+"""Schedules for contractions of two operands in blocks: panels for each cache, a tile in registers.
+
+For C[m, n] += A[m, k] * B[k, n], lanes along n:
+
+    for n blocks:                   # B[k block, n block] is copied: the second cache holds it
+      for k blocks:
+        for m tiles:                # A[m tile, k block] is copied, or lies well as it is
+          for n tiles of the block: # C's tile lies in registers
+            for k: C += A * B       # B streams from the second cache, A is broadcast
+          C is written, or what was added so far is added: once for each k block
+
+Threads share the n blocks, each of which copies all of A; or blocks of m, outside everything else,
+each of which copies all of B. Products of bytes are added four at a time, those of bfloat16 two: a
+word of each operand is a step. Copies are padded with zeros to whole tiles and what is written is
+masked, so that one tile serves all sizes: no tails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.words import WORD_NBYTES, in_word
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import Access, Reduction, itemsize
+from baregrad.kernel.instructions.dot_instructions import are_turned, dot_instruction
+from baregrad.kernel.language.schedule import Reorder, Schedule, StageInput, StageReduce, Tensorize
+from baregrad.kernel.planning.contractions import (
+    SHORT_NS,
+    Contraction,
+    rows_fit,
+    shared_loop,
+    split,
+)
+from baregrad.kernel.planning.cpu.gemm_amx import in_words, plan_tiles
+from baregrad.kernel.planning.cpu.gemm_fallback import Machine
+from baregrad.kernel.planning.pool import estimate_ns
+from baregrad.kernel.planning.tiling import Plan, PlannedAxis, merged
+from baregrad.target.cpu import CpuTarget
+
+# What an instruction beside the products costs a core that another thread shares, in cycles.
+LOAD_CYCLES = 0.25
+# What streams from the second cache while the core computes.
+L2_BYTES_PER_CYCLE = 26.0
+STEP_CYCLES = 0.5
+# From asking the second cache for a line to having it, when it is asked for many.
+L2_CYCLES = 20
+# For a broadcast under way.
+SPARE_REGISTERS = 1
+MOST_VECTORS = 8
+# Fewer rows of products than this do not pay for a copy of the operand with lanes.
+LEAST_ROWS = 24
+LEAST_ROWS_OF_WORDS = MappingProxyType({"dot4": 2, "dot2": 4})
+LEAST_STEPS = 16
+MOST_ROWS_IN_PLACE = 48
+# What part of a vector's lanes is enough where a step is a word: other ways convert each number.
+NARROWER = 4
+# Rows whose elements of a k block fill most of the first cache, or half of it where k is split:
+# each further block costs reading and writing C once more.
+CACHED_ROWS = 8
+MASK_PENALTY = 0.02
+# Cycles to copy an element: in vectors as it lies, and where the panel's order is another. Rows of
+# A that are adjacent are read a few at a time, from pages far apart.
+NEAR = 0.5
+FAR_A = 2.7
+FAR_B = 1.2
+# What part of a long kernel's time waiting for the slower core may cost.
+WAITING = 0.03
+# Blocks of rows write each line of C from one core, too, but keep panels of B in both.
+BY_ROWS = 0.01
+# Vectors of a panel of B, at least, beside rows in place: each tile reads all of those again.
+LEAST_VECTORS = 8
+# Rows whose elements are adjacent are copied as vectors, best as whole ones.
+ADJACENT_ROWS = 4
+ODD_ROWS_PENALTY = 0.05
+# Vectors that are no one value are more code, and no faster.
+PARTS_PENALTY = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A register tile of `rows` by `vectors`, `tiles` of them in a block, `steps` in a k block.
+
+    group: so many tiles of rows are a block. chunks: what is to be shared out among threads;
+    by_rows: as blocks of rows.
+    """
+
+    rows: int
+    vectors: int
+    tiles: int
+    steps: int
+    group: int
+    chunks: int
+    by_rows: bool = False
+
+
+def plan_blocks(
+    plan: Plan,
+    main: Reduction,
+    reads: list[Access],
+    machine: Machine,
+    target: CpuTarget,
+) -> Schedule | None:
+    """The schedule of a contraction in blocks; None for kernels that are no such contraction."""
+    found = recognise(plan, main, reads, machine, target)
+    if found is None:
+        return None
+    tiled = plan_tiles(plan, found, target)
+    if tiled is not None:
+        return tiled
+    nanoseconds = estimate_ns(plan.facts, target) / found.together
+    blocks = choose_blocks(found, machine, target, nanoseconds)
+    held = sums_nbytes(found, blocks, machine) * blocks.rows * blocks.group
+    if blocks.steps < found.count and held > target.l3_bytes:
+        return None
+    plan.because(
+        "a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
+        blocks.rows, blocks.vectors, machine.lanes, machine.registers,
+    )
+    plan.because(
+        "{} steps and {} tiles at a time: their panel stays in the second cache",
+        blocks.steps, blocks.tiles,
+    )
+    if found.together > 1:
+        plan.because("{} numbers of each operand are one word: an instruction adds their products",
+                     found.together)
+    if blocks.by_rows:
+        plan.because("blocks of rows: their own copies cost less than those of blocks of columns")
+    return _schedule(plan, found, blocks, machine, target)
+
+
+def choose_blocks(
+    found: Contraction, machine: Machine, target: CpuTarget, nanoseconds: float
+) -> Blocks:
+    """The register tile, and what of the operands the caches hold.
+
+    nanoseconds: what one core takes for the whole, about.
+    """
+    size = found.nbytes
+    steps = choose_steps(found, machine, target)
+    room = target.l2_bytes // 2 // (steps * size * machine.lanes)
+    chunks, by_rows = choose_sharing(found, machine, target, nanoseconds, room)
+    others = 1
+    for axis in found.outside:
+        others *= axis.size
+    wanted = 1 if by_rows else -(-chunks // others)
+    counts = []
+    for vectors in range(1, min(MOST_VECTORS, -(-found.lane.size // machine.lanes)) + 1):
+        count = -(-found.lane.size // (machine.lanes * vectors))
+        most = max(min(room // vectors, -(-count // wanted)), 1)
+        counts.append((count, fewest_left_over(count, most)))
+    rows, vectors = choose_tile(found, machine, counts)
+    count, tiles = counts[vectors - 1]
+    panels = -(-count // tiles) * others
+    return group_rows(found, Blocks(rows, vectors, tiles, steps, 1, chunks, by_rows), panels,
+                      machine, target)
+
+
+def choose_steps(found: Contraction, machine: Machine, target: CpuTarget) -> int:
+    """How many steps are a k block: of rows that are copied, as many as the first cache holds.
+
+    Rows in place are read from the second one, beside a panel of B of a few tiles at least.
+    """
+    if _is_in_line(found):
+        most = target.l2_bytes // 2 // (LEAST_VECTORS * machine.lanes * found.nbytes)
+        return -(-found.count // -(-found.count // max(most, LEAST_STEPS)))
+    held = target.l1_bytes // (CACHED_ROWS * found.nbytes)
+    part = held // 4 if found.rows.stride(found.a) == 1 else held // 2
+    parts = -(-found.count // max(part, 1)) if found.count > held * 3 // 4 else 1
+    return -(-found.count // parts)
+
+
+def group_rows(
+    found: Contraction, blocks: Blocks, panels: int, machine: Machine, target: CpuTarget
+) -> Blocks:
+    """`blocks` with so many tiles of rows in one: a chunk's, and what caches have room for.
+
+    panels: of B, each of which is a chunk unless rows are.
+    """
+    rows, steps, by_rows = blocks.rows, blocks.steps, blocks.by_rows
+    trips = -(-found.rows.size // rows)
+    share = -(-trips // min(blocks.chunks, trips))
+    group = share if by_rows else 1
+    if not by_rows and panels < blocks.chunks:
+        by_rows = panels * 2 <= blocks.chunks
+        group = share
+    if found.rows.stride(found.a) == 1:
+        # Whole lines of the operand, as many as leave room for the other one.
+        room = target.l2_bytes // 4 // (steps * found.nbytes * rows)
+        group = fewest_left_over(trips, min(max(room, 1), group if by_rows else trips))
+    if steps < found.count:
+        # Sums wait in memory for the next k block: those of all rows inside its loop.
+        most = max(target.l3_bytes // 2 // (sums_nbytes(found, blocks, machine) * rows), 1)
+        if trips > most and (not by_rows or group > most):
+            by_rows, group = True, fewest_left_over(trips, most)
+    return replace(blocks, group=group, by_rows=by_rows)
+
+
+def sums_nbytes(found: Contraction, blocks: Blocks, machine: Machine) -> int:
+    """Bytes, at most, of the sums of one row, of as many columns as a panel has."""
+    nbytes = blocks.tiles * blocks.vectors * machine.lanes * dtypes.float64.itemsize
+    for axis in found.inside:
+        nbytes *= axis.size
+    return nbytes
+
+
+def choose_sharing(
+    found: Contraction, machine: Machine, target: CpuTarget, nanoseconds: float, room: int
+) -> tuple[int, bool]:
+    """How many chunks there are for threads, and whether they are blocks of rows.
+
+    A block of columns copies all of A, one of rows all of B. Fewer chunks copy less, more are
+    shared out better where a core is slower than another. room: vectors of a panel of B.
+    """
+    if nanoseconds < target.alone_ns:
+        return 1, False
+    cores = max(target.cores, 2)
+    long = nanoseconds >= SHORT_NS * target.cores
+    others = 1
+    for axis in found.outside:
+        others *= axis.size
+    if others >= cores:
+        return cores * (2 if long else 1), False
+    rows, columns = found.rows.size, found.lane.size
+    for axis in found.inside:
+        rows *= axis.size
+    products = rows * columns / (machine.lanes * machine.fma_per_cycle)
+    a = rows * (FAR_A if found.rows.stride(found.a) == 1 else NEAR)
+    b = columns * (NEAR if found.lane.stride(found.b) == 1 else FAR_B)
+    panels = -(-columns // (machine.lanes * max(room, 1)))
+    best = (float("inf"), 1, False)
+    for several in (2, 1) if long else (1,):
+        chunks = cores * several
+        wanted = -(-chunks // others)
+        waiting = products * WAITING if long and several == 1 else 0.0
+        by_columns = a * max(panels, wanted) + b + waiting
+        by_rows = a * panels + b * wanted + waiting + products * BY_ROWS
+        best = min(best, (by_columns, chunks, False), (by_rows, chunks, True))
+    return best[1:]
+
+
+def recognise(
+    plan: Plan,
+    main: Reduction,
+    reads: list[Access],
+    machine: Machine,
+    target: CpuTarget,
+) -> Contraction | None:
+    """The parts of a contraction that is worth blocks; lanes run along what is written."""
+    facts = plan.facts
+    if len(facts.reductions) != 1 or facts.stages or facts.ordered or len(reads) != 2:
+        return None
+    if main.node.arg.monoid.primitive is not Ops.ADD or main.node.src[0].op is not Ops.MUL:
+        return None
+    if not target.masks or not all(isinstance(axis.extent, int) for axis in plan.axes):
+        return None
+    write = next(access for access in facts.accesses if access.write)
+    lane = next((axis for axis in plan.axes if axis.stride(write) == 1), None)
+    if lane is None or not lane.inside(main.free):
+        return None
+    a, b = sorted(reads, key=lambda access: lane.stride(access) != 0)
+    own = [axis for axis in plan.axes if axis.inside(main.own) and axis.size > 1]
+    data = [axis for axis in plan.axes if not axis.reduced and axis.size > 1 and axis is not lane]
+    if lane.reduced or lane.stride(a) != 0 or lane.stride(b) == 0 or len(own) != 1:
+        return None
+    if not all(_plain(access, [*data, lane, *own]) for access in (a, b)):
+        return None
+    alone = [axis for axis in data if axis.stride(b) == 0 and axis.stride(a) != 0]
+    rows = max(alone, key=lambda axis: axis.size, default=None)
+    instruction = dot_instruction(main.node.src[0])
+    dots = instruction in target.dot_instructions
+    least = LEAST_ROWS_OF_WORDS[instruction] if dots else LEAST_ROWS
+    narrow = lane.size < machine.lanes // (NARROWER if dots else 1)
+    if rows is None or rows.size < least or narrow:
+        return None
+    steps = own[0]
+    if steps.size < LEAST_STEPS or 0 in (steps.stride(a), steps.stride(b)):
+        return None
+    outside = [axis for axis in data if axis is not rows and axis.stride(b) != 0]
+    inside = [axis for axis in data if axis is not rows and axis.stride(b) == 0]
+    together = in_word(a.array.dtype) if dots else 1
+    return Contraction(a, b, rows, lane, steps, outside, inside, together)
+
+
+def _plain(access: Access, axes: list[PlannedAxis]) -> bool:
+    """Whether an access is affine in all axes, and may be copied."""
+    return access.copyable and all(axis.stride(access) is not None for axis in axes)
+
+
+def choose_tile(
+    found: Contraction, machine: Machine, counts: list[tuple[int, int]]
+) -> tuple[int, int]:
+    """Rows and vectors of the register tile that takes least time for the whole contraction.
+
+    counts: for each number of vectors from 1 on, the tiles beside each other and those of a block.
+    """
+    best = (float("inf"), 1, 1)
+    size = found.nbytes
+    adjacent = found.rows.stride(found.a) == 1
+    for vectors, (count, tiles) in enumerate(counts, start=1):
+        columns = -(-count // tiles) * tiles
+        most = (machine.registers - SPARE_REGISTERS - vectors) // vectors
+        for rows in range(min(most, found.rows.size), 0, -1):
+            products = rows * vectors
+            # B's lines are asked for before they are read.
+            loads = rows + 2 * vectors
+            cycles = max(products / machine.fma_per_cycle, loads / 2.0, float(machine.latency))
+            cycles = max(cycles, vectors * machine.lanes * size / L2_BYTES_PER_CYCLE)
+            cycles += LOAD_CYCLES * loads + STEP_CYCLES
+            cost = columns * -(-found.rows.size // rows) * cycles
+            if found.rows.size % rows:
+                cost *= 1.0 + MASK_PENALTY
+            if merged(vectors, machine.lanes)[0] > 1:
+                cost *= 1.0 + PARTS_PENALTY
+            if adjacent and rows % ADJACENT_ROWS:
+                cost *= 1.0 + ODD_ROWS_PENALTY
+            if cost < best[0] * 0.999:
+                best = (cost, rows, vectors)
+    return best[1:]
+
+
+def fewest_left_over(count: int, most: int) -> int:
+    """How many of `count` tiles make a block, at most `most`: few tiles are made for nothing."""
+    return min(
+        range(most, most // 2, -1), key=lambda tiles: (-(-count // tiles) * tiles, -tiles)
+    )
+
+
+def _schedule(
+    plan: Plan, found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
+) -> Schedule:
+    n, m, k = found.lane.name, found.rows.name, found.steps.name
+    for axis in plan.axes:
+        plan.keep(axis)
+    block, tile, unit, lanes = (f"{n}{part}" for part in "btuv")
+    count, width = blocks.vectors, machine.lanes
+    if found.together == 1:
+        # An instruction that adds products of words is of one register.
+        count, width = merged(count, width)
+    units = {unit: count} if count > 1 else {}
+    split(plan, found.lane, {block: 0, tile: blocks.tiles, **units, lanes: width})
+    for name in units:
+        plan.bind(name, "unroll")
+    plan.bind(lanes, "vector")
+    group, rows, row = f"{m}b", f"{m}o", f"{m}u"
+    grouped = {group: 0, rows: blocks.group} if blocks.group > 1 else {rows: 0}
+    split(plan, found.rows, {**grouped, row: blocks.rows})
+    groups = [group] if blocks.group > 1 else []
+    plan.bind(row, "unroll")
+    outer: list[str] = []
+    inner = k
+    dots = {f"{k}d": found.together} if found.together > 1 else {}
+    if blocks.steps < found.count:
+        outer, inner = [f"{k}o"], f"{k}i"
+        split(plan, found.steps, {outer[0]: 0, inner: blocks.steps, **dots})
+    elif dots:
+        inner = f"{k}i"
+        split(plan, found.steps, {inner: 0, **dots})
+    instruction = dot_instruction(plan.facts.reductions[0].node.src[0])
+    plan.steps += [Tensorize((name,), instruction) for name in dots]
+    outside = [name for axis in found.outside for name, _ in axis.loops]
+    inside = [name for axis in found.inside for name, _ in axis.loops]
+    steps = list(plan.steps)
+    pool = shared_loop(
+        found, blocks.chunks, [*groups, rows][0] if blocks.by_rows else block
+    )
+    shared = groups if blocks.by_rows else []
+    within = [*inside, *[name for name in groups if name not in shared], rows, tile]
+    order = [*shared, *outside, block, *outer, *within, inner, row, *units, lanes]
+    steps.append(Reorder(tuple(order)))
+    if pool is not None:
+        plan.because("threads share {}: {} chunks are enough", pool.axis, blocks.chunks)
+        steps.append(pool)
+    if not _lies_well(found, blocks, machine, target):
+        panel = (tile, inner, *units, lanes)
+        ahead = _ahead(found, blocks, machine, target)
+        steps.append(replace(_copy(found, found.b, panel, found.lane, machine), ahead=ahead))
+    if not _rows_lie_well(found, blocks, target):
+        near = (rows, inner, row) if found.rows.stride(found.a) == 1 else (row, inner)
+        steps.append(_copy(found, found.a, near, found.rows, machine))
+    if outer:
+        steps.append(StageReduce(outer[0], (*within, row, *units, lanes)))
+    if dots and are_turned(found.a.array.dtype, found.b.array.dtype):
+        # What a factor of the wrong sign makes too large: once for all rows.
+        steps.append(StageReduce([*outer, inner][0], (tile, *units, lanes)))
+    return Schedule(tuple(steps))
+
+
+def _lies_well(
+    found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
+) -> bool:
+    """Whether the operand with lanes is as good where it lies: small, in whole tiles, read little.
+
+    From some rows on its copy pays, as one stream of whole lines.
+    """
+    if found.together > 1 or found.rows.size > MOST_ROWS_IN_PLACE:
+        return False
+    stride = found.steps.stride(found.b) or 0
+    nbytes = found.steps.size * abs(stride) * itemsize(found.b.array.dtype)
+    whole = found.lane.size % (machine.lanes * blocks.vectors * blocks.tiles) == 0
+    whole = whole and found.steps.size % blocks.steps == 0
+    return found.lane.stride(found.b) == 1 and whole and nbytes <= target.l2_bytes // 4
+
+
+def _rows_lie_well(found: Contraction, blocks: Blocks, target: CpuTarget) -> bool:
+    """Whether the rows of a tile are as good where they lie, each a stream of whole lines.
+
+    Only a copy is 0 past the end of the steps, where the last block has fewer.
+    """
+    if not _is_in_line(found) or found.steps.size % (blocks.steps * found.together):
+        return False
+    return rows_fit(found, blocks.rows, target)
+
+
+def _is_in_line(found: Contraction) -> bool:
+    """Whether A's elements lie one after the other along the steps, and are read as they are."""
+    a, dtype = found.a, found.a.array.dtype
+    if a.guarded or found.steps.stride(a) != 1:
+        return False
+    if found.together == 1:
+        # Narrower elements are made wider once for all columns.
+        return itemsize(dtype) >= WORD_NBYTES
+    if are_turned(dtype, found.b.array.dtype) or a.array is found.b.array:
+        return False
+    return in_words(a, found.together)
+
+
+def _copy(
+    found: Contraction,
+    access: Access,
+    axes: tuple[str, ...],
+    other: PlannedAxis,
+    machine: Machine,
+) -> StageInput:
+    """The copy of an operand's panel, in vectors where elements along k or m are adjacent."""
+    near = found.steps.stride(access) == 1 or other.stride(access) == 1
+    return StageInput(access.array.arg.slot, axes, machine.lanes if near else 0)
+
+
+def _ahead(found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget) -> int:
+    """How many bytes of B's panel before a step its lines are asked for; 0 if they are near.
+
+    The machine sees by itself that a panel is read line by line, but too late for products that
+    take so few cycles.
+    """
+    row = blocks.vectors * machine.lanes * found.nbytes
+    if row * blocks.steps * blocks.tiles <= target.l1_bytes // 2:
+        return 0
+    cycles = max(blocks.rows * blocks.vectors // machine.fma_per_cycle, machine.latency)
+    return row * -(-L2_CYCLES // cycles)

@@ -1,0 +1,231 @@
+"""Which axis of a reduction lies across the lanes of vectors.
+
+Estimates, in cycles for each element and step of the reduction, decide between the axes of the
+output, neighbouring ones as one (a convolution's rows and columns), and the reduced axes.
+"""
+
+from __future__ import annotations
+
+from baregrad.ir.core.node import Node, toposort, toposort_having
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import Access, Reduction, iterations, offset_of
+from baregrad.kernel.language.schedule import Collapse
+from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+
+# Folding a register's lanes into one costs about this many operations.
+FOLD_OPS = 10.0
+# A panel is worth its copy from this many reads on.
+READS_PER_COPY = 4
+# Loads that a register tile shares among its steps, at most about.
+STEPS_PER_LOAD = 6
+# Cycles to copy an element into a panel: from adjacent elements, and one by one.
+COPY_CYCLES = 0.4
+GATHER_CYCLES = 2.0
+# A register tile of fewer lanes than a full one takes about this part of its time.
+TAIL_COST = 0.7
+TILE_VECTORS = 2
+# What is left of the machine's rate where both operands of a product have lanes.
+FOLDED_USE = 0.6
+MOST_LANES = 1 << 20
+# A vector load under a condition on its lanes: making the mask is most of the work.
+MASK_COST = 6.0
+# What a step of formulas takes more than one of a single operation, one element at a time.
+FORMULA_COST = 3.0
+# Every other element: two loads and what puts them together.
+PAIR_LOADS = 4
+# Elements between steps from which each step reads another line.
+FAR_STEP = 8
+_READ = Ops.INDEX.bit
+_REDUCE = Ops.REDUCE.bit
+
+
+def accesses_below(node: Node) -> list[Access]:
+    """The array reads in a reduction's values, without those of reductions inside it."""
+    values = tuple([child for child in node.src if child.op is not Ops.RANGE])
+    reads = []
+    guards: dict[Node, Node] = {}
+    # Addresses read no arrays but where one is looked up in another.
+    if any(value.mask & _REDUCE for value in values):
+        order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
+    else:
+        order = toposort_having(_READ, *values)
+    for below in order:
+        if below.op is Ops.INDEX:
+            reads.append(below)
+        elif below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
+            guards[below.src[1]] = below
+    return [
+        Access(read.src[0], offset_of(read), read.ranges, False, guards.get(read), read)
+        for read in reads
+    ]
+
+
+def lane_axis(
+    plan: Plan, main: Reduction, reads: list[Access], lanes: int
+) -> PlannedAxis | None:
+    """The axis of the main reduction whose vectors cost least; None if scalars are as good."""
+    best: PlannedAxis | None = None
+    least = len(reads) * 0.5 + 0.3
+    if main.node.arg.monoid.primitive is None:
+        least *= FORMULA_COST
+    free = [
+        (axis, [axis.stride(access) == 0 for access in reads])
+        for axis in plan.axes
+        if axis.nodes[-1] in main.free
+    ]
+    operands = [(access, broadcast_cycles(plan, main, access)) for access in reads]
+    for axis in (*plan.axes, *_joined(plan, main, reads)):
+        if axis.size < 2 or not (axis.inside(main.own) or axis.inside(main.free)):
+            continue
+        cost = lane_cost(plan, main, operands, free, axis, lanes)
+        if cost < least * (0.99 if best is not None and axis.reduced else 1.0):
+            best, least = axis, cost
+    if best is not None and best not in plan.axes:
+        _collapse(plan, best)
+    return best
+
+
+def lane_cost(
+    plan: Plan,
+    main: Reduction,
+    operands: list[tuple[Access, float]],
+    free: list[tuple[PlannedAxis, list[bool]]],
+    lane: PlannedAxis,
+    lanes: int,
+) -> float:
+    """Cycles for each element and step with lanes along an axis.
+
+    operands: each with the cycles of loading one element into all lanes. free: the axes of the
+    reduction's results, and which operands do not move along them.
+    """
+    steps = max(iterations(main.own), 1)
+    use = utilisation(lane.size, lanes)
+    if lane.reduced:
+        use *= FOLDED_USE
+    cost = 0.5 / lanes / use
+    # Copies serve the steps of one other axis; an operand with lanes that runs along it has none.
+    seconds = [second for second in free if second[0].nodes[-1] not in lane.nodes]
+    loads = []
+    for position, (access, broadcast) in enumerate(operands):
+        reads = 1
+        for axis, still in seconds:
+            if still[position]:
+                reads *= axis.size
+        loads.append(access_cycles(access, lane, reads, broadcast, lanes))
+    cycles = sum([moving for moving, _ in loads]) / use
+    for _, still in seconds:
+        total = 0.0
+        for unmoved, (moving, fixed) in zip(still, loads, strict=True):
+            total += fixed if unmoved else moving
+        cycles = min(cycles, total / use)
+    cost += cycles
+    if lane.reduced:
+        return cost + FOLD_OPS / 2 / steps
+    for access in plan.facts.accesses:
+        if access.write:
+            stride = lane.stride(access)
+            cost += (1.0 / lanes if stride == 1 else 1.0) / steps
+    return cost
+
+
+def access_cycles(
+    access: Access, lane: PlannedAxis, reads: int, broadcast: float, lanes: int
+) -> tuple[float, float]:
+    """Cycles for each element to load an operand: with a second axis of the tile, and without.
+
+    Only an operand that does not depend on the tile's second axis has copies. reads: how often each
+    element is read.
+    """
+    stride = lane.stride(access)
+    if stride == 0:
+        cycles = broadcast / (TILE_VECTORS * lanes)
+        return cycles, cycles
+    load = 0.5 / lanes
+    place = load if stride == 1 else PAIR_LOADS * load if stride == 2 else 1.0
+    place *= MASK_COST if access.guarded else 1.0
+    if lane.reduced:
+        cycles = place / min(reads, STEPS_PER_LOAD // 2)
+        return cycles, cycles
+    shared = min(reads, STEPS_PER_LOAD)
+    fixed = place / shared
+    if reads >= READS_PER_COPY and access.copyable:
+        copy = (COPY_CYCLES if stride == 1 else GATHER_CYCLES) * (2.0 if access.guarded else 1.0)
+        fixed = min(fixed, copy / reads + load / shared)
+    return place, fixed
+
+
+def broadcast_cycles(plan: Plan, main: Reduction, access: Access) -> float:
+    """Cycles to load an element into all lanes of a tile."""
+    if access.guarded:
+        return 3.0
+    for axis in reversed(plan.axes):
+        if axis.nodes[-1] in main.own:
+            stride = axis.stride(access)
+            if stride != 0:
+                return 0.5 if stride is not None and abs(stride) <= FAR_STEP else 1.0
+    return 0.0
+
+
+def utilisation(size: int, lanes: int) -> float:
+    """How much of the lanes an axis of this size keeps busy, its tails being powers of two."""
+    tile = TILE_VECTORS * lanes
+    if size >= 32 * tile:
+        return 1.0
+    whole, rest = divmod(size, tile)
+    parts = rest // lanes + (rest % lanes).bit_count()
+    return size / tile / (whole + TAIL_COST * parts)
+
+
+def _joined(plan: Plan, main: Reduction, reads: list[Access]) -> list[PlannedAxis]:
+    """Neighbouring output axes as one, where the output is contiguous and reads can be copied."""
+    write = next(access for access in plan.facts.accesses if access.write)
+    data = [axis for axis in plan.axes if not axis.reduced and axis.size > 1]
+    found: list[PlannedAxis] = []
+    group: list[PlannedAxis] = []
+    expected = 1
+    while True:
+        axis = next((a for a in data if a.stride(write) == expected), None)
+        if axis is None or not isinstance(axis.extent, int) or not axis.inside(main.free):
+            return found
+        known = plan.fresh[axis.nodes[-1]]
+        if known.serial or known.whole or known.exact:
+            return found
+        group.insert(0, axis)
+        expected *= axis.extent
+        if len(group) < 2:
+            continue
+        size = 1
+        for member in group:
+            size *= member.size
+        nodes = tuple(node for member in group for node in member.nodes)
+        name = "_".join(member.name for member in group)
+        joined = PlannedAxis(name, size, nodes, False, size)
+        if size > MOST_LANES or not all(_copied(plan, main, joined, a) for a in reads):
+            return found
+        found.append(joined)
+
+
+def _copied(plan: Plan, main: Reduction, joined: PlannedAxis, access: Access) -> bool:
+    if joined.stride(access) is not None:
+        return True
+    if not access.copyable:
+        return False
+    reads = 1
+    for axis in plan.axes:
+        if axis.nodes[-1] not in joined.nodes and axis.inside(main.free):
+            if axis.stride(access) == 0:
+                reads *= axis.size
+    return reads >= 2 * READS_PER_COPY
+
+
+def _collapse(plan: Plan, joined: PlannedAxis) -> None:
+    """Make neighbouring axes one; those that were collapsed before are undone first."""
+    members = [axis for axis in plan.axes if axis.nodes[-1] in joined.nodes]
+    names = tuple(name for axis in members for name in plan.members(axis))
+    plan.steps = [
+        step for step in plan.steps if not isinstance(step, Collapse) or step.axes[0] not in names
+    ]
+    plan.steps.append(Collapse(names, joined.name))
+    place = plan.axes.index(members[0])
+    plan.axes = [axis for axis in plan.axes if axis not in members]
+    plan.axes.insert(place, joined)

@@ -1,0 +1,84 @@
+"""Schedules for kernels with an order: scatters, scans, values kept in scratch memory."""
+
+from __future__ import annotations
+
+from baregrad.kernel.facts.analysis import itemsize
+from baregrad.kernel.language.schedule import Schedule, Split
+from baregrad.kernel.planning.cpu.elementwise import best_vector_axis, lanes_of
+from baregrad.kernel.planning.pool import choose_pool
+from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.target.cpu import CpuTarget
+
+# Of a row that is written somewhere, so many bytes are written at a time.
+PIECE_NBYTES = 1024
+
+
+def plan_ordered(plan: Plan, target: CpuTarget) -> Schedule:
+    """Vectors and threads along axes whose points do not meet; everything else in order."""
+    facts = plan.facts
+    free = [axis for axis in plan.axes if not axis.reduced and not _serial(plan, axis)]
+    plan.because("writes keep their order, scans theirs: only axes whose points do not meet")
+    vector = None
+    if not facts.stages:
+        vector = best_vector_axis(free, facts.accesses, lanes_of(plan, target))
+    if vector is not None and not facts.scanned and _runs_across(plan, vector):
+        plan.because("no lanes along {}: another axis has the neighbours", vector.name)
+        vector = None
+    if vector is not None:
+        plan.because("lanes along {}: its accesses cost least", vector.name)
+        plan.vectorise(vector, lanes_of(plan, target), 2)
+        if not facts.scanned:
+            _in_pieces(plan, vector, target)
+    for axis in plan.axes:
+        plan.keep(axis)
+    if facts.stages:
+        return plan.schedule([])
+    _, pool = choose_pool(plan, [axis for axis in free if axis is not vector], target)
+    if vector is not None and pool is None:
+        _, pool = choose_pool(plan, [vector], target)
+    if pool is None:
+        return plan.schedule([])
+    first = [pool.axis]
+    rest = [name for axis in plan.axes for name, _ in axis.loops if name not in first]
+    if vector is not None:
+        names = {name for name, _ in vector.loops[:1]}
+        inner = {name for name, _ in vector.loops[1:]}
+        rest = [n for n in rest if n in names] + [n for n in rest if n not in names]
+        rest = [n for n in rest if n not in inner] + [n for n in rest if n in inner]
+    if facts.scanned:
+        # A scan's steps follow each other: no other loop is inside it.
+        steps = {name for axis in plan.axes if _serial(plan, axis) for name, _ in axis.loops}
+        rest = [n for n in rest if n not in steps] + [n for n in rest if n in steps]
+    data = {name for axis in plan.axes if not axis.reduced for name, _ in axis.loops}
+    return plan.schedule(first + [n for n in rest if n in data], pool)
+
+
+def _runs_across(plan: Plan, vector: PlannedAxis) -> bool:
+    """Whether lanes along an axis are neighbours nowhere, but the steps of one in order are."""
+    accesses = plan.facts.accesses
+    if any(vector.stride(access) == 1 for access in accesses):
+        return False
+    return any(
+        axis.stride(access) == 1 for axis in plan.axes if _serial(plan, axis) for access in accesses
+    )
+
+
+def _in_pieces(plan: Plan, vector: PlannedAxis, target: CpuTarget) -> None:
+    """Take whole pieces of each row in turn, where there are rows; threads share the pieces."""
+    if len(vector.loops) != 1 or not any(_serial(plan, axis) for axis in plan.axes):
+        return
+    ((name, trips),) = vector.loops
+    nbytes = max([itemsize(each.array.dtype) for each in plan.facts.accesses if each.write])
+    step = max(vector.size // trips, 1) * nbytes
+    most = min(PIECE_NBYTES // step, trips // (2 * max(target.cores, 2)))
+    size = next((size for size in range(most, 1, -1) if trips % size == 0), 1)
+    if size > 1 and isinstance(vector.extent, int):
+        piece, part = f"{vector.name}p", f"{vector.name}w"
+        plan.steps.append(Split(name, ((piece, 0), (part, size))))
+        vector.loops = [(piece, trips // size), (part, size)]
+        plan.because("pieces of {} bytes of each row: neighbours come together", size * step)
+
+
+def _serial(plan: Plan, axis: PlannedAxis) -> bool:
+    known = plan.fresh[axis.nodes[-1]]
+    return bool(known.serial or known.whole)

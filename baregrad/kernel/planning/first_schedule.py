@@ -1,0 +1,58 @@
+"""The first schedule of a kernel: chosen from its facts at once, without measuring."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baregrad.ir.core.node import Node, extent_of
+from baregrad.kernel.facts.analysis import Facts, facts_of
+from baregrad.kernel.language.schedule import Schedule
+from baregrad.kernel.loops.sharing import prepare
+from baregrad.kernel.planning.cpu.elementwise import plan_elementwise
+from baregrad.kernel.planning.cpu.ordered import plan_ordered
+from baregrad.kernel.planning.cpu.reductions import plan_reductions
+from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
+from baregrad.kernel.planning.tiling import Reason, fresh_plan
+from baregrad.target import AnyTarget, GpuTarget
+
+
+class Choice(NamedTuple):
+    """A schedule, and why it is as it is."""
+
+    schedule: Schedule
+    reasons: tuple[Reason, ...] = ()
+
+    def why(self) -> tuple[str, ...]:
+        """The reasons in words, in the order in which things were decided."""
+        return tuple(str(text).format(*facts) for text, *facts in self.reasons)
+
+
+def choose_schedule(kernel: Node, target: AnyTarget) -> Schedule:
+    """A good schedule for `kernel` on `target`."""
+    return choose(kernel, target).schedule
+
+
+def choose(kernel: Node, target: AnyTarget) -> Choice:
+    """A good schedule for `kernel` on `target`, with the reasons for it."""
+    facts = facts_of(prepare(kernel, target))
+    if isinstance(target, GpuTarget):
+        return Choice(*choose_gpu_schedule(facts, target))
+    if is_tiny(facts):
+        return Choice(Schedule(), (("no axis has two elements: one scalar after the other",),))
+    plan = fresh_plan(facts)
+    if facts.ordered or facts.scanned:
+        schedule = plan_ordered(plan, target)
+    elif facts.reductions:
+        schedule = plan_reductions(plan, target)
+    else:
+        schedule = plan_elementwise(plan, target)
+    return Choice(schedule, tuple(plan.reasons))
+
+
+def is_tiny(facts: Facts) -> bool:
+    """Whether no axis is worth a vector."""
+    for axis in (*facts.data, *facts.reduced):
+        extent = extent_of(axis)
+        if not isinstance(extent, int) or extent > 1:
+            return False
+    return True

@@ -1,0 +1,102 @@
+"""Which loop the threads share, and how much of it is one chunk."""
+
+from __future__ import annotations
+
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node
+from baregrad.kernel.facts.analysis import Facts, itemsize, out_axes
+from baregrad.kernel.language.schedule import Bind
+from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.target.cpu import CpuTarget
+
+# Rough rates of one core, for estimates: bytes and simple vector operations in a nanosecond.
+BYTES_PER_NS = 8.0
+VECTOR_OPS_PER_NS = 3.0
+# More leave less to wait for at the end, where threads share what is left.
+MOST_CHUNKS = 256
+
+
+def estimate_ns(facts: Facts, target: CpuTarget) -> float:
+    """How long one core takes for a kernel, roughly, if it is vectorised well."""
+    total_bytes = 0
+    sizes: dict[tuple[index.Dim, ...], int] = {}
+    for access in facts.accesses:
+        touched = facts.points(access.axes)
+        if facts.reductions:
+            # What is read again is near by then.
+            shape = access.array.shape
+            size = sizes.get(shape)
+            if size is None:
+                size = sizes[shape] = index.upper(index.product(shape))
+            touched = min(touched, size)
+        total_bytes += touched * itemsize(access.array.dtype)
+    operations = sum([count * facts.points(axes) for axes, count in facts.work.items()])
+    lanes = target.lanes(4)
+    return max(
+        total_bytes / BYTES_PER_NS,
+        operations / lanes / VECTOR_OPS_PER_NS,
+    )
+
+
+def choose_pool(
+    plan: Plan, order: list[PlannedAxis], target: CpuTarget
+) -> tuple[list[PlannedAxis], Bind | None]:
+    """The order of the data axes and the bind of the one that threads share; None for one chunk.
+
+    An axis is shared only if every output and every large reduction runs along it. Its chunks are
+    the outermost loop, the iterations of a chunk stay where the axis stands.
+    """
+    facts = plan.facts
+    total = estimate_ns(facts, target)
+    # The estimate is of full vectors.
+    lanes = target.lanes(4)
+    total *= lanes // min(max([axis.size for axis in plan.vectors], default=1), lanes)
+    if total < target.alone_ns:
+        plan.because("one thread: about {:.1f} us of work is not worth waking others", total / 1e3)
+        return order, None
+    best: PlannedAxis | None = None
+    enough = 2 * max(target.cores, 2)
+    for axis in order:
+        if not axis.loops or not _shared(facts, axis.nodes[-1]):
+            continue
+        trips = axis.loops[0][1]
+        if trips < 2:
+            continue
+        if best is None or (best.loops[0][1] < enough and trips >= 2 * best.loops[0][1]):
+            best = axis
+    if best is None:
+        if order:
+            plan.because("one thread: no axis runs through every output and every large reduction")
+        return order, None
+    name, trips = best.loops[0]
+    # Each chunk of an inner loop does anew what stands between the loops outside it.
+    outermost = best is next(axis for axis in order if axis.loops)
+    chunk = max(total / (MOST_CHUNKS if outermost else enough), target.chunk_ns)
+    grain = max(1, min(round(chunk * trips / total), (trips + 1) // 2))
+    grain = _rounded(grain, trips)
+    plan.because(
+        "threads share {}: about {:.0f} us on one core, {} chunks", name, total / 1e3,
+        -(-trips // grain),
+    )
+    return order, Bind(name, "pool", grain)
+
+
+def _rounded(grain: int, trips: int) -> int:
+    """A grain near the wanted one that divides the trip count, if there is one."""
+    for candidate in range(grain, min(2 * grain, trips // 2) + 1):
+        if trips % candidate == 0:
+            return candidate
+        if candidate > grain + 64:
+            break
+    return grain
+
+
+def _shared(facts: Facts, node: Node) -> bool:
+    for out in facts.outs:
+        if node not in out_axes(out):
+            return False
+    for reduction in facts.reductions:
+        if node not in reduction.free:
+            if facts.points(reduction.free.union(reduction.own)) > 256:
+                return False
+    return True

@@ -1,0 +1,322 @@
+"""Splitting one axis for a tile: into vectors, registers and loops, with its tails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from baregrad.base.bits import previous_power_of_two
+from baregrad.ir.core import index
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, extent_of
+from baregrad.kernel.applying.axes import Fresh, fresh_axes
+from baregrad.kernel.facts.analysis import Access, Facts, as_one, axes_together, collapsible
+from baregrad.kernel.language.schedule import (
+    Bind,
+    Collapse,
+    Reorder,
+    Schedule,
+    Split,
+    StageInput,
+    StageReduce,
+    Step,
+)
+
+# The widest vector that is made of an axis which is not split, in lanes of a register.
+MOST_ODD_VECTORS = 2
+# A stride that was not asked for yet; told from strides by identity.
+_UNKNOWN: Any = object()
+# A text with places, as of str.format, and what goes there.
+Reason = tuple[Any, ...]
+
+
+# Vectors side by side that are one value, at most: of one instruction LLVM makes as many.
+MOST_TOGETHER = 4
+
+
+def merged(count: int, lanes: int) -> tuple[int, int]:
+    """`count` vectors of `lanes` as fewer that are wider: how many, and their lanes.
+
+    Compilers split values of a power of two of registers, and take others apart lane by lane.
+    """
+    times = min(count & -count, MOST_TOGETHER)
+    return count // times, lanes * times
+
+
+@dataclass(eq=False, slots=True)
+class PlannedAxis:
+    """An axis (or several collapsed into one) and what was decided about it.
+
+    `size` is its extent, at most. `loops` are the loops left of it and their trip counts, outermost
+    first; `tiles` names the tile axes of the main part and of each tail.
+    """
+
+    name: str
+    extent: Dim
+    nodes: tuple[Node, ...]
+    reduced: bool
+    size: int
+    loops: list[tuple[str, int]] = field(default_factory=list)
+    tiles: list[tuple[str, ...]] = field(default_factory=list)
+    planned: bool = False
+    _strides: dict[Access, int | None] = field(default_factory=dict)
+
+    def stride(self, access: Access) -> int | None:
+        """Elements between neighbours in an access; 0 if reused, None if not affine."""
+        # Every choice asks again for the strides of the same few accesses.
+        found: int | None = self._strides.get(access, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._strides[access] = self._stride(access)
+        return found
+
+    def _stride(self, access: Access) -> int | None:
+        nodes = self.nodes
+        stride = access.stride(nodes[-1])
+        if len(nodes) > 1 and not access.axes.isdisjoint(nodes):
+            return stride if as_one(access.offset.strides, nodes[::-1]) else None
+        return stride
+
+    def inside(self, axes: frozenset[Node] | tuple[Node, ...]) -> bool:
+        """Whether the axis is one of `axes`."""
+        return self.nodes[-1] in axes
+
+
+@dataclass(slots=True)
+class Plan:
+    """A schedule in the making. fresh: the kernel's own axes as its steps find them."""
+
+    facts: Facts
+    fresh: dict[Node, Fresh]
+    axes: list[PlannedAxis]
+    steps: list[Step] = field(default_factory=list)
+    stages: list[Step] = field(default_factory=list)
+    tile_order: list[str] = field(default_factory=list)
+    vectors: list[PlannedAxis] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    together: frozenset[frozenset[Node]] | None = None
+
+    def because(self, text: str, *facts: object) -> None:
+        """Note why something was chosen; it is put into words only where somebody reads it."""
+        self.reasons.append((text, *facts))
+
+    def schedule(self, order: list[str], pool: Bind | None = None) -> Schedule:
+        """The schedule with loops in this order, outermost first."""
+        steps = list(self.steps)
+        if len(order) + len(self.tile_order) > 1:
+            steps.append(Reorder((*order, *self.tile_order)))
+        if pool is not None:
+            steps.append(self._in_whole_chunks(pool))
+        steps.extend(self.stages)
+        return Schedule(tuple(steps))
+
+    def _in_whole_chunks(self, pool: Bind) -> Bind:
+        """The bind of the pool's axis, its chunks of one size where a copy lies over it."""
+        staged = {
+            name
+            for step in self.stages
+            if isinstance(step, StageInput | StageReduce)
+            for name in (step.names if isinstance(step, StageInput) else step.axes)
+        }
+        if pool.axis not in staged:
+            return pool
+        trips = next(
+            (trips for axis in self.axes for name, trips in axis.loops if name == pool.axis), 1
+        )
+        grain = next(grain for grain in range(pool.grain, 0, -1) if trips % grain == 0)
+        return Bind(pool.axis, pool.unit, grain)
+
+    def members(self, axis: PlannedAxis) -> tuple[str, ...]:
+        """The names of the kernel's own axes that an axis is made of."""
+        return tuple([self.fresh[node].name for node in axis.nodes])
+
+    def meets_vector(self, axis: PlannedAxis) -> bool:
+        """Whether some expression depends on this axis and on one that has lanes already.
+
+        An expression has the lanes of one axis at most.
+        """
+        taken = {node for other in self.vectors if other is not axis for node in other.nodes}
+        if not taken:
+            return False
+        if self.together is None:
+            self.together = axes_together(self.facts)
+        return any(
+            not taken.isdisjoint(axes) and not axes.isdisjoint(axis.nodes)
+            for axes in self.together
+        )
+
+    def bind(self, name: str, unit: str) -> None:
+        """Bind one axis."""
+        self.steps.append(Bind(name, unit))
+
+    def keep(self, axis: PlannedAxis) -> None:
+        """Leave an axis as one loop."""
+        if not axis.planned:
+            axis.planned = True
+            if axis.extent != 1:
+                axis.loops = [(axis.name, axis.size)]
+
+    def unroll(self, axis: PlannedAxis, count: int) -> None:
+        """Spread `count` neighbours of an axis over registers, the rest is a loop."""
+        if count <= 1:
+            self.keep(axis)
+            return
+        axis.planned = True
+        if axis.extent == count:
+            self.bind(axis.name, "unroll")
+            axis.tiles.append((axis.name,))
+            return
+        rest = index.mod(axis.extent, count)
+        tail = "" if rest == 0 else f"{axis.name}t"
+        outer = f"{axis.name}o"
+        inner = f"{axis.name}u"
+        self.steps.append(Split(axis.name, ((outer, 0), (inner, count)), tail))
+        self.bind(inner, "unroll")
+        axis.tiles.append((inner,))
+        axis.loops = [(outer, max(axis.size // count, 1))]
+        if tail and isinstance(rest, int):
+            if rest > 1:
+                self.bind(tail, "unroll")
+            axis.tiles.append((tail,))
+        elif tail:
+            axis.loops.append((tail, 1))
+
+    def vectorise(
+        self,
+        axis: PlannedAxis,
+        lanes: int,
+        count: int = 1,
+        carried: bool = False,
+        wide: bool = False,
+    ) -> None:
+        """Tiles of `count` vectors of `lanes` elements; what is left over is a smaller tile.
+
+        An axis of fewer than two vectors is one vector of its own length, unless its vectors are
+        `carried` around loops: then all lengths are powers of two, since compilers split others.
+        wide: vectors side by side are one value.
+        """
+        axis.planned = True
+        self.vectors.append(axis)
+        size = axis.extent if isinstance(axis.extent, int) else None
+        if size is not None and carried and size < lanes:
+            self.powers(axis, axis.name, size)
+            return
+        if size is not None and (size <= lanes or (size < 2 * lanes and count > 1 and not carried)):
+            axis.tiles.append((axis.name,))
+            if size > 1:
+                self.bind(axis.name, "vector")
+            return
+        if size is not None:
+            count = max(min(count, size // lanes), 1)
+        tile = lanes * count
+        rest = index.mod(axis.extent, tile)
+        tail = "" if rest == 0 else f"{axis.name}t"
+        outer = f"{axis.name}o"
+        each, width = merged(count, lanes) if wide else (count, lanes)
+        names = (f"{axis.name}u", f"{axis.name}v") if each > 1 else (f"{axis.name}v",)
+        sizes = (each, width) if each > 1 else (width,)
+        parts = ((outer, 0), *zip(names, sizes, strict=True))
+        self.steps.append(Split(axis.name, parts, tail))
+        if each > 1:
+            self.bind(names[0], "unroll")
+        self.bind(names[-1], "vector")
+        axis.tiles.append(names)
+        axis.loops = [(outer, max(axis.size // tile, 1))]
+        if tail and isinstance(rest, int):
+            self.vector_tail(axis, tail, rest, lanes, carried, wide)
+        elif tail:
+            axis.loops.append((tail, 1))
+
+    def vectorise_masked(self, axis: PlannedAxis, lanes: int) -> None:
+        """Vectors of `lanes` elements; the last one is masked if they do not divide the axis."""
+        axis.planned = True
+        self.vectors.append(axis)
+        if axis.extent == lanes:
+            axis.tiles.append((axis.name,))
+            self.bind(axis.name, "vector")
+            return
+        outer, inner = f"{axis.name}o", f"{axis.name}v"
+        masked = index.mod(axis.extent, lanes) != 0
+        self.steps.append(Split(axis.name, ((outer, 0), (inner, lanes)), masked=masked))
+        self.bind(inner, "vector")
+        axis.tiles.append((inner,))
+        axis.loops = [(outer, -(-axis.size // lanes))]
+
+    def vector_tail(
+        self, axis: PlannedAxis, tail: str, rest: int, lanes: int, carried: bool, wide: bool
+    ) -> None:
+        """The tail of a vectorised axis: whole vectors in registers, then one shorter vector."""
+        if carried and rest < lanes:
+            self.powers(axis, tail, rest)
+            return
+        if rest < MOST_ODD_VECTORS * lanes and rest != lanes and not carried:
+            if rest > 1:
+                self.bind(tail, "vector")
+            axis.tiles.append((tail,))
+            return
+        vectors, left = divmod(rest, lanes)
+        last = f"{tail}t" if left else ""
+        each, width = merged(vectors, lanes) if wide else (vectors, lanes)
+        self.steps.append(Split(tail, ((f"{tail}u", 0), (f"{tail}v", width)), last))
+        if each > 1:
+            self.bind(f"{tail}u", "unroll")
+        self.bind(f"{tail}v", "vector")
+        axis.tiles.append((f"{tail}u", f"{tail}v"))
+        if left and carried:
+            self.powers(axis, last, left)
+        elif left:
+            if left > 1:
+                self.bind(last, "vector")
+            axis.tiles.append((last,))
+
+    def powers(self, axis: PlannedAxis, name: str, size: int) -> None:
+        """Fewer elements than a register has lanes, as vectors of falling powers of two."""
+        while size:
+            lanes = previous_power_of_two(size)
+            size -= lanes
+            if not size:
+                if lanes > 1:
+                    self.bind(name, "vector")
+                axis.tiles.append((name,))
+                return
+            tail = f"{name}t"
+            self.steps.append(Split(name, ((f"{name}o", 0), (f"{name}v", lanes)), tail))
+            if lanes > 1:
+                self.bind(f"{name}v", "vector")
+            axis.tiles.append((f"{name}v",))
+            name = tail
+
+
+def fresh_plan(facts: Facts) -> Plan:
+    """The axes of a kernel, neighbours collapsed where every access sees them as one."""
+    plan = Plan(facts, fresh_axes(facts), [])
+    for reduced, nodes in ((False, facts.data), (True, facts.reduced)):
+        group: list[Node] = []
+        for node in nodes:
+            if group and not _joins(plan, group[-1], node):
+                plan.axes.append(_planned(plan, group, reduced))
+                group = []
+            group.append(node)
+        if group:
+            plan.axes.append(_planned(plan, group, reduced))
+    return plan
+
+
+def _joins(plan: Plan, outer: Node, inner: Node) -> bool:
+    facts = plan.facts
+    for each in (outer, inner):
+        axis = plan.fresh[each]
+        if each in facts.exposed or axis.serial or axis.whole:
+            return False
+    return collapsible(facts, outer, inner)
+
+
+def _planned(plan: Plan, group: list[Node], reduced: bool) -> PlannedAxis:
+    nodes = tuple(group)
+    first = plan.fresh[nodes[0]]
+    if len(nodes) == 1:
+        return PlannedAxis(first.name, first.extent, nodes, reduced, index.upper(first.extent))
+    names = tuple([plan.fresh[node].name for node in nodes])
+    name = "_".join(names)
+    plan.steps.append(Collapse(names, name))
+    extent = index.product(extent_of(node) for node in nodes)
+    return PlannedAxis(name, extent, nodes, reduced, index.upper(extent))

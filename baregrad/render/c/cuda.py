@@ -1,0 +1,406 @@
+"""Linear level to CUDA C: one kernel, the code of one thread, for NVRTC.
+
+It is the text to read beside `ptx.py`, and takes the same programs and signature, but for those of
+Hopper's engines. 16-bit floats are held as their codes. The compiler must not contract
+floating-point operations (--fmad=false). Source: CUDA C++ Programming Guide 13.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.analysis.rows import by_rows
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Op, Ops
+from baregrad.render.c.ops import CONTROL_RULES, instruction
+from baregrad.render.c.text import CText, Dialect, Rule
+from baregrad.render.gpu import (
+    BLOCK,
+    SHARED_ALIGNMENT,
+    THREAD,
+    WAIT,
+    GpuSignature,
+    gpu_signature,
+    pieces,
+)
+from baregrad.render.gpu_integers import narrow_integers
+from baregrad.render.interface import alloc_nbytes
+from baregrad.target.gpu import GpuTarget
+
+
+class CudaRenderer:
+    """Renders programs for NVIDIA's GPUs as CUDA C."""
+
+    name = "cuda"
+    assembler = "nvrtc"
+
+    def render(
+        self,
+        program: Node,
+        target: GpuTarget,
+        variables: Sequence[str] | None = None,
+        arrays: int = 0,
+    ) -> str:
+        """The translation unit of one PROGRAM: one kernel of the GPU programs' signature."""
+        narrowed = narrow_integers(by_rows(program))
+        signature = gpu_signature(narrowed, variables, arrays)
+        signature.check(target)
+        return _Kernel(narrowed, target, signature).text()
+
+
+_TYPES: MappingProxyType[DType, str] = MappingProxyType(
+    {
+        dtypes.bool: "u8",
+        dtypes.int8: "i8",
+        dtypes.uint8: "u8",
+        dtypes.int16: "i16",
+        dtypes.uint16: "u16",
+        dtypes.int32: "i32",
+        dtypes.uint32: "u32",
+        dtypes.int64: "i64",
+        dtypes.uint64: "u64",
+        dtypes.float16: "u16",
+        dtypes.bfloat16: "u16",
+        dtypes.float32: "float",
+        dtypes.float64: "double",
+    }
+)
+# NVRTC has no headers of its own.
+_PRELUDE = """typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;"""
+_FLOAT16 = (
+    (
+        "f16_to_f32",
+        "float f16_to_f32(u16 x) "
+        '{ float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }',
+    ),
+    (
+        "f32_to_f16",
+        "u16 f32_to_f16(float x) "
+        '{ u16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }',
+    ),
+)
+# The code of a bfloat16 is the upper half of the float32; ties go to even.
+_BFLOAT16 = (
+    ("bf16_to_f32", "float bf16_to_f32(u16 x) { return __uint_as_float((u32)x << 16); }"),
+    (
+        "f32_to_bf16",
+        "u16 f32_to_bf16(float x) { u32 b = __float_as_uint(x); "
+        "return x != x ? 0x7fff : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16); }",
+    ),
+)
+_NAMES = ("sqrt", "floor", "ceil", "trunc", "fma", "fabs", "fmod", "ldexp", "memcpy")
+_CUDA = Dialect(
+    name="CUDA C",
+    types=_TYPES,
+    least="(-9223372036854775807LL - 1)",
+    functions=MappingProxyType({**{name: name for name in _NAMES}, "roundeven": "rint"}),
+    nan="__longlong_as_double(0x7ff8000000000000LL)",
+    infinity="__longlong_as_double(0x7ff0000000000000LL)",
+    helper="static __device__ __forceinline__",
+    each="#pragma unroll",
+    halves=MappingProxyType({dtypes.float16: _FLOAT16, dtypes.bfloat16: _BFLOAT16}),
+)
+_HIDDEN: MappingProxyType[str, str] = MappingProxyType(
+    {BLOCK: "(i32)blockIdx.x", THREAD: "(i32)threadIdx.x"}
+)
+
+
+class _Kernel(CText):
+    """One kernel being written."""
+
+    def __init__(self, program: Node, target: GpuTarget, signature: GpuSignature) -> None:
+        super().__init__(program, _CUDA)
+        self.target = target
+        self.signature = signature
+        self.structs: dict[str, str] = {}
+
+    def text(self) -> str:
+        """The text of the translation unit."""
+        prologue = self._prologue()
+        for node in self.program.src:
+            instruction(self, node, _RULES)
+        registers = self.declared_registers()
+        call = self.signature.call
+        head = (
+            f'extern "C" __global__ void __launch_bounds__({self.signature.threads})\n'
+            f"{call.entry}({', '.join(self._parameters())}) {{"
+        )
+        if self.target.dependent_launch:
+            head += f'\n  asm volatile("{WAIT};" ::: "memory");'
+        parts = [_PRELUDE, *self.structs.values(), *self.functions.values(), head]
+        return "\n".join([*parts, *prologue, *registers, *self.lines, "}", ""])
+
+    def _parameters(self) -> list[str]:
+        call, written = self.signature.call, self.signature.written
+        arrays = [
+            f"{'' if param in written else 'const '}{self.type(param.dtype)} *b{param.arg.slot}"
+            for param in call.params
+        ]
+        return arrays + [f"i64 n{place}" for place in range(len(call.variables))]
+
+    def _prologue(self) -> list[str]:
+        """Declarations of memory; what they are called."""
+        signature = self.signature
+        for param in signature.call.params:
+            self.names[param] = f"b{param.arg.slot}"
+        lines = []
+        if signature.shared_nbytes:
+            dynamic = signature.dynamic_nbytes(self.target)
+            size = "" if dynamic else str(signature.shared_nbytes)
+            linkage = "extern " if dynamic else ""
+            lines.append(
+                f"  {linkage}__shared__ __align__({SHARED_ALIGNMENT}) u8 shared_memory[{size}];"
+            )
+        for alloc, offset in signature.shared.items():
+            name = self.names[alloc] = f"a{alloc.arg.id}"
+            kind = self.type(alloc.dtype)
+            lines.append(f"  {kind} *{name} = ({kind} *)(shared_memory + {offset});")
+        for alloc in signature.private:
+            name = self.names[alloc] = f"s{alloc.arg.id}"
+            count = max(alloc_nbytes(alloc) // alloc.dtype.itemsize, 1)
+            lines.append(f"  __align__(16) {self.type(alloc.dtype)} {name}[{count}];")
+        return lines
+
+    def variable(self, node: Node) -> str:
+        """The number of a block or thread, or an argument."""
+        name: str = node.arg.name
+        if name in _HIDDEN:
+            return _HIDDEN[name]
+        if name not in self.signature.call.variables:
+            raise CompilerBug("a variable that a GPU kernel does not have", found=name)
+        return f"n{self.signature.call.variables.index(name)}"
+
+    def vector(self, dtype: DType, lanes: int) -> str:
+        """A type of adjacent elements that are loaded and stored together."""
+        kind = self.type(dtype)
+        name = f"{kind}x{lanes}"
+        nbytes = lanes * dtype.itemsize
+        self.structs[name] = f"struct __align__({nbytes}) {name} {{ {kind} x[{lanes}]; }};"
+        return name
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def _place(f: CText, node: Node, more: str) -> str:
+    """The element of an access, `more` elements on."""
+    base, offset = node.src[:2]
+    parts = [f.use(offset), more, str(node.arg.at) if node.arg.at else ""]
+    return f"{f.names[base]}[{' + '.join([part for part in parts if part])}]"
+
+
+def _lane_place(f: CText, node: Node) -> str:
+    """The element of lane `l`."""
+    access = node.arg
+    if access.width == 1 or node.src[1].shape:
+        more = ""
+    else:
+        more = "l" if access.stride == 1 else f"l * {access.stride}"
+    return _place(f, node, more)
+
+
+def _pieces(f: CText, node: Node) -> list[tuple[int, int]]:
+    """First element and number of each vector access; none where lanes go one by one."""
+    assert isinstance(f, _Kernel)
+    access = node.arg
+    masked = len(node.src) > (2 if node.op is Ops.VLOAD else 3)
+    if access.width == 1 or access.stride != 1 or node.src[1].shape or masked:
+        return []
+    # The compiler has no vectors of more than 16 bytes.
+    size = node.src[0].dtype.itemsize
+    return pieces(size, access.width, access.align, min(f.target.load_bytes, 16))
+
+
+def _vload(f: CText, node: Node) -> None:
+    assert isinstance(f, _Kernel)
+    spans = _pieces(f, node)
+    if not spans:
+        place = _lane_place(f, node)
+        f.define(node, f"{f.use(node.src[2])} ? {place} : 0" if len(node.src) > 2 else place)
+        return
+    f.count += 1
+    name = f.names[node] = f"v{f.count}"
+    f.line(f"{f.type(node.dtype)} {name}[{node.arg.width}];")
+    for first, count in spans:
+        place = _place(f, node, str(first) if first else "")
+        if count == 1:
+            f.line(f"{name}[{first}] = {place};")
+            continue
+        kind = f.vector(node.dtype, count)
+        f.count += 1
+        f.line(f"const {kind} v{f.count} = *(const {kind} *)&{place};")
+        f.each(count, f"{name}[l + {first}] = v{f.count}.x[l];")
+
+
+def _vstore(f: CText, node: Node) -> None:
+    assert isinstance(f, _Kernel)
+    value = f.use(node.src[2])
+    spans = _pieces(f, node)
+    if not spans:
+        text = f"{_lane_place(f, node)} = {value};"
+        if len(node.src) > 3:
+            text = f"if ({f.use(node.src[3])}) {text}"
+        if node.arg.width > 1:
+            f.each(node.arg.width, text)
+        else:
+            f.line(text)
+        return
+    for first, count in spans:
+        place = _place(f, node, str(first) if first else "")
+        lane = f"{value[:-3]}[l + {first}]" if node.src[2].shape else value
+        if count == 1:
+            f.line(f"{place} = {lane.replace('[l + ', '[')};")
+            continue
+        kind = f.vector(node.src[0].dtype, count)
+        f.count += 1
+        f.line(f"{kind} v{f.count};")
+        f.each(count, f"v{f.count}.x[l] = {lane};")
+        f.line(f"*({kind} *)&{place} = v{f.count};")
+
+
+# --- what threads do together --------------------------------------------------------------------
+
+_SHUFFLES: MappingProxyType[str, str] = MappingProxyType(
+    {"bfly": "__shfl_xor_sync", "down": "__shfl_down_sync", "up": "__shfl_up_sync",
+     "idx": "__shfl_sync"}
+)  # fmt: skip
+
+
+def _barrier(f: CText, node: Node) -> None:
+    if node.src or node.arg.immediates not in ((), (0,)):
+        raise CompilerBug("CUDA C has one barrier, of the whole block", found=node)
+    f.line("__syncthreads();")
+
+
+def _shuffle(f: CText, node: Node) -> None:
+    (value,) = node.src
+    function = _SHUFFLES[node.arg.name.rpartition(".")[2]]
+    operand, kind = f.use(value), f.type(node.dtype)
+    # There are none of fewer than 32 bits.
+    carried = operand if node.dtype.bits >= 32 else f"(u32){operand}"
+    f.define(node, f"({kind}){function}(0xffffffffu, {carried}, {node.arg.immediates[0]})")
+
+
+def _atomic_add(f: CText, node: Node) -> None:
+    buffer, offset, value = node.src
+    if buffer.dtype.bits < 32:
+        raise CompilerBug(
+            "no atomic sum of a dtype", found=buffer.dtype, wanted="int or float of 32 or 64 bits"
+        )
+    place, operand = f"&{f.names[buffer]}[{f.use(offset)}]", f.use(value)
+    if buffer.dtype is dtypes.int64:
+        # Sums wrap alike whatever their sign.
+        place, operand = f"(u64 *){place}", f"(u64){operand}"
+    text = f"atomicAdd({place}, {operand})"
+    if node.dtype is dtypes.token:
+        f.line(f"{text};")
+    else:
+        f.define(node, f"({f.type(node.dtype)}){text}")
+
+
+def _copy(f: CText, node: Node) -> None:
+    """An asynchronous copy; in the text of PTX, since the compiler has no headers."""
+    nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
+    shared, at, array, offset, *mask = node.src
+    target = f"(u32)__cvta_generic_to_shared(&{f.names[shared]}[{f.use(at)} + {to}])"
+    origin = f"&{f.names[array]}[{f.use(offset)} + {first}]"
+    taken = f"{f.use(mask[0])} ? {nbytes} : 0" if mask else str(nbytes)
+    way = "cg" if nbytes == 16 else "ca"
+    f.line(
+        f'asm volatile("cp.async.{way}.shared.global [%0], [%1], {nbytes}, %2;" :: '
+        f'"r"({target}), "l"({origin}), "r"({taken}) : "memory");'
+    )
+
+
+def _group(f: CText, node: Node) -> None:
+    """A group of copies is closed, or waited for."""
+    closes = node.arg.name == "cp.async.commit"
+    text = "commit_group" if closes else f"wait_group {node.arg.immediates[0]}"
+    f.line(f'asm volatile("cp.async.{text};" ::: "memory");')
+
+
+def _cells(f: CText, register: Node) -> list[str]:
+    """The variables of a register, one a lane."""
+    name = f.use(register).removesuffix("[l]")
+    return [f"{name}[{lane}]" for lane in range(register.shape[0])] if register.shape else [name]
+
+
+def _load_matrices(f: CText, node: Node) -> None:
+    """Matrices of 8 x 8 to registers."""
+    count, turned, first = (*node.arg.immediates, 0)[:3]
+    array, offset, *registers = node.src
+    names = [name for register in registers for name in _cells(f, register)]
+    way = ".trans" if turned else ""
+    holes = ", ".join([f"%{place}" for place in range(count)])
+    outs = ", ".join([f'"=r"({name})' for name in names])
+    place = f"(u32)__cvta_generic_to_shared(&{f.names[array]}[{f.use(offset)} + {first}])"
+    f.line(
+        f'asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{way}.shared.b16 {{{holes}}}, '
+        f'[%{count}];" : {outs} : "r"({place}) : "memory");'
+    )
+
+
+_SHORT = MappingProxyType({"float16": "f16", "bfloat16": "bf16"})
+
+
+def _multiply(f: CText, node: Node) -> None:
+    """A product of a warp's matrices, added to registers."""
+    depth, kind = node.arg.immediates
+    if kind not in _SHORT:
+        raise CompilerBug("CUDA C has no such product of matrices", found=kind)
+    names = [name for register in node.src for name in _cells(f, register)]
+    total, factors = names[-4:], names[:-4]
+    holes = [f"%{place}" for place in range(len(names))]
+    words = 2 * len(factors) // 3
+    c, a, b = holes[:4], holes[4 : 4 + words], holes[4 + words :]
+    braces = ["{" + ", ".join(part) + "}" for part in (c, a, b, c)]
+    outs = ", ".join([f'"+f"({name})' for name in total])
+    ins = ", ".join([f'"r"({name})' for name in factors])
+    opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{_SHORT[kind]}.{_SHORT[kind]}.f32"
+    f.line(f'asm volatile("{opcode} {", ".join(braces)};" : {outs} : {ins});')
+
+
+_MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyType(
+    {
+        "bar.sync": _barrier,
+        **dict.fromkeys([f"shfl.sync.{mode}" for mode in _SHUFFLES], _shuffle),
+        "atom.add": _atomic_add,
+        "cp.async": _copy,
+        "cp.async.commit": _group,
+        "cp.async.wait": _group,
+        "ldmatrix": _load_matrices,
+        "mma.sync": _multiply,
+    }
+)
+
+
+def _machine(f: CText, node: Node) -> None:
+    rule = _MACHINE.get(node.arg.name)
+    if rule is None:
+        raise CompilerBug(
+            "CUDA C has no rule for a machine instruction",
+            found=node.arg.name,
+            wanted=", ".join(sorted(_MACHINE)),
+        )
+    rule(f, node)
+
+
+def _begin(f: CText, node: Node) -> None:
+    if len(node.src) > 2:
+        raise CompilerBug("a loop over a CPU's chunks in a GPU kernel", found=node)
+    CONTROL_RULES[Ops.BEGIN](f, node)
+
+
+_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.MACHINE: _machine, Ops.BEGIN: _begin}
+)

@@ -1,0 +1,378 @@
+"""Instructions in C: one rule per op, the same for C and CUDA C but for what `Dialect` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2s
+from types import MappingProxyType
+
+from baregrad.base.bits import next_power_of_two
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node, const, make_node
+from baregrad.ir.core.op import COMPARE, Op, Ops
+from baregrad.render.c.text import CText, Rule
+
+# --- elementwise --------------------------------------------------------------------------------
+
+Expression = Callable[..., str]
+
+
+def _operator(symbol: str) -> Expression:
+    def rule(f: CText, node: Node, x: str, y: str) -> str:
+        dtype = node.dtype
+        if dtype.kind == "float":
+            return f"{x} {symbol} {y}"
+        if dtype.kind == "bool":
+            return f"{x} {_BOOL_SYMBOLS.get(symbol, symbol)} {y}"
+        wide = f.unsigned(dtype)
+        return f"({f.type(dtype)})(({wide}){x} {symbol} ({wide}){y})"
+
+    return rule
+
+
+_BOOL_SYMBOLS = MappingProxyType({"+": "|", "*": "&", "-": "^"})
+_COMPARISONS = MappingProxyType(
+    {Ops.CMPLT: "<", Ops.CMPLE: "<=", Ops.CMPEQ: "==", Ops.CMPNE: "!="}
+)
+
+
+def _compare(f: CText, node: Node, x: str, y: str) -> str:
+    return f"{x} {_COMPARISONS[node.op]} {y}"
+
+
+def _divide(f: CText, node: Node, x: str, y: str) -> str:
+    return f"({f.type(node.dtype)})({x} / {y})"
+
+
+def _shift(symbol: str) -> Expression:
+    def rule(f: CText, node: Node, x: str, y: str) -> str:
+        kind = f.type(node.dtype)
+        operand = f"({f.unsigned(node.dtype)}){x}" if symbol == "<<" else x
+        return f"({kind})({operand} {symbol} {y})"
+
+    return rule
+
+
+def _extreme(f: CText, node: Node, x: str, y: str) -> str:
+    kind, dtype = f.type(node.dtype), node.dtype
+    sign = ">" if node.op is Ops.MAX else "<"
+    if dtype.kind == "bool":
+        return f"{x} {'|' if node.op is Ops.MAX else '&'} {y}"
+    # A NaN in either operand gives NaN.
+    nan = " || x != x" if dtype.kind == "float" else ""
+    name = f.function(
+        f"{node.op.name.lower()}_{dtype.name}",
+        f"{kind} {node.op.name.lower()}_{dtype.name}({kind} x, {kind} y) "
+        f"{{ return x {sign} y{nan} ? x : y; }}",
+    )
+    return f"{name}({x}, {y})"
+
+
+def _builtin(name: str) -> Expression:
+    def rule(f: CText, node: Node, *operands: str) -> str:
+        if node.dtype.kind != "float":
+            if len(operands) == 1:
+                return operands[0]
+            wide = f.unsigned(node.dtype)
+            x, y, z = (f"({wide}){operand}" for operand in operands)
+            return f"({f.type(node.dtype)})({x} * {y} + {z})"
+        return f"{f.math(name, node.dtype)}({', '.join(operands)})"
+
+    return rule
+
+
+def _negate(f: CText, node: Node, x: str) -> str:
+    if node.dtype.kind == "float":
+        # GCC makes one instruction of a negated FMA, which gives 0 where the sum is 0, not -0.
+        hidden = node.src[0].op is Ops.FMA and node.dtype.bits >= 32
+        return _negate_bits(f, node.dtype, x) if hidden else f"-{x}"
+    return f"({f.type(node.dtype)})(0 - ({f.unsigned(node.dtype)}){x})"
+
+
+def _negate_bits(f: CText, dtype: DType, x: str) -> str:
+    kind, bits = f.type(dtype), f.unsigned(dtype)
+    copy = f.dialect.functions["memcpy"]
+    name = f.function(
+        f"negated_{dtype.name}",
+        f"{kind} negated_{dtype.name}({kind} x) {{ {bits} b; {copy}(&b, &x, sizeof b); "
+        f"b ^= ({bits})1 << {dtype.bits - 1}; {copy}(&x, &b, sizeof x); return x; }}",
+    )
+    return f"{name}({x})"
+
+
+def _absolute(f: CText, node: Node, x: str) -> str:
+    if node.dtype.kind == "float":
+        return _builtin("fabs")(f, node, x)
+    if node.dtype.kind == "uint":
+        return x
+    return f"({f.type(node.dtype)})({x} < 0 ? 0 - ({f.unsigned(node.dtype)}){x} : {x})"
+
+
+def _invert(f: CText, node: Node, x: str) -> str:
+    return f"!{x}" if node.dtype.kind == "bool" else f"({f.type(node.dtype)})~{x}"
+
+
+def _reciprocal(f: CText, node: Node, x: str) -> str:
+    return f"{f.constant(const(1.0, node.dtype))} / {x}"
+
+
+def _where(f: CText, node: Node, cond: str, x: str, y: str) -> str:
+    return f"{cond} ? {x} : {y}"
+
+
+def _modulo(f: CText, node: Node, x: str, y: str) -> str:
+    kind = f.type(node.dtype)
+    name = f.function(
+        f"mod_{node.dtype.name}",
+        f"{kind} mod_{node.dtype.name}({kind} x, {kind} y) {{ {kind} r = "
+        f"{f.math('fmod', node.dtype)}(x, y); return r != 0 && (r < 0) != (y < 0) ? r + y : r; }}",
+    )
+    return f"{name}({x}, {y})"
+
+
+def _cast(f: CText, node: Node, x: str) -> str:
+    source, target = node.src[0].dtype, node.dtype
+    halves = f.dialect.halves
+    if source in halves and source is target:
+        return x
+    if source in halves:
+        x, source = f"{f.function(*halves[source][0])}({x})", dtypes.float32
+    if target in halves:
+        return f"{f.function(*halves[target][1])}({_converted(f, x, source, dtypes.float32)})"
+    return _converted(f, x, source, target)
+
+
+def _converted(f: CText, x: str, source: DType, target: DType) -> str:
+    kind = f.type(target)
+    if target.kind == "bool":
+        return f"{x} != 0"
+    if source.kind != "float" or target.kind == "float":
+        return f"({kind}){x}"
+    least, most = int(target.min), int(target.max)
+    old = f.type(source)
+    low = f.constant(const(float(least), source))
+    high = f.constant(const(float(most + 1), source))
+    name = f.function(
+        f"{source.name}_to_{target.name}",
+        f"{kind} {source.name}_to_{target.name}({old} x) {{ return x != x ? 0 : "
+        f"x < {low} ? {f.constant(const(least, target))} : "
+        f"x >= {high} ? {f.constant(const(most, target))} : ({kind})x; }}",
+    )
+    return f"{name}({x})"
+
+
+def _bitcast(f: CText, node: Node, x: str) -> str:
+    source, target = node.src[0].dtype, node.dtype
+    old, kind = f.type(source), f.type(target)
+    if source.kind != "float" and target.kind != "float":
+        return f"({kind}){x}"
+    name = f.function(
+        f"{source.name}_as_{target.name}",
+        f"{kind} {source.name}_as_{target.name}({old} x) {{ {kind} y; "
+        f"{f.dialect.functions['memcpy']}(&y, &x, sizeof y); return y; }}",
+    )
+    return f"{name}({x})"
+
+
+def _lookup(f: CText, node: Node, x: str) -> str:
+    kind, place = f.type(node.dtype), f.type(node.src[0].dtype)
+    numbers = ", ".join([f.constant(const(number, node.dtype)) for number in node.arg])
+    name = f"table_{blake2s(f'{kind} {numbers}'.encode(), digest_size=8).hexdigest()}"
+    f.function(
+        name,
+        f"{kind} {name}({place} x) {{ const {kind} table[] = {{{numbers}}}; "
+        f"return table[x & {len(node.arg) - 1}]; }}",
+    )
+    return f"{name}({x})"
+
+
+def _ldexp(f: CText, node: Node, x: str, y: str) -> str:
+    kind = f.type(node.dtype)
+    # What is further off is 0 or infinite as well, and no int.
+    name = f.function(
+        f"ldexp_{node.dtype.name}",
+        f"{kind} ldexp_{node.dtype.name}({kind} x, {kind} y) {{ if (y != y) return y; "
+        "int n = (int)(y < -5000 ? -5000 : y > 5000 ? 5000 : y); "
+        f"return {f.math('ldexp', node.dtype)}(x, n); }}",
+    )
+    return f"{name}({x}, {y})"
+
+
+def _dot_bytes(f: CText, node: Node, x: str, y: str, z: str) -> str:
+    kind, byte = f.type(dtypes.int32), f.type(dtypes.int8)
+    wide = f.unsigned(dtypes.int32)
+    products = " + ".join(
+        f"({wide})(({kind})(({wide})x >> {place} & 255) * ({byte})(({wide})y >> {place}))"
+        for place in range(0, 32, 8)
+    )
+    name = f.function(
+        "dot4",
+        f"{kind} dot4({kind} x, {kind} y, {kind} z) {{ return ({kind})(({wide})z + {products}); }}",
+    )
+    return f"{name}({x}, {y}, {z})"
+
+
+def _dot_halves(f: CText, node: Node, x: str, y: str, z: str) -> str:
+    kind, word, bits = f.type(node.dtype), f.type(dtypes.int32), f.unsigned(dtypes.int32)
+    copy, fma = f.dialect.functions["memcpy"], f.math("fma", node.dtype)
+    # Subnormal numbers are 0.
+    number = f.function(
+        "number_of_bits",
+        f"{kind} number_of_bits({bits} b) {{ {kind} x; if (!(b & 0x7f800000)) b &= 0x80000000; "
+        f"{copy}(&x, &b, sizeof x); return x; }}",
+    )
+    flushed = f.function(
+        "flushed",
+        f"{kind} flushed({kind} x) {{ {bits} b; {copy}(&b, &x, sizeof b); return {number}(b); }}",
+    )
+    upper, lower = [
+        [f"{number}(({bits}){word_of}{change})" for word_of in "xy"]
+        for change in (" & 0xffff0000", " << 16")
+    ]
+    name = f.function(
+        "dot2",
+        f"{kind} dot2({word} x, {word} y, {kind} z) {{ "
+        f"z = {flushed}({fma}({', '.join(upper)}, {flushed}(z))); "
+        f"return {flushed}({fma}({', '.join(lower)}, z)); }}",
+    )
+    return f"{name}({x}, {y}, {z})"
+
+
+_EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
+    {
+        Ops.ADD: _operator("+"),
+        Ops.SUB: _operator("-"),
+        Ops.MUL: _operator("*"),
+        Ops.AND: _operator("&"),
+        Ops.OR: _operator("|"),
+        Ops.XOR: _operator("^"),
+        Ops.DIV: _divide,
+        Ops.TRUNCDIV: _divide,
+        Ops.MOD: _modulo,
+        Ops.SHL: _shift("<<"),
+        Ops.SHR: _shift(">>"),
+        **dict.fromkeys(COMPARE, _compare),
+        **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
+        Ops.SQRT: _builtin("sqrt"),
+        Ops.FLOOR: _builtin("floor"),
+        Ops.CEIL: _builtin("ceil"),
+        Ops.TRUNC: _builtin("trunc"),
+        Ops.RINT: _builtin("roundeven"),
+        Ops.FMA: _builtin("fma"),
+        Ops.LDEXP: _ldexp,
+        Ops.DOT4: _dot_bytes,
+        Ops.DOT2: _dot_halves,
+        Ops.NEG: _negate,
+        Ops.ABS: _absolute,
+        Ops.NOT: _invert,
+        Ops.RECIPROCAL: _reciprocal,
+        Ops.WHERE: _where,
+        Ops.CAST: _cast,
+        Ops.BITCAST: _bitcast,
+        Ops.LOOKUP: _lookup,
+    }
+)
+
+
+# --- lanes, registers, control ------------------------------------------------------------------
+
+
+def _splat(f: CText, node: Node) -> None:
+    f.define(node, f.use(node.src[0]))
+
+
+def _line(f: CText, node: Node) -> None:
+    f.define(node, "l")
+
+
+def _part(f: CText, node: Node) -> None:
+    f.define(node, f"{f.use(node.src[0])[:-3]}[l + {node.arg[0]}]")
+
+
+def _extract(f: CText, node: Node) -> None:
+    f.define(node, f"{f.use(node.src[0])[:-3]}[{node.arg}]")
+
+
+def _across(f: CText, node: Node) -> None:
+    """Folded by halves in an array of its own."""
+    (vector,) = node.src
+    f.count += 1
+    name = f"t{f.count}"
+    lanes = vector.shape[0]
+    f.line(f"{f.type(node.dtype)} {name}[{lanes}];")
+    f.each(lanes, f"{name}[l] = {f.use(vector)};")
+    op = node.arg.monoid.primitive
+    both = make_node(op, node.dtype, (vector, vector))
+    while lanes > 1:
+        half = next_power_of_two(lanes) // 2
+        folded = _EXPRESSIONS[op](f, both, f"{name}[l]", f"{name}[l + {half}]")
+        f.each(lanes - half, f"{name}[l] = {folded};")
+        lanes = half
+    f.define(node, f"{name}[0]")
+
+
+def _any(f: CText, node: Node) -> None:
+    vector = f.use(node.src[0])
+    f.define(node, "0")
+    lanes = node.src[0].shape[0]
+    f.each(lanes, f"{f.names[node]} |= {vector};")
+
+
+def _set(f: CText, node: Node) -> None:
+    register, value = node.src
+    target, source = f.use(register), f.use(value)
+    if register.shape:
+        f.each(register.shape[0], f"{target} = {source};")
+    else:
+        f.line(f"{target} = {source};")
+
+
+def _begin(f: CText, node: Node) -> None:
+    start, stop = (f.use(child) for child in node.src[:2])
+    if len(node.src) > 2 and f.program.arg.grain > 1:
+        start, stop = (f"{end} * {f.program.arg.grain}" for end in (start, stop))
+    f.count += 1
+    name = f.names[node] = f"v{f.count}"
+    f.line(f"for ({f.type(node.dtype)} {name} = {start}; {name} < {stop}; {name}++) {{")
+    f.depth += 1
+
+
+def _test(f: CText, node: Node) -> None:
+    f.line(f"if ({f.use(node.src[0])}) {{")
+    f.depth += 1
+
+
+def _end(f: CText, node: Node) -> None:
+    f.depth -= 1
+    f.line("}")
+
+
+CONTROL_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        Ops.SPLAT: _splat,
+        Ops.READ: _splat,
+        Ops.LANES: _line,
+        Ops.PART: _part,
+        Ops.EXTRACT: _extract,
+        Ops.ACROSS: _across,
+        Ops.ANY: _any,
+        Ops.SET: _set,
+        Ops.BEGIN: _begin,
+        Ops.TEST: _test,
+        Ops.END: _end,
+    }
+)
+
+
+def instruction(f: CText, node: Node, rules: MappingProxyType[Op, Rule]) -> None:
+    """Write an instruction: by a rule of the renderer's own, or as all of them do."""
+    rule = rules.get(node.op) or CONTROL_RULES.get(node.op)
+    if rule is not None:
+        rule(f, node)
+        return
+    expression = _EXPRESSIONS.get(node.op)
+    if expression is None:
+        raise CompilerBug(f"{f.dialect.name} has no rule for an op", found=node)
+    operands = [f.use(child) for child in node.src]
+    f.define(node, expression(f, node, *operands))

@@ -1,0 +1,4 @@
+"""Linear level to LLVM IR, one rule per op.
+
+In: a PROGRAM. Out: text.
+"""

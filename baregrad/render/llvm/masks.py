@@ -1,0 +1,83 @@
+"""What is read and done under masks in LLVM IR: all of a vector, some lanes of it, or nothing."""
+
+from __future__ import annotations
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.render.llvm.text import FunctionText
+from baregrad.render.llvm.types import type_text
+
+
+def any_of(f: FunctionText, mask: Node, lanes: int) -> str:
+    """Whether some lane of a mask is true; what all lanes share is asked for by itself.
+
+    Where that is left in the vector, LLVM 22 looks at the first lane of two such alone, and may
+    take what it looks at for the mask elsewhere, where lanes differ (AVX-512).
+    """
+    kinds = type_text(dtypes.bool, lanes)
+    shared, apart = _conjuncts(mask)
+    found = ""
+    for own in apart:
+        found = _both(f, kinds, found, f.use(own, lanes))
+    if found:
+        name, whole = f"llvm.vector.reduce.or.v{lanes}i1", next(f.unused)
+        f.declare(name, "i1", kinds)
+        f.lines.append(f"  {whole} = call i1 @{name}({kinds} {found})")
+        found = whole
+    for one in shared:
+        found = _both(f, "i1", found, f.use(one))
+    return found
+
+
+def _conjuncts(mask: Node) -> tuple[list[Node], list[Node]]:
+    """The scalars that a mask is spread from, and the vectors that it is the conjunction of."""
+    shared, apart, stack = [], [], [mask]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.AND and node.shape:
+            stack += node.src
+        elif node.op is Ops.SPLAT:
+            shared.append(node.src[0])
+        else:
+            apart.append(node)
+    return shared, apart
+
+
+def _both(f: FunctionText, kinds: str, first: str, second: str) -> str:
+    """The conjunction of two values, of which the first may be none."""
+    if not first:
+        return second
+    found = next(f.unused)
+    f.lines.append(f"  {found} = and {kinds} {first}, {second}")
+    return found
+
+
+def has_masks(f: FunctionText, dtype: DType) -> bool:
+    """Whether the machine masks loads of these elements; else LLVM would branch for each lane."""
+    return f.target.masks or (dtype.itemsize >= 4 and "avx" in f.target.features)
+
+
+def guarded_load(f: FunctionText, dtype: DType, where: str, condition: str, constant: str) -> str:
+    """An element where the condition holds, else 0: read from the table of buffers instead."""
+    element = type_text(dtype)
+    safe, found, result = next(f.unused), next(f.unused), next(f.unused)
+    f.lines.append(f"  {safe} = select i1 {condition}, ptr {where}, ptr %buffers")
+    f.lines.append(f"  {found} = load {element}, ptr {safe}, align 1{constant}")
+    f.lines.append(
+        f"  {result} = select i1 {condition}, {element} {found}, {element} zeroinitializer"
+    )
+    return result
+
+
+def or_zeros(f: FunctionText, condition: str, where: str, nbytes: int) -> str:
+    """The address of a vector where the condition holds, else of zeros.
+
+    All of it is read or nothing. A masked load at an address that is not the process's is
+    put right by the machine's microcode, a hundred times slower than any other.
+    """
+    place = next(f.unused)
+    zeros = f"@zeros.{nbytes}"
+    f.declarations[f"{zeros} = private constant [{nbytes} x i8] zeroinitializer, align 64"] = None
+    f.lines.append(f"  {place} = select i1 {condition}, ptr {where}, ptr {zeros}")
+    return place

@@ -1,0 +1,252 @@
+"""Elementwise ops in LLVM IR: one rule per op."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import MappingProxyType
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import COMPARE, Op, Ops
+from baregrad.render.llvm.casts import bitcast, cast
+from baregrad.render.llvm.dots import dot_bytes, dot_halves
+from baregrad.render.llvm.ldexp import ldexp
+from baregrad.render.llvm.lookup import lookup
+from baregrad.render.llvm.modulo import modulo
+from baregrad.render.llvm.text import FunctionText, Rule, declaration_text
+from baregrad.render.llvm.types import constant_text, lanes_of, suffix_text, type_text, value_type
+
+_FLOAT_BINARY = MappingProxyType(
+    {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul", Ops.DIV: "fdiv"}
+)
+_INT_BINARY = MappingProxyType(
+    {
+        Ops.ADD: "add",
+        Ops.SUB: "sub",
+        Ops.MUL: "mul",
+        Ops.AND: "and",
+        Ops.OR: "or",
+        Ops.XOR: "xor",
+        Ops.SHL: "shl",
+    }
+)
+_SIGNED_BINARY = MappingProxyType(
+    {Ops.TRUNCDIV: ("sdiv", "udiv"), Ops.SHR: ("ashr", "lshr")}
+)
+_BOOL_BINARY = MappingProxyType(
+    {
+        Ops.ADD: "or",
+        Ops.SUB: "xor",
+        Ops.MUL: "and",
+        Ops.MAX: "or",
+        Ops.MIN: "and",
+        Ops.AND: "and",
+        Ops.OR: "or",
+        Ops.XOR: "xor",
+    }
+)
+
+
+@lru_cache(1 << 10)
+def _spelled(op: Op, dtype: DType, lanes: int) -> str:
+    """An instruction of two operands but for their names."""
+    kind = dtype.kind
+    if kind == "float":
+        spelling = _FLOAT_BINARY.get(op)
+    elif kind == "bool":
+        spelling = _BOOL_BINARY.get(op)
+    else:
+        spelling = _INT_BINARY.get(op)
+        if spelling is None and op in _SIGNED_BINARY:
+            spelling = _SIGNED_BINARY[op][kind == "uint"]
+    if spelling is None:
+        raise CompilerBug("LLVM IR has no such instruction; it was to be lowered", found=op)
+    return f"{spelling} {type_text(dtype, lanes)}"
+
+
+def _binary(f: FunctionText, node: Node) -> None:
+    shape = node.shape
+    lanes = shape[-1] if shape else 1
+    x, y = node.src
+    names = f.names
+    a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
+    name = names[node] = next(f.unused)
+    f.lines.append(f"  {name} = {_spelled(node.op, node.dtype, lanes)} {a}, {b}")
+
+
+_COMPARISONS = MappingProxyType(
+    {
+        # op: (float, signed, unsigned)
+        Ops.CMPLT: ("fcmp olt", "icmp slt", "icmp ult"),
+        Ops.CMPLE: ("fcmp ole", "icmp sle", "icmp ule"),
+        Ops.CMPEQ: ("fcmp oeq", "icmp eq", "icmp eq"),
+        Ops.CMPNE: ("fcmp une", "icmp ne", "icmp ne"),
+    }
+)
+
+
+def _compare(f: FunctionText, node: Node) -> None:
+    lanes = lanes_of(node)
+    x, y = node.src
+    kind = x.dtype.kind
+    which = 0 if kind == "float" else 1 if kind == "int" else 2
+    a, b = f.use(x, lanes), f.use(y, lanes)
+    kinds = type_text(x.dtype, lanes)
+    f.lines.append(f"  {f.define(node)} = {_COMPARISONS[node.op][which]} {kinds} {a}, {b}")
+
+
+def _extreme(f: FunctionText, node: Node) -> None:
+    """MAX and MIN: a NaN in either operand gives NaN."""
+    dtype, lanes = node.dtype, lanes_of(node)
+    if dtype.kind == "bool":
+        _binary(f, node)
+        return
+    x, y = node.src
+    if x.op is Ops.CONST:
+        x, y = y, x
+    a, b = f.use(x, lanes), f.use(y, lanes)
+    if dtype.kind == "float" and y.op is Ops.CONST and y.arg == y.arg:
+        # The constant wins only where it is certainly beyond x, so a NaN in x stays.
+        kinds, mask, chosen = value_type(node), type_text(dtypes.bool, lanes), next(f.unused)
+        order = "ogt" if node.op is Ops.MAX else "olt"
+        f.lines.append(f"  {chosen} = fcmp {order} {kinds} {b}, {a}")
+        f.lines.append(
+            f"  {f.define(node)} = select {mask} {chosen}, {kinds} {b}, {kinds} {a}"
+        )
+        return
+    f.lines.append(folding_text(node.op, dtype, lanes, f.define(node), a, b))
+
+
+def folding_text(op: Op, dtype: DType, lanes: int, name: str, a: str, b: str) -> str:
+    """The instructions of a primitive monoid's op on two operands; `name` is the result's."""
+    kind = dtype.kind
+    if op not in (Ops.MAX, Ops.MIN) or kind == "bool":
+        return f"  {name} = {_spelled(op, dtype, lanes)} {a}, {b}"
+    if kind != "float":
+        return beyond_text(op, dtype, lanes, name, a, b)
+    kinds, mask = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
+    # A NaN in b is what the machine's instruction gives; where a is one it is masked, and a stays.
+    return (
+        f"{beyond_text(op, dtype, lanes, f'{name}.e', a, b)}\n"
+        f"  {name}.n = fcmp ord {kinds} {a}, {a}\n"
+        f"  {name} = select {mask} {name}.n, {kinds} {name}.e, {kinds} {a}"
+    )
+
+
+def beyond_text(op: Op, dtype: DType, lanes: int, name: str, a: str, b: str) -> str:
+    """The instructions of MAX or MIN that give b where one of the two is NaN."""
+    kinds, mask = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
+    order = "gt" if op is Ops.MAX else "lt"
+    compared = {"float": "fcmp o", "int": "icmp s"}.get(dtype.kind, "icmp u")
+    return (
+        f"  {name}.c = {compared}{order} {kinds} {a}, {b}\n"
+        f"  {name} = select {mask} {name}.c, {kinds} {a}, {kinds} {b}"
+    )
+
+
+_INTRINSICS = MappingProxyType(
+    {
+        Ops.SQRT: "sqrt",
+        Ops.FLOOR: "floor",
+        Ops.CEIL: "ceil",
+        Ops.TRUNC: "trunc",
+        Ops.RINT: "roundeven",
+        Ops.FMA: "fma",
+    }
+)
+
+
+def _intrinsic(f: FunctionText, node: Node) -> None:
+    shape = node.shape
+    lanes = shape[-1] if shape else 1
+    names, src = f.names, node.src
+    if node.dtype.kind != "float":
+        # Integers are whole already.
+        names[node] = f.use(src[0], lanes)
+        return
+    operands = [names.get(child) or f.use(child, lanes) for child in src]
+    kinds, name, declaration = _intrinsic_form(node.op, node.dtype, lanes, len(src))
+    f.declarations[declaration] = None
+    result = names[node] = next(f.unused)
+    arguments = f", {kinds} ".join(operands)
+    f.lines.append(f"  {result} = call {kinds} {name}({kinds} {arguments})")
+
+
+def _fma(f: FunctionText, node: Node) -> None:
+    if node.dtype.kind == "float":
+        _intrinsic(f, node)
+        return
+    shape = node.shape
+    lanes = shape[-1] if shape else 1
+    x, y, z = node.src
+    names = f.names
+    a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
+    c = names.get(z) or f.use(z, lanes)
+    kinds, product, name = type_text(node.dtype, lanes), next(f.unused), next(f.unused)
+    names[node] = name
+    f.lines.append(f"  {product} = mul {kinds} {a}, {b}\n  {name} = add {kinds} {product}, {c}")
+
+
+@lru_cache(1 << 8)
+def _intrinsic_form(op: Op, dtype: DType, lanes: int, count: int) -> tuple[str, str, str]:
+    """The type of a float intrinsic's operands and result, its name, and its declaration."""
+    kinds = type_text(dtype, lanes)
+    name = f"llvm.{_INTRINSICS[op]}.{suffix_text(dtype, lanes)}"
+    return kinds, f"@{name}", declaration_text(name, kinds, *[kinds] * count)
+
+
+def _unary(f: FunctionText, node: Node) -> None:
+    lanes = lanes_of(node)
+    kinds = value_type(node)
+    operand = f.use(node.src[0], lanes)
+    floating = node.dtype.kind == "float"
+    op = node.op
+    if op is Ops.NEG:
+        text = f"fneg {kinds} {operand}" if floating else f"sub {kinds} zeroinitializer, {operand}"
+    elif op is Ops.NOT:
+        ones = Node(Ops.CONST, node.dtype, (), True if node.dtype.kind == "bool" else -1)
+        text = f"xor {kinds} {operand}, {constant_text(ones, lanes)}"
+    elif op is Ops.RECIPROCAL:
+        one = constant_text(Node(Ops.CONST, node.dtype, (), 1.0), lanes)
+        text = f"fdiv {kinds} {one}, {operand}"
+    elif floating:
+        name = f"llvm.fabs.{suffix_text(node.dtype, lanes)}"
+        f.declare(name, kinds, kinds)
+        text = f"call {kinds} @{name}({kinds} {operand})"
+    elif node.dtype.kind == "int":
+        name = f"llvm.abs.{suffix_text(node.dtype, lanes)}"
+        f.declare(name, kinds, kinds, "i1")
+        text = f"call {kinds} @{name}({kinds} {operand}, i1 false)"
+    else:
+        f.names[node] = operand
+        return
+    f.lines.append(f"  {f.define(node)} = {text}")
+
+
+def _where(f: FunctionText, node: Node) -> None:
+    lanes = lanes_of(node)
+    kinds = value_type(node)
+    cond, x, y = [f.use(child, lanes) for child in node.src]
+    mask = type_text(dtypes.bool, lanes)
+    f.lines.append(f"  {f.define(node)} = select {mask} {cond}, {kinds} {x}, {kinds} {y}")
+
+
+ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        **dict.fromkeys((*_FLOAT_BINARY, *_INT_BINARY, *_SIGNED_BINARY), _binary),
+        **dict.fromkeys(COMPARE, _compare),
+        **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
+        **dict.fromkeys(_INTRINSICS, _intrinsic),
+        Ops.FMA: _fma,
+        **dict.fromkeys((Ops.NEG, Ops.NOT, Ops.ABS, Ops.RECIPROCAL), _unary),
+        Ops.MOD: modulo,
+        Ops.LDEXP: ldexp,
+        Ops.DOT4: dot_bytes,
+        Ops.DOT2: dot_halves,
+        Ops.WHERE: _where,
+        Ops.CAST: cast,
+        Ops.BITCAST: bitcast,
+        Ops.LOOKUP: lookup,
+    }
+)

@@ -1,0 +1,4 @@
+"""Linear level to PTX, the code of one thread.
+
+In: a PROGRAM. Out: text.
+"""

@@ -1,0 +1,186 @@
+"""CAST and BITCAST in PTX, lane by lane. Source: PTX ISA, "cvt", with its tables of NaN results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Op, Ops
+from baregrad.render.ptx.text import PtxText
+from baregrad.render.ptx.types import literal, ptx_type
+
+F32, F64 = dtypes.float32, dtypes.float64
+
+
+def narrow(f: PtxText, dtype: DType, result: str, wide: str) -> None:
+    """The low 8 or 16 bits of a 32-bit register, extended as registers hold that dtype."""
+    kind = "s" if dtype.kind == "int" else "u"
+    f.emit(f"cvt.{kind}32.{kind}{dtype.bits}", result, wide)
+
+
+def _cast(f: PtxText, node: Node, result: str, x: str) -> None:
+    source, target = node.src[0].dtype, node.dtype
+    if source is target:
+        f.emit(f"mov.{ptx_type(target).bits}", result, x)
+    elif target.kind == "bool":
+        _to_bool(f, source, result, x)
+    elif source.kind == "bool":
+        _from_bool(f, target, result, x)
+    elif source.is_float and target.is_float:
+        _between_floats(f, source, target, result, x)
+    elif source.is_float:
+        _to_integer(f, source, target, result, x)
+    elif target.is_float:
+        _from_integer(f, source, target, result, x)
+    else:
+        _between_integers(f, source, target, result, x)
+
+
+# --- truth values --------------------------------------------------------------------------------
+
+
+def _to_bool(f: PtxText, source: DType, result: str, x: str) -> None:
+    if source.is_float and source.bits < 32:
+        x, source = _widen(f, source, x), F32
+    test = "neu" if source.is_float else "ne"
+    f.emit(f"setp.{test}.{ptx_type(source).compute}", result, x, literal(0, source))
+
+
+def _from_bool(f: PtxText, target: DType, result: str, x: str) -> None:
+    f.emit(f"selp.{ptx_type(target).bits}", result, literal(1, target), literal(0, target), x)
+
+
+# --- integers ------------------------------------------------------------------------------------
+
+
+def _between_integers(f: PtxText, source: DType, target: DType, result: str, x: str) -> None:
+    if target.bits == 64:
+        if source.bits == 64:
+            f.emit("mov.b64", result, x)
+        else:
+            f.emit(f"cvt.{target_kind(target)}64.{target_kind(source)}32", result, x)
+        return
+    if source.bits == 64:
+        word = result if target.bits == 32 else f.fresh("%r")
+        f.emit("cvt.u32.u64", word, x)
+        x = word
+    if target.bits < 32 and not _holds(source, target):
+        narrow(f, target, result, x)
+    elif x != result:
+        f.emit("mov.b32", result, x)
+
+
+def target_kind(dtype: DType) -> str:
+    """The letter of an integer dtype in PTX's types."""
+    return "s" if dtype.kind == "int" else "u"
+
+
+def _holds(source: DType, target: DType) -> bool:
+    """Whether every value of an integer dtype is one of another."""
+    return bool(target.min <= source.min and source.max <= target.max)
+
+
+def _from_integer(f: PtxText, source: DType, target: DType, result: str, x: str) -> None:
+    """To 16-bit floats by way of float32, as the evaluators do."""
+    kind = ptx_type(source).compute
+    if target.bits >= 32:
+        f.emit(f"cvt.rn.{ptx_type(target).compute}.{kind}", result, x)
+        return
+    wide = f.register(F32)
+    f.emit(f"cvt.rn.f32.{kind}", wide, x)
+    _between_floats(f, F32, target, result, wide)
+
+
+def _to_integer(f: PtxText, source: DType, target: DType, result: str, x: str) -> None:
+    """Truncation that saturates; NaN is 0."""
+    if source.bits < 32:
+        x, source = _widen(f, source, x), F32
+    kind = ptx_type(target)
+    opcode = f"cvt.rzi.{kind.compute}.{ptx_type(source).compute}"
+    limited = target.bits < 32
+    # Where either side has 64 bits, a NaN converts to the lowest bit pattern but one.
+    guarded = source is F64 or target.bits == 64
+    found = f.register(target) if limited or guarded else result
+    f.emit(opcode, found, x)
+    if guarded:
+        unordered = f.fresh("%p")
+        number = f.register(target) if limited else result
+        f.emit(f"setp.nan.{ptx_type(source).compute}", unordered, x, x)
+        f.emit(f"selp.{kind.bits}", number, "0", found, unordered)
+        found = number
+    if limited and target.kind == "int":
+        above = f.register(target)
+        f.emit("max.s32", above, found, str(int(target.min)))
+        f.emit("min.s32", result, above, str(int(target.max)))
+    elif limited:
+        f.emit("min.u32", result, found, str(int(target.max)))
+
+
+# --- floats --------------------------------------------------------------------------------------
+
+
+def _between_floats(f: PtxText, source: DType, target: DType, result: str, x: str) -> None:
+    if source.bits < 32:
+        wide = _widen(f, source, x, result if target is F32 else "")
+        if target is F32:
+            return
+        x, source = wide, F32
+    if target.bits < 32:
+        if source is F64:
+            single = f.register(F32)
+            f.emit("cvt.rn.f32.f64", single, x)
+            x = single
+        _round_half(f, target, result, x)
+    elif target is F64:
+        f.emit("cvt.f64.f32", result, x)
+    else:
+        f.emit("cvt.rn.f32.f64", result, x)
+
+
+def _widen(f: PtxText, source: DType, x: str, result: str = "") -> str:
+    """A 16-bit float as float32."""
+    found = result or f.register(F32)
+    if source is dtypes.float16:
+        f.emit("cvt.f32.f16", found, x)
+        return found
+    # The code of a bfloat16 is the upper half of the float32.
+    word, moved = f.fresh("%r"), f.fresh("%r")
+    f.emit("cvt.u32.u16", word, x)
+    f.emit("shl.b32", moved, word, "16")
+    f.emit("mov.b32", found, moved)
+    return found
+
+
+def _round_half(f: PtxText, target: DType, result: str, x: str) -> None:
+    """A float32 rounded to a 16-bit float."""
+    if target.name not in f.target.converted_floats:
+        raise CompilerBug(
+            f"{f.target.name} does not round to a dtype; it was to be lowered", found=target
+        )
+    f.emit(f"cvt.rn.{ptx_type(target).compute}.f32", result, x)
+
+
+# --- bits ----------------------------------------------------------------------------------------
+
+
+def _bitcast(f: PtxText, node: Node, result: str, x: str) -> None:
+    source, target = node.src[0].dtype, node.dtype
+    if source.bits != target.bits:
+        raise CompilerBug("a BITCAST between sizes", found=node)
+    half = ptx_type(source).bits == "b16", ptx_type(target).bits == "b16"
+    if "bool" in (source.kind, target.kind):
+        _cast(f, node, result, x)
+    elif half[1]:
+        f.emit("mov.b16" if half[0] else "cvt.u16.u32", result, x)
+    elif target.bits < 32:
+        narrow(f, target, result, x)
+    else:
+        f.emit(f"mov.b{target.bits}", result, x)
+
+
+CONVERSIONS: MappingProxyType[Op, Callable[..., None]] = MappingProxyType(
+    {Ops.CAST: _cast, Ops.BITCAST: _bitcast}
+)

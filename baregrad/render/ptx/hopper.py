@@ -1,0 +1,245 @@
+"""The MACHINE instructions of Hopper's engines in PTX, as `ir/evaluate/gpu_machine.py` has them.
+
+A PROGRAM that uses them is the code of whole warps: a vector has an element in each thread, and
+addresses in shared memory count from the start of what `KernelInfo.shared_nbytes` asks for.
+Source: PTX ISA, "mbarrier", "cp.async.bulk.tensor", "wgmma", "stmatrix", "setmaxnreg".
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from baregrad.base.errors import CompilerBug
+from baregrad.ir.core.node import Node
+from baregrad.render.gpu import box_of
+from baregrad.render.ptx.text import PtxText, Rule
+
+# Swizzles by their bits, as a matrix descriptor names them: of 32, 64 and 128 bytes.
+_SWIZZLE_CODES: MappingProxyType[int, int] = MappingProxyType({1: 3, 2: 2, 3: 1})
+
+
+def registers_at_launch(f: PtxText) -> int:
+    """The registers that each thread has before the first `setmaxnreg`."""
+    return min(f.target.registers_at_launch(f.signature.threads), f.target.registers_per_thread)
+
+
+def _shared(f: PtxText, node: Node) -> str:
+    """An address in shared memory: a register, or a symbol with a displacement."""
+    name = f.one(node)
+    if not name.startswith("%"):
+        return f"shared_memory+{name}" if name != "0" else "shared_memory"
+    key = (f.program, (name,))
+    found = f.addresses.get(key)
+    if found is None:
+        found = f.word(node)
+        start, total = f.fresh("%r"), f.fresh("%r")
+        f.emit("mov.u32", start, "shared_memory")
+        f.emit("add.u32", total, start, found)
+        found = f.addresses[key] = total
+        if f.open:
+            f.open[-1].addresses.append(key)
+    return found
+
+
+def _in_register(f: PtxText, place: str) -> str:
+    """An address in shared memory, where an operand takes no symbols."""
+    if place.startswith("%"):
+        return place
+    symbol, _, displacement = place.partition("+")
+    start = f.fresh("%r")
+    f.emit("mov.u32", start, symbol)
+    if displacement:
+        f.emit("add.u32", start, start, displacement)
+    return start
+
+
+# --- who runs ------------------------------------------------------------------------------------
+
+
+def _warp(f: PtxText, node: Node) -> None:
+    """The warp's number, taken from lane 0 so that the assembler knows it is the same in all."""
+    (result,) = f.define(node)
+    thread, warp, same = (f.fresh("%r") for _ in range(3))
+    f.emit("mov.u32", thread, "%tid.x")
+    f.emit("shr.u32", warp, thread, "5")
+    f.emit("shfl.sync.idx.b32", same, warp, "0", "31", "0xFFFFFFFF")
+    f.emit("cvt.u64.u32", result, same)
+
+
+def _special(register: str) -> Rule:
+    def rule(f: PtxText, node: Node) -> None:
+        (result,) = f.define(node)
+        word = f.fresh("%r")
+        f.emit("mov.u32", word, register)
+        f.emit("cvt.u64.u32", result, word)
+
+    return rule
+
+
+def _plain(*opcodes: str) -> Rule:
+    """Instructions without operands."""
+
+    def rule(f: PtxText, node: Node) -> None:
+        for opcode in opcodes:
+            f.emit(opcode)
+
+    return rule
+
+
+def _counted(opcode: str) -> Rule:
+    """An instruction whose operand is the immediate."""
+    return lambda f, node: f.emit(opcode, str(node.arg.immediates[0]))
+
+
+def _set_registers(f: PtxText, node: Node) -> None:
+    wanted = node.arg.immediates[0]
+    if wanted not in f.target.register_shift:
+        raise CompilerBug(
+            "registers that cannot be asked for", found=wanted, wanted=f.target.register_shift
+        )
+    way = "inc" if wanted > registers_at_launch(f) else "dec"
+    f.emit(f"setmaxnreg.{way}.sync.aligned.u32", str(wanted))
+
+
+# --- barriers of phases --------------------------------------------------------------------------
+
+
+def _init(f: PtxText, node: Node) -> None:
+    f.emit("mbarrier.init.shared.b64", f"[{_shared(f, node.src[0])}]", str(node.arg.immediates[0]))
+
+
+def _expect(f: PtxText, node: Node) -> None:
+    place = f"[{_shared(f, node.src[0])}]"
+    f.emit("mbarrier.arrive.expect_tx.shared.b64", "_", place, str(node.arg.immediates[0]))
+
+
+def _wait(f: PtxText, node: Node) -> None:
+    place, parity = _shared(f, node.src[0]), f.word(node.src[1])
+    over, label = f.fresh("%p"), f.fresh_label()
+    f.label(f"W{label}")
+    f.emit("mbarrier.try_wait.parity.shared.b64", over, f"[{place}]", parity)
+    f.emit("bra", f"W{label}", guard=f"!{over}")
+
+
+def _arrive_remote(f: PtxText, node: Node) -> None:
+    place = _shared(f, node.src[0])
+    if f.program.arg.cluster == 1:
+        f.emit("mbarrier.arrive.shared.b64", "_", f"[{place}]")
+        return
+    place = _in_register(f, place)
+    remote = f.fresh("%r")
+    f.emit("mapa.shared::cluster.u32", remote, place, f.word(node.src[1]))
+    f.emit("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]")
+
+
+# --- copies --------------------------------------------------------------------------------------
+
+_TENSOR = "cp.async.bulk.tensor.2d"
+
+
+def _tensor(f: PtxText, node: Node) -> str:
+    """The operand of a tensor map and the coordinates of a box, the column first."""
+    place = f.signature.boxes.index(box_of(node))
+    address = f.fresh("%rd")
+    f.emit("mov.b64", address, f"m{place}")
+    f.emit("cvta.param.u64", address, address)
+    column, row = (f.word(child) for child in node.src[2:4])
+    return f"[{address}, {{{column}, {row}}}]"
+
+
+def _load(f: PtxText, node: Node) -> None:
+    target, barrier = _shared(f, node.src[1]), _shared(f, node.src[4])
+    opcode = f"{_TENSOR}.shared::cluster.global.mbarrier::complete_tx::bytes"
+    operands = [f"[{target}]", _tensor(f, node), f"[{barrier}]"]
+    if node.arg.immediates[3]:
+        # To every block of the cluster, at the same place.
+        everyone = f.fresh("%h")
+        f.emit("mov.b16", everyone, str((1 << f.program.arg.cluster) - 1))
+        opcode += ".multicast::cluster"
+        operands.append(everyone)
+    f.emit(opcode, *operands)
+
+
+def _store(f: PtxText, node: Node) -> None:
+    source = _shared(f, node.src[1])
+    f.emit(f"{_TENSOR}.global.shared::cta.bulk_group", _tensor(f, node), f"[{source}]")
+
+
+def _bulk_wait(f: PtxText, node: Node) -> None:
+    """Between copies it is enough that shared memory was read; at the end all must be done."""
+    keep = node.arg.immediates[0]
+    f.emit(f"cp.async.bulk.wait_group{'.read' if keep else ''}", str(keep))
+
+
+# --- the matrix unit -----------------------------------------------------------------------------
+
+
+def _descriptor(f: PtxText, node: Node, swizzle: int) -> str:
+    """A K-major operand in shared memory: rows of a swizzle's span, eight rows after eight."""
+    if swizzle not in _SWIZZLE_CODES:
+        raise CompilerBug("a matrix operand without a swizzle", found=swizzle, wanted="1, 2 or 3")
+    start = _in_register(f, _shared(f, node))
+    stride = (8 * (16 << swizzle)) >> 4
+    rest = 1 << 16 | stride << 32 | _SWIZZLE_CODES[swizzle] << 62
+    low, short = f.fresh("%r"), f.fresh("%r")
+    wide, result = f.fresh("%rd"), f.fresh("%rd")
+    f.emit("and.b32", low, start, "0x3FFF0")
+    f.emit("shr.u32", short, low, "4")
+    f.emit("cvt.u64.u32", wide, short)
+    f.emit("or.b64", result, wide, f"0x{rest:016X}")
+    return result
+
+
+def _multiply(f: PtxText, node: Node) -> None:
+    columns, swizzle = node.arg.immediates
+    a, b, keep, *registers = node.src
+    left, right = _descriptor(f, a, swizzle), _descriptor(f, b, swizzle)
+    total = ", ".join([f.one(register) for register in registers])
+    f.emit(
+        f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16",
+        f"{{{total}}}", left, right, f.one(keep), "1", "1", "0", "0",
+    )  # fmt: skip
+
+
+def _store_matrices(f: PtxText, node: Node) -> None:
+    """8 x 8 matrices of 16-bit elements, a pair of values for each, four at once."""
+    address, *values = node.src
+    words = []
+    for low, high in zip(values[0::2], values[1::2], strict=True):
+        word = f.fresh("%r")
+        f.emit("mov.b32", word, f"{{{f.one(low)}, {f.one(high)}}}")
+        words.append(word)
+    count = len(words)
+    if count not in (1, 2, 4):
+        raise CompilerBug("stmatrix of so many values", found=len(values), wanted="2, 4 or 8")
+    operand = f"{{{', '.join(words)}}}"
+    place = f"[{_shared(f, address)}]"
+    f.emit(f"stmatrix.sync.aligned.m8n8.x{count}.shared.b16", place, operand)
+
+
+HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
+    {
+        "warp": _warp,
+        "cluster.rank": _special("%cluster_ctarank"),
+        "cluster.id": _special("%clusterid.x"),
+        "mbarrier.init": _init,
+        "mbarrier.fence_init": _plain("fence.mbarrier_init.release.cluster"),
+        "mbarrier.arrive.expect_tx": _expect,
+        "mbarrier.arrive.remote": _arrive_remote,
+        "mbarrier.wait": _wait,
+        "barrier.cluster": _plain(
+            "barrier.cluster.arrive.aligned", "barrier.cluster.wait.aligned"
+        ),
+        "fence.proxy.async": _plain("fence.proxy.async.shared::cta"),
+        "setmaxnreg": _set_registers,
+        "tma.load": _load,
+        "tma.store": _store,
+        "bulk.commit": _plain("cp.async.bulk.commit_group"),
+        "bulk.wait": _bulk_wait,
+        "wgmma.fence": _plain("wgmma.fence.sync.aligned"),
+        "wgmma.mma": _multiply,
+        "wgmma.commit": _plain("wgmma.commit_group.sync.aligned"),
+        "wgmma.wait": _counted("wgmma.wait_group.sync.aligned"),
+        "stmatrix": _store_matrices,
+    }
+)

@@ -1,0 +1,131 @@
+"""MACHINE instructions in PTX: one rule per name.
+
+The names, with their immediates in brackets and their sources:
+
+    bar.sync (barrier)                     all threads of the block meet
+    bar.sync (warps) barrier               so many warps meet
+    shfl.sync.bfly (mask) value            the value of lane `this ^ mask`
+    shfl.sync.down (delta) value           that of lane `this + delta`, its own beyond the warp
+    shfl.sync.up (delta) value             that of lane `this - delta`, its own before lane 0
+    shfl.sync.idx (lane) value             that of one lane
+    atom.add buffer, offset, value         adds to an element; its value is the old one
+
+Those of a warp's matrix unit are in `ptx_warp.py`, those of Hopper's engines in `ptx_hopper.py`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.render.gpu import WARP_LANES
+from baregrad.render.ptx.hopper import HOPPER_RULES
+from baregrad.render.ptx.memory import place_of
+from baregrad.render.ptx.text import PtxText, Rule
+from baregrad.render.ptx.types import ptx_type
+from baregrad.render.ptx.warp import WARP_RULES
+
+_ALL_LANES = "0xFFFFFFFF"
+
+
+def machine(f: PtxText, node: Node) -> None:
+    """A target instruction."""
+    rule = RULES.get(node.arg.name)
+    if rule is None:
+        raise CompilerBug(
+            "PTX has no rule for a machine instruction",
+            found=node.arg.name,
+            wanted=", ".join(sorted(RULES)),
+        )
+    rule(f, node)
+
+
+def _bar_sync(f: PtxText, node: Node) -> None:
+    if not node.src:
+        f.emit("bar.sync", str(node.arg.immediates[0]))
+        return
+    number = f.word(node.src[0])
+    f.emit("bar.sync", number, str(WARP_LANES * node.arg.immediates[0]))
+
+
+def _shuffle(f: PtxText, node: Node) -> None:
+    mode = node.arg.name.rpartition(".")[2]
+    distance = str(node.arg.immediates[0])
+    (value,) = node.src
+    # Lanes beyond the clamp keep their own value.
+    clamp = "0" if mode == "up" else "31"
+    names = f.lanes(value, f.width(node))
+    for result, name in zip(f.define(node), names, strict=True):
+        _shuffle_one(f, f"shfl.sync.{mode}.b32", node.dtype, result, name, (distance, clamp))
+
+
+def _shuffle_one(
+    f: PtxText, opcode: str, dtype: DType, result: str, name: str, rest: tuple[str, str]
+) -> None:
+    kind = ptx_type(dtype)
+    name = f.held(name, dtype)
+    if dtype.bits == 64:
+        halves = [f.fresh("%r") for _ in range(4)]
+        f.emit("mov.b64", f"{{{halves[0]}, {halves[1]}}}", name)
+        for source, found in zip(halves[:2], halves[2:], strict=True):
+            f.emit(opcode, found, source, *rest, _ALL_LANES)
+        f.emit("mov.b64", result, f"{{{halves[2]}, {halves[3]}}}")
+    elif kind.bits == "b32" or dtype is dtypes.float32:
+        f.emit(opcode, result, name, *rest, _ALL_LANES)
+    else:
+        word, found = f.fresh("%r"), f.fresh("%r")
+        if dtype is dtypes.bool:
+            f.emit("selp.b32", word, "1", "0", name)
+        else:
+            f.emit("cvt.u32.u16", word, name)
+        f.emit(opcode, found, word, *rest, _ALL_LANES)
+        if dtype is dtypes.bool:
+            f.emit("setp.ne.u32", result, found, "0")
+        else:
+            f.emit("cvt.u16.u32", result, found)
+
+
+_ATOMIC_TYPES: MappingProxyType[DType, str] = MappingProxyType(
+    {
+        dtypes.int32: "s32",
+        dtypes.uint32: "u32",
+        # Sums wrap alike whatever their sign.
+        dtypes.int64: "u64",
+        dtypes.uint64: "u64",
+        dtypes.float32: "f32",
+        dtypes.float64: "f64",
+    }
+)
+
+
+def _atomic_add(f: PtxText, node: Node) -> None:
+    buffer, offset, value = node.src
+    kind = _ATOMIC_TYPES.get(buffer.dtype)
+    if kind is None:
+        raise CompilerBug(
+            "no atomic sum of a dtype", found=buffer.dtype, wanted="int or float of 32 or 64 bits"
+        )
+    space = "global"
+    if buffer.op is Ops.ALLOC:
+        space = "shared"
+    where = place_of(f, buffer, offset, 0, 0)
+    operand = f.one(value)
+    if node.dtype is dtypes.token:
+        f.emit(f"red.{space}.add.{kind}", where.text(), operand)
+    else:
+        (result,) = f.define(node)
+        f.emit(f"atom.{space}.add.{kind}", result, where.text(), operand)
+
+
+RULES: MappingProxyType[str, Rule] = MappingProxyType(
+    {
+        "bar.sync": _bar_sync,
+        **dict.fromkeys([f"shfl.sync.{mode}" for mode in ("bfly", "down", "up", "idx")], _shuffle),
+        "atom.add": _atomic_add,
+        **WARP_RULES,
+        **HOPPER_RULES,
+    }
+)

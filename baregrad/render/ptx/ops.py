@@ -1,0 +1,393 @@
+"""Elementwise ops in PTX: one rule per op, written lane by lane.
+
+Every float operation carries its rounding, `.rn`, so that nothing is contracted, flushed to zero
+or approximated: the bits are those of the evaluator. A rule writes its result last.
+Source: PTX ISA, "Integer Arithmetic", "Floating-Point", "Comparison and Selection" instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from baregrad.base.bits import is_power_of_two, next_power_of_two
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node, make_node
+from baregrad.ir.core.op import COMPARE, Op, Ops
+from baregrad.render.ptx.convert import CONVERSIONS, narrow
+from baregrad.render.ptx.text import PtxText
+from baregrad.render.ptx.types import literal, ptx_type
+
+# (text, node, register of the result, operands of one lane)
+LaneRule = Callable[..., None]
+
+
+def elementwise(f: PtxText, node: Node) -> None:
+    """An elementwise instruction, for each of its lanes."""
+    rule = LANE_RULES.get(node.op)
+    if rule is None or node.dtype.kind in ("index", "token"):
+        raise CompilerBug("PTX has no such instruction; it was to be lowered", found=node)
+    count = f.width(node)
+    operands = [f.lanes(child, count) for child in node.src]
+    for lane, result in enumerate(f.define(node)):
+        rule(f, node, result, *[names[lane] for names in operands])
+
+
+def across(f: PtxText, node: Node) -> None:
+    """The lanes of a vector folded: lane i with i + h, h the largest power of two below them."""
+    op = node.arg.monoid.primitive
+    (vector,) = node.src
+    (result,) = f.define(node)
+    both = make_node(op, node.dtype, (vector, vector))
+    lanes = list(f.lanes(vector, vector.shape[0]))
+    while len(lanes) > 1:
+        half = next_power_of_two(len(lanes)) // 2
+        for lane in range(len(lanes) - half):
+            folded = result if len(lanes) == 2 else f.register(node.dtype)
+            LANE_RULES[op](f, both, folded, lanes[lane], lanes[lane + half])
+            lanes[lane] = folded
+        del lanes[half:]
+
+
+def _refuse_narrow(node: Node) -> None:
+    if node.dtype.kind == "float" and node.dtype.bits < 32:
+        raise CompilerBug("arithmetic on narrow floats; it was to be lowered", found=node)
+
+
+# --- arithmetic ----------------------------------------------------------------------------------
+
+
+def _whole(f: PtxText, dtype: DType, opcode: str, result: str, *operands: str) -> None:
+    """An integer instruction, whose result of fewer than 32 bits wraps."""
+    if dtype.bits >= 32:
+        f.emit(opcode, result, *operands)
+        return
+    wide = f.register(dtype)
+    f.emit(opcode, wide, *operands)
+    narrow(f, dtype, result, wide)
+
+
+_BOOL_OPCODES: MappingProxyType[Op, str] = MappingProxyType(
+    {
+        Ops.ADD: "or.pred",
+        Ops.SUB: "xor.pred",
+        Ops.MUL: "and.pred",
+        Ops.MAX: "or.pred",
+        Ops.MIN: "and.pred",
+        Ops.AND: "and.pred",
+        Ops.OR: "or.pred",
+        Ops.XOR: "xor.pred",
+    }
+)
+_ARITHMETIC: MappingProxyType[Op, tuple[str, str]] = MappingProxyType(
+    {
+        # op: (of floats, of integers)
+        Ops.ADD: ("add.rn", "add"),
+        Ops.SUB: ("sub.rn", "sub"),
+        Ops.MUL: ("mul.rn", "mul.lo"),
+        Ops.FMA: ("fma.rn", "mad.lo"),
+        Ops.DIV: ("div.rn", ""),
+        Ops.TRUNCDIV: ("", "div"),
+    }
+)
+
+
+def _arithmetic(f: PtxText, node: Node, result: str, *operands: str) -> None:
+    dtype = node.dtype
+    if dtype.kind == "bool":
+        f.emit(_BOOL_OPCODES[node.op], result, *operands)
+        return
+    _refuse_narrow(node)
+    if node.op is Ops.MUL and dtype is dtypes.int64 and all(map(_is_widened, node.src)):
+        short = [f.one(x.src[0]) if x.op is Ops.CAST else name
+                 for x, name in zip(node.src, operands, strict=True)]  # fmt: skip
+        f.emit("mul.wide.s32", result, *short)
+        return
+    opcode = _ARITHMETIC[node.op][0 if dtype.is_float else 1]
+    if not opcode:
+        raise CompilerBug("PTX has no such instruction; it was to be lowered", found=node)
+    opcode = f"{opcode}.{ptx_type(dtype).compute}"
+    if dtype.is_float:
+        f.emit(opcode, result, *operands)
+    else:
+        _whole(f, dtype, opcode, result, *operands)
+
+
+def _is_widened(node: Node) -> bool:
+    """Whether an int64 is a scalar int32 made wider."""
+    if node.op is Ops.CONST:
+        return bool(-(1 << 31) <= node.arg < 1 << 31)
+    plain = node.op is Ops.CAST and not node.shape and node.src[0].op is not Ops.REG
+    return plain and node.src[0].dtype is dtypes.int32
+
+
+def _bitwise(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
+    """AND, OR and XOR keep extended integers extended."""
+    name = node.op.name.lower()
+    f.emit(f"{name}.{ptx_type(node.dtype).bits}", result, x, y)
+
+
+def _invert(f: PtxText, node: Node, result: str, x: str) -> None:
+    opcode = f"not.{ptx_type(node.dtype).bits}"
+    if node.dtype.kind == "uint":
+        _whole(f, node.dtype, opcode, result, x)
+    else:
+        f.emit(opcode, result, x)
+
+
+def _shift(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
+    """Distances beyond the width count as the width, as they are to."""
+    kind = ptx_type(node.dtype)
+    if kind.bits == "b64":
+        # Distances have 32 bits.
+        y = _low_word(f, y)
+    if node.op is Ops.SHL:
+        _whole(f, node.dtype, f"shl.{kind.bits}", result, x, y)
+    else:
+        f.emit(f"shr.{kind.compute}", result, x, y)
+
+
+def _low_word(f: PtxText, operand: str) -> str:
+    if not operand.startswith("%"):
+        return str(min(int(operand.rstrip("U")) & 0xFFFFFFFFFFFFFFFF, 64))
+    word = f.fresh("%r")
+    f.emit("cvt.u32.u64", word, operand)
+    return word
+
+
+def _negate(f: PtxText, node: Node, result: str, x: str) -> None:
+    dtype = node.dtype
+    _refuse_narrow(node)
+    if dtype.is_float:
+        f.emit(f"neg.{ptx_type(dtype).compute}", result, x)
+    else:
+        _whole(f, dtype, f"neg.s{max(dtype.bits, 32)}", result, x)
+
+
+def _absolute(f: PtxText, node: Node, result: str, x: str) -> None:
+    dtype = node.dtype
+    kind = ptx_type(dtype)
+    _refuse_narrow(node)
+    if dtype.kind == "uint":
+        f.emit(f"mov.{kind.bits}", result, x)
+    elif dtype.is_float:
+        f.emit(f"abs.{kind.compute}", result, x)
+    else:
+        _whole(f, dtype, f"abs.{kind.compute}", result, x)
+
+
+def _root(f: PtxText, node: Node, result: str, x: str) -> None:
+    _refuse_narrow(node)
+    name = "sqrt" if node.op is Ops.SQRT else "rcp"
+    f.emit(f"{name}.rn.{ptx_type(node.dtype).compute}", result, x)
+
+
+_ROUNDINGS: MappingProxyType[Op, str] = MappingProxyType(
+    {Ops.FLOOR: "rmi", Ops.CEIL: "rpi", Ops.TRUNC: "rzi", Ops.RINT: "rni"}
+)
+
+
+def _integral(f: PtxText, node: Node, result: str, x: str) -> None:
+    """Rounding to an integer; integers are that."""
+    kind = ptx_type(node.dtype)
+    if node.dtype.is_float:
+        _refuse_narrow(node)
+        compute = kind.compute
+        f.emit(f"cvt.{_ROUNDINGS[node.op]}.{compute}.{compute}", result, x)
+    else:
+        f.emit(f"mov.{kind.bits}", result, x)
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+_COMPARISONS: MappingProxyType[Op, str] = MappingProxyType(
+    {Ops.CMPLT: "lt", Ops.CMPLE: "le", Ops.CMPEQ: "eq", Ops.CMPNE: "ne"}
+)
+
+
+def _compare(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
+    dtype = node.src[0].dtype
+    name = _COMPARISONS[node.op]
+    if dtype.kind == "bool":
+        _compare_bools(f, node.op, result, x, y)
+        return
+    if dtype.is_float and dtype.bits < 32:
+        raise CompilerBug("a comparison of narrow floats; it was to be lowered", found=node)
+    # A NaN differs from everything: `neu`, where `ne` would be ordered.
+    suffix = "u" if dtype.is_float and name == "ne" else ""
+    f.emit(f"setp.{name}{suffix}.{ptx_type(dtype).compute}", result, x, y)
+
+
+def _compare_bools(f: PtxText, op: Op, result: str, x: str, y: str) -> None:
+    """x < y is !x & y, x <= y is !x | y."""
+    if op is Ops.CMPNE:
+        f.emit("xor.pred", result, x, y)
+        return
+    opposite = f.fresh("%p")
+    if op is Ops.CMPEQ:
+        f.emit("xor.pred", opposite, x, y)
+        f.emit("not.pred", result, opposite)
+        return
+    f.emit("not.pred", opposite, x)
+    f.emit("and.pred" if op is Ops.CMPLT else "or.pred", result, opposite, y)
+
+
+def _extreme(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
+    """MAX and MIN: a NaN in either operand gives NaN."""
+    dtype = node.dtype
+    if dtype.kind == "bool":
+        f.emit(_BOOL_OPCODES[node.op], result, x, y)
+        return
+    _refuse_narrow(node)
+    name = node.op.name.lower()
+    compute = ptx_type(dtype).compute
+    if not dtype.is_float:
+        f.emit(f"{name}.{compute}", result, x, y)
+        return
+    if dtype is dtypes.float32 and f.target.capability >= (8, 0):
+        f.emit(f"{name}.NaN.f32", result, x, y)
+        return
+    # Without `.NaN` a number wins over a NaN.
+    number, unordered = f.register(dtype), f.fresh("%p")
+    f.emit(f"{name}.{compute}", number, x, y)
+    f.emit(f"setp.nan.{compute}", unordered, x, y)
+    f.emit(f"selp.{compute}", result, literal(float("nan"), dtype), number, unordered)
+
+
+def _where(f: PtxText, node: Node, result: str, cond: str, x: str, y: str) -> None:
+    kind = ptx_type(node.dtype)
+    if node.dtype.kind != "bool":
+        f.emit(f"selp.{kind.bits}", result, x, y, cond)
+        return
+    opposite, first, second = (f.fresh("%p") for _ in range(3))
+    f.emit("not.pred", opposite, cond)
+    f.emit("and.pred", first, cond, x)
+    f.emit("and.pred", second, opposite, y)
+    f.emit("or.pred", result, first, second)
+
+
+# --- remainders ----------------------------------------------------------------------------------
+
+
+def _floor_divide(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
+    """FLOORDIV and MOD of integers as they stand; y is not 0."""
+    dtype = node.dtype
+    compute, bits = ptx_type(dtype).compute, ptx_type(dtype).bits
+    quotient = node.op is Ops.FLOORDIV
+    divisor = node.src[1]
+    if divisor.op is Ops.CONST and is_power_of_two(divisor.arg):
+        if quotient:
+            f.emit(f"shr.{compute}", result, x, str(divisor.arg.bit_length() - 1))
+        else:
+            f.emit(f"and.{bits}", result, x, str(divisor.arg - 1))
+        return
+    if dtype.kind == "uint":
+        f.emit(f"{'div' if quotient else 'rem'}.{compute}", result, x, y)
+        return
+    rest, mixed = f.register(dtype), f.register(dtype)
+    nonzero, wrong = f.fresh("%p"), f.fresh("%p")
+    f.emit(f"rem.{compute}", rest, x, y)
+    f.emit(f"xor.{bits}", mixed, rest, y)
+    # The remainder has the dividend's sign; one step of the divisor gives it the divisor's.
+    f.emit(f"setp.ne.{compute}", nonzero, rest, "0")
+    f.emit(f"setp.lt.and.{compute}", wrong, mixed, "0", nonzero)
+    found, step = f.register(dtype), f.register(dtype)
+    if quotient:
+        f.emit(f"div.{compute}", found, x, y)
+        f.emit(f"selp.{bits}", step, "-1", "0", wrong)
+        _whole(f, dtype, f"add.{compute}", result, found, step)
+    else:
+        f.emit(f"selp.{bits}", step, y, "0", wrong)
+        f.emit(f"add.{compute}", result, rest, step)
+
+
+def _modulo(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
+    """MOD of floats: an exact remainder with the divisor's sign.
+
+    `scale` goes up from |y| by powers of two while it stays far below |x|, then down again; at each
+    step |x| loses the multiple of it that a rounded quotient tells, which leaves an exact rest, and
+    puts a quotient that was one too large right.
+    """
+    dtype = node.dtype
+    if not dtype.is_float:
+        _floor_divide(f, node, result, x, y)
+        return
+    _refuse_narrow(node)
+    kind = ptx_type(dtype).compute
+    power = 22 if dtype is dtypes.float32 else 50
+    up, down = literal(2.0**power, dtype), literal(2.0**-power, dtype)
+    zero = literal(0.0, dtype)
+    rest, size, scale, high = (f.register(dtype) for _ in range(4))
+    more = f.fresh("%p")
+    number = f.fresh_label()
+    f.emit(f"abs.{kind}", rest, x)
+    f.emit(f"abs.{kind}", size, y)
+    f.emit(f"mov.{kind}", scale, size)
+    sound, positive = f.fresh("%p"), f.fresh("%p")
+    f.emit(f"setp.lt.{kind}", sound, rest, literal(float("inf"), dtype))
+    f.emit(f"setp.gt.and.{kind}", positive, size, zero, sound)
+    reach = f.fresh("%p")
+    f.emit(f"setp.le.and.{kind}", reach, size, rest, positive)
+    f.emit("bra", f"M{number}_done", guard=f"!{reach}")
+    f.label(f"M{number}_up")
+    f.emit(f"mul.rn.{kind}", high, scale, up)
+    f.emit(f"setp.le.{kind}", more, high, rest)
+    f.emit(f"selp.{kind}", scale, high, scale, more)
+    f.emit("bra", f"M{number}_up", guard=more)
+    f.label(f"M{number}_down")
+    ratio, whole, minus, left, back = (f.register(dtype) for _ in range(5))
+    below, last = f.fresh("%p"), f.fresh("%p")
+    f.emit(f"div.rn.{kind}", ratio, rest, scale)
+    f.emit(f"cvt.rzi.{kind}.{kind}", whole, ratio)
+    f.emit(f"neg.{kind}", minus, whole)
+    f.emit(f"fma.rn.{kind}", left, minus, scale, rest)
+    f.emit(f"add.rn.{kind}", back, left, scale)
+    f.emit(f"setp.lt.{kind}", below, left, zero)
+    f.emit(f"selp.{kind}", rest, back, left, below)
+    f.emit(f"setp.gt.{kind}", last, scale, size)
+    f.emit(f"mul.rn.{kind}", scale, scale, down)
+    f.emit("bra", f"M{number}_down", guard=last)
+    f.label(f"M{number}_done")
+    # Below an infinite y, too, x is the rest; a zero or a NaN in y, or an infinite x, gives NaN.
+    _sign_of_divisor(f, dtype, result, (x, y, rest), positive)
+
+
+def _sign_of_divisor(
+    f: PtxText, dtype: DType, result: str, values: tuple[str, str, str], positive: str
+) -> None:
+    """The end of `_modulo`: |rest| with x's sign, then moved by y where the signs differ."""
+    x, y, rest = values
+    kind = ptx_type(dtype).compute
+    zero = literal(0.0, dtype)
+    signed, moved, chosen = (f.register(dtype) for _ in range(3))
+    below, down, differ, nonzero, wrong = (f.fresh("%p") for _ in range(5))
+    f.emit(f"copysign.{kind}", signed, x, rest)
+    f.emit(f"setp.lt.{kind}", below, signed, zero)
+    f.emit(f"setp.lt.{kind}", down, y, zero)
+    f.emit("xor.pred", differ, below, down)
+    f.emit(f"setp.ne.{kind}", nonzero, signed, zero)
+    f.emit("and.pred", wrong, differ, nonzero)
+    f.emit(f"add.rn.{kind}", moved, signed, y)
+    f.emit(f"selp.{kind}", chosen, moved, signed, wrong)
+    f.emit(f"selp.{kind}", result, chosen, literal(float("nan"), dtype), positive)
+
+
+LANE_RULES: MappingProxyType[Op, LaneRule] = MappingProxyType(
+    {
+        **CONVERSIONS,
+        **dict.fromkeys(_ARITHMETIC, _arithmetic),
+        **dict.fromkeys((Ops.AND, Ops.OR, Ops.XOR), _bitwise),
+        **dict.fromkeys((Ops.SHL, Ops.SHR), _shift),
+        **dict.fromkeys((Ops.SQRT, Ops.RECIPROCAL), _root),
+        **dict.fromkeys(_ROUNDINGS, _integral),
+        **dict.fromkeys(COMPARE, _compare),
+        **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
+        Ops.NOT: _invert,
+        Ops.NEG: _negate,
+        Ops.ABS: _absolute,
+        Ops.WHERE: _where,
+        Ops.FLOORDIV: _floor_divide,
+        Ops.MOD: _modulo,
+    }
+)

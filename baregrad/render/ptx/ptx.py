@@ -1,0 +1,185 @@
+"""Linear level to PTX text: one entry, the code of one thread.
+
+Values are PTX's virtual registers, named by kind: %p predicates, %r and %rd integers of 32 and 64
+bits, %h codes of 16-bit floats, %f and %fd floats. Vectors are taken apart into them. The entry
+takes an address for each parameter, `p0` for slot 0, then 64 bits for each symbolic integer.
+Source: PTX ISA 8.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from baregrad.base.errors import CompilerBug
+from baregrad.ir.analysis.rows import by_rows
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
+from baregrad.render.gpu import WAIT, gpu_signature
+from baregrad.render.gpu_integers import narrow_integers
+from baregrad.render.ptx.hopper import registers_at_launch
+from baregrad.render.ptx.machine import machine
+from baregrad.render.ptx.memory import MEMORY_RULES
+from baregrad.render.ptx.ops import across, elementwise
+from baregrad.render.ptx.text import Open, PtxText, Rule
+from baregrad.render.ptx.types import DECLARED, ptx_type
+from baregrad.target.gpu import GpuTarget
+
+# Arithmetic may go on while the kernel in front still runs: it touches no memory.
+_BEFORE_WAIT = mask_of(ELEMENTWISE) | Ops.SET.bit
+
+
+class PtxRenderer:
+    """Renders programs for NVIDIA's GPUs as PTX."""
+
+    name = "ptx"
+    assembler = "ptxas"
+
+    def render(
+        self,
+        program: Node,
+        target: GpuTarget,
+        variables: Sequence[str] | None = None,
+        arrays: int = 0,
+    ) -> str:
+        """The PTX module of one PROGRAM, for one generation of GPUs."""
+        narrowed = narrow_integers(by_rows(program))
+        signature = gpu_signature(narrowed, variables, arrays)
+        signature.check(target)
+        return _module(PtxText(narrowed, target, signature))
+
+
+def _module(f: PtxText) -> str:
+    """The text of a module."""
+    outside, inside = f.memory()
+    f.prologue()
+    waits = f.target.dependent_launch
+    for node in f.program.src:
+        rule = _RULES.get(node.op)
+        if rule is None:
+            raise CompilerBug("PTX has no rule for an op", found=node)
+        if waits and not node.op.bit & _BEFORE_WAIT:
+            waits = False
+            f.emit(WAIT)
+        rule(f, node)
+    if waits:
+        f.emit(WAIT)
+    major, minor = f.target.ptx_isa
+    call = f.signature.call
+    declared = [
+        f"  .reg .{kind} {prefix}<{f.counts[prefix] + 1}>;"
+        for prefix, kind in DECLARED.items()
+        if prefix in f.counts
+    ]
+    return "\n".join(
+        (
+            f".version {major}.{minor}",
+            f".target {f.target.name}",
+            ".address_size 64",
+            *outside,
+            f".visible .entry {call.entry}({_parameters(f)})",
+            *_launch_bounds(f),
+            "{",
+            *declared,
+            *inside,
+            *f.lines,
+            "  ret;",
+            "}",
+            "",
+        )
+    )
+
+
+def _launch_bounds(f: PtxText) -> list[str]:
+    """What every launch has, so that registers are allotted for it."""
+    info = f.program.arg
+    lines = [f".reqntid {f.signature.threads}, 1, 1"]
+    if f.signature.warps:
+        if info.cluster > 1:
+            lines.append(f".reqnctapercluster {info.cluster}, 1, 1")
+        if any(node.op is Ops.MACHINE and node.arg.name == "setmaxnreg" for node in f.program.src):
+            lines.append(f".maxnreg {registers_at_launch(f)}")
+    return lines
+
+
+def _parameters(f: PtxText) -> str:
+    """The entry's parameters, one a line, with what they are."""
+    call = f.signature.call
+    written = f.signature.written
+    rows = []
+    for param in call.params:
+        shape = ", ".join([_extent_text(extent) for extent in param.shape])
+        use = "written" if param in written else "read"
+        rows.append((f".param .u64 p{param.arg.slot}", f"{param.dtype}[{shape}], {use}"))
+    for place, name in enumerate(call.variables):
+        rows.append((f".param .s64 v{place}", name))
+    for place, box in enumerate(f.signature.boxes):
+        what = f"tensor map of p{box.param.arg.slot}, boxes of {box.rows} x {box.columns}"
+        rows.append((f".param .align 64 .b8 m{place}[128]", what))
+    lines = [
+        f"  {text}{',' if place < len(rows) - 1 else ''}  // {what}"
+        for place, (text, what) in enumerate(rows)
+    ]
+    return "\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _extent_text(extent: int | Node) -> str:
+    if isinstance(extent, int):
+        return str(extent)
+    return str(extent.arg.name) if extent.op is Ops.VAR else "..."
+
+
+# --- control -------------------------------------------------------------------------------------
+
+
+def _begin(f: PtxText, node: Node) -> None:
+    if len(node.src) > 2:
+        raise CompilerBug("a loop over a CPU's chunks in a GPU kernel", found=node)
+    low, high = node.src
+    start, stop = f.one(low), f.one(high)
+    kind = ptx_type(node.dtype)
+    (counter,) = f.define(node)
+    label = f.fresh_label()
+    if high.op is Ops.REG:
+        # The end is what it is when the loop begins.
+        held = f.register(node.dtype)
+        f.emit(f"mov.{kind.bits}", held, stop)
+        stop = held
+    f.emit(f"mov.{kind.bits}", counter, start)
+    if not (low.op is Ops.CONST and high.op is Ops.CONST and low.arg < high.arg):
+        none = f.fresh("%p")
+        f.emit(f"setp.ge.{kind.compute}", none, counter, stop)
+        f.emit("bra", f"E{label}", guard=none)
+    f.label(f"L{label}")
+    f.enter(Open(label, counter, stop, kind.compute))
+
+
+def _test(f: PtxText, node: Node) -> None:
+    condition = f.one(node.src[0])
+    label = f.fresh_label()
+    f.emit("bra", f"E{label}", guard=f"!{condition}")
+    f.enter(Open(label))
+
+
+def _end(f: PtxText, node: Node) -> None:
+    block = f.open[-1]
+    if block.counter:
+        more = f.fresh("%p")
+        f.emit(f"add.{block.kind}", block.counter, block.counter, "1")
+        f.emit(f"setp.lt.{block.kind}", more, block.counter, block.stop)
+        f.emit("bra", f"L{block.label}", guard=more)
+    f.leave()
+    f.label(f"E{block.label}")
+
+
+_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        **dict.fromkeys(ELEMENTWISE, elementwise),
+        **MEMORY_RULES,
+        Ops.ACROSS: across,
+        Ops.BEGIN: _begin,
+        Ops.TEST: _test,
+        Ops.END: _end,
+        Ops.MACHINE: machine,
+    }
+)

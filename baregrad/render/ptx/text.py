@@ -1,0 +1,295 @@
+"""The text of one PTX kernel while it is written: registers, operands, addresses, open blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
+from baregrad.render.gpu import (
+    HIDDEN,
+    SHARED_ALIGNMENT,
+    TILE_ALIGNMENT,
+    GpuSignature,
+)
+from baregrad.render.interface import alloc_nbytes
+from baregrad.render.ptx.types import constant_text, literal, ptx_type
+from baregrad.target.gpu import GpuTarget
+
+Names = tuple[str, ...]
+_BLOCKS = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
+_STEPS = mask_of(ELEMENTWISE) | Ops.VLOAD.bit
+
+
+@dataclass(slots=True)
+class Open:
+    """A loop or condition being written: its label, and of a loop the counter and its end."""
+
+    label: str
+    counter: str = ""
+    stop: str = ""
+    kind: str = ""
+    addresses: list[tuple[Node, Names]] = field(default_factory=list)
+
+
+class PtxText:
+    """One kernel being written.
+
+    A value is a tuple of registers (or literals), one a lane, or one for all lanes. PTX registers
+    are variables, so a REG is one for each lane, and any other value gets new ones each time that
+    its instruction is written.
+    """
+
+    def __init__(self, program: Node, target: GpuTarget, signature: GpuSignature) -> None:
+        self.program = program
+        self.target = target
+        self.signature = signature
+        self.lines: list[str] = []
+        self.names: dict[Node, Names] = {}
+        self.counts: dict[str, int] = {}
+        self.labels = 0
+        self.open: list[Open] = []
+        # Element addresses that are in a register already, by base and offset.
+        self.addresses: dict[tuple[Node, Names], str] = {}
+        # The registers of an ALLOC's elements, where every access names them by constants.
+        self.cells: dict[Node, Names] = {}
+        self.results = _direct_results(program)
+
+    # --- registers and operands -----------------------------------------------------------------
+
+    def fresh(self, prefix: str) -> str:
+        """A register that nobody has, by the prefix of its kind."""
+        count = self.counts[prefix] = self.counts.get(prefix, 0) + 1
+        return f"{prefix}{count}"
+
+    def register(self, dtype: DType) -> str:
+        """A register for a value of a dtype."""
+        return self.fresh(ptx_type(dtype).prefix)
+
+    def define(self, node: Node) -> Names:
+        """The registers of a node's value: its own, or those of the REG that it is SET to."""
+        register = self.results.get(node)
+        if register is not None:
+            names = self.use(register)
+        else:
+            prefix = ptx_type(node.dtype).prefix
+            names = tuple([self.fresh(prefix) for _ in range(self.width(node))])
+        self.names[node] = names
+        return names
+
+    def use(self, node: Node) -> Names:
+        """The operands that hold a value now: one a lane, or one for all."""
+        found = self.names.get(node)
+        if found is not None:
+            return found
+        op = node.op
+        if op is Ops.CONST:
+            return (self.constant(node),)
+        if op is Ops.REG:
+            names = self.names[node] = tuple(
+                [self.register(node.dtype) for _ in range(self.width(node))]
+            )
+            return names
+        raise CompilerBug("a value is used before it was made", found=node)
+
+    def one(self, node: Node) -> str:
+        """The operand of a scalar."""
+        names = self.use(node)
+        if len(names) != 1:
+            raise CompilerBug("a vector where a scalar belongs", found=node)
+        return names[0]
+
+    def lanes(self, node: Node, count: int) -> Names:
+        """The operands of a value, one for each of so many lanes."""
+        names = self.use(node)
+        return names * count if len(names) == 1 else names
+
+    def constant(self, node: Node) -> str:
+        """A constant: a literal, or where instructions take none, a register that holds it."""
+        kind = ptx_type(node.dtype)
+        if node.dtype is not dtypes.bool and kind.bits != "b16":
+            return constant_text(node)
+        text = str(int(node.arg)) if node.dtype is dtypes.bool else constant_text(node)
+        register = self.fresh(kind.prefix)
+        self.emit(f"mov.{kind.bits}", register, text)
+        return register
+
+    def held(self, operand: str, dtype: DType) -> str:
+        """An operand in a register, for instructions that take no literals."""
+        if operand.startswith("%"):
+            return operand
+        register = self.register(dtype)
+        self.emit(f"mov.{ptx_type(dtype).bits}", register, operand)
+        return register
+
+    def word(self, node: Node) -> str:
+        """An integer as 32 bits."""
+        name = self.one(node)
+        if node.dtype.bits != 64 or not name.startswith("%"):
+            return name
+        found = self.fresh("%r")
+        self.emit("cvt.u32.u64", found, name)
+        return found
+
+    def zero(self, dtype: DType) -> str:
+        """The literal 0 of a dtype; of a bool, as `mov` takes it."""
+        return "0" if dtype is dtypes.bool else literal(0, dtype)
+
+    def width(self, node: Node) -> int:
+        """The lanes that a thread holds of a value, 1 for a scalar.
+
+        In a PROGRAM of whole warps a vector has one element in each of the warp's threads.
+        """
+        return node.shape[0] if node.shape and not self.signature.warps else 1
+
+    # --- lines ----------------------------------------------------------------------------------
+
+    def emit(self, opcode: str, *operands: str, guard: str = "") -> None:
+        """Add an instruction; `guard` is a predicate, or one with `!` before it."""
+        prefix = f"@{guard} " if guard else ""
+        text = f"{opcode} {', '.join(operands)}" if operands else opcode
+        self.lines.append(f"{'  ' * len(self.open)}  {prefix}{text};")
+
+    def label(self, name: str) -> None:
+        """Add a label."""
+        self.lines.append(f"{'  ' * len(self.open)}{name}:")
+
+    def comment(self, text: str) -> None:
+        """Add a line for readers."""
+        self.lines.append(f"{'  ' * len(self.open)}  // {text}")
+
+    def fresh_label(self) -> str:
+        """The number of a label that nobody has."""
+        self.labels += 1
+        return str(self.labels)
+
+    # --- the beginning --------------------------------------------------------------------------
+
+    def prologue(self) -> None:
+        """Load the arguments and the numbers of block and thread."""
+        call = self.signature.call
+        used = {child for node in self.program.src for child in node.src if child.op is Ops.PARAM}
+        for param in call.params:
+            if param not in used:
+                continue
+            slot = param.arg.slot
+            address = self.fresh("%rd")
+            self.emit("ld.param.u64", address, f"[p{slot}]")
+            self.emit("cvta.to.global.u64", address, address)
+            self.names[param] = (address,)
+        seen: set[Node] = set()
+        for node in self.program.src:
+            for child in node.src:
+                if child.op is Ops.VAR and child not in seen:
+                    seen.add(child)
+                    self._variable(child)
+
+    def _variable(self, node: Node) -> None:
+        name = node.arg.name
+        kind = ptx_type(node.dtype)
+        register = self.fresh(kind.prefix)
+        if name in HIDDEN:
+            special = f"%{HIDDEN[name]}.x"
+            if kind.bits == "b64":
+                self.emit(f"cvt.{kind.compute}.u32", register, special)
+            else:
+                self.emit("mov.u32", register, special)
+        elif name in self.signature.call.variables:
+            place = self.signature.call.variables.index(name)
+            self.emit(f"ld.param.{kind.compute}", register, f"[v{place}]")
+        else:
+            raise CompilerBug("a variable that a GPU kernel does not have", found=name)
+        self.names[node] = (register,)
+
+    def memory(self) -> tuple[list[str], list[str]]:
+        """Declarations of memory, before the kernel and in it; ALLOCs get names or cells."""
+        outside: list[str] = []
+        inside: list[str] = []
+        signature = self.signature
+        if signature.shared_nbytes:
+            size = signature.shared_nbytes
+            align = SHARED_ALIGNMENT
+            if self.program.arg and self.program.arg.shared_nbytes:
+                align = TILE_ALIGNMENT
+            if signature.dynamic_nbytes(self.target):
+                outside.append(f".extern .shared .align {align} .b8 shared_memory[];")
+            else:
+                inside.append(f"  .shared .align {align} .b8 shared_memory[{size}];")
+        constant = _constant_allocs(self.program)
+        for alloc in signature.private:
+            nbytes = alloc_nbytes(alloc)
+            if alloc in constant:
+                cells = [self.register(alloc.dtype) for _ in range(nbytes // alloc.dtype.itemsize)]
+                self.cells[alloc] = tuple(cells)
+            else:
+                name = f"local{alloc.arg.id}"
+                size = max(nbytes, 1)
+                inside.append(f"  .local .align 16 .b8 {name}[{size}];")
+        return outside, inside
+
+    # --- blocks ---------------------------------------------------------------------------------
+
+    def enter(self, block: Open) -> None:
+        """What follows is inside a loop or condition."""
+        self.open.append(block)
+
+    def leave(self) -> Open:
+        """Close the innermost block; addresses found in it are forgotten."""
+        block = self.open.pop()
+        for key in block.addresses:
+            self.addresses.pop(key, None)
+        return block
+
+
+Rule = Callable[[PtxText, Node], None]
+
+
+def _constant_allocs(program: Node) -> frozenset[Node]:
+    """The private ALLOCs whose every access has a constant offset."""
+    good: set[Node] = set()
+    bad: set[Node] = set()
+    for node in program.src:
+        for place, child in enumerate(node.src):
+            if child.op is Ops.ALLOC:
+                access = node.op is Ops.VLOAD or node.op is Ops.VSTORE
+                plain = access and place == 0 and node.src[1].op is Ops.CONST
+                (good if plain else bad).add(child)
+    return frozenset(good - bad)
+
+
+def _direct_results(program: Node) -> dict[Node, Node]:
+    """Instructions whose value is only wanted in a REG: {instruction: the REG}.
+
+    Between the instruction and its SET nothing may touch the REG or open or close a block. An
+    instruction writes its result last, so that it may read the REG itself.
+    """
+    uses: dict[Node, int] = {}
+    times: dict[Node, int] = {}
+    for node in program.src:
+        times[node] = times.get(node, 0) + 1
+        for child in node.src:
+            uses[child] = uses.get(child, 0) + 1
+    found: dict[Node, Node] = {}
+    made: dict[Node, int] = {}
+    touched: dict[Node, int] = {}
+    start = -1
+    for place, node in enumerate(program.src):
+        if node.op.bit & _BLOCKS:
+            start = place
+        if node.op is Ops.SET:
+            register, value = node.src
+            at = made.get(value, -1)
+            once = at > start and uses[value] == times[value] == 1
+            if once and touched.get(register, -1) <= at and register.shape == value.shape:
+                found[value] = register
+            touched[register] = touched[value] = place
+            continue
+        for child in node.src:
+            if child.op is Ops.REG:
+                touched[child] = place
+        if node.op.bit & _STEPS:
+            made[node] = place
+    return found

@@ -1,0 +1,147 @@
+"""MACHINE instructions of a warp's matrix unit and of copies to shared memory, in PTX.
+
+They stand in the code of one thread; the lanes of a warp do them together. The names, with their
+immediates in brackets and their sources:
+
+    mma.sync (k, type) A words, B words, C     C += A B^T, of 16 x 8: registers that are changed
+    ldmatrix (count, turned[, first]) shared, offset, W   `count` 8 x 8 matrices of 16-bit elements
+                                               into the registers W; lane 8i + r tells row r of
+                                               matrix i, `first` elements behind the offset
+    cp.async (bytes[, at, first]) shared, offset, array, offset[, mask]   zeros where the mask is
+                                               false; `at` and `first` elements behind the offsets
+    cp.async.commit    cp.async.wait (keep)    copies in groups; all but the last `keep` are there
+    elect                                      whether this is the one lane that a warp sends
+
+Words are uint32. `k` is how deep A and B are: 32 or 16 bytes of each row, in 4 or 2 words of A and
+2 or 1 of B. Fragments are those of PTX ISA, "mma.sync" and "ldmatrix".
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+from baregrad.base.errors import CompilerBug
+from baregrad.ir.core.node import Node
+from baregrad.render.ptx.memory import place_of
+from baregrad.render.ptx.text import PtxText, Rule
+
+_ALL_LANES = "0xFFFFFFFF"
+
+
+class Element(NamedTuple):
+    """A type of A and B: its name in PTX, its bytes, that of C, and since which capability."""
+
+    name: str
+    nbytes: int
+    accumulator: str
+    since: tuple[int, int]
+
+
+_ELEMENTS: MappingProxyType[str, Element] = MappingProxyType(
+    {
+        "float16": Element("f16", 2, "f32", (7, 5)),
+        "bfloat16": Element("bf16", 2, "f32", (8, 0)),
+        "tfloat32": Element("tf32", 4, "f32", (8, 0)),
+        "int8": Element("s8", 1, "s32", (8, 0)),
+        "uint8": Element("u8", 1, "s32", (8, 0)),
+    }
+)
+
+
+def _need(f: PtxText, node: Node, since: tuple[int, int]) -> None:
+    """Raise CompilerBug where the target does not have an instruction."""
+    if f.target.capability < since:
+        raise CompilerBug(
+            f"{f.target.name} has no {node.arg.name} {node.arg.immediates}",
+            wanted=f"compute capability {since[0]}.{since[1]}",
+        )
+
+
+def _braces(names: list[str]) -> str:
+    return "{" + ", ".join(names) + "}"
+
+
+def _multiply(f: PtxText, node: Node) -> None:
+    depth, kind = node.arg.immediates
+    element = _ELEMENTS.get(kind)
+    if element is None or depth * element.nbytes not in (16, 32):
+        raise CompilerBug(
+            "no matrix product of a shape",
+            found=node.arg.immediates,
+            wanted="16 or 32 bytes of " + ", ".join(_ELEMENTS),
+        )
+    words = depth * element.nbytes // 8
+    # The first to have matrices of this shape had them half as deep.
+    _need(f, node, max(element.since, (8, 0) if words == 4 else (7, 5)))
+    # Neighbours of C may be a vector.
+    names = [name for child in node.src for name in f.use(child)]
+    if len(names) != words + words // 2 + 4:
+        raise CompilerBug("mma.sync of so many words", found=len(names))
+    total = _braces(names[-4:])
+    kinds = f"{element.accumulator}.{element.name}.{element.name}.{element.accumulator}"
+    f.emit(
+        f"mma.sync.aligned.m16n8k{depth}.row.col.{kinds}",
+        total, _braces(names[:words]), _braces(names[words:-4]), total,
+    )  # fmt: skip
+
+
+def _load_matrices(f: PtxText, node: Node) -> None:
+    count, turned, first = (*node.arg.immediates, 0)[:3]
+    buffer, offset, *registers = node.src
+    if count not in (1, 2, 4) or len(registers) != count:
+        raise CompilerBug("ldmatrix of so many matrices", found=count, wanted="1, 2 or 4")
+    where = place_of(f, buffer, offset, 0, first)
+    targets = _braces([f.one(register) for register in registers])
+    way = ".trans" if turned else ""
+    f.emit(f"ldmatrix.sync.aligned.m8n8.x{count}{way}.shared.b16", targets, where.text())
+
+
+def _copy(f: PtxText, node: Node) -> None:
+    nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
+    shared, at, array, offset, *mask = node.src
+    _need(f, node, (8, 0))
+    if nbytes not in (4, 8, 16):
+        raise CompilerBug("a copy of so many bytes", found=nbytes, wanted="4, 8 or 16")
+    target = place_of(f, shared, at, 0, to).text()
+    source = place_of(f, array, offset, 0, first).text()
+    # Whole sectors need not pass through the first level cache.
+    operands = [target, source, str(nbytes)]
+    if mask:
+        taken = f.fresh("%r")
+        f.emit("selp.b32", taken, str(nbytes), "0", f.one(mask[0]))
+        operands.append(taken)
+    f.emit(f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global", *operands)
+
+
+def _commit(f: PtxText, node: Node) -> None:
+    _need(f, node, (8, 0))
+    f.emit("cp.async.commit_group")
+
+
+def _wait(f: PtxText, node: Node) -> None:
+    _need(f, node, (8, 0))
+    f.emit("cp.async.wait_group", str(node.arg.immediates[0]))
+
+
+def _elect(f: PtxText, node: Node) -> None:
+    """Lane 0; from Hopper on by an instruction from which the assembler knows that it is one."""
+    (result,) = f.define(node)
+    if f.target.capability >= (9, 0):
+        f.emit("elect.sync", f"_|{result}", _ALL_LANES)
+        return
+    lane = f.fresh("%r")
+    f.emit("mov.u32", lane, "%laneid")
+    f.emit("setp.eq.u32", result, lane, "0")
+
+
+WARP_RULES: MappingProxyType[str, Rule] = MappingProxyType(
+    {
+        "mma.sync": _multiply,
+        "ldmatrix": _load_matrices,
+        "cp.async": _copy,
+        "cp.async.commit": _commit,
+        "cp.async.wait": _wait,
+        "elect": _elect,
+    }
+)

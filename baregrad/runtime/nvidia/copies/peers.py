@@ -1,0 +1,119 @@
+"""Copies between GPUs: straight from one to the other where they are peers, else by the host.
+
+GPUs that NVLink joins are peers from the moment that the driver knows both; those on PCIe are asked
+for, and may be refused. Either way it is the mapping of one's memory on the other that proves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baregrad.base.errors import DeviceError, DriverError
+from baregrad.runtime.nvidia.abi import numbers as nv
+from baregrad.runtime.nvidia.abi import status as nv_status
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
+
+if TYPE_CHECKING:
+    from baregrad.runtime.interface import Buffer
+    from baregrad.runtime.nvidia.device import NvDevice
+    from baregrad.runtime.nvidia.driver.device_memory import Block
+    from baregrad.runtime.nvidia.driver.memory import Allocation
+    from baregrad.runtime.nvidia.driver.objects import Gpu
+
+_BY_HOST_NBYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAccess:
+    """Whether one GPU reads and writes another's memory, and why or why not."""
+
+    direct: bool
+    why: str
+
+
+def peer_access(device: NvDevice, other: NvDevice) -> PeerAccess:
+    """Say whether `device` can use the memory of `other`; tries it, once."""
+    if device is other:
+        return PeerAccess(True, "it is the same device")
+    if device.client is not other.client:
+        return PeerAccess(False, "the devices were opened on different connections to the driver")
+    found = device.peers.get(other.gpu.uuid)
+    if found is None:
+        found = device.peers[other.gpu.uuid] = _try(device, other)
+    return found
+
+
+def _try(device: NvDevice, other: NvDevice) -> PeerAccess:
+    try:
+        answer = _enable(device.gpu, other.gpu)
+        probe = other.gpu.memory.device(1)
+        try:
+            map_on(device.gpu, probe)
+        finally:
+            probe.close()
+    except DriverError as error:
+        return PeerAccess(False, f"the driver says no: {error}")
+    how = "PCIe" if answer == nv_status.OK else "NVLink"
+    return PeerAccess(True, f"they are peers over {how}")
+
+
+def _enable(gpu: Gpu, other: Gpu) -> int:
+    """Ask for access; return the driver's answer, which is a refusal for peers over NVLink."""
+    client = gpu.client
+    record = client.struct("uvm_enable_peer_access").record(
+        gpuUuidA=gpu.uuid, gpuUuidB=other.uuid
+    )
+    accepted = (nv_status.OK, nv_status.INVALID_DEVICE)
+    return client.uvm(nv.UVM_ENABLE_PEER_ACCESS, record, "access to a peer", accepted=accepted)
+
+
+def map_on(gpu: Gpu, allocation: Allocation) -> None:
+    """Map another GPU's memory at the address that it has there; freed with the memory."""
+    if gpu.uuid in allocation.mapped_on:
+        return
+    gpu.memory.map_external(allocation.gpu_va, allocation.nbytes, allocation.handle)
+    allocation.mapped_on.add(gpu.uuid)
+
+
+def copy_between(target: Buffer, source: Buffer) -> None:
+    """Copy a buffer of one GPU to one of another, of the same size; done when this returns."""
+    to, come = target.device, source.device
+    from baregrad.runtime.nvidia.device import NvDevice
+
+    if not isinstance(to, NvDevice) or not isinstance(come, NvDevice):
+        raise DeviceError("the buffers are not on NVIDIA devices", found=f"{to.name}, {come.name}")
+    if target.nbytes != source.nbytes:
+        raise DeviceError(
+            "a copy needs as many bytes as the buffer has",
+            found=f"{source.nbytes} bytes",
+            wanted=f"{target.nbytes}",
+        )
+    if not source.nbytes:
+        return
+    # Writing to a peer is faster than reading from it.
+    if peer_access(come, to).direct:
+        _copy_directly(to, come, target, source)
+    else:
+        _copy_by_host(to, come, target, source)
+
+
+def _copy_directly(to: NvDevice, come: NvDevice, target: Buffer, source: Buffer) -> None:
+    block: Block = target.memory.block  # type: ignore[attr-defined]
+    to.wait_for_block(block)
+    map_on(come.gpu, block.allocation)
+    push = PushBuffer()
+    push.copy(target.address, source.address, source.nbytes)
+    block = source.memory.block  # type: ignore[attr-defined]
+    come.copy_after(push, block, nbytes=source.nbytes)
+
+
+def _copy_by_host(to: NvDevice, come: NvDevice, target: Buffer, source: Buffer) -> None:
+    size = min(source.nbytes, _BY_HOST_NBYTES)
+    host = come.pinned(size) if size > 1 << 20 else np.empty(size, np.uint8)
+    for begin in range(0, source.nbytes, size):
+        nbytes = min(size, source.nbytes - begin)
+        come.copy_out(source.view(begin, nbytes), host[:nbytes])
+        to.copy_in(target.view(begin, nbytes), host[:nbytes])

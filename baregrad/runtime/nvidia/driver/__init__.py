@@ -1,0 +1,4 @@
+"""The kernel driver: files, ioctls, objects, memory, doorbells, recorded calls.
+
+Imports `abi`.
+"""

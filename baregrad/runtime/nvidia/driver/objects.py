@@ -1,0 +1,204 @@
+"""One GPU: the objects below the client that every channel and every allocation needs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baregrad.base.errors import DriverError
+from baregrad.runtime.nvidia.abi import Record
+from baregrad.runtime.nvidia.abi import numbers as nv
+from baregrad.runtime.nvidia.abi.rm_structs import WORD
+from baregrad.runtime.nvidia.driver.client import Client
+from baregrad.runtime.nvidia.driver.memory import MemoryManager
+from baregrad.runtime.nvidia.driver.pieces import Pieces
+from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.target.nvidia import NvidiaGeneration, nvidia_row
+
+# The GPU's address space as the driver is told of it, of which we use what memory.py hands out.
+_VA_BASE = 0x1000
+_VA_NBYTES = 0x1FFFFFB000000
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCounts:
+    """Warps of a multiprocessor, multiprocessors of a TPC, TPCs of a GPC, and GPCs of the die."""
+
+    warps_per_unit: int
+    units_per_tpc: int
+    tpcs_per_gpc: int
+    gpcs: int
+
+    @property
+    def units(self) -> int:
+        """Multiprocessors in all."""
+        return self.units_per_tpc * self.tpcs_per_gpc * self.gpcs
+
+
+class Gpu:
+    """An open GPU: device, subdevice, doorbell and address space, freed in reverse order.
+
+    `generation` is its row of `target/nvidia.py`; `uuid` its 16 bytes. The node stays open, since
+    the driver lets the GPU sleep when nobody has it open.
+    """
+
+    def __init__(self, client: Client, index: int = 0) -> None:
+        self.client = client
+        self.teardown = Teardown()
+        with self.teardown:
+            self.gpu_id, minor = client.card(index)
+            self.node = f"/dev/nvidia{minor}"
+            self.fd = client.open_node(self.node, self.teardown)
+            self.register_fd(self.fd)
+            self._open_device()
+            self.generation: NvidiaGeneration = nvidia_row(self.classes())
+            self.memory = MemoryManager(self)
+            self.usermode = client.make(
+                self.teardown, "the doorbell", self.subdevice, self.generation.usermode_class, None
+            )
+            self._registers = self.memory.map_for_host(
+                self.teardown, self.usermode, nv.NVC361_NV_USERMODE__SIZE, node=self.node
+            )
+            self._open_address_space()
+            # Channels are closed first, then memory, since they may still be using it.
+            self.allocations = Teardown()
+            self.teardown.push("memory", self.allocations.close)
+            self.channels = Teardown()
+            self.teardown.push("channels", self.channels.close)
+            self.pieces = Pieces(self.memory)
+        self._token = client.teardown.push(self.node, self.teardown.close)
+
+    def register_fd(self, fd: int) -> None:
+        """Tell the driver which client a descriptor of the GPU's node belongs to."""
+        record = self.client.struct("register_fd").record(ctl_fd=self.client.control_fd)
+        self.client.resource_manager(
+            nv.NV_ESC_REGISTER_FD, record, f"to register {self.node}", fd=fd, status=""
+        )
+
+    def _open_device(self) -> None:
+        client = self.client
+        info = client.struct("id_info").record(gpuId=self.gpu_id)
+        client.control(client.root, nv.NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2, info)
+        params = client.struct("device").record(
+            deviceId=info["deviceInstance"], hClientShare=client.root
+        )
+        self.device = client.make(
+            self.teardown, "the device", client.root, nv.NV01_DEVICE_0, params
+        )
+        self.subdevice = client.make(
+            self.teardown, "the subdevice", self.device, nv.NV20_SUBDEVICE_0,
+            client.struct("subdevice").record(subDeviceId=info["subDeviceInstance"]),
+        )  # fmt: skip
+
+    def _open_address_space(self) -> None:
+        """Make an address space, whose page tables the unified memory driver fills at our word."""
+        client = self.client
+        params = client.struct("va_space").record(
+            flags=nv.VA_SPACE_FLAGS, vaSize=_VA_NBYTES, vaBase=_VA_BASE
+        )
+        self.va_space = client.make(
+            self.teardown, "the address space", self.device, nv.FERMI_VASPACE_A, params
+        )
+        self.uuid = self._read_uuid()
+        record = client.struct("uvm_register_gpu").record(gpu_uuid=self.uuid, rmCtrlFd=-1)
+        client.uvm(nv.UVM_REGISTER_GPU, record, "to register the GPU")
+        self.teardown.push("the GPU's registration", self._unregister)
+        record = client.struct("uvm_register_gpu_vaspace").record(
+            gpuUuid=self.uuid,
+            rmCtrlFd=client.control_fd,
+            hClient=client.root,
+            hVaSpace=self.va_space,
+        )
+        client.uvm(nv.UVM_REGISTER_GPU_VASPACE, record, "to register the address space")
+        self.teardown.push("the address space's registration", self._unregister_va_space)
+
+    def _unregister(self) -> None:
+        record = self.client.struct("uvm_unregister_gpu").record(gpu_uuid=self.uuid)
+        self.client.uvm(nv.UVM_UNREGISTER_GPU, record, "to unregister the GPU")
+
+    def _unregister_va_space(self) -> None:
+        record = self.client.struct("uvm_unregister_gpu_vaspace").record(gpuUuid=self.uuid)
+        self.client.uvm(nv.UVM_UNREGISTER_GPU_VASPACE, record, "to unregister addresses")
+
+    def _read_uuid(self) -> bytes:
+        record = self.client.struct("gid_info").record(flags=nv.GID_FORMAT_BINARY, length=16)
+        self.client.control(self.subdevice, nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO, record)
+        return record.data("data")[:16]
+
+    # What the GPU says of itself.
+
+    def classes(self) -> tuple[int, ...]:
+        """Return every class of object that the driver makes on this GPU."""
+        client = self.client
+        record = client.struct("class_list").record()
+        client.control(self.device, nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST, record)
+        count = record["numClasses"]
+        listed = Record(WORD, count)
+        record["classList"] = listed.address
+        client.control(self.device, nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST, record)
+        return tuple(listed["value", i] for i in range(count))
+
+    def facts(self, *indices: int) -> tuple[int, ...]:
+        """Return numbers that the GPU tells of itself, by their NV2080_CTRL_GR_INFO_INDEX."""
+        return self._told(nv.NV2080_CTRL_CMD_GR_GET_INFO, "gr", indices)
+
+    def memory_nbytes(self) -> tuple[int, int]:
+        """Return how much memory the GPU has, and how much of it is free."""
+        wanted = (nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE)
+        whole, free = self._told(nv.NV2080_CTRL_CMD_FB_GET_INFO, "fb", wanted)
+        return whole << 10, free << 10
+
+    def _told(self, command: int, unit: str, indices: Sequence[int]) -> tuple[int, ...]:
+        """Ask a unit of the GPU ("gr", "fb") for numbers by their indices."""
+        client = self.client
+        listed = Record(client.struct(f"{unit}_info"), len(indices))
+        for place, index in enumerate(indices):
+            listed["index", place] = index
+        record = client.struct(f"{unit}_info_list").record(
+            **{f"{unit}InfoListSize": len(indices), f"{unit}InfoList": listed.address}
+        )
+        client.control(self.subdevice, command, record)
+        return tuple(listed["data", i] for i in range(len(indices)))
+
+    @functools.cached_property
+    def counts(self) -> UnitCounts:
+        """How many multiprocessors the die has, whatever of them is fused off."""
+        return UnitCounts(*self.facts(
+            nv.NV2080_CTRL_GR_INFO_INDEX_MAX_WARPS_PER_SM,
+            nv.NV2080_CTRL_GR_INFO_INDEX_LITTER_NUM_SM_PER_TPC,
+            nv.NV2080_CTRL_GR_INFO_INDEX_LITTER_NUM_TPC_PER_GPC,
+            nv.NV2080_CTRL_GR_INFO_INDEX_LITTER_NUM_GPCS,
+        ))  # fmt: skip
+
+    @functools.cached_property
+    def sm_version(self) -> int:
+        """The architecture of its multiprocessors: major << 8 | minor."""
+        return self.facts(nv.NV2080_CTRL_GR_INFO_INDEX_SM_VERSION)[0]
+
+    # The user mode page.
+
+    @property
+    def doorbell_address(self) -> int:
+        """Where a channel's token is stored to tell the GPU of new work."""
+        return self._registers + nv.NVC361_NOTIFY_CHANNEL_PENDING
+
+    def timer_ns(self) -> int:
+        """Return the GPU's own clock, which its time stamps tell, in nanoseconds."""
+        view = self.client.port.view(self._registers, nv.NVC361_NV_USERMODE__SIZE).cast("I")
+        for _ in range(100):
+            high = view[nv.NVC361_TIME_1 // 4]
+            low = view[nv.NVC361_TIME_0 // 4]
+            if view[nv.NVC361_TIME_1 // 4] == high:
+                return high << 32 | low
+        raise DriverError("the GPU's clock cannot be read", found="a high half that never rests")
+
+    def close(self) -> None:
+        """Free all that hangs on this GPU, last made first."""
+        self.client.teardown.run(self._token)
+
+    def __enter__(self) -> Gpu:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,4 @@
+"""Command lists: launches recorded once, patched and submitted.
+
+Imports `queue` and `code`.
+"""

@@ -1,0 +1,303 @@
+"""A command list bound to a GPU: its images, and what a submission checks and patches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from baregrad.base.errors import CompileError
+from baregrad.program import LaunchExpr, evaluate, substitute
+from baregrad.runtime.commands import (
+    CommandList,
+    Exec,
+    Fill,
+    Operand,
+    Slot,
+    check_buffer,
+)
+from baregrad.runtime.interface import Buffer
+from baregrad.runtime.nvidia.lists.list_image import ImageKind, ListImage
+from baregrad.runtime.nvidia.lists.list_plan import ListPlan, plan_list
+from baregrad.runtime.nvidia.lists.list_style import ListStyle
+
+if TYPE_CHECKING:
+    from baregrad.program import Program
+    from baregrad.runtime.nvidia.code.cubin import CubinKernel
+    from baregrad.runtime.nvidia.driver.device_memory import Block
+    from baregrad.runtime.nvidia.queue.channel import Channel
+
+# How many images of a kind a list has: while one is in flight, the other is patched.
+_IMAGES = 2
+# The so-manieth time that an image would be patched for other buffers, another is made.
+_PATCHES = 2
+
+
+class BoundList:
+    """The native form of a command list.
+
+    `ready` returns an image that is not in flight, patched for these buffers and variables but for
+    the timelines' values. `retire` is given images that are not needed any more.
+    """
+
+    def __init__(
+        self, commands: CommandList, style: ListStyle, retire: Callable[[ListImage], None]
+    ) -> None:
+        recorded = commands.commands
+        self.commands = recorded
+        self.device = commands.device
+        self.labels = tuple(command.label for command in recorded)
+        self._style = style
+        self._retire = retire
+        self._images: dict[ImageKind, list[ListImage]] = {}
+        self._static_needed = list(commands.slot_nbytes)
+        self._needed = self._static_needed
+        self._writes = commands.slot_writes
+        self._values: tuple[int, ...] = ()
+        self._skipped: frozenset[int] = frozenset()
+        self._sizes = _symbolic_sizes(recorded)
+        self._grids = _symbolic_grids(recorded)
+        self._empty = frozenset(_empty_launches(recorded))
+        self._skipped = self._empty
+        self._stale = True
+        self._symbolic = bool(commands.variables)
+        self.fixed = _fixed_blocks(recorded)
+        self.local_nbytes = max(
+            (
+                one.kernel.handle.local_nbytes  # type: ignore[attr-defined]
+                for one in recorded
+                if isinstance(one, Exec)
+            ),
+            default=0,
+        )
+        self._plans: dict[ImageKind, ListPlan] = {}
+        self._slot_fills = {
+            one.target.index
+            for one in recorded
+            if isinstance(one, Fill) and isinstance(one.target, Slot) and one.nbytes % 4 == 0
+        }
+        self._kind = ImageKind(skipped=self._skipped)
+        self._plain: list[ListImage] = []
+        self._patched = 0
+        self._images[self._kind] = self._plain
+        # Images that may be submitted again as they are, if the buffers are those they are for.
+        self.quick: list[ListImage] = []
+        self._relaxed = self._plan(self._kind).relaxed
+
+    def _plan(self, kind: ImageKind) -> ListPlan:
+        found = self._plans.get(kind)
+        if found is None:
+            found = self._plans[kind] = plan_list(
+                self.commands, serial=kind.serial, timed=kind.timed, skipped=kind.skipped
+            )
+        return found
+
+    def ready(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer],
+        variables: Mapping[str, int],
+        channels: tuple[Channel, Channel],
+        wait: Callable[[Channel, int], None],
+        *,
+        timed: bool,
+    ) -> tuple[ListImage, list[Block]]:
+        """Return an image for a submission, and the blocks of the buffers.
+
+        If all images are in flight, one is awaited by `wait`. Raises DeviceError for buffers and
+        variables that do not fit.
+        """
+        if self._stale or self._symbolic:
+            self._set_variables(commands, variables)
+        needed = self._needed
+        if len(buffers) != len(needed):
+            commands.check_slots(buffers)
+        device, writes = self.device, self._writes
+        for index, buffer in enumerate(buffers):
+            if (
+                buffer.nbytes < needed[index]
+                or buffer.device is not device
+                or (buffer.readonly and writes[index])
+            ):
+                check_buffer(buffer, device, needed[index], writes[index], f"slot {index}")
+        blocks: list[Block] = [one.memory.block for one in buffers]  # type: ignore[attr-defined]
+        addresses = [one.address for one in buffers]
+        kind = self._kind
+        images: list[ListImage] | None = self._plain
+        if timed or (self._relaxed and self._shared(buffers, blocks)):
+            kind, images = ImageKind(not timed, timed, False, self._skipped), None
+        if self._slot_fills and any(addresses[slot] % 4 for slot in self._slot_fills):
+            kind, images = ImageKind(kind.serial, kind.timed, True, self._skipped), None
+        if images is None:
+            images = self._images.setdefault(kind, [])
+        image = self._free_image(kind, images, addresses, channels, wait)
+        if image.addresses != addresses:
+            image.set_addresses(addresses)
+        if image.values != self._values:
+            image.set_variables(self._values, variables)
+        if images is self._plain and not (self._symbolic or image.copy_entry):
+            image.serials, image.blocks = [one.serial for one in buffers], blocks
+            self.quick = self._plain
+        return image, blocks
+
+    def _free_image(
+        self,
+        kind: ImageKind,
+        images: list[ListImage],
+        addresses: list[int],
+        channels: tuple[Channel, Channel],
+        wait: Callable[[Channel, int], None],
+    ) -> ListImage:
+        compute, copies = channels
+        done, copied = compute.words[0], copies.words[0]
+        free: ListImage | None = None
+        for image in images:
+            if image.value <= done and image.copy_value <= copied:
+                if image.addresses == addresses:
+                    return image
+                if free is None or image.value < free.value:
+                    free = image
+        if free is not None:
+            # Results often lie in two places in turn: each has an image of its own then.
+            self._patched += 1
+            if self._patched < _PATCHES or len(images) >= _IMAGES:
+                return free
+        if len(images) >= _IMAGES:
+            oldest = min(images, key=lambda one: one.value)
+            wait(compute, oldest.value)
+            wait(copies, oldest.copy_value)
+            return oldest
+        image = ListImage(self.commands, self._plan(kind), kind, self._style, compute, copies)
+        images.append(image)
+        return image
+
+    def forget(self) -> None:
+        """Let go of all images; they are made anew when they are needed."""
+        for image in self._all_images():
+            self._retire(image)
+        self._plain = []
+        self._images = {self._kind: self._plain}
+        self.quick = []
+        self._plans = {}
+
+    def _all_images(self) -> Iterator[ListImage]:
+        for images in self._images.values():
+            yield from images
+
+    def __del__(self) -> None:
+        images = self.__dict__.get("_images")
+        if images:
+            for image in self._all_images():
+                self._retire(image)
+
+    # Variables.
+
+    def _set_variables(self, commands: CommandList, variables: Mapping[str, int]) -> None:
+        values = commands.check_variables(variables)
+        if values == self._values and not self._stale:
+            return
+        self._stale = True
+        needed = list(self._static_needed)
+        for operand, expr, what in self._sizes:
+            nbytes = evaluate(expr, variables)
+            if isinstance(operand, Slot):
+                needed[operand.index] = max(needed[operand.index], operand.offset + nbytes)
+            else:
+                check_buffer(operand, self.device, nbytes, False, f"the buffer {what}")
+        skipped = set(self._empty)
+        for number, grid in self._grids:
+            if any(evaluate(size, variables) < 1 for size in grid):
+                skipped.add(number)
+        if skipped != self._skipped:
+            self._skipped = frozenset(skipped)
+            self._kind = ImageKind(skipped=self._skipped)
+            self.forget()
+        self._relaxed = self._plan(self._kind).relaxed
+        self._needed = needed
+        self._values = values
+        self._stale = False
+
+    def _shared(self, buffers: Sequence[Buffer], blocks: Sequence[Block]) -> bool:
+        """Return whether two slots, or a slot and a fixed buffer, may be the same memory."""
+        distinct = set(blocks)
+        if len(distinct) == len(blocks) and distinct.isdisjoint(self.fixed):
+            return False
+        if not distinct.isdisjoint(self.fixed):
+            return True
+        ranges = sorted(
+            (buffer.address, buffer.address + buffer.nbytes, writes)
+            for buffer, writes in zip(buffers, self._writes, strict=True)
+        )
+        # A written range may reach over several that follow it.
+        end, written_end = 0, 0
+        for begin, stop, writes in ranges:
+            if begin < written_end or (writes and begin < end):
+                return True
+            end = max(end, stop)
+            if writes:
+                written_end = max(written_end, stop)
+        return False
+
+
+def _fixed_blocks(commands: Sequence[object]) -> frozenset[Block]:
+    found = set()
+    for command in commands:
+        operands: tuple[Operand, ...]
+        if isinstance(command, Exec):
+            operands = command.buffers
+        elif isinstance(command, Fill):
+            operands = (command.target,)
+        else:
+            operands = (command.target, command.source)  # type: ignore[attr-defined]
+        for operand in operands:
+            if not isinstance(operand, Slot):
+                found.add(operand.memory.block)  # type: ignore[attr-defined]
+    return frozenset(found)
+
+
+def _symbolic_sizes(commands: Sequence[object]) -> list[tuple[Operand, LaunchExpr, str]]:
+    """Return operands whose least size follows from variables."""
+    found: dict[tuple[Operand, LaunchExpr], str] = {}
+    for command in commands:
+        if not isinstance(command, Exec):
+            continue
+        program = command.kernel.program
+        for operand, param in zip(command.buffers, program.params, strict=True):
+            size = 0 if param.nbytes is None else substitute(param.nbytes, command.variables)
+            if not isinstance(size, int):
+                found.setdefault((operand, size), f"{param.name!r} of {program.name}")
+    return [(operand, size, what) for (operand, size), what in found.items()]
+
+
+def _grids(commands: Sequence[object]) -> Iterator[tuple[int, tuple[LaunchExpr, ...]]]:
+    for number, command in enumerate(commands):
+        if isinstance(command, Exec):
+            launch = command.kernel.program.launch
+            assert launch is not None
+            yield number, tuple(substitute(size, command.variables) for size in launch.grid)
+
+
+def _symbolic_grids(commands: Sequence[object]) -> list[tuple[int, tuple[LaunchExpr, ...]]]:
+    return [
+        (number, grid)
+        for number, grid in _grids(commands)
+        if not all(isinstance(size, int) for size in grid)
+    ]
+
+
+def _empty_launches(commands: Sequence[object]) -> Iterator[int]:
+    for number, grid in _grids(commands):
+        if any(isinstance(size, int) and size < 1 for size in grid):
+            yield number
+
+
+def check_parameters(program: Program, facts: CubinKernel) -> None:
+    """Raise CompileError unless a kernel takes what its program says: 64 bits for each."""
+    wanted = len(program.params) + len(program.variables)
+    sizes = [parameter.nbytes for parameter in facts.parameters]
+    if sizes != [8] * wanted:
+        raise CompileError(
+            f"the kernel of {program.name!r} has other parameters than its program",
+            source=program.source,
+            found=f"parameters of {sizes} bytes",
+            wanted=f"{wanted} of 8 bytes",
+        )

@@ -1,0 +1,236 @@
+"""The words of a command list's image, for the channels that compute and copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from baregrad.runtime.commands import Copy, Fill, Operand, Slot
+from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.runtime.nvidia.code.launch_descriptor import Release
+from baregrad.runtime.nvidia.lists.list_plan import Step
+from baregrad.runtime.nvidia.queue.pushbuffer import COMPUTE_SUBCHANNEL, PushBuffer
+
+if TYPE_CHECKING:
+    from baregrad.runtime.nvidia.lists.list_image import ListImage
+
+# Where an image has its semaphores: the signals of the channel that computes, the answers of the
+# one that copies, a gate for chains of kernels, and how many kernels are done.
+SIGNAL, ANSWER, GATE, PROGRESS = 0, 16, 32, 48
+# At which byte of the computing channel's words the value is that they wait for: behind the header
+# of the run of methods that acquires a semaphore, and its address.
+HOLD = 12
+_BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
+
+
+class ComputeWriter:
+    """Writes the computing channel's words and links launches to chains."""
+
+    def __init__(self, image: ListImage, steps: Sequence[Step]) -> None:
+        self._image = image
+        self._push = PushBuffer()
+        self._style = image.style
+        self._action = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=self._style.action)
+        self._chain: list[int] = []
+        self._wave: list[int] = []
+        self._running = False
+        # Whether the last launch tells the timeline, and whether it is the head of its chain.
+        self.released = self.head_tells = False
+        self._gates = 0
+        # Commands in the order in which they are launched.
+        self.order: list[int] = []
+        # Only where a submission before tells the timeline by its last kernel, which may still run.
+        self._push.acquire(image.timeline_va, 0)
+        marks = self._forget()
+        self.first = marks[0]
+        for step in steps:
+            self._step(step)
+        self.value_place = self._end()
+        if image.tells_progress:
+            # The last one's is the timeline's, where it tells that.
+            told = self.order[: len(self.order) - self.released]
+            for count, number in enumerate(told, 1):
+                image.tell_progress(number, count)
+        # Where a submission begins that changed nothing but the timeline's value.
+        self.again = marks[self._kept()]
+        self.words = self._push.words
+
+    def _forget(self) -> tuple[int, int, int]:
+        """Have the GPU forget what may have changed; return where to begin that it keeps some."""
+        first = len(self._push.words)
+        if self._style.keeps:
+            self._push.drop_constants()
+        else:
+            self._forget_descriptors()
+        second = len(self._push.words)
+        if self._style.keeps:
+            self._forget_descriptors()
+        else:
+            self._push.drop_constants()
+        return first, second, len(self._push.words)
+
+    def _forget_descriptors(self) -> None:
+        self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["INVALIDATE_SKED_CACHES"], 0)
+
+    def _kept(self) -> int:
+        """Return how much is kept where nothing changed: neither, one, or both of the two."""
+        style = self._style
+        # The last launch of a chain is another each time where it tells the timeline.
+        same = not self.released or (self.head_tells and style.refetched)
+        return same + style.keeps
+
+    @property
+    def gated(self) -> bool:
+        """Whether the channel waits at a semaphore of the image."""
+        return self._gates > 0
+
+    def _step(self, step: Step) -> None:
+        image, push = self._image, self._push
+        if step.kind == "run":
+            self._wave.append(step.value)
+            self.order.append(step.value)
+            return
+        self._end_wave()
+        if step.kind == "idle":
+            return
+        self._end_chain()
+        if step.kind == "signal":
+            push.release(image.semaphore(SIGNAL), step.value)
+            self._running = False
+        elif step.kind == "wait":
+            push.acquire(image.semaphore(ANSWER), step.value)
+        else:
+            push.release(image.stamp_va(step.value), 0)
+            self._running = False
+
+    def _end_wave(self) -> None:
+        """Launch kernels of which none waits for another."""
+        wave, self._wave = self._wave, []
+        if len(wave) == 1 and self._style.chained:
+            self._link(wave[0])
+            return
+        if wave:
+            self._end_chain()
+            self._idle()
+        for number in wave:
+            self._image.finish(number)
+            self._send(number)
+
+    def _link(self, number: int) -> None:
+        if self._chain:
+            self._image.follow(number, self._chain[-1])
+        else:
+            self._idle()
+            self._send(number)
+        self._chain.append(number)
+
+    def _idle(self) -> None:
+        if self._running:
+            self._push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["WAIT_FOR_IDLE"], 0)
+            self._running = False
+
+    def _send(self, number: int) -> None:
+        push = self._push
+        address = self._image.launch_va(number) >> 8
+        push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_PCAS_A"], address)
+        if self._image.by_action:
+            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS2_B"], self._action)
+        else:
+            push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS_B"], _BY_FLAGS)
+        self._running = True
+
+    def _end_chain(self) -> None:
+        """Hold the channel until the open chain is done, if it is one of several."""
+        chain, self._chain = self._chain, []
+        if not chain:
+            return
+        if len(chain) == 1:
+            self._image.finish(chain[0])
+            return
+        self._gates += 1
+        gate = self._image.semaphore(GATE)
+        self._image.finish(chain[-1], Release(gate, self._gates, timestamp=True))
+        self._push.acquire(gate, self._gates)
+        self._running = False
+
+    def _end(self) -> int:
+        """Tell the timeline; return the place of its value, negative for one among the words."""
+        self._end_wave()
+        image, chain = self._image, self._chain
+        if self._style.released and chain and image.can_release:
+            self.released, self.head_tells = True, len(chain) == 1
+            barrier = self._style.release_barrier
+            return image.finish(chain[-1], Release(image.timeline_va, 0, barrier=barrier))
+        self._end_chain()
+        self._push.release(image.timeline_va, 0)
+        # Lower and upper half of the value are the third and second word from the end.
+        return -(len(self._push.words) - 3)
+
+
+class CopyWriter:
+    """Writes the copying channel's words; `patches` are (word, slot, offset) of slots' addresses.
+
+    The upper half of an address is the word, the lower half the one behind it.
+    """
+
+    def __init__(self, image: ListImage, steps: Sequence[Step]) -> None:
+        self._image = image
+        self._push = PushBuffer()
+        self.patches: list[tuple[int, int, int]] = []
+        self.words = self._push.words
+        if not steps:
+            return
+        for step in steps:
+            self._step(step)
+        self._push.release(image.copy_timeline_va, 0)
+
+    def _step(self, step: Step) -> None:
+        image, push = self._image, self._push
+        if step.kind == "run":
+            command = image.command(step.value)
+            if isinstance(command, Copy):
+                self._copy(command)
+            else:
+                assert isinstance(command, Fill)
+                self._fill(command)
+        elif step.kind == "signal":
+            push.release(image.semaphore(ANSWER), step.value)
+        elif step.kind == "wait":
+            push.acquire(image.semaphore(SIGNAL), step.value)
+        else:
+            push.release(image.stamp_va(step.value), 0)
+
+    def _copy(self, command: Copy) -> None:
+        target, source = command.target, command.source
+        for begin, nbytes in pieces_of(command.nbytes):
+            place = len(self._push.words) + 1
+            self._push.copy(
+                self._address(target, begin, place + 2),
+                self._address(source, begin, place),
+                nbytes,
+            )
+
+    def _fill(self, command: Fill) -> None:
+        target = command.target
+        offset = target.offset if isinstance(target, Slot) else target.address
+        wide = offset % 4 == 0 and command.nbytes % 4 == 0
+        if isinstance(target, Slot) and self._image.kind.bytewise:
+            wide = False
+        self._push.fill_pattern(command.byte * (0x01010101 if wide else 1), wide=wide)
+        for begin, nbytes in pieces_of(command.nbytes):
+            place = len(self._push.words) + 1
+            self._push.fill_piece(
+                self._address(target, begin, place), nbytes // 4 if wide else nbytes
+            )
+
+    def _address(self, operand: Operand, begin: int, place: int) -> int:
+        if isinstance(operand, Slot):
+            self.patches.append((place, operand.index, operand.offset + begin))
+            return 0
+        return operand.address + begin
+
+
+def pieces_of(nbytes: int) -> list[tuple[int, int]]:
+    """Return (begin, bytes) of the pieces in which so many bytes are copied."""
+    step = 1 << 31
+    return [(begin, min(step, nbytes - begin)) for begin in range(0, nbytes, step)]

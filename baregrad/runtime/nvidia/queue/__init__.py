@@ -1,0 +1,4 @@
+"""Channels: rings of work that a GPU takes, and the words in them.
+
+Imports `driver` and `code`.
+"""

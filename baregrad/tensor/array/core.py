@@ -1,0 +1,434 @@
+"""The core of a tensor: a view of a storage whose value is a node of the graph.
+
+Values are functional: a write makes a new node and puts it into the storage, where every view of
+the storage reads it. Nothing is computed before `realize`, or before somebody asks for numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from baregrad.base.errors import DTypeError, GradientError, ShapeError, user_frame
+from baregrad.base.options import options
+from baregrad.dtypes import DType
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node, make_node, toposort
+from baregrad.ir.core.op import Op, Ops
+from baregrad.tensor.array import views
+from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.views import Leaf, Step
+
+# A realised storage is copied whole to read a part of it when that is not much more than the part.
+_WHOLE_NBYTES = 1 << 16
+_clock = itertools.count()
+
+
+class _Alive:
+    """Weak references to every storage; each goes when its storage does, without running Python."""
+
+    entries: ClassVar[set[weakref.ref[Storage]]] = set()
+
+
+_enter = _Alive.entries.add
+_leave = _Alive.entries.discard
+
+
+def _note_origin(node: Node) -> None:
+    """Note the user's line as that of a node and of all below that no line is known of."""
+    origins = session().origins
+    where = str(user_frame())
+    for one in toposort(node, enter=lambda below: below not in origins):
+        if one.shape is not None:
+            origins.setdefault(one, where)
+
+
+class Storage:
+    """A mutable cell: the node of its present value, its device, and whether gradients pass it.
+
+    `grad` is False exactly when no gradient can reach a leaf through `node`. `known` is the lowest
+    and highest of integers that came from the host, so that indices are checked without a read.
+    `previous` is where the value lay before it was changed, whose memory the new one may take.
+    `since` counts up from value to value: it orders storages by when each got its present one.
+    `settled`: its extents were symbolic before it was computed, and those of views of it are.
+    """
+
+    __slots__ = ("__weakref__", "device", "grad", "known", "node", "previous", "settled", "since")
+
+    def __init__(self, node: Node, device: str, grad: bool = False) -> None:
+        self.node = node
+        self.device = device
+        self.grad = grad
+        self.known: tuple[int, int] | None = None
+        self.previous: BufferRef | None = None
+        self.settled = False
+        self.since = next(_clock)
+        _enter(weakref.ref(self, _leave))
+
+    def stamp(self) -> None:
+        """Note that what the storage holds is new, where its memory has changed."""
+        self.since = next(_clock)
+
+    def put(self, node: Node, grad: bool = False) -> None:
+        """Change the value; watchers of the session's writes get the storage and the old node."""
+        old = self.node
+        if old.op is Ops.BUFFER:
+            self.previous = old.arg
+        self.node = node
+        self.grad = grad
+        self.known = None
+        self.settled = False
+        self.since = next(_clock)
+        for observer in session().writes:
+            observer(self, old)
+
+
+def live_storages() -> list[Storage]:
+    """Every storage that anything still holds, in no order."""
+    # Copied in one step: entries go at any time.
+    return [storage for entry in list(_Alive.entries) if (storage := entry()) is not None]
+
+
+def buffer_node(ref: BufferRef, dtype: DType) -> Node:
+    """The leaf that reads a realised array, whose extents are numbers."""
+    return make_node(Ops.BUFFER, dtype, (), ref, ref.shape)
+
+
+class Array:
+    """What every tensor is: a storage and the steps by which it is viewed."""
+
+    __slots__ = ("__weakref__", "_cached", "_gradient", "_layout", "_steps", "_storage")
+    _storage: Storage
+    _steps: tuple[Step, ...]
+    _cached: tuple[Node, Node] | None
+    _layout: tuple[views.Strides, Any] | None
+    _gradient: Any
+
+    @classmethod
+    def _on(cls, storage: Storage, steps: tuple[Step, ...] = ()) -> Self:
+        """A tensor that shows a storage through `steps`."""
+        self = object.__new__(cls)
+        self._storage = storage
+        self._steps = steps
+        self._cached = None
+        self._layout = None
+        self._gradient = None
+        return self
+
+    @classmethod
+    def _make(cls, node: Node, device: str, grad: bool = False) -> Self:
+        """A tensor with a storage of its own; `grad`: whether an operand requires gradients."""
+        if options.debug:
+            _note_origin(node)
+        if not grad or node.dtype.kind != "float":
+            return cls._on(Storage(node, device))
+        return cls._on(Storage(views.told_apart(node), device, True))
+
+    # --- the value --------------------------------------------------------------------------------
+
+    def _value(self) -> Node:
+        """The node of what the tensor shows now, whether or not gradients are recorded."""
+        base = self._storage.node
+        if not self._steps:
+            return base
+        cached = self._cached
+        if cached is not None and cached[0] is base:
+            return cached[1]
+        value = base
+        for step in self._present_steps():
+            value = views.show(value, step)
+        self._cached = (base, value)
+        return value
+
+    def _present_steps(self) -> tuple[Step, ...]:
+        """The steps over what the storage holds now, whose extents are numbers once computed."""
+        return views.bound(self._steps) if self._storage.settled else self._steps
+
+    @property
+    def node(self) -> Node:
+        """The node that operations on this tensor read; under `no_grad` gradients stop at it."""
+        value = self._value()
+        if not grad_enabled() and value.mask & Ops.DETACH.bit:
+            return Node(Ops.DETACH, value.dtype, (value,))
+        return value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents: ints, or index nodes where symbolic."""
+        return self._value().shape
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the elements."""
+        return self._value().dtype
+
+    @property
+    def device(self) -> str:
+        """The name of the device that holds the values."""
+        return self._storage.device
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._value().shape)
+
+    def _view(self, op: Op, arg: Any) -> Self:
+        """The tensor that shows this one through one more step; it aliases this one."""
+        added: tuple[Step, ...] = ((op, arg),)
+        if not grad_enabled() and self.requires_grad:
+            added = (*added, (Ops.DETACH, None))
+        made = type(self)._on(self._storage, (*self._steps, *added))
+        # Shown at once, so that what does not fit raises at the user's line.
+        value = self._value()
+        for step in added:
+            value = views.show(value, step)
+        made._cached = (self._storage.node, value)
+        return made
+
+    def _strides(self) -> tuple[views.Strides, Any]:
+        """(strides, offset) in elements of the storage, as if the view were one of memory."""
+        if self._layout is None:
+            value = self._storage.node
+            strides: views.Strides = views.row_major(value.shape)
+            offset: Any = 0
+            for step in self._present_steps():
+                strides, offset = views.after(step, value.shape, strides, offset)
+                value = views.show(value, step)
+            self._layout = (strides, offset)
+        return self._layout
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _write(self, value: Node, grad: bool = False) -> None:
+        """Put `value`, of this tensor's shape and dtype, in place of what the tensor shows.
+
+        Raises GradientError on a leaf that requires gradients, or a view of one, while gradients
+        are recorded; ShapeError through a view that shows an element twice.
+        """
+        grad = grad and grad_enabled() and value.dtype.kind == "float"
+        marks = [arg for op, arg in self._steps if op is Ops.DETACH]
+        if grad_enabled() and marks and marks[-1] is not None:
+            raise GradientError(
+                "a leaf that requires gradients, or a view of one, is changed in place",
+                hint="do it inside `with Tensor.no_grad():`, or work on clone() or detach() of it",
+            )
+        if grad and marks:
+            raise GradientError(
+                "a value that requires gradients is written into a detached tensor",
+                hint="write value.detach(), or write into a tensor that is not detached",
+            )
+        if any(extent.__class__ is int and extent == 0 for extent in value.shape):
+            return
+        storage = self._storage
+        partial = any(op is Ops.SHRINK for op, _ in self._steps)
+        written = views.write(storage.node, self._present_steps(), value)
+        storage.put(written, grad or (partial and storage.grad))
+        if marks and marks[-1] is not None:
+            # A parameter: left lazy, its graph would grow by one update a step.
+            session().companions.append(weakref.ref(storage))
+
+    # --- gradients --------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient can be had through this tensor; settable like `requires_grad_`."""
+        for op, arg in reversed(self._steps):
+            if op is Ops.DETACH:
+                return arg is not None
+        return self._storage.grad and self._storage.node.dtype.kind == "float"
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        self.requires_grad_(wanted)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it is no result of operations that are recorded for gradients."""
+        return self._leaf() is not None or not self.requires_grad
+
+    def _leaf(self) -> Leaf | None:
+        """The identity under which gradients are accumulated in this very tensor, if it has one."""
+        if self._steps and self._steps[-1][0] is Ops.DETACH:
+            leaf: Leaf | None = self._steps[-1][1]
+            if leaf is not None and leaf.owner() is self:
+                return leaf
+        return None
+
+    def requires_grad_(self, wanted: bool = True) -> Self:
+        """Make it a leaf that gradients are accumulated in, or stop that; return it.
+
+        Raises GradientError unless the dtype is floating, or when the tensor is a result of
+        operations that are recorded for gradients.
+        """
+        leaf = self._leaf()
+        if wanted == self.requires_grad:
+            return self
+        if not wanted:
+            if leaf is None:
+                raise GradientError(
+                    "only a leaf can stop requiring gradients",
+                    hint="use detach() to go on with the same values without gradients",
+                )
+            self._steps = self._steps[:-1]
+            self._cached = None
+            return self
+        if self.dtype.kind != "float":
+            raise GradientError(
+                "only floating-point tensors can require gradients",
+                found=f"dtype {self.dtype}",
+                hint="cast it first, for example with float()",
+            )
+        self._steps = (*self._steps, (Ops.DETACH, Leaf(self)))
+        self._cached = None
+        return self
+
+    def detach(self) -> Self:
+        """Return a tensor of the same values, aliasing this one, at which gradients stop."""
+        return type(self)._on(self._storage, (*self._steps, (Ops.DETACH, None)))
+
+    # --- realisation ------------------------------------------------------------------------------
+
+    def realize(self, *others: Array) -> Self:
+        """Compute the value now, together with those of `others`; return this tensor."""
+        everything: tuple[Array, ...] = (self, *others)
+        realize_storages(tensor._storage for tensor in everything)
+        return self
+
+    def _ref(self) -> BufferRef:
+        """Where the storage's value lies, computed if need be."""
+        if self._storage.node.op is not Ops.BUFFER:
+            realize_storages((self._storage,))
+        node = self._storage.node
+        ref = node.arg if node.op is Ops.BUFFER else session().realised(node)
+        assert isinstance(ref, BufferRef)
+        return ref
+
+    def _raw(self) -> np.ndarray[Any, Any]:
+        """A fresh array of the raw elements (`dtype.storage`) that the tensor shows."""
+        if not any(op is not Ops.DETACH for op, _ in self._steps):
+            return session().download(self._ref(), self.dtype)
+        base = self._storage.node
+        if base.op is Ops.BUFFER and self._is_cheap_to_read_whole():
+            data = session().download(base.arg, base.dtype)
+            strides, offset = self._strides()
+            itemsize = data.itemsize
+            flat = data.reshape(-1)[offset:]
+            if not math.prod(self.shape):
+                return np.empty(self.shape, flat.dtype)
+            steps = tuple(stride * itemsize for stride in strides)
+            shown = np.lib.stride_tricks.as_strided(flat, self.shape, steps)
+            return np.array(shown)
+        (ref,) = session().realize([self._value()], self.device)
+        return session().download(ref, self.dtype)
+
+    def _is_cheap_to_read_whole(self) -> bool:
+        base = self._storage.node
+        strides, offset = self._strides()
+        sizes = (*base.shape, *self.shape, *strides, offset)
+        if not all(isinstance(extent, int) for extent in sizes):
+            return False
+        nbytes: int = math.prod(base.shape) * base.dtype.itemsize
+        return nbytes <= max(_WHOLE_NBYTES, 2 * math.prod(self.shape) * base.dtype.itemsize)
+
+
+def realize_storages(storages: Iterable[Storage]) -> None:
+    """Compute the values of storages, those of one device together.
+
+    A storage through which no gradient passes then holds its buffer alone, so that the graph below
+    it is freed; another keeps its expression, whose value the session remembers. Storages whose
+    gradients were taken are computed along, while what they share with the others is at hand.
+
+    How they are asked for does not matter: what is computed together is computed in the order in
+    which the program made it, so the same program gives the same kernels.
+    """
+    by_device: dict[str, dict[Storage, None]] = {}
+    for storage in storages:
+        if storage.node.op is not Ops.BUFFER:
+            by_device.setdefault(storage.device, {})[storage] = None
+    if by_device:
+        owner = session()
+        # From the look at what else reads old memory to the last write nobody else computes.
+        with owner.lock:
+            _realize_together(owner, by_device)
+
+
+def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, None]]) -> None:
+    spent: list[Storage] = [held for ref in owner.companions if (held := ref()) is not None]
+    owner.companions.clear()
+    for storage in spent:
+        if storage.device in by_device and owner.realised(storage.node) is None:
+            by_device[storage.device][storage] = None
+    for device, asked in by_device.items():
+        found = sorted(asked, key=lambda storage: storage.since)
+        wanted = list(dict.fromkeys(storage.node for storage in found))
+        donate = donations(found, wanted, spent) if owner.downloads else {}
+        refs = dict(zip(wanted, owner.realize(wanted, device, donate), strict=True))
+        for storage in found:
+            storage.previous = None
+            if not storage.grad or storage in spent:
+                storage.settled = storage.settled or not all(
+                    extent.__class__ is int for extent in storage.node.shape
+                )
+                storage.node = buffer_node(refs[storage.node], storage.node.dtype)
+
+
+def donations(found: Iterable[Storage], wanted: list[Node], spent: list[Storage]) -> dict[int, Any]:
+    """For positions in `wanted`: the old memory that nothing else can read any more.
+
+    What every other storage's value is made of is looked through, so this is for the one call that
+    a jit captures.
+    """
+    mine = set(found)
+    candidates = {
+        wanted.index(s.node): s.previous
+        for s in mine
+        if s.previous is not None and s.previous.shape == s.node.shape
+    }
+    if not candidates:
+        return {}
+    others = [s for s in live_storages() if s not in mine]
+    others.extend(s for s in mine if s.grad and s not in spent)
+    read = handles_below([s.node for s in others])
+    return {
+        position: ref.handle
+        for position, ref in candidates.items()
+        if id(ref.handle) not in read and not ref.handle.readonly
+    }
+
+
+def handles_below(roots: list[Node]) -> set[int]:
+    """The identities of the buffers that evaluating `roots` again would read."""
+    owner = session()
+    found: set[int] = set()
+    for node in toposort(*roots):
+        ref = node.arg if node.op is Ops.BUFFER else owner.realised(node)
+        if ref is not None:
+            found.add(id(ref.handle))
+    return found
+
+
+def check_shape_is_int(shape: tuple[Any, ...], what: str) -> tuple[int, ...]:
+    """`shape` where every extent is an int. Raises ShapeError where one is symbolic."""
+    if not all(isinstance(extent, int) for extent in shape):
+        raise ShapeError(
+            f"{what} needs extents that are known now",
+            found=str(list(shape)),
+            hint="cut or pad to a size that is known first",
+        )
+    return shape
+
+
+def check_float(dtype: DType, what: str) -> None:
+    """Raise DTypeError unless `dtype` is a floating-point one."""
+    if dtype.kind != "float":
+        raise DTypeError(
+            f"{what} is of floating-point tensors",
+            found=f"dtype {dtype}",
+            hint="cast it first, for example with float()",
+        )

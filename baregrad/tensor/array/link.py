@@ -1,0 +1,77 @@
+"""The seam to the engine: what tensors need from a session, and the session in force."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from baregrad.dtypes import DType
+from baregrad.engine.session import current_session
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node
+
+
+class SessionLike(Protocol):
+    """What tensors need from a session; `baregrad.engine.session.Session` is one.
+
+    origins: the user's file:line of nodes, noted while debugging. writes: told of each storage that
+    changes in place. downloads: not empty while a function is captured. random_states: by device,
+    kept for `baregrad.tensor.ops.random`. companions: storages to compute along with the next ones.
+    lock: held while anything is computed.
+    """
+
+    origins: MutableMapping[Node, str]
+    writes: list[Callable[[Any, Node], None]]
+    downloads: list[Callable[[BufferRef], None]]
+    random_states: dict[str, Any]
+    companions: list[weakref.ref[Any]]
+    lock: threading.RLock
+
+    def default_device(self) -> str:
+        """The name of the device that tensors are made on."""
+        ...
+
+    def known_device(self, name: str) -> str:
+        """The name itself. Raises UnsupportedDevice where there is no such device."""
+        ...
+
+    def upload(
+        self,
+        data: np.ndarray[Any, Any],
+        dtype: DType,
+        shape: tuple[int, ...],
+        device: str,
+        noted: bool = True,
+    ) -> BufferRef:
+        """A copy of raw elements (`dtype.storage`, row-major) on a device.
+
+        `noted`: a function that is captured is taken to have made the data.
+        """
+        ...
+
+    def wrap(self, data: Any, dtype: DType, shape: tuple[int, ...], device: str) -> BufferRef:
+        """Host memory as a device array, without a copy where the device can see it."""
+        ...
+
+    def download(self, ref: BufferRef, dtype: DType) -> np.ndarray[Any, Any]:
+        """A copy of a realised array, owned by the caller, as raw elements."""
+        ...
+
+    def realize(
+        self, nodes: Sequence[Node], device: str, donate: Mapping[int, Any] | None = None
+    ) -> list[BufferRef]:
+        """Compute nodes on a device."""
+        ...
+
+    def realised(self, node: Node) -> BufferRef | None:
+        """Where the value of a node lies, if it was realised and is still held."""
+        ...
+
+
+def session() -> SessionLike:
+    """The session in force."""
+    return cast(SessionLike, current_session())

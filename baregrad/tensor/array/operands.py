@@ -1,0 +1,193 @@
+"""Operands: Python scalars, arrays and tensors brought to one dtype and one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+import numpy as np
+
+from baregrad.base.errors import ArgumentError, DeviceError, DTypeError
+from baregrad.dtypes import DEFAULT_FLOAT, DType, check_computed, dtypes, result_type
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import COMPARE, Op
+from baregrad.tensor.array import nodes
+from baregrad.tensor.array.core import Array
+from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.array.views import twin
+
+if TYPE_CHECKING:
+    from baregrad.tensor.tensor import Tensor
+
+Scalar: TypeAlias = bool | int | float
+Operand: TypeAlias = "Tensor | Scalar | np.ndarray[Any, Any] | np.generic | Node"
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Whether `value` is a tensor."""
+    return isinstance(value, Array)
+
+
+def one_device(tensors: Sequence[Tensor]) -> str:
+    """The device that all tensors are on. Raises DeviceError when there are several."""
+    device = tensors[0].device
+    for other in tensors:
+        if other.device != device:
+            raise DeviceError(
+                "tensors on different devices",
+                found=f"{device} and {other.device}",
+                wanted="one device",
+                hint=f"move one, for example with to({device!r})",
+            )
+    return device
+
+
+def lift(value: Operand, beside: Tensor) -> Tensor | Scalar | Node:
+    """A tensor or scalar as it is; an array or sequence as a tensor on the device of `beside`."""
+    if is_tensor(value):
+        return value
+    if isinstance(value, bool | int | float | Node):
+        return value
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        scalar = value.item()
+        if isinstance(scalar, bool | int | float):
+            return scalar
+    if isinstance(value, np.ndarray | list | tuple):
+        return type(beside)(value, device=beside.device)
+    raise DTypeError(
+        "not an operand of a tensor",
+        found=f"{type(value).__name__} {value!r:.60}",
+        wanted="a tensor, a scalar or an array",
+    )
+
+
+def common_dtype(operands: Sequence[Tensor | Scalar | Node]) -> DType:
+    """The dtype that operands meet in: tensors with axes outrank those without, and scalars."""
+    only: DType | None = None
+    weak = 0
+    for x in operands:
+        if is_tensor(x):
+            dtype = x.dtype
+            if only is not None and dtype is not only:
+                return _promoted(operands)
+            only = dtype
+        else:
+            weak = max(weak, 2 if isinstance(x, float) else 0 if isinstance(x, bool) else 1)
+    # Most operations meet here: one dtype, and scalars of no higher category.
+    if only is not None and weak <= _CATEGORY[only.kind]:
+        return only
+    return _promoted(operands)
+
+
+_CATEGORY = MappingProxyType({"bool": 0, "uint": 1, "int": 1, "index": 1, "float": 2})
+
+
+def _promoted(operands: Sequence[Tensor | Scalar | Node]) -> DType:
+    arrays = [x.dtype for x in operands if is_tensor(x) and x.ndim]
+    zero_dim = [x.dtype for x in operands if is_tensor(x) and not x.ndim]
+    scalars = [1 if isinstance(x, Node) else x for x in operands if not is_tensor(x)]
+    return result_type(arrays, zero_dim, scalars)
+
+
+def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
+    """An operand as a node of `dtype`."""
+    if is_tensor(value):
+        return nodes.cast(value.node, dtype)
+    if isinstance(value, Node):
+        return nodes.cast(value, dtype)
+    assert isinstance(value, bool | int | float)
+    try:
+        return const(value, dtype)
+    except OverflowError as error:
+        raise ArgumentError(f"an operand that {dtype} has not", found=f"{error}") from error
+
+
+def elementwise(op: Op, *operands: Operand, dtype: DType | None = None) -> Tensor:
+    """`op` over operands that broadcast, in the dtype that they meet in unless one is given.
+
+    At least one operand is a tensor. Comparisons give bool.
+    """
+    first = next(x for x in operands if is_tensor(x))
+    lifted = [lift(x, first) for x in operands]
+    tensors = [x for x in lifted if is_tensor(x)]
+    if dtype is None:
+        dtype = common_dtype(lifted)
+    device = one_device(tensors) if len(tensors) > 1 else first.device
+    node = nodes.alu(op, *(as_node(x, dtype) for x in lifted))
+    if op in COMPARE:
+        return type(first)._make(node, device)
+    grad = grad_enabled() and any(x.requires_grad for x in tensors)
+    return type(first)._make(node, device, grad)
+
+
+def result(node: Node, *sources: Tensor) -> Tensor:
+    """A tensor of `node`, on the device of its sources, which carries their gradients."""
+    device = one_device(sources) if len(sources) > 1 else sources[0].device
+    grad = grad_enabled() and any(x.requires_grad for x in sources)
+    if grad and any(node is x.node for x in sources):
+        node = twin(node)
+    return type(sources[0])._make(node, device, grad)
+
+
+def stepwise(value: Tensor, *sources: Tensor) -> Tensor:
+    """`value`, which follows its sources in steps: gradients reach them, and are 0.
+
+    value: computed of detached sources. sources: broadcast to its shape.
+    """
+    never = const(False, dtypes.bool)
+    node = value.node
+    for source in sources:
+        if source.requires_grad:
+            node = nodes.where(never, nodes.cast(source.node, value.dtype), node)
+    return result(node, value, *sources)
+
+
+def broadcast_operands(*operands: Operand, dtype: DType | None = None) -> tuple[Tensor, ...]:
+    """Operands as tensors of one dtype and one shape, views where they were tensors."""
+    first = next(x for x in operands if is_tensor(x))
+    lifted = [lift(x, first) for x in operands]
+    if dtype is None:
+        dtype = common_dtype(lifted)
+    same = [as_tensor(x, first, dtype) for x in lifted]
+    shape = nodes.broadcast_shapes(*(x.shape for x in same))
+    return tuple(x.expand(shape) for x in same)
+
+
+def as_tensor(value: Tensor | Scalar | Node, beside: Tensor, dtype: DType) -> Tensor:
+    """An operand as a tensor of `dtype`; a scalar becomes one of shape ()."""
+    if is_tensor(value):
+        return value.cast(dtype)
+    return type(beside)._make(as_node(value, dtype), beside.device)
+
+
+def float_dtype(dtype: DType) -> DType:
+    """The dtype of a float function's result: the float32 default for integers and bools."""
+    return dtype if dtype.kind == "float" else DEFAULT_FLOAT
+
+
+def accumulator(dtype: DType) -> DType:
+    """The dtype that an operation on `dtype` computes in: float32 for the narrower floats.
+
+    Raises DTypeError for a dtype that is not computed with.
+    """
+    check_computed(dtype)
+    return nodes.accumulator(dtype)
+
+
+def through_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap a function of several ops so that narrow floats are rounded once, at the end.
+
+    Integers and bools become float32; float16 and bfloat16 are computed in float32.
+    """
+
+    @wraps(function)
+    def wrapped(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        dtype = float_dtype(x.dtype)
+        check_computed(dtype)
+        if dtype.bits >= 32:
+            return function(x.cast(dtype), *args, **kwargs)
+        return function(x.cast(dtypes.float32), *args, **kwargs).cast(dtype)
+
+    return wrapped

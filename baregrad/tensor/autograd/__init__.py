@@ -1,0 +1,4 @@
+"""Gradients: a table of rules keyed by op, and the walks that apply it.
+
+Imports `array`.
+"""

@@ -1,0 +1,149 @@
+"""Gradients: one table keyed by op, and the walk that applies it.
+
+A rule takes a node and the gradient of its value and gives a gradient for each source, None where
+none flows. It is written in nodes, so that gradients can be differentiated again. Where an operand
+was broadcast from shape (), the walk sums its gradient; a rule need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from baregrad.base.errors import JitError
+from baregrad.ir.algebra.rules import ALGEBRA
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Op, Ops
+from baregrad.tensor.array import nodes
+from baregrad.tensor.array.views import Cut, Leaf, passes_gradients
+from baregrad.tensor.autograd.gradients_elementwise import ELEMENTWISE_RULES
+from baregrad.tensor.autograd.gradients_structure import STRUCTURE_RULES
+
+Gradients = tuple[Node | None, ...]
+Rule = Callable[[Node, Node], Gradients]
+
+RULES: Mapping[Op, Rule] = MappingProxyType({**ELEMENTWISE_RULES, **STRUCTURE_RULES})
+
+NO_GRADIENT: Mapping[Op, str] = MappingProxyType(
+    {
+        Ops.CONST: "a constant has no sources",
+        Ops.BUFFER: "a realised array has no sources; leaves are marked by DETACH",
+        Ops.PARAM: "the argument of a program has no sources",
+        Ops.VAR: "a symbolic integer is not differentiable",
+        Ops.IOTA: "a count of positions has no sources that are values",
+        Ops.SLOT: "it stands in monoids only, which have rules as a whole",
+        Ops.NOT: "its operands are integers or bools",
+        Ops.AND: "its operands are integers or bools",
+        Ops.OR: "its operands are integers or bools",
+        Ops.XOR: "its operands are integers or bools",
+        Ops.SHL: "its operands are integers",
+        Ops.SHR: "its operands are integers",
+        Ops.FLOORDIV: "its operands are integers",
+        Ops.TRUNCDIV: "its operands are integers",
+        Ops.THREEFRY: "its operands are integers",
+        Ops.CMPLT: "its result is a bool",
+        Ops.CMPLE: "its result is a bool",
+        Ops.CMPEQ: "its result is a bool",
+        Ops.CMPNE: "its result is a bool",
+        Ops.BITCAST: "the bits of a number are not a differentiable function of it",
+        Ops.DETACH: "it is there to stop gradients, or marks a tensor",
+        Ops.SINK: "it has no value",
+    }
+)
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether a node marks a tensor that gradients are accumulated in."""
+    return node.op is Ops.DETACH and isinstance(node.arg, Leaf)
+
+
+def pull_back(
+    roots: Sequence[Node], seeds: Sequence[Node], targets: Iterable[Node] | None = None
+) -> dict[Node, Node]:
+    """Gradients of sum(seed * root) over roots, for targets; for every leaf reached if None.
+
+    The result holds those targets alone that a gradient reaches. Raises GradientError from a rule
+    that cannot give one.
+    """
+    wanted = None if targets is None else set(targets)
+    order, carrying = _carriers(roots, wanted)
+    sums: dict[Node, Node] = {}
+    for root, seed in zip(roots, seeds, strict=True):
+        _add(sums, root, seed, carrying)
+    found: dict[Node, Node] = {}
+    for node in reversed(order):
+        if node not in carrying or node not in sums:
+            continue
+        gradient = sums.pop(node)
+        if is_leaf(node) if wanted is None else node in wanted:
+            found[node] = gradient
+        if node.op is Ops.DETACH:
+            if passes_gradients(node):
+                _add(sums, node.src[0], gradient, carrying)
+            continue
+        rule = RULES.get(node.op)
+        if rule is None:
+            continue
+        # A tuple-valued reduction has no gradient of its own: its parts reach through it.
+        sources = node.src[0].src if node.op is Ops.PROJ else node.src
+        for source, part in zip(sources, rule(node, gradient), strict=True):
+            if part is not None:
+                _add(sums, source, part, carrying)
+    return found
+
+
+def _add(sums: dict[Node, Node], node: Node, gradient: Node, carrying: set[Node]) -> None:
+    if node not in carrying:
+        return
+    if not gradient.shape:
+        # A backward pass starts with 1: what is folded here changes nothing, what is folded later
+        # changes everything above it.
+        gradient = ALGEBRA.apply(gradient)
+    if gradient.shape != node.shape:
+        fits = len(gradient.shape) >= len(node.shape) and gradient.shape != ()
+        gradient = (nodes.sum_to if fits else nodes.broadcast)(gradient, node.shape)
+    known = sums.get(node)
+    sums[node] = gradient if known is None else _sum(known, gradient)
+
+
+def _sum(known: Node, gradient: Node) -> Node:
+    """Both together, those of a dtype that is not computed with by way of float32."""
+    dtype = known.dtype
+    if not dtype.storage_only:
+        return nodes.add(known, gradient)
+    wide = nodes.accumulator(dtype)
+    return nodes.cast(nodes.add(nodes.cast(known, wide), nodes.cast(gradient, wide)), dtype)
+
+
+def _check_cut(cut: Cut, wanted: set[Node] | None) -> None:
+    """Raise JitError where a gradient goes on into what was computed before a capture."""
+    if wanted is None or not wanted.isdisjoint(toposort(cut.node)):
+        raise JitError(
+            "a jitted function takes gradients through a tensor that was computed outside of it",
+            hint="compute the tensor inside the function, or detach() it",
+        )
+
+
+def _carriers(roots: Sequence[Node], wanted: set[Node] | None) -> tuple[list[Node], set[Node]]:
+    """Nodes below the roots, sources first, and those through which a gradient reaches a target."""
+    bits = Ops.DETACH.bit
+    for target in wanted or ():
+        bits |= target.op.bit
+
+    def enter(node: Node) -> bool:
+        open_ = node.dtype.kind == "float" and bool(node.mask & bits)
+        return open_ and passes_gradients(node)
+
+    order = toposort(*roots, enter=enter)
+    carrying: set[Node] = set()
+    for node in order:
+        if node.dtype.kind != "float":
+            continue
+        if node.op is Ops.DETACH and isinstance(node.arg, Cut):
+            _check_cut(node.arg, wanted)
+            continue
+        if is_leaf(node) if wanted is None else node in wanted:
+            carrying.add(node)
+        elif enter(node) and any(source in carrying for source in node.src):
+            carrying.add(node)
+    return order, carrying

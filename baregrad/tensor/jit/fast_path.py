@@ -1,0 +1,86 @@
+"""Calls of a jitted function that are of the same kind as the one before, told at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from baregrad.engine.session import Session
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.jit.entry import Entry
+from baregrad.tensor.jit.parts import Call
+from baregrad.tensor.tensor import Tensor
+
+_BUFFER = Ops.BUFFER
+# Each argument is looked for among those before it.
+_MOST_ARGUMENTS = 8
+
+
+class Alike:
+    """What a call that was replayed was like: computed tensors of its own alone, none changed.
+
+    A kernel of a few hundred microseconds leaves none of our code in the processor's caches, so
+    what a call touches counts. Most calls are like the one before them: for those no key is made.
+    """
+
+    __slots__ = ("_grad", "_kinds", "_session", "_settings", "entry")
+
+    def __init__(
+        self, entry: Entry, call: Call, session: Session, settings: Mapping[str, Any]
+    ) -> None:
+        self.entry = entry
+        self._session = session
+        self._settings = settings
+        self._grad = grad_enabled()
+        self._kinds = tuple([
+            (tensor._storage.node.shape, tensor.dtype, tensor._storage.device, tensor._storage.grad)
+            for tensor in call.tensors
+        ])
+
+    @staticmethod
+    def to(
+        entry: Entry, call: Call, session: Session, settings: Mapping[str, Any]
+    ) -> Alike | None:
+        """What later calls may be like, None where they are to be looked at in full."""
+        args, kwargs = call.tree
+        tensors = call.tensors
+        if kwargs or len(args) > _MOST_ARGUMENTS or entry.changes_what_is_given:
+            return None
+        if len(tensors) != len(args) or any(a is not t for a, t in zip(args, tensors, strict=True)):
+            return None
+        if len({id(tensor._storage) for tensor in tensors}) < len(tensors):
+            return None
+        found = Alike(entry, call, session, settings)
+        return None if found.handles(args, session, settings) is None else found
+
+    def handles(
+        self, args: tuple[Any, ...], session: Session, settings: Mapping[str, Any]
+    ) -> list[Any] | None:
+        """The arguments' buffers, None for a call that may be of another kind."""
+        if (
+            session is not self._session
+            or settings is not self._settings
+            or len(args) != len(self._kinds)
+            or grad_enabled() is not self._grad
+        ):
+            return None
+        found: list[Any] = []
+        storages: list[Any] = []
+        for tensor, (shape, dtype, device, grad) in zip(args, self._kinds, strict=True):
+            if tensor.__class__ is not Tensor or tensor._steps or tensor._gradient is not None:
+                return None
+            storage = tensor._storage
+            node = storage.node
+            if (
+                node.op is not _BUFFER
+                or node.dtype is not dtype
+                or node.shape != shape
+                or storage.grad is not grad
+                or storage.device != device
+                or storage in storages
+            ):
+                return None
+            storages.append(storage)
+            found.append(node.arg.handle)
+        return found

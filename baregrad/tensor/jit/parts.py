@@ -1,0 +1,176 @@
+"""What a captured call is made of: stand-ins for arguments, cut histories, places of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from baregrad.base.errors import JitError
+from baregrad.engine.session import current_session
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array.core import Storage, buffer_node, realize_storages
+from baregrad.tensor.array.views import Cut
+from baregrad.tensor.jit.state import copied
+from baregrad.tensor.jit.trees import describe
+from baregrad.tensor.tensor import Tensor
+
+_NO_NAMES: Mapping[str, Any] = MappingProxyType({})
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+class Call:
+    """One call's arguments: their tensors, and the tree they stand in.
+
+    `tensors` has the arguments first, then the gradients that some of them hold: `grads` says whose
+    each is.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.tree = (args, kwargs)
+        self.tensors: list[Tensor] = []
+        self.variables: dict[str, int] = {}
+        key: list[Any] = [len(args)]
+        tensors = self.tensors
+        describe(args, tensors, self.variables, key)
+        if kwargs:
+            describe((kwargs,), tensors, self.variables, key)
+        self.given = len(tensors)
+        self.grads: dict[int, int] = {}
+        for position in range(self.given):
+            gradient = tensors[position]._gradient
+            if gradient is not None:
+                self.grads[position] = len(tensors)
+                tensors.append(gradient)
+        if len(tensors) > 1:
+            storages = [tensor._storage for tensor in tensors]
+            if len(set(storages)) < len(storages):
+                key.append(tuple(map(storages.index, storages)))
+            key.extend(self.grads)
+        # What tells this call from calls of other kinds.
+        self.key = tuple(key)
+
+    @classmethod
+    def alike(cls, args: tuple[Any, ...]) -> Call:
+        """A call of tensors whose kind is known, so that it needs no key and is not looked into."""
+        self = object.__new__(cls)
+        self.tree = (args, _NO_NAMES)
+        self.tensors = list(args)
+        self.variables = {}
+        self.given = len(args)
+        self.grads = {}
+        self.key = ()
+        return self
+
+    def handles(self) -> list[Any]:
+        """The buffer of each tensor's value, as a contiguous array."""
+        found = []
+        for tensor in self.tensors:
+            node = tensor._storage.node
+            if node.op is not Ops.BUFFER or (tensor._steps and not is_whole(tensor)):
+                return [ref.handle for ref in self._computed()]
+            found.append(node.arg.handle)
+        return found
+
+    def _computed(self) -> list[BufferRef]:
+        """Where each tensor's value lies, computed if need be, those that need it together."""
+        realize_storages(t._storage for t in self.tensors)
+        owner = current_session()
+        return [
+            t._ref() if is_whole(t) else owner.realize([t._value()], t.device)[0]
+            for t in self.tensors
+        ]
+
+    def references(self) -> list[BufferRef]:
+        """Where each tensor's value lies, as a contiguous array of its own handle.
+
+        A view has an identity of its own, so that an argument that is also closed over is told
+        apart. Others may read the same memory, so nothing is written there.
+        """
+        refs = []
+        for ref in self._computed():
+            handle = ref.handle.view(0, ref.handle.nbytes)
+            handle.readonly = True
+            refs.append(BufferRef(handle, ref.shape, ref.device))
+        return refs
+
+    def stand_ins(self, refs: Sequence[BufferRef]) -> list[Tensor]:
+        """A tensor over each array, with storages of their own that are shared as the call's are.
+
+        A view is a whole array here, which shows no later change of what it was a view of.
+        """
+        shared: dict[Storage, Storage] = {}
+        made = []
+        for tensor, ref in zip(self.tensors, refs, strict=True):
+            storage = Storage(buffer_node(ref, tensor.dtype), tensor.device)
+            if is_whole(tensor):
+                storage = shared.setdefault(tensor._storage, storage)
+            clone = Tensor._on(storage)
+            made.append(clone.requires_grad_() if tensor.requires_grad else clone)
+        for position, place in self.grads.items():
+            made[position].grad = made[place]
+        return made
+
+    def refuse_views_of(self, position: int) -> None:
+        """Raise JitError if a changed argument is a view of another tensor, or shown by a view."""
+        storage = self.tensors[position]._storage
+        if all(is_whole(tensor) for tensor in self.tensors if tensor._storage is storage):
+            return
+        raise JitError(
+            "a jitted function changes an argument that is a view of another tensor, or has a view "
+            "among the other arguments",
+            hint="pass the whole tensor, or return the new value",
+        )
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor shows its storage as it is, not a part or in another order."""
+    return all(op is Ops.DETACH for op, _ in tensor._steps)
+
+
+# --- what is closed over --------------------------------------------------------------------------
+
+
+class Histories:
+    """Closed-over values that remember how they were computed, cut from that inside the context.
+
+    Their values are read like any others; a gradient that would go on into a history is refused.
+    """
+
+    def __init__(self, storages: Iterable[Storage]) -> None:
+        self.nodes: dict[Storage, Node] = {}
+        self.cut: dict[Storage, Node] = {}
+        for storage in storages:
+            node = storage.node
+            ref = None if node.op is Ops.BUFFER else current_session().realised(node)
+            if ref is None:
+                continue
+            leaf = buffer_node(ref._replace(handle=copied(ref.handle)), node.dtype)
+            self.nodes[storage] = node
+            storage.node = Node(Ops.DETACH, node.dtype, (leaf,), Cut(node))
+            self.cut[storage] = storage.node
+
+    def __enter__(self) -> None:
+        """Histories are cut from the start."""
+
+    def __exit__(self, *error: object) -> None:
+        """Give storages that nobody wrote their histories back."""
+        for storage, node in self.nodes.items():
+            if storage.node is self.cut[storage]:
+                storage.node = node
+
+
+def part_shared(storages: Iterable[Storage]) -> None:
+    """Give memory of its own to what lies where another of these storages does."""
+    seen: set[int] = set()
+    for storage in storages:
+        node = storage.node
+        if node.op is not Ops.BUFFER:
+            continue
+        if id(node.arg.handle) in seen:
+            own = node.arg._replace(handle=copied(node.arg.handle))
+            storage.node = buffer_node(own, node.dtype)
+        seen.add(id(storage.node.arg.handle))

@@ -1,0 +1,122 @@
+"""Trees of arguments and results: tensors inside lists, tuples, dicts and dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from baregrad.base.errors import JitError
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.tensor import Tensor
+
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_SEQUENCES = (list, tuple)
+
+
+def is_variable(value: object) -> bool:
+    """Whether a value is a symbolic integer that has a value now."""
+    return isinstance(value, Node) and value.op is Ops.VAR and bool(value.src)
+
+
+def map_tree(tree: Any, visit: Callable[[Any], Any]) -> Any:
+    """`tree` with each leaf replaced by what `visit` makes of it; containers are made anew."""
+    if isinstance(tree, Tensor):
+        return visit(tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*[map_tree(item, visit) for item in tree])
+    if isinstance(tree, _SEQUENCES):
+        return type(tree)([map_tree(item, visit) for item in tree])
+    if isinstance(tree, dict):
+        return type(tree)([(key, map_tree(item, visit)) for key, item in tree.items()])
+    if _is_dataclass(tree):
+        changes = {
+            field.name: map_tree(getattr(tree, field.name), visit)
+            for field in dataclasses.fields(tree)
+            if field.init
+        }
+        return dataclasses.replace(tree, **changes)
+    return visit(tree)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree, in order."""
+    found: list[Any] = []
+    _gather(tree, found)
+    return found
+
+
+def _gather(tree: Any, found: list[Any]) -> None:
+    """Append the leaves of a tree."""
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif isinstance(tree, _SEQUENCES):
+        for item in tree:
+            _gather(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _gather(item, found)
+    elif not _is_dataclass(tree):
+        found.append(tree)
+    else:
+        for field in dataclasses.fields(tree):
+            if field.init:
+                _gather(getattr(tree, field.name), found)
+
+
+def _is_dataclass(tree: Any) -> bool:
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Node))
+
+
+def describe(
+    items: Iterable[Any], tensors: list[Tensor], variables: dict[str, int], key: list[Any]
+) -> None:
+    """Append the items' tensors, symbolic integers' values and what tells their kinds to lists.
+
+    Keys are equal for trees of equal containers and equal plain leaves. Tensors count by shape,
+    dtype, device and whether they require gradients; symbolic integers by name and bounds. Every
+    call of a jitted function does this, so it is one walk that copies nothing. Raises JitError for
+    a leaf that cannot be compared by value.
+    """
+    for item in items:
+        kind = item.__class__
+        if isinstance(item, Tensor):
+            tensors.append(item)
+            storage = item._storage
+            if item._steps:
+                value, grad = item._value(), item.requires_grad
+            else:
+                value, grad = storage.node, storage.grad
+            key.append((value.shape, value.dtype, storage.device, grad))
+        elif kind in _PLAIN:
+            key.append((kind, repr(item) if kind is float else item))
+        elif isinstance(item, _SEQUENCES):
+            key.append((kind, len(item)))
+            describe(item, tensors, variables, key)
+        elif isinstance(item, dict):
+            key.append((kind, *item))
+            describe(item.values(), tensors, variables, key)
+        elif is_variable(item):
+            variables[item.arg.name] = int(item.src[0].arg)
+            key.append((kind, item.arg))
+        elif _is_dataclass(item):
+            key.append(kind)
+            for field in dataclasses.fields(item):
+                # What is not given when a dataclass is made is looked at, but is no leaf.
+                found = (tensors, variables) if field.init else ([], {})
+                describe((getattr(item, field.name),), *found, key)
+        else:
+            key.append((kind, repr(item) if isinstance(item, float) else _hashable(item)))
+
+
+def _hashable(leaf: Any) -> Any:
+    try:
+        hash(leaf)
+    except TypeError as error:
+        raise JitError(
+            f"a jitted function got a {type(leaf).__name__}, which cannot be compared",
+            wanted="tensors, plain values, or lists, tuples, dicts and dataclasses of them",
+            hint="pass arrays as tensors",
+        ) from error
+    return leaf

@@ -1,0 +1,296 @@
+"""Conversions: dtypes, devices, NumPy, Python numbers, DLPack, text."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from baregrad.base.errors import DTypeError, GradientError, ShapeError
+from baregrad.dtypes import DType, array_dtype, cut_to_integer, decode, dtypes, to_numpy
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array import nodes
+from baregrad.tensor.array.core import buffer_node
+from baregrad.tensor.array.link import session
+from baregrad.tensor.array.operands import is_tensor, result
+from baregrad.tensor.ops.creation import as_raw, choose_device
+
+if TYPE_CHECKING:
+    from baregrad.tensor.tensor import Tensor
+
+PRINTED = 1000  # elements from which printing shortens
+
+
+# --- dtypes and devices -------------------------------------------------------------------------
+
+
+def cast(x: Tensor, dtype: object) -> Tensor:
+    """Return the values in another dtype, or `x` itself; floats saturate to integers, NaN is 0."""
+    wanted = array_dtype(dtype)
+    if wanted is x.dtype:
+        return x
+    return result(nodes.cast(x.node, wanted), x)
+
+
+def to(x: Tensor, *args: Any, dtype: object = None, device: str | None = None) -> Tensor:
+    """Return the values in another dtype, on another device, or both; `x` itself if it fits.
+
+    Positional arguments may be a dtype, a device's name, or a tensor to be like.
+    """
+    for arg in args:
+        if is_tensor(arg):
+            dtype, device = arg.dtype, arg.device
+        elif isinstance(arg, str) and not hasattr(dtypes, arg):
+            device = arg
+        else:
+            dtype = arg
+    y = x
+    if device is not None and choose_device(device) != x.device:
+        where = choose_device(device)
+        node = Node(Ops.COPY, x.dtype, (x.node,), where)
+        y = type(x)._make(node, where, x.requires_grad)
+    return y if dtype is None else cast(y, dtype)
+
+
+def cpu(x: Tensor) -> Tensor:
+    """Return the values on the device CPU; `x` itself if it is there."""
+    return to(x, device="CPU")
+
+
+def type_as(x: Tensor, other: Tensor) -> Tensor:
+    """Return the values in the dtype and on the device of another tensor."""
+    return to(x, other)
+
+
+def is_floating_point(x: Tensor) -> bool:
+    """Return whether the dtype is one of floats."""
+    return x.dtype.kind == "float"
+
+
+def _to_dtype(dtype: DType) -> Callable[[Tensor], Tensor]:
+    def method(x: Tensor) -> Tensor:
+        return cast(x, dtype)
+
+    method.__name__ = method.__qualname__ = dtype.name
+    method.__doc__ = f"Return the values as {dtype.name}."
+    return method
+
+
+to_float, to_double = _to_dtype(dtypes.float32), _to_dtype(dtypes.float64)
+to_half, to_bfloat16 = _to_dtype(dtypes.float16), _to_dtype(dtypes.bfloat16)
+to_int, to_long = _to_dtype(dtypes.int32), _to_dtype(dtypes.int64)
+to_short, to_char = _to_dtype(dtypes.int16), _to_dtype(dtypes.int8)
+to_byte, to_bool = _to_dtype(dtypes.uint8), _to_dtype(dtypes.bool)
+
+
+def clone(x: Tensor) -> Tensor:
+    """Return a tensor of the same value with a storage of its own; gradients pass."""
+    return result(x.node, x)
+
+
+# --- out ----------------------------------------------------------------------------------------
+
+
+def numpy(x: Tensor) -> np.ndarray[Any, Any]:
+    """Return the values as a NumPy array of their own memory; computes them.
+
+    Raises UnsupportedDType for dtypes that NumPy lacks, such as bfloat16.
+    """
+    wanted = to_numpy(x.dtype)
+    return x._raw().view(wanted)
+
+
+def __array__(  # noqa: N807 - NumPy's protocol
+    x: Tensor, dtype: Any = None, copy: bool | None = None
+) -> np.ndarray[Any, Any]:
+    """Return the values as a NumPy array, for numpy.asarray and its kin."""
+    array = numpy(x)
+    return array if dtype is None else array.astype(dtype)
+
+
+def tolist(x: Tensor) -> Any:
+    """Return the values as nested lists of Python numbers, or one number; computes them."""
+    raw = x._raw()
+    values = raw.view(x.dtype.numpy) if x.dtype.numpy is not None else decode(raw, x.dtype)
+    return values.tolist()
+
+
+def item(x: Tensor) -> Any:
+    """Return the one element as a Python number; computes it. Raises ShapeError for several."""
+    if any(not (e.__class__ is int and e == 1) for e in x.shape):
+        raise ShapeError(
+            "item() is of tensors with one element",
+            found=f"shape {list(x.shape)}",
+            hint="use tolist(), or index one element",
+        )
+    return tolist(x.reshape(()) if x.ndim else x)
+
+
+def truth(x: Tensor) -> bool:
+    """Return the truth of the one element; computes it."""
+    if any(not (e.__class__ is int and e == 1) for e in x.shape):
+        raise ShapeError(
+            "the truth of several elements is not defined",
+            found=f"shape {list(x.shape)}",
+            wanted="one element",
+            hint="use any() or all()",
+        )
+    return bool(item(x))
+
+
+def as_index(x: Tensor) -> int:
+    """Return the one integer element, where Python wants an index; computes it."""
+    if x.dtype.kind not in ("int", "uint"):
+        raise DTypeError("only an integer tensor is an index", found=f"dtype {x.dtype}")
+    return cut_to_integer(item(x), dtypes.int64)
+
+
+def length(x: Tensor) -> int:
+    """Return the extent of the first axis. Raises ShapeError when there is none."""
+    if not x.ndim:
+        raise ShapeError("a tensor without axes has no length", hint="item() reads its one element")
+    return x.shape[0]
+
+
+def iterate(x: Tensor) -> Iterator[Tensor]:
+    """Yield the views along the first axis."""
+    if not x.ndim:
+        raise ShapeError("a tensor without axes cannot be iterated over")
+    for i in range(length(x)):
+        yield x[i]
+
+
+def as_float(x: Tensor) -> float:
+    """Return the one element as a Python float; computes it."""
+    return float(item(x))
+
+
+def as_int(x: Tensor) -> int:
+    """Return the one element as a Python int, rounded toward zero; computes it."""
+    return cut_to_integer(item(x), dtypes.int64)
+
+
+# --- copies -------------------------------------------------------------------------------------
+
+
+def deep_copy(x: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Return an independent leaf of the same value, as copy.deepcopy wants it.
+
+    Raises GradientError for a result of operations that are recorded for gradients.
+    """
+    if not x.is_leaf:
+        raise GradientError(
+            "only leaves are copied deeply", hint="copy detach() of it, or use clone()"
+        )
+    copied = clone(x.detach())
+    if x._gradient is not None:
+        copied._gradient = clone(x._gradient.detach())
+    memo[id(x)] = copied
+    return copied.requires_grad_() if x.requires_grad else copied
+
+
+def reduce(x: Tensor) -> tuple[Any, ...]:
+    """Return how to make the tensor again, as pickle wants it; computes it."""
+    facts = (x._raw(), x.dtype, x.device, x.requires_grad and x.is_leaf)
+    return rebuild, (type(x), *facts)
+
+
+def rebuild(
+    cls: type[Tensor], raw: np.ndarray[Any, Any], dtype: DType, device: str, requires_grad: bool
+) -> Tensor:
+    """Return the tensor of raw elements that `reduce` took apart."""
+    from baregrad.tensor.array.core import buffer_node
+
+    made = cls._make(buffer_node(session().upload(raw, dtype, raw.shape, device), dtype), device)
+    return made.requires_grad_() if requires_grad else made
+
+
+# --- DLPack -------------------------------------------------------------------------------------
+
+
+def __dlpack__(  # noqa: N807 - the array API's protocol
+    x: Tensor, *, stream: Any = None, **options: Any
+) -> Any:
+    """Return a DLPack capsule of a copy of the values in host memory."""
+    return numpy(x).__dlpack__()
+
+
+def __dlpack_device__(x: Tensor) -> tuple[int, int]:  # noqa: N807 - the array API's protocol
+    """Return the DLPack device of the capsule: the CPU."""
+    return (1, 0)
+
+
+def from_dlpack(cls: type[Tensor], data: Any, *, device: str | None = None) -> Tensor:
+    """Return a tensor of the values that an array which speaks DLPack has now, on the CPU.
+
+    The memory is shared where nothing can change it, else copied: what is computed later is
+    computed of the values of now. Writes to the tensor never reach the array.
+    """
+    if not hasattr(data, "__dlpack__"):
+        raise DTypeError(
+            "not an array that speaks DLPack", found=f"{type(data).__name__} {data!r:.40}",
+            hint="copy it instead: Tensor(data)",
+        )
+    array = np.from_dlpack(data)
+    return share(cls, array, device)
+
+
+def from_numpy(cls: type[Tensor], array: np.ndarray[Any, Any]) -> Tensor:
+    """Return a tensor of the values that a NumPy array has now.
+
+    The memory is shared where it is read-only for good and in row-major order, else copied: what is
+    computed later is computed of the values of now.
+    """
+    if not isinstance(array, np.ndarray):
+        raise DTypeError(
+            "not a NumPy array", found=f"{type(array).__name__} {array!r:.40}",
+            hint="Tensor(data) takes lists and numbers as well",
+        )
+    return share(cls, array, None)
+
+
+def share(cls: type[Tensor], array: np.ndarray[Any, Any], device: str | None) -> Tensor:
+    """A tensor over a NumPy array's memory where nothing can change that, else of a copy."""
+    if not array.nbytes or not _is_constant(array):
+        return cls(array, device=device)
+    raw, found = as_raw(array, None)
+    where = choose_device(device)
+    ref = session().wrap(raw, found, raw.shape, where)
+    return cls._make(buffer_node(ref, found), where)
+
+
+def _is_constant(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array lies in memory that neither it nor what it is a view of can write."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return False
+        if owner.base is None:
+            # Its flag can be set again.
+            return False
+        owner = owner.base
+    return isinstance(owner, bytes | mmap.mmap) and memoryview(owner).readonly
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+def text(x: Tensor) -> str:
+    """Return the values as text, shortened when there are many; computes them."""
+    facts = [f"dtype={x.dtype}"]
+    if x.device != session().default_device():
+        facts.append(f"device={x.device!r}")
+    if x.requires_grad:
+        facts.append("requires_grad=True")
+    if not all(isinstance(extent, int) for extent in x.shape):
+        return f"Tensor(shape={list(x.shape)}, {', '.join(facts)})"
+    raw = x._raw()
+    values = raw.view(x.dtype.numpy) if x.dtype.numpy is not None else decode(raw, x.dtype)
+    with np.printoptions(precision=4, threshold=PRINTED):
+        shown = np.array2string(values, separator=", ", prefix="Tensor(")
+    if not values.size and values.ndim != 1:
+        facts.insert(0, f"shape={values.shape}")
+    return f"Tensor({shown}, {', '.join(facts)})"

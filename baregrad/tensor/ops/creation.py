@@ -1,0 +1,388 @@
+"""Making tensors: from data, filled, ranges, identity matrices."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from baregrad.base.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from baregrad.dtypes import (
+    DEFAULT_FLOAT,
+    DType,
+    array_dtype,
+    decode,
+    dtypes,
+    encode,
+    from_numpy,
+    scalar_dtype,
+)
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array import nodes
+from baregrad.tensor.array.axes import plain
+from baregrad.tensor.array.core import buffer_node
+from baregrad.tensor.array.link import session
+from baregrad.tensor.array.operands import is_tensor
+
+if TYPE_CHECKING:
+    from baregrad.tensor.tensor import Tensor
+
+RANGED = 1 << 20  # the most integers whose range is noted as they come in
+Extents = Any  # an int or index node each, or one sequence of them
+
+
+def as_shape(extents: tuple[Extents, ...]) -> tuple[Any, ...]:
+    """The shape that arguments like (2, 3) or ((2, 3),) spell. Raises ShapeError."""
+    if len(extents) == 1 and isinstance(extents[0], list | tuple):
+        extents = tuple(extents[0])
+    shape = []
+    for extent in extents:
+        if isinstance(extent, Node):
+            shape.append(int(extent.arg) if extent.op is Ops.CONST else extent)
+            continue
+        extent = plain(extent)
+        if isinstance(extent, bool) or not isinstance(extent, int):
+            raise ShapeError(
+                "an extent is an integer", found=f"{type(extent).__name__} {extent!r:.40}"
+            )
+        if extent < 0:
+            raise ShapeError("an extent cannot be negative", found=str(list(extents)))
+        shape.append(extent)
+    return tuple(shape)
+
+
+def check_count(shape: Sequence[Any]) -> None:
+    """Raise ShapeError for a shape of more elements than any memory has addresses."""
+    count = 1
+    for extent in shape:
+        if extent.__class__ is int:
+            count *= extent
+    if count >> 62 > 0:
+        raise ShapeError("no memory has so many elements", found=f"{list(shape)}"[:80])
+
+
+def choose_device(device: str | None) -> str:
+    """The device named, in upper case, or the session's default. Raises UnsupportedDevice."""
+    if device is None:
+        return session().default_device()
+    if not isinstance(device, str):
+        raise DeviceError(
+            "a device is named", found=f"{type(device).__name__} {device!r:.40}", wanted="a string",
+            hint="for example 'CPU'",
+        )
+    return session().known_device(device.upper())
+
+
+# --- from data ----------------------------------------------------------------------------------
+
+
+def build(cls: type[Tensor], data: Any, dtype: object, device: str | None) -> Tensor:
+    """A tensor of data; see `Tensor`."""
+    wanted = None if dtype is None else array_dtype(dtype)
+    if is_tensor(data):
+        made = data.detach().clone()
+        made = made if device is None else made.to(device)
+        return made if wanted is None else made.cast(wanted)
+    where = choose_device(device)
+    if isinstance(data, Node):
+        return cls._make(nodes.cast(data, wanted or dtypes.int64), where)
+    if isinstance(data, BufferRef):
+        if wanted is None:
+            raise DTypeError("a buffer does not say its dtype", wanted="dtype=...")
+        return cls._make(buffer_node(data, wanted), data.device)
+    if isinstance(data, list | tuple) and _holds_tensors(data):
+        made = _stack(cls, data).to(where)
+        return made if wanted is None else made.cast(wanted)
+    raw, found = as_raw(data, wanted)
+    ref = session().upload(raw, found, raw.shape, where)
+    made = cls._make(buffer_node(ref, found), where)
+    if found.kind == "int" and 0 < raw.size <= RANGED:
+        values = decode(raw, found)
+        made._storage.known = (int(values.min()), int(values.max()))
+    return made if wanted is None else made.cast(wanted)
+
+
+def _holds_tensors(data: Sequence[Any]) -> bool:
+    while isinstance(data, list | tuple) and data:
+        data = data[0]
+    return is_tensor(data)
+
+
+def _stack(cls: type[Tensor], data: Any) -> Tensor:
+    if isinstance(data, list | tuple):
+        parts = [_stack(cls, part) for part in data]
+        return parts[0].stack(*parts[1:])
+    return data if is_tensor(data) else cls(data)
+
+
+def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType]:
+    """Raw elements of data and their dtype, which is `wanted` or one that casts to it on a device.
+
+    Python numbers become int64, float32 or bool. Raises DTypeError or ShapeError.
+    """
+    torch_tensor = _from_torch(data)
+    if torch_tensor is not None:
+        return torch_tensor
+    if isinstance(data, bytes | bytearray | memoryview):
+        array = np.frombuffer(data, wanted.storage if wanted else np.uint8)
+        return array, wanted or dtypes.uint8
+    array = _as_array(data)
+    if isinstance(data, np.ndarray | np.generic) or hasattr(data, "__array_interface__"):
+        if wanted is not None and array.dtype.kind == "f" and wanted.kind == "float":
+            return encode(array, wanted), wanted
+        found = from_numpy(array.dtype)
+        assert found.storage is not None
+        return np.ascontiguousarray(array).view(found.storage).reshape(array.shape), found
+    found = wanted or _dtype_of_python(array)
+    if found.kind in ("int", "uint", "bool") and array.dtype.kind == "f":
+        return encode(array, dtypes.float64), dtypes.float64
+    return encode(array, found), found
+
+
+def _dtype_of_python(array: np.ndarray[Any, Any]) -> DType:
+    if array.dtype.kind == "b":
+        return dtypes.bool
+    if array.dtype.kind in "iu":
+        return scalar_dtype(0)
+    return DEFAULT_FLOAT
+
+
+def _as_array(data: Any) -> np.ndarray[Any, Any]:
+    try:
+        array = np.asarray(data)
+    except ValueError as problem:
+        raise ShapeError(
+            "nested lists of different lengths make no array",
+            found=str(problem)[:120],
+            hint="pad them to one length first",
+        ) from None
+    if array.dtype.kind not in "biuf" and array.dtype.name not in ("bfloat16",):
+        if not (array.dtype.kind == "V" and array.dtype.itemsize <= 2):
+            raise DTypeError(
+                "a tensor holds numbers or bools",
+                found=f"{type(data).__name__} of NumPy dtype {array.dtype}",
+                hint="convert it to numbers first",
+            )
+    return array
+
+
+def _from_torch(data: Any) -> tuple[np.ndarray[Any, Any], DType] | None:
+    """Raw elements of a PyTorch tensor; None for anything else. PyTorch is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(data, torch.Tensor):
+        return None
+    host = data.detach().cpu().contiguous()
+    name = str(host.dtype).removeprefix("torch.")
+    found = array_dtype(name)
+    assert found.storage is not None
+    if found.numpy is None:
+        host = host.view(torch.int16 if found.bits == 16 else torch.uint8)
+    array: np.ndarray[Any, Any] = host.numpy()
+    return array.view(found.storage).reshape(array.shape), found
+
+
+# --- filled -------------------------------------------------------------------------------------
+
+
+def full(
+    cls: type[Tensor],
+    shape: Extents,
+    fill_value: bool | int | float,
+    *,
+    dtype: object = None,
+    device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a tensor of one value; its dtype is that of the value unless given."""
+    extents = as_shape((shape,))
+    check_count(extents)
+    found = scalar_dtype(fill_value) if dtype is None else array_dtype(dtype)
+    made = cls._make(nodes.full(fill_value, extents, found), choose_device(device))
+    return made.requires_grad_() if requires_grad else made
+
+
+def zeros(
+    cls: type[Tensor],
+    *shape: Extents,
+    dtype: object = DEFAULT_FLOAT,
+    device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a tensor of zeros; the shape is given as (2, 3) or as 2, 3."""
+    return full(cls, as_shape(shape), 0, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def ones(
+    cls: type[Tensor],
+    *shape: Extents,
+    dtype: object = DEFAULT_FLOAT,
+    device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a tensor of ones; the shape is given as (2, 3) or as 2, 3."""
+    return full(cls, as_shape(shape), 1, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def empty(
+    cls: type[Tensor],
+    *shape: Extents,
+    dtype: object = DEFAULT_FLOAT,
+    device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a tensor whose values are not to be relied on; they are zeros."""
+    return zeros(cls, *shape, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def full_like(
+    x: Tensor, fill_value: bool | int | float | Tensor, *, dtype: object = None
+) -> Tensor:
+    """Return a tensor of one value with the shape, device and (unless given) dtype of `x`."""
+    found = x.dtype if dtype is None else array_dtype(dtype)
+    if is_tensor(fill_value):
+        return fill_value.cast(found).expand(x.shape).clone()
+    scalar_dtype(fill_value)
+    return type(x)._make(nodes.full(plain(fill_value), x.shape, found), x.device)
+
+
+def zeros_like(x: Tensor, *, dtype: object = None) -> Tensor:
+    """Return zeros with the shape, device and (unless given) dtype of `x`."""
+    return full_like(x, 0, dtype=dtype)
+
+
+def ones_like(x: Tensor, *, dtype: object = None) -> Tensor:
+    """Return ones with the shape, device and (unless given) dtype of `x`."""
+    return full_like(x, 1, dtype=dtype)
+
+
+def empty_like(x: Tensor, *, dtype: object = None) -> Tensor:
+    """Return a tensor shaped as `x` whose values are not to be relied on; they are zeros."""
+    return full_like(x, 0, dtype=dtype)
+
+
+def new_full(
+    x: Tensor, size: Extents, fill_value: bool | int | float, *, dtype: object = None
+) -> Tensor:
+    """Return a tensor of one value, of the device and (unless given) the dtype of `x`."""
+    found = x.dtype if dtype is None else dtype
+    made: Tensor = full(type(x), size, fill_value, dtype=found, device=x.device)
+    return made
+
+
+def new_zeros(x: Tensor, *size: Extents, dtype: object = None) -> Tensor:
+    """Return zeros of the device and (unless given) the dtype of `x`; the size is as of `zeros`."""
+    return new_full(x, as_shape(size), 0, dtype=dtype)
+
+
+def new_ones(x: Tensor, *size: Extents, dtype: object = None) -> Tensor:
+    """Return ones of the device and (unless given) the dtype of `x`; the size is as of `ones`."""
+    return new_full(x, as_shape(size), 1, dtype=dtype)
+
+
+def new_tensor(x: Tensor, data: Any, *, dtype: object = None) -> Tensor:
+    """Return a tensor of data, of the device and (unless given) the dtype of `x`."""
+    return type(x)(data, x.dtype if dtype is None else dtype, x.device)
+
+
+# --- ranges -------------------------------------------------------------------------------------
+
+
+def arange(
+    cls: type[Tensor],
+    start: float | Node,
+    stop: float | Node | None = None,
+    step: float = 1,
+    *,
+    dtype: object = None,
+    device: str | None = None,
+) -> Tensor:
+    """Return start, start + step, ... before stop; one argument alone is the stop, from 0.
+
+    The dtype is int64 when every argument is an integer, else float32. Raises ArgumentError for a
+    step of 0 or one that leads away from `stop`.
+    """
+    if stop is None:
+        start, stop = 0, start
+    if isinstance(stop, Node) or isinstance(start, Node):
+        return _symbolic_arange(cls, start, stop, step, dtype, device)
+    if step == 0:
+        raise ArgumentError("arange with a step of 0 never ends", hint="give another step")
+    if (stop - start) * step < 0:
+        raise ArgumentError(f"arange from {start} to {stop} with a step of {step}: the wrong way")
+    found = scalar_dtype(start + stop + step) if dtype is None else array_dtype(dtype)
+    count = math.ceil((stop - start) / step)
+    return cls._make(_line(count, start, step, found), choose_device(device))
+
+
+def _line(count: Any, start: float, step: float, dtype: DType) -> Node:
+    """start + i*step for i in [0, count): computed in float64 or int64, then rounded once."""
+    narrow_int = dtype.kind in ("int", "uint")
+    wide = dtypes.int64 if narrow_int and isinstance(start + step, int) else dtypes.float64
+    if dtype.kind == "float" and dtype.bits == 32 and start == int(start) and step == int(step):
+        # Whole numbers of less than 24 bits are exact in float32 as well.
+        reach = max(abs(start), abs(start + step * (count if isinstance(count, int) else 0)))
+        wide = dtypes.float32 if isinstance(count, int) and reach < 1 << 24 else wide
+    line = nodes.iota(count)
+    line = nodes.cast(line, wide)
+    if step != 1:
+        line = nodes.mul(line, const(step, wide))
+    if start != 0:
+        line = nodes.add(line, const(start, wide))
+    return nodes.cast(line, dtype)
+
+
+def _symbolic_arange(
+    cls: type[Tensor], start: Any, stop: Any, step: float, dtype: object, device: str | None
+) -> Tensor:
+    from baregrad.ir.core import index
+
+    if step != 1:
+        raise ShapeError("arange with a symbolic bound", found=f"a step of {step}", wanted="1")
+    found = dtypes.int64 if dtype is None else array_dtype(dtype)
+    line = nodes.iota(index.as_dim(index.sub(stop, start)))
+    line = nodes.add(line, nodes.size_as(start, dtypes.int64))
+    return cls._make(nodes.cast(line, found), choose_device(device))
+
+
+def linspace(
+    cls: type[Tensor],
+    start: float,
+    stop: float,
+    steps: int,
+    *,
+    dtype: object = None,
+    device: str | None = None,
+) -> Tensor:
+    """Return `steps` evenly spaced values from start to stop, both included."""
+    found = DEFAULT_FLOAT if dtype is None else array_dtype(dtype)
+    if steps < 0:
+        raise ArgumentError("linspace wants a number of values", found=steps, wanted="0 or more")
+    step = (stop - start) / (steps - 1) if steps > 1 else 0.0
+    place = nodes.cast(nodes.iota(steps), dtypes.float64)
+    up = nodes.add(nodes.mul(place, const(step, dtypes.float64)), const(start, dtypes.float64))
+    back = nodes.sub(const(steps - 1, dtypes.float64), place)
+    down = nodes.sub(const(stop, dtypes.float64), nodes.mul(back, const(step, dtypes.float64)))
+    # Counted from the nearer end, both ends are exact.
+    middle = nodes.alu(Ops.CMPLT, place, const(steps // 2, dtypes.float64))
+    line = nodes.where(middle, up, down) if steps > 1 else up
+    return cls._make(nodes.cast(line, found), choose_device(device))
+
+
+def eye(
+    cls: type[Tensor],
+    rows: int,
+    columns: int | None = None,
+    *,
+    dtype: object = DEFAULT_FLOAT,
+    device: str | None = None,
+) -> Tensor:
+    """Return a matrix with ones on its diagonal, square unless `columns` is given."""
+    shape = as_shape((rows, rows if columns is None else columns))
+    check_count(shape)
+    same = nodes.alu(Ops.CMPEQ, nodes.iota_along(shape, 0), nodes.iota_along(shape, 1))
+    return cls._make(nodes.cast(same, array_dtype(dtype)), choose_device(device))

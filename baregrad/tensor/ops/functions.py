@@ -1,0 +1,406 @@
+"""Unary functions: exponentials, logarithms, trigonometry, rounding, activations.
+
+What the op table lacks is composed from what it has, so that small arguments keep their relative
+precision, infinities give what they should, and gradients have no NaN where the true one is finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.op import Op, Ops
+from baregrad.tensor.array.axes import own_axis
+from baregrad.tensor.array.operands import Operand, broadcast_operands, through_float32
+from baregrad.tensor.ops.elementwise import float_unary, signbit, unary
+
+if TYPE_CHECKING:
+    from baregrad.tensor.tensor import Tensor
+
+
+def _named(op: Op, name: str, meaning: str) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        return float_unary(op, x)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return {meaning}, element by element; integers become float32."
+    return function
+
+
+exp = _named(Ops.EXP, "exp", "e to the power of each element")
+exp2 = _named(Ops.EXP2, "exp2", "2 to the power of each element")
+log = _named(Ops.LOG, "log", "the natural logarithm")
+log2 = _named(Ops.LOG2, "log2", "the logarithm to base 2")
+sqrt = _named(Ops.SQRT, "sqrt", "the square root")
+sin = _named(Ops.SIN, "sin", "the sine")
+cos = _named(Ops.COS, "cos", "the cosine")
+tanh = _named(Ops.TANH, "tanh", "the hyperbolic tangent")
+erf = _named(Ops.ERF, "erf", "the error function")
+atan = _named(Ops.ATAN, "atan", "the inverse tangent")
+
+
+def _rounding(op: Op, name: str, meaning: str) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        return unary(op, x) if x.dtype.kind == "float" else x.clone()
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return each element rounded {meaning}; integers stay as they are."
+    return function
+
+
+floor = _rounding(Ops.FLOOR, "floor", "toward minus infinity")
+ceil = _rounding(Ops.CEIL, "ceil", "toward plus infinity")
+trunc = _rounding(Ops.TRUNC, "trunc", "toward zero")
+_rint = _rounding(Ops.RINT, "rint", "to nearest, ties to even")
+
+
+def round(x: Tensor, decimals: int = 0) -> Tensor:
+    """Return each element rounded to a number of decimals, ties to even."""
+    if not decimals or x.dtype.kind != "float":
+        return _rint(x)
+    scale = 10.0 ** builtin_abs(decimals)
+    if decimals > 0:
+        return _rint(x * scale) / scale
+    return _rint(x / scale) * scale
+
+
+builtin_abs = abs
+
+
+def frac(x: Tensor) -> Tensor:
+    """Return the part after the point, of the sign of `x`."""
+    return x - trunc(x)
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """Return 1 / sqrt(x)."""
+    return sqrt(x).reciprocal()
+
+
+def _magnitude(x: Tensor) -> Tensor:
+    """|x|, whose derivative at 0 is 1: for functions that are smooth there."""
+    return (x < 0).where(-x, x)
+
+
+# --- exponentials and logarithms ----------------------------------------------------------------
+
+
+@through_float32
+def expm1(x: Tensor) -> Tensor:
+    """Return exp(x) - 1, precise for small x."""
+    e = exp(x)
+    small = (x > -1) & (x < 1)
+    # tanh(x/2) = (e^x - 1) / (e^x + 1)
+    near = tanh(small.where(x, 0) * 0.5) * (small.where(e, 0) + 1)
+    return small.where(near, e - 1)
+
+
+@through_float32
+def log1p(x: Tensor) -> Tensor:
+    """Return log(1 + x), precise for small x."""
+    u = x + 1
+    lost = (x - (u - 1)).detach()
+    correctable = (u > 0) & (u < math.inf)
+    # log(u + lost) = log(u) + lost/u to within lost**2, which is far below rounding.
+    safe = correctable.where(u, 1)
+    # 0 less the logarithm, negated, is -0 where that is 0: the sum then has the sign of `lost`.
+    return -(0 - log(u)) + correctable.where(lost, 0) / safe
+
+
+@through_float32
+def log10(x: Tensor) -> Tensor:
+    """Return the logarithm to base 10."""
+    return log2(x) * math.log10(2)
+
+
+def logaddexp(x: Tensor, other: Operand) -> Tensor:
+    """Return log(exp(x) + exp(other)) without overflow."""
+    return _logaddexp(*broadcast_operands(x, other))
+
+
+@through_float32
+def _logaddexp(x: Tensor, other: Tensor) -> Tensor:
+    first = x >= other
+    high, below = first.where(x, other), first.where(other - x, x - other)
+    # What equal infinities are apart is no number.
+    return ((x == other) & x.isinf()).where(high, high + log1p(exp(below)))
+
+
+@through_float32
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """Return log(x / (1 - x)); `eps` clamps x to [eps, 1 - eps]."""
+    y = x if eps is None else x.clamp(eps, 1 - eps)
+    # What is outside has a derivative by the formula, and is no number all the same.
+    y = y * ((y < 0) | (y > 1)).where(math.nan, 1)
+    return log(y) - log1p(-y)
+
+
+# --- trigonometry -------------------------------------------------------------------------------
+
+
+@through_float32
+def tan(x: Tensor) -> Tensor:
+    """Return the tangent."""
+    return sin(x) / cos(x)
+
+
+@through_float32
+def asin(x: Tensor) -> Tensor:
+    """Return the inverse sine; NaN outside [-1, 1]."""
+    # Half the angle, whose tangent is finite at 1 too.
+    return atan(x / (1 + sqrt(1 - x) * sqrt(1 + x))) * 2
+
+
+@through_float32
+def acos(x: Tensor) -> Tensor:
+    """Return the inverse cosine; NaN outside [-1, 1]."""
+    # A quarter of the angle, whose tangent has no root below it that is 0 twice.
+    return atan(sqrt(1 - x) / (math.sqrt(2) + sqrt(1 + x))) * 4
+
+
+@through_float32
+def cosh(x: Tensor) -> Tensor:
+    """Return the hyperbolic cosine."""
+    up, down = _half_powers(x)
+    return up + down
+
+
+@through_float32
+def sinh(x: Tensor) -> Tensor:
+    """Return the hyperbolic sine."""
+    up, down = _half_powers(x)
+    small = (x > -1) & (x < 1)
+    near = tanh(small.where(x, 0)) * small.where(up + down, 1)
+    return small.where(near, up - down)
+
+
+def _half_powers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(x)/2 and exp(-x)/2, where exp(x) alone may overflow."""
+    up, down = exp(x * 0.5), exp(x * -0.5)
+    return up * 0.5 * up, down * 0.5 * down
+
+
+@through_float32
+def asinh(x: Tensor) -> Tensor:
+    """Return the inverse hyperbolic sine."""
+    a = _magnitude(x)
+    # For large a, a*a overflows before the logarithm does.
+    large = a > 1e8
+    b = large.where(1, a)
+    small = log1p(b * (1 + b / (1 + sqrt(b * b + 1))))
+    y = large.where(log(large.where(a, 1)) + math.log(2), small)
+    return (x < 0).where(-y, y)
+
+
+@through_float32
+def acosh(x: Tensor) -> Tensor:
+    """Return the inverse hyperbolic cosine; NaN below 1, and so is the derivative."""
+    large = x > 1e8
+    t = large.where(1, x - 1)
+    # Two roots: neither is a number below 1, and of their product 0 one factor is 0 alone.
+    small = log1p(t + sqrt(t) * sqrt(t + 2))
+    return large.where(log(large.where(x, 1)) + math.log(2), small)
+
+
+@through_float32
+def atanh(x: Tensor) -> Tensor:
+    """Return the inverse hyperbolic tangent; NaN outside [-1, 1]."""
+    return (log1p(x) - log1p(-x)) * 0.5
+
+
+def atan2(y: Tensor, x: Operand) -> Tensor:
+    """Return the angle of the point (x, y), in (-pi, pi]; signed zeros choose the side.
+
+    The derivatives at infinities are their limits, 0, and 0 at the origin, where there are none.
+    """
+    return _atan2(*broadcast_operands(y, x))
+
+
+@through_float32
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    ay, ax = (signbit(one).where(-one, one) for one in (y, x))
+    steep = ay > ax
+    small, large = steep.where(ax, ay), steep.where(ay, ax)
+    diagonal = (small == math.inf) & (large == math.inf)
+    flat = large == 0
+    ratio = flat.where(0, diagonal.where(1, small)) / (diagonal | flat).where(1, large)
+    angle = atan(ratio)
+    angle = steep.where(math.pi / 2 - angle, angle)
+    angle = signbit(x).where(math.pi - angle, angle)
+    angle = signbit(y).where(-angle, angle)
+    return angle * (x.isnan() | y.isnan()).where(math.nan, 1)
+
+
+# --- activations --------------------------------------------------------------------------------
+
+
+def relu(x: Tensor) -> Tensor:
+    """Return `x` where positive, else 0; NaN stays."""
+    return (x <= 0).where(0, x)
+
+
+def relu6(x: Tensor) -> Tensor:
+    """Return `x` held between 0 and 6; no gradient at them."""
+    return hardtanh(x, 0, 6)
+
+
+@through_float32
+def sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x))."""
+    # exp of a negative number alone: neither the value nor the gradient overflows.
+    e = exp((x < 0).where(x, -x))
+    return (x < 0).where(e, 1) / (1 + e)
+
+
+@through_float32
+def logsigmoid(x: Tensor) -> Tensor:
+    """Return log(sigmoid(x))."""
+    return (x < 0).where(x, 0) - log1p(exp((x < 0).where(x, -x)))
+
+
+@through_float32
+def silu(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+@through_float32
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """Return x times the normal distribution's integral up to x.
+
+    approximate: "none", by the error function, or "tanh", by a fit of it.
+    """
+    if approximate == "none":
+        return float_unary(Ops.GELU, x)
+    if approximate != "tanh":
+        raise ArgumentError(f"approximate is 'none' or 'tanh', not {approximate!r}")
+    return x * 0.5 * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+@through_float32
+def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """Return log(1 + exp(beta*x)) / beta; `x` itself where beta*x exceeds the threshold."""
+    scaled = x * beta
+    large = scaled > threshold
+    t = large.where(0, scaled)
+    smooth = ((t > 0).where(t, 0) + log1p(exp((t > 0).where(-t, t)))) / beta
+    return large.where(x, smooth)
+
+
+@through_float32
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """Return `x` where positive, else alpha*(exp(x) - 1)."""
+    return (x <= 0).where(expm1((x <= 0).where(x, 0)) * alpha, x)
+
+
+@through_float32
+def selu(x: Tensor) -> Tensor:
+    """Return the self-normalising elu (Klambauer and others, 2017)."""
+    return elu(x, 1.6732632423543772) * 1.0507009873554805
+
+
+@through_float32
+def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """Return `x` where positive, else alpha*(exp(x/alpha) - 1)."""
+    return (x <= 0).where(expm1((x <= 0).where(x, 0) / alpha) * alpha, x)
+
+
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """Return `x` where positive, else negative_slope*x."""
+    return (x > 0).where(x, x * negative_slope)
+
+
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """Return `x` where positive, else weight*x; one weight, or one for each channel of axis 1."""
+    channels = x.shape[1] if x.ndim > 1 else 1
+    if weight.shape not in ((), (1,), (channels,)):
+        raise ShapeError(
+            "prelu has one weight, or one for each channel",
+            found=list(weight.shape), wanted=f"[1] or [{channels}]",
+        )
+    slope = weight.reshape((1, -1, *(1 for _ in x.shape[2:]))) if x.ndim > 1 else weight
+    return (x > 0).where(x, x * slope)
+
+
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    """Return the first half of an axis times the sigmoid of the second half."""
+    extent = x.shape[own_axis(dim, x.ndim)]
+    if extent % 2:
+        raise ShapeError("glu halves an axis", found=list(x.shape), wanted="an even extent")
+    value, gate = x.narrow(dim, 0, extent // 2), x.narrow(dim, extent // 2, extent // 2)
+    return value * sigmoid(gate)
+
+
+def _whole(value: float, dtype: DType) -> float:
+    """`value` as an integer where one of `dtype` is meant: what it is compared with stays one."""
+    return int(value) if dtype.min <= value <= dtype.max and value == int(value) else value
+
+
+def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """Return `x` held between two values; no gradient at them."""
+    if x.dtype.kind in ("int", "uint"):
+        min_val, max_val = (_whole(value, x.dtype) for value in (min_val, max_val))
+    y = (x <= min_val).where(min_val, x)
+    return (x >= max_val).where(max_val, y)
+
+
+@through_float32
+def hardsigmoid(x: Tensor) -> Tensor:
+    """Return (x + 3)/6 held between 0 and 1."""
+    held = (x >= 3).where(1, (x <= -3).where(0, math.nan))
+    return ((x > -3) & (x < 3)).where((x + 3) / 6, held)
+
+
+@through_float32
+def hardswish(x: Tensor) -> Tensor:
+    """Return x * hardsigmoid(x)."""
+    inside = (x > -3) & (x < 3)
+    t = inside.where(x, 0)
+    return inside.where(t * (t + 3) / 6, (x <= -3).where(0, x))
+
+
+@through_float32
+def mish(x: Tensor) -> Tensor:
+    """Return x * tanh(softplus(x))."""
+    return x * tanh(softplus(x))
+
+
+def softsign(x: Tensor) -> Tensor:
+    """Return x / (1 + |x|)."""
+    return x / (1 + x.abs())
+
+
+def tanhshrink(x: Tensor) -> Tensor:
+    """Return x - tanh(x)."""
+    return x - tanh(x)
+
+
+def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
+    """Return `x` where it exceeds the threshold, else `value`."""
+    return (x <= threshold).where(value, x)
+
+
+def heaviside(x: Tensor, values: Operand) -> Tensor:
+    """Return 0 for negative elements, 1 for positive ones and `values` at 0."""
+    return (x == 0).where(values, (x > 0).cast(x.dtype))
+
+
+def deg2rad(x: Tensor) -> Tensor:
+    """Return degrees as radians."""
+    return (x if x.dtype.kind == "float" else x.cast(dtypes.float32)) * (math.pi / 180)
+
+
+def rad2deg(x: Tensor) -> Tensor:
+    """Return radians as degrees."""
+    return (x if x.dtype.kind == "float" else x.cast(dtypes.float32)) * (180 / math.pi)
+
+
+@through_float32
+def sinc(x: Tensor) -> Tensor:
+    """Return sin(pi*x) / (pi*x), 1 at 0."""
+    zero = x == 0
+    scaled = zero.where(1, x) * math.pi
+    return zero.where(1, sin(scaled) / scaled)

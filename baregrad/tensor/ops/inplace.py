@@ -1,0 +1,80 @@
+"""Changing tensors in place: every view of the same storage sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from baregrad.ir.core.node import const
+from baregrad.tensor.array import nodes
+from baregrad.tensor.array.operands import Operand, as_node, is_tensor, lift, one_device
+from baregrad.tensor.ops.indexing import _fit, check_writable
+
+if TYPE_CHECKING:
+    from baregrad.tensor.tensor import Tensor
+
+
+def copy_(x: Tensor, value: Operand) -> Tensor:
+    """Write a value, broadcast and cast, over the whole of `x`; return `x`."""
+    lifted = lift(value, x)
+    check_writable(x.dtype.kind, lifted)
+    if is_tensor(lifted) and lifted.device != x.device:
+        lifted = lifted.to(x.device)
+    node = nodes.broadcast(_fit(as_node(lifted, x.dtype), x.shape), x.shape)
+    x._write(node, is_tensor(lifted) and lifted.requires_grad)
+    return x
+
+
+def assign(x: Tensor, value: Operand) -> Tensor:
+    """Write a value over the whole of `x`, as x[...] = value; return `x`."""
+    return copy_(x, value)
+
+
+def fill_(x: Tensor, value: bool | int | float) -> Tensor:
+    """Write one value over the whole of `x`; return `x`."""
+    check_writable(x.dtype.kind, value)
+    x._write(nodes.broadcast(const(value, x.dtype), x.shape))
+    return x
+
+
+def zero_(x: Tensor) -> Tensor:
+    """Write zeros over the whole of `x`; return `x`."""
+    return fill_(x, 0 if x.dtype.kind != "bool" else False)
+
+
+def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+    """Write a value where the mask holds; return `x`."""
+    lifted = lift(value, x)
+    check_writable(x.dtype.kind, lifted)
+    return update(x, mask.where(as_tensor_like(lifted, x), x))
+
+
+def as_tensor_like(value: Any, x: Tensor) -> Any:
+    """A tensor cast to the dtype of `x`; a scalar as it is."""
+    return value.cast(x.dtype) if is_tensor(value) else value
+
+
+def update(x: Tensor, value: Tensor) -> Tensor:
+    """Put a tensor computed from `x` in its place, cast to its dtype; return `x`.
+
+    Raises DTypeError when its dtype is of a higher category, ShapeError when it has grown.
+    """
+    check_writable(x.dtype.kind, value)
+    one_device((x, value))
+    node = nodes.broadcast(_fit(nodes.cast(value.node, x.dtype), x.shape), x.shape)
+    x._write(node, value.requires_grad)
+    return x
+
+
+def in_place(function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
+    """The form of a function that writes its result over its first operand."""
+
+    @wraps(function)
+    def method(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return update(x, function(x, *args, **kwargs))
+
+    method.__name__ = method.__qualname__ = name
+    what = name.strip("_")
+    method.__doc__ = f"Write the result of `{what}` over `x`; return `x`."
+    return method

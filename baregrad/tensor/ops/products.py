@@ -1,0 +1,246 @@
+"""Linear algebra: products of matrices and vectors, einsum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array import nodes
+from baregrad.tensor.array.operands import accumulator, common_dtype, lift, result
+
+if TYPE_CHECKING:
+    from baregrad.tensor.array.operands import Operand
+    from baregrad.tensor.tensor import Tensor
+
+
+def contract(a: Node, b: Node, axes: tuple[int, ...]) -> Node:
+    """The product of two nodes that broadcast, summed over axes of the product.
+
+    Narrow floats are multiplied and summed in float32 and rounded once.
+    """
+    dtype = a.dtype
+    wide = accumulator(dtype)
+    if dtype.kind == "bool":
+        return nodes.reduce(Ops.OR, nodes.alu(Ops.AND, a, b), axes)
+    product = nodes.mul(nodes.cast(a, wide), nodes.cast(b, wide))
+    return nodes.cast(nodes.reduce(Ops.ADD, product, axes), dtype)
+
+
+def matmul(x: Tensor, other: Operand) -> Tensor:
+    """Return the matrix product: (..., M, K), (..., K, N) -> (..., M, N), batches broadcasting.
+
+    A vector stands for a row at the left and a column at the right, and its axis goes.
+    Raises ShapeError when the inner extents differ or an operand is a scalar.
+    """
+    right = lift(other, x)
+    if not (x.ndim and getattr(right, "ndim", 0)):
+        raise ShapeError("matmul wants at least one axis each", hint="use * for a scalar")
+    assert not isinstance(right, bool | int | float | Node)
+    dtype = common_dtype((x, right))
+    a, b = nodes.cast(x.node, dtype), nodes.cast(right.node, dtype)
+    if a.shape[-1] != b.shape[-2 if right.ndim > 1 else -1]:
+        raise ShapeError(
+            "the inner extents of a matrix product differ",
+            found=f"{list(a.shape)} and {list(b.shape)}",
+            wanted="(..., M, K) and (..., K, N)",
+            hint="transpose one of them, for example with mT",
+        )
+    if right.ndim == 1:
+        product = nodes.mul(
+            nodes.cast(a, accumulator(dtype)), nodes.cast(b, accumulator(dtype))
+        )
+        summed = nodes.cast(nodes.reduce(Ops.ADD, product, (x.ndim - 1,)), dtype)
+        return result(summed, x, right)
+    columns = nodes.permute(b, (*range(right.ndim - 2), right.ndim - 1, right.ndim - 2))
+    rows = nodes.unsqueeze(a, x.ndim - 1)
+    columns = nodes.unsqueeze(columns, right.ndim - 2)
+    last = max(len(rows.shape), len(columns.shape)) - 1
+    found = contract(rows, columns, (last,))
+    if x.ndim == 1:
+        found = nodes.reshape(found, (*found.shape[:-2], found.shape[-1]))
+    return result(found, x, right)
+
+
+def rmatmul(x: Tensor, other: Operand) -> Tensor:
+    """Return other @ x."""
+    left = lift(other, x)
+    if isinstance(left, bool | int | float | Node):
+        raise ShapeError("matmul wants at least one axis each", hint="use * for a scalar")
+    return matmul(left, x)
+
+
+def dot(x: Tensor, other: Tensor) -> Tensor:
+    """Return the inner product of two vectors."""
+    if x.ndim != 1 or other.ndim != 1:
+        raise ShapeError("dot is of vectors", found=f"{list(x.shape)} and {list(other.shape)}")
+    return matmul(x, other)
+
+
+def mm(x: Tensor, other: Tensor) -> Tensor:
+    """Return the product of two matrices."""
+    if x.ndim != 2 or other.ndim != 2:
+        raise ShapeError("mm is of matrices", found=f"{list(x.shape)} and {list(other.shape)}")
+    return matmul(x, other)
+
+
+def mv(x: Tensor, other: Tensor) -> Tensor:
+    """Return the product of a matrix and a vector."""
+    if x.ndim != 2 or other.ndim != 1:
+        raise ShapeError(
+            "mv is of a matrix and a vector", found=f"{list(x.shape)} and {list(other.shape)}"
+        )
+    return matmul(x, other)
+
+
+def bmm(x: Tensor, other: Tensor) -> Tensor:
+    """Return the products of two batches of matrices: (B, M, K), (B, K, N) -> (B, M, N)."""
+    if x.ndim != 3 or other.ndim != 3 or x.shape[0] != other.shape[0]:
+        raise ShapeError(
+            "bmm is of two batches of equal size", found=f"{list(x.shape)} and {list(other.shape)}"
+        )
+    return matmul(x, other)
+
+
+def outer(x: Tensor, other: Tensor) -> Tensor:
+    """Return all products of two vectors: (M), (N) -> (M, N)."""
+    if x.ndim != 1 or other.ndim != 1:
+        raise ShapeError("outer is of vectors", found=f"{list(x.shape)} and {list(other.shape)}")
+    return x.unsqueeze(1) * other
+
+
+def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Return beta*x + alpha*(a @ b)."""
+    product = mm(a, b)
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else (x if beta == 1 else x * beta) + product
+
+
+def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Return beta*x + alpha*(a @ b) of batches of matrices."""
+    product = bmm(a, b)
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else (x if beta == 1 else x * beta) + product
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias: (..., I), (O, I), (O) -> (..., O)."""
+    if weight.ndim not in (1, 2):
+        raise ShapeError("linear's weight is (outputs, inputs)", found=list(weight.shape))
+    product = matmul(x, weight.T)
+    return product if bias is None else product + bias
+
+
+def trace(x: Tensor) -> Tensor:
+    """Return the sum of a matrix's diagonal."""
+    if x.ndim != 2:
+        raise ShapeError("trace is of matrices", found=f"{x.ndim} axes")
+    return x.diagonal().sum()
+
+
+def kron(x: Tensor, other: Tensor) -> Tensor:
+    """Return the Kronecker product."""
+    ndim = max(x.ndim, other.ndim)
+    left, right = ((1,) * (ndim - y.ndim) + y.shape for y in (x, other))
+    a = x.reshape(tuple(e for extent in left for e in (extent, 1)))
+    b = other.reshape(tuple(e for extent in right for e in (1, extent)))
+    return (a * b).reshape(tuple(m * n for m, n in zip(left, right, strict=True)))
+
+
+# --- einsum -------------------------------------------------------------------------------------
+
+
+def _subscripts(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[str], str]:
+    """The letters of each operand's axes and of the result's; an ellipsis becomes capitals."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(operands):
+        raise ShapeError(
+            "einsum wants a term for each operand", found=equation, wanted=f"{len(operands)} terms"
+        )
+    strange = set(equation) - set(_SPARE) - set(" ,.->")
+    if strange:
+        raise ArgumentError(
+            f"einsum's axes are letters, not {''.join(sorted(strange))!r}", found=equation
+        )
+    free = [c for c in _SPARE if c not in equation]
+    wide = 0
+    for term, operand in zip(terms, operands, strict=True):
+        named = len(term.replace("...", ""))
+        if ("..." not in term and named != operand.ndim) or named > operand.ndim:
+            raise ShapeError(
+                f"the term {term!r} does not fit its operand", found=f"shape {list(operand.shape)}"
+            )
+        wide = max(wide, operand.ndim - named)
+    spare = "".join(free[:wide])
+    spelled = []
+    for term, operand in zip(terms, operands, strict=True):
+        count = operand.ndim - len(term.replace("...", ""))
+        spelled.append(term.replace("...", spare[wide - count :]))
+    if arrow:
+        return spelled, right.replace("...", spare)
+    joined = "".join(spelled)
+    once = sorted(c for c in set(joined) - set(spare) if joined.count(c) == 1)
+    return spelled, spare + "".join(once)
+
+
+_SPARE = "ZYXWVUTSRQPONMLKJIHGFEDCBAzyxwvutsrqponmlkjihgfedcba"
+
+
+def einsum(equation: str, *operands: Tensor) -> Tensor:
+    """Return the sum of products that an equation such as "bij,bjk->bik" names.
+
+    `...` stands for leading axes that broadcast; a letter repeated in one term takes a diagonal.
+    Several operands are contracted from left to right.
+    """
+    terms, target = _subscripts(equation, operands)
+    unknown = set(target) - set("".join(terms))
+    if unknown or len(set(target)) != len(target):
+        raise ShapeError("einsum's result names axes of the operands, once each", found=equation)
+    work = [_diagonals(x, term) for x, term in zip(operands, terms, strict=True)]
+    value, letters = work[0]
+    for position, (other, theirs) in enumerate(work[1:], 1):
+        later = set(target).union(*(term for _, term in work[position + 1 :]))
+        value, letters = _contract_pair(value, letters, other, theirs, later)
+    gone = [axis for axis, c in enumerate(letters) if c not in target]
+    if gone:
+        value = value.sum(gone, dtype=value.dtype)
+        letters = "".join(c for c in letters if c in target)
+    return value.permute([letters.index(c) for c in target])
+
+
+def _diagonals(x: Tensor, term: str) -> tuple[Tensor, str]:
+    for letter in sorted(set(term)):
+        while term.count(letter) > 1:
+            first = term.index(letter)
+            second = term.index(letter, first + 1)
+            if x.shape[first] != x.shape[second]:
+                raise ShapeError("a repeated letter wants equal extents", found=list(x.shape))
+            x = x.diagonal(0, first, second)
+            term = "".join(c for i, c in enumerate(term) if i not in (first, second)) + letter
+    return x, term
+
+
+def _contract_pair(
+    a: Tensor, left: str, b: Tensor, right: str, later: set[str]
+) -> tuple[Tensor, str]:
+    """The product of two operands summed over the letters that nobody needs later."""
+    letters = left + "".join(c for c in right if c not in left)
+    summed = tuple(i for i, c in enumerate(letters) if c not in later)
+    dtype = common_dtype((a, b))
+    for letter in set(left) & set(right):
+        extents = a.shape[left.index(letter)], b.shape[right.index(letter)]
+        if extents[0] != extents[1] and 1 not in extents:
+            raise ShapeError(
+                "a letter of einsum names axes of one extent",
+                found=f"{extents[0]} and {extents[1]} for {letter!r}",
+                wanted="equal extents, or 1",
+            )
+    framed = []
+    for x, own in ((a, left), (b, right)):
+        order = [own.index(c) for c in letters if c in own]
+        shape = tuple(x.shape[own.index(c)] if c in own else 1 for c in letters)
+        framed.append(nodes.reshape(nodes.permute(nodes.cast(x.node, dtype), tuple(order)), shape))
+    found = contract(framed[0], framed[1], summed)
+    return result(found, a, b), "".join(c for i, c in enumerate(letters) if i not in summed)

@@ -1,0 +1,381 @@
+"""Random numbers: a counter and a key through Threefry-2x32-20, the same on every device.
+
+Each call takes as many counter values as it needs from the session's state; element i uses the
+first of them plus i. The state, (key, counter), is itself an array, so that a captured function
+reads and advances it and each replay draws fresh numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.options import options
+from baregrad.dtypes import DEFAULT_FLOAT, DType, array_dtype, dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
+from baregrad.ir.core.requirements import value_of
+from baregrad.tensor.array import nodes
+from baregrad.tensor.array.axes import own_axis, plain
+from baregrad.tensor.array.core import Storage, buffer_node, check_float, realize_storages
+from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.ops.creation import Extents, as_shape, choose_device
+
+if TYPE_CHECKING:
+    from baregrad.tensor.tensor import Tensor
+
+# Bits of randomness in a uniform number: no more than the dtype holds exactly.
+_LAST = (1 << 64) - 1
+_UNIFORM_BITS = (
+    (dtypes.float64, 53),
+    (dtypes.float32, 24),
+    (dtypes.float16, 11),
+    (dtypes.bfloat16, 8),
+)
+
+
+class RandomState:
+    """A device's (key, counter): `storage` holds it, `counter` is known while the host counts."""
+
+    def __init__(self, owner: SessionLike, device: str, seed: int) -> None:
+        self.owner = owner
+        self.key = seed & _LAST
+        self.counter: int | None = 0
+        # The state is the session's, also where a jitted function's first run is the first to draw.
+        self.storage = Storage(self._upload(device, noted=False), device)
+
+    def _upload(self, device: str, noted: bool = True) -> Node:
+        data = np.array([self.key, self.counter], np.uint64)
+        ref = self.owner.upload(data, dtypes.uint64, (2,), device, noted)
+        return buffer_node(ref, dtypes.uint64)
+
+    def take(self, count: Any) -> tuple[Node, Node]:
+        """The key and the first of `count` fresh counter values, as scalars of uint64.
+
+        Threads draw one after the other.
+        """
+        with self.owner.lock:
+            return self._take(count)
+
+    def _take(self, count: Any) -> tuple[Node, Node]:
+        now = self.storage.node
+        key, counter = (nodes.reshape(nodes.cut(now, 0, i, i + 1), ()) for i in (0, 1))
+        if not self._is_captured():
+            # What is drawn next may be of another size: the state depends on no variable.
+            count = count if (known := value_of(count)) is None else known
+        if self._is_captured() or not isinstance(count, int):
+            # state + (0, count), in the graph.
+            step = nodes.mul(nodes.iota(2, dtypes.uint64), nodes.size_as(count, dtypes.uint64))
+            self.storage.put(nodes.add(now, step))
+            self.counter = None
+            return key, counter
+        if self.counter is None:
+            self._read()
+            return self._take(count)
+        if count >> 63:
+            raise ShapeError(
+                "more random numbers than can be counted", found=count, wanted="fewer than 2**63"
+            )
+        self.counter = (self.counter + count) & _LAST
+        self.storage.put(self._upload(self.storage.device))
+        return key, counter
+
+    def _is_captured(self) -> bool:
+        return bool(self.owner.downloads)
+
+    def _read(self) -> None:
+        realize_storages((self.storage,))
+        raw = self.owner.download(self.storage.node.arg, dtypes.uint64)
+        self.key, self.counter = (int(value) for value in raw.view(np.uint64))
+
+
+def state(device: str) -> RandomState:
+    """The random state of a device in the session in force, made from the seed option."""
+    owner = session()
+    found = owner.random_states.get(device)
+    if found is None:
+        found = RandomState(owner, device, options.seed)
+        owner.random_states[device] = found
+    assert isinstance(found, RandomState)
+    return found
+
+
+def manual_seed(seed: int) -> None:
+    """Start every device's random numbers anew from a seed; any integer, taken modulo 2**64."""
+    if not isinstance(seed, int):
+        raise ArgumentError("a seed is an integer", found=f"{type(seed).__name__} {seed!r:.40}")
+    owner = session()
+    devices = set(owner.random_states) | {owner.default_device()}
+    for device in devices:
+        known = owner.random_states.get(device)
+        fresh = RandomState(owner, device, seed)
+        if isinstance(known, RandomState):
+            known.key, known.counter = fresh.key, fresh.counter
+            known.storage.put(fresh.storage.node)
+        else:
+            owner.random_states[device] = fresh
+
+
+# --- bits ---------------------------------------------------------------------------------------
+
+
+def _bits(shape: tuple[Any, ...], device: str, draws: int = 1) -> list[Node]:
+    """`draws` arrays of fresh random uint64."""
+    count = index.product(shape)
+    key, counter = state(device).take(index.as_dim(index.mul(count, draws)))
+    line = nodes.iota(count, dtypes.uint64)
+    arrays = []
+    for draw in range(draws):
+        offset = nodes.size_as(index.as_dim(index.mul(count, draw)), dtypes.uint64)
+        places = nodes.add(nodes.add(counter, offset), line) if draw else nodes.add(counter, line)
+        arrays.append(nodes.reshape(nodes.alu(Ops.THREEFRY, places, key), shape))
+    return arrays
+
+
+def _uniform(bits: Node, dtype: DType) -> Node:
+    """Numbers in [0, 1), multiples of 2**-n where n bits fit the dtype."""
+    count = next((n for row, n in _UNIFORM_BITS if row is dtype), 24)
+    wide = dtype if dtype.bits >= 32 else dtypes.float32
+    high = nodes.alu(Ops.SHR, bits, const(64 - count, dtypes.uint64))
+    return nodes.cast(nodes.mul(nodes.cast(high, wide), const(2.0**-count, wide)), dtype)
+
+
+def _normal(shape: tuple[Any, ...], device: str, dtype: DType) -> Node:
+    """Numbers of the standard normal distribution, by Box and Muller's transform."""
+    wide = dtypes.float64 if dtype is dtypes.float64 else dtypes.float32
+    if wide is dtypes.float64:
+        first, second = _bits(shape, device, 2)
+        turn = _uniform(second, wide)
+        # In (0, 1], so that the logarithm is finite.
+        radius = nodes.sub(const(1.0, wide), _uniform(first, wide))
+    else:
+        (bits,) = _bits(shape, device)
+        low = nodes.alu(Ops.AND, bits, const((1 << 32) - 1, dtypes.uint64))
+        turn = _uniform(nodes.alu(Ops.SHL, low, const(32, dtypes.uint64)), wide)
+        high = nodes.alu(Ops.SHR, bits, const(32, dtypes.uint64))
+        count = nodes.add(nodes.cast(high, wide), const(1.0, wide))
+        # 2**32 - 1 + 1 rounds to 2**32, whose share is 1.
+        radius = nodes.mul(count, const(2.0**-32, wide))
+    angle = nodes.mul(turn, const(2 * math.pi, wide))
+    logarithm = Node(Ops.LOG, wide, (radius,))
+    distance = Node(Ops.SQRT, wide, (nodes.mul(logarithm, const(-2.0, wide)),))
+    return nodes.cast(nodes.mul(distance, Node(Ops.COS, wide, (angle,))), dtype)
+
+
+# --- making -------------------------------------------------------------------------------------
+
+
+def _finish(cls: type[Tensor], node: Node, device: str, requires_grad: bool) -> Tensor:
+    made = cls._make(node, device)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _float_shape(shape: tuple[Extents, ...], dtype: object, what: str) -> tuple[Any, DType]:
+    found = DEFAULT_FLOAT if dtype is None else array_dtype(dtype)
+    check_float(found, what)
+    return as_shape(shape), found
+
+
+def rand(
+    cls: type[Tensor],
+    *shape: Extents,
+    dtype: object = None,
+    device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return numbers uniform in [0, 1); the shape is given as (2, 3) or as 2, 3."""
+    extents, found = _float_shape(shape, dtype, "rand")
+    where = choose_device(device)
+    (bits,) = _bits(extents, where)
+    return _finish(cls, _uniform(bits, found), where, requires_grad)
+
+
+def randn(
+    cls: type[Tensor],
+    *shape: Extents,
+    dtype: object = None,
+    device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return standard normal numbers; the shape is given as (2, 3) or as 2, 3."""
+    extents, found = _float_shape(shape, dtype, "randn")
+    where = choose_device(device)
+    return _finish(cls, _normal(extents, where, found), where, requires_grad)
+
+
+def uniform(
+    cls: type[Tensor],
+    *shape: Extents,
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: object = None,
+    device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return numbers uniform in [low, high). Raises ArgumentError where low is not below high."""
+    if not -math.inf < low <= high < math.inf:
+        raise ArgumentError(
+            "numbers are drawn between two finite ones, the lower first",
+            found=f"{low} to {high}", hint="exchange low and high",
+        )
+    made = rand(cls, *shape, dtype=dtype, device=device) * (high - low) + low
+    return made.requires_grad_() if requires_grad else made
+
+
+def normal(
+    cls: type[Tensor],
+    mean: float = 0.0,
+    std: float = 1.0,
+    size: Extents = (),
+    *,
+    dtype: object = None,
+    device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return numbers of a normal distribution of the given mean and standard deviation."""
+    if not std >= 0:
+        raise ArgumentError("a standard deviation is not negative", found=std, wanted="0 or more")
+    made = randn(cls, as_shape((size,)), dtype=dtype, device=device) * std + mean
+    return made.requires_grad_() if requires_grad else made
+
+
+def randint(
+    cls: type[Tensor],
+    low: int,
+    high: int | Sequence[int],
+    size: Extents | None = None,
+    *,
+    dtype: object = dtypes.int64,
+    device: str | None = None,
+) -> Tensor:
+    """Return integers uniform in [low, high) of a size; two arguments are (high, size)."""
+    if size is None:
+        low, high, size = 0, low, high
+    low, high = plain(low), plain(high)
+    for bound in (low, high):
+        if not isinstance(bound, int) or isinstance(bound, bool):
+            raise ArgumentError(
+                "randint is of integers between two", found=f"{type(bound).__name__} {bound!r:.40}",
+                wanted="integers", hint="for other numbers see uniform()",
+            )
+    assert isinstance(high, int)
+    if not -(1 << 63) <= low <= (1 << 63) or not -(1 << 63) <= high <= 1 << 63:
+        raise ArgumentError("bounds that int64 has not", found=f"{low} to {high}")
+    if high <= low:
+        raise ArgumentError(f"randint from {low} to {high}: there is no integer in between")
+    where = choose_device(device)
+    (bits,) = _bits(as_shape((size,)), where)
+    rest = nodes.alu(Ops.MOD, bits, const(high - low, dtypes.uint64))
+    node = nodes.add(nodes.cast(rest, dtypes.int64), const(low, dtypes.int64))
+    return cls._make(nodes.cast(node, array_dtype(dtype)), where)
+
+
+def randperm(
+    cls: type[Tensor], n: int, *, dtype: object = dtypes.int64, device: str | None = None
+) -> Tensor:
+    """Return the numbers from 0 to n - 1 in random order."""
+    from baregrad.tensor.ops.sorting import order
+
+    where = choose_device(device)
+    (bits,) = _bits((n,), where)
+    # Drawn once: the sort reads the bits more than once.
+    fixed = Node(Ops.CONTIGUOUS, bits.dtype, (bits,))
+    return cls._make(nodes.cast(order(fixed, False), array_dtype(dtype)), where)
+
+
+def rand_like(x: Tensor, *, dtype: object = None) -> Tensor:
+    """Return numbers uniform in [0, 1) with the shape, device and (unless given) dtype of `x`."""
+    found = x.dtype if dtype is None else dtype
+    made: Tensor = rand(type(x), x.shape, dtype=found, device=x.device)
+    return made
+
+
+def randn_like(x: Tensor, *, dtype: object = None) -> Tensor:
+    """Return standard normal numbers with the shape, device and (unless given) dtype of `x`."""
+    found = x.dtype if dtype is None else dtype
+    made: Tensor = randn(type(x), x.shape, dtype=found, device=x.device)
+    return made
+
+
+# --- drawing by probabilities -------------------------------------------------------------------
+
+
+def bernoulli(x: Tensor, p: float | None = None) -> Tensor:
+    """Return 1 with the probability that each element, or `p`, says, else 0.
+
+    Raises DTypeError for elements that are no floats, ArgumentError for a `p` outside 0 to 1.
+    """
+    if p is None:
+        check_float(x.dtype, "drawing by elements")
+    elif not 0 <= p <= 1:
+        raise ArgumentError(f"a probability is from 0 to 1, not {p}")
+    dtype = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else dtypes.float32
+    drawn = rand(type(x), x.shape, dtype=dtype, device=x.device)
+    return (drawn < (x.detach() if p is None else p)).cast(x.dtype)
+
+
+def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+    """Return indices drawn by the weights of the last axis: (..., N) -> (..., num_samples).
+
+    Without replacement no index is drawn twice; then at most N can be drawn.
+    """
+    check_float(x.dtype, "multinomial")
+    own_axis(-1, x.ndim)
+    weights = x.detach().float()
+    extent, num_samples = x.shape[-1], plain(num_samples)
+    if num_samples < 1 or extent == 0:
+        raise ShapeError(
+            "multinomial draws some of some", found=f"{num_samples} of {list(x.shape)}",
+            wanted="1 or more, of an axis that is not empty",
+        )
+    if replacement:
+        edges = weights.cumsum(-1)
+        drawn = rand(type(x), (*x.shape[:-1], num_samples), device=x.device)
+        aim = (drawn * edges[..., -1:]).unsqueeze(-1)
+        return (edges.unsqueeze(-2) <= aim).sum(-1).clamp(max=extent - 1)
+    if num_samples > extent:
+        raise ShapeError(
+            "more samples than there are to draw", found=num_samples, wanted=f"at most {extent}"
+        )
+    # Arrival times of independent processes of these rates: the first arrivals are the sample.
+    waits = -(1 - rand(type(x), x.shape, device=x.device)).log()
+    return (weights / waits.clamp(min=1e-30)).contiguous().topk(num_samples, -1).indices
+
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """Return `x` with elements zeroed with probability p and the rest times 1/(1 - p)."""
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"a probability is from 0 to 1, not {p}")
+    if not training or p == 0:
+        return x
+    if p == 1:
+        return x * 0
+    kept = rand(type(x), x.shape, device=x.device) >= p
+    return kept.where(x * (1 / (1 - p)), 0)
+
+
+# --- in place -----------------------------------------------------------------------------------
+
+
+def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Write numbers uniform in [low, high) over `x`; return `x`."""
+    drawn = uniform(type(x), x.shape, low=low, high=high, dtype=x.dtype, device=x.device)
+    x.copy_(drawn)
+    return x
+
+
+def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Write normally distributed numbers over `x`; return `x`."""
+    x.copy_(normal(type(x), mean, std, x.shape, dtype=x.dtype, device=x.device))
+    return x
+
+
+def bernoulli_(x: Tensor, p: float = 0.5) -> Tensor:
+    """Write 1 with probability p, else 0, over `x`; return `x`."""
+    x.copy_(bernoulli(x, p))
+    return x

@@ -1,0 +1,363 @@
+"""Sorting, and what follows from it: topk, median, kthvalue, unique.
+
+Elements are compared by integer keys in which NaN is above every number, then by position, so every
+sort is stable. They pass through a bitonic network, key and position packed into one word where
+they fit; of an axis's greatest few each is found among those below the one before, and a single one
+somewhere in the order by counting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.dtypes import DType, check_computed, dtypes
+from baregrad.ir.core.attrs import Pad
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array import nodes
+from baregrad.tensor.array.axes import one_axis, plain
+from baregrad.tensor.array.core import check_shape_is_int
+from baregrad.tensor.array.operands import result
+from baregrad.tensor.ops.reductions import Extreme
+
+if TYPE_CHECKING:
+    from baregrad.tensor.tensor import Tensor
+
+REPEATED = 16  # the most elements that topk finds one after the other
+COUNTED = 64  # the least of which one is found by counting: a sort of 32 takes half as long
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def sort_keys(x: Node, descending: bool) -> Node:
+    """Integers in the order of the elements of `x`: NaN the greatest, both zeros equal."""
+    check_computed(x.dtype)
+    if x.dtype.kind == "bool":
+        key = nodes.cast(x, dtypes.uint8)
+    elif x.dtype.kind == "float":
+        key = _float_keys(x)
+    else:
+        key = x
+    return Node(Ops.NOT, key.dtype, (key,)) if descending else key
+
+
+def _float_keys(x: Node) -> Node:
+    signed = next(row for row in _SIGNED if row.bits == x.dtype.bits)
+    zero = const(0.0, x.dtype)
+    plain = nodes.where(nodes.alu(Ops.CMPEQ, x, zero), zero, x)
+    bits = Node(Ops.BITCAST, signed, (plain,))
+    # Negative numbers are ordered by falling magnitude: their bits below the sign are flipped.
+    sign = nodes.alu(Ops.SHR, bits, const(signed.bits - 1, signed))
+    mirrored = nodes.alu(Ops.AND, sign, const(int(signed.max), signed))
+    key = nodes.alu(Ops.XOR, bits, mirrored)
+    unordered = nodes.alu(Ops.CMPNE, x, x)
+    return nodes.where(unordered, const(int(signed.max), signed), key)
+
+
+_SIGNED = (dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64)
+
+
+# --- order --------------------------------------------------------------------------------------
+
+
+def order(x: Node, descending: bool) -> Node:
+    """The positions of the last axis's elements in sorted order, int64."""
+    keys = sort_keys(x, descending)
+    extent = x.shape[-1]
+    places = nodes.iota_along(x.shape, len(x.shape) - 1)
+    if extent <= 1:
+        return places
+    if keys.dtype.bits > 32 or extent > 1 << 32:
+        return _network((keys, places))[1]
+    wide = dtypes.int64 if keys.dtype.kind == "int" else dtypes.uint64
+    high = nodes.alu(Ops.SHL, nodes.cast(keys, wide), const(32, wide))
+    (packed,) = _network((nodes.alu(Ops.OR, high, nodes.cast(places, wide)),))
+    low = nodes.alu(Ops.AND, packed, const((1 << 32) - 1, wide))
+    return nodes.cast(low, dtypes.int64)
+
+
+def _network(words: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Arrays sorted along the last axis by a bitonic network, the first array counting most.
+
+    No two elements are equal in all. Source: Batcher, "Sorting networks and their applications",
+    1968.
+    """
+    *front, extent = words[0].shape
+    total = 1 << (extent - 1).bit_length()
+    # Padding is the greatest there is, in every word.
+    pads = (*(Pad() for _ in front), Pad(0, total - extent))
+    inside = nodes.alu(
+        Ops.CMPLT, nodes.iota_along((*front, total), len(front)), const(extent, dtypes.int64)
+    )
+    if total > extent:
+        words = tuple(
+            nodes.where(inside, nodes.pad(word, pads), const(int(word.dtype.max), word.dtype))
+            for word in words
+        )
+    words = tuple(_stored(word) for word in words)
+    size = 2
+    while size <= total:
+        # Two sorted runs, the second read backwards, are one that rises and falls.
+        distance = size // 2
+        words = _exchange(words, distance, True)
+        while distance > 1:
+            distance //= 2
+            words = _exchange(words, distance, False)
+        size *= 2
+    return tuple(nodes.cut(word, len(front), 0, extent) for word in words)
+
+
+def _stored(x: Node) -> Node:
+    return Node(Ops.CONTIGUOUS, x.dtype, (x,))
+
+
+def _exchange(words: tuple[Node, ...], distance: int, is_mirrored: bool) -> tuple[Node, ...]:
+    """One stage: each element and its partner are put in order.
+
+    The partner stands `distance` away or, mirrored, at the same place counted from the other end of
+    the 2 * distance elements.
+    """
+    shape = words[0].shape
+    *front, total = shape
+    pairs = (*front, total // (2 * distance), 2, distance)
+    last = len(front)
+    turned = (last + 1, last + 2) if is_mirrored else (last + 1,)
+    others = tuple(
+        nodes.reshape(nodes.flip(nodes.reshape(word, pairs), turned), shape) for word in words
+    )
+    bit = nodes.alu(Ops.AND, nodes.iota_along(shape, last), const(distance, dtypes.int64))
+    is_first = nodes.alu(Ops.CMPEQ, bit, const(0, dtypes.int64))
+    keeps_own = nodes.alu(Ops.CMPEQ, _is_less(words, others), is_first)
+    return tuple(
+        _stored(nodes.where(keeps_own, word, other))
+        for word, other in zip(words, others, strict=True)
+    )
+
+
+def _is_less(words: tuple[Node, ...], others: tuple[Node, ...]) -> Node:
+    """Where the words come before others, in the order of a dictionary."""
+    less = nodes.alu(Ops.CMPLT, words[-1], others[-1])
+    for word, other in zip(words[-2::-1], others[-2::-1], strict=True):
+        tied = nodes.alu(Ops.AND, nodes.alu(Ops.CMPEQ, word, other), less)
+        less = nodes.alu(Ops.OR, nodes.alu(Ops.CMPLT, word, other), tied)
+    return less
+
+
+# --- selection ----------------------------------------------------------------------------------
+
+
+def _place_of_kth(x: Node, k: int, nan_first: bool) -> Node:
+    """Where the k-th smallest stands along the last axis, which stays with extent 1; int64.
+
+    Its key is the greatest before which fewer than k others come; where it stands among those that
+    are equal is found alike. That takes a pass over `x` for each bit, a sort several. nan_first: it
+    is the first NaN, the one after all numbers, if there are some.
+    """
+    keys = _stored(_unsigned(sort_keys(x, False)))
+    *front, extent = x.shape
+    counts = dtypes.int32 if extent < 1 << 31 else dtypes.int64
+    last = len(front)
+    places = nodes.iota_along(x.shape, last, counts)
+    shape = (*front, 1)
+
+    def number_of(chosen: Node) -> Node:
+        ones = nodes.cast(chosen, counts)
+        return nodes.keep(nodes.reduce(Ops.ADD, ones, (last,)), (last,), last + 1)
+
+    wanted: Node = const(k, counts)
+    if nan_first:
+        of_nan = const(int(keys.dtype.max), keys.dtype)
+        numbers = number_of(nodes.alu(Ops.CMPNE, keys, of_nan))
+        some = nodes.alu(Ops.CMPLT, numbers, const(extent, counts))
+        after = nodes.alu(Ops.ADD, numbers, const(1, counts))
+        wanted = nodes.where(some, after, wanted)
+
+    def are_few(number: Node) -> Node:
+        return nodes.alu(Ops.CMPLT, number, wanted)
+
+    key = _greatest(
+        keys.dtype, keys.dtype.bits, shape,
+        lambda trial: are_few(number_of(nodes.alu(Ops.CMPLT, keys, trial))),
+    )  # fmt: skip
+    before = number_of(nodes.alu(Ops.CMPLT, keys, key))
+    equal = nodes.alu(Ops.CMPEQ, keys, key)
+
+    def is_enough(trial: Node) -> Node:
+        chosen = nodes.alu(Ops.AND, equal, nodes.alu(Ops.CMPLT, places, trial))
+        return are_few(nodes.alu(Ops.ADD, before, number_of(chosen)))
+
+    place = _greatest(counts, (extent - 1).bit_length(), shape, is_enough)
+    return nodes.cast(place, dtypes.int64)
+
+
+def _unsigned(keys: Node) -> Node:
+    """Keys as unsigned integers in the same order."""
+    if keys.dtype.kind == "uint":
+        return keys
+    dtype = next(row for row in _UNSIGNED if row.bits == keys.dtype.bits)
+    bits = Node(Ops.BITCAST, dtype, (keys,))
+    return nodes.alu(Ops.XOR, bits, const(1 << (dtype.bits - 1), dtype))
+
+
+_UNSIGNED = (dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64)
+
+
+def _greatest(
+    dtype: DType, bits: int, shape: tuple[int, ...], fits: Callable[[Node], Node]
+) -> Node:
+    """The greatest integers of so many bits that fit, where 0 does and all below one that does."""
+    found = nodes.full(0, shape, dtype)
+    for bit in reversed(range(bits)):
+        trial = nodes.alu(Ops.OR, found, const(1 << bit, dtype))
+        found = nodes.where(fits(trial), trial, found)
+    return found
+
+
+# --- functions ----------------------------------------------------------------------------------
+
+
+def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    """Return the positions of the elements along an axis in sorted order; always stable."""
+    check_shape_is_int(x.shape, "sorting")
+    axis = one_axis(dim, x.ndim)
+    if not x.ndim:
+        return x.zeros_like(dtype=dtypes.int64)
+    moved = x.detach().movedim(axis, -1)
+    return result(order(moved.node, descending), x.detach()).movedim(-1, axis)
+
+
+def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Extreme:
+    """Return (values, indices) along an axis in sorted order; NaN counts as the greatest."""
+    places = argsort(x, dim, descending)
+    return Extreme(x.take_along_dim(places, dim) if x.ndim else x.clone(), places)
+
+
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Extreme:
+    """Return the k largest (or smallest) elements along an axis, in order, and where they stand."""
+    axis = one_axis(dim, x.ndim)
+    extent = x.shape[axis] if x.ndim else 1
+    if not 0 <= k <= extent:
+        raise ShapeError("topk cannot find so many", found=f"k = {k}", wanted=f"0 to {extent}")
+    stages = math.comb((extent - 1).bit_length() + 1, 2)
+    # A stage of the network takes about as long as two thirds of a search for the greatest.
+    if x.ndim and k <= REPEATED and 3 * k <= 2 * stages and x.dtype.bits < 64:
+        places = _one_by_one(x, k, axis, largest)
+    else:
+        places = argsort(x, axis, descending=largest)
+        places = places.narrow(axis, 0, k) if x.ndim else places
+    return Extreme(x.take_along_dim(places, axis) if x.ndim else x.clone(), places)
+
+
+def _one_by_one(x: Tensor, k: int, axis: int, largest: bool) -> Tensor:
+    """The positions of the k greatest, each found among those that come after the one before."""
+    keys = nodes.cast(sort_keys(x.detach().node, not largest), dtypes.int64)
+    own = nodes.iota_along(x.shape, axis)
+    found = []
+    left = keys
+    for _ in range(k):
+        pair = nodes.arg_reduce(Ops.MAX, left, own, (axis,))
+        key, place = (
+            nodes.keep(_stored(nodes.part(pair, i, dtypes.int64)), (axis,), x.ndim) for i in (0, 1)
+        )
+        found.append(result(place, x.detach()))
+        last, at = (nodes.broadcast(part, x.shape) for part in (key, place))
+        after = _is_less((keys, at), (last, own))
+        left = nodes.where(after, keys, const(int(dtypes.int64.min), dtypes.int64))
+    return found[0].cat(*found[1:], dim=axis) if found else x.narrow(axis, 0, 0).long()
+
+
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extreme:
+    """Return the k-th smallest element along an axis, k counted from 1, and where it stands."""
+    axis, k = one_axis(dim, x.ndim), plain(k)
+    extent = x.shape[axis] if x.ndim else 1
+    if not 1 <= k <= extent:
+        raise ShapeError("there is no such element", found=f"k = {k}", wanted=f"1 to {extent}")
+    return _kth(x, k, axis, keepdim, False)
+
+
+def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extreme:
+    """`kthvalue`; with nan_first the first NaN, if there is one."""
+    if not x.ndim:
+        return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
+    check_shape_is_int(x.shape, "sorting")
+    nan_first = nan_first and x.dtype.kind == "float"
+    if x.shape[axis] >= COUNTED:
+        moved = x.detach().movedim(axis, -1)
+        places = result(_place_of_kth(moved.node, k, nan_first), moved).movedim(-1, axis)
+    else:
+        places = argsort(x, axis).narrow(axis, k - 1, 1)
+        if nan_first:
+            broken = x.isnan()
+            places = broken.any(axis, True).where(broken.argmax(axis, True), places)
+    values = x.take_along_dim(places, axis)
+    if not keepdim:
+        values, places = values.squeeze(axis), places.squeeze(axis)
+    return Extreme(values, places)
+
+
+def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | Extreme:
+    """Return the lower median of all, or (values, indices) along an axis; NaN if one is.
+
+    That of no floats at all is NaN too. The gradient of that of all is shared among equals. Raises
+    ShapeError for no integers, and an empty axis.
+    """
+    if dim is None:
+        if x.dtype.kind == "float" and 0 in x.shape:
+            return x.new_full((), math.nan)
+        _check_elements(x, x.numel())
+        middle = _kth(x.detach().ravel(), (x.numel() + 1) // 2, 0, False, True).values
+        if not x.requires_grad:
+            return middle
+        return ((x == middle) | x.isnan()).where(x, -math.inf).amax()
+    axis = one_axis(dim, x.ndim)
+    extent = x.shape[axis] if x.ndim else 1
+    _check_elements(x, extent)
+    return _kth(x, (extent + 1) // 2, axis, keepdim, True)
+
+
+def _check_elements(x: Tensor, count: int) -> None:
+    if not count:
+        raise ShapeError("the median of no elements", found=f"shape {list(x.shape)}")
+
+
+def quantile(x: Tensor, q: float, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Return the q-th quantile along an axis (or of all), linear between neighbours."""
+    if not 0 <= q <= 1:
+        raise ArgumentError(f"a quantile is from 0 to 1, not {q}")
+    axis = 0 if dim is None else one_axis(dim, x.ndim)
+    if not x.ndim:
+        dim = None
+    y = x.ravel() if dim is None else x
+    place = q * (y.shape[axis] - 1)
+    low = int(place)
+    below = kthvalue(y, low + 1, axis, True).values
+    above = kthvalue(y, min(low + 2, y.shape[axis]), axis, True).values
+    found = below.lerp(above, place - low)
+    found = y.isnan().any(axis, True).where(float("nan"), found)
+    if dim is None:
+        return found.reshape((1,) * x.ndim if keepdim else ())
+    return found if keepdim else found.squeeze(axis)
+
+
+def unique(
+    x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Tensor | tuple[Tensor, ...]:
+    """Return the distinct elements of all, in rising order, each NaN by itself; computes them.
+
+    return_inverse: also where each element of `x` stands among them, in its shape. return_counts:
+    also how often each occurs.
+    """
+    flat = x.detach().ravel()
+    ordered, places = sort(flat, 0)
+    begins = flat[:1].ones_like(dtype=dtypes.bool).cat(ordered[1:] != ordered[:-1])
+    found = [ordered[begins]]
+    numbers = begins.cumsum(0) - 1
+    if return_inverse:
+        found.append(numbers.zeros_like().scatter(0, places, numbers).reshape(x.shape))
+    if return_counts:
+        found.append(numbers.bincount(minlength=found[0].shape[0]))
+    return found[0] if len(found) == 1 else tuple(found)

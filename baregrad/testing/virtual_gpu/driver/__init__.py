@@ -1,0 +1,4 @@
+"""The kernel driver of a GPU that is not there: ioctls, objects, memory.
+
+Imports `machine`.
+"""

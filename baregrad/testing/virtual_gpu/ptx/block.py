@@ -1,0 +1,433 @@
+"""One block as it runs: registers, memory, and which threads may go on.
+
+All threads at the lowest program counter run together, so branches that part meet again where the
+text does. A thread waits at a warp's instruction until those that it names are there, at a barrier
+until the block is. Every thread is run now and then, so that one may wait for what another writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+
+from baregrad.testing.virtual_gpu.ptx.errors import (
+    DivergentBarrier,
+    KernelFault,
+    KernelHang,
+    MisalignedAccess,
+    OutOfBoundsAccess,
+    PrematureAccess,
+    SharedMemoryRace,
+    UninitialisedRead,
+    WindowOverrun,
+)
+from baregrad.testing.virtual_gpu.ptx.memory import (
+    CONST_WINDOW,
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_WINDOW,
+    WINDOW_NBYTES,
+    Memory,
+    Region,
+)
+from baregrad.testing.virtual_gpu.ptx.races import Race, SharedRaces
+from baregrad.testing.virtual_gpu.ptx.types import UNSIGNED, Array
+
+if TYPE_CHECKING:
+    from baregrad.testing.virtual_gpu.ptx.program import Program
+
+Index = slice | Array
+Shape = tuple[int, int, int]
+Located = list[tuple[Region, Array, Array]]
+
+EVERYONE: Final = slice(None)
+WARP: Final = 32
+
+# What a thread is doing.
+RUNS: Final = 0
+AT_WARP: Final = 1
+AT_BARRIER: Final = 2
+AT_PHASE: Final = 3
+DONE: Final = 4
+_STATES: Final = ("runs", "waits for its warp", "waits at a barrier", "waits for a phase", "done")
+
+# Every so many turns the thread that has waited longest is run.
+_FAIR_TURN: Final = 64
+
+
+class Block:
+    """The threads of one block and all that they share."""
+
+    def __init__(
+        self,
+        program: Program,
+        memory: Memory,
+        grid: Shape,
+        shape: Shape,
+        place: Shape,
+        parameters: np.ndarray[Any, np.dtype[np.uint8]],
+        shared_nbytes: int,
+        check_races: bool = True,
+        step_limit: int = 20_000_000,
+        skew: float = 0.0,
+        early: bool = False,
+    ) -> None:
+        self.program = program
+        self.memory = memory
+        self.grid = grid
+        self.shape = shape
+        self.place = place
+        self.count = count = shape[0] * shape[1] * shape[2]
+        self.threads = np.arange(count)
+        self.registers: list[Array | None] = [None] * len(program.register_bits)
+        self.carry = np.zeros(count, bool)
+        self.parameters = Region(PARAM_WINDOW, parameters, None, "parameters")
+        self.constants = Region(CONST_WINDOW, program.constants, None, "constants")
+        self.shared_nbytes = shared_nbytes
+        self.shared = Region(
+            SHARED_WINDOW,
+            np.full(shared_nbytes, 0xA5, np.uint8),
+            np.zeros(shared_nbytes, np.uint8),
+            "shared memory",
+        )
+        local = program.local_nbytes
+        self.local = Region(
+            LOCAL_WINDOW,
+            np.full(local * count, 0xA5, np.uint8),
+            np.zeros(local * count, np.uint8),
+            "local memory",
+        )
+        self.races: SharedRaces | None = None
+        if check_races and shared_nbytes:
+            self.races = SharedRaces(count, shared_nbytes, program.granule)
+        self.counter = np.zeros(count, np.int64)
+        self.state = np.zeros(count, np.uint8)
+        self.step = 0
+        self.steps_left = step_limit
+        self.skew = skew
+        # Of a kernel that began before the one in front had ended: who has not waited for it yet.
+        self.unwaited = np.ones(count, bool) if early else None
+        self._last_run = np.zeros(count, np.int64)
+        self._specials: dict[str, Array] = {}
+        # State of the families of instructions that keep some: barriers, copies, matrix groups.
+        self.family: dict[str, Any] = {}
+
+    # ---- faults ---------------------------------------------------------------------------------
+
+    def thread(self, number: int) -> Shape:
+        """Return the (x, y, z) of a thread's number."""
+        x, y, _ = self.shape
+        return number % x, number // x % y, number // (x * y)
+
+    def fault(
+        self,
+        kind: type[KernelFault],
+        message: str,
+        thread: int | None = None,
+        address: int | None = None,
+        hint: str | None = None,
+    ) -> NoReturn:
+        """Raise a fault of the instruction being run."""
+        instruction = self.program.instructions[self.step]
+        raise kind(
+            message,
+            line=instruction.line,
+            text=instruction.text,
+            thread=None if thread is None else self.thread(thread),
+            block=self.place,
+            address=address,
+            hint=hint,
+        )
+
+    # ---- threads --------------------------------------------------------------------------------
+
+    def ids(self, index: Index) -> Array:
+        """Return the numbers of the threads of an index."""
+        return np.asarray(self.threads[index])
+
+    def full(self, index: Index, values: Array) -> Array:
+        """Return values, one for all or one a thread, as one a thread."""
+        count = self.count if isinstance(index, slice) else len(index)
+        return values if len(values) == count else np.broadcast_to(values, (count,))
+
+    def warp(self, number: int) -> Array:
+        """Return the threads of a warp."""
+        return np.arange(number * WARP, min(number * WARP + WARP, self.count))
+
+    @property
+    def warps(self) -> int:
+        """The number of warps, the last of which may not be whole."""
+        return -(-self.count // WARP)
+
+    def special(self, name: str, make: Callable[[Block], Array]) -> Array:
+        """Return a special register's values, made once a block."""
+        found = self._specials.get(name)
+        if found is None:
+            found = self._specials[name] = make(self)
+        return found
+
+    # ---- running --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until every thread is done."""
+        turn = 0
+        while True:
+            index = self._next(turn)
+            if index is None:
+                if self.unwaited is not None:
+                    self._check_waited(EVERYONE, "ends")
+                return
+            turn += 1
+            self._run_from(index)
+
+    def wait_for_launch(self, index: Index) -> None:
+        """Note that threads waited for the kernel in front, which has ended by then."""
+        if self.unwaited is not None:
+            self.unwaited[index] = False
+
+    def _check_waited(self, index: Index, what: str) -> None:
+        assert self.unwaited is not None
+        early = self.unwaited[index]
+        if early.any():
+            self.fault(
+                PrematureAccess,
+                f"the kernel began early and {what} before it waits for the one in front",
+                int(self.ids(index)[int(np.argmax(early))]),
+                hint="griddepcontrol.wait comes first, in every thread",
+            )
+
+    def _next(self, turn: int) -> Index | None:
+        """Return the threads to run: those that stand where the first runnable one stands."""
+        runnable = self.state == RUNS
+        if not runnable.any():
+            if (self.state == DONE).all():
+                return None
+            self._stuck()
+        if turn % _FAIR_TURN == _FAIR_TURN - 1:
+            oldest = np.where(runnable, self._last_run, np.iinfo(np.int64).max)
+            at = self.counter[int(np.argmin(oldest))]
+        else:
+            at = self.counter[runnable].min()
+        # Those that wait here for their warp are looked at again with the newcomers.
+        chosen = (runnable | (self.state == AT_WARP)) & (self.counter == at)
+        self._last_run[chosen] = turn
+        self.state[chosen] = RUNS
+        return EVERYONE if chosen.all() else np.flatnonzero(chosen)
+
+    def _run_from(self, index: Index) -> None:
+        """Run threads that stand at one place until they part, wait, or meet a place to meet."""
+        program = self.program
+        steps, leaders = program.steps, program.leaders
+        at = int(self.counter[index][0])
+        together = isinstance(index, slice)
+        while True:
+            self.step = at
+            self.steps_left -= 1
+            if self.steps_left < 0:
+                self.fault(KernelHang, "the budget of instructions is spent")
+            run, control = steps[at]
+            if control:
+                self.counter[index] = at
+                run(self, index)
+                if not together:
+                    return
+                counters = self.counter
+                at = int(counters[0])
+                if self.state.any() or (counters != at).any():
+                    return
+                continue
+            run(self, index)
+            at += 1
+            if at in leaders and not together:
+                self.counter[index] = at
+                return
+
+    def _stuck(self) -> NoReturn:
+        """Raise what explains why nobody can go on."""
+        waiting = np.flatnonzero(self.state != DONE)
+        first = int(waiting[0])
+        self.step = int(self.counter[first])
+        places = []
+        for at in np.unique(self.counter[waiting]):
+            here = waiting[self.counter[waiting] == at]
+            what = _STATES[int(self.state[here[0]])]
+            line = self.program.instructions[int(at)].line
+            places.append(f"{len(here)} threads from {self.thread(int(here[0]))} at line {line}")
+            places[-1] += f" ({what})"
+        done = int((self.state == DONE).sum())
+        text = "; ".join(places) + (f"; {done} threads have ended" if done else "")
+        hangs = (self.state[waiting] == AT_PHASE).any()
+        kind = KernelHang if hangs else DivergentBarrier
+        self.fault(kind, f"nobody can go on: {text}", first)
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def locate(self, space: str, addresses: Array, index: Index, nbytes: int) -> Located:
+        """Return the accesses by region: [(region, byte offsets, which accesses)].
+
+        Checks alignment and bounds. `addresses` is (n,) int64, one a thread of `index`.
+        """
+        wrong = addresses % nbytes if nbytes > 1 else None
+        if wrong is not None and wrong.any():
+            at = int(np.argmax(wrong != 0))
+            self.fault(
+                MisalignedAccess,
+                f"an access of {nbytes} bytes is not aligned",
+                int(self.ids(index)[at]),
+                int(addresses[at]),
+            )
+        if space == "global":
+            return self._locate_global(addresses, index, nbytes)
+        if space != "generic":
+            whole = np.ones(len(addresses), bool)
+            return [self._locate_window(space, addresses, index, nbytes, whole)]
+        windows = (
+            (SHARED_WINDOW, "shared"), (LOCAL_WINDOW, "local"),
+            (PARAM_WINDOW, "param"), (CONST_WINDOW, "const"),
+        )
+        found: Located = []
+        rest = np.ones(len(addresses), bool)
+        for base, name in windows:
+            which = (addresses >= base) & (addresses < base + WINDOW_NBYTES)
+            if which.any():
+                offsets = addresses - base
+                found.append(self._locate_window(name, offsets, index, nbytes, which))
+                rest &= ~which
+        if rest.any():
+            ids = self.ids(index)[rest]
+            for region, offsets, which in self._locate_global(addresses[rest], ids, nbytes):
+                wide = rest.copy()
+                wide[rest] = which
+                found.append((region, offsets, wide))
+        return found
+
+    def _locate_global(self, addresses: Array, index: Index, nbytes: int) -> Located:
+        if self.unwaited is not None:
+            self._check_waited(index, "touches memory")
+        found, outside = self.memory.locate(addresses, nbytes)
+        if outside >= 0:
+            # The module's own variables are few, and looked at last.
+            own, missing = self.program.globals.locate(addresses, nbytes)
+            if missing >= 0:
+                address = int(addresses[outside])
+                where = self.memory.near(address)
+                self.fault(
+                    OutOfBoundsAccess,
+                    f"an access of {nbytes} bytes outside all allocations, {where}",
+                    int(self.ids(index)[outside]),
+                    address,
+                )
+            found = own
+        return [(region, addresses[which] - region.base, which) for region, which in found]
+
+    def _locate_window(
+        self, space: str, offsets: Array, index: Index, nbytes: int, which: Array
+    ) -> tuple[Region, Array, Array]:
+        region = {
+            "shared": self.shared, "local": self.local,
+            "param": self.parameters, "const": self.constants,
+        }[space]
+        size = self.program.local_nbytes if space == "local" else region.nbytes
+        chosen = offsets if which.all() else offsets[which]
+        if len(chosen) and (int(chosen.min()) < 0 or int(chosen.max()) + nbytes > size):
+            at = int(np.argmax(which & ((offsets < 0) | (offsets + nbytes > size))))
+            self.fault(
+                WindowOverrun,
+                f"an access of {nbytes} bytes outside the {size} bytes of {space} memory",
+                int(self.ids(index)[at]),
+                int(offsets[at]),
+            )
+        if space == "local":
+            chosen = chosen + self.ids(index)[which] * size
+        return region, chosen, which
+
+    def load(
+        self, space: str, addresses: Array, index: Index, width: int, lanes: int,
+        atomic: bool = False,
+    ) -> list[Array]:
+        """Return `lanes` arrays of unsigned integers of `width` bytes, one value a thread."""
+        addresses = self.full(index, addresses)
+        out = [np.empty(len(addresses), UNSIGNED[8 * width]) for _ in range(lanes)]
+        for region, offsets, which in self.locate(space, addresses, index, width * lanes):
+            self.check_read(region, offsets, index, which, width, lanes, atomic)
+            for lane, values in enumerate(out):
+                values[which] = region.load(offsets + lane * width, width)
+        return out
+
+    def check_read(
+        self, region: Region, offsets: Array, index: Index, which: Array, width: int,
+        lanes: int = 1, atomic: bool = False,
+    ) -> None:
+        """Raise where a read meets bytes that nobody wrote, or races with a write."""
+        for lane in range(lanes if region.written is not None else 0):
+            bad = region.unwritten(offsets + lane * width, width)
+            if bad is not None:
+                at = int(np.argmax(bad))
+                self.fault(
+                    UninitialisedRead,
+                    f"a read of {region.label} that nobody wrote",
+                    int(self.ids(index)[which][at]),
+                    self.address_of(region, int(offsets[at]) + lane * width),
+                )
+        if region is self.shared and self.races is not None:
+            ids = self.ids(index)[which]
+            race = self.races.read(ids, offsets, width * lanes, atomic)
+            if race is not None:
+                self.report(race, int(offsets[race.place]))
+
+    def store(
+        self, space: str, addresses: Array, index: Index, values: list[Array], atomic: bool = False
+    ) -> None:
+        """Write one value of each array a thread, side by side."""
+        addresses = self.full(index, addresses)
+        width, lanes = values[0].dtype.itemsize, len(values)
+        for region, offsets, which in self.locate(space, addresses, index, width * lanes):
+            if region is self.parameters or region is self.constants:
+                self.fault(OutOfBoundsAccess, f"a write to {region.label}, which are constant")
+            if region is self.shared:
+                self.check_write(offsets, index, which, width * lanes, atomic)
+            for lane, one in enumerate(values):
+                chosen = self.full(index, one)[which]
+                region.store(offsets + lane * width, chosen, width)
+                if region is self.shared and self.races is not None:
+                    self._check_collision(region, offsets + lane * width, chosen, index, which)
+
+    def check_write(
+        self, offsets: Array, index: Index, which: Array, nbytes: int, atomic: bool = False
+    ) -> None:
+        """Raise where a write to shared memory races with an earlier access."""
+        if self.races is None:
+            return
+        race = self.races.write(self.ids(index)[which], offsets, nbytes, atomic)
+        if race is not None:
+            self.report(race, int(offsets[race.place]))
+
+    def _check_collision(
+        self, region: Region, offsets: Array, values: Array, index: Index, which: Array
+    ) -> None:
+        """Raise where threads of one store gave one place different values."""
+        lost = region.load(offsets, values.dtype.itemsize) != values
+        if lost.any():
+            at = int(np.argmax(lost))
+            ids = self.ids(index)[which]
+            winner = int(ids[np.flatnonzero(offsets == offsets[at])[-1]])
+            self.report(Race(at, int(ids[at]), winner, "writes what is written"), int(offsets[at]))
+
+    def report(self, race: Race, offset: int) -> NoReturn:
+        """Raise a race in shared memory."""
+        other = race.other % self.count
+        whose = "an asynchronous copy of thread" if race.other >= self.count else "thread"
+        self.fault(
+            SharedMemoryRace,
+            f"a race in shared memory: it {race.kind} by {whose} {self.thread(other)}"
+            " with no barrier between",
+            race.agent % self.count,
+            offset,
+        )
+
+    def address_of(self, region: Region, offset: int) -> int:
+        """Return the address that a kernel uses for a byte of a region."""
+        windows = (self.shared, self.local, self.parameters, self.constants)
+        return offset if region in windows else region.base + offset

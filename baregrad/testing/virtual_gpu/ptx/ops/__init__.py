@@ -1,0 +1,1 @@
+"""What each PTX instruction does, by family."""

@@ -1,0 +1,235 @@
+"""Barriers in shared memory that count arrivals and bytes. Source: PTX ISA, "mbarrier".
+
+A phase ends when no arrival and no byte is pending. A wait for a phase that has not ended sleeps
+until some barrier's phase ends, so a kernel whose phase never comes is told that it hangs.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from baregrad.testing.virtual_gpu.ptx.block import AT_PHASE, RUNS, Block, Index
+from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, UninitialisedRead
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute
+from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
+from baregrad.testing.virtual_gpu.ptx.syntax import Instruction
+from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
+
+_MOST: Final = (1 << 20) - 1
+
+
+class PhaseBarrier:
+    """The state of one barrier object; `clock` is what its waiters will know."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.pending = count
+        self.bytes = 0
+        self.phase = 0
+        self.clock: Array | None = None
+        self.done_clock: Array | None = None
+
+
+def phase_barriers(block: Block) -> dict[int, PhaseBarrier]:
+    """Return the block's barrier objects, by offset in shared memory."""
+    found: dict[int, PhaseBarrier] = block.family.setdefault("mbarriers", {})
+    return found
+
+
+def barrier_at(block: Block, offset: int, thread: int) -> PhaseBarrier:
+    """Return the barrier at an offset; raise if nobody initialised one there."""
+    one = phase_barriers(block).get(offset)
+    if one is None:
+        block.fault(UninitialisedRead, "no mbarrier was initialised here", thread, offset)
+    return one
+
+
+def settle(block: Block, one: PhaseBarrier) -> None:
+    """End the phase if nothing is pending, and wake those who wait."""
+    if one.pending > 0 or one.bytes != 0:
+        return
+    one.phase += 1
+    one.pending = one.count
+    one.done_clock = one.clock
+    sleeping = block.state == AT_PHASE
+    block.state[sleeping] = RUNS
+
+
+def arrive(block: Block, one: PhaseBarrier, thread: int, count: int, nbytes: int) -> int:
+    """Add `nbytes` to the bytes pending, then arrive `count` times; return the phase before."""
+    before = one.phase
+    one.bytes += nbytes
+    if abs(one.bytes) > _MOST:
+        block.fault(IllegalInstruction, f"an mbarrier with {one.bytes} bytes pending", thread)
+    if count > one.pending:
+        block.fault(
+            IllegalInstruction,
+            f"{count} arrivals at an mbarrier that waits for {one.pending} of {one.count}",
+            thread,
+        )
+    if block.races is not None:
+        one.clock = block.races.release(np.array([thread]), one.clock)
+    one.pending -= count
+    settle(block, one)
+    return before
+
+
+def complete_copy(
+    block: Block, one: PhaseBarrier, nbytes: int, copy: tuple[int, int] | None
+) -> None:
+    """Take the bytes of a copy that has arrived off those pending."""
+    if copy is not None and block.races is not None:
+        # A new array: the old one may be what the waiters of the last phase are to know.
+        before = one.clock
+        one.clock = np.zeros(2 * block.count, np.int32) if before is None else before.copy()
+        one.clock[copy[0]] = max(int(one.clock[copy[0]]), copy[1])
+    one.bytes -= nbytes
+    settle(block, one)
+
+
+def _offsets(block: Block, index: Index, places: Array, space: str) -> Array:
+    """Return the offsets in shared memory of barriers, aligned and inside."""
+    out = np.empty(len(places), np.int64)
+    for region, offsets, which in block.locate(space, places, index, 8):
+        if region is not block.shared:
+            block.fault(IllegalInstruction, "an mbarrier outside shared memory")
+        out[which] = offsets
+        if block.races is not None:
+            race = block.races.read(block.ids(index)[which], offsets, 8)
+            if race is not None:
+                block.report(race, int(offsets[race.place]))
+    return out
+
+
+def mbarrier(decoder: Decoder, instruction: Instruction) -> Execute:
+    """All `mbarrier` instructions."""
+    builders = {
+        "init": _init, "inval": _init, "try_wait": _wait, "test_wait": _wait, "arrive": _arrive,
+        "arrive_drop": _arrive, "expect_tx": _expect, "complete_tx": _expect,
+    }
+    kind = instruction.one_of(tuple(builders))
+    if not kind:
+        decoder.refuse(instruction)
+    return builders[kind](decoder, instruction)
+
+
+def _space(instruction: Instruction, named: str) -> str:
+    if instruction.has("shared", "shared::cta", "shared::cluster"):
+        return "shared"
+    return named or "generic"
+
+
+def _init(decoder: Decoder, instruction: Instruction) -> Execute:
+    address, named = decoder.address(instruction, instruction.operands[0])
+    space = _space(instruction, named)
+    begins = instruction.has("init")
+    count = decoder.read(instruction, instruction.operands[1], TYPES["u32"]) if begins else None
+
+    def body(block: Block, index: Index) -> None:
+        places = block.full(index, address(block, index))
+        ids = block.ids(index)
+        block.store(space, places, index, [np.zeros(len(ids), np.uint64)])
+        offsets = places if space == "shared" else places - block.shared.base
+        for position, offset in enumerate(offsets):
+            if count is None:
+                phase_barriers(block).pop(int(offset), None)
+                continue
+            number = int(block.full(index, count(block, index))[position])
+            if not 0 < number <= _MOST:
+                block.fault(IllegalInstruction, f"an mbarrier for {number} arrivals")
+            phase_barriers(block)[int(offset)] = PhaseBarrier(number)
+        proceed(block, ids)
+
+    return guarded(decoder, instruction, body)
+
+
+def _arrive(decoder: Decoder, instruction: Instruction) -> Execute:
+    """`arrive`, `arrive.expect_tx` and `arrive_drop`, each with or without the state."""
+    operands = list(instruction.operands)
+    target, place, *rest = operands
+    write = decoder.write(instruction, target, TYPES["b64"])
+    address, named = decoder.address(instruction, place)
+    space = _space(instruction, named)
+    amount = decoder.read(instruction, rest[0], TYPES["u32"]) if rest else None
+    expects = instruction.has("expect_tx")
+    drops = instruction.has("arrive_drop")
+
+    def body(block: Block, index: Index) -> None:
+        ids = block.ids(index)
+        places = block.full(index, address(block, index))
+        amounts = np.ones(len(ids), np.int64)
+        if amount is not None:
+            amounts = block.full(index, amount(block, index)).astype(np.int64)
+        states = np.zeros(len(ids), np.uint64)
+        for position, offset in enumerate(_offsets(block, index, places, space)):
+            thread = int(ids[position])
+            one = barrier_at(block, int(offset), thread)
+            number = int(amounts[position])
+            if drops:
+                one.count -= 1 if expects else number
+            count, nbytes = (1, number) if expects else (number, 0)
+            states[position] = arrive(block, one, thread, count, nbytes)
+        write(block, ids, states)
+        proceed(block, ids)
+
+    return guarded(decoder, instruction, body)
+
+
+def _expect(decoder: Decoder, instruction: Instruction) -> Execute:
+    """`expect_tx` and `complete_tx`: bytes pending without an arrival."""
+    address, named = decoder.address(instruction, instruction.operands[0])
+    space = _space(instruction, named)
+    amount = decoder.read(instruction, instruction.operands[1], TYPES["u32"])
+    completes = instruction.has("complete_tx")
+
+    def body(block: Block, index: Index) -> None:
+        ids = block.ids(index)
+        places = block.full(index, address(block, index))
+        amounts = block.full(index, amount(block, index)).astype(np.int64)
+        for position, offset in enumerate(_offsets(block, index, places, space)):
+            one = barrier_at(block, int(offset), int(ids[position]))
+            if completes:
+                complete_copy(block, one, int(amounts[position]), None)
+            else:
+                one.bytes += int(amounts[position])
+        proceed(block, ids)
+
+    return guarded(decoder, instruction, body)
+
+
+def _wait(decoder: Decoder, instruction: Instruction) -> Execute:
+    """`try_wait` and `test_wait`, by parity or by the state that an arrival gave."""
+    target, place, wanted = instruction.operands[:3]
+    write = decoder.write(instruction, target, TYPES["pred"])
+    address, named = decoder.address(instruction, place)
+    space = _space(instruction, named)
+    parity = instruction.has("parity")
+    read = decoder.read(instruction, wanted, TYPES["u32" if parity else "b64"])
+    sleeps = instruction.has("try_wait")
+
+    def body(block: Block, index: Index) -> None:
+        ids = block.ids(index)
+        places = block.full(index, address(block, index))
+        values = block.full(index, read(block, index)).astype(np.int64)
+        done = np.zeros(len(ids), bool)
+        for position, offset in enumerate(_offsets(block, index, places, space)):
+            one = barrier_at(block, int(offset), int(ids[position]))
+            phase = int(values[position])
+            # With parity P: the phase of that parity has ended, so the one that runs has another.
+            done[position] = one.phase % 2 != phase if parity else one.phase != phase
+            if done[position] and one.done_clock is not None and block.races is not None:
+                block.races.acquire(ids[position : position + 1], one.done_clock)
+        if sleeps:
+            # A phase that ends later wakes them, and they look again.
+            block.state[ids[~done]] = AT_PHASE
+            ids, done = ids[done], done[done]
+        write(block, ids, done)
+        proceed(block, ids)
+
+    return guarded(decoder, instruction, body)
+
+
+MBARRIER_CONTROL: Final = MappingProxyType({"mbarrier": mbarrier})

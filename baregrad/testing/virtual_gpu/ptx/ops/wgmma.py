@@ -1,0 +1,273 @@
+"""Matrix instructions of a warpgroup, which run asynchronously. Source: PTX ISA, "wgmma".
+
+Results are held back until `wgmma.wait_group` retires their group; before that the registers of D
+hold NaN, so a kernel that reads them too early is found out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from baregrad.testing.virtual_gpu.ptx.block import AT_WARP, Block, Index
+from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier, IllegalInstruction
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute, Reader, Writer
+from baregrad.testing.virtual_gpu.ptx.ops.copies import note, start
+from baregrad.testing.virtual_gpu.ptx.ops.flow import proceed
+from baregrad.testing.virtual_gpu.ptx.ops.matrix import (
+    accumulator,
+    accumulator_registers,
+    clamp,
+    elements,
+    read_warps,
+    rows_of_a,
+    vector,
+)
+from baregrad.testing.virtual_gpu.ptx.syntax import Immediate, Instruction, Name, Operand, Vector
+from baregrad.testing.virtual_gpu.ptx.tensor_map import swizzle
+from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
+
+GROUP: Final = 128
+_SHAPE: Final = re.compile(r"m64n(\d+)k(\d+)")
+_TYPES: Final = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f32", "s32")
+_SPANS: Final = (0, 128, 64, 32)
+_POISON: Final = np.uint32(0x7FC0DEAD)
+# The rows of an operand in registers, or of a descriptor's matrix.
+Matrix = Array
+
+
+@dataclass(slots=True)
+class Flight:
+    """A result under way: the values that its registers will have."""
+
+    writers: list[Writer]
+    registers: list[Array]
+    key: tuple[str, ...]
+    copy: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class WarpgroupState:
+    """Results of a warpgroup: those not yet committed, and the committed groups, oldest first."""
+
+    loose: list[Flight] = field(default_factory=list)
+    committed: list[list[Flight]] = field(default_factory=list)
+
+    def latest(self, key: tuple[str, ...]) -> Flight | None:
+        """Return the last result under way for a set of registers."""
+        for group in (self.loose, *reversed(self.committed)):
+            for one in reversed(group):
+                if one.key == key:
+                    return one
+        return None
+
+
+def state_of(block: Block, group: int) -> WarpgroupState:
+    """Return the state of a warpgroup, by its number."""
+    table: dict[int, WarpgroupState] = block.family.setdefault("warpgroups", {})
+    return table.setdefault(group, WarpgroupState())
+
+
+def warpgroup(decoder: Decoder, instruction: Instruction) -> Execute:
+    """All `wgmma` instructions; the four warps of a group must come together."""
+    if instruction.guard is not None:
+        decoder.refuse(instruction, "a wgmma under a predicate")
+    if instruction.has("fence"):
+        return _together(lambda block, ids: None)
+    if instruction.has("commit_group"):
+        return _together(_commit)
+    if instruction.has("wait_group"):
+        left = instruction.operands[0]
+        if not isinstance(left, Immediate):
+            decoder.refuse(instruction)
+        keep = int(left.value)
+        return _together(lambda block, ids: _wait(block, ids, keep))
+    if not instruction.has("mma_async"):
+        decoder.refuse(instruction)
+    return _multiply(decoder, instruction)
+
+
+def _together(body: Callable[[Block, Array], None]) -> Execute:
+    def run(block: Block, index: Index) -> None:
+        ids = block.ids(index)
+        for group in np.unique(ids // GROUP):
+            if (group + 1) * GROUP > block.count:
+                block.fault(DivergentBarrier, "wgmma in a warp that is of no group of four")
+            mine = ids[ids // GROUP == group]
+            if len(mine) < GROUP:
+                block.state[mine] = AT_WARP
+                block.counter[mine] = block.step
+                continue
+            body(block, mine)
+            proceed(block, mine)
+
+    return run
+
+
+def _commit(block: Block, ids: Array) -> None:
+    one = state_of(block, int(ids[0]) // GROUP)
+    one.committed.append(one.loose)
+    one.loose = []
+
+
+def _wait(block: Block, ids: Array, keep: int) -> None:
+    one = state_of(block, int(ids[0]) // GROUP)
+    done = one.committed[: max(len(one.committed) - keep, 0)]
+    one.committed = one.committed[len(done) :]
+    for group in done:
+        for flight in group:
+            # A later result for the same registers is still under way.
+            if one.latest(flight.key) is None:
+                for write, values in zip(flight.writers, flight.registers, strict=True):
+                    write(block, ids, values.reshape(-1))
+            if flight.copy is not None and block.races is not None:
+                for thread in ids:
+                    block.races.finish_copy(int(thread), *flight.copy)
+
+
+def _multiply(decoder: Decoder, instruction: Instruction) -> Execute:
+    shape = next((_SHAPE.fullmatch(one) for one in instruction.modifiers if one[:3] == "m64"), None)
+    names = [one for one in instruction.modifiers if one in _TYPES]
+    if shape is None or len(names) != 3 or instruction.has("sp"):
+        decoder.refuse(instruction, "a matrix shape or type that is not known")
+    columns, depth = int(shape[1]), int(shape[2])
+    result, left, right = names
+    if depth * TYPES[left].nbytes != 32 or columns % 8 or not 8 <= columns <= 256:
+        decoder.refuse(instruction, "a matrix shape or type that is not known")
+    word = TYPES["b32"]
+    items = vector(decoder, instruction, instruction.operands[0])
+    if len(items) != columns // (4 if result == "f16" else 2):
+        decoder.refuse(instruction, f"{len(items)} registers of D")
+    writers = [decoder.write(instruction, one, word) for one in items]
+    readers = [decoder.read(instruction, one, word) for one in items]
+    key = tuple(one.text for one in items if isinstance(one, Name))
+    immediates, scale = _trailing(decoder, instruction)
+    from_registers = isinstance(instruction.operands[1], Vector)
+    negate_a, negate_b, turn_a, turn_b = _settings(immediates, from_registers, result == "s32")
+    read_a = _operand(decoder, instruction, instruction.operands[1], left, 64, bool(turn_a))
+    read_b = _operand(decoder, instruction, instruction.operands[2], right, columns, bool(turn_b))
+
+    def body(block: Block, ids: Array) -> None:
+        state = state_of(block, int(ids[0]) // GROUP)
+        copy = start(block, int(ids[0]))
+        total = negate_a * negate_b * (
+            read_a(block, ids, copy) @ read_b(block, ids, copy).T
+        )
+        adds = scale(block, ids)
+        if adds.any() != adds.all():
+            block.fault(IllegalInstruction, "scale-d differs between the threads", int(ids[0]))
+        if adds.all():
+            before = state.latest(key)
+            registers = read_warps(readers, block, ids) if before is None else before.registers
+            total = total + accumulator(registers, result, columns).reshape(64, columns)
+        if result == "s32":
+            total = clamp(total, instruction.has("satfinite"))
+        found = accumulator_registers(total.reshape(4, 16, columns), result)
+        state.loose.append(Flight(writers, found, key, copy))
+        for write in writers:
+            write(block, ids, np.array([_POISON]))
+
+    return _together(body)
+
+
+def _trailing(
+    decoder: Decoder, instruction: Instruction
+) -> tuple[list[int], Reader]:
+    """Return the immediates at the end and the reader of scale-d."""
+    scale, *rest = instruction.operands[3:]
+    values = [int(one.value) for one in rest if isinstance(one, Immediate)]
+    return values, decoder.read(instruction, scale, TYPES["pred"])
+
+
+def _settings(values: list[int], from_registers: bool, integers: bool) -> tuple[int, int, int, int]:
+    """Return (factor of A, factor of B, A transposed, B transposed)."""
+    if integers or len(values) < 2:
+        return 1, 1, 0, 0
+    turns = values[2:]
+    if from_registers:
+        turns = [0, *turns]
+    turns = [*turns, 0, 0]
+    return values[0], values[1], turns[0], turns[1]
+
+
+class _Operand:
+    """A matrix of A or B: rows along M or N, columns along K, as values."""
+
+    def __init__(self, name: str, rows: int, turned: bool) -> None:
+        self.name = name
+        self.rows = rows
+        self.turned = turned
+        self.registers: list[Reader] = []
+        self.descriptor: Reader | None = None
+
+    def __call__(self, block: Block, ids: Array, copy: tuple[int, int] | None) -> Matrix:
+        if self.descriptor is None:
+            found = rows_of_a(read_warps(self.registers, block, ids))
+            return elements(found.reshape(64, 32), self.name)
+        words = self.descriptor(block, ids)
+        if (words != words[0]).any():
+            block.fault(IllegalInstruction, "a descriptor differs between threads", int(ids[0]))
+        return self._from_shared(block, int(ids[0]), int(words[0]), copy)
+
+    def _from_shared(
+        self, block: Block, thread: int, descriptor: int, copy: tuple[int, int] | None
+    ) -> Matrix:
+        nbytes = TYPES[self.name].nbytes
+        depth = 32 // nbytes
+        offsets = descriptor_offsets(descriptor, self.rows, depth, nbytes, self.turned)
+        if descriptor >> 49 & 7:
+            block.fault(IllegalInstruction, "a descriptor's base offset, not known here", thread)
+        places = ((descriptor & 0x3FFF) << 4) + offsets.reshape(-1)
+        places = swizzle(places, _SPANS[descriptor >> 62 & 3])
+        races, block.races = block.races, None
+        try:
+            who = np.full(len(places), thread)
+            codes = block.load("shared", places, who, nbytes, 1)[0]
+        finally:
+            block.races = races
+        note(block, thread, places, nbytes, copy, False)
+        return elements(codes.view(np.uint8).reshape(self.rows, 32), self.name)
+
+
+def descriptor_offsets(
+    descriptor: int, rows: int, depth: int, nbytes: int, turned: bool
+) -> Array:
+    """Return the byte offsets of a matrix's elements before the swizzle: (rows, depth).
+
+    `turned`: contiguous along the rows' axis (M or N) rather than along K.
+    """
+    leading = (descriptor >> 16 & 0x3FFF) << 4
+    stride = (descriptor >> 32 & 0x3FFF) << 4
+    span = _SPANS[descriptor >> 62 & 3]
+    along = np.arange(rows)[:, None]
+    k = np.arange(depth)[None, :]
+    if not turned:
+        within = k * nbytes
+        if span:
+            return along // 8 * stride + along % 8 * span + within
+        return along // 8 * stride + within // 16 * leading + along % 8 * 16 + within % 16
+    within = along * nbytes
+    if span:
+        return within // span * leading + k // 8 * stride + k % 8 * span + within % span
+    return within // 16 * stride + k // 8 * leading + k % 8 * 16 + within % 16
+
+
+def _operand(
+    decoder: Decoder, instruction: Instruction, operand: Operand, name: str, rows: int, turned: bool
+) -> _Operand:
+    found = _Operand(name, rows, turned)
+    if isinstance(operand, Vector):
+        found.registers = [
+            decoder.read(instruction, one, TYPES["b32"]) for one in operand.items
+        ]
+    else:
+        found.descriptor = decoder.read(instruction, operand, TYPES["b64"])
+    return found
+
+
+WARPGROUP_CONTROL: Final = MappingProxyType({"wgmma": warpgroup})

@@ -1,0 +1,360 @@
+"""Modules and kernels ready to run, and the launch.
+
+`Module.parse(text).kernel("saxpy").launch(memory, (4,), (256,), [n, a, x, y])` changes `memory`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baregrad.base.bits import round_up
+from baregrad.base.errors import ArgumentError
+from baregrad.testing.virtual_gpu.ptx.block import Block
+from baregrad.testing.virtual_gpu.ptx.errors import UnsupportedInstruction
+from baregrad.testing.virtual_gpu.ptx.memory import MODULE_WINDOW, Memory
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute, guarded
+from baregrad.testing.virtual_gpu.ptx.ops import floats as floats
+from baregrad.testing.virtual_gpu.ptx.ops.access import ACCESSES, nothing
+from baregrad.testing.virtual_gpu.ptx.ops.convert import CONVERSIONS
+from baregrad.testing.virtual_gpu.ptx.ops.copies import COPY_CONTROL
+from baregrad.testing.virtual_gpu.ptx.ops.flow import FLOW
+from baregrad.testing.virtual_gpu.ptx.ops.integers import INTEGER
+from baregrad.testing.virtual_gpu.ptx.ops.matrix import MATRIX_CONTROL
+from baregrad.testing.virtual_gpu.ptx.ops.mbarrier import MBARRIER_CONTROL
+from baregrad.testing.virtual_gpu.ptx.ops.warp import WARP_CONTROL, active_mask
+from baregrad.testing.virtual_gpu.ptx.ops.wgmma import WARPGROUP_CONTROL
+from baregrad.testing.virtual_gpu.ptx.parse import parse_module, type_nbytes
+from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, KernelText, ModuleText, Variable
+from baregrad.testing.virtual_gpu.ptx.types import TYPES
+
+Argument = int | float | bytes | np.generic | npt.NDArray[Any]
+Shape = tuple[int, int, int]
+Places = dict[tuple[int, str], tuple[Variable, int]]
+
+_FLOATS: Final = MappingProxyType({
+    "add": floats.arithmetic, "sub": floats.arithmetic, "mul": floats.arithmetic,
+    "fma": floats.arithmetic, "mad": floats.arithmetic, "div": floats.divide,
+    "min": floats.extreme, "max": floats.extreme, "abs": floats.sign_operation,
+    "neg": floats.sign_operation, "copysign": floats.copy_sign, "testp": floats.test_property,
+    **dict.fromkeys(floats.APPROXIMATIONS, floats.transcendental),
+})
+_CONTROL: Final = MappingProxyType({
+    **FLOW, **WARP_CONTROL, **MATRIX_CONTROL, **MBARRIER_CONTROL, **COPY_CONTROL,
+    **WARPGROUP_CONTROL,
+})
+MAX_THREADS: Final = 1024
+MAX_SHARED: Final = 232_448
+
+
+class Step(NamedTuple):
+    """An instruction ready to run; `control` ones move the threads' counters themselves."""
+
+    run: Execute
+    control: bool
+
+
+class Program:
+    """A kernel whose every instruction is ready: what blocks run."""
+
+    def __init__(self, kernel: KernelText, module_places: Places, globals_: Memory) -> None:
+        self.name = kernel.name
+        self.kernel = kernel
+        self.instructions = list(kernel.instructions)
+        self._end()
+        self.globals = globals_
+        if int(np.prod(kernel.directives.get("reqnctapercluster", (1,)))) > 1:
+            first = self.instructions[0]
+            raise UnsupportedInstruction(
+                "the PTX interpreter runs clusters of one block only",
+                line=first.line, text=first.text,
+            )
+        places = dict(module_places)
+        self.parameters, self.parameter_nbytes = _lay_out(kernel.parameters, 0)
+        places.update(self.parameters)
+        self.shared_nbytes = _lay_out_shared(kernel, places)
+        self.local_nbytes = self._lay_out_space("local", places)
+        const = [one for one, _ in places.values() if one.space == "const"]
+        self.constants = _constants(const, places)
+        slots = {
+            key: (number, held) for number, (key, held) in enumerate(kernel.registers.items())
+        }
+        self.register_bits = [TYPES[held].bits for _, held in slots.values()]
+        decoder = Decoder(kernel, slots, places)
+        self.steps = [_prepare(decoder, one) for one in self.instructions]
+        self.leaders = frozenset(kernel.labels.values()) | {
+            place + 1 for place, step in enumerate(self.steps) if step.control
+        } | {place for place, step in enumerate(self.steps) if step.control}
+        self.granule = _granule(self.instructions)
+
+    def _end(self) -> None:
+        """Running off the end of the body ends a thread as `ret` does."""
+        last = self.instructions[-1].line if self.instructions else 1
+        self.instructions.append(Instruction(last, "}", "ret", (), (), None, 0))
+
+    def _lay_out_space(self, space: str, places: Places) -> int:
+        offset = 0
+        for key, variable in self.kernel.variables.items():
+            if variable.space == space:
+                offset = round_up(offset, variable.align)
+                places[key] = (variable, offset)
+                offset += variable.nbytes
+        return round_up(offset, 16)
+
+    def pack(self, arguments: Sequence[Argument]) -> npt.NDArray[np.uint8]:
+        """Return the bytes of the parameter space that hold the arguments."""
+        if len(arguments) != len(self.parameters):
+            raise ArgumentError(
+                f"{self.name} takes other arguments",
+                found=len(arguments),
+                wanted=len(self.parameters),
+            )
+        out = np.zeros(self.parameter_nbytes, np.uint8)
+        for value, (variable, offset) in zip(arguments, self.parameters.values(), strict=True):
+            data = _argument_bytes(value, variable)
+            out[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        return out
+
+
+class Kernel:
+    """A kernel that can be launched."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.program.name
+
+    @property
+    def parameter_nbytes(self) -> int:
+        """Bytes of its parameters as a launch lays them out."""
+        return self.program.parameter_nbytes
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Bytes of shared memory that its variables take; dynamic memory follows them."""
+        return self.program.shared_nbytes
+
+    def launch(
+        self,
+        memory: Memory | Mapping[int, npt.NDArray[np.uint8]],
+        grid: Sequence[int],
+        block: Sequence[int],
+        arguments: Sequence[Argument] | bytes | npt.NDArray[np.uint8],
+        shared_nbytes: int = 0,
+        *,
+        check_races: bool = True,
+        skew: float = 0.0,
+        step_limit: int = 20_000_000,
+        early: bool = False,
+    ) -> None:
+        """Run the kernel over `memory`, one block after the other.
+
+        `memory` maps base addresses to arrays of uint8, which are changed. `arguments` are one
+        value a parameter, or the bytes of all. `shared_nbytes` is the dynamic shared memory.
+        `skew` in [-1, 1] moves approximate functions by that part of their documented error;
+        `step_limit` bounds the instructions that a block may run. With `early` the kernel begins
+        before the one in front has ended: it faults unless each thread runs `griddepcontrol.wait`
+        before it touches global memory, and before it ends. Raises a KernelFault where the kernel
+        does what it must not.
+        """
+        program = self.program
+        if not isinstance(memory, Memory):
+            memory = Memory(memory)
+        grid_shape, block_shape = _shape(grid), _shape(block)
+        total = program.shared_nbytes + shared_nbytes
+        self._check(block_shape, total)
+        if isinstance(arguments, bytes | np.ndarray):
+            data = np.frombuffer(bytes(arguments), np.uint8).copy()
+            if len(data) < program.parameter_nbytes:
+                raise ArgumentError(
+                    "too few bytes of parameters", found=len(data), wanted=program.parameter_nbytes
+                )
+        else:
+            data = program.pack(arguments)
+        with np.errstate(all="ignore"):
+            for number in range(grid_shape[0] * grid_shape[1] * grid_shape[2]):
+                x, y = grid_shape[0], grid_shape[1]
+                place = (number % x, number // x % y, number // (x * y))
+                Block(
+                    program, memory, grid_shape, block_shape, place, data, total,
+                    check_races, step_limit, skew, early,
+                ).run()
+
+    def _check(self, block: Shape, shared_nbytes: int) -> None:
+        count = block[0] * block[1] * block[2]
+        if not 0 < count <= MAX_THREADS:
+            raise ArgumentError("a block of impossible size", found=count, wanted="1 to 1024")
+        if shared_nbytes > MAX_SHARED:
+            raise ArgumentError(
+                "too much shared memory", found=shared_nbytes, wanted=f"at most {MAX_SHARED}"
+            )
+        required = self.program.kernel.directives.get("reqntid")
+        if required and count != int(np.prod(required)):
+            raise ArgumentError(
+                f"{self.name} requires a block of its own size", found=block, wanted=required
+            )
+        most = self.program.kernel.directives.get("maxntid")
+        if most and count > int(np.prod(most)):
+            raise ArgumentError(f"{self.name} takes smaller blocks", found=block, wanted=most)
+
+
+class Module:
+    """A PTX file, ready to give its kernels."""
+
+    def __init__(self, text: ModuleText) -> None:
+        self.text = text
+        self.globals = Memory()
+        self._places: Places = {}
+        address = MODULE_WINDOW
+        for variable in text.variables.values():
+            if variable.space == "global":
+                address = round_up(address, variable.align)
+                data = np.zeros(max(variable.nbytes, 1), np.uint8)
+                if variable.initial is not None:
+                    data[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+                self.globals.map(address, data, f"variable {variable.name} at")
+                self._places[-1, variable.name] = (variable, address)
+                address += -(-len(data) // 256) * 256 + 256
+            else:
+                self._places[-1, variable.name] = (variable, 0)
+        offset = 0
+        for key, (variable, _) in list(self._places.items()):
+            if variable.space == "const":
+                offset = round_up(offset, variable.align)
+                self._places[key] = (variable, offset)
+                offset += variable.nbytes
+
+    @classmethod
+    def parse(cls, text: str) -> Module:
+        """Return a module from PTX text; raise CompileError where it is malformed."""
+        return cls(parse_module(text))
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The names of its kernels."""
+        return tuple(self.text.kernels)
+
+    def kernel(self, name: str) -> Kernel:
+        """Return a kernel; raise UnsupportedInstruction if it has what cannot be run here."""
+        if name not in self.text.kernels:
+            raise ArgumentError("no such kernel", found=name, wanted=", ".join(self.kernels))
+        return Kernel(Program(self.text.kernels[name], self._places, self.globals))
+
+
+# ---- making ready -------------------------------------------------------------------------------
+
+
+def _prepare(decoder: Decoder, instruction: Instruction) -> Step:
+    try:
+        return _build(decoder, instruction)
+    except (IndexError, KeyError, ValueError):
+        # Operands or modifiers that the form does not have: another form, not known here.
+        decoder.refuse(instruction, "this form of it is not known")
+
+
+def _build(decoder: Decoder, instruction: Instruction) -> Step:
+    name = instruction.opcode
+    if name in _CONTROL:
+        return Step(_CONTROL[name](decoder, instruction), True)
+    if name == "pragma":
+        return Step(nothing(decoder, instruction), False)
+    build = ACCESSES.get(name) or CONVERSIONS.get(name)
+    if name == "activemask":
+        build = active_mask
+    if build is None and (name in _FLOATS or name in INTEGER):
+        is_float = decoder.type_of(instruction).is_float
+        build = (_FLOATS if is_float else INTEGER).get(name)
+    if build is None:
+        decoder.refuse(instruction)
+    return Step(guarded(decoder.guard(instruction), build(decoder, instruction)), False)
+
+
+def _granule(instructions: list[Instruction]) -> int:
+    """Return the bytes of the smallest access that may touch shared memory."""
+    smallest = 16
+    for one in instructions:
+        if one.opcode == "wgmma" or "tensor" in one.modifiers:
+            # Their elements may be as small as bytes.
+            half = one.has("f16", "bf16") or one.opcode == "cp"
+            smallest = min(smallest, 2 if half else 1 if one.has("mma_async") else 16)
+        if one.opcode in ("ld", "st", "atom", "red") and not one.has("global", "param", "const"):
+            name = next((each for each in reversed(one.modifiers) if each in TYPES), "b8")
+            smallest = min(smallest, type_nbytes(name))
+        elif one.opcode in ("cp", "ldmatrix", "stmatrix"):
+            smallest = min(smallest, 4)
+    return smallest
+
+
+def _lay_out(variables: list[Variable], offset: int) -> tuple[Places, int]:
+    places: Places = {}
+    for variable in variables:
+        offset = round_up(offset, variable.align)
+        places[0, variable.name] = (variable, offset)
+        offset += variable.nbytes
+    return places, offset
+
+
+def _lay_out_shared(kernel: KernelText, places: Places) -> int:
+    """Place shared variables, open arrays after all others; return the bytes of the others."""
+    keyed = [*places.items(), *((key, (one, 0)) for key, one in kernel.variables.items())]
+    shared = [(key, one) for key, (one, _) in keyed if one.space == "shared"]
+    offset = 0
+    for key, one in shared:
+        if one.count is not None:
+            offset = round_up(offset, one.align)
+            places[key] = (one, offset)
+            offset += one.nbytes
+    align = max((one.align for _, one in shared if one.count is None), default=1)
+    if any(one.count is None for _, one in shared):
+        offset = round_up(offset, align)
+    for key, one in shared:
+        if one.count is None:
+            places[key] = (one, offset)
+    return offset
+
+
+def _constants(variables: list[Variable], places: Places) -> npt.NDArray[np.uint8]:
+    found = [place for place in places.values() if place[0] in variables]
+    size = max((offset + variable.nbytes for variable, offset in found), default=0)
+    data = np.zeros(size, np.uint8)
+    for variable, offset in found:
+        if variable.initial is not None:
+            data[offset : offset + len(variable.initial)] = np.frombuffer(
+                variable.initial, np.uint8
+            )
+    return data
+
+
+def _argument_bytes(value: Argument, variable: Variable) -> bytes:
+    nbytes = variable.nbytes
+    if isinstance(value, bytes):
+        data = value
+    elif isinstance(value, np.ndarray | np.generic):
+        data = value.tobytes()
+    elif isinstance(value, float) and variable.type in ("f32", "f64"):
+        data = struct.pack("<f" if nbytes == 4 else "<d", value)
+    elif isinstance(value, int) and variable.type not in ("f32", "f64"):
+        data = (value & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
+    else:
+        raise ArgumentError(
+            f"an argument that does not fit {variable.name}", found=repr(value),
+            wanted=f"a .{variable.type}",
+        )
+    if len(data) != nbytes:
+        raise ArgumentError(
+            f"an argument of other size than {variable.name}", found=len(data), wanted=nbytes
+        )
+    return data
+
+
+def _shape(axes: Sequence[int]) -> Shape:
+    x, y, z = (*axes, 1, 1, 1)[:3]
+    return int(x), int(y), int(z)

@@ -1,0 +1,86 @@
+"""Random schedules on GPUs: what is accepted computes what the kernel computes, race-free."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from baregrad.base.errors import ScheduleError
+from baregrad.ir.core.node import Node
+from baregrad.kernel import apply_schedule
+from baregrad.kernel.applying.axes import AxisTable, fresh_table
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.language.schedule import (
+    Bind,
+    Pipeline,
+    Reorder,
+    Schedule,
+    Split,
+    StageInput,
+    Step,
+    parse_schedule,
+)
+from baregrad.kernel.loops.sharing import prepare
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER, lowered, run_threads
+from tests.kernel.random_schedules import any_kernel, drawn
+
+UNITS = ("grid", "thread", "thread", "thread_y", "thread_y", "thread_z", "unroll")
+SIZES = ((2,), (3,), (4,), (8,), (2, 4), (3, 2))
+
+
+def any_step(rng: random.Random, table: AxisTable, number: int) -> Step:
+    names = list(table.axes)
+    name = rng.choice(names)
+    kind = rng.random()
+    if kind < 0.45:
+        inner = zip("abc", rng.choice(SIZES), strict=False)
+        parts = ((f"s{number}o", 0), *((f"s{number}{letter}", size) for letter, size in inner))
+        if rng.random() < 0.15:
+            return Split(name, parts, f"s{number}t")
+        return Split(name, parts, masked=True)
+    if kind < 0.85:
+        return Bind(name, rng.choice(UNITS))
+    if kind < 0.93 and len(names) > 1:
+        return Reorder(tuple(rng.sample(names, 2)))
+    if kind > 0.97:
+        return Pipeline(name, rng.choice((2, 3)), rng.choice(("lanes", "async")))
+    count = min(len(names), rng.choice((1, 2)))
+    return StageInput(rng.choice((1, 2)), tuple(rng.sample(names, count)))
+
+
+def any_gpu_schedule(rng: random.Random, kernel: Node) -> Schedule:
+    """Steps drawn at random, those that are refused at once left out."""
+    return drawn(rng, fresh_table(facts_of(prepare(kernel, HOPPER)), HOPPER), 9, any_step)
+
+
+def check_seed(seed: int) -> bool:
+    """Run one random schedule; False where it is refused as a whole."""
+    rng = random.Random(seed)
+    make, args = any_kernel(rng, (1, 2, 7, 8, 9, 16, 17))
+    kernel = make(*args)
+    schedule = any_gpu_schedule(rng, kernel)
+    assert parse_schedule(str(schedule)) == schedule
+    try:
+        applied = apply_schedule(kernel, schedule, HOPPER)
+        loop, program = lowered(kernel, schedule)
+    except ScheduleError:
+        return False
+    arrays = k.arguments(kernel)
+    wanted = k.run_kernel(kernel, arrays)
+    k.assert_equal(wanted, k.run_kernel(applied, arrays))
+    k.assert_equal(wanted, k.run_loop(loop, arrays))
+    k.assert_equal(wanted, run_threads(loop, program, arrays))
+    return True
+
+
+def test_some_random_schedules() -> None:
+    assert sum(check_seed(seed) for seed in (101, 102, 103, 104, 113, 129)) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(8))
+def test_many_random_schedules(batch: int) -> None:
+    first = 1000 * (1 + batch)
+    assert sum(check_seed(seed) for seed in range(first, first + 60)) > 30

@@ -1,0 +1,224 @@
+"""Schedules of GPUs: units, partial tiles, folds over threads, panels; and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from baregrad.base.errors import CompilerBug, ScheduleError
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.attrs import Alloc, KernelInfo, Reduce
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, alu, const, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.protocol.attributes import ProtocolError
+from baregrad.kernel import Schedule, apply_schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel.gpu.threads import to_threads
+from baregrad.target import GpuTarget
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_threads
+from tests.kernel.test_lowering import FAMILIES
+
+WRITTEN = (
+    (
+        k.elementwise(5, 64),
+        "collapse('i0', 'i1', name='f'), split('f', outer='b', t=32, v=4, masked=True),"
+        "bind('b', 'grid'), bind('t', 'thread'), bind('v', 'vector')",
+    ),
+    (
+        k.elementwise(5, 7),
+        "collapse('i0', 'i1', name='f'), split('f', outer='b', u=2, t=8, masked=True),"
+        "bind('b', 'grid'), bind('t', 'thread'), bind('u', 'unroll')",
+    ),
+    (
+        k.elementwise(5, 7),
+        "split('i1', outer='b', t=4, masked=True), bind('i0', 'grid'), bind('t', 'thread')",
+    ),
+    (
+        k.elementwise(5, 9),
+        "split('i1', outer='b', t=4, tail='e'), bind('i0', 'grid'), bind('t', 'thread')",
+    ),
+    (
+        k.row_reduce(5, 70),
+        "split('i0', outer='b', t=4, masked=True), bind('b', 'grid'), bind('t', 'thread')",
+    ),
+    (
+        k.row_reduce(5, 70),
+        "split('i0', outer='b', y=2, masked=True), split('r1', outer='o', x=32, masked=True),"
+        "bind('b', 'grid'), bind('y', 'thread_y'), bind('x', 'thread')",
+    ),
+    (
+        k.row_reduce(3, 300),
+        "split('r1', outer='o', z=2, y=2, x=32, masked=True), bind('i0', 'grid'),"
+        "bind('z', 'thread_z'), bind('y', 'thread_y'), bind('x', 'thread')",
+    ),
+    (
+        k.row_reduce(3, 300, Ops.MAX),
+        "split('r1', outer='o', y=3, x=16, u=2, masked=True), bind('i0', 'grid'),"
+        "bind('y', 'thread_y'), bind('x', 'thread'), bind('u', 'unroll')",
+    ),
+    (
+        k.row_reduce(3, 200, Ops.MUL),
+        "split('r1', outer='o', x=7, masked=True), bind('i0', 'grid'), bind('x', 'thread')",
+    ),
+    (
+        k.column_reduce(70, 40),
+        "split('i0', outer='b', x=32, masked=True), split('r1', outer='o', y=4, masked=True),"
+        "bind('b', 'grid'), bind('y', 'thread_y'), bind('x', 'thread')",
+    ),
+    (
+        # The example of docs/kernel-language.md.
+        k.softmax(11, 70),
+        "split('i0', outer='b', y=8, masked=True), bind('b', 'grid'), bind('y', 'thread_y'),"
+        "split('r2', outer='r2o', r2x=32, masked=True), bind('r2x', 'thread'),"
+        "split('r3', outer='r3o', r3x=32, masked=True), bind('r3x', 'thread'),"
+        "split('i1', outer='i1o', i1x=32, masked=True), bind('i1x', 'thread')",
+    ),
+    (
+        k.arg_max(5, 70),
+        "split('r1', outer='o', x=32, masked=True), bind('i0', 'grid'), bind('x', 'thread')",
+    ),
+    (
+        k.cumsum(3, 20, 1),
+        "split('i0', outer='a', y=4, masked=True), bind('a', 'grid'), bind('y', 'thread')",
+    ),
+)
+
+
+@pytest.mark.parametrize(("kernel", "steps"), WRITTEN, ids=range(len(WRITTEN)))
+def test_written_schedules(kernel: Node, steps: str) -> None:
+    schedule = parse_schedule(f"Schedule({steps})")
+    assert parse_schedule(str(schedule)) == schedule
+    check_gpu(kernel, schedule)
+
+
+MORE: tuple[tuple[Callable[..., Node], tuple[Any, ...]], ...] = (
+    (k.elementwise, (33, 65)),
+    (k.row_reduce, (3, 2500)),
+    (k.whole_reduce, (20, 70)),
+    (k.softmax, (2, 2100)),
+    (k.layer_norm, (2, 2100)),
+    (k.column_reduce, (150, 40)),
+    (k.matmul, (40, 50, 30)),
+    (k.conv, (1, 16, 16, 6, 7, 3, 1, 1)),
+    (k.row_reduce, (0, 3)),
+    (k.row_reduce, (3, 0)),
+    (k.elementwise, (0, 3)),
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "args"), FAMILIES + MORE, ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_chosen_schedules(make: Callable[..., Node], args: tuple[Any, ...]) -> None:
+    kernel = make(*args)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+PANELS = (
+    "split('i0', outer='a', y=4, mr=2, masked=True),"
+    "split('i1', outer='b', x=8, nv=4, masked=True), split('r2', outer='ko', ki=4, masked=True),"
+    "bind('a', 'grid'), bind('b', 'grid'),"
+    "bind('y', 'thread_y'), bind('x', 'thread'), bind('mr', 'unroll'), bind('nv', 'vector'),"
+    "stage_input(1, 'ki', 'y', 'mr'), stage_input(2, 'ki', 'x', 'nv')"
+)
+
+
+@pytest.mark.parametrize("shape", ((13, 17, 9), (8, 32, 16), (9, 33, 6)))
+def test_panels_in_shared_memory(shape: tuple[int, int, int]) -> None:
+    program = check_gpu(k.matmul(*shape), f"Schedule({PANELS})")
+    # Before what is read is copied over, and between copying and the loop that reads.
+    marks = [node.op for node in program.src if node.op in (Ops.BEGIN, Ops.MACHINE)]
+    assert marks == [Ops.BEGIN, Ops.MACHINE, Ops.MACHINE, Ops.BEGIN]
+
+
+def test_a_missing_barrier_is_a_race() -> None:
+    kernel = k.matmul(13, 17, 9)
+    loop, program = lowered(kernel, f"Schedule({PANELS})")
+    places = [n for n, node in enumerate(program.src) if node.op is Ops.MACHINE]
+    for place in places:
+        code = (*program.src[:place], *program.src[place + 1 :])
+        broken = Node(Ops.PROGRAM, program.dtype, code, program.arg)
+        with pytest.raises(ProtocolError, match="race"):
+            run_threads(loop, broken, k.arguments(kernel))
+
+
+REFUSED = (
+    ("bind('i0', 'pool')", "names a unit that a GPU has not"),
+    ("bind('r1', 'grid')", "blocks do not meet"),
+    ("split('i0', outer='b', t=4)", "masked=True"),
+    ("split('i0', outer='b', t=4, tail='e', masked=True)", "not both"),
+    ("split('r1', outer='o', t=2048, masked=True), bind('t', 'thread')", "at most 1024"),
+    (
+        "split('r1', outer='o', x=64, masked=True), split('i0', outer='b', y=32, masked=True),"
+        "bind('x', 'thread'), bind('y', 'thread_y')",
+        "at most 1024",
+    ),
+    (
+        "split('r1', outer='o', x=8, masked=True), split('i0', outer='b', y=4, masked=True),"
+        "bind('x', 'thread'), bind('y', 'thread')",
+        "one size along thread",
+    ),
+    (
+        "split('r1', outer='o', x=8, masked=True), split('i0', outer='b', y=8, masked=True),"
+        "bind('x', 'thread'), bind('y', 'thread')",
+        "lie across the same threads",
+    ),
+)
+
+
+@pytest.mark.parametrize(("steps", "message"), REFUSED)
+def test_what_a_gpu_cannot_do_is_refused(steps: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        apply_schedule(k.row_reduce(6, 90), parse_schedule(f"Schedule({steps})"), HOPPER)
+
+
+def test_a_cpu_has_no_blocks() -> None:
+    with pytest.raises(ScheduleError, match="a CPU has not"):
+        apply_schedule(k.elementwise(4), parse_schedule("Schedule(bind('i0', 'grid'))"))
+
+
+def test_panels_that_do_not_fit_are_refused() -> None:
+    steps = parse_schedule("Schedule(bind('i0', 'grid'), stage_input(1, 'r1'))")
+    kernel = k.row_reduce(3, 60_000)
+    with pytest.raises(ScheduleError, match="shared memory"):
+        lower(kernel, HOPPER, steps)
+
+
+def test_threads_that_do_not_come_to_a_fold_are_a_bug() -> None:
+    thread = range_node(32, 0, "t", "thread")
+    own = Node(Ops.ALLOC, dtypes.float32, (), Alloc(1, "register", (32,)))
+    total = Node(Ops.ALLOC, dtypes.float32, (), Alloc(2, "register", ()))
+    load = Node(Ops.LOAD, dtypes.float32, (own, thread))
+    fold = Node(Ops.REDUCE, dtypes.float32, (load, thread), Reduce(primitive(Ops.ADD, load.dtype)))
+    store = Node(Ops.STORE, dtypes.token, (total, fold))
+    few = alu(Ops.CMPLT, thread, const(5, dtypes.index))
+    body = Node(Ops.IF, dtypes.token, (few, store))
+    kernel = Node(Ops.KERNEL, dtypes.token, (body,), KernelInfo())
+    with pytest.raises(CompilerBug, match="do not come"):
+        to_threads(kernel)
+
+
+def test_no_schedule_is_one_thread() -> None:
+    program = check_gpu(k.softmax(2, 5), Schedule())
+    assert program.arg.block == (1, 1, 1)
+
+
+def test_indices_are_narrow_where_they_fit() -> None:
+    def widths(kernel: Node) -> set[str]:
+        _, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+        places = [node.src[1] for node in program.src if node.op in (Ops.VLOAD, Ops.VSTORE)]
+        return {place.dtype.name for place in places}
+
+    assert widths(k.elementwise(1 << 15, 1 << 14)) == {"int32"}
+    assert widths(k.elementwise(1 << 16, 1 << 16)) == {"int64"}
+
+
+def test_large_maps_move_vectors() -> None:
+    kernel = k.elementwise(1 << 12, 1 << 10)
+    _, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    accesses = [node.arg for node in program.src if node.op in (Ops.VLOAD, Ops.VSTORE)]
+    assert {(access.width, access.align) for access in accesses} == {(4, 16)}
+    assert isinstance(HOPPER, GpuTarget)

@@ -1,0 +1,88 @@
+"""Lanes of a vector folded into one value, in an order that all levels share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import range_node
+from baregrad.ir.core.op import Ops
+from tests.render.harness import (
+    F32,
+    I32,
+    check,
+    fold,
+    kernel,
+    load,
+    loop,
+    param,
+    store,
+    unroll,
+    vector,
+)
+
+pytestmark = pytest.mark.differential
+ROUTES = ("loop", "linear", "llvm", "c")
+
+
+def data(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def zeros(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+@pytest.mark.parametrize("op", (Ops.ADD, Ops.MAX, Ops.MUL))
+@pytest.mark.parametrize("lanes", (2, 6, 7, 8, 28))
+@pytest.mark.parametrize("count", (1, 3, 4))
+def test_horizontal_reductions(op: Any, lanes: int, count: int) -> None:
+    i, u, v = range_node(3, 0), unroll(count, 1), vector(lanes, 2)
+    x, out = param(1, 3, count, lanes), param(0, 3)
+    node = kernel(loop(i, store(out, fold(op, load(x, i, u, v), u, v), i)))
+    check(node, [zeros(3), data(3, count, lanes)], routes=ROUTES)
+
+
+FOLDS = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum, Ops.MIN: np.minimum,
+         Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or, Ops.XOR: np.bitwise_xor}
+
+
+@pytest.mark.parametrize("op", FOLDS, ids=lambda op: str(op.name))
+@pytest.mark.parametrize("lanes", (3, 5, 16))
+def test_lanes_of_integers_are_folded(op: Any, lanes: int) -> None:
+    v = vector(lanes, 0)
+    x, out = param(1, lanes, dtype=I32), param(0, 1, dtype=I32)
+    values = np.random.default_rng(0).integers(-1000, 1000, lanes, np.int32)
+    node = kernel(store(out, fold(op, load(x, v), v), 0))
+    found, _ = check(node, [np.zeros(1, np.int32), values], routes=ROUTES)
+    assert found[0] == FOLDS[op].reduce(values, dtype=np.int32)
+
+
+@pytest.mark.parametrize("op", (Ops.MAX, Ops.MIN), ids=("max", "min"))
+@pytest.mark.parametrize("lanes", (2, 3, 7, 8, 16, 64))
+@pytest.mark.parametrize("dtype", (F32, dtypes.float64), ids=str)
+def test_a_nan_in_any_lane_is_the_extreme(op: Any, lanes: int, dtype: Any) -> None:
+    """Beside infinities too, and whatever its sign; without one the extreme is NumPy's."""
+    rows = 2 * lanes + 1
+    i, v = range_node(rows, 0), vector(lanes, 1)
+    x, out = param(1, rows, lanes, dtype=dtype), param(0, rows, dtype=dtype)
+    values = np.random.default_rng(lanes).standard_normal((rows, lanes)).astype(dtype.numpy)
+    values[1::3, 0], values[2::3, -1] = np.inf, -np.inf
+    for lane in range(lanes):
+        values[2 * lane, lane] = np.nan if lane % 2 else -np.nan
+    node = kernel(loop(i, store(out, fold(op, load(x, i, v), v), i)))
+    empty = np.zeros(rows, dtype.numpy)
+    found, _ = check(node, [empty, values], routes=ROUTES)
+    np.testing.assert_array_equal(found, FOLDS[op].reduce(values, axis=1))
+
+
+def test_lanes_that_are_not_there_add_nothing() -> None:
+    """Not even 0: that would make -0 a 0."""
+    v = vector(7, 0)
+    x, out = param(1, 7), param(0, 1)
+    node = kernel(store(out, fold(Ops.ADD, load(x, v), v), 0))
+    found, _ = check(node, [zeros(1), -zeros(7)], routes=ROUTES)
+    assert np.signbit(found[0])

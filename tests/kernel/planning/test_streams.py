@@ -1,0 +1,484 @@
+"""Outputs that pass the caches by, transposed tiles, and points that take turns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node, alu, cast, const, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import apply_schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel.applying.axes import table_after
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.language.schedule import (
+    Bind,
+    Prefetch,
+    Reorder,
+    Schedule,
+    prefetch,
+    split,
+    stage_input,
+    stream_output,
+    vectorise,
+)
+from baregrad.kernel.linearise.points import TOGETHER, interleave
+from baregrad.kernel.loops.sharing import prepare
+from baregrad.kernel.planning.cpu.streams import AHEAD_NBYTES
+from baregrad.render.llvm.llvm import LlvmRenderer
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER
+from tests.render.harness import compiled, host
+from tests.render.harness import lower as linearised
+
+HUGE = 1 << 40
+SMALL_CACHE = replace(host(), l2_bytes=1024, l3_bytes=4096)
+WAYS = pytest.mark.parametrize("offset", (0, 1), ids=("aligned", "odd"))
+
+
+def placed(array: Any, offset: int) -> Any:
+    """An array of the same values that begins `offset` elements after a line of the cache."""
+    room = np.zeros(array.size + 32, array.dtype)
+    begin = (-room.ctypes.data % 64) // array.itemsize + offset
+    found = room[begin : begin + array.size].reshape(array.shape)
+    found[...] = array
+    return found
+
+
+def run(kernel: Node, schedule: Schedule, arrays: list[Any], chunks: int) -> str:
+    """Compile and run; the text of the module."""
+    program = linearised(lower(kernel, SMALL_CACHE, schedule))
+    compiled(program)(arrays, chunks=(0, chunks))
+    return LlvmRenderer().render(program, host())
+
+
+@WAYS
+@pytest.mark.parametrize(("rows", "columns"), [(64, 96), (50, 67), (16, 200), (7, 5)])
+def test_a_streamed_transpose_is_a_transpose(rows: int, columns: int, offset: int) -> None:
+    kernel = k.transpose(columns, rows)
+    schedule = choose_schedule(kernel, SMALL_CACHE)
+    data = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+    found = placed(np.zeros((columns, rows), np.float32), offset)
+    text = run(kernel, schedule, [found, placed(data, 0)], 1)
+    np.testing.assert_array_equal(found, data.T)
+    whole = rows % 16 == 0 and columns >= 16 and "stream_output(0)" in str(schedule)
+    assert ("nontemporal" in text) == whole
+
+
+@WAYS
+@pytest.mark.parametrize("count", [4096, 12288, 5000])
+def test_a_streamed_map_writes_every_element(count: int, offset: int) -> None:
+    kernel = k.elementwise(count)
+    schedule = choose_schedule(kernel, SMALL_CACHE)
+    assert "stream_output(0)" in str(schedule)
+    assert ("i0w=4" in str(schedule)) == (count % 4096 == 0)
+    rng = np.random.default_rng(1)
+    arrays = {slot: rng.normal(size=count).astype(np.float32) for slot in k.arguments(kernel)}
+    expected = k.run_kernel(kernel, {**arrays, 0: np.zeros(count, np.float32)})[0]
+    found = placed(np.zeros(count, np.float32), offset)
+    inputs = [placed(arrays[slot], 0) for slot in sorted(arrays) if slot]
+    text = run(kernel, schedule, [found, *inputs], 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert "nontemporal" in text
+
+
+def test_a_result_in_the_place_of_what_is_read_goes_by_way_of_the_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the call of what streams taken out, only the other way writes anything."""
+    render = LlvmRenderer.render
+
+    def without_streams(*args: Any) -> str:
+        text = render(*args)
+        assert text.count("call void @k.streamed") == 1
+        return re.sub(r"  call void @k\.streamed.*", "", text)
+
+    monkeypatch.setattr(LlvmRenderer, "render", without_streams)
+    kernel = k.elementwise(4096)
+    program = linearised(lower(kernel, SMALL_CACHE, choose_schedule(kernel, SMALL_CACHE)))
+    call = compiled(program)
+    x, y, apart = (placed(np.full(4096, value, np.float32), 0) for value in (2, 1, 5))
+    call([apart, x, y])
+    np.testing.assert_array_equal(apart, 5)
+    call([y, x, y])
+    np.testing.assert_array_equal(y, 7)
+
+
+def test_what_is_read_one_row_at_a_time_is_written_so() -> None:
+    """Machines that read several rows at once fastest are given pages in turns."""
+    for rows, pages in ((1, False), (4, True)):
+        target = replace(SMALL_CACHE, rows_from_memory=rows)
+        schedule = choose_schedule(k.elementwise(12288), target)
+        assert "stream_output(0)" in str(schedule)
+        assert ("i0w=4" in str(schedule)) == pages
+
+
+def test_what_fits_the_caches_is_not_streamed() -> None:
+    target = replace(host(), l3_bytes=HUGE)
+    for kernel in (k.transpose(512, 512), k.elementwise(1 << 20), k.softmax(64, 64)):
+        assert "stream_output" not in str(choose_schedule(kernel, target))
+
+
+@pytest.mark.parametrize(("rows", "streamed"), [(1024, False), (8192, True)])
+def test_a_large_array_is_streamed_however_large_the_shared_cache(
+    rows: int, streamed: bool
+) -> None:
+    target = replace(host(), l3_bytes=300 << 20)
+    for kernel in (k.transpose(rows, 1024), k.elementwise(rows * 1024)):
+        assert ("stream_output(0)" in str(choose_schedule(kernel, target))) == streamed
+
+
+MIB = 1 << 20
+
+
+def converted(count: int, source: DType, target: DType) -> Node:
+    i = range_node(count, 0)
+    value = cast(k.at(k.param(1, count, dtype=source), i), target)
+    return k.kernel(k.out(k.param(0, count, dtype=target), value, i))
+
+
+@pytest.mark.parametrize("last_cache", (32 * MIB, 300 * MIB))
+@pytest.mark.parametrize(
+    ("kernel", "streamed"),
+    [
+        # Of two arrays read, or of one and a row, and written.
+        (k.elementwise(8 * MIB // 4), True),
+        (k.elementwise(7 * MIB // 4), False),
+        (k.bias(2048, 2048), True),
+        (k.bias(1536, 2048), False),
+        (k.transpose(2048, 2048), True),
+        (k.transpose(1536, 2048), False),
+        # An eighth of the last cache is written, and a sixteenth of it.
+        (converted(4 * MIB, dtypes.float32, dtypes.uint8), True),
+        (converted(2 * MIB, dtypes.float64, dtypes.uint8), False),
+        (k.softmax(2048, 2048), True),
+        (k.softmax(1536, 2048), False),
+        (k.row_reduce(4096, 4096), False),
+    ],
+)
+def test_what_is_read_leaves_no_room_in_the_last_cache(
+    kernel: Node, streamed: bool, last_cache: int
+) -> None:
+    target = replace(host(), l2_bytes=MIB, l3_bytes=last_cache, cores=2)
+    assert ("stream_output(0)" in str(choose_schedule(kernel, target))) == streamed
+
+
+def test_second_caches_of_many_cores_have_room() -> None:
+    target = replace(host(), l2_bytes=2 * MIB, l3_bytes=300 * MIB, cores=16)
+    for mib, streamed in ((12, False), (16, True)):
+        schedule = choose_schedule(k.elementwise(mib * MIB // 4), target)
+        assert ("stream_output(0)" in str(schedule)) == streamed
+
+
+def test_streams_are_said_and_parsed() -> None:
+    schedule = Schedule((vectorise("i0"), stream_output(0)))
+    assert str(schedule) == "Schedule(bind('i0', 'vector'), stream_output(0))"
+    assert parse_schedule(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("kernel", "slot", "target"),
+    [
+        (k.elementwise(64), 1, None),
+        (k.elementwise(64), 9, None),
+        (k.scatter_add(4, 8, 16), 0, None),
+        (k.elementwise(64), 0, HOPPER),
+    ],
+)
+def test_streams_that_cannot_be(kernel: Node, slot: int, target: Any) -> None:
+    with pytest.raises(ScheduleError, match=rf"stream_output\({slot}\) is not legal"):
+        apply_schedule(kernel, Schedule((stream_output(slot),)), target)
+
+
+# --- lines that are asked for ---------------------------------------------------------------------
+
+
+def chunks_of(schedule: Schedule, trips: int) -> int:
+    """Into how many chunks the threads' axis of so many iterations falls; 1 without one."""
+    found = [step for step in schedule.steps if isinstance(step, Bind) and step.unit == "pool"]
+    return -(-trips // found[0].grain) if found else 1
+
+
+def asked(text: str) -> list[tuple[int, bool]]:
+    """The bytes ahead of each line that a module's text asks for, and whether it is written."""
+    places = dict(re.findall(r"(%\w+) = getelementptr i8, ptr %\w+, i64 (\d+)", text))
+    calls = re.findall(r"call void @llvm.prefetch.p0\(ptr (%\w+), i32 ([01]),", text)
+    return [(int(places[name]), write == "1") for name, write in calls]
+
+
+def test_arrays_in_memory_are_asked_for_ahead() -> None:
+    target = replace(SMALL_CACHE, l3_bytes=HUGE)
+    kernel = k.elementwise(4096)
+    schedule = choose_schedule(kernel, target)
+    slots = k.arguments(kernel)
+    assert all(f"prefetch({slot}, {AHEAD_NBYTES})" in str(schedule) for slot in slots)
+    rng = np.random.default_rng(1)
+    arrays = {slot: rng.normal(size=4096).astype(np.float32) for slot in slots}
+    expected = k.run_kernel(kernel, {**arrays, 0: np.zeros(4096, np.float32)})[0]
+    found = np.zeros(4096, np.float32)
+    text = run(kernel, schedule, [found, *(arrays[slot] for slot in sorted(slots) if slot)], 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    lines = asked(text)
+    # One line for each vector of each array.
+    assert len(lines) == 4 * len(slots) * (host().vector_bytes // 64 or 1)
+    assert {write for _, write in lines} == {False, True}
+
+
+def requests(program: Node) -> list[tuple[int, int, int]]:
+    """Of each array that loops ask for by shares: its slot, and the first and last element.
+
+    Counted by hand from the instructions: each loop's counter from 0 on, of the first row.
+    """
+    found = []
+    trips: list[int] = []
+    for node in program.src:
+        if node.op is Ops.BEGIN:
+            trips.append(int(node.src[-1].arg) if node.src[-1].op is Ops.CONST else 1)
+        elif node.op is Ops.TEST:
+            trips.append(1)
+        elif node.op is Ops.END:
+            trips.pop()
+        elif node.op is Ops.PREFETCH:
+            access = node.arg
+            last = access.at + trips[-1] * access.width
+            found.append((node.src[0].arg.slot, access.at, last))
+    return found
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 2048), (48, 1000), (40, 1536)])
+def test_the_loops_over_a_row_ask_for_all_of_the_next(rows: int, columns: int) -> None:
+    """Each for what the one before left over, and none for what lies past the next row."""
+    target = replace(SMALL_CACHE, l2_bytes=1 << 17, l3_bytes=HUGE)
+    kernel = k.softmax(rows, columns)
+    schedule = choose_schedule(kernel, target)
+    (step,) = [s for s in schedule.steps if isinstance(s, Prefetch) and s.loops]
+    assert parse_schedule(str(schedule)) == schedule
+    x = np.random.default_rng(2).normal(size=(rows, columns)).astype(np.float32)
+    found = np.zeros_like(x)
+    text = run(kernel, schedule, [found, x], chunks_of(schedule, rows))
+    exact = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(found, exact / exact.sum(1, keepdims=True), rtol=1e-5)
+    assert step.nbytes == 4 * columns
+    # A request for each line of a share.
+    reads = re.findall(r"call void @llvm.prefetch.p0\(ptr %\w+, i32 0,", text)
+    assert len(reads) == sum(-(-nbytes // 64) for _, nbytes in step.loops)
+    parts = requests(linearised(lower(kernel, target, schedule)))
+    assert len(parts) == len(step.loops) > 1
+    assert {slot for slot, _, _ in parts} == {1}
+    assert parts[0][1] == columns
+    assert all(one[2] == after[1] for one, after in pairwise(parts))
+    assert 1.75 * columns <= parts[-1][2] <= 2 * columns
+
+
+KERNELS = (
+    k.softmax(12, 40), k.layer_norm(8, 48), k.row_reduce(8, 64), k.elementwise(96),
+    k.matmul(6, 20, 16), k.smallest_column_sum(8, 24), k.rows_scaled_by_columns(8, 24),
+    k.sum_of_row_logs(9, 20), k.pad_rows_of_sums(6, 24, 2),
+)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=[str(place) for place in range(len(KERNELS))])
+def test_a_loop_that_may_ask_for_a_share_changes_nothing(kernel: Node) -> None:
+    """Every loop and array: refused, or machine code that computes what the kernel computes."""
+    plain = choose_schedule(kernel, host())
+    assert chunks_of(plain, 2) == 1
+    arrays = k.arguments(kernel)
+    expected = k.run_kernel(kernel, arrays)
+    for name in table_after(facts_of(prepare(kernel, host())), plain, host()).axes:
+        for slot in arrays:
+            schedule = Schedule((*plain.steps, prefetch(slot, 64, **{name: 64})))
+            try:
+                program = linearised(lower(kernel, host(), schedule))
+            except ScheduleError as error:
+                assert "is not legal" in str(error)
+                continue
+            assert [part[0] for part in requests(program)] == [slot]
+            found = [np.array(arrays[each]) for each in sorted(arrays)]
+            compiled(program)(found, chunks=(0, 1))
+            k.assert_equal({0: expected[0]}, {0: found[0]})
+
+
+def test_loops_of_rows_may_ask_for_shares_and_others_may_not() -> None:
+    kernel = k.softmax(12, 40)
+    for name, error in (
+        ("r2", ""), ("r3", ""), ("i1", ""), ("i0", "not inside a row"), ("x", "not there"),
+    ):
+        schedule = Schedule((prefetch(1, 64, **{name: 64}),))
+        if error:
+            with pytest.raises(ScheduleError, match=error):
+                apply_schedule(kernel, schedule)
+        else:
+            apply_schedule(kernel, schedule)
+    for steps, error in (
+        ((prefetch(1, 64, r2=6),), "whole elements"),
+        ((prefetch(1, 64, r2=64), vectorise("r2")), "loops of a constant size"),
+        ((prefetch(1, 64, r2=64), split("r2", outer="o", i=8)), "not there"),
+        ((prefetch(1, 64, i1=64), Reorder(("i1", "i0"))), "not inside a row"),
+        ((stage_input(1, "r2"), prefetch(1, 64, r3=64)), "copies"),
+    ):
+        with pytest.raises(ScheduleError, match=error):
+            apply_schedule(kernel, Schedule(steps))
+        assert parse_schedule(str(Schedule(steps))) == Schedule(steps)
+
+
+def test_small_and_scattered_arrays_are_not_asked_for() -> None:
+    for kernel in (k.elementwise(1 << 12), k.softmax(64, 64), k.transpose(4096, 4096)):
+        assert "prefetch" not in str(choose_schedule(kernel, host()))
+
+
+@pytest.mark.parametrize("rows", (1, 2, 4))
+def test_long_rows_are_summed_as_many_at_once_as_the_machine_reads_best(rows: int) -> None:
+    target = replace(SMALL_CACHE, l3_bytes=HUGE, rows_from_memory=rows)
+    kernel = k.row_reduce(64, 2048)
+    schedule = choose_schedule(kernel, target)
+    assert (f"i0u={rows}" in str(schedule)) == (rows > 1)
+    assert rows > 1 or "i0u" not in str(schedule)
+    x = np.random.default_rng(3).normal(size=(64, 2048)).astype(np.float32)
+    found = np.zeros(64, np.float32)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 64 // rows))
+    np.testing.assert_allclose(found, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("nbytes", "columns"), ((32, 2048), (32, 1500), (64, 2048)))
+def test_memory_is_read_in_vectors_as_wide_as_the_machine_reads_best(
+    nbytes: int, columns: int
+) -> None:
+    """Lone sums of what no cache holds; others have the widest registers."""
+    target = replace(SMALL_CACHE, rows_from_memory=1, vector_bytes_from_memory=nbytes)
+    kernel = k.row_reduce(64, columns)
+    schedule = choose_schedule(kernel, target)
+    narrow = nbytes < target.vector_bytes
+    assert (f"r1u=8, r1v={nbytes // 4}" in str(schedule)) == narrow
+    x = np.random.default_rng(5).normal(size=(64, columns)).astype(np.float32)
+    found = np.zeros(64, np.float32)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 64))
+    np.testing.assert_allclose(found, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
+    wide = replace(target, vector_bytes_from_memory=64)
+    for other in (k.softmax(64, columns), k.row_reduce(64, columns, Ops.MAX)):
+        assert choose_schedule(other, target) == choose_schedule(other, wide)
+    near = replace(target, l3_bytes=HUGE)
+    assert choose_schedule(kernel, near) == choose_schedule(kernel, wide)
+
+
+def test_short_rows_take_turns() -> None:
+    """Of 24 elements, each in one vector, four rows at a time; their exponentials as well."""
+    kernel = k.softmax(64, 24)
+    schedule = choose_schedule(kernel, host())
+    if host().lanes(4) == 16:
+        assert "i0u=4" in str(schedule)
+    x = np.random.default_rng(4).normal(size=(64, 24)).astype(np.float32)
+    found = np.zeros_like(x)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 16))
+    exact = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(found, exact / exact.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_a_row_is_folded_once_for_all_its_elements() -> None:
+    """What runs along another axis than a fold's results stands inside, or it is done again."""
+    rows, columns, steps = (k.range_node(size, place) for place, size in enumerate((64, 256, 256)))
+    x, weights = k.param(1, 64, 256), k.param(2, 256)
+    product = alu(Ops.MUL, k.at(x, rows, steps), k.at(weights, steps))
+    total = k.reduce(Ops.ADD, product, steps)
+    value = alu(Ops.MUL, k.at(x, rows, columns), total)
+    kernel = k.kernel(k.out(k.param(0, 64, 256), value, rows, columns))
+    schedule = choose_schedule(kernel, host())
+    (order,) = [step.axes for step in schedule.steps if isinstance(step, Reorder)]
+    assert min(order.index(name) for name in order if name.startswith("i0")) < min(
+        order.index(name) for name in order if name.startswith("i1")
+    )
+    rng = np.random.default_rng(5)
+    data = rng.normal(size=(64, 256)).astype(np.float32), rng.normal(size=256).astype(np.float32)
+    found = np.zeros((64, 256), np.float32)
+    run(kernel, schedule, [found, *data], chunks_of(schedule, 32))
+    exact = data[0] * (data[0].astype(np.float64) @ data[1])[:, None]
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "steps", "target"),
+    [
+        (k.elementwise(64), (prefetch(9, 64),), None),
+        (k.elementwise(64), (prefetch(0, 64),), HOPPER),
+        (k.elementwise(64), (stream_output(0), prefetch(0, 64)), None),
+        (k.elementwise(64), (prefetch(0, 64), stream_output(0)), None),
+    ],
+)
+def test_arrays_that_cannot_be_asked_for(kernel: Node, steps: Any, target: Any) -> None:
+    with pytest.raises(ScheduleError, match="is not legal"):
+        apply_schedule(kernel, Schedule(steps), target)
+    assert parse_schedule(str(Schedule(steps))) == Schedule(steps)
+
+
+# --- turns --------------------------------------------------------------------------------------
+
+
+def chain(seed: int, length: int) -> list[Node]:
+    """Instructions of which each reads the one before."""
+    found = [const(float(seed), dtypes.float32)]
+    for step in range(length):
+        found.append(alu(Ops.ADD, found[-1], const(step + 0.5, dtypes.float32)))
+    return found[1:]
+
+
+def in_order(code: list[Node], known: set[Node]) -> bool:
+    for node in code:
+        if any(child.op is not Ops.CONST and child not in known for child in node.src):
+            return False
+        known.add(node)
+    return True
+
+
+def test_points_take_turns() -> None:
+    parts = [chain(seed, 20) for seed in range(TOGETHER)]
+    code = [node for part in parts for node in part]
+    interleave(code, [20 * place for place in range(TOGETHER)])
+    assert code[:TOGETHER] == [part[0] for part in parts]
+    assert in_order(code, set())
+    assert len(set(code)) == 20 * TOGETHER
+
+
+def test_what_a_point_reads_of_another_comes_first() -> None:
+    first = chain(1, 30)
+    second = [alu(Ops.MUL, node, first[25]) for node in chain(2, 15)]
+    second = [node for pair in zip(chain(2, 15), second, strict=True) for node in pair]
+    code = [*first, *second]
+    interleave(code, [0, 30])
+    assert in_order(code, set())
+    assert set(code) == {*first, *second}
+    assert code != [*first, *second]
+
+
+def test_blocks_and_short_points_stay() -> None:
+    block: Callable[[], Node] = lambda: Node(Ops.END, dtypes.token)  # noqa: E731
+    code = [*chain(1, 20), block(), *chain(2, 20), block()]
+    before = list(code)
+    interleave(code, [0, 21])
+    assert code == before
+    code = [*chain(1, 3), *chain(2, 3)]
+    before = list(code)
+    interleave(code, [0, 3])
+    assert code == before
+
+
+def test_turns_change_no_bit() -> None:
+    """Functions of many instructions, four vectors at a time, against one at a time."""
+    x = np.random.default_rng(0).normal(size=256).astype(np.float32)
+    i = k.range_node(256, 0)
+    value = k.at(k.param(1, 256), i)
+    for op in (Ops.EXP, Ops.ERF, Ops.GELU, Ops.TANH, Ops.SIN):
+        kernel = k.kernel(k.out(k.param(0, 256), alu(op, value), i))
+        found = []
+        for parts in ("u=4, v=16", "u=1, v=16"):
+            binds = "bind('u', 'unroll'), bind('v', 'vector')"
+            text = f"Schedule(split('i0', outer='o', {parts}), {binds})"
+            result = np.zeros(256, np.float32)
+            run(kernel, parse_schedule(text), [result, x], 1)
+            found.append(result)
+        np.testing.assert_array_equal(*found)

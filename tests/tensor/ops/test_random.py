@@ -1,0 +1,168 @@
+"""Random numbers: published vectors, seeds, distributions, fresh numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import const
+from baregrad.ir.core.op import Ops
+from baregrad.tensor import Tensor
+from baregrad.tensor.array import nodes
+
+# Known answers of Threefry-2x32-20, from the authors' Random123 distribution (kat_vectors).
+VECTORS = (
+    ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+    ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+    ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
+)
+
+
+@pytest.mark.parametrize(("counter", "key", "wanted"), VECTORS)
+def test_threefry_gives_the_published_vectors(
+    counter: tuple[int, int], key: tuple[int, int], wanted: tuple[int, int]
+) -> None:
+    sources = [const(low | high << 32, dtypes.uint64) for low, high in (counter, key)]
+    node = nodes.broadcast(nodes.alu(Ops.THREEFRY, *sources), (1,))
+    (found,) = Tensor._make(node, Tensor([0]).device).tolist()
+    assert (found & 0xFFFFFFFF, found >> 32) == wanted
+
+
+def test_a_seed_gives_the_same_numbers_and_calls_give_fresh_ones() -> None:
+    Tensor.manual_seed(7)
+    first, second = Tensor.rand(5).tolist(), Tensor.rand(5).tolist()
+    Tensor.manual_seed(7)
+    assert Tensor.rand(5).tolist() == first
+    assert Tensor.rand(5).tolist() == second
+    assert first != second
+    Tensor.manual_seed(8)
+    assert Tensor.rand(5).tolist() != first
+    Tensor.manual_seed(-1)
+    assert Tensor.rand(3).tolist()
+
+
+def test_numbers_do_not_depend_on_when_they_are_computed() -> None:
+    Tensor.manual_seed(7)
+    late = Tensor.rand(5)
+    Tensor.rand(3).realize()
+    Tensor.manual_seed(7)
+    assert Tensor.rand(5).tolist() == late.tolist()
+
+
+def test_numbers_of_one_shape_are_those_of_another() -> None:
+    Tensor.manual_seed(7)
+    flat = Tensor.rand(12).numpy()
+    Tensor.manual_seed(7)
+    np.testing.assert_array_equal(Tensor.rand(3, 4).numpy().reshape(-1), flat)
+
+
+@pytest.mark.parametrize(
+    "dtype", (dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16), ids=str
+)
+def test_uniform(dtype: Any) -> None:
+    x = Tensor.rand(20_000, dtype=dtype)
+    assert x.dtype is dtype
+    values = x.double().numpy()
+    assert values.min() >= 0 and values.max() < 1
+    assert abs(values.mean() - 0.5) < 0.01
+    assert abs(values.var() - 1 / 12) < 0.005
+    deciles = np.histogram(values, 10, (0, 1))[0]
+    assert ((deciles - 2000) ** 2 / 2000).sum() < 40  # chi-squared, 9 degrees of freedom
+
+
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64, dtypes.bfloat16), ids=str)
+def test_normal(dtype: Any) -> None:
+    values = np.sort(Tensor.randn(20_000, dtype=dtype).double().numpy())
+    assert np.isfinite(values).all()
+    assert abs(values.mean()) < 0.03 and abs(values.std() - 1) < 0.03
+    exact = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in values])
+    distance = np.abs(exact - np.arange(1, values.size + 1) / values.size).max()
+    assert distance < 2 / math.sqrt(values.size)  # Kolmogorov and Smirnov
+
+
+def test_other_distributions() -> None:
+    x = Tensor.uniform(4000, low=-2, high=6).numpy()
+    assert x.min() >= -2 and x.max() < 6 and abs(x.mean() - 2) < 0.2
+    x = Tensor.normal(3.0, 0.5, (4000,)).numpy()
+    assert abs(x.mean() - 3) < 0.05 and abs(x.std() - 0.5) < 0.05
+    x = Tensor.randint(-3, 4, (7000,))
+    assert x.dtype is dtypes.int64
+    assert (np.abs(np.bincount(x.numpy() + 3) - 1000) < 150).all()
+    assert Tensor.randint(5, (2, 3)).shape == (2, 3)
+    x = Tensor.full((4000,), 0.3).bernoulli()
+    assert set(x.tolist()) == {0.0, 1.0} and abs(x.numpy().mean() - 0.3) < 0.04
+
+
+@pytest.mark.parametrize("size", (0, 1, 2, 100, 1500))
+def test_randperm(size: int) -> None:
+    found = Tensor.randperm(size).numpy()
+    assert np.array_equal(np.sort(found), np.arange(size))
+    if size >= 100:
+        assert not np.array_equal(found, np.arange(size))
+
+
+def test_multinomial() -> None:
+    weights = Tensor([0.0, 1.0, 3.0, 0.0])
+    drawn = weights.multinomial(4000, replacement=True).numpy()
+    counts = np.bincount(drawn, minlength=4)
+    assert counts[0] == counts[3] == 0 and abs(counts[2] / counts[1] - 3) < 0.4
+    rows = Tensor([[1.0, 2.0, 3.0], [1.0, 0.0, 1.0]]).multinomial(2).numpy()
+    assert rows.shape == (2, 2) and set(rows[1]) == {0, 2} and rows[0, 0] != rows[0, 1]
+    with pytest.raises(ShapeError, match="at most 4"):
+        weights.multinomial(5)
+
+
+def test_dropout() -> None:
+    x = Tensor.ones(10_000, requires_grad=True)
+    y = x.dropout(0.25)
+    values = y.numpy()
+    assert set(np.unique(values)) == {np.float32(0), np.float32(1 / 0.75)}
+    assert abs((values == 0).mean() - 0.25) < 0.02
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), values)
+    assert x.dropout(0.5, training=False) is x
+    assert x.dropout(1.0).sum().item() == 0
+
+
+def test_in_place() -> None:
+    x = Tensor.zeros(1000)
+    view = x[:500]
+    x.uniform_(2, 3)
+    assert view.numpy().min() >= 2
+    view.normal_(-5, 0.1)
+    assert view.numpy().max() < 0 and x[500:].numpy().min() >= 2
+    assert set(x.bernoulli_(0.5).tolist()) == {0.0, 1.0}
+
+
+def test_like() -> None:
+    x = Tensor.zeros(2, 3, dtype=dtypes.float64)
+    assert x.rand_like().dtype is x.randn_like().dtype is dtypes.float64
+    assert x.rand_like(dtype=dtypes.float32).shape == (2, 3)
+
+
+def test_errors() -> None:
+    with pytest.raises(DTypeError, match="floating"):
+        Tensor.rand(3, dtype=dtypes.int32)
+    with pytest.raises(ValueError, match="no integer"):
+        Tensor.randint(3, 3, (1,))
+    with pytest.raises(ShapeError, match="integer"):
+        Tensor.rand(2.5)
+
+
+def test_more_numbers_than_can_be_counted() -> None:
+    with pytest.raises(ShapeError, match="counted"):
+        Tensor.rand(10**20)
+    # What failed has drawn nothing.
+    assert 0 <= float(Tensor.rand(1).item()) < 1
+
+
+def test_the_counter_begins_again_after_its_last_value() -> None:
+    for _ in range(3):
+        Tensor.rand(2**62)
+    drawn = Tensor.rand(2**62), Tensor.rand(2)
+    assert all(0 <= float(value) < 1 for value in drawn[1].tolist())
