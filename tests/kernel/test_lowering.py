@@ -272,12 +272,14 @@ def test_symbolic_extents() -> None:
             k.assert_equal(expected, arrays)
 
 
-def test_a_symbolic_parallel_axis_of_no_iterations_still_runs_its_tail() -> None:
+@pytest.mark.parametrize("grain", [256, 1])
+def test_a_symbolic_parallel_axis_of_no_iterations_runs_its_tail_alone(grain: int) -> None:
     length = index.variable("n", 0, 1 << 20)
     kernel = k.elementwise(length)
     schedule = choose_schedule(kernel, AVX)
     assert "pool" in str(schedule)
-    loop = lower(kernel, AVX, schedule)
+    steps = [replace(s, grain=grain) if "pool" in str(s) else s for s in schedule.steps]
+    loop = lower(kernel, AVX, Schedule(tuple(steps)))
     for value in (0, 3, 31, 70):
         arrays = arguments_at(kernel, value)
         expected = {slot: np.array(array) for slot, array in arrays.items()}

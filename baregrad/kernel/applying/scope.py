@@ -75,7 +75,7 @@ def chunks_of(axis: Axis, grain: int, position: int) -> tuple[Node, Node]:
     count = index.maximum(count, 1)
     chunk = range_node(count, CHUNK_ID, f"{axis.name}_chunk", "pool")
     length: Dim = grain
-    if index.mod(axis.extent, grain) != 0:
+    if index.mod(axis.extent, grain) != 0 or index.lower(axis.extent) < 1:
         length = index.minimum(grain, index.sub(axis.extent, index.mul(chunk, grain)))
     return chunk, range_node(length, position, axis.name)
 
