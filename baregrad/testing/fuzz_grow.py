@@ -169,6 +169,7 @@ def _results(maker: Maker) -> tuple[list[str], list[str]]:
     if maker.sizes:
         # What nothing reads is not computed, and sizes that do not fit are not seen.
         read = {name for s in maker.statements if s.defines for name in s.reads}
+        read -= {s.target for s in maker.statements if not s.defines}
         return [name for name in dict.fromkeys(defined) if name not in read], []
     last = defined[-1:]
     others = maker.rng.sample(defined[:-1], min(len(defined[:-1]), maker.rng.randint(0, 2)))

@@ -241,7 +241,7 @@ class Maker:
 
     def may_be_empty(self, name: str, axis: int) -> bool:
         """Whether an extent may be 0."""
-        return not lower(self.symbolic[name].shape[axis]) if self.sizes else False
+        return bool(self.sizes) and lower(self.symbolic[name].shape[axis]) < 1
 
     def start(self, name: str, data: Data, rows: dict[str, Data]) -> None:
         """Add an argument or a piece of state."""
