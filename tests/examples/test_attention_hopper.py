@@ -13,8 +13,8 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.gpu_loop import evaluate_gpu
 from baregrad.ir.protocol.attributes import operand_layouts, wgmma
-from baregrad.ir.protocol.check import protocol_check, protocol_faults
 from baregrad.ir.text.dump import dump, parse
+from baregrad.ir.verify.protocols import protocol_check, protocol_faults
 from baregrad.ir.verify.verify import verify
 from baregrad.testing.examples.attention_hopper import AttentionSizes, attention_hopper_loop
 from tests.examples.runs import bf16, from_bf16, without

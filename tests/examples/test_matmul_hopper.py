@@ -16,9 +16,9 @@ from baregrad.ir.evaluate.gpu_loop import evaluate_gpu
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.evaluate.tensor_level import evaluate
 from baregrad.ir.protocol.attributes import Barrier, Done
-from baregrad.ir.protocol.check import protocol_check, protocol_faults
-from baregrad.ir.protocol.limits import shared_nbytes
 from baregrad.ir.text.dump import dump, parse
+from baregrad.ir.verify.protocol_limits import shared_nbytes
+from baregrad.ir.verify.protocols import protocol_check, protocol_faults
 from baregrad.ir.verify.verify import verify
 from baregrad.testing.examples.matmul_hopper import (
     Sizes,

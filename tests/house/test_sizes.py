@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests.house.source import PACKAGE, assert_none, functions, sources
 
 FILE_LINES = 600
 FUNCTION_LINES = 60
+MODULES = 20
 COLUMNS = 100
 WHEEL_BYTES = 5_000_000
 
@@ -40,6 +43,16 @@ def test_lines_are_narrow(folder: str) -> None:
         if len(line) > COLUMNS
     ]
     assert_none(found)
+
+
+def test_folders_have_few_modules() -> None:
+    counts = Counter(
+        source.path.parent
+        for folder in ("baregrad", "tests")
+        for source in sources(folder)
+        if source.path.name != "__init__.py"
+    )
+    assert_none(f"{path}: {count}" for path, count in counts.items() if count > MODULES)
 
 
 def test_the_package_fits_in_a_small_wheel() -> None:

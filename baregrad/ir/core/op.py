@@ -419,3 +419,27 @@ STATEMENTS = frozenset(row for row in all_ops() if row.family == "statement")
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
 # is no reason to read memory, and what was computed before must not change a graph's kernels.
 SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
+
+
+def form_fault(op: Op, sources: int, arg: object) -> str | None:
+    """What the op's row says against this number of sources or this attribute."""
+    least, most = op.arity
+    if not least <= sources <= most:
+        wanted = str(least) if least == most else f"at least {least}"
+        return f"{op.name} has {sources} sources, wanted {wanted}"
+    return _attribute_fault(op, arg)
+
+
+def _attribute_fault(op: Op, arg: object) -> str | None:
+    """The attribute's type must be one that the op's row names."""
+    for wanted in op.attribute.split("|"):
+        if wanted in ("none", "None"):
+            if arg is None:
+                return None
+        elif wanted == "tuple" or wanted.startswith("tuple["):
+            inner = wanted[6:-1]
+            if type(arg) is tuple and all(not inner or type(a).__name__ == inner for a in arg):
+                return None
+        elif type(arg).__name__ == wanted:
+            return None
+    return f"{op.name} carries a {type(arg).__name__}, wanted {op.attribute}"

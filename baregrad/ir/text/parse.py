@@ -16,8 +16,7 @@ from baregrad.dtypes import ALL, DType
 from baregrad.ir.core.attribute_fields import AttributeField, attribute_fields
 from baregrad.ir.core.monoid import Monoid, arg_extreme, primitive
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import Op, Ops, all_ops
-from baregrad.ir.verify.node_rules import form_fault
+from baregrad.ir.core.op import Op, Ops, all_ops, form_fault
 
 _SHORT: MappingProxyType[str, str] = MappingProxyType({"float": "f", "int": "i", "uint": "u"})
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from baregrad.base.errors import CompilerBug, VerifyError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import ELEMENTWISE, LEVELS, STATEMENTS, Ops
-from baregrad.ir.verify.node_rules import NODE_RULES, elementwise_rule, form_fault
+from baregrad.ir.core.op import ELEMENTWISE, LEVELS, STATEMENTS, Ops, form_fault
+from baregrad.ir.verify.node_rules import NODE_RULES, elementwise_rule
 from baregrad.ir.verify.structure import structure_faults
 
 

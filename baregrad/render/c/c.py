@@ -15,8 +15,8 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.render.c.ops import instruction
 from baregrad.render.c.text import CText, Dialect, Rule
+from baregrad.render.c.tile_runs import TILE_RULES, c_configured
 from baregrad.render.interface import alloc_nbytes, signature
-from baregrad.render.tile_runs import C_RULES, c_configured
 from baregrad.target.cpu import CpuTarget
 
 
@@ -165,6 +165,6 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.VSTORE: _vstore,
         Ops.TURN: _turn,
         Ops.PREFETCH: _prefetch,
-        **C_RULES,
+        **TILE_RULES,
     }
 )

@@ -20,8 +20,8 @@ from baregrad.render.llvm.ops import ELEMENTWISE_RULES
 from baregrad.render.llvm.registers import Block
 from baregrad.render.llvm.rows import AFTER_ROWS, flush_rows, write_rows
 from baregrad.render.llvm.text import POISON, FunctionText, Rule, each_row
+from baregrad.render.llvm.tile_runs import TILE_RULES, llvm_configured
 from baregrad.render.llvm.types import STREAMED, value_type
-from baregrad.render.tile_runs import LLVM_RULES, llvm_configured
 from baregrad.target.cpu import CpuTarget
 
 _VSTORE = Ops.VSTORE
@@ -259,7 +259,7 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
         **ELEMENTWISE_RULES,
         **MEMORY_RULES,
-        **LLVM_RULES,
+        **TILE_RULES,
         Ops.BEGIN: _begin,
         Ops.TEST: _test,
         Ops.END: _end,

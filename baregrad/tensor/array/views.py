@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
@@ -21,9 +21,6 @@ from baregrad.ir.core.requirements import value_of
 from baregrad.ir.core.shape import is_one
 from baregrad.tensor.array import nodes
 
-if TYPE_CHECKING:
-    from baregrad.tensor.array.core import Array
-
 Step = tuple[Op, Any]
 Dim = int | Node
 Strides = tuple[Any, ...]
@@ -34,7 +31,7 @@ class Leaf:
 
     __slots__ = ("__weakref__", "owner")
 
-    def __init__(self, owner: Array) -> None:
+    def __init__(self, owner: Any) -> None:
         self.owner = weakref.ref(owner)
 
     def __repr__(self) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baregrad.base.errors import JitError
 from baregrad.engine.session import current_session
 from baregrad.tensor.array.core import Storage, buffer_node
+from baregrad.tensor.jit.entry import Entry
+from baregrad.tensor.jit.parts import Call
 from baregrad.tensor.jit.state import leaf_of
 from baregrad.tensor.jit.trees import leaves
 from baregrad.tensor.tensor import Tensor
-
-if TYPE_CHECKING:
-    from baregrad.tensor.jit.entry import Entry
-    from baregrad.tensor.jit.parts import Call
 
 
 def run_checked(entry: Entry, call: Call) -> Any:

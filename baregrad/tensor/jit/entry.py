@@ -467,14 +467,6 @@ class Entry:
             # It has the shape and dtype of the captured one, which were looked at then.
             tensor._gradient = gradient
 
-    # --- checking ---------------------------------------------------------------------------------
-
-    def checked(self, call: Call) -> Any:
-        """Replay, run the function itself from the same state, and compare bits."""
-        from baregrad.tensor.jit.check import run_checked
-
-        return run_checked(self, call)
-
 
 def _ignore(ref: BufferRef) -> None:
     """A watcher of downloads that lets them pass."""

@@ -21,6 +21,7 @@ from baregrad.base.locks import give_lock
 from baregrad.base.options import Options, options
 from baregrad.engine.session import Session, current_session
 from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.jit.check import run_checked
 from baregrad.tensor.jit.entry import Entry
 from baregrad.tensor.jit.fast_path import Alike
 from baregrad.tensor.jit.parts import Call
@@ -95,7 +96,7 @@ class Jit(Generic[P, R]):
         self.replays += 1
         with session.lock:
             if settings["jit_check"]:
-                return cast(R, entry.checked(call))
+                return cast(R, run_checked(entry, call))
             if self._latest is entry:
                 self._last = Alike.to(entry, call, session, settings)
             self._latest = entry

@@ -7,7 +7,12 @@ from baregrad.ir.core.attrs import Machine, Reg
 from baregrad.ir.core.node import Node, alu, cast, const, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.protocol.attributes import LANES, WARPGROUP
-from baregrad.ir.protocol.limits import MBARRIER_NBYTES, shared_nbytes, shared_offsets, slot_nbytes
+from baregrad.ir.verify.protocol_limits import (
+    MBARRIER_NBYTES,
+    shared_nbytes,
+    shared_offsets,
+    slot_nbytes,
+)
 from baregrad.testing.examples.levels import Levels
 from baregrad.testing.examples.matmul_hopper import (
     M_ATOM,

@@ -27,11 +27,11 @@ from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.layout import Record
 from baregrad.runtime.nvidia.driver.doorbell import ByStores
 from baregrad.testing.virtual_gpu.driver.objects import MemoryObject
-from baregrad.testing.virtual_gpu.driver.trace import told_call
 from baregrad.testing.virtual_gpu.driver.virtual_driver import VirtualDriver, os_error
 from baregrad.testing.virtual_gpu.machine.faults import FaultReport
 from baregrad.testing.virtual_gpu.machine.machine import GpuModel, HardwareGpu, Machine
 from baregrad.testing.virtual_gpu.machine.memory import address_of, fresh_pages, pages_at
+from baregrad.testing.virtual_gpu.machine.trace import told_call
 
 DEFAULT_RELEASE = "580.159.04"
 _FIRST_FD = 1 << 20

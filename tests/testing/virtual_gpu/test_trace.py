@@ -10,7 +10,7 @@ from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.testing.virtual_gpu import saxpy_traced
-from baregrad.testing.virtual_gpu.driver.trace import told_method
+from baregrad.testing.virtual_gpu.machine.trace import told_method
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 
 

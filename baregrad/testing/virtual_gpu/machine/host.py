@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from baregrad.runtime.nvidia.abi import methods as m
-from baregrad.testing.virtual_gpu.driver.trace import told_method
 from baregrad.testing.virtual_gpu.machine.compute import ComputeUnit
 from baregrad.testing.virtual_gpu.machine.copy_engine import CopyUnit
 from baregrad.testing.virtual_gpu.machine.faults import BAD_CLASS, BAD_ENTRY, GpuFault
 from baregrad.testing.virtual_gpu.machine.memory import AddressSpace, Backing
+from baregrad.testing.virtual_gpu.machine.trace import told_method
 
 if TYPE_CHECKING:
     from baregrad.testing.virtual_gpu.machine.machine import HardwareGpu

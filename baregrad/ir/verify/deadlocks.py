@@ -10,7 +10,7 @@ from collections import Counter
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.ir.protocol.traces import Agent, Step
+from baregrad.ir.verify.protocol_traces import Agent, Step
 
 
 def deadlock(agents: tuple[Agent, ...], cluster: int) -> str | None:

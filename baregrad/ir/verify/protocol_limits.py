@@ -12,7 +12,7 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import HOPPER, LANES, WARPGROUP, operand_layouts
 from baregrad.ir.protocol.derive import box_axes
-from baregrad.ir.protocol.traces import roles_of
+from baregrad.ir.verify.protocol_traces import roles_of
 
 LONGEST_BOX = 256
 MBARRIER_NBYTES = 8

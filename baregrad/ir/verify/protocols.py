@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import ProtocolError
-from baregrad.ir.protocol.deadlocks import deadlock
 from baregrad.ir.protocol.derive import derived_pipe
-from baregrad.ir.protocol.limits import limit_faults
-from baregrad.ir.protocol.traces import Agent, Region, Step, in_registers, roles_of, trace
+from baregrad.ir.verify.deadlocks import deadlock
+from baregrad.ir.verify.protocol_limits import limit_faults
+from baregrad.ir.verify.protocol_traces import Agent, Region, Step, in_registers, roles_of, trace
 
 Slots = frozenset[tuple[Node, int]]
 _PIPED = frozenset((Ops.ACQUIRE, Ops.COMMIT, Ops.WAIT, Ops.RELEASE, Ops.DRAIN))
