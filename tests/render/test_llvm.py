@@ -214,3 +214,31 @@ def test_a_mask_chooses_all_places_at_once(row: CpuTarget) -> None:
     assert "@llvm.masked.load" not in text
     assert "select i1" not in text
     assert text.count("load float") == 8
+
+
+@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("dtype", [dtypes.float64, dtypes.float32], ids=str)
+def test_half_of_a_vector_that_a_mask_leaves_out_is_zero(row: CpuTarget, dtype: DType) -> None:
+    """LLVM 22 reads one of two registers whole where it knows that the mask is false for it."""
+    if not set(row.needs) <= set(host().features) or row.architecture != host().architecture:
+        pytest.skip("this machine does not run it")
+    rows, half = 5, 32 // dtype.itemsize
+    i, v = range_node(rows, 0), vector(2 * half, 1)
+    place = index.total((index.mul(i, 2 * half), v))
+    shown = index.both(index.less(v, half), index.less(i, rows - 1))
+    x, other, out = (param(slot, rows * 2 * half, dtype=dtype) for slot in (1, 2, 0))
+    chosen = load(param(3, rows * 2 * half, dtype=dtypes.bool), place)
+    value = alu(
+        Ops.WHERE, chosen, load(other, place),
+        guard(shown, load(x, index.total((index.mul(i, half), v)))),
+    )  # fmt: skip
+    program = to_linear(kernel(loop(i, store(out, value, place))), row)
+    rng = np.random.default_rng(5)
+    name = dtype.numpy
+    arrays = [rng.uniform(1, 2, rows * 2 * half).astype(name) for _ in range(3)]
+    mask = rng.random(rows * 2 * half) < 0.5
+    wanted = np.zeros((rows, 2 * half), name)
+    wanted[:-1, :half] = arrays[1][: (rows - 1) * half].reshape(rows - 1, half)
+    wanted = np.where(mask.reshape(wanted.shape), arrays[2].reshape(wanted.shape), wanted)
+    compiled(program, "llvm", row)([*arrays, mask])
+    np.testing.assert_array_equal(arrays[0].reshape(wanted.shape), wanted)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
+from baregrad.render.llvm.masks import doubts
 from baregrad.render.llvm.memory import MEMORY_RULES
 from baregrad.render.llvm.ops import ELEMENTWISE_RULES
 from baregrad.render.llvm.registers import Block
@@ -64,6 +65,7 @@ def _module(f: FunctionText) -> str:
         if f.block and op in AFTER_ROWS:
             flush_rows(f, op is Ops.SET)
         rule(f, node)
+    f.lines[first:first] = doubts(f)
     if f.tiles:
         llvm_configured(f, first)
     if f.streamed:

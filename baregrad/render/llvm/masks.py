@@ -53,6 +53,36 @@ def _both(f: FunctionText, kinds: str, first: str, second: str) -> str:
     return found
 
 
+def doubted(f: FunctionText, mask: Node, lanes: int, condition: str) -> str:
+    """A mask that LLVM cannot know to be false for one of the registers of a vector.
+
+    Where it does, LLVM 22 reads all of that register without a mask (AVX2): what it shows is wrong
+    then, and may lie beyond the array. The table of buffers is always there, but LLVM is not told.
+    """
+    if not mask.has(Ops.LANES):
+        return condition
+    kinds = type_text(dtypes.bool, lanes)
+    f.doubts[lanes] = None
+    found = next(f.unused)
+    f.lines.append(f"  {found} = or {kinds} {condition}, %never{lanes}")
+    return found
+
+
+def doubts(f: FunctionText) -> list[str]:
+    """The lines that make what is never true, for the beginning of a function."""
+    if not f.doubts:
+        return []
+    lines = ["  %never = icmp eq ptr %buffers, null"]
+    for lanes in f.doubts:
+        kinds, one = type_text(dtypes.bool, lanes), f"%never{lanes}.1"
+        lines += [
+            f"  {one} = insertelement {kinds} poison, i1 %never, i64 0",
+            f"  %never{lanes} = shufflevector {kinds} {one}, {kinds} poison, "
+            f"{type_text(dtypes.int32, lanes)} zeroinitializer",
+        ]
+    return lines
+
+
 def has_masks(f: FunctionText, dtype: DType) -> bool:
     """Whether the machine masks loads of these elements; else LLVM would branch for each lane."""
     return f.target.masks or (dtype.itemsize >= 4 and "avx" in f.target.features)

@@ -12,7 +12,7 @@ from baregrad.ir.analysis.words import WORD_NBYTES
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
-from baregrad.render.llvm.masks import any_of, guarded_load, has_masks, or_zeros
+from baregrad.render.llvm.masks import any_of, doubted, guarded_load, has_masks, or_zeros
 from baregrad.render.llvm.ops import beyond_text, folding_text
 from baregrad.render.llvm.parts import shuffled
 from baregrad.render.llvm.text import PLACE, ROW, FunctionText, Rule
@@ -201,9 +201,11 @@ def _masked_load(f: FunctionText, node: Node, where: str, condition: str) -> str
     """Neighbours from an address on, those of a mask, else 0.
 
     Where a vector is several registers, LLVM 22 reads all of one that nobody asks for a lane of, be
-    it there or not: AVX2 gets an address that is there.
+    it there or not: AVX2 gets an address that is there, and no mask that is known beforehand.
     """
     access, kinds = node.arg, value_type(node)
+    if not f.target.masks and access.width * node.dtype.itemsize > f.target.vector_bytes:
+        condition = doubted(f, node.src[2], access.width, condition)
     if access.strays or not f.target.masks:
         wanted = any_of(f, node.src[2], access.width)
         where = or_zeros(f, wanted, where, access.width * node.dtype.itemsize)

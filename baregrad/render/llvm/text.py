@@ -49,6 +49,8 @@ class FunctionText:
         self.pointers: dict[tuple[str, str], str] = {}
         # Functions that are called: intrinsics are declared, our own are written out.
         self.declarations: dict[str, None] = {}
+        # The lanes of masks that LLVM must not see through.
+        self.doubts: dict[int, None] = {}
         # How often strided accesses of each form occur, once one of them was met.
         self.strided: dict[tuple[object, ...], int] = {}
         # How many tiles are written by columns, once one of them was met.
