@@ -53,13 +53,15 @@ def _again(node: Node, value: Node, gone: list[int]) -> Node:
 
 
 def _reduce_expand(node: Node, op: Op) -> Node | None:
-    """Repeated elements: counted by a sum, ignored by a maximum."""
+    """Repeated elements: counted by a sum, ignored by a maximum. What may be none is left alone."""
     view = node.src[0]
     source = view.src[0]
     repeated = [
         axis
         for axis in node.arg.axes
-        if is_one(source.shape[axis]) and not is_one(view.shape[axis])
+        if is_one(source.shape[axis])
+        and not is_one(view.shape[axis])
+        and index.lower(view.shape[axis]) > 0
     ]
     if not repeated or op not in (Ops.ADD, Ops.MAX, Ops.MIN, Ops.AND, Ops.OR):
         return None

@@ -255,3 +255,16 @@ def test_a_reshape_is_the_same_view_or_copy_for_every_value() -> None:
         x += 1
         assert merged.tolist() == before[:, :count].reshape(-1).tolist()
         assert split.tolist() == (before + 1)[:count].reshape(-1, 2, 2).tolist()
+
+
+def test_reductions_over_repetitions_that_may_be_none() -> None:
+    truths = Tensor([True, False], device="CPU").realize()
+    numbers = Tensor([np.inf, 1.0], device="CPU").realize()
+    for count in (0, 2):
+        n = bind(N0, count)
+        repeated = truths.unsqueeze(0).expand(n, -1)
+        plain = np.broadcast_to(truths.numpy(), (count, 2))
+        assert repeated.any(0).tolist() == plain.any(0).tolist()
+        assert repeated.all(0).tolist() == plain.all(0).tolist()
+        wanted = np.broadcast_to(numbers.numpy(), (count, 2)).sum(0)
+        assert numbers.unsqueeze(0).expand(n, -1).sum(0).tolist() == wanted.tolist()
