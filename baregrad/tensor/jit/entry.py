@@ -77,7 +77,8 @@ class Entry:
             older.update(self._random_states())
             changed = [s for s in written if id(s) in older]
             shown = [shown_apart(t) for t in tensors]
-            realize_storages((*(t._storage for t in shown), *changed))
+            # Of a view that is shown apart, what it is a view of as well, as `realize` does.
+            realize_storages((*(t._storage for t in (*shown, *tensors)), *changed))
         self._settle_written(changed)
         self._note_written(call.tensors, changed)
         given = {id(t) for t in (*call.tensors, *self.surroundings.tensors)}
@@ -175,12 +176,13 @@ class Entry:
             with histories, capture:
                 args, kwargs = self._with_stand_ins(call, clones)
                 older, written, result = self._noting_writes(args, kwargs, held)
-                shown = [shown_apart(t) for t in leaves(result) if isinstance(t, Tensor)]
+                tensors = [t for t in leaves(result) if isinstance(t, Tensor)]
+                shown = [shown_apart(t) for t in tensors]
                 made = [t.grad for t in (*leafs, *clones) if t.grad is not None]
                 storages = (*(t._storage for t in shown), *written, *(g._storage for g in made))
                 # Those that are symbolic are so no more once they are computed.
                 self.shapes = {storage: storage.node.shape for storage in storages}
-                realize_storages(storages)
+                realize_storages((*storages, *(t._storage for t in tensors)))
             self._check(capture, before)
             self._settle_gradients(call, clones, gradients)
             self.results = sort_results(result, shown, clones, older, before.tensors)

@@ -22,7 +22,8 @@ from baregrad.tensor.array.core import (
 
 Look = Callable[[], Storage | None]
 _BUFFER = Ops.BUFFER
-_OWN_REFERENCES = 2  # the storage's, and that of the call that counts
+_OWN_REFERENCES = 3  # the storage's, a name's, and that of the call that counts
+_count = sys.getrefcount
 
 
 class State:
@@ -70,18 +71,19 @@ class State:
         storage = self.look()
         if storage is None:
             return self.ref.handle
-        if storage.node is self._leaf() and not (
-            self.changes
-            and (
-                sys.getrefcount(storage.node) > _OWN_REFERENCES or storage.node.arg.handle.shared
-            )
-        ):
-            return storage.node.arg.handle
+        node = storage.node
+        if node is self._leaf():
+            handle = node.arg.handle
+            if not self.changes or (_count(node) <= _OWN_REFERENCES and not handle.shared):
+                return handle
+        del node
         handle = self._present(storage)
         if not self.changes:
             self._note_leaf(storage)
             return handle
-        if sys.getrefcount(storage.node) > _OWN_REFERENCES or handle.shared or handle.readonly:
+        # One reference less than above, where a name holds it.
+        shared = handle.shared or handle.readonly
+        if shared or _count(storage.node) >= _OWN_REFERENCES:
             handle = copied(handle)
         self._renew(storage, handle)
         return handle
