@@ -58,10 +58,15 @@ def _gather(node: Node) -> Node | None:
     return None if value is None else full(value, node.shape)
 
 
-def _fold_or_pad(node: Node) -> Node | None:
+def _fold(node: Node) -> Node | None:
     value = constant_of(node.src[0])
     # -0.0 is another constant, which what is padded with and folded from are not.
     return full(value, node.shape) if value is not None and value is const(0, value.dtype) else None
+
+
+def _pad(node: Node) -> Node | None:
+    """Nothing but zeros is left around an array without elements."""
+    return full(const(0, node.dtype), node.shape) if 0 in node.src[0].shape else None
 
 
 def _scan(node: Node) -> Node | None:
@@ -92,7 +97,7 @@ def _scan(node: Node) -> Node | None:
 
 
 _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
-    {Ops.GATHER: _gather, Ops.FOLD: _fold_or_pad, Ops.SCAN: _scan}
+    {Ops.GATHER: _gather, Ops.FOLD: _fold, Ops.PAD: _pad, Ops.SCAN: _scan}
 )
 # Asked faster than a read-only view of it.
 _rule_of = dict(_RULES).get

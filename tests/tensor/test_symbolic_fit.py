@@ -268,3 +268,11 @@ def test_reductions_over_repetitions_that_may_be_none() -> None:
         assert repeated.all(0).tolist() == plain.all(0).tolist()
         wanted = np.broadcast_to(numbers.numpy(), (count, 2)).sum(0)
         assert numbers.unsqueeze(0).expand(n, -1).sum(0).tolist() == wanted.tolist()
+
+
+def test_adding_at_places_that_a_padded_empty_array_names() -> None:
+    """Each row adds once, though no row is told from the others by what it reads."""
+    n = bind(variable("k", 1, 3), 2)
+    places = Tensor(np.zeros((3, 0), np.int64)).pad((n, 0), value=1)
+    found = Tensor.zeros(4).index_put((places,), Tensor.ones(3, n), accumulate=True)
+    assert found.tolist() == [0, 6, 0, 0]
