@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -168,7 +169,7 @@ def _results(maker: Maker) -> tuple[list[str], list[str]]:
     defined = [name for name in maker.recent if name.startswith("v")]
     if maker.sizes:
         # What nothing reads is not computed, and sizes that do not fit are not seen.
-        read = {name for s in maker.statements if s.defines for name in s.reads}
+        read = {n for s in maker.statements if s.defines for n in s.reads if s.uses(n)}
         read -= {s.target for s in maker.statements if not s.defines}
         return [name for name in dict.fromkeys(defined) if name not in read], []
     last = defined[-1:]
@@ -182,7 +183,7 @@ def _total(maker: Maker, names: list[str], dtype: DType) -> Known:
     for name in names:
         known = maker.known[name]
         each = added(multiplied(multiplied(known, known), eighth), known)
-        found = added(found, summed(each, int(maker.values[name].numel()), dtype))
+        found = added(found, summed(each, math.prod(maker.most(name)), dtype))
     return found
 
 

@@ -25,7 +25,7 @@ from baregrad.testing.fuzz_grow import grow
 from baregrad.testing.fuzz_program import Program
 from baregrad.testing.fuzz_shrink import script, shrink
 from baregrad.testing.fuzz_workers import Chunk, spread
-from baregrad.testing.guarded_memory import use_guarded_memory
+from baregrad.testing.guarded_memory import GuardedDevice, use_guarded_memory
 from baregrad.testing.large_schedules import machines
 
 KIND = "chain"
@@ -45,24 +45,31 @@ class Finding:
 def check_chunk(chunk: Chunk) -> Iterator[tuple[int, Finding | None]]:
     """Each seed of a chunk with what was found, on guarded memory."""
     session = Session()
-    _guard(session, chunk)
+    device = _guard(session, chunk)
+
+    def differs(program: Program) -> Difference | None:
+        # What an array ends at is not to hang on what ran before.
+        device.guarded.begin(program.seed)
+        return check(program, lowered=False)
+
     with options.override(cache=False, device="CPU"), use_session(session):
         for seed in range(chunk.first, chunk.first + chunk.count):
             if chunk.end is not None and time.monotonic() > chunk.end:
                 return
             program = grow(seed, chunk.kind)
-            difference = check(program, lowered=False)
+            difference = differs(program)
             if difference is None:
                 yield seed, None
                 continue
-            small, shown = shrink(program, difference, lambda p: check(p, lowered=False))
+            small, shown = shrink(program, difference, differs)
             yield seed, Finding(seed, shown, _script(small, shown, chunk))
 
 
-def _guard(session: Session, chunk: Chunk) -> None:
+def _guard(session: Session, chunk: Chunk) -> GuardedDevice:
     """Guarded memory; every other chunk has the schedules of large arrays."""
     rows = machines()
-    use_guarded_memory(session, rows[chunk.machine // 2 % len(rows)] if chunk.machine % 2 else None)
+    target = rows[chunk.machine // 2 % len(rows)] if chunk.machine % 2 else None
+    return use_guarded_memory(session, target)
 
 
 def _script(program: Program, difference: Difference, chunk: Chunk) -> str:
@@ -97,7 +104,7 @@ class _OneProgram:
 
     def __call__(self, chunk: Chunk) -> Iterator[tuple[int, Difference | None]]:
         session = Session()
-        _guard(session, chunk)
+        _guard(session, chunk).guarded.begin(self.program.seed)
         with options.override(cache=False, device="CPU"), use_session(session):
             check(self.program, lowered=False)
         yield chunk.first, None

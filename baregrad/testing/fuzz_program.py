@@ -22,7 +22,7 @@ from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
 from baregrad.dtypes import DType
 from baregrad.engine.canonical import bind
-from baregrad.ir.core.index import lower, variable
+from baregrad.ir.core.index import lower, upper, variable
 from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_values import Data, Known, either, settle
 
@@ -38,6 +38,7 @@ NAMES = ("Tensor", "slice", "np", *_FOREIGN)
 _DRAWING = re.compile(r"\.(rand|dropout|uniform_)")
 # What is a view of some tensors and a copy of others.
 _RESHAPING = re.compile(r"\.(reshape|flatten|unflatten|view|ravel)\(")
+_LEFT_OVER = re.compile(r"\.(reshape|view|unflatten)\(.*-1\b")
 # Functions whose slope jumps, or that choose an element: at a jump the smallest error decides.
 _JUMPING = re.compile(r"\.(abs|relu|maximum|minimum|clamp|amax|amin|cummax|sort)\(")
 
@@ -90,6 +91,11 @@ class Statement:
         reads = tuple(n.id for n in found if not isinstance(n.ctx, ast.Store))
         return cls(text, defines, tuple(r for r in reads if r not in NAMES))
 
+
+    def uses(self, name: str) -> bool:
+        """Whether it reads a value's elements: not its shape alone."""
+        shape_only = r"(?!\.(?:shape\b|\w+_like\())"
+        return re.search(rf"\b{name}\b{shape_only}", self.text) is not None
 
     @property
     def target(self) -> str:
@@ -239,6 +245,12 @@ class Maker:
         """Whether an extent depends on sizes."""
         return bool(self.sizes) and not isinstance(self.symbolic[name].shape[axis], int)
 
+    def most(self, name: str) -> tuple[int, ...]:
+        """The largest extents that a value may have, which are not those of the largest sizes."""
+        if not self.sizes:
+            return self.values[name].shape
+        return tuple(upper(extent) for extent in self.symbolic[name].shape)
+
     def may_be_empty(self, name: str, axis: int) -> bool:
         """Whether an extent may be 0."""
         return bool(self.sizes) and lower(self.symbolic[name].shape[axis]) < 1
@@ -283,6 +295,8 @@ class Maker:
             return False
         made: Tensor = spaces[0][name]
         if made.numel() > 3000 or made.ndim > 5:
+            return False
+        if self._is_undetermined(text, spaces[-1][name]):
             return False
         forked = self._forked(statement, spaces)
         if forked and self._holds_written_state(forked):
@@ -331,6 +345,12 @@ class Maker:
                 restore(before)
                 return None
         return spaces
+
+    def _is_undetermined(self, text: str, made: Any) -> bool:
+        """Whether -1 may stand beside an extent of 0, which only plain sizes refuse."""
+        if not self.sizes or made.ndim < 2 or not _LEFT_OVER.search(text):
+            return False
+        return any(lower(extent) < 1 for extent in made.shape)
 
     def _forked(self, statement: Statement, spaces: list[dict[str, Any]]) -> set[Any]:
         """The storages that a reshape of or to symbolic extents reads and makes."""

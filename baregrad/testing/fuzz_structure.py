@@ -125,7 +125,8 @@ def reduce(maker: Maker) -> bool:
         return False
     x, rng, known = maker.values[name], maker.rng, maker.known[name]
     axes = tuple(a for a in range(x.ndim) if rng.random() < 0.6)
-    count = math.prod(x.shape[a] for a in axes) if axes else x.numel()
+    most = maker.most(name)
+    count = math.prod(most[a] for a in axes) if axes else math.prod(most)
     where = f"{axes}, keepdim={rng.random() < 0.4}" if axes else ""
     kind = rng.choice(
         ("sum", "sum", "mean", "amax", "amin", "any", "all", "softmax", "running", "var")
@@ -165,7 +166,7 @@ def reduce(maker: Maker) -> bool:
     return maker.run(
         f"{fresh} = {name}.softmax({axis})",
         lambda d: Known(
-            1.0, 4 * known.error + summed(Known(1.0, 1e-12), x.shape[axis], d).error * 8
+            1.0, 4 * known.error + summed(Known(1.0, 1e-12), most[axis], d).error * 8
         ),
     )
 
@@ -178,7 +179,7 @@ def _running(maker: Maker, name: str, fresh: str) -> bool:
     kind = maker.rng.choice(
         ("cumsum({})", "cummax({})[0]", "sort({})[0]", "argmax({})", "cumsum({})")
     )
-    extent = x.shape[axis]
+    extent = maker.most(name)[axis]
     if kind.startswith("arg") and (not is_certain(x, known) or not extent):
         return False
     if kind.startswith(("cummax", "arg")) and x.dtype.name == "bool":
@@ -233,7 +234,7 @@ def contract(maker: Maker) -> bool:
     if found is None or maker.rng.random() < 0.5:
         found = maker.argument(Data((maker.rng.choice((1, 5, 8, 17)), inner), dtype))
     b = found
-    product = multiplied(known, maker.known[b])
+    product, inner = multiplied(known, maker.known[b]), maker.most(a)[-1]
     other = f"{b}.mT" if maker.values[b].ndim >= 2 else b
     return maker.run(f"{maker.fresh()} = {a} @ {other}", lambda d: summed(product, inner, d))
 
@@ -297,6 +298,7 @@ def scatter(maker: Maker) -> bool:
     extent = x.shape[axis]
     if (maker.values[i].dtype.itemsize == 1 and extent > 60) or maker.may_be_empty(a, axis):
         return False
+    extent = maker.most(a)[axis]
     safe = f"({i} % {maker.extent(a, axis)}).long()"
     both = either(known, maker.known[b])
     if maker.rng.random() < 0.5:

@@ -24,6 +24,7 @@ from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, current_session, use_session
 from baregrad.testing.fuzz_compare import EAGER, JITTED, run
 from baregrad.testing.fuzz_grow import grow
+from baregrad.testing.fuzz_program import Program
 
 PROGRAMS = 3
 TIMEOUT_S = 120.0
@@ -34,21 +35,26 @@ STEPS = 4
 Arrays = list[dict[str, np.ndarray[Any, Any]]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Task:
-    """What one thread does: programs by seed, and the seed of a model that is trained."""
+    """What one thread does: programs by seed, and the seed of a model that is trained.
+
+    The programs are grown beforehand: Python's own parser may fail in several threads at once.
+    """
 
     seeds: tuple[int, ...]
     model: int
+    programs: list[Program] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        grown = [grow(seed, "state" if seed % 3 == 0 else "mixed") for seed in self.seeds]
+        # Random numbers are the session's: who draws first is not decided.
+        self.programs = [program for program in grown if not program.draws]
 
     def __call__(self) -> list[Arrays]:
         """Everything that its programs return and leave behind."""
         found = []
-        for seed in self.seeds:
-            program = grow(seed, "state" if seed % 3 == 0 else "mixed")
-            if program.draws:
-                # Random numbers are the session's: who draws first is not decided.
-                continue
+        for program in self.programs:
             found += [run(program, EAGER), run(program, JITTED)]
         return [*found, trained(self.model)]
 

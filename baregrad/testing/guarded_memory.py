@@ -94,6 +94,10 @@ class GuardedMemory:
                 raise OutOfMemory("pages cannot be made writable", found=ctypes.get_errno())
         return base
 
+    def begin(self, turn: int) -> None:
+        """Let the next array end at a page for an odd turn, else begin at one."""
+        self._turns = itertools.count(turn)
+
     def close(self) -> None:
         """Give everything back to the system; arrays that still live must not be used."""
         for address, nbytes in self._all:

@@ -150,10 +150,10 @@ def product(maker: Maker) -> bool:
     name = maker.pick(lambda x, known: x.ndim >= 2 and x.dtype.name != "bool")
     if name is None:
         return False
-    x, known = maker.values[name], maker.known[name]
+    known, most = maker.known[name], maker.most(name)
     square = multiplied(known, known)
     inner, form = maker.rng.choice(
-        ((x.shape[-1], f"{name} @ {name}.mT"), (x.shape[-2], f"{name}.mT @ {name}"))
+        ((most[-1], f"{name} @ {name}.mT"), (most[-2], f"{name}.mT @ {name}"))
     )
     return maker.run(f"{maker.fresh()} = {form}", lambda d: summed(square, inner, d))
 
