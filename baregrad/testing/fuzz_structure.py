@@ -322,7 +322,9 @@ def write(maker: Maker) -> bool:
     if kind == "slice":
         key = index_text(maker, x)
         value = mate(maker, target) if rng.random() < 0.6 else None
-        if value is None or _outranks(maker, value, target):
+        # What is written into itself is not, and with symbolic sizes it is not looked at.
+        itself = maker.sizes and value == target
+        if value is None or itself or _outranks(maker, value, target):
             value = str(rng.choice((0, 1, 2)))
         incoming = maker.known.get(value, Known(2.0, 0.0, 1.0))
         shown = f"{value}[{key}]" if value in maker.values and rng.random() < 0.7 else value

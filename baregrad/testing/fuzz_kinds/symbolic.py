@@ -171,7 +171,7 @@ def write(maker: Maker) -> bool:
     entry = rng.choice((f":{n}", f"{n}:", f"{n} - 1", f"({n}) // 2:{n}", f"{n}:{n} + 1"))
     key = ", ".join([*[":"] * axis, entry])
     value = mate(maker, target) if rng.random() < 0.5 else None
-    if value is None or maker.values[value].dtype is not x.dtype:
+    if value in (None, target) or maker.values[value].dtype is not x.dtype:
         return maker.write(f"{target}[{key}] = 2", target, Known(2.0, 0.0, 1.0))
     shown = f"{value}[{key}]" if maker.values[value].shape == x.shape else value
     return maker.write(f"{target}[{key}] = {shown}", target, maker.known[value])
