@@ -54,17 +54,18 @@ def _both(f: FunctionText, kinds: str, first: str, second: str) -> str:
 
 
 def doubted(f: FunctionText, mask: Node, lanes: int, condition: str) -> str:
-    """A mask that LLVM cannot know to be false for one of the registers of a vector.
+    """A mask of which LLVM cannot know the part that one of a vector's registers has.
 
-    Where it does, LLVM 22 reads all of that register without a mask (AVX2): what it shows is wrong
-    then, and may lie beyond the array. The table of buffers is always there, but LLVM is not told.
+    Where that is false for all lanes, LLVM 22 reads the register without a mask (AVX2): what it
+    shows is wrong then, and may lie beyond the array. Where it turns out to be true for all, LLVM
+    aborts. The table of buffers is always there, but LLVM is not told.
     """
     if not mask.has(Ops.LANES):
         return condition
     kinds = type_text(dtypes.bool, lanes)
     f.doubts[lanes] = None
     found = next(f.unused)
-    f.lines.append(f"  {found} = or {kinds} {condition}, %never{lanes}")
+    f.lines.append(f"  {found} = xor {kinds} {condition}, %never{lanes}")
     return found
 
 
