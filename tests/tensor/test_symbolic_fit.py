@@ -276,3 +276,22 @@ def test_adding_at_places_that_a_padded_empty_array_names() -> None:
     places = Tensor(np.zeros((3, 0), np.int64)).pad((n, 0), value=1)
     found = Tensor.zeros(4).index_put((places,), Tensor.ones(3, n), accumulate=True)
     assert found.tolist() == [0, 6, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c", "n0"])
+def test_extents_are_alike_whatever_value_is_bound(name: str) -> None:
+    x = line(4)
+    for count in (4, 3, 1, 2):
+        n = bind(variable(name, 1, 4), count)
+        part = x[n % 3 // 2 : n % 3]
+        chosen = (Tensor.arange(part.shape[0]) == n % 2).where(part, 0)
+        values = np.arange(4.0)[count % 3 // 2 : count % 3]
+        wanted = np.where(np.arange(len(values)) == count % 2, values, 0)
+        assert chosen.tolist() == wanted.tolist()
+
+
+def test_a_product_over_rows_that_are_never_there() -> None:
+    x = Tensor(np.ones((3, 4, 4)), device="CPU").realize()
+    n = bind(variable("n", 1, 2), 2)
+    part = x[1 : n // 2][:, 0, 1:3]
+    assert (part @ Tensor(np.ones((5, 2)), device="CPU").mT).numpy().shape == (0, 5)
