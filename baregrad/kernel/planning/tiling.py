@@ -47,8 +47,8 @@ def merged(count: int, lanes: int) -> tuple[int, int]:
 class PlannedAxis:
     """An axis (or several collapsed into one) and what was decided about it.
 
-    `size` is its extent, at most. `loops` are the loops left of it and their trip counts, outermost
-    first; `tiles` names the tile axes of the main part and of each tail.
+    `size` is its extent, at most, and 1 where that is none. `loops` are the loops left of it and
+    their trip counts, outermost first; `tiles` names the tile axes of the main part and each tail.
     """
 
     name: str
@@ -314,9 +314,14 @@ def _planned(plan: Plan, group: list[Node], reduced: bool) -> PlannedAxis:
     nodes = tuple(group)
     first = plan.fresh[nodes[0]]
     if len(nodes) == 1:
-        return PlannedAxis(first.name, first.extent, nodes, reduced, index.upper(first.extent))
+        return PlannedAxis(first.name, first.extent, nodes, reduced, _size(first.extent))
     names = tuple([plan.fresh[node].name for node in nodes])
     name = "_".join(names)
     plan.steps.append(Collapse(names, name))
     extent = index.product(extent_of(node) for node in nodes)
-    return PlannedAxis(name, extent, nodes, reduced, index.upper(extent))
+    return PlannedAxis(name, extent, nodes, reduced, _size(extent))
+
+
+def _size(extent: Dim) -> int:
+    # What is never any element has costs all the same.
+    return max(index.upper(extent), 1)
