@@ -8,8 +8,8 @@ from functools import lru_cache
 from baregrad.dtypes import DType
 from baregrad.ir.core.attribute_fields import attribute_fields
 from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Op
+from baregrad.ir.core.node import Node, rebuild, toposort
+from baregrad.ir.core.op import Op, Ops
 
 _KEY = "digest"
 # Made once: a union is made anew wherever it is written out.
@@ -68,3 +68,20 @@ def _fields_repr(arg: object) -> str:
     if isinstance(arg, tuple):
         return "(" + ",".join([stable_repr(item) for item in arg]) + ")"
     return repr(arg)
+
+
+def free_digest(node: Node) -> str:
+    """The digest of a node without the values that its variables are bound to.
+
+    Terms keep their order where values are bound, and where they are taken away.
+    """
+    if not node.mask & Ops.VAR.bit:
+        return digest(node)
+    found: str | None = node.memo.get("free digest")
+    if found is None:
+        found = node.memo["free digest"] = digest(rebuild(node, _freed))
+    return found
+
+
+def _freed(node: Node) -> Node | None:
+    return Node(Ops.VAR, node.dtype, (), node.arg) if node.op is Ops.VAR and node.src else None

@@ -14,8 +14,8 @@ from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.bounds import bounds
-from baregrad.ir.core.digest import digest
-from baregrad.ir.core.node import Node, alu, const, rebuild, scalar
+from baregrad.ir.core.digest import free_digest
+from baregrad.ir.core.node import Node, alu, const, scalar
 from baregrad.ir.core.op import Op, Ops, mask_of
 
 Dim = int | Node
@@ -104,24 +104,7 @@ def _order(atom: Node) -> tuple[int, int, str]:
         return (0, atom.arg.id, "")
     if atom.op is Ops.VAR:
         return (1, 0, atom.arg.name)
-    return (2, 0, _free_digest(atom))
-
-
-def _free_digest(node: Node) -> str:
-    """The digest of a node without the values that its variables are bound to.
-
-    Terms keep their order where values are bound, and where they are taken away.
-    """
-    if not node.mask & Ops.VAR.bit:
-        return digest(node)
-    found: str | None = node.memo.get("free digest")
-    if found is None:
-        found = node.memo["free digest"] = digest(rebuild(node, _freed))
-    return found
-
-
-def _freed(node: Node) -> Node | None:
-    return Node(Ops.VAR, node.dtype, (), node.arg) if node.op is Ops.VAR and node.src else None
+    return (2, 0, free_digest(atom))
 
 
 def from_linear(terms: Terms, constant: int) -> Node:
@@ -482,7 +465,7 @@ def both(*conditions: Node) -> Node:
     if not kept:
         return const(True, dtypes.bool)
     # A digest takes long: one condition has no order.
-    first, *others = sorted(kept, key=_free_digest) if len(kept) > 1 else kept
+    first, *others = sorted(kept, key=free_digest) if len(kept) > 1 else kept
     for condition in others:
         first = alu(Ops.AND, first, condition)
     return first
