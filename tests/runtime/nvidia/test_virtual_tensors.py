@@ -11,8 +11,12 @@ import pytest
 
 from baregrad.base.errors import BaregradError, DriverError, UnsupportedDevice
 from baregrad.base.options import options
+from baregrad.engine.canonical import bind
 from baregrad.engine.session import Session, use_session
+from baregrad.ir.core.index import variable
+from baregrad.ir.core.node import Node
 from baregrad.tensor import Tensor
+from baregrad.tensor.jit.jit import jit
 from baregrad.testing.virtual_gpu import virtual_port
 from baregrad.testing.virtual_gpu.machine.machine import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
@@ -103,3 +107,23 @@ def test_failures_while_tensors_are_computed(monkeypatch: pytest.MonkeyPatch) ->
         with contextlib.suppress(BaregradError), tensors_on(port, monkeypatch):
             check()
         assert port.held() == [], at
+
+
+def test_what_lies_beside_an_axis_without_points_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel of two outputs, of which one may be empty, runs for the other one still."""
+    n = variable("n", 0, 4)
+    with tensors_on(VirtualPort(RELEASES[-1]), monkeypatch):
+        state = Tensor(0.5).realize()
+
+        @jit
+        def step(count: Node) -> Tensor:
+            shown = state.unsqueeze(0).expand(count)
+            state.add_(1)
+            return shown
+
+        for call, count in enumerate((3, 4, 0, 2, 0)):
+            assert step(bind(n, count)).tolist() == [call + 0.5] * count
+            assert state.item() == call + 1.5
+        del step, state

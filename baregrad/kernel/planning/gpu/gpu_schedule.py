@@ -23,6 +23,7 @@ from baregrad.kernel.facts.analysis import (
     itemsize,
     iterations,
     op_flops,
+    out_axes,
 )
 from baregrad.kernel.language.schedule import Bind, Collapse, Schedule, Split, Step
 from baregrad.kernel.planning.gpu.gemm_threads import plan_tiles
@@ -78,6 +79,14 @@ class GpuPlan:
         # Reduced axes that lie along threads already.
         self.taken: set[Node] = set()
         self.reasons: list[Reason] = []
+        # Axes that may have no point, where something is written that is not along them: a grid or
+        # a block without threads would not write that either.
+        self.uncertain = frozenset(
+            axis
+            for axis in facts.data
+            if index.lower(extent_of(axis)) < 1
+            and not all(axis in out_axes(out) for out in facts.outs)
+        )
 
     def because(self, text: str, *facts: object) -> None:
         """Note why something was chosen; it is put into words only where somebody reads it."""
@@ -119,7 +128,8 @@ class GpuPlan:
 
     def grid(self, axes: Sequence[Node]) -> None:
         """A block for each point of some axes."""
-        self.steps.extend(Bind(self.name(axis), "grid") for axis in axes if extent_of(axis) != 1)
+        axes = [axis for axis in axes if axis not in self.uncertain and extent_of(axis) != 1]
+        self.steps.extend(Bind(self.name(axis), "grid") for axis in axes)
 
     def parts(
         self, axes: Sequence[Node], units: Sequence[tuple[str, int]], outer: str = "loop"
@@ -129,7 +139,7 @@ class GpuPlan:
         Left as they are where other axes lie across the same threads already, in one expression.
         """
         dims = frozenset([unit for unit, size in units if unit in THREAD_BINDS and size > 1])
-        if self.meets(axes, dims):
+        if self.meets(axes, dims) or not self.uncertain.isdisjoint(axes):
             return
         name = self.joined(axes)
         self.lying.update(dict.fromkeys(axes, dims))
