@@ -334,7 +334,8 @@ def write(maker: Maker) -> bool:
         if mask is None:
             return False
         return maker.write(f"{target}[{mask}] = 1", target, Known(1.0, 0.0, 1.0))
-    if kind == "fill":
+    if kind == "fill" and not maker.sizes:
+        # What is written over whole is not computed, nor are its sizes looked at.
         return maker.write(f"{target}.fill_(1)", target, Known(1.0, 0.0, 1.0))
     known_rows = x.ndim and x.shape[0] and not maker.is_symbolic(target, 0)
     if kind == "index" and known_rows and rng.random() < 0.7:
