@@ -109,21 +109,24 @@ def test_failures_while_tensors_are_computed(monkeypatch: pytest.MonkeyPatch) ->
         assert port.held() == [], at
 
 
+def check_beside_an_axis() -> None:
+    """A kernel of two outputs, of which one may be empty, runs for the other one still."""
+    n = variable("n", 0, 4)
+    state = Tensor(0.5).realize()
+
+    @jit
+    def step(count: Node) -> Tensor:
+        shown = state.unsqueeze(0).expand(count)
+        state.add_(1)
+        return shown
+
+    for call, count in enumerate((3, 4, 0, 2, 0)):
+        assert step(bind(n, count)).tolist() == [call + 1.5] * count
+        assert state.item() == call + 1.5
+
+
 def test_what_lies_beside_an_axis_without_points_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A kernel of two outputs, of which one may be empty, runs for the other one still."""
-    n = variable("n", 0, 4)
     with tensors_on(VirtualPort(RELEASES[-1]), monkeypatch):
-        state = Tensor(0.5).realize()
-
-        @jit
-        def step(count: Node) -> Tensor:
-            shown = state.unsqueeze(0).expand(count)
-            state.add_(1)
-            return shown
-
-        for call, count in enumerate((3, 4, 0, 2, 0)):
-            assert step(bind(n, count)).tolist() == [call + 0.5] * count
-            assert state.item() == call + 1.5
-        del step, state
+        check_beside_an_axis()
