@@ -12,9 +12,8 @@ from baregrad.ir.core import attrs
 from baregrad.ir.core.attribute_fields import attribute_fields
 from baregrad.ir.core.digest import digest, stable_repr
 from baregrad.ir.core.node import Node, const
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Ops, form_fault
 from baregrad.ir.text.dump import dump, parse
-from baregrad.ir.verify.node_rules import form_fault
 
 ATTRIBUTES = (
     attrs.Access(8, 2, 3, 16, True),

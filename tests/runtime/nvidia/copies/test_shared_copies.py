@@ -106,7 +106,7 @@ def test_numbers_of_pieces_go_round(device: NvDevice) -> None:
 def test_a_copy_longer_than_one_submission(
     device: NvDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baregrad.runtime.nvidia.copies.host_copies.shared_copies._MOST_WHOLE", 4)
+    monkeypatch.setattr("baregrad.runtime.nvidia.copies.shared_copies._MOST_WHOLE", 4)
     check(device, 3_000_000)
 
 
