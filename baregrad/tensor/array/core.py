@@ -128,7 +128,7 @@ class Array:
             _note_origin(node)
         if not grad or node.dtype.kind != "float":
             return cls._on(Storage(node, device))
-        return cls._on(Storage(views.told_apart(node), device, True))
+        return cls._on(Storage(views.made_distinct(node), device, True))
 
     # --- the value --------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def twin(node: Node) -> Node:
     return Node(Ops.DETACH, node.dtype, (node,), Twin())
 
 
-def told_apart(node: Node) -> Node:
+def made_distinct(node: Node) -> Node:
     """A result that is no other tensor's: as it is, or where it was computed before, once more.
 
     The second one reads an operand through a mark, so that its gradient does not reach the first.
