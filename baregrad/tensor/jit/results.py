@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from typing import Any
 
+from baregrad.base.locks import give_lock
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.op import Ops
@@ -63,21 +63,19 @@ class _LargeResults:
     `most_nbytes` is how much memory they may have together.
     """
 
+    lock: RLock
+
     def __init__(self, most_nbytes: int = _LARGE_NBYTES) -> None:
         self.most_nbytes = most_nbytes
         # The oldest first: the outlet's view, and the result there.
         self._kept: list[tuple[weakref.ref[deque[Fresh]], weakref.ref[Fresh]]] = []
-        self._lock = Lock()
-
-    def after_fork(self) -> None:
-        """Take a fresh lock: another thread may have held it when the process forked."""
-        self._lock = Lock()
+        give_lock(self)
 
     def keep(self, made: deque[Fresh], result: Fresh) -> None:
         """Put a result in its outlet's view, and the oldest ones out of sight for it."""
         if result.handle.nbytes * _REUSED > self.most_nbytes:
             return
-        with self._lock:
+        with self.lock:
             made.append(result)
             self._kept.append((weakref.ref(made), weakref.ref(result)))
             known = [(view(), found()) for view, found in self._kept]
@@ -93,8 +91,6 @@ class _LargeResults:
 
 
 _LARGE = _LargeResults()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_LARGE.after_fork)
 
 
 class Outlet:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad.base import locks
 from baregrad.base.options import options
 from baregrad.engine.session import current_session
 from baregrad.tensor.jit import results as jit_results
@@ -235,8 +236,10 @@ def test_a_child_that_was_forked_amid_a_replay_keeps_results(
     room: jit_results._LargeResults,
 ) -> None:
     """Another thread, which the child does not have, held the lock."""
-    room._lock.acquire()
-    room.after_fork()
+    other = threading.Thread(target=room.lock.acquire)
+    other.start()
+    other.join()
+    locks._owners.after_fork()
     function, x = large(1), Tensor.zeros(*LARGE)
     assert function(x).numpy().max() == 1.0
 
