@@ -58,6 +58,10 @@ class VirtualAssembler(CachedAssembler):
     def __init__(self, cache: DiskCache | None = None) -> None:
         super().__init__(cache)
 
+    def disassemble(self, text: str) -> str:
+        """Return the text, which is what the virtual GPU runs."""
+        return text
+
     def _build(self, text: str) -> bytes:
         return pack(text)
 

@@ -232,8 +232,7 @@ def _vload(f: PtxText, node: Node) -> None:
         _load_cells(f, node, cells, masks)
         return
     opcode = f"ld.{_space(buffer)}"
-    if access.constant and buffer.op is Ops.PARAM and buffer not in f.signature.written:
-        # Nothing that the kernel writes changes it: it may come through the read-only path.
+    if access.constant and _never_changes(f, buffer):
         opcode += ".nc"
     if _is_adjacent(node) and len(set(masks)) <= 1:
         where = place_of(f, buffer, offset, 0, access.at)
@@ -247,6 +246,16 @@ def _vload(f: PtxText, node: Node) -> None:
         (piece,) = _pieces(buffer.dtype, 1, 1, 1)
         guard = masks[lane] if masks else ""
         _load_piece(f, buffer.dtype, opcode, spots[lane], piece, (name,), guard)
+
+
+def _never_changes(f: PtxText, buffer: Node) -> bool:
+    """Whether no memory of a parameter changes while the kernel runs, so that `ld.nc` may read it.
+
+    A kernel that begins early runs while the one in front writes. ptxas moves `ld.nc` across
+    `griddepcontrol.wait`, as it may: PTX says that such memory is read-only for the whole kernel.
+    """
+    is_read_only = buffer.op is Ops.PARAM and buffer not in f.signature.written
+    return is_read_only and not f.target.dependent_launch
 
 
 def _is_adjacent(node: Node) -> bool:

@@ -37,6 +37,7 @@ BROKEN = {
     "writes first": LINK_BODY.replace("ld.global.u32 %r1, [%a]", "mov.u32 %r1, 0") + WAIT,
     "some threads do not": "setp.eq.u64 %p0, %n, 0; @%p0 griddepcontrol.wait;" + LINK_BODY,
     "never": LINK_BODY,
+    "reads as constant": WAIT + LINK_BODY.replace("ld.global.u32", "ld.global.nc.u32"),
     "ends without": "add.u64 %n, %n, 1;",
     "copies first": f"""
         .shared .b32 s[32];

@@ -187,6 +187,17 @@ class Block:
         if self.unwaited is not None:
             self.unwaited[index] = False
 
+    def check_constant(self, index: Index) -> None:
+        """Fault where a kernel that began early reads memory as constant while it runs."""
+        if self.unwaited is not None:
+            self.fault(
+                PrematureAccess,
+                "the kernel began early and reads memory as constant, which the one in front may"
+                " have written since",
+                int(self.ids(index)[0]),
+                hint="an assembler may move ld.nc before griddepcontrol.wait: use ld",
+            )
+
     def _check_waited(self, index: Index, what: str) -> None:
         assert self.unwaited is not None
         early = self.unwaited[index]

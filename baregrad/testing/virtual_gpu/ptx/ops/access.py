@@ -65,8 +65,11 @@ def load(decoder: Decoder, instruction: Instruction) -> Execute:
     writers = [decoder.write(instruction, one, row) for one in items]
     width, lanes = row.nbytes, len(items)
     strong = instruction.has(*_STRONG)
+    constant = instruction.has("nc")
 
     def run(block: Block, index: Index) -> None:
+        if constant:
+            block.check_constant(index)
         values = block.load(space, address(block, index), index, width, lanes, strong)
         for write, one in zip(writers, values, strict=True):
             write(block, index, one.view(row.numpy))
