@@ -22,6 +22,10 @@ class Assembler(ABC):
     def assemble(self, text: str) -> bytes:
         """Return what a text becomes; raise CompileError with the source if it is refused."""
 
+    @abstractmethod
+    def disassemble(self, text: str) -> str:
+        """Return the machine code of a text in words, for `DEBUG=6`."""
+
     @property
     @abstractmethod
     def version(self) -> str:

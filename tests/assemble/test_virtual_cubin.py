@@ -67,6 +67,11 @@ def test_facts_of_a_kernel(target: str, capability: int, base: int, reserved: in
     assert plain.parameters == () and plain.shared_nbytes == reserved
 
 
+def test_the_machine_code_that_is_shown_is_the_text_that_runs() -> None:
+    text = TEXT.format(target="sm_90a")
+    assert VirtualAssembler().disassemble(text) == text
+
+
 def test_the_code_is_the_text() -> None:
     cubin = read(TEXT.format(target="sm_90"))
     code = bytes(cubin.sections[cubin.kernel("plain").code].data)

@@ -107,6 +107,19 @@ def test_dropout_of_a_changing_part() -> None:
         assert set(found.reshape(-1).tolist()) <= {0.0, 2.0}
 
 
+def test_a_replay_refuses_two_negative_extents_whose_product_fits() -> None:
+    @jit
+    def draw(x: Tensor, n: object) -> Tensor:
+        part = x[1:n]
+        return (part.reshape(-1, 1) @ part.reshape(1, -1)).uniform_()
+
+    n = variable("n", 0, 4)
+    for count in (2, 2, 3):
+        assert draw(line(4), bind(n, count)).shape == (count - 1, count - 1)
+    with pytest.raises(ShapeError, match="negative"):
+        draw(line(4), bind(n, 0))
+
+
 def test_draws_of_a_changing_size_in_a_jitted_function() -> None:
     @jit
     def draw(n: Node) -> Tensor:

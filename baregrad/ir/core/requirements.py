@@ -28,13 +28,15 @@ class Requirement(NamedTuple):
 
     def check(self, left: int, right: int) -> None:
         """Raise ShapeError where the values of the two sides do not do."""
-        if left != right if self.equal else left > right:
-            raise ShapeError(
-                self.what,
-                found=_side(left, self.left),
-                wanted=f"{'' if self.equal else 'at most '}{_side(right, self.right)}",
-                hint="bind other values, or take sizes that fit for every one",
-            )
+        if left == right if self.equal else left <= right:
+            return
+        found, wanted = _side(left, self.left), _side(right, self.right)
+        limit = "" if self.equal else "at most "
+        if isinstance(self.left, int) and not self.equal:
+            # The number is the limit, and what has variables is what was found.
+            found, wanted, limit = wanted, found, "at least "
+        hint = "bind other values, or take sizes that fit for every one"
+        raise ShapeError(self.what, found=found, wanted=limit + wanted, hint=hint)
 
 
 def _side(value: int, dim: Dim) -> str:
@@ -108,6 +110,8 @@ def _reshape(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
     sizes = index.product(shape), index.product(arg)
     what = f"cannot reshape {list(shape)} to {list(arg)}: the sizes differ"
     yield Requirement(what, *sizes, equal=True)
+    # Two negative extents make a size that fits.
+    yield from _made(shape, [extent for extent in arg if extent not in shape])
 
 
 def _shrink(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
@@ -133,7 +137,7 @@ def _pad(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
             yield Requirement(f"axis {axis} is padded by a negative amount", 0, side)
 
 
-def _made(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
+def _made(shape: tuple[Any, ...], arg: Iterable[Dim]) -> Iterator[Requirement]:
     """Extents that are no part of what was there."""
     for extent in arg:
         yield Requirement("an extent cannot be negative", 0, extent)
