@@ -401,11 +401,18 @@ def _sums_of(fusion: Fusion, node: Node) -> set[Node]:
 
 
 def _share_values(fusion: Fusion, left: Neighbours, right: Neighbours) -> bool:
-    """Whether a value that is no smaller than either is close below both."""
+    """Whether a value that is no smaller than either is close below both.
+
+    Where one of them reduces and the other does not, a handful of values is no reason: the schedule
+    of a reduction would hang on whether the other is wanted, as the next state of a random
+    generator is inside `jit` alone, and with it the last bits of the sum.
+    """
     both = left.values & right.values
     if not both:
         return False
     size, least = fusion.survey.size, max(left.least, right.least)
+    if bool(_reduced(fusion, left)) is not bool(_reduced(fusion, right)):
+        least = max(least, ROWS)
     return any(size[one.shape] >= least for one in both)
 
 

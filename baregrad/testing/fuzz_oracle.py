@@ -26,8 +26,9 @@ def check_statements(program: Program) -> Difference | None:
     """
     try:
         return _checked(program)
-    except BaregradError as error:
-        # Sizes that do not fit are another check's business.
+    except (BaregradError, IndexError) as error:
+        # Sizes that do not fit are another check's business. With plain integers a part of an axis
+        # may be shorter than with symbolic ones, and places in it no place.
         if program.sizes and not isinstance(error, CompilerBug):
             return None
         text = f"{type(error).__name__}: {error}"

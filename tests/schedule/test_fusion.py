@@ -128,6 +128,13 @@ def test_argmax_and_its_value_are_one_kernel() -> None:
     check([*param(0, 40, 50).argmax(1)], kernels=1)
 
 
+@pytest.mark.parametrize(("points", "kernels"), [(2, 2), (16, 1)])
+def test_a_handful_of_values_joins_no_kernel_to_a_sum(points: int, kernels: int) -> None:
+    """The bits of the sum would hang on what else is wanted."""
+    values = param(0, points)
+    check([(param(1, 99, points) * values).sum(0), values + 1.0], kernels=kernels)
+
+
 @pytest.mark.parametrize("first", (0, 1))
 def test_a_contraction_shares_no_kernel_with_another_sum(first: int) -> None:
     """Each wants tiles of its own, though both are over axes of one shape and near each other."""

@@ -36,17 +36,15 @@ def scan(maker: Maker) -> bool:
     ))  # fmt: skip
     if "[1]" in kind and known.error:
         return False
+    text = f"{name}.{kind.format(shown)}"
     if kind == "cumprod({})":
-        text, given = f"({name} * 0.001).cumprod({shown})", Known(1.0, 1.0)
-    else:
-        text, given = f"{name}.{kind.format(shown)}", known
+        # Factors of 1 at most, of which no product overflows.
+        scale = 0.001 if known.peak <= PEAK else 1 / known.peak
+        text = f"({name} * {scale!r}).cumprod({shown})"
+        known = Known(known.peak * scale, known.error * scale)
     if not x.numel() and not kind.startswith("cum"):
         return False
-
-    def give(dtype: DType) -> Known:
-        return _bound(kind, known if given is known else Known(known.peak * 0.001), count, dtype)
-
-    return maker.run(f"{maker.fresh()} = {text}", give)
+    return maker.run(f"{maker.fresh()} = {text}", lambda dtype: _bound(kind, known, count, dtype))
 
 
 def _bound(kind: str, known: Known, count: int, dtype: DType) -> Known:

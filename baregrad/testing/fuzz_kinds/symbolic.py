@@ -134,7 +134,7 @@ def number(maker: Maker) -> bool:
     x, known, rng = maker.values[name], maker.known[name], maker.rng
     twenty = Known(20.0, 0.0, 1.0)
     if rng.random() < 0.5 or not x.ndim:
-        form, given = f"{name} + {n}", added(known, twenty)
+        form, given = f"{name} + ({n})", added(known, twenty)
         if rng.random() < 0.5:
             form, given = f"{name} * ({n})", multiplied(known, twenty)
         return maker.run(f"{maker.fresh()} = {form}", lambda dtype: given)

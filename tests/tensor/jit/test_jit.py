@@ -246,6 +246,24 @@ def test_random_numbers_differ_from_call_to_call() -> None:
     assert len({tuple(row) for row in replayed}) == 5
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sum_of_random_numbers_has_the_bits_of_the_plain_function(device: str) -> None:
+    """Its kernel has the shape of the generator's state, which a jitted function renews."""
+
+    def spread(x: Tensor) -> Tensor:
+        drawn = Tensor.cat([x, x, x], dim=0).uniform_()
+        drawn[33] = 1
+        return drawn.var((0,), correction=0)
+
+    x = Tensor(np.zeros((33, 2), np.float32), device=device)
+    jitted = jit(spread)
+    for seed in range(8):
+        Tensor.manual_seed(seed)
+        wanted = spread(x).tolist()
+        Tensor.manual_seed(seed)
+        assert jitted(x).tolist() == wanted
+
+
 def test_the_first_random_numbers_of_a_session_may_be_a_jitted_functions() -> None:
     def noise(x: Tensor) -> tuple[Tensor, Tensor]:
         return Tensor.rand(8) + x, x.dropout(0.5)
