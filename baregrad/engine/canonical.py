@@ -19,10 +19,10 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.attribute_fields import attribute_fields
 from baregrad.ir.core.attrs import BufferRef, Param
 from baregrad.ir.core.node import Node, instruction, make_node, rebuild, toposort
-from baregrad.ir.core.op import SPELLED, Ops
+from baregrad.ir.core.op import FOLDED, SPELLED, Ops
 from baregrad.ir.core.requirements import Requirement, check, requirements
 
-_COMPUTED = ~SPELLED
+_COMPUTED, _UNFOLDED = ~SPELLED, ~FOLDED
 _VAR = Ops.VAR.bit
 
 
@@ -72,7 +72,8 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
         for child in sources:
             if child in done:
                 continue
-            ref = realised(child) if child.mask & _COMPUTED else None
+            is_computed = child.mask & _COMPUTED and child.mask & _UNFOLDED
+            ref = realised(child) if is_computed else None
             if ref is not None:
                 read = param(child.arg if child.op is Ops.BUFFER else ref, child)
                 done[child] = lifted.shaped(read, child) if child.mask & _VAR else read
@@ -102,7 +103,8 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
     values = []
     whole = not variables
     for root in roots:
-        ref = realised(root) if not root.mask & _COMPUTED else None
+        is_computed = root.mask & _COMPUTED and root.mask & _UNFOLDED
+        ref = None if is_computed else realised(root)
         whole = whole and ref is None
         values.append(done[root] if ref is None else param(ref, root))
     sink = Node(Ops.SINK, dtypes.token, tuple(values))
@@ -200,6 +202,14 @@ def _unbind_dim(extent: Any, variables: dict[str, int], memo: dict[Node, Node]) 
 
     memo[extent] = rebuild(extent, visit)
     return memo[extent]
+
+
+def unbound(asked: Requirement) -> Requirement:
+    """A requirement of variables, whatever values they had."""
+    variables: dict[str, int] = {}
+    memo: dict[Node, Node] = {}
+    left, right = (_unbind_dim(side, variables, memo) for side in (asked.left, asked.right))
+    return asked._replace(left=left, right=right)
 
 
 def _unbind_arg(arg: Any, variables: dict[str, int], memo: dict[Node, Node]) -> Any:

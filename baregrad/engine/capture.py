@@ -9,6 +9,7 @@ place), or an intermediate (fixed, kept by the replay).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -18,11 +19,13 @@ import numpy as np
 
 from baregrad.base.errors import JitError
 from baregrad.base.options import options
+from baregrad.engine.canonical import unbound
 from baregrad.engine.executor import Executable
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_commands
 from baregrad.engine.session import Run, Session, current_session
 from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.requirements import Requirement, noting
 from baregrad.program import evaluate
 from baregrad.runtime.commands import CommandList, Operand, Slot
 from baregrad.runtime.interface import Buffer
@@ -40,13 +43,15 @@ class Capture:
         self.session = session
         self.runs: list[Run] = []
         self.uploads: list[tuple[BufferRef, bytes]] = []
+        self._asked: dict[Requirement, None] = {}
 
     def __enter__(self) -> Capture:
         self.session.observers.append(self.runs.append)
         self.session.uploads.append(self._uploaded)
         self.session.downloads.append(self._downloaded)
-        self._apart = self.session.apart()
-        self._apart.__enter__()
+        self._held = ExitStack()
+        self._held.enter_context(self.session.apart())
+        self._held.enter_context(noting(self._asked))
         return self
 
     def __exit__(
@@ -55,7 +60,7 @@ class Capture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._apart.__exit__(kind, error, trace)
+        self._held.__exit__(kind, error, trace)
         self.session.observers.remove(self.runs.append)
         self.session.uploads.remove(self._uploaded)
         self.session.downloads.remove(self._downloaded)
@@ -69,6 +74,16 @@ class Capture:
             "a replay would use the old ones",
             hint="return the tensor and read it outside, or use where()",
         )
+
+    def requirements(self, variables: Collection[str]) -> list[Requirement]:
+        """What values of these variables must satisfy for the function to run as it did.
+
+        That is of all that it made, not of what was computed alone: what is refused where nobody
+        reads it, or where it has no elements, is refused in a replay too.
+        """
+        asked = dict.fromkeys(map(unbound, self._asked))
+        asked.update(dict.fromkeys(one for run in self.runs for one in run.program.requirements))
+        return [one for one in asked if one.variables() <= {*variables}]
 
     def reads(self) -> list[BufferRef]:
         """The arrays that the runs read and none of them wrote before, in first-use order."""
@@ -130,7 +145,7 @@ class Replay:
     inputs: the arrays that were arguments at capture. outputs: those that must be fresh at each
     call. updates: (new, kept) pairs of handles; at the end of each call `kept` gets the contents
     of `new`. kept: the ids of the handles of all state, be it updated so or in place. shapes: those
-    of the outputs, symbolic where the captured call's were.
+    of the outputs, symbolic where the captured call's were. variables: what calls give values.
     """
 
     def __init__(
@@ -141,6 +156,7 @@ class Replay:
         updates: Sequence[tuple[Buffer, Buffer]],
         kept: Collection[int],
         shapes: Sequence[tuple[Any, ...]],
+        variables: Collection[str],
     ) -> None:
         self.runs = tuple(capture.runs)
         self.inputs = tuple(inputs)
@@ -163,7 +179,7 @@ class Replay:
         self._is_reported = bool(
             self.runs and options.debug >= 1 and self.runs[0].backend.name != "NULL"
         )
-        asked = dict.fromkeys(one for run in self.runs for one in run.program.requirements)
+        asked = capture.requirements(variables)
         self._requirements = [(one, launch_expr(one.left), launch_expr(one.right)) for one in asked]
         self._list: CommandList | None = None
         self._arena: Buffer | None = None

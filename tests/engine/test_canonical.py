@@ -66,3 +66,23 @@ def test_the_nodes_of_a_program_are_listed_as_a_walk_lists_them(
     assert program.order() == toposort(program.sink)
     if made in (_arithmetic, _layers, _computed_before):
         assert program.whole  # so that no walk was needed
+
+
+def _inputs(*tensors: Tensor) -> int:
+    """How many arrays a program of these values reads."""
+    realised = current_session()._realised.on(tensors[0].device)
+    return len(canonicalise([one.node for one in tensors], realised).inputs)
+
+
+def test_functions_of_constants_are_folded_whoever_computed_equal_ones() -> None:
+    x = _held(17)
+    held = Tensor.ones(17).silu().realize()
+    assert _inputs(x * Tensor.ones(17).silu()) == 1
+    assert _inputs(held) == 1  # what is asked for itself is read
+
+
+def test_what_takes_work_is_read_where_it_was_computed() -> None:
+    table = (Tensor.arange(17) * 0.1).sin().realize()
+    total = Tensor.ones(300, 300).cumsum(0).realize()
+    assert _inputs(table * 2.0) == 1
+    assert _inputs(total * 2.0) == 1

@@ -107,17 +107,33 @@ def test_dropout_of_a_changing_part() -> None:
         assert set(found.reshape(-1).tolist()) <= {0.0, 2.0}
 
 
-def test_a_replay_refuses_two_negative_extents_whose_product_fits() -> None:
-    @jit
-    def draw(x: Tensor, n: object) -> Tensor:
-        part = x[1:n]
-        return (part.reshape(-1, 1) @ part.reshape(1, -1)).uniform_()
+REFUSED: dict[str, Callable[[Tensor, Node], Tensor]] = {
+    "two negative extents whose product fits": lambda x, n: x[:1].reshape((n - 2) * (n - 2), 1)
+    .reshape(n - 2, n - 2),
+    "a part that is overwritten": lambda x, n: outer(x[2:n]).uniform_(),
+    "a part that nobody reads": lambda x, n: (x[2:n], x + 1)[1],
+    "a write of no elements": lambda x, n: write(x.expand(n, 4).clone(), (2, slice(0, 0)), 1),
+}
 
-    n = variable("n", 0, 4)
-    for count in (2, 2, 3):
-        assert draw(line(4), bind(n, count)).shape == (count - 1, count - 1)
-    with pytest.raises(ShapeError, match="negative"):
-        draw(line(4), bind(n, 0))
+
+def outer(x: Tensor) -> Tensor:
+    return x.reshape(-1, 1) @ x.reshape(1, -1)
+
+
+def write(x: Tensor, place: object, value: float) -> Tensor:
+    x[place] = value
+    return x
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_replay_refuses_what_the_plain_function_refuses(name: str) -> None:
+    n = variable("n", 1, 4)
+    function = jit(REFUSED[name])
+    for _ in range(3):
+        function(line(4), bind(n, 3)).realize()
+    for call in (REFUSED[name], function):
+        with pytest.raises((ShapeError, IndexOutOfRange)):
+            call(line(4), bind(n, 1)).realize()
 
 
 def test_draws_of_a_changing_size_in_a_jitted_function() -> None:

@@ -419,6 +419,8 @@ STATEMENTS = frozenset(row for row in all_ops() if row.family == "statement")
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
 # is no reason to read memory, and what was computed before must not change a graph's kernels.
 SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))
+# So are those of these alone, which constant folding makes constants again.
+FOLDED = mask_of((Ops.CONST, Ops.DETACH, *ELEMENTWISE, *MOVEMENT))
 
 
 def form_fault(op: Op, sources: int, arg: object) -> str | None:

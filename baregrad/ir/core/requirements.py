@@ -7,7 +7,9 @@ variables are bound there, and again whenever they are bound, for each run.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,6 +27,12 @@ class Requirement(NamedTuple):
     left: Dim
     right: Dim
     equal: bool = False
+
+    def variables(self) -> frozenset[str]:
+        """The names of the variables that it is about."""
+        dims = [dim for dim in (self.left, self.right) if isinstance(dim, Node)]
+        found = (node for dim in dims for node in toposort(dim) if node.op is Ops.VAR)
+        return frozenset(node.arg.name for node in found)
 
     def check(self, left: int, right: int) -> None:
         """Raise ShapeError where the values of the two sides do not do."""
@@ -79,6 +87,34 @@ def requirements(node: Node) -> tuple[Requirement, ...]:
         made = node.shape if node.op is Ops.IOTA else node.arg
         found = node.memo["requirements"] = tuple(_open(rule(shape, made)))
     return found
+
+
+class _Notes(threading.local):
+    """Where each thread notes what it requires."""
+
+    def __init__(self) -> None:
+        self.found: dict[Requirement, None] | None = None
+
+
+_NOTES = _Notes()
+
+
+@contextmanager
+def noting(found: dict[Requirement, None]) -> Iterator[None]:
+    """Inside the block what this thread requires is added to `found` as well."""
+    before, _NOTES.found = _NOTES.found, found
+    try:
+        yield
+    finally:
+        _NOTES.found = before
+
+
+def require(node: Node) -> None:
+    """Check what a node that is being made requires. Raises ShapeError."""
+    asked = requirements(node)
+    check(asked)
+    if _NOTES.found is not None:
+        _NOTES.found.update(dict.fromkeys(asked))
 
 
 def check(asked: Iterable[Requirement], variables: Mapping[str, int] | None = None) -> None:

@@ -16,7 +16,7 @@ from baregrad.ir.core.attrs import Pad, Reduce, Scan, Scatter, Slice, Window
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.node import cast as convert
 from baregrad.ir.core.op import COMPARE, Op, Ops
-from baregrad.ir.core.requirements import check, requirements
+from baregrad.ir.core.requirements import require, requirements
 
 Dim = int | Node
 Shape = tuple[Any, ...]
@@ -41,7 +41,7 @@ def reshape(x: Node, shape: Shape) -> Node:
 def fitting(made: Node) -> Node:
     """A movement whose symbolic extents have values that fit. Raises ShapeError."""
     if made.mask & _VAR:
-        check(requirements(made))
+        require(made)
     return made
 
 

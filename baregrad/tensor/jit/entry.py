@@ -328,7 +328,8 @@ class Entry:
         # Replays write over what this call computed: it is not the value of these nodes for long.
         self.session.forget(kept | capture.own())
         inputs = [*refs, *(one.ref for one in self.state)]
-        self.replay = Replay(capture, inputs, [*results, *gradients], updated, kept, shapes)
+        outputs = [*results, *gradients]
+        self.replay = Replay(capture, inputs, outputs, updated, kept, shapes, call.variables)
         for one in self.state:
             one.group = self.state
         for one in self.state[: self.changing]:

@@ -59,7 +59,7 @@ def _bound(kind: str, known: Known, count: int, dtype: DType) -> Known:
         return Known(1.0, 4 * known.error + 16 * count * (unit + 2.0**-24 * known.peak / 100))
     if kind.startswith("var"):
         wide = min(unit, 2.0**-24) * count * 8
-        return Known(known.peak**2 / 16, known.peak**2 * (wide + unit) + known.peak * known.error)
+        return Known(known.peak**2, known.peak**2 * (wide + unit) + known.peak * known.error)
     if kind.startswith("mean"):
         return Known(known.peak, known.error + known.peak * (unit + 2.0**-24 * count))
     peak = known.peak * (2 if kind.startswith("log_softmax") else 1) + count
