@@ -151,7 +151,7 @@ def _in_order(layers: dict[str, Any], x: Any) -> Any:
     return x
 
 
-def _digits(nn: Any, attend: object, dropout: float, is_quick: bool) -> Network:
+def digits_network(nn: Any, attend: object, dropout: float, is_quick: bool) -> Network:
     """The network of `baregrad demo digits`."""
     layers = {
         "conv1": nn.Conv2d(1, 16, 3, padding=1), "relu1": nn.ReLU(),
@@ -188,7 +188,7 @@ VOCABULARY = 512
 HEAD_WIDTH = 64
 
 
-def _transformer(
+def transformer_network(
     nn: Any, attend: Callable[..., Any], dropout: float, is_quick: bool
 ) -> Network:
     """Blocks that normalise first, causal attention, GELU, no dropout: 5 million parameters."""
@@ -316,8 +316,10 @@ def _training(name: str, training: Training) -> Row:
 
 
 MODEL_ROWS = (
-    _training("digits network, batch 128,", Training(_digits, _digits_batches)),
+    _training("digits network, batch 128,", Training(digits_network, _digits_batches)),
     _training("MLP 784-512-512-10, batch 128,", Training(_mlp, _mlp_batches)),
-    _training("transformer 6x256, 8x128 tokens,", Training(_transformer, _transformer_batches)),
+    _training(
+        "transformer 6x256, 8x128 tokens,", Training(transformer_network, _transformer_batches)
+    ),
     Row("MiniLM forward, 32 sentences", MODEL_BAR, _prepare_minilm, VECTOR_TOLERANCE),
 )
