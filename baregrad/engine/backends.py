@@ -8,7 +8,7 @@ is the oracle for all others.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,11 +25,12 @@ from baregrad.ir.core.node import Node
 from baregrad.runtime.interface import Buffer, Device
 
 if TYPE_CHECKING:
-    from baregrad.engine.session import Session
     from baregrad.target.cpu import CpuTarget
 
 
 GPU_NAMES = ("NV", "CUDA")
+# The user's file:line that first asked for what a launch of a program computes; "" if unknown.
+Where = Callable[[Canonical, Any], str]
 
 
 class Backend(Protocol):
@@ -47,8 +48,11 @@ class Backend(Protocol):
         """Plan and compile a program once."""
         ...
 
-    def execute(self, executable: Any, program: Canonical, session: Session | None) -> list[Buffer]:
-        """Run what `prepare` made over the program's inputs: one buffer per output."""
+    def execute(self, executable: Any, program: Canonical, where: Where | None) -> list[Buffer]:
+        """Run what `prepare` made over the program's inputs: one buffer per output.
+
+        where: for reports of times.
+        """
         ...
 
     def close(self) -> None:
@@ -87,19 +91,19 @@ class CompiledBackend:
             return Executable(plan, self.device, self.compiler)
 
     def execute(
-        self, executable: Executable, program: Canonical, session: Session | None
+        self, executable: Executable, program: Canonical, where: Where | None
     ) -> list[Buffer]:
         """Run the plan over the program's inputs."""
         # What is not run takes no time.
         timed = options.debug >= 1 and self.name != "NULL"
         inputs = [ref.handle for ref in program.inputs]
         with span("run"):
-            where = None if session is None else partial(session.where, program)
+            line_of = None if where is None else partial(where, program)
             outputs, timeline = executable.run(
-                inputs, program.variables, timed=timed, where=where
+                inputs, program.variables, timed=timed, where=line_of
             )
-        if timed and timeline is not None and session is not None:
-            print_kernels(executable, timeline, program, session)
+        if timed and timeline is not None and line_of is not None:
+            print_kernels(executable.launches, timeline, program.variables, line_of)
         return outputs
 
     def close(self) -> None:
@@ -134,7 +138,7 @@ class ReferenceBackend:
 
         return make_plan(canonicalise(program.sink), donate={}, target=self.target)
 
-    def execute(self, executable: Any, program: Canonical, session: Session | None) -> list[Buffer]:
+    def execute(self, executable: Any, program: Canonical, where: Where | None) -> list[Buffer]:
         """Evaluate the program over its inputs."""
         from baregrad.engine.reference import evaluate_plan, evaluate_program
 

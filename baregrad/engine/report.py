@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from baregrad.base.options import options
@@ -56,18 +56,27 @@ def kernel_line(name: str, nanoseconds: int, flops: int, nbytes: int, where: str
     )
 
 
-def print_kernels(executable: Any, timeline: Any, program: Any, session: Any) -> None:
-    """Print the kernels of one run with their times to stderr."""
-    durations = timeline.durations_ns()
-    for launch, duration in zip(executable.launches, durations, strict=True):
-        meta = launch.kernel.program.meta
-        flops = evaluate(meta.flops, program.variables)
-        nbytes = evaluate(meta.bytes_read, program.variables)
-        nbytes += evaluate(meta.bytes_written, program.variables)
-        where = session.where(program, launch)
-        print(
-            kernel_line(launch.kernel.program.name, duration, flops, nbytes, where), file=sys.stderr
-        )
+def print_kernels(
+    launches: Sequence[Any],
+    timeline: Timeline,
+    variables: Mapping[str, int],
+    where: Callable[[Any], str],
+) -> None:
+    """Print the kernels of one run with their times to stderr.
+
+    where: the user's file:line of a launch, "" if unknown.
+    """
+    for launch, duration in zip(launches, timeline.durations_ns(), strict=True):
+        program = launch.kernel.program
+        flops, nbytes = _work(program, variables)
+        print(kernel_line(program.name, duration, flops, nbytes, where(launch)), file=sys.stderr)
+
+
+def _work(program: Program, variables: Mapping[str, int]) -> tuple[int, int]:
+    """The operations of a program, and the bytes that it reads and writes."""
+    meta = program.meta
+    nbytes = evaluate(meta.bytes_read, variables) + evaluate(meta.bytes_written, variables)
+    return evaluate(meta.flops, variables), nbytes
 
 
 def print_commands(
@@ -78,10 +87,8 @@ def print_commands(
     for command, duration in zip(commands.commands, durations, strict=True):
         flops, nbytes, name, where = 0, 0, command.label, ""
         if isinstance(command, Exec):
-            meta = command.kernel.program.meta
             name, _, where = command.label.partition(" ")
-            flops = evaluate(meta.flops, variables)
-            nbytes = evaluate(meta.bytes_read, variables) + evaluate(meta.bytes_written, variables)
+            flops, nbytes = _work(command.kernel.program, variables)
         else:
             nbytes = command.nbytes * (2 if isinstance(command, Copy) else 1)
         print(kernel_line(name, duration, flops, nbytes, where), file=sys.stderr)

@@ -259,7 +259,7 @@ class Session:
             backend = self.backend(device)
             program, executable = self._executable(backend, program, donated)
         run = Run(backend, executable, program, ())
-        results = backend.execute(executable, program, self)
+        results = backend.execute(executable, program, self.where)
         shapes = [self.concrete(node.shape, program.variables) for node in program.sink.src]
         refs = [
             BufferRef(buffer, shape, device) for buffer, shape in zip(results, shapes, strict=True)

@@ -22,7 +22,6 @@ RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
 }
 # A room, and the modules of it that import each other.
 KNOWN_CIRCLES = """
-engine: backends compiler executor search.tuner search.worker session
 ir.core: attrs bounds digest index integers layout monoid node shape
 ir.evaluate: gpu_linear gpu_machine
 ir.evaluate: gpu_loop gpu_thread

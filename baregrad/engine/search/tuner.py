@@ -26,7 +26,7 @@ from baregrad.engine.search.child import Child
 from baregrad.engine.search.crew import Bout, Crew, Losses
 from baregrad.engine.search.records import Record, Records, short_digest
 from baregrad.engine.search.verdict import is_faster, ratio
-from baregrad.engine.search.worker import target_fields
+from baregrad.engine.search.wire import target_fields
 from baregrad.ir.core.digest import digest, stable_repr
 from baregrad.ir.core.node import Node
 from baregrad.ir.text.dump import dump

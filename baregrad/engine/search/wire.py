@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, BinaryIO
 
 from baregrad.base.errors import FileFormatError
+from baregrad.target import AnyTarget, CpuTarget, gpu_row
 
 _LENGTH = struct.Struct("<Q")
 _SIZES = "blobs"
@@ -61,3 +63,20 @@ def unpacked(read: Callable[[int], bytes]) -> Message:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileFormatError("a message that is none", found=str(error)) from error
     return header, [read(size) for size in sizes]
+
+
+def target_fields(target: AnyTarget) -> dict[str, Any]:
+    """A target's row as plain values."""
+    if isinstance(target, CpuTarget):
+        return {one.name: getattr(target, one.name) for one in fields(target)}
+    return {"name": target.name, "gpu": True}
+
+
+def target_of(found: dict[str, Any]) -> AnyTarget:
+    """The row that `target_fields` gave."""
+    if found.get("gpu"):
+        return gpu_row(found["name"])
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+    }
+    return CpuTarget(**values)

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
 from baregrad.engine.search.bench import Bench
-from baregrad.engine.search.wire import receive, send
+from baregrad.engine.search.wire import receive, send, target_of
 from baregrad.kernel import parse_schedule
-from baregrad.target import CpuTarget, gpu_row
 
 _DEATH_SIGNAL = 1
 
@@ -113,23 +111,6 @@ class Worker:
         if key not in self._kernels:
             self._kernels = {key: parse(key)}
         return self._kernels[key]
-
-
-def target_fields(target: Any) -> dict[str, Any]:
-    """A target's row as plain values."""
-    if isinstance(target, CpuTarget):
-        return {one.name: getattr(target, one.name) for one in fields(target)}
-    return {"name": target.name, "gpu": True}
-
-
-def target_of(found: dict[str, Any]) -> Any:
-    """The row that `target_fields` gave."""
-    if found.get("gpu"):
-        return gpu_row(found["name"])
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
-    }
-    return CpuTarget(**values)
 
 
 def _die_with_parent() -> None:
