@@ -27,7 +27,6 @@ ir.evaluate: gpu_linear gpu_machine
 ir.evaluate: gpu_loop gpu_thread
 kernel: applying.axes applying.scope applying.staging_checks gpu.pipelines gpu.shared_copies \
     instructions.amx instructions.dot_instructions instructions.mma_sync loops.loop_pieces
-kernel.applying: apply apply_words
 kernel.linearise: folds lazy rules statement_rows transposed values
 kernel.planning.gpu: gemm_mma gemm_threads gpu_schedule
 runtime: commands interface

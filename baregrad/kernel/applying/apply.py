@@ -7,21 +7,19 @@ REDUCEs that are combined.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
-from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import in_word
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Stage
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, const, extent_of, fill, make_node, range_node, scalar
+from baregrad.ir.core.node import Node, alu, const, extent_of, fill, make_node, scalar
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.applying import partial_tiles
-from baregrad.kernel.applying import scope as apply_scope
-from baregrad.kernel.applying.apply_words import carried, dotted, packed
-from baregrad.kernel.applying.axes import Axis, AxisTable, Piece, Terms, table_after
+from baregrad.kernel.applying.axes import AxisTable, table_after
+from baregrad.kernel.applying.final_axes import FinalAxes
 from baregrad.kernel.applying.input_copies import copied_places, copy_loops
 from baregrad.kernel.applying.reduction_registers import Results
 from baregrad.kernel.applying.scope import (
@@ -29,12 +27,10 @@ from baregrad.kernel.applying.scope import (
     Scheduled,
     Scope,
     Write,
-    chunks_of,
     flat_array,
-    is_chunks,
     plain,
 )
-from baregrad.kernel.applying.staged_accumulators import kept_by
+from baregrad.kernel.applying.staged_accumulators import kept_by, kept_in_scratch
 from baregrad.kernel.applying.staging_checks import check_room
 from baregrad.kernel.applying.tighten_loop_bounds import narrowed
 from baregrad.kernel.applying.window_copies import regions_of, without_parts
@@ -48,7 +44,17 @@ from baregrad.kernel.facts.analysis import (
     out_axes,
 )
 from baregrad.kernel.gpu.pipelines import check_applied, slots_of
-from baregrad.kernel.instructions.dot_instructions import Word, turned_over, word_slots
+from baregrad.kernel.instructions.amx import sum_of_words, without_array
+from baregrad.kernel.instructions.dot_instructions import (
+    Word,
+    are_turned,
+    at_number,
+    turned_over,
+    word_factors,
+    word_of,
+    word_product,
+    word_slots,
+)
 from baregrad.kernel.language.schedule import Pipeline, Schedule, StageInput, StageReduce
 from baregrad.kernel.loops.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.loops.sharing import prepare
@@ -93,7 +99,7 @@ def scheduled(
         result = rewriter.kernel(kernel)
     if table.gpu is not None:
         partial_tiles.check_threads(result.node())
-    check_applied(table, rewriter.applied, rewriter.empty, rewriter.dead)
+    check_applied(table, rewriter.applied, rewriter.axes.empty, rewriter.axes.dead)
     return result
 
 
@@ -108,36 +114,14 @@ class Rewriter:
         # Whether some expression runs along axes that it has from the results that it reads alone.
         self.hides_axes = False
         self.read_op = Ops.LOAD if chunked else Ops.INDEX
-        self.chunk: tuple[str, Node] | None = None
-        self.grain = 1
-        self.ranges: dict[str, Node] = {}
-        self.empty: set[str] = set()
-        self.dead: set[str] = set()
-        for position, name in enumerate(table.order):
-            axis = table.axes[name]
-            if name in table.tensorized:
-                self.ranges[name] = range_node(1, position, name)
-                self.dead.add(name)
-            elif axis.unit == "pool" and chunked:
-                self.ranges[name] = self.pool_axis(axis, position)
-            else:
-                self.ranges[name] = range_node(axis.extent, position, name, axis.unit)
-            if axis.extent == 0:
-                self.empty.add(name)
-            elif extent_of(self.ranges[name]) == 1:
-                # So is the loop inside a chunk of one iteration.
-                self.dead.add(name)
+        self.axes = FinalAxes(table, chunked)
         self.flat: dict[Node, Node] = {}
         self.sums: dict[tuple[object, ...], Node] = {}
         self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
-        # The parts of each original axis that are ever run.
-        self.choices = {node: self.pieces(node) for node in table.names}
         self.scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.early_scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.applied: set[StageInput | StageReduce | Pipeline] = set()
         self.copies: dict[tuple[object, ...], Node] = {}
-        # How many copies have had ids for their axes.
-        self.taken = 0
         # Held, since what is known is found by the identity of the ranges that it is over.
         self.copied_ranges: list[Mapping[str, Node]] = []
         self.staged_params = frozenset(step.param for step in table.staged_inputs)
@@ -151,34 +135,24 @@ class Rewriter:
         self.narrows &= not (table.several or table.masked or table.merged)
         tiled = self.table.tiled
         names = () if tiled is None else tiled.axes[:4]
-        self.matrix = tuple([self.ranges[name] for name in names if name not in self.dead])
+        axes = self.axes
+        self.matrix = tuple([axes.ranges[name] for name in names if name not in axes.dead])
         self.panels = frozenset(step.axis for step in table.staged_reductions)
-
-    def pool_axis(self, axis: Axis, position: int) -> Node:
-        """The loop that threads share, or that inside a chunk, whose own loop is noted."""
-        table, name = self.table, axis.name
-        if is_chunks(table, name):
-            self.grain = table.grain
-        elif table.grain > 1 or not isinstance(axis.extent, int) or name in table.staged:
-            chunk, inner = chunks_of(axis, table.grain, position)
-            self.chunk = (name, chunk)
-            return inner
-        return range_node(axis.extent, position, name, "pool")
 
     def kernel(self, kernel: Node) -> Scheduled:
         """The rewritten KERNEL."""
         writes: list[Write] = []
         for out in kernel.src:
             free = by_id(out_axes(out))
-            for pieces in self.combinations(free):
-                scope = self.scope(pieces, self.ranges)
+            for pieces in self.axes.combinations(free):
+                scope = self.scope(pieces, self.axes.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 place = self.target(out, scope)
                 axes = value.ranges | place.ranges
                 if self.results is not None:
                     self.see_axes(free, axes, scope)
                 writes.append(Write((self.array(out.src[0]), value, place), out.arg, axes))
-        info = kernel.arg if self.grain == 1 else kernel.arg._replace(grain=self.grain)
+        info = kernel.arg if self.axes.grain == 1 else kernel.arg._replace(grain=self.axes.grain)
         return Scheduled(tuple(writes), info)
 
     def target(self, out: Node, scope: Scope) -> Node:
@@ -193,7 +167,7 @@ class Rewriter:
             return offset
         condition = index.both(*conditions)
         if condition.op is not Ops.CONST or not condition.arg:
-            ahead = self.scope(scope.pieces, self.ranges, self.masked)
+            ahead = self.scope(scope.pieces, self.axes.ranges, self.masked)
             (condition,) = self.values((condition,), ahead)
         if self.masked:
             condition = index.both(condition, self.limits(out_axes(out), scope))
@@ -209,7 +183,7 @@ class Rewriter:
         # Axes that were collapsed have the limits of one.
         limits = tuple(dict.fromkeys(found))
         if limits not in scope.limits:
-            finals = [self.finals_of(limit.terms, scope) for limit in limits]
+            finals = [self.axes.finals_of(limit.terms, scope) for limit in limits]
             scope.limits[limits] = partial_tiles.conditions_of(limits, finals)
         return scope.limits[limits]
 
@@ -220,11 +194,11 @@ class Rewriter:
 
         What is read in several outputs or reductions is then rewritten once.
         """
-        if ranges is not self.ranges:
+        if ranges is not self.axes.ranges:
             return Scope(pieces, ranges, early, copying)
         key: tuple[tuple[Node, int], ...] = ()
         if self.table.several:
-            choices = self.choices
+            choices = self.axes.choices
             key = tuple([(axis, id(p)) for axis, p in pieces.items() if len(choices[axis]) > 1])
         scopes = self.early_scopes if early else self.scopes
         found = scopes.get(key)
@@ -234,31 +208,6 @@ class Rewriter:
             found.pieces.update(pieces)
         return found
 
-    def pieces(self, node: Node) -> tuple[Piece, ...]:
-        """The parts of an original axis that are ever run; at least one."""
-        merged = self.table.merged.get(node)
-        every = self.table.pieces[merged[0] if merged else self.table.names[node]]
-        if self.empty:
-            live = [p for p in every if not any(n in self.empty for n, _ in p.terms)]
-            every = live or every[:1]
-        return tuple(every)
-
-    def combinations(self, axes: Sequence[Node]) -> Iterable[Pieces]:
-        """Every choice of one piece per axis; axes that were collapsed choose together."""
-        choices = self.choices
-        if self.table.several and any(len(choices[node]) > 1 for node in axes):
-            return self.products(axes)
-        return ({node: choices[node][0] for node in axes},)
-
-    def products(self, axes: Sequence[Node]) -> Iterable[Pieces]:
-        """The choices where an axis has several pieces."""
-        groups: dict[str, list[Node]] = {}
-        for node in axes:
-            merged = self.table.merged.get(node)
-            groups.setdefault(merged[0] if merged else self.table.names[node], []).append(node)
-        options = [self.choices[nodes[0]] for nodes in groups.values()]
-        return apply_scope.every_choice(groups.values(), options)
-
     # --- addresses ------------------------------------------------------------------------------
 
     def array(self, node: Node) -> Node:
@@ -266,34 +215,6 @@ class Rewriter:
         found = self.flat.get(node)
         if found is None:
             found = self.flat[node] = flat_array(node, self.table, self.words)
-        return found
-
-    def axis_value(self, node: Node, scope: Scope) -> Node:
-        """What an original axis is in terms of the final ones."""
-        piece = scope.pieces.get(node)
-        if piece is None:
-            raise CompilerBug("an axis is used outside its scope", found=node)
-        terms = dict(self.finals(node, scope))
-        return apply_scope.value_of(piece, terms, self.table.merged.get(node))
-
-    def finals(self, node: Node, scope: Scope) -> list[tuple[Node, int]]:
-        """The final axes that an original axis is a sum of, with their scales."""
-        found = scope.finals.get(node)
-        if found is None:
-            found = scope.finals[node] = self.finals_of(scope.pieces[node].terms, scope)
-        return found
-
-    def finals_of(self, terms: Terms, scope: Scope) -> list[tuple[Node, int]]:
-        """The final axes of named ones that are ever more than 0, with their scales."""
-        found = []
-        for name, scale in terms:
-            if name not in self.dead:
-                found.append((scope.ranges[name], scale))
-            if self.chunk is not None and name == self.chunk[0]:
-                # Of an axis of one element there is neither.
-                chunk = self.chunk[1]
-                if name not in self.dead or extent_of(chunk) != 1:
-                    found.append((chunk, scale * self.table.grain))
         return found
 
     def offset(self, node: Node, scope: Scope) -> Node:
@@ -315,11 +236,11 @@ class Rewriter:
                 if name not in joined:
                     joined[name] = as_one(old.strides, group)
                 if not joined[name]:
-                    extra.append(index.mul(self.axis_value(axis, scope), stride))
+                    extra.append(index.mul(self.axes.value(axis, scope), stride))
                     continue
                 if axis is not group[0]:
                     continue
-            for final, scale in finals.get(axis) or self.finals(axis, scope):
+            for final, scale in finals.get(axis) or self.axes.finals(axis, scope):
                 terms[final] = terms.get(final, 0) + stride * scale
             start = scope.pieces[axis].start
             if isinstance(start, int):
@@ -368,7 +289,7 @@ class Rewriter:
         if op not in _OWN_WAY:
             return plain(node, done)
         if op is Ops.RANGE:
-            return self.axis_value(node, scope)
+            return self.axes.value(node, scope)
         if is_read(node) or (op is Ops.GUARD and self.is_staged(node.src[1])):
             return self.read(node, scope)
         if op is Ops.REDUCE:
@@ -396,9 +317,9 @@ class Rewriter:
                     if found is not None:
                         return found
         if word is not None and where.src[0].arg.slot not in self.words:
-            return packed(self, node, scope, word)
+            return self.packed(node, scope, word)
         if where is node and scope.early and not scope.copying:
-            held = partial_tiles.held_inside(self.table, node, scope, self.finals)
+            held = partial_tiles.held_inside(self.table, node, scope, self.axes.finals)
             scope = Scope({**scope.pieces, **held}, scope.ranges, True) if held else scope
         src = (self.array(where.src[0]), self.offset(where, scope))
         if src[0].dtype is not node.dtype:
@@ -423,23 +344,23 @@ class Rewriter:
         A guard stays with the copy, so that what reads the copy is not guarded.
         """
         used = {name for axis in node.ranges for name, _ in scope.pieces[axis].terms}
-        every = [name for name in step.names if name not in self.dead]
+        every = [name for name in step.names if name not in self.axes.dead]
         if not every or not used.issuperset(step.names) or (where is node and not in_bounds(node)):
             return None
-        free = [axis for axis in used if axis not in every and axis not in self.dead]
+        free = [axis for axis in used if axis not in every and axis not in self.axes.dead]
         around = [scope.ranges[name] for name in free]
         if any(axis.arg.is_tile for axis in around):
             return None
-        apart = frozenset(() if self.chunk is None else (self.chunk[0],))
+        apart = frozenset(() if self.axes.chunk is None else (self.axes.chunk[0],))
         merged = self.table.merged
-        regions = regions_of(step, node, scope.pieces, scope.ranges, self.dead, apart, merged)
+        regions = regions_of(step, node, scope.pieces, scope.ranges, self.axes.dead, apart, merged)
         if regions is None:
             return None
         names = [region.carrier for region in regions]
         key = (step, node, word, *[id(scope.pieces[a]) for a in by_id(node.ranges)], *by_id(around))
         stage = self.copies.get(key)
         if stage is None:
-            first = self.first_id()
+            first = self.axes.first_id()
             gpu = self.table.gpu is not None
             inner = "" if word is None else word.axis
             whole = where.src[0].arg.slot in self.words
@@ -462,27 +383,21 @@ class Rewriter:
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
         axes = [child for child in node.src[1:] if child.op is Ops.RANGE]
-        pieces = {**scope.pieces, **{axis: self.choices[axis][0] for axis in axes}}
+        pieces = {**scope.pieces, **{axis: self.axes.choices[axis][0] for axis in axes}}
         inside = Scope(pieces, scope.ranges, self.masked, scope.copying)
         (value,) = self.values((node.src[0],), inside)
         if node.op is Ops.SCAN:
-            final = [self.ranges[self.table.names[axis]] for axis in axes]
+            final = [self.axes.ranges[self.table.names[axis]] for axis in axes]
         else:
-            final = [part for axis in axes for part in self.parts_of(axis)]
+            final = [part for axis in axes for part in self.axes.parts_of(axis)]
         return make_node(node.op, node.dtype, (value, *final), node.arg)
-
-    def parts_of(self, axis: Node) -> list[Node]:
-        """The axes that a stage's axis was split into, outermost first."""
-        piece = self.choices[axis][0]
-        terms = sorted(piece.terms, key=lambda term: -term[1])
-        return [self.ranges[name] for name, _ in terms if name not in self.dead]
 
     def stage_read(self, node: Node, done: dict[Node, Node]) -> Node:
         """A read of a stage, by the parts of its axes."""
         stage, *indices = node.src
         places: list[Node] = []
         for axis, place in zip(stage.src[1:], indices, strict=True):
-            sizes = tuple(extent_of(part) for part in self.parts_of(axis))
+            sizes = tuple(extent_of(part) for part in self.axes.parts_of(axis))
             places.extend(index.as_node(i) for i in index.unflatten(done[place], sizes))
         return make_node(Ops.INDEX, node.dtype, (done[stage], *places))
 
@@ -502,12 +417,12 @@ class Rewriter:
         outside = {axis: scope.pieces[axis] for axis in free}
         # What is reduced inside along these axes is computed ahead of the statement that is masked.
         early = self.early or scope.early or (self.masked and moves_reductions(values, own))
-        for choice in self.combinations(own):
+        for choice in self.axes.combinations(own):
             inside = self.scope({**outside, **choice}, scope.ranges, early, scope.copying)
             if self.table.tensorized:
-                each = dotted(self, node, choice, inside)
+                each = self.dotted(node, choice, inside)
                 if not each:
-                    each = state_parts(carried(self, self.piece(node, choice, inside)), monoid)
+                    each = state_parts(self.carried(self.piece(node, choice, inside)), monoid)
             elif self.results is not None:
                 one = self.piece(node, choice, inside)
                 self.see_axes(free, one.ranges, inside)
@@ -520,14 +435,15 @@ class Rewriter:
 
     def piece(self, node: Node, choice: Pieces, scope: Scope) -> Node:
         """One piece of a REDUCE, its own axes being those of `choice`."""
-        axes = self.final_axes(choice)
+        axes = self.axes.of_pieces(choice)
         new = self.values(tuple([child for child in node.src if child.op is not Ops.RANGE]), scope)
         if self.masked:
             new = partial_tiles.within(node.arg.monoid, new, self.limits(choice, scope))
         if self.narrows and node.mask & Ops.GUARD.bit:
             whole = [a for a in choice if self.panels.isdisjoint(dict(choice[a].terms))]
+            finals_of = self.axes.finals_of
             new, axes = narrowed(
-                node, whole, scope.pieces, lambda terms: self.finals_of(terms, scope), new, axes
+                node, whole, scope.pieces, lambda terms: finals_of(terms, scope), new, axes
             )
         return make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
 
@@ -537,11 +453,11 @@ class Rewriter:
         There it runs along axes of its own from the start.
         """
         if self.table.staged_reductions and node.arg.monoid.primitive is not None:
-            own = self.final_axes(choice)
-            free = [final for axis in node.ranges for final, _ in self.finals(axis, scope)]
+            own = self.axes.of_pieces(choice)
+            free = [final for axis in node.ranges for final, _ in self.axes.finals(axis, scope)]
             for step in self.table.staged_reductions:
-                first = self.first_id()
-                kept = kept_by(step, own, frozenset(free), scope.ranges, self.dead, first)
+                first = self.axes.first_id()
+                kept = kept_by(step, own, frozenset(free), scope.ranges, self.axes.dead, first)
                 if kept is None:
                     continue
                 self.copied_ranges.append(kept.ranges)
@@ -552,20 +468,77 @@ class Rewriter:
                     return kept.read(one)
         return self.piece(node, choice, scope)
 
-    def first_id(self) -> int:
-        """From where on ids are free for the axes of one more copy."""
-        self.taken += 1
-        return len(self.table.order) * 2 * self.taken
-
     def see_axes(self, wanted: Iterable[Node], found: Collection[Node], scope: Scope) -> None:
         """Note whether what depends on some original axes has all final ones among its own."""
         for axis in wanted:
-            for final, _ in self.finals(axis, scope):
+            for final, _ in self.axes.finals(axis, scope):
                 if final not in found:
                     self.hides_axes = True
 
-    def final_axes(self, choice: Pieces) -> tuple[Node, ...]:
-        """The final axes of a reduction's pieces, in loop order; at least one."""
+    # --- words of several numbers ----------------------------------------------------------------
+
+    def dotted(self, node: Node, choice: Pieces, scope: Scope) -> tuple[Node, ...]:
+        """A sum of products, a word of numbers at a time; nothing where no instruction is to do so.
+
+        What lies past the end of the numbers is 0 in both factors, unless one is turned over.
+        """
         names = {name for piece in choice.values() for name, _ in piece.terms}
-        chosen = (names - self.dead) or sorted(names)[:1]
-        return by_id({self.ranges[name] for name in chosen})
+        axis = next((name for name in names if name in self.table.tensorized), "")
+        if axis and self.table.tiled is not None:
+            return (self.multiplied(node, choice, scope, axis),)
+        found = word_factors(node.src[0]) if axis else None
+        if found is None:
+            return ()
+        # The factor with lanes is summed by itself where the other is turned over.
+        turned, other = sorted(found, key=lambda factor: _has_lanes(factor, scope))
+        first = self.read(turned, scope, Word(axis, are_turned(turned.dtype, other.dtype)))
+        second = self.read(other, scope, Word(axis))
+        product, excess = word_product(first, second, turned.dtype, other.dtype)
+        axes = self.axes.of_pieces(choice)
+        total, *off = [
+            self.carried(make_node(Ops.REDUCE, node.dtype, (value, *axes), node.arg))
+            for value in (product, excess)
+            if value is not None
+        ]
+        return (alu(Ops.SUB, total, off[0]),) if off else (total,)
+
+    def multiplied(self, node: Node, choice: Pieces, scope: Scope, axis: str) -> Node:
+        """A sum of products of words, for a matrix unit. Raises ScheduleError where it cannot.
+
+        What lies past the end of what is summed is 0 in both factors.
+        """
+        found = word_factors(node.src[0]) or ()
+        factors = tuple(sorted(found, key=lambda factor: _has_lanes(factor, scope)))
+        words = tuple([self.read(factor, scope, Word(axis)) for factor in factors])
+        reduce = sum_of_words(node, factors, words, self.axes.of_pieces(choice))
+        total = self.carried(reduce)
+        if total is reduce:
+            raise without_array(self.table.tiled)
+        return total
+
+    def carried(self, node: Node) -> Node:
+        """A REDUCE whose accumulators are kept in scratch memory, if a step says so."""
+        for step in self.table.staged_reductions:
+            axes = [self.axes.ranges[name] for name in step.axes if name not in self.axes.dead]
+            at, first = self.axes.ranges[step.axis], self.axes.first_id()
+            found = kept_in_scratch(node, at, axes, first, self.matrix)
+            if found is not None:
+                self.applied.add(step)
+                return found
+        return node
+
+    def packed(self, node: Node, scope: Scope, word: Word) -> Node:
+        """The word of the numbers that a read gives along an axis."""
+        values = []
+        for place in range(in_word(node.dtype)):
+            pieces = {axis: at_number(p, word.axis, place) for axis, p in scope.pieces.items()}
+            early = scope.early or self.masked
+            values.append(self.read(node, Scope(pieces, scope.ranges, early, scope.copying)))
+        packed = word_of(values)
+        return turned_over(packed) if word.turned else packed
+
+
+def _has_lanes(node: Node, scope: Scope) -> bool:
+    """Whether an axis of lanes moves what a node reads."""
+    names = [name for axis in node.ranges for name, _ in scope.pieces[axis].terms]
+    return any(scope.ranges[name].arg.bind == "vector" for name in names)
