@@ -22,7 +22,8 @@ from baregrad.engine.compiler import Compiler
 from baregrad.engine.executor import Executable
 from baregrad.engine.report import REWRITES, print_graph_rewrites, print_kernels
 from baregrad.ir.core.node import Node
-from baregrad.runtime.interface import Buffer, Device
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.interface import Device
 
 if TYPE_CHECKING:
     from baregrad.target.cpu import CpuTarget

@@ -29,7 +29,8 @@ from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.verify.verify import verify
 from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, ParamSpec, Program, Resources
-from baregrad.runtime.interface import Device, Kernel
+from baregrad.runtime.commands import Kernel
+from baregrad.runtime.interface import Device
 from baregrad.target import GpuTarget
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.program import evaluate
-from baregrad.runtime.interface import Buffer
+from baregrad.runtime.buffers import Buffer
 
 PLANS_KEPT = 512
 

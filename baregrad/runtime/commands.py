@@ -7,13 +7,34 @@ address without recording again. Symbolic integers work the same way, by name.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from baregrad.base.errors import DeviceError
-from baregrad.program import LaunchExpr, evaluate, substitute
-from baregrad.runtime.interface import Buffer, Device, Kernel
+from baregrad.program import LaunchExpr, Program, evaluate, substitute
+from baregrad.runtime.buffers import Buffer, MemoryDevice
+
+
+class Kernel:
+    """A program loaded on a device; unloaded when nothing refers to it any more.
+
+    `address` is where its entry lies. `handle` is the device's own business.
+    """
+
+    __slots__ = ("__weakref__", "address", "device", "handle", "program")
+
+    def __init__(
+        self, device: MemoryDevice, program: Program, address: int, handle: object
+    ) -> None:
+        self.device = device
+        self.program = program
+        self.address = address
+        self.handle = handle
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.program.name} on {self.device.name}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +98,25 @@ class Timeline:
         return tuple(end - begin for begin, end in zip(self.begin_ns, self.end_ns, strict=True))
 
 
+class CommandDevice(MemoryDevice):
+    """A device to its command lists: memory, and a way to run them."""
+
+    @abstractmethod
+    def submit(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+        *,
+        timed: bool = False,
+    ) -> Timeline | None:
+        """Run a command list.
+
+        `buffers` fill its slots, in order, and `variables` name the value of each of its symbolic
+        integers. With `timed`, waits and returns when each command began and ended.
+        """
+
+
 class CommandList:
     """A recorder of commands, and then their sequence.
 
@@ -84,7 +124,7 @@ class CommandList:
     binds the list to native form; recording after that raises. `bound` is the device's own.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CommandDevice) -> None:
         self.device = device
         self.bound: object | None = None
         self._commands: list[Command] = []
@@ -229,7 +269,7 @@ def needed_nbytes(
     static: Iterable[int],
     sizes: Iterable[tuple[tuple[Operand, LaunchExpr], str]],
     variables: Mapping[str, int],
-    device: Device,
+    device: MemoryDevice,
 ) -> list[int]:
     """Return the bytes that each slot needs, the sizes that depend on variables included.
 
@@ -247,7 +287,9 @@ def needed_nbytes(
     return needed
 
 
-def check_buffer(buffer: Buffer, device: Device, nbytes: int, writes: bool, what: str) -> None:
+def check_buffer(
+    buffer: Buffer, device: MemoryDevice, nbytes: int, writes: bool, what: str
+) -> None:
     """Raise DeviceError unless a buffer is open, here, large enough and writable if it must be."""
     if buffer.closed:
         raise DeviceError(f"{what} is a closed buffer")

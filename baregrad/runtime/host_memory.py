@@ -17,7 +17,7 @@ import numpy as np
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import OutOfMemory
-from baregrad.runtime.interface import Memory, MemoryStats
+from baregrad.runtime.buffers import Memory, MemoryStats
 
 ALIGNMENT = 64
 _SLAB_NBYTES = 2 << 20

@@ -12,18 +12,12 @@ import numpy as np
 
 from baregrad.base.errors import CompileError
 from baregrad.program import Program
-from baregrad.runtime.commands import CommandList, Timeline
-from baregrad.runtime.interface import (
-    Buffer,
-    Device,
-    Kernel,
-    Memory,
-    MemoryStats,
-    flat_bytes,
-)
+from baregrad.runtime.buffers import Buffer, Memory, MemoryStats, flat_bytes
+from baregrad.runtime.commands import CommandList, Kernel, Timeline
+from baregrad.runtime.interface import Device
 
 if TYPE_CHECKING:
-    from baregrad.runtime.interface import Contiguous
+    from baregrad.runtime.buffers import Contiguous
 
 
 class NullDevice(Device):

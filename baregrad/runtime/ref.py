@@ -11,9 +11,10 @@ import numpy as np
 
 from baregrad.base.errors import OutOfMemory, UnsupportedDevice
 from baregrad.program import Program
-from baregrad.runtime.commands import CommandList, Timeline
+from baregrad.runtime.buffers import Buffer, Memory, MemoryStats
+from baregrad.runtime.commands import CommandList, Kernel, Timeline
 from baregrad.runtime.host_memory import available_nbytes
-from baregrad.runtime.interface import Buffer, Device, Kernel, Memory, MemoryStats
+from baregrad.runtime.interface import Device
 
 
 class RefDevice(Device):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from baregrad.base.errors import DeviceError
 from baregrad.program import LaunchExpr, substitute
+from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandList, Exec, Operand, needed_nbytes
-from baregrad.runtime.interface import Buffer
 
 _INT64 = range(-(1 << 63), 1 << 63)
 

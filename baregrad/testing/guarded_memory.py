@@ -23,13 +23,13 @@ from baregrad.engine.canonical import Canonical
 from baregrad.engine.executor import Executable
 from baregrad.engine.session import Session
 from baregrad.ir.core import index
+from baregrad.runtime.buffers import Buffer, Memory, flat_bytes
 from baregrad.runtime.cpu.device import CpuDevice
-from baregrad.runtime.interface import Buffer, Memory, flat_bytes
 from baregrad.schedule.plan import Plan, PlannedBuffer
 from baregrad.target.cpu import CpuTarget
 
 if TYPE_CHECKING:
-    from baregrad.runtime.interface import Contiguous
+    from baregrad.runtime.buffers import Contiguous
 
 PAGE = mmap.PAGESIZE
 # What fresh memory holds: a NaN in floats, and no small integer.

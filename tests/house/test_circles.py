@@ -29,7 +29,6 @@ kernel: applying.axes applying.scope applying.staging_checks gpu.pipelines gpu.s
     instructions.amx instructions.dot_instructions instructions.mma_sync loops.loop_pieces
 kernel.linearise: folds lazy rules statement_rows transposed values
 kernel.planning.gpu: gemm_mma gemm_threads gpu_schedule
-runtime: commands interface
 runtime.nvidia: copies.peers device fault_report
 runtime.nvidia.copies: host_copies shared_copies
 runtime.nvidia.driver: memory objects pieces

@@ -8,8 +8,8 @@ import numpy as np
 
 from baregrad.assemble.llvm import LlvmAssembler
 from baregrad.program import CPU_OBJECT, LaunchExpr, ParamSpec, Program, Resources
+from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.cpu.device import CpuDevice
-from baregrad.runtime.interface import Buffer
 
 HEAD = """
 define void @{name}(ptr noalias %buffers, ptr %vars, i64 %from, i64 %to, ptr %scratch) nounwind {{

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from baregrad.base.errors import DeviceError, OutOfMemory
 from baregrad.runtime import open_device
+from baregrad.runtime.buffers import Memory
 from baregrad.runtime.host_memory import HostAllocator, size_class
-from baregrad.runtime.interface import Device, Memory
+from baregrad.runtime.interface import Device
 from tests.runtime.kernels import open_cpu
 
 MIB = 1 << 20

@@ -22,10 +22,10 @@ import pytest
 from baregrad.apps.instructions import count
 from baregrad.base.options import options
 from baregrad.program import Resources
+from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandList, Slot
 from baregrad.runtime.cpu.device import CpuDevice
 from baregrad.runtime.cpu.host import usable_cores
-from baregrad.runtime.interface import Buffer
 from tests.runtime.kernels import add_multiply, floats, increment, open_cpu, program, read
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")

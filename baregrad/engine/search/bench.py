@@ -22,7 +22,9 @@ from baregrad.engine.search.inputs import (
 from baregrad.ir.core.node import Node
 from baregrad.ir.evaluate.alu import to_array
 from baregrad.program import Program
-from baregrad.runtime.interface import Buffer, Device, Kernel
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import Kernel
+from baregrad.runtime.interface import Device
 
 Array = np.ndarray[Any, Any]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from baregrad.base.errors import DeviceError
 from baregrad.program import LaunchExpr, evaluate, substitute
+from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import (
     Command,
     CommandList,
@@ -21,7 +22,6 @@ from baregrad.runtime.commands import (
     needed_nbytes,
 )
 from baregrad.runtime.cpu.executor import COMMAND_WORDS, COPY_CHUNK_NBYTES, LIST_WORDS
-from baregrad.runtime.interface import Buffer
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 

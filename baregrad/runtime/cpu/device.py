@@ -14,7 +14,8 @@ import numpy as np
 from baregrad.base.errors import CompileError, DeviceError, MissingDependency
 from baregrad.base.options import options
 from baregrad.program import CPU_OBJECT, Program
-from baregrad.runtime.commands import CommandList, Slot, Timeline
+from baregrad.runtime.buffers import Buffer, MemoryStats
+from baregrad.runtime.commands import CommandList, Kernel, Slot, Timeline
 from baregrad.runtime.cpu import executor
 from baregrad.runtime.cpu.binding import BoundList, Entries
 from baregrad.runtime.cpu.elf import MACHINES
@@ -23,7 +24,7 @@ from baregrad.runtime.cpu.host import HostProcessor, detect_host
 from baregrad.runtime.cpu.loader import LoadedObject, Loader
 from baregrad.runtime.cpu.pool import NativePool
 from baregrad.runtime.host_memory import HostAllocator
-from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats
+from baregrad.runtime.interface import Device
 from baregrad.runtime.lifetime import follow_process
 from baregrad.target.cpu import crowding_bytes
 

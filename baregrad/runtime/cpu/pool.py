@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from baregrad.base.errors import DriverError
+from baregrad.runtime.buffers import Memory
 from baregrad.runtime.cpu import executor
 from baregrad.runtime.cpu.executor_apart import POOL_APART_FROM
 from baregrad.runtime.cpu.host import usable_cores
 from baregrad.runtime.cpu.loader import LoadedObject
 from baregrad.runtime.host_memory import HostAllocator, address_of
-from baregrad.runtime.interface import Memory
 
 # Long enough to bridge the gap between two kernels and most gaps between two submits, short
 # enough that a program that waits for data does not burn a core.

@@ -15,7 +15,7 @@ from typing import Any
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import DeviceError, OutOfMemory
-from baregrad.runtime.interface import Memory, MemoryStats
+from baregrad.runtime.buffers import Memory, MemoryStats
 from baregrad.runtime.nvidia.driver.teardown import Teardown
 
 ALIGNMENT = 512

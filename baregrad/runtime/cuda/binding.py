@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Command, CommandList, Copy, Exec, Operand, Slot
 from baregrad.runtime.cuda.driver import Driver
 from baregrad.runtime.cuda.progress import Names
 from baregrad.runtime.cuda.steps import CopyStep, FillStep, KernelStep, Step
-from baregrad.runtime.interface import Buffer
 from baregrad.runtime.slot_table import SlotTable
 
 _MASK = (1 << 64) - 1

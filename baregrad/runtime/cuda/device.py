@@ -18,7 +18,8 @@ import numpy as np
 from baregrad.base.errors import BaregradError, CompileError, DeviceError, UnsupportedDevice
 from baregrad.base.options import options
 from baregrad.program import CUBIN, Program
-from baregrad.runtime.commands import CommandList, Timeline, check_buffer
+from baregrad.runtime.buffers import Buffer, MemoryStats, flat_bytes
+from baregrad.runtime.commands import CommandList, Kernel, Timeline, check_buffer
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.allocator import CachingAllocator
 from baregrad.runtime.cuda.binding import BoundList, ListGraph
@@ -26,12 +27,12 @@ from baregrad.runtime.cuda.context import Context, who
 from baregrad.runtime.cuda.driver import Functions
 from baregrad.runtime.cuda.pinned import PinnedMemory
 from baregrad.runtime.cuda.staging import SHARED_NBYTES, Staging
-from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
+from baregrad.runtime.interface import Device
 from baregrad.runtime.lifetime import follow_process
 from baregrad.runtime.nvidia.driver.teardown import Teardown
 
 if TYPE_CHECKING:
-    from baregrad.runtime.interface import Contiguous
+    from baregrad.runtime.buffers import Contiguous
 
 # Microseconds of the host: a launch by itself, and what it costs as a node of a graph whose
 # operands changed; then of a graph's launch, once and for each node. What matters is their order;

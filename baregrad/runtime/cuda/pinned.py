@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from baregrad.base.bits import round_up
+from baregrad.runtime.buffers import Memory, host_array
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.context import Context
-from baregrad.runtime.interface import Memory, host_array
 
 PAGE_NBYTES = 4096
 # Pinning costs more than a copy, so pieces are kept, up to this much.

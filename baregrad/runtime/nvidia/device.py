@@ -17,8 +17,9 @@ from baregrad.base.bits import human_bytes
 from baregrad.base.errors import BaregradError, CompileError, DeviceError, DriverError
 from baregrad.base.options import options
 from baregrad.program import CUBIN, Program
-from baregrad.runtime.commands import CommandList, Timeline
-from baregrad.runtime.interface import Buffer, Device, Kernel, MemoryStats, flat_bytes
+from baregrad.runtime.buffers import Buffer, MemoryStats, flat_bytes
+from baregrad.runtime.commands import CommandList, Kernel, Timeline
+from baregrad.runtime.interface import Device
 from baregrad.runtime.lifetime import follow_process
 from baregrad.runtime.nvidia.copies.host_copies import Staging
 from baregrad.runtime.nvidia.device_channels import (
@@ -44,7 +45,7 @@ from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
-    from baregrad.runtime.interface import Contiguous
+    from baregrad.runtime.buffers import Contiguous
     from baregrad.runtime.nvidia.copies.peers import PeerAccess
     from baregrad.runtime.nvidia.driver.port import Port
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from baregrad.base.options import options
 from baregrad.program import CUBIN, GpuLaunch, LaunchExpr, ParamSpec, Program
+from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.cuda.device import CudaDevice
-from baregrad.runtime.interface import Buffer
 from tests.runtime.cuda.fake_driver import FakeCuda, image_of
 
 HEAD = ".version 8.0\n.target sm_90a\n.address_size 64\n"

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import numpy as np
 
 from baregrad.base.errors import BaregradError, DriverError, OutOfMemory
-from baregrad.runtime.commands import CommandList, Slot
-from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import CommandList, Kernel, Slot
 from baregrad.runtime.nvidia.copies.peers import PeerAccess, copy_between, peer_access
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.lists.list_style import DEFAULT_STYLE, STYLES

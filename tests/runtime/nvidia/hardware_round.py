@@ -29,8 +29,8 @@ import numpy as np
 from baregrad.base.errors import BaregradError, DriverError
 from baregrad.base.options import options
 from baregrad.program import Program
-from baregrad.runtime.commands import CommandList, Slot
-from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import CommandList, Kernel, Slot
 from baregrad.runtime.nvidia.copies.copy_code import copy_code
 from baregrad.runtime.nvidia.copies.copy_engines import copy_engines
 from baregrad.runtime.nvidia.copies.host_copies import PYTHON_OPTIONS, Staging, default_options

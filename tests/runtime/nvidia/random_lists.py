@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.runtime.commands import CommandList, Slot
-from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import CommandList, Kernel, Slot
 from baregrad.runtime.nvidia.device import NvDevice
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia.device_tools import Words, program

@@ -11,8 +11,8 @@ import pytest
 
 from baregrad.base.errors import ArgumentError, DeviceError, DriverError
 from baregrad.base.options import options
-from baregrad.runtime.commands import Slot
-from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia import device_channels
 from baregrad.runtime.nvidia.code.cubin import read_cubin
 from baregrad.runtime.nvidia.device import NvDevice

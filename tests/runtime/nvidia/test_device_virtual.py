@@ -14,13 +14,13 @@ import pytest
 
 from baregrad.base.errors import BaregradError, DeviceError, DriverError, OutOfMemory
 from baregrad.program import Program
-from baregrad.runtime.commands import Slot
-from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia.copies.host_copies import Staging, StagingOptions
 from baregrad.runtime.nvidia.copies.peers import copy_between, peer_access
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.lists.list_style import STYLES
-from baregrad.testing.virtual_gpu.machine.machine import GpuModel
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.runtime.nvidia import device_tools
 from tests.runtime.nvidia.random_lists import random_lists

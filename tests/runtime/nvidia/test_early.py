@@ -9,14 +9,14 @@ import pytest
 
 from baregrad.base.errors import DriverError
 from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
-from baregrad.runtime.commands import Slot
-from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia.code.descriptor_fields import DescriptorLayout
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.lists import list_image
 from baregrad.runtime.nvidia.lists.list_style import STYLES
 from baregrad.testing.virtual_gpu.machine.faults import ENGINE_EXCEPTION
-from baregrad.testing.virtual_gpu.machine.machine import GpuModel
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.ptx.errors import PrematureAccess
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.runtime.nvidia import device_tools

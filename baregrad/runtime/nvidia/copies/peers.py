@@ -17,7 +17,7 @@ from baregrad.runtime.nvidia.abi import status as nv_status
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
-    from baregrad.runtime.interface import Buffer
+    from baregrad.runtime.buffers import Buffer
     from baregrad.runtime.nvidia.device import NvDevice
     from baregrad.runtime.nvidia.driver.device_memory import Block
     from baregrad.runtime.nvidia.driver.memory import Allocation

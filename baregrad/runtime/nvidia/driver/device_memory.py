@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from baregrad.base.bits import human_bytes, round_up
 from baregrad.base.errors import BaregradError, OutOfMemory
+from baregrad.runtime.buffers import Memory, MemoryStats
 from baregrad.runtime.host_memory import size_class
-from baregrad.runtime.interface import Memory, MemoryStats
 from baregrad.runtime.nvidia.driver.memory import HUGE_PAGE_NBYTES, Allocation
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from baregrad.base.errors import CompileError
 from baregrad.program import LaunchExpr, evaluate, substitute
+from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import (
     CommandList,
     Exec,
@@ -15,7 +16,6 @@ from baregrad.runtime.commands import (
     Slot,
     check_buffer,
 )
-from baregrad.runtime.interface import Buffer
 from baregrad.runtime.nvidia.lists.list_image import ImageKind, ListImage
 from baregrad.runtime.nvidia.lists.list_plan import ListPlan, plan_list
 from baregrad.runtime.nvidia.lists.list_style import ListStyle

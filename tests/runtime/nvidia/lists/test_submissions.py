@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from baregrad.runtime.commands import Slot
-from baregrad.runtime.interface import Buffer, Kernel
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.lists.list_style import DEFAULT_STYLE, STYLES
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
