@@ -28,10 +28,9 @@ from baregrad.assemble.ptxas import PtxAssembler
 from baregrad.base.errors import BaregradError, CompileError, DriverError, OutOfMemory
 from baregrad.base.options import options
 from baregrad.program import Program
-from baregrad.runtime.commands import Slot
+from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.cuda import device as cuda_device
 from baregrad.runtime.cuda.device import CudaDevice
-from baregrad.runtime.interface import Kernel
 from tests.runtime.cuda import kernels
 from tests.runtime.cuda.kernels import get, put
 from tests.runtime.nvidia import device_tools

@@ -22,11 +22,10 @@ from baregrad.base.errors import (
 from baregrad.base.options import options
 from baregrad.program import Program
 from baregrad.runtime import open_device
-from baregrad.runtime.commands import Slot
+from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda import device as cuda_device
 from baregrad.runtime.cuda.device import GRAPH_AFTER, CudaDevice
-from baregrad.runtime.interface import Kernel
 from tests.runtime.cuda.fake_driver import FakeCuda
 from tests.runtime.cuda.kernels import STEP, cuda, get, one_thread, put, scale
 from tests.runtime.nvidia import device_tools

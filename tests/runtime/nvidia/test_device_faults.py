@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import DeviceError, DriverError
-from baregrad.runtime.commands import Slot
-from baregrad.runtime.interface import Kernel
+from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia import device_channels
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.queue import channel
