@@ -27,9 +27,9 @@ from baregrad.engine.session import Run, Session, current_session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.requirements import Requirement, noting
 from baregrad.program import evaluate
+from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandList, Operand, Slot
-from baregrad.runtime.interface import Buffer
-from baregrad.schedule import Launch, Plan
+from baregrad.schedule import Plan
 
 
 class Capture:
@@ -117,10 +117,7 @@ def _written(plan: Plan) -> set[int]:
     """The plan's buffers that hold something new after a run; empty ones count as such."""
     found = {i for i, buffer in enumerate(plan.buffers) if buffer.kind == "output"}
     for step in plan.steps:
-        if isinstance(step, Launch):
-            found.update(step.buffers[place] for place in step.writes)
-        else:
-            found.add(step.dst)
+        found.update(step.buffers[place] for place in step.writes)
     return found
 
 

@@ -12,9 +12,10 @@ from baregrad.engine.compiler import Compiler
 from baregrad.engine.launch import launch_expr
 from baregrad.ir.core.node import Node
 from baregrad.program import LaunchExpr, evaluate
-from baregrad.runtime.commands import CommandList, Operand, Slot
-from baregrad.runtime.interface import Buffer, Device, Kernel
-from baregrad.schedule import Launch, Plan
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import CommandList, Kernel, Operand, Slot
+from baregrad.runtime.interface import Device
+from baregrad.schedule import Plan
 
 Resolve = Callable[[int], Operand]
 Where = Callable[["Loaded"], str]
@@ -48,12 +49,13 @@ class Executable:
         self._list: CommandList | None = None
 
     def _load(self, compiler: Compiler) -> tuple[Loaded, ...]:
-        wanted = [step for step in self.plan.steps if isinstance(step, Launch)]
-        distinct = dict.fromkeys(step.kernel for step in wanted)
+        distinct = dict.fromkeys(self.plan.kernels)
         count = len(distinct) if len(distinct) >= PROGRESS_FROM else 0
         with ProgressBar(count, "compile") as bar:
             loaded = compiler.load(distinct, self.device, bar.advance)
-        return tuple(Loaded(loaded[step.kernel], step.buffers, step.origins) for step in wanted)
+        return tuple(
+            Loaded(loaded[step.kernel], step.buffers, step.origins) for step in self.plan.steps
+        )
 
     def _assign_slots(self) -> dict[int, Operand]:
         """Where each buffer of the plan is found in the table that `submit` is given."""

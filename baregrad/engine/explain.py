@@ -176,8 +176,8 @@ def kernels_of(path: Path) -> list[Found]:
 
     def note(run: Any, session: Session) -> None:
         for launch in run.executable.plan.steps:
-            kernel = getattr(launch, "kernel", None)
-            if kernel is not None and kernel not in seen:
+            kernel = launch.kernel
+            if kernel not in seen:
                 where = session.where(run.program, launch)
                 seen[kernel] = Found(kernel, run.program.variables, where)
 
@@ -214,12 +214,10 @@ def _explain_program(path: Path, after: str | None) -> None:
         ):
             if after is None or name == after:
                 _show(name, why, result, sys.stdout)
-        for launch in run.executable.plan.steps:
-            kernel = getattr(launch, "kernel", None)
-            if kernel is None or kernel in seen:
-                continue
-            seen.add(kernel)
-            _explain_kernel(backend, kernel, after, sys.stdout)
+        for kernel in run.executable.plan.kernels:
+            if kernel not in seen:
+                seen.add(kernel)
+                _explain_kernel(backend, kernel, after, sys.stdout)
 
     _run_observed(path, note)
     if not programs:

@@ -53,8 +53,6 @@ def evaluate_plan(
     plan: Any, program: Canonical, raw: list[Array], level: str, target: Any
 ) -> list[Array]:
     """The outputs of a plan as raw storage, each of its kernels evaluated at `level`."""
-    from baregrad.schedule import Launch
-
     memory: list[Array] = []
     for buffer in plan.buffers:
         shape = _dims(buffer.shape, program.variables)
@@ -65,9 +63,8 @@ def evaluate_plan(
             data = np.zeros(shape, buffer.dtype.storage)
         memory.append(data)
     for step in plan.steps:
-        if isinstance(step, Launch):
-            arrays = {slot: memory[index] for slot, index in enumerate(step.buffers)}
-            _run_kernel(step.kernel, arrays, dict(program.variables), level, target)
+        arrays = {slot: memory[index] for slot, index in enumerate(step.buffers)}
+        _run_kernel(step.kernel, arrays, dict(program.variables), level, target)
     return [memory[index] for index in plan.outputs]
 
 

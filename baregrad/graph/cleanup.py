@@ -6,8 +6,8 @@ from baregrad.graph.traced import Traced, rewrite
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 
-_MARKS = Ops.DETACH.bit | Ops.CONTIGUOUS.bit | Ops.COPY.bit
-_STORED = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER, Ops.COPY))
+_MARKS = Ops.DETACH.bit | Ops.CONTIGUOUS.bit
+_STORED = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER))
 
 
 def _visit(node: Node) -> Node | None:
@@ -19,14 +19,11 @@ def _visit(node: Node) -> Node | None:
         while stored.op is Ops.RESHAPE:
             stored = stored.src[0]
         return below if stored.op in _STORED else None
-    if node.op is Ops.COPY and node.src[0].op not in _STORED:
-        whole = Node(Ops.CONTIGUOUS, node.dtype, node.src)
-        return Node(Ops.COPY, node.dtype, (whole,), node.arg)
     return None
 
 
 def clean_up(order: list[Node], changed: dict[Node, Node]) -> Node:
-    """The sink without DETACH and needless CONTIGUOUS; what moves elsewhere is contiguous."""
+    """The sink without DETACH and needless CONTIGUOUS."""
     return rewrite(order, _visit, _MARKS, changed)
 
 

@@ -15,7 +15,7 @@ from baregrad.ir.algebra.rules import ALGEBRA, simplify
 from baregrad.ir.core.node import Node, const, toposort
 from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Op, Ops, mask_of
 
-_UNFOLDED = frozenset((Ops.SINK, Ops.CONTIGUOUS, Ops.COPY, Ops.PARAM, Ops.BUFFER, Ops.CONST))
+_UNFOLDED = frozenset((Ops.SINK, Ops.CONTIGUOUS, Ops.PARAM, Ops.BUFFER, Ops.CONST))
 
 
 def _visit(node: Node) -> Node | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baregrad.schedule.pipeline import DECISIONS, make_plan, passes, stages
-from baregrad.schedule.plan import Decision, Launch, Plan, PlannedBuffer, Transfer
+from baregrad.schedule.plan import Decision, Launch, Plan, PlannedBuffer
 
 __all__ = [
     "DECISIONS",
@@ -11,7 +11,6 @@ __all__ = [
     "Launch",
     "Plan",
     "PlannedBuffer",
-    "Transfer",
     "make_plan",
     "passes",
     "stages",

@@ -11,12 +11,12 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Param, Reduce, Scan
 from baregrad.ir.core.monoid import Monoid, primitive
-from baregrad.ir.core.node import Node, alu, const, make_node, scalar, substitute, toposort
+from baregrad.ir.core.node import Node, alu, const, make_node, scalar, toposort
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
+from baregrad.ir.core.substitution import substitute
 from baregrad.schedule.access import Idx, replace_inside, to_index
 from baregrad.schedule.draft import Draft, Part, Request, Written
 
-_SAME = frozenset((Ops.CONTIGUOUS, Ops.COPY))
 _ORDERED = frozenset((Ops.CMPLT, Ops.CMPLE))
 _READ = Ops.INDEX
 _INDEX = Ops.INDEX.bit
@@ -346,7 +346,7 @@ Assembler = Callable[[_Assembly, Request, tuple[Node, ...]], Node]
 ASSEMBLERS: MappingProxyType[Op, Assembler] = MappingProxyType(
     {
         **dict.fromkeys(ELEMENTWISE, _pointwise),
-        **dict.fromkeys(_SAME, _same),
+        Ops.CONTIGUOUS: _same,
         Ops.PAD: _guarded,
         Ops.GATHER: _guarded,
         Ops.REDUCE: _reduce,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.schedule.fuse import Fusion
+from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.partition import Step, remake
 
 Donation = dict[Node, Node]  # output value -> PARAM whose memory it takes
@@ -96,8 +96,8 @@ def _alike(value: Node, param: Node) -> bool:
 def _in_place(steps: list[Step], position: int, value: Node, param: Node, known: Donation) -> bool:
     """Whether the kernel at `position` may write `value` over `param`, which it reads."""
     step = steps[position]
-    if step.kernel is None or value not in step.written:
-        return False  # a transfer, or a scatter below that shares the value's memory
+    if value not in step.written:
+        return False  # a scatter below it shares its memory
     wanted = {value: param}
     for written in step.written:
         if written in known and known[written] in step.read:
@@ -130,7 +130,6 @@ def _is_sensitive(kernel: Node) -> bool:
 
 def _readers(step: Step, target: Node, source: Node) -> set[Node] | None:
     """The outputs that read `source`; None if one reads another element than its own."""
-    assert step.kernel is not None
     slot = len(step.written) + step.read.index(source)
     place = step.written.index(target)
     outs = [out for out in step.kernel.src if out.src[0].arg.slot == place]

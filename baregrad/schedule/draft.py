@@ -97,8 +97,6 @@ class Draft:
     dependents: int = 0
     after: list[Draft] = field(default_factory=list)
     sealed: bool = False
-    transfer: Node | None = None
-    device: str = ""
     next_range: int = 0
     count: int = 0
     loads: int = 0

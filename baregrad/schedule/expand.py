@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
 from baregrad.schedule.access import VIEWS, Idx, through_fold
 from baregrad.schedule.draft import Part, Request, hoisted
-
-if TYPE_CHECKING:
-    from baregrad.schedule.fuse import Fusion
+from baregrad.schedule.fusion import Fusion
+from baregrad.schedule.survey import COSTLY
 
 _CONST = Ops.CONST
 _INDEX = dtypes.index
@@ -139,7 +137,7 @@ def _expand_scan(fusion: Fusion, request: Request) -> None:
     _expand_pointwise(fusion, request)
 
 
-Expansion = Callable[["Fusion", Request], None]
+Expansion = Callable[[Fusion, Request], None]
 EXPANSIONS: MappingProxyType[Op, Expansion] = MappingProxyType(
     {
         **dict.fromkeys(_POINTWISE, _expand_pointwise),
@@ -149,6 +147,20 @@ EXPANSIONS: MappingProxyType[Op, Expansion] = MappingProxyType(
         Ops.GATHER: _expand_gather,
         Ops.SCAN: _expand_scan,
         Ops.SCATTER: _expand_pointwise,
-        Ops.COPY: _expand_pointwise,
     }
 )
+
+_COUNTS = MappingProxyType({op: 1 + int(work) // 4 for op, work in COSTLY.items()})
+# Asked faster than read-only views of them.
+_count_of = dict(_COUNTS).get
+_expansion_of = dict(EXPANSIONS).__getitem__
+
+
+def expand(fusion: Fusion, request: Request) -> None:
+    """Compute a value where it is wanted: hand its index on to its sources."""
+    draft = request.draft
+    draft.pending -= 1
+    op = request.node.op
+    # A sine is dozens of instructions: kernels are bounded by those, not by nodes.
+    draft.count += _count_of(op, 1)
+    _expansion_of(op)(fusion, request)

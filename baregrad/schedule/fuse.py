@@ -8,322 +8,81 @@ one, and read by the others. `rules.py` decides which.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from operator import itemgetter
-from types import MappingProxyType
-from typing import Any
-
 from baregrad.base.errors import CompilerBug
-from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import Node, cast, toposort
-from baregrad.ir.core.op import SPELLED, Op, Ops
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import SPELLED, Ops
 from baregrad.schedule import rules, stores
-from baregrad.schedule.access import (
-    VIEW_RULES,
-    VIEWS,
-    ZERO,
-    Idx,
-    axes_of,
-    taken,
-    through_pad,
-    to_index,
-)
 from baregrad.schedule.compared import compared_sums
-from baregrad.schedule.draft import (
-    Draft,
-    Outer,
-    Part,
-    Ranges,
-    Request,
-    Written,
-    make_draft,
-    scope_points,
-    token,
-)
-from baregrad.schedule.expand import EXPANSIONS
+from baregrad.schedule.draft import Request, Written
+from baregrad.schedule.expand import EXPANSIONS, expand
+from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import COSTLY, Survey, take_survey
-
-# A view's op, its attribute and the shape of its source.
-_View = tuple[Op, Any, tuple[Any, ...]]
-_COUNTS = MappingProxyType({op: 1 + int(work) // 4 for op, work in COSTLY.items()})
-# Asked faster than read-only views of them.
-_count_of = dict(_COUNTS).get
-_expansion_of = dict(EXPANSIONS).__getitem__
+from baregrad.schedule.survey import take_survey
 
 
-class Fusion:
-    """The state of one walk: drafts, open requests, stored values and the decisions made."""
-
-    def __init__(self, sink: Node, gpu: bool = False) -> None:
-        self.sink = sink
-        self.gpu = gpu
-        self.order = toposort(sink)
-        self.drafts: list[Draft] = []
-        self.wanted: dict[Node, list[Request]] = {}
-        self.tokens: dict[Node, Node] = {}
-        # What views do to indices: layers look alike, so that it is asked for again and again. Of
-        # views that only move axes: what takes an index and a 0 to the source's index. Of others:
-        # what each index became.
-        self.moved: dict[_View, Callable[[Idx], Idx] | dict[Idx, Idx]] = {}
-        self.padded: dict[tuple[_View, Idx], tuple[Node, Idx]] = {}
-        self.points: dict[Idx, float] = {}
-        self.near: dict[Node, rules.Neighbours] = {}
-        self.sums: dict[Node, set[Node]] = {}
-        self.ranges: Ranges = {}
-        self.outer: Outer = {}
-        self.homes: dict[Node, Draft] = {}
-        self.aliases: dict[Node, Node] = {}
-        self.before: dict[Node, Draft] = {}
-        self.by_shape: dict[tuple[object, ...], list[Draft]] = {}
-        self.decisions: list[Decision] = []
-        self.must: dict[Node, str] = {}
-        self.compared: frozenset[Node] = frozenset()
-        self.outputs: list[Node] = []
-        self.survey: Survey
-        self._name_outputs()
-
-    # --- the walk
-    # -----------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Visit every value, readers first."""
-        self.survey = take_survey(self.order, self.must)
-        self.compared = compared_sums(self.sink, self.order, self.survey)
-        for root in dict.fromkeys(self.outputs):
-            if root not in self.must and root.op is not Ops.PARAM:
-                stores.store_view(self, root)
-        wanted, must, homes = self.wanted.pop, self.must, self.homes
-        is_plain = rules.is_plain
-        for node in reversed(self.order):
-            requests = wanted(node, None)
-            if requests is None:
-                if node in must and node not in homes:
-                    self._visit(node, [])
-            elif is_plain(self, node, requests):
-                self.expand(requests[0])
-            else:
-                self._visit(node, requests)
-        if self.wanted:
-            raise CompilerBug("values were wanted after their turn", found=list(self.wanted)[:3])
-
-    def _name_outputs(self) -> None:
-        """The value behind each output: reshapes share its memory, since arrays are row-major."""
-        for root in self.sink.src:
-            while root.op in (Ops.RESHAPE, Ops.DETACH, Ops.CONTIGUOUS):
-                root = root.src[0]
-            self.outputs.append(root)
-            if root.op in EXPANSIONS and root.mask & ~SPELLED:
-                self.must[root] = "output"
-
-    def _visit(self, node: Node, requests: list[Request]) -> None:
-        if node in self.homes:
-            stores.share_constants(self, node, requests)
-            return
-        if node.op is Ops.SCATTER:
-            stores.store_scatter(self, node, requests)
-            return
-        if node.op is Ops.COPY:
-            stores.store_copy(self, node, requests)
-            return
-        verdict = rules.decide(self, node, requests)
-        if verdict.reason:
-            self.decisions.append(Decision(node, verdict.stored, verdict.reason))
-        if not verdict.stored:
-            for request in requests:
-                self.expand(request)
-            return
-        if verdict.home is None and stores.is_worth_padding_in_place(self, node):
-            stores.store_padded(self, node, requests)
-            return
-        home = verdict.home
-        if home is None:
-            found = rules.find_sibling(self, node, node.shape, requests)
-            draft = found or self.open_draft(node.shape)
-            home = self.request(node, draft.place_of(node.shape), draft, draft.loops)
-        others = [request for request in requests if request is not home]
-        if home.read:
-            raise CompilerBug("a kernel reads what it is to compute", found=repr(node))
-        home.draft.outs.append(Written(node, home, home.idx))
-        self.store(node, home.draft, others)
-        self.wanted.pop(node, None)
-        self.expand(home)
-
-    def store(self, node: Node, draft: Draft, readers: list[Request]) -> None:
-        """Note that `draft` writes `node`, which the other requests read from memory."""
-        self.homes[node] = draft
-        below = draft.dependents
-        for request in readers:
-            request.read = True
-            request.draft.loads += 1
-            request.draft.pending -= 1
-            below |= 1 << request.draft.number | request.draft.dependents
-        self.depend(draft, below)
-
-    def memory_of(self, value: Node) -> Node:
-        """The value whose memory `value` is written to: itself, but for scatters in place."""
-        while value in self.aliases:
-            value = self.aliases[value]
-        return value
-
-    def run_before(self, draft: Draft, later: Draft) -> None:
-        """Let `draft` run before `later`, which writes the same memory."""
-        later.after.append(draft)
-        self.depend(draft, draft.dependents | 1 << later.number | later.dependents)
-
-    def depend(self, draft: Draft, below: int) -> None:
-        """Let the drafts in the set `below` depend on `draft`, and on all that it depends on."""
-        if below == draft.dependents:
-            return
-        draft.dependents = below
-        if not draft.count:
-            return  # new: nothing is upstream of it yet
-        bit = 1 << draft.number
-        for other in self.drafts:
-            if other.dependents & bit:
-                other.dependents |= below
-
-    def open_draft(self, shape: tuple[object, ...]) -> Draft:
-        """A new kernel whose outputs have this shape."""
-        draft = make_draft(len(self.drafts), shape, self.ranges, self.outer)
-        self.drafts.append(draft)
-        self.by_shape.setdefault(draft.extents, []).append(draft)
-        return draft
-
-    # --- requests
-    # -----------------------------------------------------------------------------------
-
-    def resolve(
-        self,
-        node: Node,
-        idx: Idx,
-        draft: Draft,
-        scope: Idx,
-        share: float = 1.0,
-        evals: float | None = None,
-        above: int = 0,
-    ) -> Part:
-        """Element `idx` of a value: views become index arithmetic, the rest a request."""
-        op = node.op
-        while op.bit & VIEWS:
-            idx = self._below(node, idx)
-            node = node.src[0]
-            op = node.op
-            evals = None
-        if op is Ops.CONST or node.dtype is dtypes.index:
-            return node
-        if op is Ops.IOTA:
-            return cast(idx[0], node.dtype)
-        if not node.shape:
-            idx = ()
-            evals = None
-        return self.request(node, idx, draft, scope, share, evals, above)
-
-    def place(
-        self,
-        node: Node,
-        idx: Idx,
-        draft: Draft,
-        scope: Idx,
-        share: float = 1.0,
-        above: int = 0,
-    ) -> Node:
-        """Element `idx` of an array of indices, as an index."""
-        found = self.resolve(node, idx, draft, scope, share, None, above)
-        if isinstance(found, Node):
-            return to_index(found)
-        if found.placeholder is None:
-            made = self.tokens.get(found.node)
-            if made is None:
-                made = self.tokens[found.node] = token(found.node, len(self.tokens))
-            found.placeholder = Node(Ops.INDEX, found.node.dtype, (made, *found.idx))
-            draft.placeholders[found.placeholder] = found
-        return to_index(found.placeholder)
-
-    def _below(self, view: Node, idx: Idx) -> Idx:
-        """Where element `idx` of a view lies in its source."""
-        key = (view.op, view.arg, view.src[0].shape)
-        known = self.moved.get(key)
-        if known is None:
-            known = self.moved[key] = _mover(view) or {}
-        if not isinstance(known, dict):
-            return known((*idx, ZERO))
-        found = known.get(idx)
-        if found is None:
-            found = known[idx] = VIEW_RULES[view.op](view, idx)
-        return found
-
-    def through_pad(self, view: Node, idx: Idx) -> tuple[Node, Idx]:
-        """(condition, source index) of element `idx` of a PAD."""
-        key = ((view.op, view.arg, view.src[0].shape), idx)
-        found = self.padded.get(key)
-        if found is None:
-            found = self.padded[key] = through_pad(view, idx)
-        return found
-
-    def request(
-        self,
-        node: Node,
-        idx: Idx,
-        draft: Draft,
-        scope: Idx,
-        share: float = 1.0,
-        evals: float | None = None,
-        above: int = 0,
-    ) -> Request:
-        """Want one element of a value, which is no view, inside a kernel.
-
-        above: bits of the reductions in whose bodies that is.
-        """
-        if evals is None:
-            # What is in memory is never evaluated.
-            evals = 0.0
-            if node.op is not Ops.PARAM:
-                evals = share * scope_points(scope, idx, self.points)
-        key = (node, idx)
-        found = draft.requests.get(key)
-        if found is not None:
-            if evals > found.evals:
-                found.scope, found.share, found.evals = scope, share, evals
-            found.merges = found.fresh = False
-            found.above |= above
-            return found
-        found = draft.requests[key] = Request(node, draft, idx, scope, share, evals, above)
-        if node.op is Ops.PARAM:
-            found.read = True
-            draft.loads += 1
+def fuse(sink: Node, gpu: bool = False) -> Fusion:
+    """The kernels of a SINK of tensor values, in the making: every value visited, readers first."""
+    fusion = Fusion(sink, gpu)
+    _name_outputs(fusion)
+    fusion.survey = take_survey(fusion.order, fusion.must)
+    fusion.compared = compared_sums(fusion.sink, fusion.order, fusion.survey)
+    for root in dict.fromkeys(fusion.outputs):
+        if root not in fusion.must and root.op is not Ops.PARAM:
+            stores.store_view(fusion, root)
+    wanted, must, homes = fusion.wanted.pop, fusion.must, fusion.homes
+    is_plain = rules.is_plain
+    for node in reversed(fusion.order):
+        requests = wanted(node, None)
+        if requests is None:
+            if node in must and node not in homes:
+                _visit(fusion, node, [])
+        elif is_plain(fusion, node, requests):
+            expand(fusion, requests[0])
         else:
-            draft.pending += 1
-            readers = self.wanted.get(node)
-            if readers is None:
-                self.wanted[node] = [found]
-            else:
-                readers.append(found)
-        return found
-
-    def is_wanted(self, node: Node, idx: Idx, draft: Draft) -> bool:
-        """Whether a kernel wants a value at an index already, for something else."""
-        while node.op.bit & VIEWS:
-            idx = self._below(node, idx)
-            node = node.src[0]
-        return (node, idx) in draft.requests
-
-    def expand(self, request: Request) -> None:
-        """Compute a value where it is wanted: hand its index on to its sources."""
-        draft = request.draft
-        draft.pending -= 1
-        op = request.node.op
-        # A sine is dozens of instructions: kernels are bounded by those, not by nodes.
-        draft.count += _count_of(op, 1)
-        _expansion_of(op)(self, request)
+            _visit(fusion, node, requests)
+    if fusion.wanted:
+        raise CompilerBug("values were wanted after their turn", found=list(fusion.wanted)[:3])
+    return fusion
 
 
-def _mover(view: Node) -> Callable[[Idx], Idx] | None:
-    """What gives the index of a view's source for (*idx, 0); None where that takes arithmetic."""
-    axes = axes_of(view)
-    if axes is None:
-        return None
-    if len(axes) > 1:
-        return itemgetter(*axes)
-    return partial(taken, axes)
+def _name_outputs(fusion: Fusion) -> None:
+    """The value behind each output: reshapes share its memory, since arrays are row-major."""
+    for root in fusion.sink.src:
+        while root.op in (Ops.RESHAPE, Ops.DETACH, Ops.CONTIGUOUS):
+            root = root.src[0]
+        fusion.outputs.append(root)
+        if root.op in EXPANSIONS and root.mask & ~SPELLED:
+            fusion.must[root] = "output"
+
+
+def _visit(fusion: Fusion, node: Node, requests: list[Request]) -> None:
+    if node in fusion.homes:
+        # An output made of constants alone, which has its kernel: others spell it out.
+        for request in requests:
+            expand(fusion, request)
+        return
+    if node.op is Ops.SCATTER:
+        stores.store_scatter(fusion, node, requests)
+        return
+    verdict = rules.decide(fusion, node, requests)
+    if verdict.reason:
+        fusion.decisions.append(Decision(node, verdict.stored, verdict.reason))
+    if not verdict.stored:
+        for request in requests:
+            expand(fusion, request)
+        return
+    if verdict.home is None and stores.is_worth_padding_in_place(fusion, node):
+        stores.store_padded(fusion, node, requests)
+        return
+    home = verdict.home
+    if home is None:
+        found = rules.find_sibling(fusion, node, node.shape, requests)
+        draft = found or fusion.open_draft(node.shape)
+        home = fusion.request(node, draft.place_of(node.shape), draft, draft.loops)
+    others = [request for request in requests if request is not home]
+    if home.read:
+        raise CompilerBug("a kernel reads what it is to compute", found=repr(node))
+    home.draft.outs.append(Written(node, home, home.idx))
+    fusion.store(node, home.draft, others)
+    fusion.wanted.pop(node, None)
+    expand(fusion, home)

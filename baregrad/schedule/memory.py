@@ -10,9 +10,9 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.schedule.donation import settle_donations
-from baregrad.schedule.fuse import Fusion
+from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.partition import Step
-from baregrad.schedule.plan import Launch, Plan, PlannedBuffer, Transfer
+from baregrad.schedule.plan import Launch, Plan, PlannedBuffer
 
 # Of the largest temporary: a model's many small vectors are half of what is to be placed.
 SPARE = 1 / 128
@@ -75,7 +75,7 @@ def _is_empty(step: Step) -> bool:
 
 def _copies_itself(step: Step, donated: Mapping[Node, Node]) -> bool:
     """Whether a step only copies an argument into memory that is that argument's."""
-    if len(step.read) != 1 or step.kernel is None or len(step.kernel.src) != 1:
+    if len(step.read) != 1 or len(step.kernel.src) != 1:
         return False
     if donated.get(step.written[0]) is not step.read[0]:
         return False
@@ -92,7 +92,7 @@ def _place_temporaries(
     """Give every other stored value a part of the arena; the arena's size in bytes."""
     first: dict[Node, int] = {}
     last: dict[Node, int] = {}
-    aliases, homes = fusion.aliases, fusion.homes
+    aliases = fusion.aliases
     for position, step in enumerate(steps):
         for value in (*step.written, *step.read):
             memory = value if value not in aliases else fusion.memory_of(value)
@@ -110,25 +110,14 @@ def _place_temporaries(
     )
     for value, size, offset in zip(first, sizes, packing.offsets, strict=True):
         place[value] = len(buffers)
-        device = homes[value].device if value in homes else ""
-        buffers.append(
-            PlannedBuffer("temp", value.dtype, value.shape, size, -1, offset, device)
-        )
+        buffers.append(PlannedBuffer("temp", value.dtype, value.shape, size, -1, offset))
     return packing.nbytes
 
 
 def _final_step(
     fusion: Fusion, step: Step, place: dict[Node, int], origins: Mapping[Node, Node] | None
-) -> Launch | Transfer:
+) -> Launch:
     made_from = () if origins is None else _made_from(step, origins)
-    if step.kernel is None:
-        node = step.written[0]
-        return Transfer(
-            place[fusion.memory_of(node)],
-            place[fusion.memory_of(step.read[0])],
-            str(node.arg),
-            made_from,
-        )
     values = (*step.written, *step.read)
     aliased = fusion.aliases
     buffers = tuple(

@@ -9,17 +9,13 @@ filter filled up with zeros to as many for each. Where the zeros are known, noth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Pad
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.schedule.draft import Request, extent_points, points_of, ranges_of
+from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.survey import LEAVES, base_of
-
-if TYPE_CHECKING:
-    from baregrad.schedule.fuse import Fusion
 
 # Channels of the output, which are to fill vectors; steps of the sum, a panel of whose filter is to
 # fit the second cache, as some rows of the image are.

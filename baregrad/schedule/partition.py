@@ -8,12 +8,13 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import KernelInfo
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, substitute
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.schedule.axes import Settled, settle_axes
 from baregrad.schedule.build import Arrays, Built, build
 from baregrad.schedule.draft import Draft, Written
-from baregrad.schedule.fuse import Fusion
+from baregrad.schedule.fusion import Fusion
 
 # The kernels of one plan by their OUT nodes as they were built: layers repeat. With each, which of
 # the slots that were built for reading it reads.
@@ -22,10 +23,10 @@ Kernels = dict[tuple[Node, ...], tuple[Node, list[int]]]
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One kernel (or transfer) over stored values: those it writes, then those it reads."""
+    """One kernel over stored values: those it writes, then those it reads."""
 
     draft: Draft
-    kernel: Node | None
+    kernel: Node
     written: tuple[Node, ...]
     read: tuple[Node, ...]
 
@@ -34,15 +35,9 @@ def partition(fusion: Fusion) -> list[Step]:
     """The steps of a fused graph, in the order in which they run."""
     arrays: Arrays = {}
     known: Kernels = {}
-    steps = {draft: _make_step(draft, arrays, known) for draft in fusion.drafts if draft.outs}
+    drafts = [draft for draft in fusion.drafts if draft.outs]
+    steps = {draft: _built_step(draft, draft.outs, arrays, known) for draft in drafts}
     return [steps[draft] for draft in _run_order(fusion, steps)]
-
-
-def _make_step(draft: Draft, arrays: Arrays, known: Kernels) -> Step:
-    if draft.transfer is not None:
-        written = tuple(dict.fromkeys(out.target for out in draft.outs))
-        return Step(draft, None, written, (draft.transfer.src[0],))
-    return _built_step(draft, draft.outs, arrays, known)
 
 
 def remake(step: Step, order: tuple[Node, ...]) -> Step:

@@ -11,10 +11,10 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.schedule.fuse import Fusion
+from baregrad.schedule.fuse import fuse
 from baregrad.schedule.memory import plan_memory
 from baregrad.schedule.partition import partition
-from baregrad.schedule.plan import Launch, Plan
+from baregrad.schedule.plan import Plan
 from baregrad.target import GpuTarget
 
 NO_DONATION: Mapping[int, int] = MappingProxyType({})
@@ -32,12 +32,14 @@ def make_plan(
     sink: a SINK of tensor-level values over PARAMs, canonicalised by `baregrad.graph`. donate:
     output position -> slot of an argument over which it may be written, where that is safe. target:
     the machine's row, a CPU's by default. origins: what each rewritten node stands for, where
-    `Launch.origins` is wanted. Raises CompilerBug for a graph that is not of the tensor level.
+    `Launch.origins` is wanted. Raises CompilerBug for a graph that is not of the tensor level, or
+    that has a COPY.
     """
     if sink.op is not Ops.SINK:
         raise CompilerBug("a plan is made of a SINK", found=repr(sink))
-    fusion = Fusion(sink, isinstance(target, GpuTarget))
-    fusion.run()
+    if sink.mask & Ops.COPY.bit:
+        raise CompilerBug("a plan is of one device", found="a COPY, which is done before planning")
+    fusion = fuse(sink, isinstance(target, GpuTarget))
     return plan_memory(fusion, partition(fusion), donate, origins)
 
 
@@ -65,5 +67,4 @@ def stages(sink: Node) -> Iterator[tuple[str, str, Any]]:
     """(name, why, result) of each stage of scheduling a canonicalised SINK."""
     plan = make_plan(sink)
     yield *DECISIONS, plan.explain()
-    kernels = tuple(step.kernel for step in plan.steps if isinstance(step, Launch))
-    yield passes[0].name, passes[0].why, Node(Ops.SINK, dtypes.token, kernels)
+    yield passes[0].name, passes[0].why, Node(Ops.SINK, dtypes.token, plan.kernels)

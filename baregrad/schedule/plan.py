@@ -15,7 +15,7 @@ class PlannedBuffer(NamedTuple):
 
     kind: "param" (an argument, `slot` says which), "temp" (`offset` bytes into the arena), "output"
     (fresh memory, the `slot`-th output that needs some) or "const". nbytes: an int, or an index
-    node over VARs. device: empty for the plan's own.
+    node over VARs.
     """
 
     kind: str
@@ -24,7 +24,6 @@ class PlannedBuffer(NamedTuple):
     nbytes: Dim
     slot: int = -1
     offset: int = 0
-    device: str = ""
 
 
 class Launch(NamedTuple):
@@ -39,15 +38,6 @@ class Launch(NamedTuple):
     buffers: tuple[int, ...]
     writes: tuple[int, ...]
     aliases: tuple[tuple[int, int], ...] = ()
-    origins: tuple[Node, ...] = ()
-
-
-class Transfer(NamedTuple):
-    """A copy of a whole buffer to one on another device."""
-
-    dst: int
-    src: int
-    device: str
     origins: tuple[Node, ...] = ()
 
 
@@ -78,7 +68,7 @@ class Plan:
     """
 
     buffers: tuple[PlannedBuffer, ...]
-    steps: tuple[Launch | Transfer, ...]
+    steps: tuple[Launch, ...]
     outputs: tuple[int, ...]
     arena_nbytes: Dim
     decisions: tuple[Decision, ...] = field(default=(), compare=False, repr=False)
@@ -86,14 +76,10 @@ class Plan:
     @property
     def kernels(self) -> tuple[Node, ...]:
         """The kernels of the launches, in order."""
-        return tuple(step.kernel for step in self.steps if isinstance(step, Launch))
+        return tuple(step.kernel for step in self.steps)
 
     def explain(self) -> str:
         """One line per decision, then one per step."""
         lines = [str(decision) for decision in self.decisions]
-        for step in self.steps:
-            if isinstance(step, Launch):
-                lines.append(f"run   {step.kernel.arg.name} {list(step.buffers)}")
-            else:
-                lines.append(f"copy  {step.src} -> {step.dst} on {step.device}")
+        lines += [f"run   {step.kernel.arg.name} {list(step.buffers)}" for step in self.steps]
         return "\n".join(lines)

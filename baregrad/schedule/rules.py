@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, make_node
@@ -25,12 +25,10 @@ from baregrad.schedule.draft import (
     points_of,
     ranges_of,
 )
+from baregrad.schedule.fusion import Fusion, Neighbours
 from baregrad.schedule.padded import is_copied_in_bands
 from baregrad.schedule.plan import Reason
 from baregrad.schedule.survey import is_tuple, own_work
-
-if TYPE_CHECKING:
-    from baregrad.schedule.fuse import Fusion
 
 LAUNCH = 4000.0  # about a microsecond
 MAX_OPS = 200  # values computed in one kernel; dear ones count several times
@@ -57,17 +55,6 @@ class Verdict(NamedTuple):
 
 
 _FUSED = Verdict(False)
-
-
-class Neighbours(NamedTuple):
-    """Values close below a value, and itself; those that count have at least `least` elements.
-
-    reduced: shape and axes of what of these is reduced, once somebody has asked for them.
-    """
-
-    values: set[Node]
-    least: float
-    reduced: list[frozenset[tuple[Any, ...]]]
 
 
 class _Dearer(NamedTuple):
@@ -115,7 +102,7 @@ def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
         return False
     if draft.count >= MAX_OPS or draft.loads + draft.pending + len(node.src) > MAX_LOADS:
         return False
-    return draft.transfer is None and request.evals <= fusion.survey.size[node.shape] * 1.001
+    return request.evals <= fusion.survey.size[node.shape] * 1.001
 
 
 def _why_fused(node: Node, requests: list[Request]) -> str:
@@ -151,8 +138,6 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     """What forbids computing `node` at this request; empty if nothing does."""
     op = node.op
     draft = request.draft
-    if draft.transfer is not None:
-        return "moved to another device"
     if op is Ops.CONTIGUOUS:
         return "contiguous asked for"
     if draft.count >= MAX_OPS:

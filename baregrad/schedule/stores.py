@@ -1,8 +1,6 @@
-"""Values that are stored in a way of their own: views, scatters, padded arrays, transfers."""
+"""Values that are stored in a way of their own: views, scatters, padded arrays."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Out
@@ -13,10 +11,8 @@ from baregrad.ir.core.shape import is_zero
 from baregrad.schedule import rules
 from baregrad.schedule.access import VIEW_RULES, Idx
 from baregrad.schedule.draft import Request, Written
+from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
-
-if TYPE_CHECKING:
-    from baregrad.schedule.fuse import Fusion
 
 _COMPUTED = ELEMENTWISE | frozenset((Ops.REDUCE, Ops.FOLD, Ops.PROJ))
 
@@ -28,15 +24,6 @@ def store_view(fusion: Fusion, root: Node) -> None:
     draft.outs.append(Written(root, value, draft.outer))
     fusion.homes[root] = draft
     fusion.decisions.append(Decision(root, True, "output"))
-
-
-def share_constants(fusion: Fusion, node: Node, requests: list[Request]) -> None:
-    """An output made of constants alone has its kernel: others spell it out, transfers read it."""
-    read = [request for request in requests if request.draft.transfer is not None]
-    fusion.store(node, fusion.homes[node], read)
-    for request in requests:
-        if not request.read:
-            fusion.expand(request)
 
 
 def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
@@ -64,20 +51,6 @@ def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
     written = fusion.resolve(base, first.outer, first, first.loops)
     first.outs.append(Written(node, written, first.outer))
     fusion.run_before(first, draft)
-
-
-def store_copy(fusion: Fusion, node: Node, requests: list[Request]) -> None:
-    """A transfer to another device: reads its source whole, from memory."""
-    source = node.src[0]
-    draft = fusion.open_draft(node.shape)
-    draft.sealed = True
-    draft.transfer = node
-    request = fusion.request(source, draft.outer, draft, draft.loops)
-    draft.outs.append(Written(node, request, draft.outer))
-    if not request.read:
-        fusion.must[source] = "moved to another device"
-    fusion.store(node, draft, requests)
-    fusion.decisions.append(Decision(node, True, f"moved to {node.arg}"))
 
 
 # --- padded arrays --------------------------------------------------------------------------------

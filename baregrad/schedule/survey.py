@@ -29,7 +29,7 @@ COSTLY: MappingProxyType[Op, float] = MappingProxyType(
         Ops.THREEFRY: 60.0,
     }
 )
-_IN_MEMORY = mask_of((Ops.PARAM, Ops.BUFFER, Ops.SCATTER, Ops.SCAN, Ops.COPY))
+_IN_MEMORY = mask_of((Ops.PARAM, Ops.BUFFER, Ops.SCATTER, Ops.SCAN))
 _ARITHMETIC = mask_of(ALU)
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 _INDEX = dtypes.index

@@ -17,6 +17,10 @@ from tests.house.source import Source, assert_none, imported_modules, sources
 # Folders of a room, each made of those before it.
 RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
     "baregrad.ir": ("core", "analysis", "text", "protocol", "evaluate", "algebra", "verify"),
+    "baregrad.kernel": (
+        "language", "facts", "instructions", "gpu", "planning", "applying", "search",
+        "legalise", "linearise",
+    ),
     "baregrad.render": ("llvm", "c", "ptx"),
     "baregrad.testing.virtual_gpu": ("ptx", "machine", "driver"),
 }
@@ -25,16 +29,12 @@ KNOWN_CIRCLES = """
 ir.core: attrs bounds digest index integers layout monoid node shape
 ir.evaluate: gpu_linear gpu_machine
 ir.evaluate: gpu_loop gpu_thread
-kernel: applying.axes applying.scope applying.staging_checks gpu.pipelines gpu.shared_copies \
-    instructions.amx instructions.dot_instructions instructions.mma_sync loops.loop_pieces
 kernel.linearise: folds lazy rules statement_rows transposed values
-kernel.planning.gpu: gemm_mma gemm_threads gpu_schedule
 runtime.nvidia: copies.peers device fault_report
 runtime.nvidia.copies: host_copies shared_copies
 runtime.nvidia.driver: memory objects pieces
 runtime.nvidia.lists: list_image list_words
 runtime.nvidia.queue: channel launch_memory
-schedule: expand fuse padded rules stores
 tensor: array.arguments array.operands autograd.backward ops.convert ops.convolution ops.creation \
     ops.distances ops.elementwise ops.functions ops.indexing ops.inplace ops.joining ops.losses \
     ops.normalisation ops.picking ops.pooling ops.products ops.random ops.reductions ops.scans \

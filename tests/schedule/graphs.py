@@ -15,7 +15,7 @@ from baregrad.ir.core.node import alu as make_alu
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.evaluate.tensor_level import evaluate_all, resolve, to_array, to_raw
-from baregrad.schedule import Launch, Plan, make_plan
+from baregrad.schedule import Plan, make_plan
 
 F32, I64 = dtypes.float32, dtypes.int64
 
@@ -228,11 +228,8 @@ def run_plan(
             place = arena[buffer.offset : buffer.offset + nbytes]
             memory.append(place.view(storage).reshape(shape))
     for step in plan.steps:
-        if isinstance(step, Launch):
-            slots = {slot: memory[place] for slot, place in enumerate(step.buffers)}
-            evaluate_kernel(step.kernel, slots, variables)
-        else:
-            memory[step.dst][...] = memory[step.src]
+        slots = {slot: memory[place] for slot, place in enumerate(step.buffers)}
+        evaluate_kernel(step.kernel, slots, variables)
     return [memory[place] for place in plan.outputs]
 
 

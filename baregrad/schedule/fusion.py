@@ -1,0 +1,248 @@
+"""The state of the walk that fuses: kernels in the making, and who wants what in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, cast, toposort
+from baregrad.ir.core.op import Op, Ops
+from baregrad.schedule.access import (
+    VIEW_RULES,
+    VIEWS,
+    ZERO,
+    Idx,
+    axes_of,
+    taken,
+    through_pad,
+    to_index,
+)
+from baregrad.schedule.draft import (
+    Draft,
+    Outer,
+    Part,
+    Ranges,
+    Request,
+    make_draft,
+    scope_points,
+    token,
+)
+from baregrad.schedule.plan import Decision
+from baregrad.schedule.survey import Survey
+
+# A view's op, its attribute and the shape of its source.
+_View = tuple[Op, Any, tuple[Any, ...]]
+
+
+class Neighbours(NamedTuple):
+    """Values close below a value, and itself; those that count have at least `least` elements.
+
+    reduced: shape and axes of what of these is reduced, once somebody has asked for them.
+    """
+
+    values: set[Node]
+    least: float
+    reduced: list[frozenset[tuple[Any, ...]]]
+
+
+class Fusion:
+    """Drafts, open requests, stored values and the decisions made."""
+
+    def __init__(self, sink: Node, gpu: bool = False) -> None:
+        self.sink = sink
+        self.gpu = gpu
+        self.order = toposort(sink)
+        self.drafts: list[Draft] = []
+        self.wanted: dict[Node, list[Request]] = {}
+        self.tokens: dict[Node, Node] = {}
+        # What views do to indices: layers look alike, so that it is asked for again and again. Of
+        # views that only move axes: what takes an index and a 0 to the source's index. Of others:
+        # what each index became.
+        self.moved: dict[_View, Callable[[Idx], Idx] | dict[Idx, Idx]] = {}
+        self.padded: dict[tuple[_View, Idx], tuple[Node, Idx]] = {}
+        self.points: dict[Idx, float] = {}
+        self.near: dict[Node, Neighbours] = {}
+        self.sums: dict[Node, set[Node]] = {}
+        self.ranges: Ranges = {}
+        self.outer: Outer = {}
+        self.homes: dict[Node, Draft] = {}
+        self.aliases: dict[Node, Node] = {}
+        self.before: dict[Node, Draft] = {}
+        self.by_shape: dict[tuple[object, ...], list[Draft]] = {}
+        self.decisions: list[Decision] = []
+        self.must: dict[Node, str] = {}
+        self.compared: frozenset[Node] = frozenset()
+        self.outputs: list[Node] = []
+        self.survey: Survey
+
+    def store(self, node: Node, draft: Draft, readers: list[Request]) -> None:
+        """Note that `draft` writes `node`, which the other requests read from memory."""
+        self.homes[node] = draft
+        below = draft.dependents
+        for request in readers:
+            request.read = True
+            request.draft.loads += 1
+            request.draft.pending -= 1
+            below |= 1 << request.draft.number | request.draft.dependents
+        self.depend(draft, below)
+
+    def memory_of(self, value: Node) -> Node:
+        """The value whose memory `value` is written to: itself, but for scatters in place."""
+        while value in self.aliases:
+            value = self.aliases[value]
+        return value
+
+    def run_before(self, draft: Draft, later: Draft) -> None:
+        """Let `draft` run before `later`, which writes the same memory."""
+        later.after.append(draft)
+        self.depend(draft, draft.dependents | 1 << later.number | later.dependents)
+
+    def depend(self, draft: Draft, below: int) -> None:
+        """Let the drafts in the set `below` depend on `draft`, and on all that it depends on."""
+        if below == draft.dependents:
+            return
+        draft.dependents = below
+        if not draft.count:
+            return  # new: nothing is upstream of it yet
+        bit = 1 << draft.number
+        for other in self.drafts:
+            if other.dependents & bit:
+                other.dependents |= below
+
+    def open_draft(self, shape: tuple[object, ...]) -> Draft:
+        """A new kernel whose outputs have this shape."""
+        draft = make_draft(len(self.drafts), shape, self.ranges, self.outer)
+        self.drafts.append(draft)
+        self.by_shape.setdefault(draft.extents, []).append(draft)
+        return draft
+
+    # --- requests
+    # -----------------------------------------------------------------------------------
+
+    def resolve(
+        self,
+        node: Node,
+        idx: Idx,
+        draft: Draft,
+        scope: Idx,
+        share: float = 1.0,
+        evals: float | None = None,
+        above: int = 0,
+    ) -> Part:
+        """Element `idx` of a value: views become index arithmetic, the rest a request."""
+        op = node.op
+        while op.bit & VIEWS:
+            idx = self._below(node, idx)
+            node = node.src[0]
+            op = node.op
+            evals = None
+        if op is Ops.CONST or node.dtype is dtypes.index:
+            return node
+        if op is Ops.IOTA:
+            return cast(idx[0], node.dtype)
+        if not node.shape:
+            idx = ()
+            evals = None
+        return self.request(node, idx, draft, scope, share, evals, above)
+
+    def place(
+        self,
+        node: Node,
+        idx: Idx,
+        draft: Draft,
+        scope: Idx,
+        share: float = 1.0,
+        above: int = 0,
+    ) -> Node:
+        """Element `idx` of an array of indices, as an index."""
+        found = self.resolve(node, idx, draft, scope, share, None, above)
+        if isinstance(found, Node):
+            return to_index(found)
+        if found.placeholder is None:
+            made = self.tokens.get(found.node)
+            if made is None:
+                made = self.tokens[found.node] = token(found.node, len(self.tokens))
+            found.placeholder = Node(Ops.INDEX, found.node.dtype, (made, *found.idx))
+            draft.placeholders[found.placeholder] = found
+        return to_index(found.placeholder)
+
+    def _below(self, view: Node, idx: Idx) -> Idx:
+        """Where element `idx` of a view lies in its source."""
+        key = (view.op, view.arg, view.src[0].shape)
+        known = self.moved.get(key)
+        if known is None:
+            known = self.moved[key] = _mover(view) or {}
+        if not isinstance(known, dict):
+            return known((*idx, ZERO))
+        found = known.get(idx)
+        if found is None:
+            found = known[idx] = VIEW_RULES[view.op](view, idx)
+        return found
+
+    def through_pad(self, view: Node, idx: Idx) -> tuple[Node, Idx]:
+        """(condition, source index) of element `idx` of a PAD."""
+        key = ((view.op, view.arg, view.src[0].shape), idx)
+        found = self.padded.get(key)
+        if found is None:
+            found = self.padded[key] = through_pad(view, idx)
+        return found
+
+    def request(
+        self,
+        node: Node,
+        idx: Idx,
+        draft: Draft,
+        scope: Idx,
+        share: float = 1.0,
+        evals: float | None = None,
+        above: int = 0,
+    ) -> Request:
+        """Want one element of a value, which is no view, inside a kernel.
+
+        above: bits of the reductions in whose bodies that is.
+        """
+        if evals is None:
+            # What is in memory is never evaluated.
+            evals = 0.0
+            if node.op is not Ops.PARAM:
+                evals = share * scope_points(scope, idx, self.points)
+        key = (node, idx)
+        found = draft.requests.get(key)
+        if found is not None:
+            if evals > found.evals:
+                found.scope, found.share, found.evals = scope, share, evals
+            found.merges = found.fresh = False
+            found.above |= above
+            return found
+        found = draft.requests[key] = Request(node, draft, idx, scope, share, evals, above)
+        if node.op is Ops.PARAM:
+            found.read = True
+            draft.loads += 1
+        else:
+            draft.pending += 1
+            readers = self.wanted.get(node)
+            if readers is None:
+                self.wanted[node] = [found]
+            else:
+                readers.append(found)
+        return found
+
+    def is_wanted(self, node: Node, idx: Idx, draft: Draft) -> bool:
+        """Whether a kernel wants a value at an index already, for something else."""
+        while node.op.bit & VIEWS:
+            idx = self._below(node, idx)
+            node = node.src[0]
+        return (node, idx) in draft.requests
+
+
+def _mover(view: Node) -> Callable[[Idx], Idx] | None:
+    """What gives the index of a view's source for (*idx, 0); None where that takes arithmetic."""
+    axes = axes_of(view)
+    if axes is None:
+        return None
+    if len(axes) > 1:
+        return itemgetter(*axes)
+    return partial(taken, axes)
