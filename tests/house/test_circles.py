@@ -31,17 +31,12 @@ ir.evaluate: gpu_linear gpu_machine
 ir.evaluate: gpu_loop gpu_thread
 kernel.linearise: folds lazy rules statement_rows transposed values
 runtime.nvidia: copies.peers device fault_report
-runtime.nvidia.copies: host_copies shared_copies
-runtime.nvidia.driver: memory objects pieces
 runtime.nvidia.lists: list_image list_words
 runtime.nvidia.queue: channel launch_memory
 tensor: array.arguments array.operands autograd.backward ops.convert ops.convolution ops.creation \
     ops.distances ops.elementwise ops.functions ops.indexing ops.inplace ops.joining ops.losses \
     ops.normalisation ops.picking ops.pooling ops.products ops.random ops.reductions ops.scans \
     ops.shapes ops.sorting ops.special tensor
-testing.virtual_gpu.machine: compute copy_engine host machine
-testing.virtual_gpu.ptx: block operands ops.access ops.convert ops.copies ops.floats ops.flow \
-    ops.integers ops.matrix ops.mbarrier ops.warp ops.wgmma program
 """
 
 

@@ -33,8 +33,9 @@ from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandList, Kernel, Slot
 from baregrad.runtime.nvidia.copies.copy_code import copy_code
 from baregrad.runtime.nvidia.copies.copy_engines import copy_engines
-from baregrad.runtime.nvidia.copies.host_copies import PYTHON_OPTIONS, Staging, default_options
+from baregrad.runtime.nvidia.copies.host_copies import Staging
 from baregrad.runtime.nvidia.copies.peers import copy_between, peer_access
+from baregrad.runtime.nvidia.copies.staging_options import PYTHON_OPTIONS, default_options
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.driver.port import open_port
 from baregrad.runtime.nvidia.lists.list_style import DEFAULT_STYLE, STYLES, style_of

@@ -16,8 +16,9 @@ from baregrad.base.errors import BaregradError, DeviceError, DriverError, OutOfM
 from baregrad.program import Program
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Kernel, Slot
-from baregrad.runtime.nvidia.copies.host_copies import Staging, StagingOptions
+from baregrad.runtime.nvidia.copies.host_copies import Staging
 from baregrad.runtime.nvidia.copies.peers import copy_between, peer_access
+from baregrad.runtime.nvidia.copies.staging_options import StagingOptions
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.lists.list_style import STYLES
 from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel

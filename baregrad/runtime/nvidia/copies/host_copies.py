@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,12 @@ from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.copies.copy_code import copy_code
 from baregrad.runtime.nvidia.copies.copy_threads import Crew
 from baregrad.runtime.nvidia.copies.shared_copies import SharedCopies
+from baregrad.runtime.nvidia.copies.staging_options import (
+    StagingOptions,
+    Wait,
+    Watch,
+    default_options,
+)
 from baregrad.runtime.nvidia.driver.memory import PAGE_NBYTES, Allocation
 from baregrad.runtime.nvidia.queue.pushbuffer import COPY_CHUNK_NBYTES, PushBuffer
 
@@ -33,16 +39,6 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.queue.channel import Channel
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Wait = Callable[["Channel", int], None]
-
-
-class Watch(Protocol):
-    """Makes what is called again and again while a channel's work is waited for."""
-
-    def __call__(self, channel: Channel, progress: Callable[[], int]) -> Callable[[], None]:
-        """Return what raises DriverError for a fault, or where nothing moves for too long."""
-        ...
-
 
 # What one thread uses for itself.
 _OWN_NBYTES = 4 << 20
@@ -57,38 +53,11 @@ _VALUE = struct.Struct("<Q")
 _MASK = 0xFFFFFFFF
 
 
-class StagingOptions(NamedTuple):
-    """How ordinary arrays are copied.
-
-    From `shared_from` bytes on, so many `workers` (0: half of the processors, 8 at most) copy
-    pieces of `piece_nbytes` at most, each with `depth` of them under way, and cut what is left so
-    that each would get `rounds` pieces of it at least. `large_pages`: pieces lie in pages of 2 MiB
-    of the driver's own, where there are some. `native`: threads run machine code; `pipelined`: a
-    piece of theirs may begin before the one in front has ended.
-    """
-
-    workers: int = 0
-    piece_nbytes: int = 2 << 20
-    depth: int = 4
-    rounds: int = 1
-    shared_from: int = 4 << 20
-    large_pages: bool = True
-    pipelined: bool = True
-    native: bool = True
-
-
-# In Python a piece costs more, and so does waking a thread.
-PYTHON_OPTIONS = StagingOptions(depth=2, rounds=4, native=False)
 _MOST_WORKERS = 8
 # What one thread in Python is worth waking for.
 _WORKER_NBYTES = 4 << 20
 # Direct copies are looked at without naps for as long as they take at this rate, and some more.
 _SLOW_RATE, _LOOK_S = 20e9, 200e-6
-
-
-def default_options() -> StagingOptions:
-    """Return what is best for this machine."""
-    return PYTHON_OPTIONS if copy_code() is None else StagingOptions()
 
 
 class Sender:

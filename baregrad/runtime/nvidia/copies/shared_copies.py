@@ -35,7 +35,7 @@ from baregrad.runtime.nvidia.driver.port import KernelPort
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.copies.host_copies import StagingOptions, Wait, Watch
+    from baregrad.runtime.nvidia.copies.staging_options import StagingOptions, Wait, Watch
     from baregrad.runtime.nvidia.driver.objects import Gpu
     from baregrad.runtime.nvidia.driver.pieces import Piece
     from baregrad.runtime.nvidia.queue.channel import Channel

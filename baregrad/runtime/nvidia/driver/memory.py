@@ -10,17 +10,14 @@ import errno
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import ArgumentError, DriverError, OutOfMemory
 from baregrad.runtime.nvidia.abi import Record
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi import status as nv_status
+from baregrad.runtime.nvidia.driver.card import Card
 from baregrad.runtime.nvidia.driver.teardown import Teardown
-
-if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.driver.objects import Gpu
 
 PAGE_NBYTES = 4 << 10
 HUGE_PAGE_NBYTES = 2 << 20
@@ -61,9 +58,9 @@ class MemoryManager:
     Every piece is freed with its `owner`, by default after the GPU's channels.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-        self._client = gpu.client
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._client = card.client
 
     def device(
         self, nbytes: int, *, low: bool = False, owner: Teardown | None = None
@@ -150,7 +147,7 @@ class MemoryManager:
         handle = self._allocate(teardown, nv.NV01_MEMORY_LOCAL_USER, params)
         if not visible:
             return handle, 0
-        return handle, self.map_for_host(teardown, handle, nbytes, node=self._gpu.node)
+        return handle, self.map_for_host(teardown, handle, nbytes, node=self._card.node)
 
     def _system_memory(self, nbytes: int, teardown: Teardown) -> tuple[int, int]:
         params = self._params(
@@ -191,11 +188,11 @@ class MemoryManager:
 
     def _pin(self, address: int, nbytes: int, teardown: Teardown) -> int:
         """Keep pages of this process in place and return the driver's handle for them."""
-        client, gpu = self._client, self._gpu
+        client, card = self._client, self._card
         record = client.struct("alloc_memory").record(fd=-1)
         handle = client.fresh_handle()
         record["params.hRoot"] = client.root
-        record["params.hObjectParent"] = gpu.device
+        record["params.hObjectParent"] = card.device
         record["params.hObjectNew"] = handle
         record["params.hClass"] = nv.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
         record["params.flags"] = nv.OS_DESCRIPTOR_FLAGS
@@ -203,9 +200,9 @@ class MemoryManager:
         record["params.limit"] = nbytes - 1
         client.resource_manager(
             nv.NV_ESC_RM_ALLOC_MEMORY, record, f"to pin {nbytes} bytes",
-            fd=gpu.fd, status="params.status",
+            fd=card.fd, status="params.status",
         )  # fmt: skip
-        teardown.push("the pin", lambda: client.free(gpu.device, handle))
+        teardown.push("the pin", lambda: client.free(card.device, handle))
         return handle
 
     # Steps that they share.
@@ -221,7 +218,7 @@ class MemoryManager:
         )
 
     def _allocate(self, teardown: Teardown, kind: int, params: Record) -> int:
-        client, device = self._client, self._gpu.device
+        client, device = self._client, self._card.device
         return client.make(teardown, "the memory", device, kind, params)
 
     def map_for_host(self, teardown: Teardown, handle: int, nbytes: int, *, node: str) -> int:
@@ -230,11 +227,11 @@ class MemoryManager:
         The driver keeps one mapping for each descriptor, so each gets its own: of the GPU's node
         for its memory and registers, of the control node for host memory.
         """
-        client, gpu, port = self._client, self._gpu, self._client.port
+        client, card, port = self._client, self._card, self._client.port
         fd = client.open_node(node, teardown)
-        if node == gpu.node:
-            gpu.register_fd(fd)
-        parent = gpu.device
+        if node == card.node:
+            card.register_fd(fd)
+        parent = card.device
         record = client.struct("map_memory").record(fd=fd)
         record["params.hClient"] = client.root
         record["params.hDevice"] = parent
@@ -286,7 +283,7 @@ class MemoryManager:
         if host is not None:
             # A use after the end then raises, instead of reading what is no longer mapped.
             teardown.push("the view", host.release)
-        parent = self._gpu.allocations if owner is None else owner
+        parent = self._card.allocations if owner is None else owner
         token = parent.push(name, teardown.close)
         close = functools.partial(parent.run, token)
         return Allocation(gpu_va, nbytes, handle, host, address, _close=close)
@@ -316,7 +313,7 @@ class MemoryManager:
             hClient=client.root,
             hMemory=handle,
         )
-        record["perGpuAttributes[0].gpuUuid"] = self._gpu.uuid
+        record["perGpuAttributes[0].gpuUuid"] = self._card.uuid
         record["perGpuAttributes[0].gpuMappingType"] = nv.MAPPING_READ_WRITE_ATOMIC
         client.uvm(nv.UVM_MAP_EXTERNAL_ALLOCATION, record, f"to map {nbytes} bytes on the GPU")
 

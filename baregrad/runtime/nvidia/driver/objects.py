@@ -10,6 +10,7 @@ from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import Record
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.rm_structs import WORD
+from baregrad.runtime.nvidia.driver.card import Card
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.memory import MemoryManager
 from baregrad.runtime.nvidia.driver.pieces import Pieces
@@ -36,22 +37,15 @@ class UnitCounts:
         return self.units_per_tpc * self.tpcs_per_gpc * self.gpcs
 
 
-class Gpu:
-    """An open GPU: device, subdevice, doorbell and address space, freed in reverse order.
+class Gpu(Card):
+    """An open GPU: a card with its doorbell, address space and memory, freed in reverse order.
 
-    `generation` is its row of `target/nvidia.py`; `uuid` its 16 bytes. The node stays open, since
-    the driver lets the GPU sleep when nobody has it open.
+    `generation` is its row of `target/nvidia.py`.
     """
 
     def __init__(self, client: Client, index: int = 0) -> None:
-        self.client = client
-        self.teardown = Teardown()
+        super().__init__(client, index)
         with self.teardown:
-            self.gpu_id, minor = client.card(index)
-            self.node = f"/dev/nvidia{minor}"
-            self.fd = client.open_node(self.node, self.teardown)
-            self.register_fd(self.fd)
-            self._open_device()
             self.generation: NvidiaGeneration = nvidia_row(self.classes())
             self.memory = MemoryManager(self)
             self.usermode = client.make(
@@ -62,34 +56,11 @@ class Gpu:
             )
             self._open_address_space()
             # Channels are closed first, then memory, since they may still be using it.
-            self.allocations = Teardown()
             self.teardown.push("memory", self.allocations.close)
             self.channels = Teardown()
             self.teardown.push("channels", self.channels.close)
             self.pieces = Pieces(self.memory)
         self._token = client.teardown.push(self.node, self.teardown.close)
-
-    def register_fd(self, fd: int) -> None:
-        """Tell the driver which client a descriptor of the GPU's node belongs to."""
-        record = self.client.struct("register_fd").record(ctl_fd=self.client.control_fd)
-        self.client.resource_manager(
-            nv.NV_ESC_REGISTER_FD, record, f"to register {self.node}", fd=fd, status=""
-        )
-
-    def _open_device(self) -> None:
-        client = self.client
-        info = client.struct("id_info").record(gpuId=self.gpu_id)
-        client.control(client.root, nv.NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2, info)
-        params = client.struct("device").record(
-            deviceId=info["deviceInstance"], hClientShare=client.root
-        )
-        self.device = client.make(
-            self.teardown, "the device", client.root, nv.NV01_DEVICE_0, params
-        )
-        self.subdevice = client.make(
-            self.teardown, "the subdevice", self.device, nv.NV20_SUBDEVICE_0,
-            client.struct("subdevice").record(subDeviceId=info["subDeviceInstance"]),
-        )  # fmt: skip
 
     def _open_address_space(self) -> None:
         """Make an address space, whose page tables the unified memory driver fills at our word."""
@@ -100,7 +71,6 @@ class Gpu:
         self.va_space = client.make(
             self.teardown, "the address space", self.device, nv.FERMI_VASPACE_A, params
         )
-        self.uuid = self._read_uuid()
         record = client.struct("uvm_register_gpu").record(gpu_uuid=self.uuid, rmCtrlFd=-1)
         client.uvm(nv.UVM_REGISTER_GPU, record, "to register the GPU")
         self.teardown.push("the GPU's registration", self._unregister)
@@ -120,11 +90,6 @@ class Gpu:
     def _unregister_va_space(self) -> None:
         record = self.client.struct("uvm_unregister_gpu_vaspace").record(gpuUuid=self.uuid)
         self.client.uvm(nv.UVM_UNREGISTER_GPU_VASPACE, record, "to unregister addresses")
-
-    def _read_uuid(self) -> bytes:
-        record = self.client.struct("gid_info").record(flags=nv.GID_FORMAT_BINARY, length=16)
-        self.client.control(self.subdevice, nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO, record)
-        return record.data("data")[:16]
 
     # What the GPU says of itself.
 

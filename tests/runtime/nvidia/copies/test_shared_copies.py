@@ -11,7 +11,7 @@ import pytest
 
 from baregrad.base.errors import DeviceError, DriverError
 from baregrad.runtime.nvidia.copies.copy_code import copy_code
-from baregrad.runtime.nvidia.copies.host_copies import Staging, StagingOptions
+from baregrad.runtime.nvidia.copies.host_copies import Staging
 from baregrad.runtime.nvidia.copies.piece_words import LEAST_PIECE_NBYTES, cut
 from baregrad.runtime.nvidia.copies.shared_copies import (
     _MOST_PIECES,
@@ -19,6 +19,7 @@ from baregrad.runtime.nvidia.copies.shared_copies import (
     _MOST_WHOLE,
     SharedCopies,
 )
+from baregrad.runtime.nvidia.copies.staging_options import StagingOptions
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 
