@@ -29,7 +29,6 @@ KNOWN_CIRCLES = """
 ir.core: attrs bounds digest index integers layout monoid node shape
 ir.evaluate: gpu_linear gpu_machine
 ir.evaluate: gpu_loop gpu_thread
-kernel.linearise: folds lazy rules statement_rows transposed values
 runtime.nvidia: copies.peers device fault_report
 runtime.nvidia.lists: list_image list_words
 runtime.nvidia.queue: channel launch_memory

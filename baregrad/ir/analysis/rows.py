@@ -15,6 +15,8 @@ from baregrad.ir.core.op import Ops
 TOGETHER = 4
 # Of fewer instructions a row does not wait for itself long enough.
 SHORTEST = 12
+# From this many neighbours in memory on, rows are exchanged for them: one access serves them all.
+LEAST_NEIGHBOURS = 4
 _PLACE = itemgetter(0)
 # Rows of a register get ids of their own: its own one, then theirs in so many bits.
 _BITS = 12

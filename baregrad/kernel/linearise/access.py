@@ -10,7 +10,8 @@ from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import TILE_BINDS, Access, Reg
+from baregrad.ir.core.attrs import Access, Reg
+from baregrad.ir.core.axes import TILE_BINDS
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import NO_RANGES, Node, instruction, toposort_having
 from baregrad.ir.core.op import Ops, mask_of

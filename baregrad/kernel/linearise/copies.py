@@ -25,13 +25,13 @@ def copy_to(values: Values, node: Node) -> None:
     places = (*indices, *value.src[1:], *conditions, *values.masks)
     ranges = frozenset[Node]().union(*[place.ranges for place in places])
     to, origin = values.memory.addresses[node], values.memory.addresses[value]
-    lanes = values.lanes_of(ranges)
+    lanes = values.tiles.lanes_of(ranges)
     for address in (to, origin):
         even = address.is_regular(lanes) and address.stride == (1 if lanes > 1 else 0)
         if not even or (lanes > 1 and (address.constant % lanes or not address.is_even(lanes))):
             raise CompilerBug("an asynchronous copy of elements that lie apart", found=node)
     scopes = values.scopes
-    for point in values.points(values.axes_of(ranges)):
+    for point in values.tiles.points(values.tiles.axes_of(ranges), values.point):
         values.point = point
         test = values.mask(values.masks) if values.masks else None
         if test is not None and test.op is Ops.CONST:

@@ -9,28 +9,27 @@ the order of the evaluator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baregrad.base.bits import is_power_of_two, next_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import THREAD_BINDS, Alloc, Machine, Reduce, Var
+from baregrad.ir.core.attrs import Alloc, Machine, Reduce
+from baregrad.ir.core.axes import THREAD_BINDS, Var
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.linearise.access import access_of, lanes_of
 from baregrad.kernel.linearise.lazy import SPARE_ID
-
-if TYPE_CHECKING:
-    from baregrad.kernel.linearise.values import Values
+from baregrad.kernel.linearise.reader import Reader
 
 WARP = 32
 BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
 Parts = tuple[Node, ...]
 
 
-def reduce(values: Values, node: Node, operands: Sequence[Any]) -> Any:
+def reduce(values: Reader, node: Node, operands: Sequence[Any]) -> Any:
     """The rule of a REDUCE over tile ranges: unrolled ones first, then lanes, then threads."""
     monoid: Monoid = node.arg.monoid
     inner = [child for child in node.src if child.op is Ops.RANGE]
@@ -46,7 +45,7 @@ def reduce(values: Values, node: Node, operands: Sequence[Any]) -> Any:
     # The first range varies slowest; folding it first means folding columns of the others.
     items: list[Parts] = []
     before = values.point
-    for point in values.points(tuple(unrolled)):
+    for point in values.tiles.points(tuple(unrolled), values.point):
         values.point = point
         items.append(tuple([values.value(part) for part in parts]))
     values.point = before
@@ -64,7 +63,7 @@ def reduce(values: Values, node: Node, operands: Sequence[Any]) -> Any:
     return result if monoid.arity > 1 else result[0]
 
 
-def combine(values: Values, monoid: Monoid, left: Parts, right: Parts) -> Parts:
+def combine(values: Reader, monoid: Monoid, left: Parts, right: Parts) -> Parts:
     """The monoid's combination of two tuples of linear values."""
     if monoid.primitive is not None:
         return (values.compute(monoid.primitive, monoid.states[0], (left[0], right[0])),)
@@ -80,7 +79,7 @@ def combine(values: Values, monoid: Monoid, left: Parts, right: Parts) -> Parts:
     return tuple([found[part] for part in monoid.combine])
 
 
-def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
+def fold_items(values: Reader, monoid: Monoid, items: list[Parts]) -> Parts:
     """Items folded by halves, in the order of the loop level's evaluator.
 
     Item i meets item i + h, h the largest power of two below n; neighbours if order counts.
@@ -97,7 +96,7 @@ def fold_items(values: Values, monoid: Monoid, items: list[Parts]) -> Parts:
     return items[0]
 
 
-def fold_lanes(values: Values, monoid: Monoid, parts: Parts, lanes: int) -> Parts:
+def fold_lanes(values: Reader, monoid: Monoid, parts: Parts, lanes: int) -> Parts:
     """The lanes of vectors folded into scalars, in the order of `fold_items`."""
     emit = values.scopes.emit
     if monoid.primitive is not None and monoid.commutative and not values.gpu:
@@ -116,7 +115,7 @@ def fold_lanes(values: Values, monoid: Monoid, parts: Parts, lanes: int) -> Part
     return fold_items(values, monoid, items)
 
 
-def fold_threads(values: Values, monoid: Monoid, parts: Parts, axes: list[Node]) -> Parts:
+def fold_threads(values: Reader, monoid: Monoid, parts: Parts, axes: list[Node]) -> Parts:
     """States of each thread folded along some axes of the block; every thread gets the result."""
     for axis in sorted(axes, key=lambda axis: THREAD_BINDS.index(axis.arg.bind)):
         count = lanes_of(axis)
@@ -130,14 +129,14 @@ def fold_threads(values: Values, monoid: Monoid, parts: Parts, axes: list[Node])
     return parts
 
 
-def _threads(values: Values) -> int:
+def _threads(values: Reader) -> int:
     total = 1
     for size in values.block:
         total *= size
     return total
 
 
-def _in_warp(values: Values, monoid: Monoid, parts: Parts, count: int, stride: int) -> bool:
+def _in_warp(values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int) -> bool:
     """Whether lanes of one warp can fold an axis among themselves."""
     if _threads(values) % WARP or any(part.shape for part in parts):
         return False
@@ -149,7 +148,7 @@ def _in_warp(values: Values, monoid: Monoid, parts: Parts, count: int, stride: i
 
 
 def _through_lanes(
-    values: Values, monoid: Monoid, parts: Parts, count: int, stride: int
+    values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int
 ) -> Parts:
     half = count // 2
     while half:
@@ -159,7 +158,7 @@ def _through_lanes(
     return parts
 
 
-def _exchanged(values: Values, part: Node, mask: int) -> Node:
+def _exchanged(values: Reader, part: Node, mask: int) -> Node:
     """The value of the lane whose number differs in the bits of `mask`."""
     carrier = _carrier(part.dtype)
     one = part if carrier is part.dtype else values.apply(Ops.CAST, carrier, part)
@@ -176,7 +175,7 @@ def _carrier(dtype: DType) -> DType:
 
 
 def _through_memory(
-    values: Values, monoid: Monoid, parts: Parts, count: int, stride: int
+    values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int
 ) -> Parts:
     scopes = values.scopes
     total = _threads(values)
@@ -220,7 +219,7 @@ def _through_memory(
     return tuple(kept)
 
 
-def _exchange(values: Values, place: int, dtype: DType, count: int) -> Node:
+def _exchange(values: Reader, place: int, dtype: DType, count: int) -> Node:
     """Shared memory in which threads show each other a part of a state, the same for all folds."""
     key = (place, dtype, count)
     found = values.exchanges.get(key)

@@ -6,17 +6,15 @@ the reduction of a huge argument by pi, lane by lane in a loop, which keeps the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Alloc
 from baregrad.ir.core.node import Node, const, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.linearise.access import access_of
+from baregrad.kernel.linearise.reader import Reader
 from baregrad.kernel.linearise.scopes import MOMENT, ZERO
-
-if TYPE_CHECKING:
-    from baregrad.kernel.linearise.values import Values
 
 OPAQUE = frozenset((Ops.LOAD, Ops.GUARD, Ops.REDUCE, Ops.RANGE))
 # From this many ops on, a loop over the lanes is worth its trips through memory.
@@ -49,7 +47,7 @@ def shared_by_guards(order: list[Node]) -> list[Node]:
     return [node for node in below if node in around and node.src]
 
 
-def lazy(values: Values, node: Node) -> Any:
+def lazy(values: Reader, node: Node) -> Any:
     """The value of a GUARD without loads.
 
     Guards of one condition in one expression share the branch.
@@ -69,20 +67,20 @@ def lazy(values: Values, node: Node) -> Any:
     return found[group.index(node)]
 
 
-def is_branch(values: Values, load: Node, mask: Node) -> bool:
+def is_branch(values: Reader, load: Node, mask: Node) -> bool:
     """Whether a guarded LOAD is left out by a branch: many accesses, and one condition for all."""
     if values.gpu or values.masks or mask.shape or mask.op is Ops.CONST:
         return False
     return values.memory.addresses[load].is_scattered
 
 
-def lazy_load(values: Values, node: Node, mask: Node) -> Node:
+def lazy_load(values: Reader, node: Node, mask: Node) -> Node:
     """A GUARD of lanes that lie apart, under a condition that is the same for all of them."""
     (found,) = _at_once(values, [node], mask, values.memory.addresses[node.src[1]].width)
     return found
 
 
-def _at_once(values: Values, group: list[Node], mask: Node, lanes: int = 0) -> list[Node]:
+def _at_once(values: Reader, group: list[Node], mask: Node, lanes: int = 0) -> list[Node]:
     """A register for each guard, set for all lanes, those of the mask, if any lane wants it."""
     scopes = values.scopes
     lanes = lanes or (mask.shape[0] if mask.shape else 1)
@@ -112,7 +110,7 @@ def _at_once(values: Values, group: list[Node], mask: Node, lanes: int = 0) -> l
     return registers
 
 
-def _inputs(values: Values, group: list[Node]) -> list[Node] | None:
+def _inputs(values: Reader, group: list[Node]) -> list[Node] | None:
     """The vectors that long guarded values are computed from; None to compute all lanes at once."""
     shared = values.shared
     order = toposort(
@@ -122,7 +120,7 @@ def _inputs(values: Values, group: list[Node]) -> list[Node] | None:
         return None
     found = []
     for node in order:
-        if values.lanes_of(node.ranges) == 1:
+        if values.tiles.lanes_of(node.ranges) == 1:
             continue
         if node in shared and node.dtype.kind != "bool":
             found.append(node)
@@ -131,7 +129,7 @@ def _inputs(values: Values, group: list[Node]) -> list[Node] | None:
     return found
 
 
-def _by_lane(values: Values, group: list[Node], mask: Node, inputs: list[Node]) -> list[Node]:
+def _by_lane(values: Reader, group: list[Node], mask: Node, inputs: list[Node]) -> list[Node]:
     """A loop over the lanes that computes the guarded values of those that want them."""
     scopes = values.scopes
     lanes = mask.shape[0]
@@ -174,7 +172,7 @@ def _by_lane(values: Values, group: list[Node], mask: Node, inputs: list[Node]) 
     return found
 
 
-def _spilled(values: Values, vector: Node, lanes: int) -> Node:
+def _spilled(values: Reader, vector: Node, lanes: int) -> Node:
     """Private memory that holds a vector's lanes."""
     where = Alloc(SPARE_ID + values.spare(), "register", (lanes,))
     alloc = Node(Ops.ALLOC, vector.dtype, (), where)
@@ -183,7 +181,7 @@ def _spilled(values: Values, vector: Node, lanes: int) -> Node:
     return alloc
 
 
-def _lane(values: Values, alloc: Node, counter: Node) -> Node:
+def _lane(values: Reader, alloc: Node, counter: Node) -> Node:
     """The lane that a loop has come to."""
     access = access_of(1, 1, 0, alloc.dtype.itemsize)
     floor = len(values.scopes.stack) - 1

@@ -13,7 +13,7 @@ from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.core.attrs import TILE_BINDS, Var
+from baregrad.ir.core.axes import TILE_BINDS, Var
 from baregrad.ir.core.bounds import INFINITE, bounds
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, instruction, make_node
@@ -162,8 +162,8 @@ def _store(values: Values, node: Node) -> None:
         # Mostly what is written where has the axes of both already.
         if not place.ranges <= ranges:
             ranges = ranges | place.ranges
-    axes = values.axes_of(ranges)
-    lanes = values.lanes_of(ranges)
+    axes = values.tiles.axes_of(ranges)
+    lanes = values.tiles.lanes_of(ranges)
     if not axes and not values.masks and node.arg is None and not values.gpu:
         _store_once(values, node, lanes)
         values.scopes.end_statement()
@@ -171,9 +171,9 @@ def _store(values: Values, node: Node) -> None:
     address = values.memory.addresses[node]
     writes: list[tuple[Node, Node | None, Any]] = []
     late = bool(axes) and values.memory.reads_elsewhere(node, axes)
-    points = values.points(axes)
+    points = values.tiles.points(axes, values.point)
     # A value that differs from point to point is not asked for twice.
-    same_axes = own is ranges or axes == values.axes_of(own)
+    same_axes = own is ranges or axes == values.tiles.axes_of(own)
     compute = values.fresh if same_axes else values.value
     plain = not late and node.arg is None and not values.masks and not values.gpu
     begins: list[int] = []

@@ -28,10 +28,10 @@ def multiply(values: Values, node: Node) -> None:
     mma = node.arg
     deep = mma.shape[2] // ROW
     ranges = total.ranges | left.ranges | right.ranges
-    axes = tuple([axis for axis in values.axes_of(ranges) if axis is not HALVES])
+    axes = tuple([axis for axis in values.tiles.axes_of(ranges) if axis is not HALVES])
     known: dict[Any, Registers] = {}
     accumulators = values.memory.addresses[total]
-    for point in values.points(axes):
+    for point in values.tiles.points(axes, values.point):
         values.point = point
         a = _matrices(values, known, left, 2 * deep, mma.a_major != "k")
         b = _matrices(values, known, right, deep, mma.b_major != "k")
@@ -72,7 +72,7 @@ def _matrices(
     values: Values, known: dict[Any, Registers], load: Node, count: int, turned: bool
 ) -> Registers:
     """The registers that hold a factor's matrices at the present point."""
-    key = (load, tuple([values.point[axis] for axis in values.axes_of(load.ranges)]))
+    key = (load, tuple([values.point[axis] for axis in values.tiles.axes_of(load.ranges)]))
     found = known.get(key)
     if found is None:
         offset, at = values.offset(values.memory.addresses[load])

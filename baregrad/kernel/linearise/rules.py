@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
@@ -15,28 +14,23 @@ from baregrad.kernel.legalise.divide import divide_index
 from baregrad.kernel.linearise.access import lanes_of, touches_index
 from baregrad.kernel.linearise.folds import reduce
 from baregrad.kernel.linearise.lazy import is_branch, lazy, lazy_load
+from baregrad.kernel.linearise.reader import Operands, Reader, Rule
 from baregrad.kernel.linearise.scopes import ZERO, number
 from baregrad.kernel.loops.loop_pieces import stays_inside
 
-if TYPE_CHECKING:
-    from baregrad.kernel.linearise.values import Values
-
 INT32 = (-(1 << 31), (1 << 31) - 1)
-# The values of a node's sources, in their order.
-Operands = Sequence[Any]
-Rule = Callable[["Values", Node, Operands], Any]
 
 
-def _const(values: Values, node: Node, operands: Operands) -> Node:
+def _const(values: Reader, node: Node, operands: Operands) -> Node:
     return number(node.arg) if node.dtype is dtypes.index else node
 
 
-def _var(values: Values, node: Node, operands: Operands) -> Node:
+def _var(values: Reader, node: Node, operands: Operands) -> Node:
     hidden = values.gpu and node.arg.name.startswith(".")
     return make_node(Ops.VAR, dtypes.int32 if hidden else dtypes.int64, (), node.arg)
 
 
-def _range(values: Values, node: Node, operands: Operands) -> Node:
+def _range(values: Reader, node: Node, operands: Operands) -> Node:
     counter = values.counters.get(node)
     if counter is not None:
         return counter
@@ -46,14 +40,14 @@ def _range(values: Values, node: Node, operands: Operands) -> Node:
     return ZERO if lanes == 1 else values.scopes.emit(Ops.LANES, dtypes.int32, (), lanes)
 
 
-def _load(values: Values, node: Node, operands: Operands) -> Node:
+def _load(values: Reader, node: Node, operands: Operands) -> Node:
     # A statement's masks keep what it reads inside its arrays, and its values for its own lanes.
     masks = values.masks
     masked = masks and node.src[0] not in values.memory.registers and not stays_inside(node)
     return values.load(node, values.mask(masks) if masked else None)
 
 
-def _guard(values: Values, node: Node, operands: Operands) -> Any:
+def _guard(values: Reader, node: Node, operands: Operands) -> Any:
     cond, inner = node.src
     if inner.op is not Ops.LOAD:
         return lazy(values, node)
@@ -66,11 +60,11 @@ def _guard(values: Values, node: Node, operands: Operands) -> Any:
     return lazy_load(values, node, mask)
 
 
-def _elementwise(values: Values, node: Node, operands: Operands) -> Node:
+def _elementwise(values: Reader, node: Node, operands: Operands) -> Node:
     return values.compute(node.op, node.dtype, operands, node.arg)
 
 
-def _cast(values: Values, node: Node, operands: Operands) -> Node:
+def _cast(values: Reader, node: Node, operands: Operands) -> Node:
     (operand,) = operands
     if node.dtype is dtypes.index:
         low, high = bounds(node)
@@ -83,7 +77,7 @@ def _cast(values: Values, node: Node, operands: Operands) -> Node:
     return same if same.dtype is node.dtype else values.apply(Ops.CAST, node.dtype, same)
 
 
-def _index(values: Values, node: Node, operands: Operands) -> Node:
+def _index(values: Reader, node: Node, operands: Operands) -> Node:
     """Arithmetic on indices: 64 bits, or 32 where it surely fits, on GPUs or in vectors."""
     width = dtypes.int64
     if values.gpu or any(operand.shape for operand in operands):
@@ -99,7 +93,7 @@ def _index(values: Values, node: Node, operands: Operands) -> Node:
     return values.apply(node.op, dtype, *operands)
 
 
-def _proj(values: Values, node: Node, operands: Operands) -> Node:
+def _proj(values: Reader, node: Node, operands: Operands) -> Node:
     part: Node = operands[0][node.arg]
     return part
 
@@ -136,6 +130,6 @@ def rule_of(node: Node) -> Rule:
     return rule
 
 
-def known(values: Values, node: Node, operands: Operands) -> Any:
+def known(values: Reader, node: Node, operands: Operands) -> Any:
     """The rule of a value that has steps of its own, since several expressions read it."""
     return values.value(node)

@@ -6,13 +6,10 @@ Such points are the rows of a tile, and what is computed for them is one instruc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
 
-from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import Node, const, instruction
+from baregrad.ir.core.node import Node, instruction
 from baregrad.ir.core.op import ELEMENTWISE, Ops
 from baregrad.kernel.linearise.access import (
     Address,
@@ -22,25 +19,13 @@ from baregrad.kernel.linearise.access import (
     lanes_of,
     streamed_nbytes,
 )
+from baregrad.kernel.linearise.emitter import Layout, Tile
 from baregrad.kernel.linearise.lazy import is_lazy
-from baregrad.kernel.linearise.scopes import MOMENT
 from baregrad.kernel.linearise.transposed import copied_transposed, neighbours, turn
+from baregrad.kernel.linearise.values import Values
 from baregrad.kernel.loops.loop_pieces import nodes_having
 
-if TYPE_CHECKING:
-    from baregrad.kernel.linearise.values import Values
-
 _STORES = Ops.STORE.bit
-# Where a register ALLOC's tile begins, and its rows: elements from there.
-Layout = tuple[int, tuple[int, ...]]
-
-
-class Tile(NamedTuple):
-    """The points of a statement: of unrolled axes, the first varying slowest; and its lanes."""
-
-    axes: tuple[Node, ...]
-    rows: int
-    lanes: int
 
 
 def find_tiles(values: Values, kernel: Node) -> dict[Node, Tile]:
@@ -108,10 +93,10 @@ def _tile_of(values: Values, store: Node, address: Address, held: list[Node]) ->
     for place in store.src[2:]:
         if not place.ranges <= ranges:
             ranges = ranges | place.ranges
-    axes = values.axes_of(ranges)
+    axes = values.tiles.axes_of(ranges)
     if store.arg is not None or address.points or address.lanes:
         return None
-    lanes = values.lanes_of(ranges)
+    lanes = values.tiles.lanes_of(ranges)
     if address.width != lanes or len(address.unrolled) != len(axes):
         return None
     rows = prod([lanes_of(axis) for axis in axes])
@@ -196,8 +181,8 @@ def store_rows(values: Values, store: Node, tile: Tile) -> None:
     if buffer in memory.registers:
         result = _computed(values, value)
         if result.op is not Ops.CONST:
-            result = as_tile(values, result, memory.registers[buffer])
-        register = register_rows(values, buffer)
+            result = values.as_tile(result, memory.registers[buffer])
+        register = values.register_rows(buffer)
         scopes.append(instruction(Ops.SET, dtypes.token, (register, result)))
     else:
         near = neighbours(address, tile.axes, tile.lanes)
@@ -231,7 +216,7 @@ def _store_transposed(
     values: Values, store: Node, tile: Tile, near: tuple[Node, ...]
 ) -> None:
     """Write a tile by its columns: for each lane the neighbours along `near` at once."""
-    result = as_tile(values, _computed(values, store.src[1]), tile.lanes)
+    result = values.as_tile(_computed(values, store.src[1]), tile.lanes)
     size = prod([lanes_of(axis) for axis in near])
     if size == tile.rows:
         turn(values, store, near, (result,), 0, size, near != tile.axes)
@@ -250,93 +235,23 @@ def _store_transposed(
 
 def _computed(values: Values, value: Node) -> Node:
     """An expression's value for all points: a tile, or what is the same for all of them."""
-    ask = values.once if values.axes_of(value.ranges) else values.value
+    ask = values.once if values.tiles.axes_of(value.ranges) else values.value
     found: Node = ask(value)
     return found
 
 
-def as_tile(values: Values, value: Node, lanes: int) -> Node:
-    """A value as a tile of the current points, with `lanes` lanes in each row."""
-    tile = values.tile
-    assert tile is not None
-    scopes = values.scopes
-    shape = value.shape
-    if not shape or shape == (tile.rows, 1):
-        value = values.vector(value, lanes)
-    if len(value.shape) == 2:
-        return value
-    node = instruction(Ops.ROWS, value.dtype, (value,), tile.rows, (tile.rows, lanes))
-    return scopes.place(node)
 
 
-def in_rows(
-    values: Values, operands: Sequence[Node]
-) -> tuple[list[Node], tuple[int, ...]]:
-    """Operands as tiles of the current points, but for constants; and the tiles' shape."""
-    tile = values.tile
-    shapes = {operand.shape for operand in operands}
-    lanes = max([shape[-1] for shape in shapes if shape])
-    if tile is None or not {(lanes,), (tile.rows, lanes), (tile.rows, 1), ()} >= shapes:
-        raise CompilerBug("lanes of two numbers meet", found=operands)
-    found = [
-        operand if operand.op is Ops.CONST else as_tile(values, operand, lanes)
-        for operand in operands
-    ]
-    return found, (tile.rows, lanes)
 
 
-def splatted(values: Values, operands: Sequence[Node], lanes: int) -> list[Node]:
-    """Operands as vectors, but for constants."""
-    return [
-        operand
-        if operand.shape or operand.op is Ops.CONST
-        else values.scopes.emit(Ops.SPLAT, operand.dtype, (operand,), lanes, 0, lanes)
-        for operand in operands
-    ]
 
 
-def load_rows(values: Values, load: Node, mask: Node | None) -> Node:
-    """The value of a LOAD whose place differs from point to point, for all of them."""
-    buffer = load.src[0]
-    memory, scopes, tile = values.memory, values.scopes, values.tile
-    assert tile is not None
-    if buffer in memory.registers:
-        return register_rows(values, buffer)
-    address = memory.addresses[load]
-    dtype = load.dtype
-    lanes = address.width
-    src: tuple[Node, ...] = (buffer, values.base(address))
-    if mask is not None:
-        if mask.op is Ops.CONST:
-            return const(0, dtype)
-        src += (values.vector(mask, lanes),)
-    written = buffer in memory.written
-    stride = 1 if lanes == 1 else address.stride
-    constant = memory.single and not written
-    ahead = memory.ahead.get(load, 0) if memory.ahead else 0
-    rows = address.places(tile.axes)
-    strays = mask is not None and bool(mask.shape) and address.strays(buffer)
-    access = access_of(
-        lanes, stride, address.constant, dtype.itemsize, constant, ahead, rows, strays
-    )
-    floor = MOMENT if written else scopes.innermost.floor
-    node = instruction(Ops.VLOAD, dtype, src, access, (tile.rows, lanes))
-    return scopes.place(node, floor)
 
 
-def register_rows(values: Values, alloc: Node) -> Node:
-    """The register that is the tile of an ALLOC."""
-    found = values.registers.get(alloc)
-    if found is None:
-        rows = len(values.layouts[alloc][1])
-        found = values.fresh_register(alloc.dtype, values.memory.registers[alloc], rows)
-        values.registers[alloc] = found
-    return found
 
 
-def row_of(values: Values, alloc: Node, at: int) -> Node:
-    """The row of an ALLOC's tile that begins at an element."""
-    begin, rows = values.layouts[alloc]
-    tile = register_rows(values, alloc)
-    row = rows.index(at - begin)
-    return values.scopes.emit(Ops.ROW, alloc.dtype, (tile,), row, lanes=tile.shape[1])
+
+
+
+
+

@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.rows import LEAST_NEIGHBOURS
 from baregrad.ir.core.attrs import Access, Turned
 from baregrad.ir.core.node import Node, instruction
 from baregrad.ir.core.op import Ops
@@ -25,19 +25,14 @@ from baregrad.kernel.linearise.access import (
     lanes_of,
     streamed_nbytes,
 )
-
-if TYPE_CHECKING:
-    from baregrad.kernel.linearise.values import Values
-
-# From how many neighbours on one access for them is worth the exchanges.
-LEAST_STEPS = 4
+from baregrad.kernel.linearise.values import Values
 
 
 def neighbours(address: Address, axes: tuple[Node, ...], lanes: int) -> tuple[Node, ...]:
     """The unrolled axes, outermost first, whose steps are neighbours while lanes are far apart."""
-    if lanes < LEAST_STEPS or not is_power_of_two(lanes) or not address.is_regular(lanes):
+    if lanes < LEAST_NEIGHBOURS or not is_power_of_two(lanes) or not address.is_regular(lanes):
         return ()
-    if address.points or abs(address.stride) < LEAST_STEPS:
+    if address.points or abs(address.stride) < LEAST_NEIGHBOURS:
         return ()
     found: tuple[Node, ...] = ()
     run = 1
@@ -47,7 +42,7 @@ def neighbours(address: Address, axes: tuple[Node, ...], lanes: int) -> tuple[No
             break
         run *= extent
         found = (axis, *found)
-    return found if LEAST_STEPS <= run <= abs(address.stride) else ()
+    return found if LEAST_NEIGHBOURS <= run <= abs(address.stride) else ()
 
 
 def _scale(term: tuple[Node, int]) -> int:
@@ -66,7 +61,7 @@ def store_transposed(
     address = values.memory.addresses[store]
     lanes, dtype = address.width, buffer.dtype
     others = tuple(axis for axis in axes if axis not in near)
-    for point in values.points(others):
+    for point in values.tiles.points(others, values.point):
         rows = []
         for values.point in _within(point, near):
             rows.append(values.vector(compute(value), lanes))
@@ -147,7 +142,7 @@ def _copy_transposed(
     others = tuple(axis for axis in axes if axis not in near)
     count = prod([lanes_of(axis) for axis in near])
     first = dict.fromkeys(near, 0)
-    for point in values.points(others):
+    for point in values.tiles.points(others, values.point):
         mark = values.scopes.mark()
         values.point = {**point, **first}
         offset, at = values.offset(source)

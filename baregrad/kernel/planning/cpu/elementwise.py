@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.rows import LEAST_NEIGHBOURS
 from baregrad.ir.core.node import Node, toposort
 from baregrad.kernel.facts.analysis import EXPENSIVE_OPS, Access, itemsize, op_flops
 from baregrad.kernel.language.schedule import Schedule, Split
-from baregrad.kernel.linearise.transposed import LEAST_STEPS
 from baregrad.kernel.loops.loop_pieces import SCOPED
 from baregrad.kernel.planning.cpu.streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.planning.pool import choose_pool
@@ -195,7 +195,7 @@ def _steps(
     for axis in axes:
         if axis is lane or axis.stride(access) != 1 or not isinstance(axis.extent, int):
             continue
-        if LEAST_STEPS <= axis.extent and stride >= min(lanes, MOST_STEPS, axis.extent):
+        if LEAST_NEIGHBOURS <= axis.extent and stride >= min(lanes, MOST_STEPS, axis.extent):
             return axis
     return None
 

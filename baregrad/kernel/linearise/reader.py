@@ -1,0 +1,224 @@
+"""What expressions read: addresses, masks and loads, at one point of the unrolled ranges."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node, const, instruction
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.linearise.access import Address, Memory, access_of
+from baregrad.kernel.linearise.emitter import Emitter
+from baregrad.kernel.linearise.scopes import MOMENT, ZERO, number
+from baregrad.kernel.linearise.tile_axes import Point, TileAxes
+
+_ADD, _MUL, _FMA, _CONST = Ops.ADD, Ops.MUL, Ops.FMA, Ops.CONST
+# The values of a node's sources, in their order.
+Operands = Sequence[Any]
+Rule = Callable[["Reader", Node, Operands], Any]
+# Takes the coordinates of a node from the current point; None for one without unrolled ranges.
+Where = Callable[[Point], Any] | None
+Step = tuple[Node, Rule, Callable[[list[Any]], Operands] | None, bool, Where]
+
+
+class Plan(NamedTuple):
+    """How an expression is evaluated.
+
+    where: the coordinates of the whole expression. leaves: values that are the same at all points.
+    steps: each further node with its rule, what takes its operands from the values so far, whether
+    it is remembered, and its coordinates.
+    """
+
+    where: Where
+    leaves: list[Node]
+    steps: list[Step]
+
+
+class Reader(Emitter):
+    """Reads memory at places that are expressions themselves, of which `value` is the value.
+
+    point: the values of the unrolled ranges. counters: those of the looped ones. masks: the
+    conditions on tile ranges under which the current statement runs. plan: of the expression that
+    is being evaluated. shared: what lazy guards read of the expression around them. exchanges:
+    shared memory in which threads show each other values.
+    """
+
+    def __init__(self, memory: Memory, block: tuple[int, ...]) -> None:
+        super().__init__(memory, block)
+        self.tiles = TileAxes()
+        self.point: Point = {}
+        self.counters: dict[Node, Node] = {}
+        self.masks: tuple[Node, ...] = ()
+        self.plan = Plan(None, [], [])
+        self.shared: set[Node] = set()
+        self.exchanges: dict[Any, Node] = {}
+
+    @abstractmethod
+    def value(self, root: Node) -> Any:
+        """The linear value of an expression at the current point: a node, or parts of a tuple."""
+
+    @abstractmethod
+    def key(self, node: Node) -> Any:
+        """What a node's value is remembered by at the current point."""
+
+    def offset(self, address: Address) -> tuple[Node, int]:
+        """The offset of an access without its lanes, and a constant to be added.
+
+        A scalar, but where a part of it is read under a mask: that has a value for each lane.
+        """
+        total = self.base(address)
+        constant = address.at(self.point) if address.unrolled else address.constant
+        if not address.points:
+            return total, constant
+        width = self.width_of(address)
+        for atom, scale in address.points:
+            term = self.scaled(self.value(atom), scale, width)
+            if term.op is Ops.CONST:
+                constant += int(term.arg)
+            else:
+                total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
+        return total, constant
+
+    def base(self, address: Address) -> Node:
+        """The part of an offset that no tile range moves."""
+        if not address.fixed:
+            return ZERO
+        narrow = self.gpu and address.is_narrow
+        # Other keys are nodes and pairs: a number is a key of its own kind.
+        key = ~address.group if narrow else address.group
+        found: Node | None = self.scopes.memo.get(key)
+        if found is None:
+            found = self.total(address.fixed, self.width_of(address))
+            self.scopes.remember(key, found)
+        return found
+
+    def total(self, terms: Sequence[tuple[Node, int]], width: DType = dtypes.int64) -> Node:
+        """The sum of scaled atoms, outer loops' first, so that each part is found once."""
+        scopes, counters = self.scopes, self.counters
+        depth = scopes.depth
+        values = []
+        for place, (atom, scale) in enumerate(terms):
+            value = counters.get(atom)
+            if value is None:
+                value = self.value(atom)
+            values.append((depth.get(value, 0), place, value, scale))
+        if len(values) > 1:
+            values.sort()
+        total = ZERO
+        for at, _, value, scale in values:
+            first = total is ZERO
+            if self.gpu or value.op is _CONST or value.shape or total.shape:
+                term = self.scaled(value, scale, width)
+                total = term if first else self.compute(Ops.ADD, width, (total, term))
+                continue
+            # What is summed up so far is known no deeper than the value.
+            if scale != 1:
+                src = (value, number(scale)) if first else (value, number(scale), total)
+                total = scopes.place_at(instruction(_MUL if first else _FMA, width, src), at)
+            elif first:
+                total = value
+            else:
+                total = scopes.place_at(instruction(_ADD, width, (total, value)), at)
+        return total
+
+    def lane_offsets(self, address: Address, place: Node, at: int, lanes: int) -> Node:
+        """The offset of each lane of a gather or scatter, given the `offset` of all of them."""
+        width = self.width_of(address)
+        place = self.cast(place, width)
+        total = self.apply(Ops.ADD, width, place, self.cast(number(at), width))
+        parts = list(address.lanes)
+        if address.vector is not None and address.stride:
+            parts.append((address.vector, address.stride))
+        for atom, scale in parts:
+            term = self.scaled(self.cast(self.value(atom), width), scale, width)
+            total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
+        return self.vector(total, lanes)
+
+    def mask(self, conditions: Sequence[Node]) -> Node | None:
+        """The conjunction of conditions at the current point; None when it is plainly true.
+
+        The first of them are `masks`. What one reads is read where those before it hold.
+        """
+        total: Node | None = None
+        before = self.masks
+        for position, condition in enumerate(conditions):
+            self.masks = before[:position]
+            value = self.value(condition)
+            if value.op is Ops.CONST and value.arg:
+                continue
+            total = value if total is None else self.apply(Ops.AND, dtypes.bool, total, value)
+        self.masks = before
+        return total
+
+    def load(self, node: Node, mask: Node | None) -> Node:
+        """A LOAD's value at the current point; 0 in the lanes where `mask` is false."""
+        buffer = node.src[0]
+        memory = self.memory
+        address = memory.addresses[node]
+        if address.unrolled and self.tile is not None:
+            return self.load_rows(node, mask)
+        if buffer in memory.registers:
+            at = address.at(self.point) if address.unrolled else address.constant
+            return self.register(buffer, at)
+        dtype = node.dtype
+        width = 1
+        if mask is not None:
+            if mask.op is _CONST:
+                return const(0, dtype)
+            width = mask.shape[0] if mask.shape else 1
+        place, at = self.offset(address)
+        if mask is not None and width > 1 == address.width and not (place.shape or self.gpu):
+            # One element that some lanes want: it is there if any does.
+            wanted = self.scopes.emit(Ops.ANY, dtypes.bool, (mask,))
+            element = self.load(node, wanted)
+            return self.apply(Ops.WHERE, dtype, mask, element, const(0, dtype))
+        lanes, stride = address.width, address.stride
+        if lanes == 1 and width == 1:
+            stride = 1
+        elif place.shape or address.lanes or lanes == 1 or stride == 0:
+            lanes = max(lanes, width)
+            place, at, stride = self.lane_offsets(address, place, at, lanes), 0, 1
+        written = buffer in memory.written
+        align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
+        ahead = memory.ahead.get(node, 0) if memory.ahead else 0
+        constant = memory.single and not written
+        strays = mask is not None and bool(mask.shape) and address.strays(buffer)
+        access = access_of(lanes, stride, at, align, constant, ahead, strays=strays)
+        src: tuple[Node, ...] = (buffer, place)
+        if mask is not None:
+            src += (self.vector(mask, lanes),)
+        floor = MOMENT if written or (self.masks and self.gpu) else self.scopes.innermost.floor
+        if self.masks and mask is not None:
+            floor = max(floor, len(self.scopes.stack) - 1)
+        node = instruction(Ops.VLOAD, dtype, src, access, (lanes,) if lanes > 1 else ())
+        return self.scopes.place(node, floor)
+
+    def load_rows(self, load: Node, mask: Node | None) -> Node:
+        """The value of a LOAD whose place differs from point to point, for all of them."""
+        buffer = load.src[0]
+        memory, scopes, tile = self.memory, self.scopes, self.tile
+        assert tile is not None
+        if buffer in memory.registers:
+            return self.register_rows(buffer)
+        address = memory.addresses[load]
+        dtype = load.dtype
+        lanes = address.width
+        src: tuple[Node, ...] = (buffer, self.base(address))
+        if mask is not None:
+            if mask.op is Ops.CONST:
+                return const(0, dtype)
+            src += (self.vector(mask, lanes),)
+        written = buffer in memory.written
+        stride = 1 if lanes == 1 else address.stride
+        constant = memory.single and not written
+        ahead = memory.ahead.get(load, 0) if memory.ahead else 0
+        rows = address.places(tile.axes)
+        strays = mask is not None and bool(mask.shape) and address.strays(buffer)
+        access = access_of(
+            lanes, stride, address.constant, dtype.itemsize, constant, ahead, rows, strays
+        )
+        floor = MOMENT if written else scopes.innermost.floor
+        node = instruction(Ops.VLOAD, dtype, src, access, (tile.rows, lanes))
+        return scopes.place(node, floor)
