@@ -31,7 +31,6 @@ ir.evaluate: gpu_linear gpu_machine
 ir.evaluate: gpu_loop gpu_thread
 runtime.nvidia: copies.peers device fault_report
 runtime.nvidia.lists: list_image list_words
-runtime.nvidia.queue: channel launch_memory
 tensor: array.arguments array.operands autograd.backward ops.convert ops.convolution ops.creation \
     ops.distances ops.elementwise ops.functions ops.indexing ops.inplace ops.joining ops.losses \
     ops.normalisation ops.picking ops.pooling ops.products ops.random ops.reductions ops.scans \

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.copies.copy_engines import copy_engines
 from baregrad.runtime.nvidia.lists.list_image import ListImage
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.objects import Gpu

@@ -21,8 +21,10 @@ from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.driver.port import KernelPort, Port
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup, Timeline
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
+from baregrad.runtime.nvidia.queue.timeline import TimelineSemaphore
 from tests.runtime.nvidia import hardware_launch
 from tests.runtime.nvidia.hardware_tools import MIB, expect, main, noise, timed, two_channels
 
@@ -128,7 +130,7 @@ def step_engine_release() -> None:
     with Client(make_port()) as client, Gpu(client) as gpu:
         _, channel = two_channels(gpu)
         source, middle = gpu.memory.device(BIG_NBYTES), gpu.memory.device(BIG_NBYTES)
-        mine = Timeline(gpu)
+        mine = TimelineSemaphore(gpu)
         push = PushBuffer()
         push.copy(middle.gpu_va, source.gpu_va, BIG_NBYTES)
         push.copy_release(mine.gpu_va, 7, payload_bits=gpu.generation.copy_payload_bits)
@@ -204,7 +206,7 @@ def step_between() -> None:
     """One channel waits for a semaphore that the other releases, and for one of the host's."""
     with Client(make_port()) as client, Gpu(client) as gpu:
         compute, copies = two_channels(gpu)
-        gate = Timeline(gpu)
+        gate = TimelineSemaphore(gpu)
         waiting = PushBuffer()
         waiting.acquire(gate.gpu_va, 5)
         held = copies.submit(waiting)

@@ -14,7 +14,8 @@ from baregrad.runtime.nvidia.abi import names
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.driver.port import Port
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 
 MIB = 1 << 20
 

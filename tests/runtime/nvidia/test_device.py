@@ -17,7 +17,7 @@ from baregrad.runtime.nvidia import device_channels
 from baregrad.runtime.nvidia.code.cubin import read_cubin
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.lists.list_style import STYLES
-from baregrad.runtime.nvidia.queue import channel
+from baregrad.runtime.nvidia.queue import timeline
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia.device_tools import Words, program
@@ -358,7 +358,7 @@ def test_a_kernel_without_an_end_is_told_at_the_deadline(
     device.synchronize()
     port.stalled = True
     with monkeypatch.context() as patch:
-        clock = PretendedClock(patch, channel, device_channels)
+        clock = PretendedClock(patch, timeline, device_channels)
         patch.setattr(device, "timeout_s", 5)
         device.run(kernel, [buffer], {"number": 1})
         with pytest.raises(DriverError, match=r"the kernel 'link64' did not end in 5 s"):

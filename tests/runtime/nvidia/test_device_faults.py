@@ -14,7 +14,7 @@ from baregrad.base.errors import DeviceError, DriverError
 from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia import device_channels
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.queue import channel
+from baregrad.runtime.nvidia.queue import timeline
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.runtime.nvidia import device_tools
 from tests.runtime.nvidia.random_lists import ramp
@@ -56,7 +56,7 @@ def test_a_loop_without_an_end_is_told_at_its_deadline(monkeypatch: pytest.Monke
     port = VirtualPort(stall=True, step_limit=3000)
     device = NvDevice(port=port, timeout_s=10)
     with monkeypatch.context() as patch:
-        clock = PretendedClock(patch, channel, device_channels)
+        clock = PretendedClock(patch, timeline, device_channels)
         text = told(device, "endless", {}, before=5)
         assert 10 <= clock.now_s < 11
     assert "the kernel 'endless' (endless train.py:17) did not end in 10 s" in text

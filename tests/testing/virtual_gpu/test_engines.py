@@ -10,8 +10,10 @@ import pytest
 
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import methods as m
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup, Timeline
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import COPY_SUBCHANNEL, PushBuffer, split
+from baregrad.runtime.nvidia.queue.timeline import TimelineSemaphore
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.testing.virtual_gpu.virtual_tools import LIMIT_S, LINK, Opened, linked, opened
 
@@ -47,7 +49,7 @@ def test_bad_words_stop_the_channel(word: int, code: int) -> None:
 
 def test_headers_of_every_kind() -> None:
     with opened(VirtualPort()) as gpu:
-        line = Timeline(gpu.gpu)
+        line = TimelineSemaphore(gpu.gpu)
         low = m.HOST["SEM_ADDR_LO"].address >> 2
         high, bottom = split(line.gpu_va)
         execute = m.HOST["SEM_EXECUTE"].address >> 2
@@ -96,7 +98,7 @@ def test_a_pointer_past_the_ring() -> None:
 ])  # fmt: skip
 def test_acquires(operation: int, value: int, there: int, passes: bool) -> None:
     with opened(VirtualPort()) as gpu:
-        line = Timeline(gpu.gpu)
+        line = TimelineSemaphore(gpu.gpu)
         line._words[0] = there
         low = m.HOST["SEM_ADDR_LO"].address >> 2
         high, bottom = split(line.gpu_va)
@@ -113,7 +115,7 @@ def test_acquires(operation: int, value: int, there: int, passes: bool) -> None:
 def test_a_semaphore_that_is_not_aligned() -> None:
     with opened(VirtualPort()) as gpu:
         low = m.HOST["SEM_ADDR_LO"].address >> 2
-        line = Timeline(gpu.gpu)
+        line = TimelineSemaphore(gpu.gpu)
         push = raw(1 << 29 | 5 << 16 | low, line.gpu_va + 8 & 0xFFFFFFFF, line.gpu_va >> 32, 1, 0,
                    1 | 1 << 24 | 1 << 25)
         assert stopped(gpu, push) == 32
@@ -154,7 +156,7 @@ def twice(gpu: Opened, wait: bool) -> bool:
     """Copy in on a channel of its own and run LINK on another; return whether that was right."""
     state = np.arange(32, dtype=np.uint32)
     memory, kernel = gpu.put(np.zeros(32, np.uint32)), gpu.kernel(LINK, "link")
-    host, gate = gpu.gpu.memory.pinned(128), Timeline(gpu.gpu)
+    host, gate = gpu.gpu.memory.pinned(128), TimelineSemaphore(gpu.gpu)
     host.view[:128] = array("I", state.tolist()).tobytes()
     group = ChannelGroup(gpu.gpu, copy_engine=3)
     alone = Channel(group)

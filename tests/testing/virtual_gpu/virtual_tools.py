@@ -17,7 +17,8 @@ from baregrad.runtime.nvidia.driver.memory import Allocation
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.lists.launch import Kernel, Module
 from baregrad.runtime.nvidia.queue.batch import Batch
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 

@@ -20,7 +20,7 @@ from baregrad.runtime.nvidia.code.launch_descriptor import (
     write_release,
 )
 from baregrad.runtime.nvidia.queue.channel import Channel
-from baregrad.runtime.nvidia.queue.launch_memory import LaunchMemory, Place
+from baregrad.runtime.nvidia.queue.launch_memory import LaunchMemory, LaunchPlace
 from baregrad.runtime.nvidia.queue.pushbuffer import COMPUTE_SUBCHANNEL, PushBuffer
 
 _BY_ACTION = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=m.PCAS_INVALIDATE_COPY_SCHEDULE)
@@ -95,7 +95,7 @@ class Item:
 
     __slots__ = ("bank_va", "data", "form", "local_nbytes", "place")
 
-    def __init__(self, form: LaunchForm, place: Place, local_nbytes: int) -> None:
+    def __init__(self, form: LaunchForm, place: LaunchPlace, local_nbytes: int) -> None:
         self.form = form
         self.place = place
         self.local_nbytes = local_nbytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from baregrad.base.bits import round_up
 from baregrad.runtime.nvidia.code.launch_descriptor import ALIGNMENT
@@ -13,9 +12,7 @@ from baregrad.runtime.nvidia.code.local_memory import LocalPool, local_pool
 from baregrad.runtime.nvidia.driver.memory import HUGE_PAGE_NBYTES, Allocation
 from baregrad.runtime.nvidia.driver.teardown import Teardown
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
-
-if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.ring import Ring
 
 # With so many blocks in use, the host waits for the oldest instead of making another.
 _BLOCKS = 4
@@ -23,7 +20,7 @@ _GATE_NBYTES = 16
 
 
 @dataclass(eq=False)
-class Block:
+class LaunchBlock:
     """Memory that launches are written to one behind the other.
 
     It may be written anew when nobody in `holders` is going to submit what lies in there, and the
@@ -38,10 +35,10 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaunchPlace:
     """Bytes of a block, for one launch."""
 
-    block: Block
+    block: LaunchBlock
     offset: int
 
     @property
@@ -58,40 +55,40 @@ class Place:
 class LaunchMemory:
     """Belongs to a channel, after which it is freed; takes nothing before the first launch."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._memory = channel.gpu.memory
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._memory = ring.gpu.memory
         self.teardown = Teardown()
-        self._blocks: deque[Block] = deque()
+        self._blocks: deque[LaunchBlock] = deque()
         self._gate: Allocation | None = None
         self._gate_value = 0
         self.pool: LocalPool | None = None
         self._stacks: Allocation | None = None
 
-    def take(self, nbytes: int, holder: object) -> Place:
+    def take(self, nbytes: int, holder: object) -> LaunchPlace:
         """Return a place for a descriptor and its bank, which `holder` is going to submit."""
         nbytes = round_up(nbytes, ALIGNMENT)
         block = self._blocks[-1] if self._blocks else None
         if block is None or block.used + nbytes > block.memory.nbytes:
             block = self._next_block(nbytes)
         block.holders.add(holder)
-        place = Place(block, block.used)
+        place = LaunchPlace(block, block.used)
         block.used += nbytes
         return place
 
-    def _next_block(self, nbytes: int) -> Block:
+    def _next_block(self, nbytes: int) -> LaunchBlock:
         free = (one for one in self._blocks if not one.holders and nbytes <= one.memory.nbytes)
         oldest = next(free, None)
         if oldest is not None:
-            done = self._channel.timeline.value >= oldest.value
+            done = self._ring.timeline.value >= oldest.value
             if done or len(self._blocks) >= _BLOCKS:
-                self._channel.wait(oldest.value)
+                self._ring.wait(oldest.value)
                 self._blocks.remove(oldest)
                 oldest.used, oldest.recycled = 0, True
                 self._blocks.append(oldest)
                 return oldest
         nbytes = round_up(nbytes, HUGE_PAGE_NBYTES)
-        block = Block(self._memory.visible(nbytes, owner=self.teardown))
+        block = LaunchBlock(self._memory.visible(nbytes, owner=self.teardown))
         self._blocks.append(block)
         return block
 
@@ -111,9 +108,9 @@ class LaunchMemory:
         """Give every thread at least so much local memory; waits for the channel to be idle."""
         if thread_nbytes <= self.thread_nbytes:
             return
-        channel = self._channel
-        channel.wait()
-        counts = channel.gpu.counts
+        ring = self._ring
+        ring.wait()
+        counts = ring.gpu.counts
         wanted = local_pool(
             thread_nbytes,
             warps_per_unit=counts.warps_per_unit,
@@ -127,5 +124,5 @@ class LaunchMemory:
         self._stacks = self._memory.device(wanted.nbytes, owner=self.teardown)
         push = PushBuffer()
         push.set_local_memory(self._stacks.gpu_va, wanted.tpc_nbytes)
-        channel.submit(push)
+        ring.submit(push)
         self.pool = wanted

@@ -8,7 +8,9 @@ import pytest
 from baregrad.base.errors import DriverError, OutOfMemory, UnsupportedDevice
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup, Timeline
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
+from baregrad.runtime.nvidia.queue.timeline import TimelineSemaphore
 from tests.runtime.nvidia.fake_port import FakePort
 
 
@@ -136,7 +138,7 @@ def test_views_of_memory_that_is_gone_raise() -> None:
     with Client(FakePort()) as client, Gpu(client) as gpu:
         pinned = gpu.memory.pinned(4096)
         view = pinned.view
-        timeline = Timeline(gpu)
+        timeline = TimelineSemaphore(gpu)
         pinned.close()
         with pytest.raises(ValueError, match="released"):
             bytes(view)

@@ -16,8 +16,9 @@ from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.lists.launch import Kernel, Module
 from baregrad.runtime.nvidia.queue.batch import Batch
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
-from baregrad.runtime.nvidia.queue.launch_memory import Block, Place
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
+from baregrad.runtime.nvidia.queue.launch_memory import LaunchBlock, LaunchPlace
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from tests.runtime.nvidia.fake_port import FakePort
 
@@ -363,6 +364,6 @@ def test_quick_fields_are_those_of_the_table(layout: DescriptorLayout) -> None:
 
 
 def test_places_of_a_block_are_apart(gpu: Gpu) -> None:
-    block = Block(gpu.memory.visible(1))
-    Place(block, 256).write(b"abc", 2)
+    block = LaunchBlock(gpu.memory.visible(1))
+    LaunchPlace(block, 256).write(b"abc", 2)
     assert bytes(block.memory.view[256:262]) == b"\0\0abc\0"

@@ -11,7 +11,8 @@ from baregrad.runtime.nvidia.abi.methods import HOST
 from baregrad.runtime.nvidia.driver.addresses import AddressRange
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from tests.runtime.nvidia.fake_port import FakePort
 
