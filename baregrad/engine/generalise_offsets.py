@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from baregrad.dtypes import DType, as_dtype, dtypes, encode
 from baregrad.engine.canonical import Canonical
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Pad, Slice, Var
+from baregrad.ir.core.attrs import Pad, Slice
+from baregrad.ir.core.axes import Var
 from baregrad.ir.core.node import Node, cast, make_node, rebuild
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
 

@@ -26,7 +26,6 @@ RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
 }
 # A room, and the modules of it that import each other.
 KNOWN_CIRCLES = """
-ir.core: attrs bounds digest index integers layout monoid node shape
 ir.evaluate: gpu_linear gpu_machine
 ir.evaluate: gpu_loop gpu_thread
 runtime.nvidia: copies.peers device fault_report

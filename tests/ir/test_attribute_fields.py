@@ -8,7 +8,7 @@ import pytest
 
 from baregrad.base.errors import FileFormatError
 from baregrad.dtypes import dtypes
-from baregrad.ir.core import attrs
+from baregrad.ir.core import attrs, axes
 from baregrad.ir.core.attribute_fields import attribute_fields
 from baregrad.ir.core.digest import digest, stable_repr
 from baregrad.ir.core.node import Node, const
@@ -21,7 +21,7 @@ ATTRIBUTES = (
     attrs.KernelInfo("k", grid=(2,)),
     attrs.Out(None),
     attrs.Param(2, (3, 4), "x"),
-    attrs.Range(4, "M", "pool"),
+    axes.Range(4, "M", "pool"),
     attrs.Reg(3, 8),
 )
 
@@ -33,7 +33,7 @@ def test_fields_of_both_kinds_of_classes_read_alike() -> None:
         axis: str = ""
         bind: str = "loop"
 
-    assert attribute_fields(attrs.Range) == attribute_fields(Range)
+    assert attribute_fields(axes.Range) == attribute_fields(Range)
     assert attribute_fields(tuple) is None
     assert attribute_fields(int) is None
 

@@ -10,8 +10,9 @@ import pytest
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.bounds import bounds
-from baregrad.ir.core.node import Node, alu, const, range_node, substitute
+from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.ir.evaluate.tensor_level import resolve
 
 INDEX = dtypes.index

@@ -27,10 +27,10 @@ from baregrad.ir.core.node import (
     fill,
     range_node,
     rebuild,
-    substitute,
     toposort,
 )
 from baregrad.ir.core.op import LEVELS, MANY, Ops, all_ops
+from baregrad.ir.core.substitution import substitute
 
 F32 = dtypes.float32
 LONG = 100_000

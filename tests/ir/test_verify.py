@@ -17,16 +17,15 @@ from baregrad.ir.core.attrs import (
     Out,
     Pad,
     Param,
-    Range,
     Reduce,
     Reg,
     Scan,
     Scatter,
     Slice,
     Stage,
-    Var,
     Window,
 )
+from baregrad.ir.core.axes import Range, Var
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, cast, const, range_node
 from baregrad.ir.core.op import Ops

@@ -22,7 +22,8 @@ from baregrad.assemble.ptxas import PtxAssembler
 from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.attrs import Access, Alloc, KernelInfo, Machine, Reg, Var
+from baregrad.ir.core.attrs import Access, Alloc, KernelInfo, Machine, Reg
+from baregrad.ir.core.axes import Var
 from baregrad.ir.core.node import Node, const, rebuild
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import codegen_passes, grid_size, to_linear

@@ -11,7 +11,7 @@ import pytest
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.attrs import Var
+from baregrad.ir.core.axes import Var
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.linear_level import evaluate_linear

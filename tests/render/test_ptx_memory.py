@@ -336,7 +336,7 @@ def test_a_register_that_is_read_before_it_is_set_keeps_the_old_value_till_then(
 
 @pytest.mark.parametrize("stop", (-2, 0, 1, 5))
 def test_loops_to_a_symbolic_integer(stop: int) -> None:
-    from baregrad.ir.core.attrs import Var
+    from baregrad.ir.core.axes import Var
 
     w = Writer()
     n = Node(Ops.VAR, I64, (), Var("n", -9, 9))

@@ -18,8 +18,9 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.engine.launch import launch_expr
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Param
-from baregrad.ir.core.node import Node, const, extent_of, range_node, substitute, toposort
+from baregrad.ir.core.node import Node, const, extent_of, range_node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel, evaluate_value
 from baregrad.kernel import facts_of
 from baregrad.kernel.facts.analysis import iterations, out_axes

@@ -20,8 +20,9 @@ from functools import cache
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive, slot
-from baregrad.ir.core.node import Node, alu, const, rebuild, substitute, toposort
+from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
 from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.substitution import substitute
 
 _EXPONENTIALS = (Ops.EXP, Ops.EXP2)
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from baregrad.ir.core.layout import Layout
-    from baregrad.ir.core.monoid import Monoid
-    from baregrad.ir.core.node import Node
+from baregrad.ir.core.layout import Layout
+from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.node import Node
 
 _versions = itertools.count(1)
 
@@ -55,59 +54,6 @@ class Param(NamedTuple):
     streamed: bool = False
     ahead: int = 0
     shares: tuple[tuple[str, int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Var:
-    """A symbolic integer with inclusive bounds."""
-
-    name: str
-    lo: int
-    hi: int
-
-
-class Range(NamedTuple):
-    """An axis of a kernel.
-
-    `id` is canonical within a kernel; `axis` names its class for schedules, as in "M" or "K".
-    `bind` says how the axis runs: `loop` (serial), `pool` (chunks over the CPU's threads),
-    `unroll`, `vector`, and on GPUs `grid` (blocks), `thread`, `thread_y`, `thread_z` (the threads
-    of a block, which are one tile), `cluster`, `warpgroup`, `warp`, `lane`, and `tile`: spread over
-    lanes, warps and registers as the layout of the buffer says.
-    """
-
-    id: int
-    axis: str = ""
-    bind: str = "loop"
-
-    @property
-    def is_tile(self) -> bool:
-        """True when the axis is never looped over but spread over registers, lanes or warps."""
-        return self.bind in TILE_BINDS
-
-    @property
-    def is_thread(self) -> bool:
-        """True when the axis lies across the threads of a GPU's block."""
-        return self.bind in THREAD_BINDS
-
-
-# The dimensions of a block's threads, the one in which neighbours are adjacent first.
-THREAD_BINDS = ("thread", "thread_y", "thread_z")
-TILE_BINDS = frozenset(("unroll", "vector", "lane", "warp", "reg", "tile", *THREAD_BINDS))
-BINDS = (
-    "loop",
-    "pool",
-    "grid",
-    "cluster",
-    "warpgroup",
-    "warp",
-    "lane",
-    *THREAD_BINDS,
-    "vector",
-    "unroll",
-    "reg",
-    "tile",
-)
 
 
 class Pad(NamedTuple):

@@ -8,15 +8,17 @@ dtype `index` and give an int when every input was one (`Dim` in, `Dim` out).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.core.axes import named
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.digest import free_digest
+from baregrad.ir.core.integers import SIMPLIFIED
 from baregrad.ir.core.node import Node, alu, const, scalar
-from baregrad.ir.core.op import Op, Ops, mask_of
+from baregrad.ir.core.op import Ops, mask_of
 
 Dim = int | Node
 Terms = dict[Node, int]
@@ -38,8 +40,6 @@ def as_dim(value: Dim) -> Dim:
 
 def variable(name: str, lo: int, hi: int) -> Node:
     """A symbolic integer `name` with inclusive bounds. Raises ShapeError for none: see `named`."""
-    from baregrad.ir.core.integers import named
-
     return Node(Ops.VAR, dtypes.index, (), named(name, lo, hi))
 
 
@@ -198,6 +198,7 @@ def replaced(terms: Terms, constant: int, by: Mapping[Node, Node]) -> Node:
     return from_linear(*_with_whole_digits(found, constant))
 
 
+@SIMPLIFIED(Ops.ADD)
 def add(a: Dim, b: Dim) -> Dim:
     """Return a + b."""
     if isinstance(a, int) and isinstance(b, int):
@@ -209,11 +210,13 @@ def add(a: Dim, b: Dim) -> Dim:
     return total((a, b))
 
 
+@SIMPLIFIED(Ops.SUB)
 def sub(a: Dim, b: Dim) -> Dim:
     """Return a - b."""
     return a - b if isinstance(a, int) and isinstance(b, int) else total((a, mul(b, -1)))
 
 
+@SIMPLIFIED(Ops.MUL)
 def mul(a: Dim, b: Dim) -> Dim:
     """Return a * b; a constant factor is distributed over sums."""
     if a.__class__ is int and b.__class__ is int:
@@ -270,6 +273,7 @@ def _coarse(terms: Terms, constant: int, size: int) -> tuple[int, Terms, int, Te
     return None
 
 
+@SIMPLIFIED(Ops.FLOORDIV)
 def floordiv(a: Dim, b: Dim) -> Dim:
     """Return floor(a / b) for b > 0; 0 for b = 0, in arrays without elements."""
     if a.__class__ is int and b.__class__ is int:
@@ -307,6 +311,7 @@ def _floordiv_const(a: Node, size: int) -> Dim:
     return total((from_linear(quotient, whole), node)) if quotient or whole else node
 
 
+@SIMPLIFIED(Ops.MOD)
 def mod(a: Dim, b: Dim) -> Dim:
     """Return a - b*floor(a / b) for b > 0; 0 for b = 0, in arrays without elements."""
     if a.__class__ is int and b.__class__ is int:
@@ -489,6 +494,7 @@ def inside(value: Dim, extent: Dim) -> Node:
     return both(at_least(value, 0), less(value, extent))
 
 
+@SIMPLIFIED(Ops.MIN)
 def minimum(a: Dim, b: Dim) -> Dim:
     """The smaller of a and b."""
     if isinstance(a, int) and isinstance(b, int):
@@ -498,6 +504,7 @@ def minimum(a: Dim, b: Dim) -> Dim:
     return b if upper(b) <= lower(a) else alu(Ops.MIN, as_node(a), as_node(b))
 
 
+@SIMPLIFIED(Ops.MAX)
 def maximum(a: Dim, b: Dim) -> Dim:
     """The larger of a and b."""
     if isinstance(a, int) and isinstance(b, int):
@@ -522,7 +529,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 def resimplify(node: Node) -> Node | None:
     """`node` built again through the smart constructors, when it is index arithmetic."""
     op = node.op
-    rule = _arithmetic(op) if node.dtype is _INDEX else None
+    rule = SIMPLIFIED.get(op) if node.dtype is _INDEX else None
     if rule is not None:
         return as_node(rule(*node.src))
     if op is Ops.CMPLT and node.src[0].dtype is _INDEX:
@@ -534,15 +541,6 @@ def resimplify(node: Node) -> Node | None:
     return None
 
 
-_arithmetic: Callable[[Op], Callable[[Dim, Dim], Dim] | None] = {
-    Ops.ADD: add,
-    Ops.SUB: sub,
-    Ops.MUL: mul,
-    Ops.FLOORDIV: floordiv,
-    Ops.MOD: mod,
-    Ops.MIN: minimum,
-    Ops.MAX: maximum,
-}.get
 # What `resimplify` may make simpler, beside arithmetic on positions.
 CONDITIONS = mask_of((Ops.CMPLT, Ops.AND, Ops.GUARD))
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 import math
 import weakref
 from _weakref import _remove_dead_weakref as _remove_dead  # type: ignore[attr-defined]
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
 from baregrad.dtypes import DType, cut_to_integer, dtypes
-from baregrad.ir.core.attrs import Range
-from baregrad.ir.core.integers import IntegerArithmetic, spelled
-from baregrad.ir.core.op import COMPARE, ELEMENTWISE, STATEMENTS, Op, Ops, all_ops, mask_of
-from baregrad.ir.core.shape import LIKE_SOURCES, SHAPELESS, infer_shape, plain_shape
+from baregrad.ir.core.axes import Range
+from baregrad.ir.core.integers import SIGNS, IntegerArithmetic
+from baregrad.ir.core.op import COMPARE, STATEMENTS, Op, Ops, mask_of
+from baregrad.ir.core.shape_table import LIKE_SOURCES, SHAPES, infer_shape, plain_shape
 
 Key = tuple[Op, DType, tuple["Node", ...], Any]
 NO_RANGES: frozenset[Node] = frozenset()
@@ -64,8 +64,6 @@ _CONST = Ops.CONST
 _RANGE = Ops.RANGE
 _VAR = Ops.VAR.bit
 _COMPARE = mask_of(COMPARE)
-# Below these, nodes may depend on axes that they close.
-_HIDES = mask_of((Ops.REDUCE, Ops.STAGE, Ops.OUT, *STATEMENTS))
 _BOOL = dtypes.bool
 _INDEX = dtypes.index
 # Kernels number their axes alike, so that the same few attributes are asked for again and again.
@@ -73,21 +71,22 @@ _range = lru_cache(1 << 10)(Range)
 # What makes an op other than one of elements, which has the shape and axes of its sources: its
 # shape is asked for; it has none; it closes axes; it is one; it has none where its sources do.
 _ASKS, _BARE, _CLOSES, _IS_AXIS, _SCALAR = 1, 2, 4, 8, 16
-_LIKE_SOURCES = ELEMENTWISE | LIKE_SOURCES
+_CLOSING = frozenset((Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS))
 
 
-def _kinds() -> dict[Op, int]:
-    kinds = {}
-    for op in all_ops():
-        kinds[op] = _BARE if op in SHAPELESS else 0 if op in _LIKE_SOURCES else _ASKS
-    for op in (Ops.REDUCE, Ops.STAGE, Ops.OUT, Ops.KERNEL, *STATEMENTS):
-        kinds[op] |= _CLOSES
-    kinds[Ops.REDUCE] |= _SCALAR
-    kinds[_RANGE] |= _IS_AXIS
-    return kinds
+class _Kinds(dict[Op, int]):
+    """For each op how the shape and the axes of its nodes are found."""
+
+    def __missing__(self, op: Op) -> int:
+        # Rules of shapes are made of nodes, and so are added after this module was imported.
+        kind = 0 if op in LIKE_SOURCES else _ASKS if op in SHAPES.cells else _BARE
+        if op in _CLOSING:
+            kind |= _CLOSES | (_SCALAR if op is Ops.REDUCE else 0)
+        self[op] = kind | (_IS_AXIS if op is _RANGE else 0)
+        return self[op]
 
 
-_kind_of = _kinds().__getitem__
+_kind_of = _Kinds().__getitem__
 
 
 class Node:
@@ -151,7 +150,7 @@ class Node:
         )
 
     def __repr__(self) -> str:
-        if (text := spelled(self)) is not None:
+        if (text := _spelled(self)) is not None:
             return text
         shape = list(self.shape) if self.shape else ""
         arg = "" if self.arg is None else f", {self.arg!r}"
@@ -168,6 +167,27 @@ class Integer(IntegerArithmetic, Node):
     """A node of dtype index over variables: what users reckon with. Having an order costs `==`."""
 
     __slots__ = ()
+
+
+def _spelled(node: Node, depth: int = 6) -> str | None:
+    """A symbolic integer as it would be written, `n=5 + 1` for one with a value; None for others.
+
+    depth: of operators, below which `...` stands.
+    """
+    if node.op is Ops.VAR:
+        return f"{node.arg.name}={node.src[0].arg}" if node.src else str(node.arg.name)
+    sign = SIGNS.get(node.op)
+    if sign is None or node.dtype is not dtypes.index:
+        return None
+    if not depth:
+        return "..."
+    parts = []
+    for one in node.src:
+        text = str(one.arg) if one.op is Ops.CONST else _spelled(one, depth - 1)
+        if text is None:
+            return None
+        parts.append(f"({text})" if one.op in SIGNS else text)
+    return sign.join(parts)
 
 
 def make_node(
@@ -547,46 +567,6 @@ def rebuild(
                     break
         replaced = visit(current)
         done[node] = current if replaced is None else replaced
-    return done[root]
-
-
-def substitute(root: Node, mapping: Mapping[Node, Node]) -> Node:
-    """`root` with each key of `mapping` replaced; index arithmetic is simplified on the way."""
-    if not mapping:
-        return root
-    if all(key.op is _RANGE for key in mapping):
-        return _with_axes(root, mapping)
-    from baregrad.ir.core.index import resimplify
-
-    mask = mask_of([key.op for key in mapping])
-    return rebuild(root, resimplify, memo=dict(mapping), enter=lambda node: bool(node.mask & mask))
-
-
-def _with_axes(root: Node, mapping: Mapping[Node, Node]) -> Node:
-    """`substitute` of axes: a sum of many terms is made once, not once for each of its parts."""
-    from baregrad.ir.core.index import linear, replaced, resimplify
-
-    axes = frozenset(mapping)
-    done: dict[Node, Node] = dict(mapping)
-
-    def enter(node: Node) -> bool:
-        if node.ranges.isdisjoint(axes):
-            return bool(node.mask & _HIDES)
-        return node.op is not Ops.ADD or node.dtype is not _INDEX
-
-    def visit(node: Node, known: dict[Node, Node]) -> Node:
-        if not enter(node):
-            if node.ranges.isdisjoint(axes):
-                return node
-            terms, constant = linear(node)
-            fill(known, tuple(terms), visit, known, enter)
-            return replaced(terms, constant, known)
-        src = tuple([known[child] for child in node.src])
-        current = node if src == node.src else make_node(node.op, node.dtype, src, node.arg)
-        simpler = resimplify(current)
-        return current if simpler is None else simpler
-
-    fill(done, (root,), visit, done, enter)
     return done[root]
 
 

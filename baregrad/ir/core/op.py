@@ -8,11 +8,15 @@ is a table keyed by row, and tests name every missing cell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
+from baregrad.base.errors import CompilerBug
 from baregrad.base.namespaces import namespace
+
+Cell = TypeVar("Cell")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 LEVELS = ("tensor", "kernel", "loop", "linear")
 T = ("tensor",)
@@ -49,6 +53,26 @@ class Op:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_row_by_name, (self.name,))
+
+
+class Column(Generic[Cell]):
+    """What one room knows about ops: for each row a cell, added where the cell is written."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.cells: dict[Op, Cell] = {}
+        self.get = self.cells.get
+
+    def __call__(self, *ops: Op) -> Callable[[Function], Function]:
+        """A decorator that makes a function the cell of `ops`. Raises CompilerBug for a second."""
+
+        def add(cell: Function) -> Function:
+            for op in ops:
+                if self.cells.setdefault(op, cast(Cell, cell)) is not cell:
+                    raise CompilerBug(f"{op.name} has a {self.name} already", found=repr(cell))
+            return cell
+
+        return add
 
 
 class _Rows:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from baregrad.base.errors import ShapeError
+from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 
@@ -127,8 +128,6 @@ def check(asked: Iterable[Requirement], variables: Mapping[str, int] | None = No
 
 def _open(asked: Iterator[Requirement]) -> Iterator[Requirement]:
     """Those requirements that do not hold for every value."""
-    from baregrad.ir.core import index
-
     for one in asked:
         if isinstance(one.left, int) and isinstance(one.right, int):
             one.check(one.left, one.right)
@@ -141,8 +140,6 @@ def _open(asked: Iterator[Requirement]) -> Iterator[Requirement]:
 
 
 def _reshape(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
-    from baregrad.ir.core import index
-
     sizes = index.product(shape), index.product(arg)
     what = f"cannot reshape {list(shape)} to {list(arg)}: the sizes differ"
     yield Requirement(what, *sizes, equal=True)

@@ -26,7 +26,7 @@ from baregrad.base.bits import next_power_of_two
 from baregrad.base.errors import CompilerBug, IndexOutOfRange
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import PRODUCTS, tiles_value
-from baregrad.ir.core.attrs import THREAD_BINDS
+from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ELEMENTWISE, Ops

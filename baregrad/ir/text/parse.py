@@ -89,7 +89,7 @@ class _Reader:
 def attribute_classes() -> Mapping[str, type[Any]]:
     """The classes whose values may stand in an attribute, by name."""
     found: dict[str, type[Any]] = {"Monoid": Monoid}
-    for module in ("core.attrs", "core.layout", "protocol.attributes"):
+    for module in ("core.axes", "core.attrs", "core.layout", "protocol.attributes"):
         name = f"baregrad.ir.{module}"
         if importlib.util.find_spec(name) is None:
             continue

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import PRODUCTS, TILE
-from baregrad.ir.core.attrs import BINDS
+from baregrad.ir.core.axes import BINDS
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import COMPARE, STATEMENTS, Op, Ops

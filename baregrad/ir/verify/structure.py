@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baregrad.ir.core.attrs import TILE_BINDS
+from baregrad.ir.core.axes import TILE_BINDS
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import THREAD_BINDS
+from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.applying.staging_checks import (

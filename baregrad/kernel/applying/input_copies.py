@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baregrad.ir.analysis.words import in_word
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Range
+from baregrad.ir.core.axes import Range
 from baregrad.ir.core.node import Node, extent_of, make_node, range_node
 from baregrad.kernel.applying.axes import Limit, Piece, Terms
 from baregrad.kernel.facts.analysis import offset_of

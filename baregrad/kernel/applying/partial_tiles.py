@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import THREAD_BINDS
+from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, const, toposort
 from baregrad.ir.core.op import Ops

@@ -6,8 +6,9 @@ from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from baregrad.ir.core.attrs import Stage
-from baregrad.ir.core.node import Node, make_node, substitute
+from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.instructions.mma_sync import TILE
 from baregrad.kernel.language.schedule import StageReduce
 

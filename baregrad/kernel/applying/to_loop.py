@@ -25,9 +25,9 @@ from baregrad.ir.core.node import (
     instruction,
     make_node,
     scalar,
-    substitute,
 )
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.applying.apply import NOWHERE
 from baregrad.kernel.applying.reduction_registers import Results, in_registers
 from baregrad.kernel.applying.scope import Scheduled, Write

@@ -17,8 +17,9 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, Stage
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, extent_of, make_node, substitute
+from baregrad.ir.core.node import Node, extent_of, make_node
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.gpu.shared_copies import Copy

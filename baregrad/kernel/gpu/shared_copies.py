@@ -14,10 +14,12 @@ from math import prod
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import THREAD_BINDS, Alloc
+from baregrad.ir.core.attrs import Alloc
+from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, extent_of, range_node, substitute, toposort
+from baregrad.ir.core.node import Node, extent_of, range_node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.gpu.shared_layouts import in_rows, pitch_of
 from baregrad.kernel.instructions.mma_sync import LANES, TILE

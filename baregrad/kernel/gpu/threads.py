@@ -17,7 +17,7 @@ from math import prod
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import THREAD_BINDS, Var
+from baregrad.ir.core.axes import THREAD_BINDS, Var
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, alu, const, extent_of, make_node, rebuild, toposort
 from baregrad.ir.core.op import Ops

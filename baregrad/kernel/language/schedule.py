@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from baregrad.base.errors import ScheduleError
-from baregrad.ir.core.attrs import THREAD_BINDS
+from baregrad.ir.core.axes import THREAD_BINDS
 
 CPU_UNITS = ("loop", "pool", "vector", "unroll")
 GPU_UNITS = ("loop", "grid", *THREAD_BINDS, "vector", "unroll")

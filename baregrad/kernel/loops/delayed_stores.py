@@ -17,11 +17,11 @@ from baregrad.ir.core.node import (
     const,
     extent_of,
     rebuild,
-    substitute,
     toposort,
     toposort_having,
 )
 from baregrad.ir.core.op import STATEMENTS, Op, Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.applying.reduction_registers import in_registers
 from baregrad.kernel.language.schedule import Pipeline
 from baregrad.kernel.loops.loop_blocks import Block, statement

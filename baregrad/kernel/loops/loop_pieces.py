@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import TILE_BINDS
+from baregrad.ir.core.axes import TILE_BINDS
 from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import (
     Node,

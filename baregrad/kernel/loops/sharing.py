@@ -11,8 +11,9 @@ from __future__ import annotations
 from baregrad.base.bits import round_up
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Stage
-from baregrad.ir.core.node import Node, extent_of, range_node, rebuild, substitute, toposort
+from baregrad.ir.core.node import Node, extent_of, range_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
 from baregrad.kernel.loops.guards import push_guards
 from baregrad.target import AnyTarget, GpuTarget

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Alloc, KernelInfo, Param, Range
+from baregrad.ir.core.attrs import Alloc, KernelInfo, Param
+from baregrad.ir.core.axes import Range
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.layout import Layout, swizzled_tile, wgmma_accumulator
 from baregrad.ir.core.node import Node, cast, const, range_node

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import THREAD_BINDS
+from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.applying.axes import fresh_table
 from baregrad.kernel.facts.analysis import (
