@@ -25,14 +25,15 @@ from baregrad.engine.compiler import Compiler
 from baregrad.engine.session import Session, use_session
 from baregrad.program import CUBIN, Program, evaluate
 from baregrad.render import get
-from baregrad.runtime.commands import CommandList, Copy, Exec, Operand, Slot, Timeline
-from baregrad.runtime.interface import Buffer, Device, Kernel, Memory, MemoryStats, flat_bytes
+from baregrad.runtime.buffers import Buffer, Memory, MemoryStats, flat_bytes
+from baregrad.runtime.commands import CommandList, Copy, Exec, Kernel, Operand, Slot, Timeline
+from baregrad.runtime.interface import Device
 from baregrad.target import gpu_row
-from baregrad.testing.virtual_gpu.ptx.memory import Memory as PtxMemory
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 
 if TYPE_CHECKING:
-    from baregrad.runtime.interface import Contiguous
+    from baregrad.runtime.buffers import Contiguous
 
 # Buffers lie this far apart, so that an access just past the end of one is found out.
 _GAP = 4096
@@ -69,7 +70,7 @@ class PtxDevice(Device):
         """Parse a program's PTX; raise CompileError for another kind of program."""
         if program.kind != CUBIN or program.launch is None:
             raise CompileError(f"{program.name} is no GPU's program", found=program.kind)
-        return Kernel(self, program, 0, Module.parse(program.source).kernel(program.entry))
+        return Kernel(self, program, 0, PtxModule.parse(program.source).kernel(program.entry))
 
     def submit(
         self,

@@ -33,8 +33,8 @@ from baregrad.render.gpu import gpu_signature
 from baregrad.runtime import open_device
 from baregrad.target.cpu import CPU_ROWS
 from baregrad.target.gpu import GpuTarget, gpu_row
-from baregrad.testing.virtual_gpu.ptx.memory import Memory
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 
 HOPPER = gpu_row("sm_90a")
 DEVICE = os.environ.get("RENDER_TESTS_DEVICE", "")
@@ -109,11 +109,11 @@ def run_ptx(
         run_device(program, arrays, variables, grid)
         return
     text = render.get("ptx").render(program, target)
-    run_module(Module.parse(text), program, arrays, variables, target, grid)
+    run_module(PtxModule.parse(text), program, arrays, variables, target, grid)
 
 
 def run_module(
-    module: Module,
+    module: PtxModule,
     program: Node,
     arrays: Sequence[Any],
     variables: dict[str, int] | None = None,
@@ -123,7 +123,7 @@ def run_module(
     """Run the PTX of a PROGRAM on the interpreter, in place on its argument arrays."""
     sig = gpu_signature(program)
     kernel = module.kernel(sig.call.entry)
-    memory = Memory()
+    memory = PtxMemory()
     places = [memory.put(np.ascontiguousarray(arrays[p.arg.slot])) for p in sig.call.params]
     names = [(variables or {})[name] for name in sig.call.variables]
     kernel.launch(

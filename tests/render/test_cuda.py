@@ -28,7 +28,7 @@ from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.render.gpu import gpu_signature
 from baregrad.testing.ptx_device import PtxDevice
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
 from tests.render.gpu_harness import (
     HOPPER,
@@ -144,14 +144,14 @@ def copy_named(dtype: DType, width: int, align: int) -> Node:
 
 
 @functools.cache
-def compiled() -> Module:
+def compiled() -> PtxModule:
     """PTX of every kernel that the tests below run."""
     programs = [op_program(dtype) for dtype in COMPUTED]
     programs += [shuffle_program(dtype) for dtype in SHUFFLED]
     programs += [copy_named(*row) for row in COPIES]
     for place, (make, sizes) in enumerate([*FAMILIES, *LARGER]):
         programs.append(named(scheduled(make(*sizes))[0], f"family{place}"))
-    return Module.parse(to_ptx(together(programs)))
+    return PtxModule.parse(to_ptx(together(programs)))
 
 
 @COMPILED

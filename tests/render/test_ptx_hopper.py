@@ -19,8 +19,8 @@ from baregrad.runtime.nvidia.code.tensor_map import TensorMap
 from baregrad.testing.examples.matmul_hopper import Sizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level
 from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
-from baregrad.testing.virtual_gpu.ptx.memory import Memory
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.examples.runs import bf16, from_bf16
 from tests.render.gpu_harness import HOPPER
 
@@ -42,7 +42,7 @@ def run(sizes: Sizes, text: str) -> float:
     b = bf16(generator.standard_normal((sizes.columns, sizes.depth)))
     c = bf16(np.full((sizes.rows, sizes.columns), np.nan))
     arrays: list[Any] = [c, a, b]
-    memory = Memory()
+    memory = PtxMemory()
     places = [memory.put(array) for array in arrays]
     maps = []
     for box in sig.boxes:
@@ -58,7 +58,7 @@ def run(sizes: Sizes, text: str) -> float:
                 swizzle=16 << box.swizzle,
             ).encode()
         )
-    kernel = Module.parse(text).kernel(sig.call.entry)
+    kernel = PtxModule.parse(text).kernel(sig.call.entry)
     dynamic = sig.dynamic_nbytes(HOPPER)
     kernel.launch(memory, (sizes.clusters,), (sig.threads,), [*places, *maps], dynamic)
     found = memory.get(places[0], c.dtype, c.shape)

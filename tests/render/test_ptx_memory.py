@@ -16,7 +16,7 @@ from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.render.gpu import gpu_signature
 from baregrad.target.gpu import gpu_row
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.render.gpu_harness import (
     BLOCK,
     HOPPER,
@@ -507,7 +507,7 @@ def test_arrays_that_nothing_uses_are_parameters_all_the_same(
     head = text.partition("{")[0].rpartition("(")[2]
     assert re.findall(r"\b([pvbn]\d)\b", head) == places
     if name == "ptx":
-        kernel = Module.parse(text).kernel("k")
+        kernel = PtxModule.parse(text).kernel("k")
         assert kernel.parameter_nbytes == 8 * len(places)
 
 

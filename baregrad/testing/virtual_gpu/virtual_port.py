@@ -29,7 +29,8 @@ from baregrad.runtime.nvidia.driver.doorbell import ByStores
 from baregrad.testing.virtual_gpu.driver.objects import MemoryObject
 from baregrad.testing.virtual_gpu.driver.virtual_driver import VirtualDriver, os_error
 from baregrad.testing.virtual_gpu.machine.faults import FaultReport
-from baregrad.testing.virtual_gpu.machine.machine import GpuModel, HardwareGpu, Machine
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
+from baregrad.testing.virtual_gpu.machine.machine import HardwareGpu, HardwareMachine
 from baregrad.testing.virtual_gpu.machine.memory import address_of, fresh_pages, pages_at
 from baregrad.testing.virtual_gpu.machine.trace import told_call
 
@@ -93,7 +94,7 @@ class VirtualPort(ByStores):
         check_unwritten: bool = True,
         nvlink: bool = True,
     ) -> None:
-        self.machine = Machine(
+        self.machine = HardwareMachine(
             tuple(models), seed, step_limit=step_limit, stall=stall,
             check_unwritten=check_unwritten,
         )  # fmt: skip

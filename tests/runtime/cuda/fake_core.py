@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from baregrad.runtime.cuda import abi
-from baregrad.testing.virtual_gpu.ptx.memory import Memory, Region
-from baregrad.testing.virtual_gpu.ptx.program import Kernel
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory, Region
+from baregrad.testing.virtual_gpu.ptx.program import PtxKernel
 
 MIB = 1 << 20
 NAMES = {
@@ -45,7 +45,7 @@ class Refusal(Exception):
 @dataclass(eq=False)
 class Gpu:
     number: int
-    memory: Memory
+    memory: PtxMemory
     used: int = 0
     context: Context | None = None
     peers: set[int] = field(default_factory=set)
@@ -77,7 +77,7 @@ class Event:
 
 @dataclass(eq=False)
 class Function:
-    kernel: Kernel
+    kernel: PtxKernel
     shared_limit: int = abi.SHARED_DEFAULT_NBYTES
     big_clusters: bool = False
 
@@ -118,7 +118,7 @@ class FakeCore:
         self.next_handle = 0x1000
         self.gpus = []
         for number in range(gpus):
-            memory = Memory()
+            memory = PtxMemory()
             memory._next += number << 40
             self.gpus.append(Gpu(number, memory))
         self.functions: dict[str, Callable[..., int]] = {}

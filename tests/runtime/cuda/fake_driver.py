@@ -21,7 +21,7 @@ from baregrad.testing.virtual_gpu.ptx.errors import (
     MisalignedAccess,
     OutOfBoundsAccess,
 )
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.runtime.cuda.fake_core import (
     INVALID_VALUE,
     FakeCore,
@@ -42,17 +42,17 @@ class FakeCuda(FakeCore):
     # Kernels.
 
     def cuModuleLoadData(self, out: Any, image: int) -> None:
-        out[0] = self.put(Module.parse(text_of(image)))
+        out[0] = self.put(PtxModule.parse(text_of(image)))
 
     def cuModuleUnload(self, handle: int) -> None:
-        module = self.drop(handle, Module)
+        module = self.drop(handle, PtxModule)
         for gpu in self.gpus:
             for key, thing in list(gpu.context.things.items()) if gpu.context else ():
                 if isinstance(thing, Function) and thing.kernel in module.__dict__.get("given", ()):
                     del gpu.context.things[key]
 
     def cuModuleGetFunction(self, out: Any, handle: int, name: bytes) -> None:
-        module = self.get(handle, Module)
+        module = self.get(handle, PtxModule)
         if name.decode() not in module.kernels:
             raise Refusal(abi.NOT_FOUND)
         kernel = module.kernel(name.decode())
@@ -76,18 +76,18 @@ class FakeCuda(FakeCore):
         portable = cluster <= 8 or function.big_clusters
         if 0 in grid + block or shared > function.shared_limit or not portable:
             raise Refusal(INVALID_VALUE)
-        program = function.kernel.program
-        data = bytearray(program.parameter_nbytes)
-        places = (ctypes.c_void_p * len(program.parameters)).from_address(pointers)
-        for place, (variable, at) in zip(places, program.parameters.values(), strict=True):
+        kernel = function.kernel
+        data = bytearray(kernel.parameter_nbytes)
+        places = (ctypes.c_void_p * len(kernel.parameters)).from_address(pointers)
+        for place, (variable, at) in zip(places, kernel.parameters.values(), strict=True):
             assert place is not None
             data[at : at + variable.nbytes] = ctypes.string_at(place, variable.nbytes)
         context = self.current()
 
         def work() -> bool:
-            self.launches.append((program.name, grid, block, shared, cluster))
+            self.launches.append((kernel.name, grid, block, shared, cluster))
             try:
-                function.kernel.launch(
+                kernel.launch(
                     context.gpu.memory, grid, block, bytes(data), shared, step_limit=3000
                 )
             except KernelHang:
@@ -137,7 +137,7 @@ class FakeCuda(FakeCore):
         if kind != "kernel":
             return found
         function: Function = self.get(found.function, Function)
-        count = len(function.kernel.program.parameters)
+        count = len(function.kernel.parameters)
         sources = (ctypes.c_void_p * count).from_address(found.params)
         values = (ctypes.c_uint64 * max(count, 1))()
         for index, source in enumerate(sources):

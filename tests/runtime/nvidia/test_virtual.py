@@ -22,10 +22,11 @@ from baregrad.runtime.nvidia.driver.memory import Allocation
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.driver.port import KernelPort, open_port
 from baregrad.runtime.nvidia.lists.launch import Module
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.testing.virtual_gpu import virtual_port
-from baregrad.testing.virtual_gpu.machine.machine import GpuModel
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.runtime.nvidia import device_tools, hardware_launch, hardware_smoke
 from tests.testing.virtual_gpu.virtual_tools import RELEASES, data_cubin

@@ -18,7 +18,7 @@ from baregrad.ir.core.node import Node
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
 from baregrad.testing.virtual_gpu import virtual_port
-from baregrad.testing.virtual_gpu.machine.machine import GpuModel
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.testing.virtual_gpu.virtual_tools import RELEASES
 

@@ -14,8 +14,9 @@ from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi.status import NAMES
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
-from baregrad.testing.virtual_gpu.machine.machine import GpuModel
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.testing.virtual_gpu.virtual_tools import RELEASES
 

@@ -9,7 +9,7 @@ import pytest
 
 from baregrad.base.errors import BaregradError
 from baregrad.runtime.nvidia.abi.layout import Record
-from baregrad.testing.virtual_gpu.machine.machine import GpuModel
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.testing.virtual_gpu.virtual_tools import LINK, RELEASES, Opened, opened
 

@@ -16,7 +16,7 @@ from baregrad.testing.virtual_gpu.machine.memory import (
     address_of,
     fresh_pages,
 )
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.testing.virtual_gpu.virtual_tools import LINK
 
 PAGE = 4096
@@ -68,7 +68,7 @@ def test_memory_that_is_mapped_to_be_read() -> None:
     assert space.read(0x10000, 4, "test") == bytes(4)
     with pytest.raises(GpuFault, match="FAULT_RO_VIOLATION"):
         space.write(0x10000, b"1234", "test")
-    kernel = Module.parse(LINK).kernel("link")
+    kernel = PtxModule.parse(LINK).kernel("link")
     with pytest.raises(GpuFault, match="mapped to be read"):
         kernel.launch(space.memory, (1,), (32,), [0x10000, 1])
 

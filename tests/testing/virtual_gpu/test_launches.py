@@ -8,9 +8,10 @@ import pytest
 from baregrad.assemble.virtual_cubin import kernel_code
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.lists.launch import Kernel, Module
-from baregrad.runtime.nvidia.queue.channel import Channel, ChannelGroup
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
-from baregrad.testing.virtual_gpu.machine.machine import GpuModel
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.ptx.errors import (
     KernelHang,
     OutOfBoundsAccess,

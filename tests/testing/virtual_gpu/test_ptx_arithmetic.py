@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
 from baregrad.testing.virtual_gpu.ptx.ops.floats import APPROXIMATIONS
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.testing.virtual_gpu.ptx_cases import (
     COUNT,
     FLOAT_CASES,
@@ -27,11 +27,11 @@ from tests.testing.virtual_gpu.ptx_cases import (
 def run(
     body: str, sources: list[str], result: str, arrays: list[Any], skew: float = 0.0
 ) -> np.ndarray[Any, Any]:
-    memory = Memory()
+    memory = PtxMemory()
     places = [memory.put(one) for one in arrays]
     dtype = np.dtype(NUMPY[result])
     out = memory.allocate(COUNT * dtype.itemsize)
-    kernel = Module.parse(kernel_text(body, sources, result)).kernel("one")
+    kernel = PtxModule.parse(kernel_text(body, sources, result)).kernel("one")
     kernel.launch(memory, (1,), (COUNT,), [*places, out], skew=skew)
     return memory.get(out, f"uint{8 * dtype.itemsize}", (COUNT,)).view(dtype)
 

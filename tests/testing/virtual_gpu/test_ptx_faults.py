@@ -17,8 +17,8 @@ from baregrad.testing.virtual_gpu.ptx.errors import (
     UninitialisedRead,
     WindowOverrun,
 )
-from baregrad.testing.virtual_gpu.ptx.memory import Memory
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 
 HEAD = """.version 8.0
 .target sm_90a
@@ -32,10 +32,10 @@ mov.u32 at, s; mad.lo.u32 at, t, 4, at; mov.u32 v, 7;
 FIRST = HEAD.count("\n") + 1
 
 
-def run(body: str, threads: int = 64, memory: Memory | None = None, **options: Any) -> Memory:
-    memory = memory or Memory()
+def run(body: str, threads: int = 64, memory: PtxMemory | None = None, **options: Any) -> PtxMemory:
+    memory = memory or PtxMemory()
     address = memory.put(np.arange(64, dtype=np.uint32))
-    kernel = Module.parse(HEAD + body + "\nret;\n}\n").kernel("f")
+    kernel = PtxModule.parse(HEAD + body + "\nret;\n}\n").kernel("f")
     kernel.launch(memory, (1,), (threads,), [address], **options)
     return memory
 
@@ -63,12 +63,12 @@ def test_outside_shared_memory() -> None:
 
 
 def test_a_freed_allocation() -> None:
-    memory = Memory()
+    memory = PtxMemory()
     address = memory.put(np.zeros(4, np.uint32))
     memory.free(address)
     text = HEAD + f"mov.u64 b, {address}; ld.global.u32 v, [b]; ret; }}"
     with pytest.raises(OutOfBoundsAccess, match="below all"):
-        Module.parse(text).kernel("f").launch(memory, (1,), (1,), [0])
+        PtxModule.parse(text).kernel("f").launch(memory, (1,), (1,), [0])
 
 
 def test_misaligned() -> None:
@@ -78,7 +78,7 @@ def test_misaligned() -> None:
 
 
 def test_memory_that_nobody_wrote() -> None:
-    memory = Memory()
+    memory = PtxMemory()
     empty = memory.allocate(64)
     fault = caught(UninitialisedRead, f"mov.u64 b, {empty}; ld.global.u8 v, [b+5];", memory=memory)
     assert fault.address == empty + 5

@@ -18,10 +18,10 @@ from baregrad.testing.virtual_gpu.ptx.errors import (
     SharedMemoryRace,
     UninitialisedRead,
 )
-from baregrad.testing.virtual_gpu.ptx.memory import Memory
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
 from baregrad.testing.virtual_gpu.ptx.ops.wgmma import descriptor_offsets
-from baregrad.testing.virtual_gpu.ptx.program import Module
-from baregrad.testing.virtual_gpu.ptx.tensor_map import TensorMap, swizzle
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
+from baregrad.testing.virtual_gpu.ptx.tensor_map import DecodedTensorMap, swizzle
 
 HEAD = ".version 8.0\n.target sm_90a\n.address_size 64\n"
 CODES = {"uint8": (0, 1), "bfloat16": (10, 2), "float32": (7, 4)}
@@ -70,13 +70,13 @@ def copy_box(
     x: Any, box: tuple[int, int], at: tuple[int, int], span: int = 0, expects: int = 0,
     text: str = COPY,
 ) -> Any:
-    memory = Memory()
+    memory = PtxMemory()
     address = memory.put(x)
     nbytes = box[0] * box[1] * x.dtype.itemsize
     out = memory.put(np.zeros(nbytes, np.uint8))
     text = text.replace("BYTES", str(expects or nbytes))
     arguments = [tensor_map(address, x, box, span).tobytes(), out, at[0], at[1]]
-    Module.parse(text).kernel("f").launch(memory, (1,), (nbytes // 4,), arguments)
+    PtxModule.parse(text).kernel("f").launch(memory, (1,), (nbytes // 4,), arguments)
     return memory.get(out, x.dtype, (box[1], box[0]))
 
 
@@ -144,11 +144,11 @@ FENCE, GROUP = "fence.proxy.async.shared::cta;", "@p cp.async.bulk.wait_group.re
 
 
 def bulk(fence: str, group: str) -> Any:
-    memory = Memory()
+    memory = PtxMemory()
     x = np.arange(64, dtype=np.uint32)
     places = memory.put(x), memory.put(x * 0)
     text = BULK.replace("FENCE", fence).replace("GROUP", group)
-    Module.parse(text).kernel("f").launch(memory, (1,), (64,), list(places))
+    PtxModule.parse(text).kernel("f").launch(memory, (1,), (64,), list(places))
     return memory.get(places[1], np.uint32, (64,))
 
 
@@ -167,26 +167,26 @@ def test_a_missing_wait_for_the_store() -> None:
 
 
 def test_bulk_copies_are_aligned() -> None:
-    memory = Memory()
+    memory = PtxMemory()
     place = memory.put(np.zeros(128, np.uint32))
     text = BULK.replace("FENCE", FENCE).replace("GROUP", GROUP)
     with pytest.raises(MisalignedAccess):
-        Module.parse(text).kernel("f").launch(memory, (1,), (64,), [place + 4, place])
+        PtxModule.parse(text).kernel("f").launch(memory, (1,), (64,), [place + 4, place])
 
 
 def test_an_mbarrier_that_nobody_initialised() -> None:
     text = BULK.replace("@p mbarrier.init.shared.b64 [m], 1;", "").replace(
         "FENCE", FENCE).replace("GROUP", GROUP)
-    memory = Memory()
+    memory = PtxMemory()
     place = memory.put(np.zeros(64, np.uint32))
     with pytest.raises(UninitialisedRead, match="no mbarrier"):
-        Module.parse(text).kernel("f").launch(memory, (1,), (64,), [place, place])
+        PtxModule.parse(text).kernel("f").launch(memory, (1,), (64,), [place, place])
 
 
 def test_tensor_maps_decode() -> None:
     x = np.zeros((3, 5, 64), ml_dtypes.bfloat16)
-    found = TensorMap.decode(tensor_map(0x7F0012345670, x, (64, 4, 2), 128).tobytes())
-    assert found == TensorMap(
+    found = DecodedTensorMap.decode(tensor_map(0x7F0012345670, x, (64, 4, 2), 128).tobytes())
+    assert found == DecodedTensorMap(
         0x7F0012345670, (64, 5, 3), (128, 640), (64, 4, 2), (1, 1, 1), 2, 10, 128, 0, False
     )
     assert found.nbytes == 64 * 4 * 2 * 2
@@ -270,10 +270,10 @@ def multiply(
         desc_b = descriptor(128, 256, 0)
         where = column // 8 * 256 + k // 8 * 128 + column % 8 * 16 + k % 8 * 2
     flat_b = laid_out(b, where, 128 if turned else span, columns * 32)
-    memory = Memory()
+    memory = PtxMemory()
     places = [memory.put(one) for one in (flat_a, flat_b, np.zeros((64, columns), np.float32))]
     text = wgmma_kernel(columns, wait, int(turned), desc_a, desc_b).replace(FENCE, fence)
-    Module.parse(text).kernel("f").launch(memory, (1,), (128,), places)
+    PtxModule.parse(text).kernel("f").launch(memory, (1,), (128,), places)
     wanted = 2 * a.astype(np.float32) @ b.astype(np.float32).T
     return memory.get(places[2], np.float32, (64, columns)), wanted
 

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx.memory import Memory
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 
 LANE = np.arange(32)
 GROUP, WITHIN = LANE // 4, LANE % 4
@@ -59,11 +59,11 @@ def warp_kernel(inputs: int, outputs: int, body: str) -> str:
 
 
 def run_warp(words: Any, outputs: int, body: str) -> Any:
-    memory = Memory()
+    memory = PtxMemory()
     given = memory.put(words)
     out = memory.put(np.zeros((32, outputs), np.uint32))
     text = warp_kernel(words.shape[1], outputs, body)
-    Module.parse(text).kernel("f").launch(memory, (1,), (32,), [given, out])
+    PtxModule.parse(text).kernel("f").launch(memory, (1,), (32,), [given, out])
     return memory.get(out, np.uint32, (32, outputs))
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, KernelHang, SharedMemoryRace
-from baregrad.testing.virtual_gpu.ptx.memory import Memory
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.testing.virtual_gpu.test_ptx_hopper import HEAD, descriptor, tensor_map
 
 STAGES = 2
@@ -96,10 +96,10 @@ ret; }}
 def run(depth: int, text: str = RING) -> tuple[Any, Any]:
     random = np.random.default_rng(depth)
     a, b = (random.integers(-3, 4, (64, depth)).astype(ml_dtypes.bfloat16) for _ in range(2))
-    memory = Memory()
+    memory = PtxMemory()
     maps = [tensor_map(memory.put(one), one, (64, 64), 128).tobytes() for one in (a, b)]
     out = memory.put(np.zeros((64, 64), np.float32))
-    Module.parse(text).kernel("f").launch(memory, (1,), (160,), [*maps, out, depth // 64])
+    PtxModule.parse(text).kernel("f").launch(memory, (1,), (160,), [*maps, out, depth // 64])
     return memory.get(out, np.float32, (64, 64)), a.astype(np.float32) @ b.astype(np.float32).T
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad.testing.virtual_gpu.ptx.memory import Memory
-from baregrad.testing.virtual_gpu.ptx.program import Module
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.testing.virtual_gpu.ptx_cases import COUNT, NUMPY
 from tests.testing.virtual_gpu.test_ptx_arithmetic import run
 
@@ -98,9 +98,9 @@ bar.sync 0; @!p ret; mad.lo.u32 at, t, {nbytes}, base;
 ld.param.u64 b, [pt]; add.u64 a, b, o; ld.shared.b{bits} v, [at];
 {f"st.global.b{bits} [a], v;" if space == "shared" else ""}
 ret; }}"""
-    memory = Memory()
+    memory = PtxMemory()
     places = [memory.put(one) for one in (values, slots, start, np.zeros_like(values))]
-    Module.parse(text).kernel("f").launch(memory, (1,), (COUNT,), places)
+    PtxModule.parse(text).kernel("f").launch(memory, (1,), (COUNT,), places)
     return (
         memory.get(places[3], values.dtype, values.shape),
         memory.get(places[2], start.dtype, start.shape),
@@ -148,9 +148,9 @@ def test_compare_and_swap_takes_turns() -> None:
     .reg .b32 t, v; .reg .b64 a, o;
     mov.u32 t, %tid.x; ld.param.u64 a, [pa]; atom.global.cas.b32 v, [a], 5, t;
     ld.param.u64 a, [po]; mul.wide.u32 o, t, 4; add.u64 a, a, o; st.global.u32 [a], v; ret; }"""
-    memory = Memory()
+    memory = PtxMemory()
     places = memory.put(np.full(1, 5, np.uint32)), memory.put(np.zeros(32, np.uint32))
-    Module.parse(text).kernel("f").launch(memory, (1,), (32,), list(places))
+    PtxModule.parse(text).kernel("f").launch(memory, (1,), (32,), list(places))
     seen = memory.get(places[1], np.uint32, (32,))
     np.testing.assert_array_equal(seen, [5, *[0] * 31])
     assert memory.get(places[0], np.uint32, (1,))[0] == 0

@@ -28,7 +28,7 @@ from baregrad.testing.virtual_gpu.driver.objects import (
     expect,
 )
 from baregrad.testing.virtual_gpu.machine.host import ChannelPlace, HardwareChannel, HardwareGroup
-from baregrad.testing.virtual_gpu.machine.machine import Machine
+from baregrad.testing.virtual_gpu.machine.machine import HardwareMachine
 from baregrad.testing.virtual_gpu.machine.memory import AddressSpace, Backing, fresh_pages
 
 _PAGES = MappingProxyType({0: 4 << 10, 1: 4 << 10, 2: 64 << 10, 3: 2 << 20})
@@ -38,7 +38,7 @@ _USERD_ALIGN = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AllocationRequest:
     """What one allocation is given; `params` is None where the caller gave none."""
 
     client: ClientObject
@@ -56,7 +56,7 @@ class Request:
 class Allocator:
     """Makes objects below a client; raises Refusal."""
 
-    def __init__(self, machine: Machine, release: Release) -> None:
+    def __init__(self, machine: HardwareMachine, release: Release) -> None:
         self._machine = machine
         self._release = release
 
@@ -73,7 +73,7 @@ class Allocator:
         """Return whether a class does without its struct."""
         return kind in (nv.NV20_SUBDEVICE_0, nv.NV01_DEVICE_0) or kind & 0xFF == 0xB5
 
-    def make(self, request: Request) -> DriverObject:
+    def make(self, request: AllocationRequest) -> DriverObject:
         """Return a new object of a class."""
         kind = request.kind
         action = _MAKERS.get(kind)
@@ -81,7 +81,7 @@ class Allocator:
             action = self._by_generation(kind)
         return action(self, request)
 
-    def _by_generation(self, kind: int) -> Callable[[Allocator, Request], DriverObject]:
+    def _by_generation(self, kind: int) -> Maker:
         action = _FAMILIES.get(kind & 0xFF)
         known = any(kind in gpu.classes for gpu in self._machine.gpus)
         if action is None or not known:
@@ -90,7 +90,7 @@ class Allocator:
 
     # Devices.
 
-    def device(self, request: Request) -> DriverObject:
+    def device(self, request: AllocationRequest) -> DriverObject:
         """NV01_DEVICE_0."""
         expect(request.parent, ClientObject, "INVALID_OBJECT_PARENT")
         number = request.params["deviceId"] if request.params is not None else 0
@@ -98,7 +98,7 @@ class Allocator:
             raise Refusal("INVALID_DEVICE", f"there is no device {number}")
         return DeviceObject(**request.fields, gpu=self._machine.gpus[number])
 
-    def subdevice(self, request: Request) -> DriverObject:
+    def subdevice(self, request: AllocationRequest) -> DriverObject:
         """NV20_SUBDEVICE_0."""
         device = self._device(request)
         if request.params is not None and request.params["subDeviceId"]:
@@ -107,13 +107,13 @@ class Allocator:
             raise Refusal("STATE_IN_USE", "the subdevice is there already")
         return DeviceObject(**request.fields, gpu=device.gpu)
 
-    def _device(self, request: Request) -> DeviceObject:
+    def _device(self, request: AllocationRequest) -> DeviceObject:
         found = expect(request.parent, DeviceObject, "INVALID_OBJECT_PARENT")
         if found.kind != nv.NV01_DEVICE_0:
             raise Refusal("INVALID_OBJECT_PARENT", "the parent is no device")
         return found
 
-    def usermode(self, request: Request) -> DriverObject:
+    def usermode(self, request: AllocationRequest) -> DriverObject:
         """The page with the doorbell, below a subdevice."""
         found = expect(request.parent, DeviceObject, "INVALID_OBJECT_PARENT")
         if found.kind != nv.NV20_SUBDEVICE_0:
@@ -125,13 +125,13 @@ class Allocator:
             **request.fields, backing=backing, gpu=found.gpu, is_system=False, is_registers=True
         )
 
-    def _listed(self, request: Request, device: DeviceObject) -> None:
+    def _listed(self, request: AllocationRequest, device: DeviceObject) -> None:
         if request.kind not in device.gpu.classes:
             raise Refusal("INVALID_CLASS", f"this GPU has no class {request.kind:#x}")
 
     # Memory.
 
-    def memory(self, request: Request) -> DriverObject:
+    def memory(self, request: AllocationRequest) -> DriverObject:
         """NV01_MEMORY_LOCAL_USER and NV01_MEMORY_SYSTEM."""
         device, params = self._device(request), request.params
         assert params is not None
@@ -163,7 +163,7 @@ class Allocator:
 
     # Address spaces and channels.
 
-    def va_space(self, request: Request) -> DriverObject:
+    def va_space(self, request: AllocationRequest) -> DriverObject:
         """FERMI_VASPACE_A."""
         device, params = self._device(request), request.params
         assert params is not None
@@ -178,7 +178,7 @@ class Allocator:
             is_external=bool(flags & _EXTERNALLY_OWNED),
         )  # fmt: skip
 
-    def group(self, request: Request) -> DriverObject:
+    def group(self, request: AllocationRequest) -> DriverObject:
         """KEPLER_CHANNEL_GROUP_A."""
         device, params = self._device(request), request.params
         assert params is not None
@@ -195,14 +195,14 @@ class Allocator:
     def _va_space(self, client: ClientObject, handle: int) -> VaSpaceObject:
         return expect(client.find(handle), VaSpaceObject, "INVALID_ARGUMENT")
 
-    def share(self, request: Request) -> DriverObject:
+    def share(self, request: AllocationRequest) -> DriverObject:
         """FERMI_CONTEXT_SHARE_A."""
         expect(request.parent, GroupObject, "INVALID_OBJECT_PARENT")
         assert request.params is not None
         space = self._va_space(request.client, request.params["hVASpace"])
         return ShareObject(**request.fields, va_space=space)
 
-    def channel(self, request: Request) -> DriverObject:
+    def channel(self, request: AllocationRequest) -> DriverObject:
         """The channel classes, below a group."""
         group, params = expect(request.parent, GroupObject, "INVALID_OBJECT_PARENT"), request.params
         assert params is not None
@@ -251,7 +251,7 @@ class Allocator:
 
     # Engine objects.
 
-    def compute(self, request: Request) -> DriverObject:
+    def compute(self, request: AllocationRequest) -> DriverObject:
         """The compute classes, below a channel of the graphics engine."""
         channel = expect(request.parent, ChannelObject, "INVALID_OBJECT_PARENT")
         if request.kind != channel.gpu.row.compute_class:
@@ -261,7 +261,7 @@ class Allocator:
         channel.hardware.objects.add(request.kind)
         return DriverObject(**request.fields)
 
-    def copies(self, request: Request) -> DriverObject:
+    def copies(self, request: AllocationRequest) -> DriverObject:
         """The copy classes, below a channel."""
         channel = expect(request.parent, ChannelObject, "INVALID_OBJECT_PARENT")
         if request.kind not in channel.gpu.classes:
@@ -273,7 +273,7 @@ class Allocator:
         channel.hardware.objects.add(request.kind)
         return DriverObject(**request.fields)
 
-    def debugger(self, request: Request) -> DriverObject:
+    def debugger(self, request: AllocationRequest) -> DriverObject:
         """GT200_DEBUGGER."""
         self._device(request)
         return DriverObject(**request.fields)
@@ -289,7 +289,8 @@ _STRUCTS = MappingProxyType({
     nv.FERMI_CONTEXT_SHARE_A: "context_share",
     nv.GT200_DEBUGGER: "debugger",
 })
-_MAKERS: MappingProxyType[int, Callable[[Allocator, Request], DriverObject]] = MappingProxyType({
+Maker = Callable[[Allocator, AllocationRequest], DriverObject]
+_MAKERS: MappingProxyType[int, Maker] = MappingProxyType({
     nv.NV01_DEVICE_0: Allocator.device,
     nv.NV20_SUBDEVICE_0: Allocator.subdevice,
     nv.NV01_MEMORY_LOCAL_USER: Allocator.memory,
@@ -299,7 +300,7 @@ _MAKERS: MappingProxyType[int, Callable[[Allocator, Request], DriverObject]] = M
     nv.FERMI_CONTEXT_SHARE_A: Allocator.share,
     nv.GT200_DEBUGGER: Allocator.debugger,
 })
-_FAMILIES: MappingProxyType[int, Callable[[Allocator, Request], DriverObject]] = MappingProxyType({
+_FAMILIES: MappingProxyType[int, Maker] = MappingProxyType({
     0x61: Allocator.usermode,
     0x6F: Allocator.channel,
     0xC0: Allocator.compute,

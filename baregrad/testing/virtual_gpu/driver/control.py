@@ -18,7 +18,7 @@ from baregrad.testing.virtual_gpu.driver.objects import (
     expect,
 )
 from baregrad.testing.virtual_gpu.driver.user_memory import UserMemory
-from baregrad.testing.virtual_gpu.machine.machine import Machine
+from baregrad.testing.virtual_gpu.machine.machine import HardwareMachine
 
 _MAX_LISTED = 512
 
@@ -27,7 +27,7 @@ class Controls:
     """Answers controls of one driver release; raises Refusal."""
 
     def __init__(
-        self, machine: Machine, release: Release, version: str, user: UserMemory
+        self, machine: HardwareMachine, release: Release, version: str, user: UserMemory
     ) -> None:
         self._machine = machine
         self._release = release

@@ -19,7 +19,7 @@ from baregrad.testing.virtual_gpu.driver.objects import (
     MemoryObject,
     VaSpaceObject,
 )
-from baregrad.testing.virtual_gpu.machine.machine import HardwareGpu, Machine
+from baregrad.testing.virtual_gpu.machine.machine import HardwareGpu, HardwareMachine
 from baregrad.testing.virtual_gpu.machine.memory import Backing, MappedRegion
 
 _PAGE = 4 << 10
@@ -93,7 +93,7 @@ class Uvm:
     """
 
     def __init__(
-        self, machine: Machine, find_client: FindClient, drop: DropBacking, nvlink: bool
+        self, machine: HardwareMachine, find_client: FindClient, drop: DropBacking, nvlink: bool
     ) -> None:
         self._machine = machine
         self._find_client = find_client

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi import release_for
-from baregrad.testing.virtual_gpu.driver.alloc import Allocator, Request
+from baregrad.testing.virtual_gpu.driver.alloc import AllocationRequest, Allocator
 from baregrad.testing.virtual_gpu.driver.calls import STATUS, Arguments, Refusal
 from baregrad.testing.virtual_gpu.driver.control import Controls
 from baregrad.testing.virtual_gpu.driver.objects import (
@@ -31,7 +31,7 @@ from baregrad.testing.virtual_gpu.driver.objects import (
 )
 from baregrad.testing.virtual_gpu.driver.user_memory import BadAddress, UserMemory
 from baregrad.testing.virtual_gpu.driver.uvm import Uvm
-from baregrad.testing.virtual_gpu.machine.machine import HardwareGpu, Machine
+from baregrad.testing.virtual_gpu.machine.machine import HardwareGpu, HardwareMachine
 from baregrad.testing.virtual_gpu.machine.memory import Backing, Bytes
 
 CONTROL_NODE, UVM_NODE = "/dev/nvidiactl", "/dev/nvidia-uvm"
@@ -65,7 +65,12 @@ class VirtualDriver:
     """
 
     def __init__(
-        self, machine: Machine, version: str, pages_of: Callable[[int, int], Bytes], *, nvlink: bool
+        self,
+        machine: HardwareMachine,
+        version: str,
+        pages_of: Callable[[int, int], Bytes],
+        *,
+        nvlink: bool,
     ) -> None:
         self._pages_of = pages_of
         self.machine = machine
@@ -213,7 +218,7 @@ class VirtualDriver:
         parent = client.find(call["hObjectParent"], "INVALID_OBJECT_PARENT")
         handle = client.new_handle(call["hObjectNew"])
         params = self._params(kind, call["pAllocParms"])
-        made = self._allocator.make(Request(client, parent, handle, kind, params))
+        made = self._allocator.make(AllocationRequest(client, parent, handle, kind, params))
         client.add(made)
         if params is not None:
             self._user.write(call["pAllocParms"], bytes(params.bytes))

@@ -7,15 +7,11 @@ open-gpu-doc `classes/compute/clcbc0.h` (methods) and the headers that `descript
 
 from __future__ import annotations
 
-import hashlib
 import struct
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from baregrad.assemble.virtual_cubin import HEAD_NBYTES, read_code, read_head
+from baregrad.assemble.virtual_cubin import HEAD_NBYTES, read_head
 from baregrad.base.bits import round_up
 from baregrad.base.errors import BaregradError, FileFormatError
 from baregrad.runtime.nvidia.abi import methods as m
@@ -23,6 +19,7 @@ from baregrad.runtime.nvidia.code.constant_bank import BANK_LAYOUTS, BankLayout
 from baregrad.runtime.nvidia.code.descriptor_fields import DescriptorLayout, descriptor_layout
 from baregrad.runtime.nvidia.code.launch_descriptor import Bank, Launch, decode
 from baregrad.runtime.nvidia.code.local_memory import STACK_RESERVED
+from baregrad.testing.virtual_gpu.machine.engine import EngineChannel, Steps, always
 from baregrad.testing.virtual_gpu.machine.faults import (
     ENGINE_EXCEPTION,
     MMU_FAULT,
@@ -35,10 +32,7 @@ from baregrad.testing.virtual_gpu.ptx.errors import (
     OutOfBoundsAccess,
     WindowOverrun,
 )
-from baregrad.testing.virtual_gpu.ptx.program import Kernel, Module
-
-if TYPE_CHECKING:
-    from baregrad.testing.virtual_gpu.machine.host import HardwareChannel
+from baregrad.testing.virtual_gpu.ptx.program import PtxKernel
 
 _KNOWN = frozenset(one.address for one in m.COMPUTE.values())
 _INVALIDATIONS = frozenset(
@@ -54,37 +48,14 @@ _CLIENT = "GRAPHICS GPC0 GPCCLIENT_T1_0"
 _WARP = 32
 
 
-def _always() -> bool:
-    return True
-
-
-@dataclass(eq=False)
-class ComputeCaches:
-    """What a GPU remembers: kernels and descriptors and constants by address, kernels by text."""
-
-    code: dict[int, Kernel] = field(default_factory=dict)
-    descriptors: dict[int, bytes] = field(default_factory=dict)
-    constants: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    parsed: dict[bytes, Kernel] = field(default_factory=dict)
-
-    def kernel(self, code: bytes) -> Kernel:
-        """Return the kernel of some code; raise a BaregradError where it has none."""
-        digest = hashlib.blake2b(code, digest_size=16).digest()
-        found = self.parsed.get(digest)
-        if found is None:
-            name, text = read_code(code)
-            found = self.parsed[digest] = Module.parse(text).kernel(name)
-        return found
-
-
 class ComputeUnit:
     """The engine's registers as one channel set them, and the grids that it starts."""
 
-    def __init__(self, channel: HardwareChannel) -> None:
+    def __init__(self, channel: EngineChannel) -> None:
         self.channel = channel
         self._state: dict[int, int] = {}
 
-    def method(self, address: int, data: int) -> Generator[Callable[[], bool], None, None]:
+    def method(self, address: int, data: int) -> Steps:
         """Take a method; a launch leaves work that is done later."""
         table, caches = m.COMPUTE, self.channel.gpu.caches
         if address not in _KNOWN:
@@ -105,7 +76,7 @@ class ComputeUnit:
             table["SEND_SIGNALING_PCAS2_B"].address, table["SEND_SIGNALING_PCAS_B"].address
         ):  # fmt: skip
             self._send(address, data)
-            yield _always
+            yield always
 
     def _send(self, method: int, data: int) -> None:
         by_action = method == m.COMPUTE["SEND_SIGNALING_PCAS2_B"].address
@@ -141,8 +112,8 @@ class Grid:
         self.stuck = False
         self._unit = unit
         self._address = address
-        # Whether the grid begins before the one in front has ended, and the latch that tells it of
-        # that end, None for none.
+        # Whether the grid begins before the one in front has ended, and the latch that notifies it
+        # of that end, None for none.
         self._early = False
         self._latch: int | None = None
         gpu = unit.channel.gpu
@@ -228,7 +199,7 @@ class Grid:
         except BaregradError as error:
             raise GpuFault(ENGINE_EXCEPTION, str(error), kernel=kernel.name) from error
 
-    def _kernel(self, address: int) -> Kernel:
+    def _kernel(self, address: int) -> PtxKernel:
         """Return the kernel at an address, as it was when it was fetched."""
         channel = self._unit.channel
         caches, space = channel.gpu.caches, channel.space
@@ -283,7 +254,7 @@ class LaunchChecks:
     """What of a launch must agree with its kernel, its GPU and its channel."""
 
     def __init__(
-        self, unit: ComputeUnit, launch: Launch, kernel: Kernel, layout: BankLayout
+        self, unit: ComputeUnit, launch: Launch, kernel: PtxKernel, layout: BankLayout
     ) -> None:
         self._unit = unit
         self._launch = launch

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.testing.virtual_gpu.machine.engine import EngineChannel, Steps, always
 from baregrad.testing.virtual_gpu.machine.faults import ENGINE_EXCEPTION, GpuFault
-
-if TYPE_CHECKING:
-    from baregrad.testing.virtual_gpu.machine.host import HardwareChannel
 
 _KNOWN = frozenset(one.address for one in m.COPY.values())
 _CLIENT = "HUBCLIENT_CE0"
@@ -20,18 +15,14 @@ _DIVIDED_NBYTES = 64
 _ONE_WORD, _FOUR_WORDS = 1, 2
 
 
-def _always() -> bool:
-    return True
-
-
 class CopyUnit:
     """The engine's registers as one channel set them, and the transfers that it starts."""
 
-    def __init__(self, channel: HardwareChannel) -> None:
+    def __init__(self, channel: EngineChannel) -> None:
         self._channel = channel
         self._state: dict[int, int] = {}
 
-    def method(self, address: int, data: int) -> Generator[Callable[[], bool], None, None]:
+    def method(self, address: int, data: int) -> Steps:
         """Take a method; LAUNCH_DMA leaves work that is done later."""
         if address not in _KNOWN or (
             address == m.COPY["SET_SEMAPHORE_PAYLOAD_UPPER"].address
@@ -41,7 +32,7 @@ class CopyUnit:
         self._state[address] = data
         if address == m.COPY["LAUNCH_DMA"].address:
             self._launch(data)
-            yield _always
+            yield always
 
     def _value(self, name: str) -> int:
         return self._state.get(m.COPY[name].address, 0)
@@ -121,7 +112,7 @@ class Transfer:
 
     def __init__(
         self,
-        channel: HardwareChannel,
+        channel: EngineChannel,
         lines: list[tuple[int, int, int]],
         pattern: bytes,
         ordered: bool,
@@ -165,7 +156,7 @@ class EngineRelease:
     stuck = False
 
     def __init__(
-        self, channel: HardwareChannel, address: int, value: int, wide: bool, stamped: bool
+        self, channel: EngineChannel, address: int, value: int, wide: bool, stamped: bool
     ) -> None:
         self._channel = channel
         self._what = (address, value, wide, stamped)

@@ -9,26 +9,27 @@ from __future__ import annotations
 import functools
 import operator
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.testing.virtual_gpu.machine.compute import ComputeUnit
 from baregrad.testing.virtual_gpu.machine.copy_engine import CopyUnit
+from baregrad.testing.virtual_gpu.machine.engine import (
+    Condition,
+    Engine,
+    EngineChannel,
+    EngineGpu,
+    EngineWork,
+    Steps,
+    always,
+)
 from baregrad.testing.virtual_gpu.machine.faults import BAD_CLASS, BAD_ENTRY, GpuFault
 from baregrad.testing.virtual_gpu.machine.memory import AddressSpace, Backing
 from baregrad.testing.virtual_gpu.machine.trace import told_method
-
-if TYPE_CHECKING:
-    from baregrad.testing.virtual_gpu.machine.machine import HardwareGpu
-
-# When to go on: the host unit's program yields it whenever somebody else may come first.
-Condition = Callable[[], bool]
-Steps = Generator[Condition, None, None]
 
 _HOST_METHODS_END = 0x100
 _NOTIFIER = struct.Struct("<QIHH")
@@ -37,25 +38,6 @@ _ERROR_STATUS = 0xFFFF
 _INCREASE, _STAY, _IMMEDIATE, _INCREASE_ONCE, _END_SEGMENT = 1, 3, 4, 5, 7
 _RELEASE, _REDUCTION = 1, 6
 _SIGN_64, _SIGN_32 = 1 << 63, 1 << 31
-
-
-class Work(Protocol):
-    """Something that an engine does after the host unit has gone on."""
-
-    ordered: bool
-    stuck: bool
-
-    def run(self) -> bool:
-        """Do a part; return whether all is done."""
-        ...
-
-
-class Unit(Protocol):
-    """An engine as one channel sees it."""
-
-    def method(self, address: int, data: int) -> Steps:
-        """Take one method."""
-        ...
 
 
 @dataclass(eq=False)
@@ -86,25 +68,19 @@ class ChannelPlace:
     notifier: Backing | None
 
 
-def _always() -> bool:
-    return True
-
-
-class HardwareChannel:
+class HardwareChannel(EngineChannel):
     """One channel: its place in the ring, what its engine still has to do, what it waits for."""
 
     def __init__(
-        self, gpu: HardwareGpu, group: HardwareGroup, space: AddressSpace, place: ChannelPlace
+        self, gpu: EngineGpu, group: HardwareGroup, space: AddressSpace, place: ChannelPlace
     ) -> None:
-        self.gpu = gpu
+        super().__init__(gpu, space)
         self.group = group
-        self.space = space
         self.place = place
         # Whether UVM gave its context addresses, and which classes it has objects of.
         self.registered = False
         self.objects: set[int] = set()
-        self.bound: dict[int, Unit] = {}
-        self.outstanding: list[Work] = []
+        self.bound: dict[int, Engine] = {}
         self.get = self.put = 0
         # What stopped it, until the driver is asked.
         self.fault: GpuFault | None = None
@@ -126,10 +102,10 @@ class HardwareChannel:
         self.put = put
         if self._program is not None and put >= self.place.entries:
             # Reported when the channel runs next, like any fault of it.
-            self._program, self._condition = self._bad_pointer(put), _always
+            self._program, self._condition = self._bad_pointer(put), always
 
     def _bad_pointer(self, put: int) -> Steps:
-        yield _always
+        yield always
         raise GpuFault(BAD_ENTRY, f"GPPut {put} is outside a ring of {self.place.entries} entries")
 
     def stop(self, code: int, time_ns: int) -> None:
@@ -175,13 +151,9 @@ class HardwareChannel:
         assert self._program is not None
         self._condition = next(self._program)
 
-    def _work_on(self, work: Work) -> None:
+    def _work_on(self, work: EngineWork) -> None:
         if work.run():
             self.outstanding.remove(work)
-
-    def idle(self) -> bool:
-        """Return whether the engine has nothing left of this channel."""
-        return not self.outstanding
 
     # The program.
 
@@ -190,7 +162,7 @@ class HardwareChannel:
             while self.get == self.put:
                 yield self._waits_for_work
             words = self._fetch()
-            yield _always
+            yield always
             yield from self._execute(words)
 
     def _fetch(self) -> tuple[int, ...]:
@@ -278,7 +250,7 @@ class HardwareChannel:
             if part(execute, "RELEASE_WFI"):
                 yield self.idle
             self.release(address, value, wide=bool(wide), stamped=bool(stamped))
-            yield _always
+            yield always
         elif kind == _REDUCTION:
             raise GpuFault(BAD_ENTRY, "the virtual GPU has no semaphore reductions")
         else:
@@ -298,14 +270,6 @@ class HardwareChannel:
             yield reached
             # Where the memory went away, this is the fault.
             self.space.read(address, nbytes, "HUBCLIENT_HOST semaphore")
-
-    def release(self, address: int, value: int, *, wide: bool, stamped: bool) -> None:
-        """Write a semaphore, with the time behind it if it is `stamped`."""
-        data = value.to_bytes(8 if wide or stamped else 4, "little")
-        if stamped:
-            data += self.gpu.machine.time_ns().to_bytes(8, "little")
-        self.space.write(address, data, "HUBCLIENT_HOST semaphore")
-
 
 def _circular(now: int, value: int, sign: int) -> bool:
     return (now - value) & (2 * sign - 1) < sign

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baregrad.testing.virtual_gpu.machine.faults import MMU_FAULT, GpuFault
-from baregrad.testing.virtual_gpu.ptx.memory import Memory, Region
+from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory, Region
 from baregrad.testing.virtual_gpu.ptx.types import Array
 
 POISON = 0xA5
@@ -95,7 +95,7 @@ class AddressSpace:
     """The page tables of one GPU for one process."""
 
     def __init__(self) -> None:
-        self.memory = Memory()
+        self.memory = PtxMemory()
         self._bases: list[int] = []
         self._regions: dict[int, MappedRegion] = {}
 

@@ -8,7 +8,8 @@ until the block is. Every thread is run now and then, so that one may wait for w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -29,18 +30,17 @@ from baregrad.testing.virtual_gpu.ptx.memory import (
     PARAM_WINDOW,
     SHARED_WINDOW,
     WINDOW_NBYTES,
-    Memory,
+    PtxMemory,
     Region,
 )
 from baregrad.testing.virtual_gpu.ptx.races import Race, SharedRaces
+from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, KernelText
 from baregrad.testing.virtual_gpu.ptx.types import UNSIGNED, Array
-
-if TYPE_CHECKING:
-    from baregrad.testing.virtual_gpu.ptx.program import Program
 
 Index = slice | Array
 Shape = tuple[int, int, int]
 Located = list[tuple[Region, Array, Array]]
+Execute = Callable[["Block", Index], None]
 
 EVERYONE: Final = slice(None)
 WARP: Final = 32
@@ -57,13 +57,40 @@ _STATES: Final = ("runs", "waits for its warp", "waits at a barrier", "waits for
 _FAIR_TURN: Final = 64
 
 
+class PreparedInstruction(NamedTuple):
+    """An instruction ready to run; `control` ones move the threads' counters themselves."""
+
+    run: Execute
+    control: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PreparedKernel:
+    """A kernel whose every instruction is ready: what blocks run.
+
+    `leaders` are the places of instructions at which threads that parted may meet, `granule` the
+    bytes of the smallest access that may touch shared memory, `globals` the module's variables.
+    """
+
+    kernel: KernelText
+    instructions: list[Instruction]
+    steps: list[PreparedInstruction]
+    leaders: frozenset[int]
+    register_bits: list[int]
+    shared_nbytes: int
+    local_nbytes: int
+    constants: np.ndarray[Any, np.dtype[np.uint8]]
+    globals: PtxMemory
+    granule: int
+
+
 class Block:
     """The threads of one block and all that they share."""
 
     def __init__(
         self,
-        program: Program,
-        memory: Memory,
+        program: PreparedKernel,
+        memory: PtxMemory,
         grid: Shape,
         shape: Shape,
         place: Shape,

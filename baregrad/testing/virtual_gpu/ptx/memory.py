@@ -83,10 +83,10 @@ class Region:
         return bad if bad.any() else None
 
 
-class Memory:
+class PtxMemory:
     """Device memory: allocations by base address.
 
-    `Memory({address: bytes_array})` takes arrays of uint8 that others own; all their bytes count
+    `PtxMemory({address: bytes_array})` takes arrays of uint8 that others own; all their bytes count
     as written. `allocate` makes allocations whose first read must come after a write.
     """
 

@@ -8,24 +8,23 @@ from typing import Final, NoReturn
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import EVERYONE, WARP, Block, Index
+from baregrad.testing.virtual_gpu.ptx.block import WARP, Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.errors import UninitialisedRead, UnsupportedInstruction
 from baregrad.testing.virtual_gpu.ptx.rounding import encode
 from baregrad.testing.virtual_gpu.ptx.syntax import (
-    Address,
+    AddressOperand,
+    Identifier,
     Immediate,
     Instruction,
     KernelText,
-    Name,
     Operand,
     Variable,
     Vector,
 )
-from baregrad.testing.virtual_gpu.ptx.types import TYPES, UNSIGNED, Array, PtxType
+from baregrad.testing.virtual_gpu.ptx.types import TYPES, UNSIGNED, Array, OperandType
 
 Reader = Callable[[Block, Index], Array]
 Writer = Callable[[Block, Index, Array], None]
-Execute = Callable[[Block, Index], None]
 
 
 def _thread_axis(axis: int) -> Callable[[Block], Array]:
@@ -96,7 +95,7 @@ _SPECIALS: Final = MappingProxyType(_specials())
 _CLOCKS: Final = ("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo")
 
 
-def immediate_array(value: Immediate, row: PtxType) -> Array:
+def immediate_array(value: Immediate, row: OperandType) -> Array:
     """Return a literal as an array of one value of a type."""
     number, bits = value.value, value.bits
     if row.name == "pred":
@@ -134,14 +133,14 @@ class Decoder:
             text=instruction.text,
         )
 
-    def type_of(self, instruction: Instruction, place: int = -1) -> PtxType:
+    def type_of(self, instruction: Instruction, place: int = -1) -> OperandType:
         """Return the type that a modifier names, by its place among those that are types."""
         names = [one for one in instruction.modifiers if one in TYPES]
         if not names or not -len(names) <= place < len(names):
             self.refuse(instruction, "its type is not known")
         return TYPES[names[place]]
 
-    def register(self, name: Name, scope: int) -> tuple[int, str] | None:
+    def register(self, name: Identifier, scope: int) -> tuple[int, str] | None:
         """Return the slot and the type of a declared register, None for another name."""
         for one in self.kernel.chain(scope):
             found = self.slots.get((one, name.text))
@@ -149,7 +148,7 @@ class Decoder:
                 return found
         return None
 
-    def variable(self, name: Name, scope: int) -> tuple[Variable, int] | None:
+    def variable(self, name: Identifier, scope: int) -> tuple[Variable, int] | None:
         """Return a variable and its address in its own space, None for another name."""
         for one in (*self.kernel.chain(scope), -1):
             found = self.variables.get((one, name.text))
@@ -159,7 +158,7 @@ class Decoder:
 
     def label(self, instruction: Instruction, name: Operand) -> int:
         """Return the place of the instruction that a label stands before."""
-        if not isinstance(name, Name):
+        if not isinstance(name, Identifier):
             self.refuse(instruction, "a branch goes to a label")
         scopes = self.kernel.chain(instruction.scope)
         keys = [(one, name.text) for one in scopes if (one, name.text) in self.kernel.labels]
@@ -169,14 +168,14 @@ class Decoder:
 
     # ---- reading --------------------------------------------------------------------------------
 
-    def read(self, instruction: Instruction, operand: Operand, row: PtxType) -> Reader:
+    def read(self, instruction: Instruction, operand: Operand, row: OperandType) -> Reader:
         """Return the reader of an operand as values of a type: (n,) or (1,) arrays."""
         if isinstance(operand, Immediate):
             literal = immediate_array(operand, row)
             return lambda block, index: literal
         if isinstance(operand, Vector):
             return self._read_packed(instruction, operand, row)
-        if not isinstance(operand, Name):
+        if not isinstance(operand, Identifier):
             self.refuse(instruction, f"{operand} is no value")
         slot = self.register(operand, instruction.scope)
         if slot is not None:
@@ -188,7 +187,7 @@ class Decoder:
         return self._read_special(instruction, operand.text, row)
 
     def _read_register(
-        self, instruction: Instruction, operand: Name, slot: tuple[int, str], row: PtxType
+        self, instruction: Instruction, operand: Identifier, slot: tuple[int, str], row: OperandType
     ) -> Reader:
         number, held = slot
         name = operand.text
@@ -235,7 +234,7 @@ class Decoder:
 
         return read_low
 
-    def _read_packed(self, instruction: Instruction, operand: Vector, row: PtxType) -> Reader:
+    def _read_packed(self, instruction: Instruction, operand: Vector, row: OperandType) -> Reader:
         """Read `{low, high}` as one value."""
         part = TYPES[f"b{row.bits // len(operand.items)}"]
         readers = [self.read(instruction, item, part) for item in operand.items]
@@ -250,7 +249,7 @@ class Decoder:
 
         return read
 
-    def _read_special(self, instruction: Instruction, name: str, row: PtxType) -> Reader:
+    def _read_special(self, instruction: Instruction, name: str, row: OperandType) -> Reader:
         dtype = row.numpy
         if name in _CLOCKS:
             return lambda block, index: np.array([-block.steps_left & 0x7FFFFFFF]).astype(dtype)
@@ -263,11 +262,11 @@ class Decoder:
 
     # ---- writing --------------------------------------------------------------------------------
 
-    def write(self, instruction: Instruction, operand: Operand, row: PtxType) -> Writer:
+    def write(self, instruction: Instruction, operand: Operand, row: OperandType) -> Writer:
         """Return the writer of values of a type to a destination; `_` takes and forgets them."""
         if isinstance(operand, Vector):
             return self._write_parts(instruction, operand, row)
-        if not isinstance(operand, Name):
+        if not isinstance(operand, Identifier):
             self.refuse(instruction, f"{operand} is no destination")
         if operand.text == "_":
             return lambda block, index, values: None
@@ -299,7 +298,7 @@ class Decoder:
 
         return write
 
-    def _write_parts(self, instruction: Instruction, operand: Vector, row: PtxType) -> Writer:
+    def _write_parts(self, instruction: Instruction, operand: Vector, row: OperandType) -> Writer:
         """Write one value to `{low, high}`."""
         part = TYPES[f"b{row.bits // len(operand.items)}"]
         writers = [self.write(instruction, item, part) for item in operand.items]
@@ -320,7 +319,7 @@ class Decoder:
 
     def address(self, instruction: Instruction, operand: Operand) -> tuple[Reader, str]:
         """Return the reader of an address, int64, and the space of the variable it names or ``."""
-        if not isinstance(operand, Address):
+        if not isinstance(operand, AddressOperand):
             self.refuse(instruction, f"{operand} is no address")
         offset = operand.offset
         if operand.base is None:
@@ -369,6 +368,3 @@ def guarded(guard: Reader | None, run: Execute) -> Execute:
             run(block, block.ids(index)[chosen])
 
     return execute
-
-
-__all__ = ["EVERYONE", "Decoder", "Execute", "Reader", "Writer", "guarded", "immediate_array"]

@@ -8,14 +8,14 @@ from typing import Final, NamedTuple, NoReturn
 
 from baregrad.base.errors import CompileError
 from baregrad.testing.virtual_gpu.ptx.syntax import (
-    Address,
+    AddressOperand,
+    Identifier,
     Immediate,
     Instruction,
     KernelText,
     ModuleText,
-    Name,
     Operand,
-    Pair,
+    OperandPair,
     Variable,
     Vector,
 )
@@ -37,7 +37,7 @@ _LINE_DIRECTIVES: Final = frozenset({"version", "target", "address_size", "file"
 _LINKAGE: Final = frozenset({"visible", "extern", "weak", "common"})
 
 
-class Token(NamedTuple):
+class PtxToken(NamedTuple):
     """A word of the text, its kind, and its line."""
 
     kind: str
@@ -67,7 +67,7 @@ class _Parser:
 
     # ---- words ----------------------------------------------------------------------------------
 
-    def _split(self) -> list[Token]:
+    def _split(self) -> list[PtxToken]:
         tokens, place, line = [], 0, 1
         while place < len(self.text):
             match = _TOKEN.match(self.text, place)
@@ -75,20 +75,20 @@ class _Parser:
                 self._refuse(f"unexpected character {self.text[place]!r}", line)
             kind = str(match.lastgroup)
             if kind not in ("space", "newline", "comment"):
-                tokens.append(Token(kind, match[0], line))
+                tokens.append(PtxToken(kind, match[0], line))
             line += match[0].count("\n")
             place = match.end()
-        tokens.append(Token("end", "", line))
+        tokens.append(PtxToken("end", "", line))
         return tokens
 
     def _refuse(self, message: str, line: int) -> NoReturn:
         where = f"line {line}: {self.lines[line - 1].strip()}" if line <= len(self.lines) else ""
         raise CompileError(f"malformed PTX: {message}", source=self.text, log=where)
 
-    def _peek(self) -> Token:
+    def _peek(self) -> PtxToken:
         return self.tokens[self.at]
 
-    def _next(self) -> Token:
+    def _next(self) -> PtxToken:
         token = self.tokens[self.at]
         if token.kind == "end":
             self._refuse("the text ends too early", token.line)
@@ -101,7 +101,7 @@ class _Parser:
             return True
         return False
 
-    def _expect(self, text: str) -> Token:
+    def _expect(self, text: str) -> PtxToken:
         token = self._next()
         if token.text != text:
             self._refuse(f"{token.text!r} where {text!r} belongs", token.line)
@@ -312,7 +312,7 @@ class _Parser:
         line = self._peek().line
         if self._take("@"):
             negated = self._take("!")
-            guard = Name(self._next().text, negated)
+            guard = Identifier(self._next().text, negated)
         token = self._next()
         if token.kind != "word":
             self._refuse(f"{token.text!r} where an instruction belongs", token.line)
@@ -339,7 +339,7 @@ class _Parser:
         if token.text == "[":
             return self._address()
         if token.text == "!":
-            return Name(self._next().text, negated=True)
+            return Identifier(self._next().text, negated=True)
         if token.text == "-":
             value = self._operand()
             if not isinstance(value, Immediate):
@@ -349,8 +349,8 @@ class _Parser:
             return _number(token.text)
         if token.kind != "word":
             self._refuse(f"{token.text!r} where an operand belongs", token.line)
-        name = Name(token.text)
-        return Pair(name, self._operand()) if self._take("|") else name
+        name = Identifier(token.text)
+        return OperandPair(name, self._operand()) if self._take("|") else name
 
     def _list(self, closing: str) -> tuple[Operand, ...]:
         items: list[Operand] = []
@@ -359,8 +359,8 @@ class _Parser:
             self._take(",")
         return tuple(items)
 
-    def _address(self) -> Address:
-        base: Name | None = None
+    def _address(self) -> AddressOperand:
+        base: Identifier | None = None
         offset = 0
         coordinates: tuple[Operand, ...] = ()
         sign = 1
@@ -368,7 +368,7 @@ class _Parser:
         while not self._take("]"):
             token = self._next()
             if token.kind == "word":
-                base = Name(token.text)
+                base = Identifier(token.text)
             elif token.kind == "number":
                 offset += sign * int(token.text.rstrip("U"), 0)
                 sign = 1
@@ -382,7 +382,7 @@ class _Parser:
             elif token.text not in ("+", ","):
                 self._refuse(f"{token.text!r} in an address", token.line)
             plus = token.text == "+"
-        return Address(base, offset, coordinates)
+        return AddressOperand(base, offset, coordinates)
 
 
 def _number(text: str) -> Immediate:

@@ -1,6 +1,6 @@
 """Modules and kernels ready to run, and the launch.
 
-`Module.parse(text).kernel("saxpy").launch(memory, (4,), (256,), [n, a, x, y])` changes `memory`.
+`PtxModule.parse(text).kernel("saxpy").launch(memory, (4,), (256,), [n, a, x, y])` changes `memory`.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import ArgumentError
-from baregrad.testing.virtual_gpu.ptx.block import Block
+from baregrad.testing.virtual_gpu.ptx.block import Block, PreparedInstruction, PreparedKernel
 from baregrad.testing.virtual_gpu.ptx.errors import UnsupportedInstruction
-from baregrad.testing.virtual_gpu.ptx.memory import MODULE_WINDOW, Memory
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute, guarded
-from baregrad.testing.virtual_gpu.ptx.ops import floats as floats
+from baregrad.testing.virtual_gpu.ptx.memory import MODULE_WINDOW, PtxMemory
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, guarded
+from baregrad.testing.virtual_gpu.ptx.ops import floats
 from baregrad.testing.virtual_gpu.ptx.ops.access import ACCESSES, nothing
 from baregrad.testing.virtual_gpu.ptx.ops.convert import CONVERSIONS
 from baregrad.testing.virtual_gpu.ptx.ops.copies import COPY_CONTROL
@@ -52,90 +52,13 @@ MAX_THREADS: Final = 1024
 MAX_SHARED: Final = 232_448
 
 
-class Step(NamedTuple):
-    """An instruction ready to run; `control` ones move the threads' counters themselves."""
+class PtxKernel:
+    """A kernel that can be launched: `parameter_nbytes` are those of all its parameters."""
 
-    run: Execute
-    control: bool
-
-
-class Program:
-    """A kernel whose every instruction is ready: what blocks run."""
-
-    def __init__(self, kernel: KernelText, module_places: Places, globals_: Memory) -> None:
+    def __init__(self, kernel: KernelText, module_places: Places, globals_: PtxMemory) -> None:
         self.name = kernel.name
-        self.kernel = kernel
-        self.instructions = list(kernel.instructions)
-        self._end()
-        self.globals = globals_
-        if int(np.prod(kernel.directives.get("reqnctapercluster", (1,)))) > 1:
-            first = self.instructions[0]
-            raise UnsupportedInstruction(
-                "the PTX interpreter runs clusters of one block only",
-                line=first.line, text=first.text,
-            )
-        places = dict(module_places)
         self.parameters, self.parameter_nbytes = _lay_out(kernel.parameters, 0)
-        places.update(self.parameters)
-        self.shared_nbytes = _lay_out_shared(kernel, places)
-        self.local_nbytes = self._lay_out_space("local", places)
-        const = [one for one, _ in places.values() if one.space == "const"]
-        self.constants = _constants(const, places)
-        slots = {
-            key: (number, held) for number, (key, held) in enumerate(kernel.registers.items())
-        }
-        self.register_bits = [TYPES[held].bits for _, held in slots.values()]
-        decoder = Decoder(kernel, slots, places)
-        self.steps = [_prepare(decoder, one) for one in self.instructions]
-        self.leaders = frozenset(kernel.labels.values()) | {
-            place + 1 for place, step in enumerate(self.steps) if step.control
-        } | {place for place, step in enumerate(self.steps) if step.control}
-        self.granule = _granule(self.instructions)
-
-    def _end(self) -> None:
-        """Running off the end of the body ends a thread as `ret` does."""
-        last = self.instructions[-1].line if self.instructions else 1
-        self.instructions.append(Instruction(last, "}", "ret", (), (), None, 0))
-
-    def _lay_out_space(self, space: str, places: Places) -> int:
-        offset = 0
-        for key, variable in self.kernel.variables.items():
-            if variable.space == space:
-                offset = round_up(offset, variable.align)
-                places[key] = (variable, offset)
-                offset += variable.nbytes
-        return round_up(offset, 16)
-
-    def pack(self, arguments: Sequence[Argument]) -> npt.NDArray[np.uint8]:
-        """Return the bytes of the parameter space that hold the arguments."""
-        if len(arguments) != len(self.parameters):
-            raise ArgumentError(
-                f"{self.name} takes other arguments",
-                found=len(arguments),
-                wanted=len(self.parameters),
-            )
-        out = np.zeros(self.parameter_nbytes, np.uint8)
-        for value, (variable, offset) in zip(arguments, self.parameters.values(), strict=True):
-            data = _argument_bytes(value, variable)
-            out[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-        return out
-
-
-class Kernel:
-    """A kernel that can be launched."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.program.name
-
-    @property
-    def parameter_nbytes(self) -> int:
-        """Bytes of its parameters as a launch lays them out."""
-        return self.program.parameter_nbytes
+        self.program = _prepare_kernel(kernel, {**module_places, **self.parameters}, globals_)
 
     @property
     def shared_nbytes(self) -> int:
@@ -144,7 +67,7 @@ class Kernel:
 
     def launch(
         self,
-        memory: Memory | Mapping[int, npt.NDArray[np.uint8]],
+        memory: PtxMemory | Mapping[int, npt.NDArray[np.uint8]],
         grid: Sequence[int],
         block: Sequence[int],
         arguments: Sequence[Argument] | bytes | npt.NDArray[np.uint8],
@@ -166,19 +89,19 @@ class Kernel:
         does what it must not.
         """
         program = self.program
-        if not isinstance(memory, Memory):
-            memory = Memory(memory)
+        if not isinstance(memory, PtxMemory):
+            memory = PtxMemory(memory)
         grid_shape, block_shape = _shape(grid), _shape(block)
         total = program.shared_nbytes + shared_nbytes
         self._check(block_shape, total)
         if isinstance(arguments, bytes | np.ndarray):
             data = np.frombuffer(bytes(arguments), np.uint8).copy()
-            if len(data) < program.parameter_nbytes:
+            if len(data) < self.parameter_nbytes:
                 raise ArgumentError(
-                    "too few bytes of parameters", found=len(data), wanted=program.parameter_nbytes
+                    "too few bytes of parameters", found=len(data), wanted=self.parameter_nbytes
                 )
         else:
-            data = program.pack(arguments)
+            data = self._pack(arguments)
         with np.errstate(all="ignore"):
             for number in range(grid_shape[0] * grid_shape[1] * grid_shape[2]):
                 x, y = grid_shape[0], grid_shape[1]
@@ -187,6 +110,20 @@ class Kernel:
                     program, memory, grid_shape, block_shape, place, data, total,
                     check_races, step_limit, skew, early,
                 ).run()
+
+    def _pack(self, arguments: Sequence[Argument]) -> npt.NDArray[np.uint8]:
+        """Return the bytes of the parameter space that hold the arguments."""
+        if len(arguments) != len(self.parameters):
+            raise ArgumentError(
+                f"{self.name} takes other arguments",
+                found=len(arguments),
+                wanted=len(self.parameters),
+            )
+        out = np.zeros(self.parameter_nbytes, np.uint8)
+        for value, (variable, offset) in zip(arguments, self.parameters.values(), strict=True):
+            data = _argument_bytes(value, variable)
+            out[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        return out
 
     def _check(self, block: Shape, shared_nbytes: int) -> None:
         count = block[0] * block[1] * block[2]
@@ -206,12 +143,12 @@ class Kernel:
             raise ArgumentError(f"{self.name} takes smaller blocks", found=block, wanted=most)
 
 
-class Module:
+class PtxModule:
     """A PTX file, ready to give its kernels."""
 
     def __init__(self, text: ModuleText) -> None:
         self.text = text
-        self.globals = Memory()
+        self.globals = PtxMemory()
         self._places: Places = {}
         address = MODULE_WINDOW
         for variable in text.variables.values():
@@ -233,7 +170,7 @@ class Module:
                 offset += variable.nbytes
 
     @classmethod
-    def parse(cls, text: str) -> Module:
+    def parse(cls, text: str) -> PtxModule:
         """Return a module from PTX text; raise CompileError where it is malformed."""
         return cls(parse_module(text))
 
@@ -242,17 +179,46 @@ class Module:
         """The names of its kernels."""
         return tuple(self.text.kernels)
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> PtxKernel:
         """Return a kernel; raise UnsupportedInstruction if it has what cannot be run here."""
         if name not in self.text.kernels:
             raise ArgumentError("no such kernel", found=name, wanted=", ".join(self.kernels))
-        return Kernel(Program(self.text.kernels[name], self._places, self.globals))
+        return PtxKernel(self.text.kernels[name], self._places, self.globals)
 
 
 # ---- making ready -------------------------------------------------------------------------------
 
 
-def _prepare(decoder: Decoder, instruction: Instruction) -> Step:
+def _prepare_kernel(kernel: KernelText, places: Places, globals_: PtxMemory) -> PreparedKernel:
+    """Lay out the kernel's variables and make its instructions ready; `places` is extended."""
+    last = kernel.instructions[-1].line if kernel.instructions else 1
+    # Running off the end of the body ends a thread as `ret` does.
+    instructions = [*kernel.instructions, Instruction(last, "}", "ret", (), (), None, 0)]
+    if int(np.prod(kernel.directives.get("reqnctapercluster", (1,)))) > 1:
+        first = instructions[0]
+        raise UnsupportedInstruction(
+            "the PTX interpreter runs clusters of one block only",
+            line=first.line, text=first.text,
+        )
+    shared_nbytes = _lay_out_shared(kernel, places)
+    local_nbytes = _lay_out_local(kernel, places)
+    slots = {key: (number, held) for number, (key, held) in enumerate(kernel.registers.items())}
+    decoder = Decoder(kernel, slots, places)
+    steps = [_prepare(decoder, one) for one in instructions]
+    controls = {place for place, step in enumerate(steps) if step.control}
+    return PreparedKernel(
+        kernel, instructions, steps,
+        leaders=frozenset({*kernel.labels.values(), *controls, *(one + 1 for one in controls)}),
+        register_bits=[TYPES[held].bits for held in kernel.registers.values()],
+        shared_nbytes=shared_nbytes,
+        local_nbytes=local_nbytes,
+        constants=_constants([one for one, _ in places.values() if one.space == "const"], places),
+        globals=globals_,
+        granule=_granule(instructions),
+    )  # fmt: skip
+
+
+def _prepare(decoder: Decoder, instruction: Instruction) -> PreparedInstruction:
     try:
         return _build(decoder, instruction)
     except (IndexError, KeyError, ValueError):
@@ -260,12 +226,12 @@ def _prepare(decoder: Decoder, instruction: Instruction) -> Step:
         decoder.refuse(instruction, "this form of it is not known")
 
 
-def _build(decoder: Decoder, instruction: Instruction) -> Step:
+def _build(decoder: Decoder, instruction: Instruction) -> PreparedInstruction:
     name = instruction.opcode
     if name in _CONTROL:
-        return Step(_CONTROL[name](decoder, instruction), True)
+        return PreparedInstruction(_CONTROL[name](decoder, instruction), True)
     if name == "pragma":
-        return Step(nothing(decoder, instruction), False)
+        return PreparedInstruction(nothing(decoder, instruction), False)
     build = ACCESSES.get(name) or CONVERSIONS.get(name)
     if name == "activemask":
         build = active_mask
@@ -274,7 +240,8 @@ def _build(decoder: Decoder, instruction: Instruction) -> Step:
         build = (_FLOATS if is_float else INTEGER).get(name)
     if build is None:
         decoder.refuse(instruction)
-    return Step(guarded(decoder.guard(instruction), build(decoder, instruction)), False)
+    run = guarded(decoder.guard(instruction), build(decoder, instruction))
+    return PreparedInstruction(run, False)
 
 
 def _granule(instructions: list[Instruction]) -> int:
@@ -319,6 +286,17 @@ def _lay_out_shared(kernel: KernelText, places: Places) -> int:
         if one.count is None:
             places[key] = (one, offset)
     return offset
+
+
+def _lay_out_local(kernel: KernelText, places: Places) -> int:
+    """Place local variables; return the bytes of a thread."""
+    offset = 0
+    for key, variable in kernel.variables.items():
+        if variable.space == "local":
+            offset = round_up(offset, variable.align)
+            places[key] = (variable, offset)
+            offset += variable.nbytes
+    return round_up(offset, 16)
 
 
 def _constants(variables: list[Variable], places: Places) -> npt.NDArray[np.uint8]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class Identifier:
     """A register, a variable, a label, or `_`; `negated` is a predicate's `!`."""
 
     text: str
@@ -29,7 +29,7 @@ class Vector:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class OperandPair:
     """Two destinations, `a|b`."""
 
     first: Operand
@@ -37,15 +37,15 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class AddressOperand:
     """A place in memory, `[base+offset]`; a tensor's `[map, {x, y}]` has coordinates."""
 
-    base: Name | None
+    base: Identifier | None
     offset: int = 0
     coordinates: tuple[Operand, ...] = ()
 
 
-Operand = Name | Immediate | Vector | Pair | Address
+Operand = Identifier | Immediate | Vector | OperandPair | AddressOperand
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Instruction:
     opcode: str
     modifiers: tuple[str, ...]
     operands: tuple[Operand, ...]
-    guard: Name | None
+    guard: Identifier | None
     scope: int
 
     def has(self, *modifiers: str) -> bool:

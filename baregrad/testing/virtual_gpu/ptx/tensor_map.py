@@ -18,7 +18,7 @@ _SPANS: Final = (0, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class TensorMap:
+class DecodedTensorMap:
     """A tensor in global memory and the box that a copy moves, the innermost axis first.
 
     `strides` are bytes, of the axes from 1 on; `steps` the strides between elements of the box;
@@ -37,7 +37,7 @@ class TensorMap:
     fills_nan: bool
 
     @classmethod
-    def decode(cls, data: bytes) -> TensorMap:
+    def decode(cls, data: bytes) -> DecodedTensorMap:
         """Return what the 128 bytes of a tensor map say."""
         words = np.frombuffer(data, "<u4").astype(np.int64).tolist()
         flags = words[2]

@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class PtxType:
+class OperandType:
     """A type's name, kind (`u` `s` `b` `f` `pred`), bits, and the NumPy dtype of its values.
 
     `lane` names the type of each half of a packed one.
@@ -40,26 +40,26 @@ class PtxType:
         return self.kind == "f"
 
 
-def _rows() -> list[PtxType]:
-    rows = [PtxType("pred", "pred", 1, np.dtype(bool))]
+def _rows() -> list[OperandType]:
+    rows = [OperandType("pred", "pred", 1, np.dtype(bool))]
     for bits in (8, 16, 32, 64):
-        rows.append(PtxType(f"u{bits}", "u", bits, np.dtype(f"uint{bits}")))
-        rows.append(PtxType(f"b{bits}", "b", bits, np.dtype(f"uint{bits}")))
-        rows.append(PtxType(f"s{bits}", "s", bits, np.dtype(f"int{bits}")))
+        rows.append(OperandType(f"u{bits}", "u", bits, np.dtype(f"uint{bits}")))
+        rows.append(OperandType(f"b{bits}", "b", bits, np.dtype(f"uint{bits}")))
+        rows.append(OperandType(f"s{bits}", "s", bits, np.dtype(f"int{bits}")))
     rows += [
-        PtxType("f32", "f", 32, np.dtype(np.float32)),
-        PtxType("f64", "f", 64, np.dtype(np.float64)),
-        PtxType("tf32", "f", 32, np.dtype(np.uint32)),
-        PtxType("f16", "f", 16, np.dtype(np.uint16)),
-        PtxType("bf16", "f", 16, np.dtype(np.uint16)),
-        PtxType("e4m3", "f", 8, np.dtype(np.uint8)),
-        PtxType("e5m2", "f", 8, np.dtype(np.uint8)),
+        OperandType("f32", "f", 32, np.dtype(np.float32)),
+        OperandType("f64", "f", 64, np.dtype(np.float64)),
+        OperandType("tf32", "f", 32, np.dtype(np.uint32)),
+        OperandType("f16", "f", 16, np.dtype(np.uint16)),
+        OperandType("bf16", "f", 16, np.dtype(np.uint16)),
+        OperandType("e4m3", "f", 8, np.dtype(np.uint8)),
+        OperandType("e5m2", "f", 8, np.dtype(np.uint8)),
     ]
     packed = {"u16": "u", "s16": "s", "f16": "f", "bf16": "f"}
     for lane, kind in packed.items():
-        rows.append(PtxType(f"{lane}x2", kind, 32, np.dtype(np.uint32), lane))
+        rows.append(OperandType(f"{lane}x2", kind, 32, np.dtype(np.uint32), lane))
     for lane in ("e4m3", "e5m2"):
-        rows.append(PtxType(f"{lane}x2", "f", 16, np.dtype(np.uint16), lane))
+        rows.append(OperandType(f"{lane}x2", "f", 16, np.dtype(np.uint16), lane))
     return rows
 
 
@@ -67,7 +67,7 @@ TYPES: Final = MappingProxyType({row.name: row for row in _rows()})
 UNSIGNED: Final = MappingProxyType({bits: np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)})
 
 
-def raw_type(bits: int) -> PtxType:
+def raw_type(bits: int) -> OperandType:
     """Return the untyped row of a width in bits."""
     return TYPES[f"b{bits}"]
 

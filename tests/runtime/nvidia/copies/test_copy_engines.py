@@ -10,7 +10,7 @@ from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.copies.copy_engines import copy_engines
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.testing.virtual_gpu.machine.machine import GpuModel
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 
 GRAPHICS, SHARED, READ, NVLINK = 0x1, 0x2, 0x4, 0x10

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import Block, Index
+from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.memory import (
     CONST_WINDOW,
     LOCAL_WINDOW,
@@ -16,11 +16,11 @@ from baregrad.testing.virtual_gpu.ptx.memory import (
     SHARED_WINDOW,
     WINDOW_NBYTES,
 )
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder
 from baregrad.testing.virtual_gpu.ptx.ops.floats import by_lanes, rounded
 from baregrad.testing.virtual_gpu.ptx.rounding import decode, encode, values_of
-from baregrad.testing.virtual_gpu.ptx.syntax import Address, Instruction, Operand, Vector
-from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array, PtxType, raw_type
+from baregrad.testing.virtual_gpu.ptx.syntax import AddressOperand, Instruction, Operand, Vector
+from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array, OperandType, raw_type
 
 Change = Callable[[list[Array]], Array]
 
@@ -103,7 +103,7 @@ _OPERATIONS: Final = (
 )
 
 
-def change_of(decoder: Decoder, instruction: Instruction, row: PtxType) -> Change:
+def change_of(decoder: Decoder, instruction: Instruction, row: OperandType) -> Change:
     """Return what an atomic makes of [old, operand, second operand]."""
     name = instruction.one_of(_OPERATIONS)
     lane = row.lane or row.name
@@ -207,7 +207,7 @@ def convert_address(decoder: Decoder, instruction: Instruction) -> Execute:
         window = -window
     delta = np.array([window], np.int64).view(np.uint64).astype(row.numpy)
     source = instruction.operands[1]
-    if isinstance(source, Address):
+    if isinstance(source, AddressOperand):
         decoder.refuse(instruction)
     read = decoder.read(instruction, source, row)
     write = decoder.write(instruction, instruction.operands[0], row)

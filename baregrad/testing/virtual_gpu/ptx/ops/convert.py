@@ -13,8 +13,8 @@ import numpy as np
 
 from baregrad.base.floats import encode_float
 from baregrad.dtypes import dtypes
-from baregrad.testing.virtual_gpu.ptx.block import Block, Index
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute
+from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder
 from baregrad.testing.virtual_gpu.ptx.ops.floats import by_lanes
 from baregrad.testing.virtual_gpu.ptx.ops.integers import assemble
 from baregrad.testing.virtual_gpu.ptx.rounding import (
@@ -27,8 +27,8 @@ from baregrad.testing.virtual_gpu.ptx.rounding import (
     two_sum,
     values_of,
 )
-from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, Pair, Vector
-from baregrad.testing.virtual_gpu.ptx.types import TYPES, UNSIGNED, Array, PtxType
+from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, OperandPair, Vector
+from baregrad.testing.virtual_gpu.ptx.types import TYPES, UNSIGNED, Array, OperandType
 
 Convert = Callable[[Array], Array]
 
@@ -58,7 +58,7 @@ def convert(decoder: Decoder, instruction: Instruction) -> Execute:
 
 
 def _converter(
-    decoder: Decoder, instruction: Instruction, to: PtxType, source: PtxType
+    decoder: Decoder, instruction: Instruction, to: OperandType, source: OperandType
 ) -> Convert:
     if "pred" in (to.name, source.name):
         decoder.refuse(instruction)
@@ -71,7 +71,7 @@ def _converter(
     return _between_floats(instruction, to, source)
 
 
-def _between_integers(to: PtxType, source: PtxType, sat: bool) -> Convert:
+def _between_integers(to: OperandType, source: OperandType, sat: bool) -> Convert:
     if not sat:
         return lambda a: a.astype(to.numpy)
     low, high = np.iinfo(to.numpy).min, np.iinfo(to.numpy).max
@@ -81,7 +81,7 @@ def _between_integers(to: PtxType, source: PtxType, sat: bool) -> Convert:
     return lambda a: np.clip(a, *limits).astype(to.numpy)
 
 
-def _from_integer(to: PtxType, source: PtxType, mode: str) -> Convert:
+def _from_integer(to: OperandType, source: OperandType, mode: str) -> Convert:
     if mode == "rn" and to.name in ("f32", "f64"):
         return lambda a: a.astype(to.numpy)
 
@@ -96,7 +96,7 @@ def _from_integer(to: PtxType, source: PtxType, mode: str) -> Convert:
     return function
 
 
-def _to_integer(instruction: Instruction, to: PtxType, source: PtxType) -> Convert:
+def _to_integer(instruction: Instruction, to: OperandType, source: OperandType) -> Convert:
     integral = _TO_INTEGRAL[instruction.one_of(tuple(_TO_INTEGRAL), "rzi")]
     ftz = instruction.has("ftz") and source.name == "f32"
     info = np.iinfo(to.numpy)
@@ -115,7 +115,7 @@ def _to_integer(instruction: Instruction, to: PtxType, source: PtxType) -> Conve
     return function
 
 
-def _between_floats(instruction: Instruction, to: PtxType, source: PtxType) -> Convert:
+def _between_floats(instruction: Instruction, to: OperandType, source: OperandType) -> Convert:
     mode = instruction.one_of(ROUNDINGS, "rn")
     integral = _TO_INTEGRAL.get(instruction.one_of(tuple(_TO_INTEGRAL)))
     ftz = instruction.has("ftz")
@@ -148,7 +148,9 @@ def _narrow(instruction: Instruction, value: Array, name: str, mode: str) -> Arr
     return values_of(round_pair(value, 0.0, name, mode), name)
 
 
-def _pack(decoder: Decoder, instruction: Instruction, to: PtxType, source: PtxType) -> Execute:
+def _pack(
+    decoder: Decoder, instruction: Instruction, to: OperandType, source: OperandType
+) -> Execute:
     """`cvt.f16x2.f32 d, high, low`."""
     mode = instruction.one_of(ROUNDINGS, "rn")
     lane = TYPES[to.lane]
@@ -162,7 +164,9 @@ def _pack(decoder: Decoder, instruction: Instruction, to: PtxType, source: PtxTy
     return assemble(decoder, instruction, function, (source, source), to)
 
 
-def _unpack(decoder: Decoder, instruction: Instruction, to: PtxType, source: PtxType) -> Execute:
+def _unpack(
+    decoder: Decoder, instruction: Instruction, to: OperandType, source: OperandType
+) -> Execute:
     """`cvt.f16x2.e4m3x2` and back."""
     mode = instruction.one_of(ROUNDINGS, "rn")
     to_lane, from_lane = TYPES[to.lane], TYPES[source.lane]
@@ -202,7 +206,7 @@ _BOOLEAN: Final = MappingProxyType(
 _COMPARISONS: Final = (*_ORDERED, "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 
 
-def comparison(name: str, row: PtxType) -> Callable[[Array, Array], Array]:
+def comparison(name: str, row: OperandType) -> Callable[[Array, Array], Array]:
     """Return a comparison of values of a type; those ending in `u` hold for NaN."""
     if not row.is_float:
         return _ORDERED[name]
@@ -229,7 +233,9 @@ def set_predicate(decoder: Decoder, instruction: Instruction) -> Execute:
     compare = comparison(name, row)
     pred = TYPES["pred"]
     target, left, right, *rest = instruction.operands
-    first, second = (target.first, target.second) if isinstance(target, Pair) else (target, None)
+    first, second = (
+        (target.first, target.second) if isinstance(target, OperandPair) else (target, None)
+    )
     a, b = (decoder.read(instruction, one, row) for one in (left, right))
     other = decoder.read(instruction, rest[0], pred) if rest else None
     combine = _BOOLEAN[instruction.one_of(tuple(_BOOLEAN), "and")]

@@ -12,15 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import Block, Index
+from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, MisalignedAccess
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute, Reader
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
 from baregrad.testing.virtual_gpu.ptx.ops.access import change_of
 from baregrad.testing.virtual_gpu.ptx.ops.floats import rounded
 from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
 from baregrad.testing.virtual_gpu.ptx.ops.mbarrier import arrive, barrier_at, complete_copy
-from baregrad.testing.virtual_gpu.ptx.syntax import Address, Immediate, Instruction
-from baregrad.testing.virtual_gpu.ptx.tensor_map import TensorMap
+from baregrad.testing.virtual_gpu.ptx.syntax import AddressOperand, Immediate, Instruction
+from baregrad.testing.virtual_gpu.ptx.tensor_map import DecodedTensorMap
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 Copy = tuple[int, int]
@@ -299,10 +299,10 @@ def _tensor_copy(decoder: Decoder, instruction: Instruction) -> Execute:
         decoder.refuse(instruction, "multicast and im2col copies")
     operands = instruction.operands
     place, tensor = (operands[0], operands[1]) if loads else (operands[1], operands[0])
-    if not isinstance(tensor, Address):
+    if not isinstance(tensor, AddressOperand):
         decoder.refuse(instruction)
     shared, _ = decoder.address(instruction, place)
-    where, named = decoder.address(instruction, Address(tensor.base, tensor.offset))
+    where, named = decoder.address(instruction, AddressOperand(tensor.base, tensor.offset))
     coordinates = [decoder.read(instruction, one, TYPES["s32"]) for one in tensor.coordinates]
     bar = decoder.address(instruction, operands[2])[0] if loads else None
     operation = instruction.one_of(("add", "min", "max", "inc", "dec", "and", "or", "xor"))
@@ -312,7 +312,7 @@ def _tensor_copy(decoder: Decoder, instruction: Instruction) -> Execute:
         words = block.load(
             space, _one(where, block, thread) + 8 * np.arange(16), np.full(16, thread), 8, 1
         )[0]
-        tensor_map = TensorMap.decode(words.tobytes())
+        tensor_map = DecodedTensorMap.decode(words.tobytes())
         point = tuple(_one(one, block, thread) for one in coordinates)
         at = _one(shared, block, thread)
         _check_tensor(block, thread, tensor_map, point, at, loads)
@@ -333,7 +333,8 @@ def _tensor_copy(decoder: Decoder, instruction: Instruction) -> Execute:
 
 
 def _check_tensor(
-    block: Block, thread: int, tensor: TensorMap, point: tuple[int, ...], at: int, loads: bool
+    block: Block, thread: int, tensor: DecodedTensorMap, point: tuple[int, ...], at: int,
+    loads: bool,
 ) -> None:
     nbytes = tensor.element_nbytes
     if len(point) != len(tensor.sizes):
@@ -355,7 +356,7 @@ def _check_tensor(
 
 
 def _load_box(
-    block: Block, thread: int, tensor: TensorMap, point: tuple[int, ...], at: int,
+    block: Block, thread: int, tensor: DecodedTensorMap, point: tuple[int, ...], at: int,
     copy: Copy | None,
 ) -> None:
     address, places, inside = tensor.places(point, at)
@@ -370,7 +371,7 @@ def _load_box(
 
 
 def _store_box(
-    block: Block, thread: int, tensor: TensorMap, point: tuple[int, ...], at: int,
+    block: Block, thread: int, tensor: DecodedTensorMap, point: tuple[int, ...], at: int,
     copy: Copy | None, operation: str,
 ) -> None:
     address, places, inside = tensor.places(point, at)
@@ -385,7 +386,7 @@ def _store_box(
     block.store("global", address[inside], ids, [values])
 
 
-def _added(tensor: TensorMap, old: Array, values: Array) -> Array:
+def _added(tensor: DecodedTensorMap, old: Array, values: Array) -> Array:
     """Return the sums of elements of a tensor's type, as raw integers."""
     name = {6: "f16", 7: "f32", 8: "f32", 9: "f64", 10: "bf16"}.get(tensor.element_code)
     if name is None:

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import Block, Index
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute
+from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder
 from baregrad.testing.virtual_gpu.ptx.rounding import (
     ROUNDINGS,
     decode,
@@ -28,7 +28,7 @@ from baregrad.testing.virtual_gpu.ptx.rounding import (
     values_of,
 )
 from baregrad.testing.virtual_gpu.ptx.syntax import Instruction
-from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array, PtxType
+from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array, OperandType
 
 Function = Callable[..., Array]
 
@@ -60,7 +60,7 @@ def tidy(values: Array) -> Array:
     return values
 
 
-def by_lanes(row: PtxType, function: Function) -> Function:
+def by_lanes(row: OperandType, function: Function) -> Function:
     """Return a function of packed values from one of their lanes; of others, itself."""
     if not row.lane:
         return function
@@ -157,7 +157,7 @@ def quotient(operation: str, name: str, mode: str) -> Function:
 
 
 def build(
-    decoder: Decoder, instruction: Instruction, row: PtxType, function: Function, count: int
+    decoder: Decoder, instruction: Instruction, row: OperandType, function: Function, count: int
 ) -> Execute:
     """Return the instruction that writes `function` of its `count` operands, one type for all.
 
@@ -246,7 +246,7 @@ def transcendental(decoder: Decoder, instruction: Instruction) -> Execute:
 
 
 def _approximated(
-    decoder: Decoder, instruction: Instruction, row: PtxType, function: Function,
+    decoder: Decoder, instruction: Instruction, row: OperandType, function: Function,
     errors: tuple[float, float], count: int,
 ) -> Execute:
     lane = row.lane or row.name

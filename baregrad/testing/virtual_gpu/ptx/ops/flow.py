@@ -18,11 +18,12 @@ from baregrad.testing.virtual_gpu.ptx.block import (
     RUNS,
     WARP,
     Block,
+    Execute,
     Index,
 )
 from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier, KernelFault
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute, Reader
-from baregrad.testing.virtual_gpu.ptx.syntax import Immediate, Instruction, Name
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
+from baregrad.testing.virtual_gpu.ptx.syntax import Identifier, Immediate, Instruction
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 # What a control does with the threads that it is for.
@@ -94,12 +95,12 @@ def branch_by_index(decoder: Decoder, instruction: Instruction) -> Execute:
     read = decoder.read(instruction, instruction.operands[0], TYPES["u32"])
     table = instruction.operands[1]
     names: tuple[str, ...] = ()
-    if isinstance(table, Name):
+    if isinstance(table, Identifier):
         for scope in decoder.kernel.chain(instruction.scope):
             names = names or decoder.kernel.branch_tables.get((scope, table.text), ())
     if not names:
         decoder.refuse(instruction, "no list of branch targets")
-    targets = np.array([decoder.label(instruction, Name(one)) for one in names])
+    targets = np.array([decoder.label(instruction, Identifier(one)) for one in names])
 
     def body(block: Block, index: Index) -> None:
         choice = read(block, index)
@@ -178,7 +179,7 @@ def gather_warps(
 # ---- barriers of the block ----------------------------------------------------------------------
 
 
-class Barrier:
+class BlockBarrier:
     """One of a block's sixteen barriers: who has arrived, who waits, how many are needed."""
 
     def __init__(self, count: int) -> None:
@@ -189,9 +190,9 @@ class Barrier:
         self.clock: Array | None = None
 
 
-def barriers(block: Block) -> dict[int, Barrier]:
+def barriers(block: Block) -> dict[int, BlockBarrier]:
     """Return the block's barriers, by number."""
-    found: dict[int, Barrier] = block.family.setdefault("barriers", {})
+    found: dict[int, BlockBarrier] = block.family.setdefault("barriers", {})
     return found
 
 
@@ -222,7 +223,7 @@ def barrier(decoder: Decoder, instruction: Instruction) -> Execute:
         numbers = block.full(ids, number(block, ids))
         for each in np.unique(numbers):
             here = ids[numbers == each]
-            one = barriers(block).setdefault(int(each), Barrier(block.count))
+            one = barriers(block).setdefault(int(each), BlockBarrier(block.count))
             needed = block.count if count is None else int(count(block, here)[0])
             _arrive(block, one, here, needed, arrives)
             if value is not None:
@@ -232,7 +233,7 @@ def barrier(decoder: Decoder, instruction: Instruction) -> Execute:
     return run
 
 
-def _arrive(block: Block, one: Barrier, here: Array, needed: int, arrives: bool) -> None:
+def _arrive(block: Block, one: BlockBarrier, here: Array, needed: int, arrives: bool) -> None:
     if needed % WARP and needed != block.count:
         block.fault(DivergentBarrier, f"a barrier of {needed} threads, no multiple of {WARP}")
     if one.arrived.any() and one.needed != needed:
@@ -253,7 +254,7 @@ def _arrive(block: Block, one: Barrier, here: Array, needed: int, arrives: bool)
         block.state[here] = AT_BARRIER
 
 
-def _release(block: Block, one: Barrier, reduces: str, write: Any) -> None:
+def _release(block: Block, one: BlockBarrier, reduces: str, write: Any) -> None:
     """Send everybody on once all have arrived."""
     arrived = int(one.arrived.sum())
     if arrived < one.needed:

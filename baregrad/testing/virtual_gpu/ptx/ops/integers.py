@@ -8,18 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import Block, Index
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute, Reader
+from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
 from baregrad.testing.virtual_gpu.ptx.ops.floats import by_lanes
 from baregrad.testing.virtual_gpu.ptx.syntax import Immediate, Instruction
-from baregrad.testing.virtual_gpu.ptx.types import TYPES, UNSIGNED, Array, PtxType
+from baregrad.testing.virtual_gpu.ptx.types import TYPES, UNSIGNED, Array, OperandType
 
 Function = Callable[..., Array]
 
 
 def assemble(
     decoder: Decoder, instruction: Instruction, function: Function,
-    rows: tuple[PtxType, ...], result: PtxType,
+    rows: tuple[OperandType, ...], result: OperandType,
 ) -> Execute:
     """Return the instruction that writes `function` of operands of the types `rows`."""
     sources = instruction.operands[1:]
@@ -42,12 +42,12 @@ def assemble(
 # ---- arithmetic ---------------------------------------------------------------------------------
 
 
-def wide_type(row: PtxType) -> PtxType:
+def wide_type(row: OperandType) -> OperandType:
     """Return the type of twice the width."""
     return TYPES[f"{row.kind}{2 * row.bits}"]
 
 
-def multiply_high(row: PtxType) -> Function:
+def multiply_high(row: OperandType) -> Function:
     """Return the upper half of a product."""
     if row.bits < 64:
         wide = wide_type(row).numpy
@@ -94,7 +94,7 @@ def add_or_subtract(decoder: Decoder, instruction: Instruction) -> Execute:
 
 
 def _with_carry(
-    decoder: Decoder, instruction: Instruction, row: PtxType, minus: bool
+    decoder: Decoder, instruction: Instruction, row: OperandType, minus: bool
 ) -> Execute:
     unsigned = TYPES[f"u{row.bits}"]
     first = decoder.read(instruction, instruction.operands[1], unsigned)
@@ -142,7 +142,7 @@ def multiply(decoder: Decoder, instruction: Instruction) -> Execute:
     )
 
 
-def _multiply_24(row: PtxType, high: bool) -> Function:
+def _multiply_24(row: OperandType, high: bool) -> Function:
     wide = wide_type(row).numpy
 
     def function(a: Array, b: Array) -> Array:

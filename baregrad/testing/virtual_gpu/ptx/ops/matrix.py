@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import WARP, Block
+from baregrad.testing.virtual_gpu.ptx.block import WARP, Block, Execute
 from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute, Reader
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
 from baregrad.testing.virtual_gpu.ptx.ops.warp import meeting
 from baregrad.testing.virtual_gpu.ptx.rounding import decode, encode
 from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, Operand, Vector

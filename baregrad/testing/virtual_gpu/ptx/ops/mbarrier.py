@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import AT_PHASE, RUNS, Block, Index
+from baregrad.testing.virtual_gpu.ptx.block import AT_PHASE, RUNS, Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, UninitialisedRead
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder
 from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
 from baregrad.testing.virtual_gpu.ptx.syntax import Instruction
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import WARP, Block, Index
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute, Reader
+from baregrad.testing.virtual_gpu.ptx.block import WARP, Block, Execute, Index
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
 from baregrad.testing.virtual_gpu.ptx.ops.flow import gather_warps, guarded, proceed
-from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, Operand, Pair
+from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, Operand, OperandPair
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 # Given the block, the threads and their masks.
@@ -44,7 +44,7 @@ def meeting(
 
 
 def _two(operand: Operand) -> tuple[Operand, Operand | None]:
-    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
+    return (operand.first, operand.second) if isinstance(operand, OperandPair) else (operand, None)
 
 
 def shuffle(decoder: Decoder, instruction: Instruction) -> Execute:

@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import AT_WARP, Block, Index
+from baregrad.testing.virtual_gpu.ptx.block import AT_WARP, Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier, IllegalInstruction
-from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Execute, Reader, Writer
+from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader, Writer
 from baregrad.testing.virtual_gpu.ptx.ops.copies import note, start
 from baregrad.testing.virtual_gpu.ptx.ops.flow import proceed
 from baregrad.testing.virtual_gpu.ptx.ops.matrix import (
@@ -28,7 +28,13 @@ from baregrad.testing.virtual_gpu.ptx.ops.matrix import (
     rows_of_a,
     vector,
 )
-from baregrad.testing.virtual_gpu.ptx.syntax import Immediate, Instruction, Name, Operand, Vector
+from baregrad.testing.virtual_gpu.ptx.syntax import (
+    Identifier,
+    Immediate,
+    Instruction,
+    Operand,
+    Vector,
+)
 from baregrad.testing.virtual_gpu.ptx.tensor_map import swizzle
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
@@ -42,7 +48,7 @@ Matrix = Array
 
 
 @dataclass(slots=True)
-class Flight:
+class PendingResult:
     """A result under way: the values that its registers will have."""
 
     writers: list[Writer]
@@ -55,10 +61,10 @@ class Flight:
 class WarpgroupState:
     """Results of a warpgroup: those not yet committed, and the committed groups, oldest first."""
 
-    loose: list[Flight] = field(default_factory=list)
-    committed: list[list[Flight]] = field(default_factory=list)
+    loose: list[PendingResult] = field(default_factory=list)
+    committed: list[list[PendingResult]] = field(default_factory=list)
 
-    def latest(self, key: tuple[str, ...]) -> Flight | None:
+    def latest(self, key: tuple[str, ...]) -> PendingResult | None:
         """Return the last result under way for a set of registers."""
         for group in (self.loose, *reversed(self.committed)):
             for one in reversed(group):
@@ -145,7 +151,7 @@ def _multiply(decoder: Decoder, instruction: Instruction) -> Execute:
         decoder.refuse(instruction, f"{len(items)} registers of D")
     writers = [decoder.write(instruction, one, word) for one in items]
     readers = [decoder.read(instruction, one, word) for one in items]
-    key = tuple(one.text for one in items if isinstance(one, Name))
+    key = tuple(one.text for one in items if isinstance(one, Identifier))
     immediates, scale = _trailing(decoder, instruction)
     from_registers = isinstance(instruction.operands[1], Vector)
     negate_a, negate_b, turn_a, turn_b = _settings(immediates, from_registers, result == "s32")
@@ -168,7 +174,7 @@ def _multiply(decoder: Decoder, instruction: Instruction) -> Execute:
         if result == "s32":
             total = clamp(total, instruction.has("satfinite"))
         found = accumulator_registers(total.reshape(4, 16, columns), result)
-        state.loose.append(Flight(writers, found, key, copy))
+        state.loose.append(PendingResult(writers, found, key, copy))
         for write in writers:
             write(block, ids, np.array([_POISON]))
 
