@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from baregrad.base.errors import UnsupportedDevice
 
@@ -55,6 +55,7 @@ class CpuTarget:
     of them, `extras` what it would use besides.
     """
 
+    kind: ClassVar[Literal["cpu"]] = "cpu"
     name: str
     architecture: str
     llvm_cpu: str
@@ -93,8 +94,15 @@ class CpuTarget:
 
         The bytes of one factor are unsigned, those of the other signed.
         """
-        found = {"avx512vnni": "dot4", "avxvnni": "dot4", "avx512bf16": "dot2"}
-        return tuple(dict.fromkeys(found[each] for each in self.features if each in found))
+        return tuple([name for name in ("dot4", "dot2") if self.dot_lanes(name)])
+
+    def dot_lanes(self, name: str) -> tuple[int, ...]:
+        """Return on how many lanes at once the machine does one of `dot_instructions`."""
+        if name == "dot2":
+            return (4, 8, 16) if "avx512bf16" in self.features else ()
+        if "avx512vnni" in self.features:
+            return (4, 8, 16)
+        return (4, 8) if "avxvnni" in self.features else ()
 
     @property
     def tile_instructions(self) -> tuple[str, ...]:
@@ -111,12 +119,33 @@ class CpuTarget:
     @property
     def has_ldexp(self) -> bool:
         """Whether one instruction multiplies a lane by a power of two, subnormals included."""
-        return "avx512f" in self.features
+        return bool(self.ldexp_bits)
+
+    @property
+    def ldexp_bits(self) -> tuple[int, ...]:
+        """The bits of the registers that the instruction of `has_ldexp` takes, widest first."""
+        if "avx512f" not in self.features:
+            return ()
+        return (512, 256, 128) if "avx512vl" in self.features else (512,)
 
     @property
     def has_lookup(self) -> bool:
         """Whether one instruction takes each lane from a table of 16 float32 in a register."""
         return "avx512f" in self.features
+
+    @property
+    def saturates(self) -> bool:
+        """Whether one instruction converts lanes to integers with saturation, and NaN to 0."""
+        return self.architecture == "aarch64"
+
+    @property
+    def fences_streams(self) -> bool:
+        """Whether stores that bypass the caches are unordered until a fence."""
+        return self.architecture == "x86_64"
+
+    def masks_loads(self, itemsize: int) -> bool:
+        """Return whether loads of elements of `itemsize` bytes can be masked."""
+        return self.masks or (itemsize >= 4 and "avx" in self.features)
 
     def lanes(self, itemsize: int) -> int:
         """Return how many elements of `itemsize` bytes a vector register holds."""

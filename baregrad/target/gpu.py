@@ -9,6 +9,7 @@ PTX ISA manual's release notes, and were tried with ptxas 13.0. Nothing of them 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from baregrad.base.bits import round_down, round_up
 from baregrad.base.errors import UnsupportedDevice
@@ -46,6 +47,7 @@ class GpuTarget:
     wait for that by itself (`griddepcontrol.wait`): every kernel of ours does so then.
     """
 
+    kind: ClassVar[Literal["gpu"]] = "gpu"
     name: str
     capability: tuple[int, int]
     ptx_isa: tuple[int, int]
@@ -78,6 +80,19 @@ class GpuTarget:
     def converted_floats(self) -> tuple[str, ...]:
         """The narrow floats that the machine itself converts to float32 and back."""
         return ("float16", "bfloat16") if self.capability >= (8, 0) else ("float16",)
+
+    @property
+    def async_copies(self) -> bool:
+        """Whether copies from device memory to shared memory go on beside their threads."""
+        return self.capability >= (8, 0)
+
+    @property
+    def warp_products(self) -> tuple[tuple[str, int], ...]:
+        """What `mma.sync` multiplies: the dtype of both factors, and how many steps of a sum."""
+        found = (("float16", 8),) if self.capability >= (7, 5) else ()
+        if self.capability < (8, 0):
+            return found
+        return (*found, ("float16", 16), ("bfloat16", 8), ("bfloat16", 16))
 
     def registers_at_launch(self, threads: int) -> int:
         """Return how many registers each thread has where a block of `threads` is given all."""

@@ -26,8 +26,6 @@ RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
 }
 # A room, and the modules of it that import each other.
 KNOWN_CIRCLES = """
-ir.evaluate: gpu_linear gpu_machine
-ir.evaluate: gpu_loop gpu_thread
 runtime.nvidia: copies.peers device fault_report
 runtime.nvidia.lists: list_image list_words
 tensor: array.arguments array.operands autograd.backward ops.convert ops.convolution ops.creation \

@@ -10,8 +10,9 @@ from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.applying.axes import AxisTable, fresh_table
+from baregrad.kernel.applying.axes import apply_step
 from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.facts.axis_table import AxisTable, table_for
 from baregrad.kernel.language.schedule import (
     Bind,
     Collapse,
@@ -67,7 +68,7 @@ def any_kernel(rng: random.Random, sizes: tuple[int, ...]) -> Maker:
 
 def any_schedule(rng: random.Random, kernel: Node) -> Schedule:
     """Steps drawn at random, those that are refused left out."""
-    return drawn(rng, fresh_table(facts_of(kernel)), 8, _any_step)
+    return drawn(rng, table_for(facts_of(kernel)), 8, _any_step)
 
 
 def drawn(
@@ -84,7 +85,7 @@ def drawn(
         if step is None:
             continue
         try:
-            table.apply(step)
+            apply_step(table, step)
         except ScheduleError as error:
             assert str(error)
             if not refused or rng.random() < 1 - refused:

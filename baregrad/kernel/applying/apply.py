@@ -15,18 +15,16 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Stage
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, alu, const, extent_of, fill, make_node, scalar
+from baregrad.ir.core.node import Node, alu, const, extent_of, fill, instruction, make_node, scalar
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.applying import partial_tiles
-from baregrad.kernel.applying.axes import AxisTable, table_after
+from baregrad.kernel.applying.axes import table_after
 from baregrad.kernel.applying.final_axes import FinalAxes
 from baregrad.kernel.applying.input_copies import copied_places, copy_loops
-from baregrad.kernel.applying.reduction_registers import Results
+from baregrad.kernel.applying.reduction_registers import Results, are_plain
 from baregrad.kernel.applying.scope import (
     Pieces,
-    Scheduled,
     Scope,
-    Write,
     flat_array,
     plain,
 )
@@ -43,6 +41,7 @@ from baregrad.kernel.facts.analysis import (
     offset_of,
     out_axes,
 )
+from baregrad.kernel.facts.axis_table import AxisTable
 from baregrad.kernel.gpu.pipelines import check_applied, slots_of
 from baregrad.kernel.instructions.amx import sum_of_words, without_array
 from baregrad.kernel.instructions.dot_instructions import (
@@ -73,32 +72,34 @@ def apply_schedule(kernel: Node, schedule: Schedule, target: AnyTarget | None = 
     target: the machine's row, whose units the schedule may name; a CPU's by default. Raises
     ScheduleError for the first step that is not legal.
     """
-    return scheduled(prepare(kernel, target), schedule, chunked=False, target=target).node()
+    return _rewritten(prepare(kernel, target), schedule, target, chunked=False)
 
 
-def scheduled(
-    kernel: Node,
-    schedule: Schedule,
-    chunked: bool,
-    target: AnyTarget | None = None,
-    results: Results | None = None,
-) -> Scheduled:
-    """`kernel` scheduled; with `chunked`, as `to_loop` takes it.
+def apply_chunked(kernel: Node, schedule: Schedule, target: AnyTarget) -> Node:
+    """A prepared `kernel` with the steps of `schedule` applied, as `to_loop` takes it.
 
-    The parallel axis then is a loop of chunks and one inside, unless it is around all others: then
-    it is one loop, of which some iterations are a chunk. Inputs are read by LOADs as at the loop
-    level, so that most expressions are made once. With `results`, so are those of reductions.
+    The parallel axis is a loop of chunks and one inside, unless it is around all others: then it is
+    one loop, of which some iterations are a chunk. Inputs are read by LOADs as at the loop level,
+    so that most expressions are made once. On CPUs so are the results of plain reductions: a STORE
+    beside the OUTs says which register array holds each.
     """
-    table = table_after(facts_of(kernel), schedule, target)
-    rewriter = Rewriter(table, chunked, results)
+    return _rewritten(kernel, schedule, target, chunked=True)
+
+
+def _rewritten(
+    kernel: Node, schedule: Schedule, target: AnyTarget | None, chunked: bool
+) -> Node:
+    facts = facts_of(kernel)
+    table = table_after(facts, schedule, target)
+    plain = chunked and table.gpu is None and not (table.staged or table.tensorized)
+    rewriter = Rewriter(table, chunked, Results() if plain and are_plain(facts) else None)
     result = rewriter.kernel(kernel)
-    if rewriter.hides_axes and results is not None:
+    if rewriter.hides_axes:
         # What reads a result no longer says where the reduction stands: it is to be seen there.
-        results.clear()
         rewriter = Rewriter(table, chunked)
         result = rewriter.kernel(kernel)
     if table.gpu is not None:
-        partial_tiles.check_threads(result.node())
+        partial_tiles.check_threads(result)
     check_applied(table, rewriter.applied, rewriter.axes.empty, rewriter.axes.dead)
     return result
 
@@ -106,11 +107,9 @@ def scheduled(
 class Rewriter:
     """Rewrites a kernel from its original axes to the final ones of a table."""
 
-    def __init__(
-        self, table: AxisTable, chunked: bool, results: Results | None = None
-    ) -> None:
+    def __init__(self, table: AxisTable, chunked: bool, results: Results | None = None) -> None:
         self.table = table
-        self.results = None if table.staged or table.tensorized else results
+        self.results = results
         # Whether some expression runs along axes that it has from the results that it reads alone.
         self.hides_axes = False
         self.read_op = Ops.LOAD if chunked else Ops.INDEX
@@ -139,21 +138,23 @@ class Rewriter:
         self.matrix = tuple([axes.ranges[name] for name in names if name not in axes.dead])
         self.panels = frozenset(step.axis for step in table.staged_reductions)
 
-    def kernel(self, kernel: Node) -> Scheduled:
+    def kernel(self, kernel: Node) -> Node:
         """The rewritten KERNEL."""
-        writes: list[Write] = []
+        statements: list[Node] = []
         for out in kernel.src:
             free = by_id(out_axes(out))
             for pieces in self.axes.combinations(free):
                 scope = self.scope(pieces, self.axes.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 place = self.target(out, scope)
-                axes = value.ranges | place.ranges
                 if self.results is not None:
-                    self.see_axes(free, axes, scope)
-                writes.append(Write((self.array(out.src[0]), value, place), out.arg, axes))
+                    self.see_axes(free, value.ranges | place.ranges, scope)
+                src = (self.array(out.src[0]), value, place)
+                statements.append(instruction(Ops.OUT, dtypes.token, src, out.arg))
+        if self.results is not None:
+            statements += self.results.stores()
         info = kernel.arg if self.axes.grain == 1 else kernel.arg._replace(grain=self.axes.grain)
-        return Scheduled(tuple(writes), info)
+        return instruction(Ops.KERNEL, dtypes.token, tuple(statements), info)
 
     def target(self, out: Node, scope: Scope) -> Node:
         """Where an OUT writes: NOWHERE for places read from memory that the array does not have.

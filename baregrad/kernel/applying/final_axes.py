@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node, extent_of, range_node
-from baregrad.kernel.applying.axes import Axis, AxisTable, Piece, Terms
 from baregrad.kernel.applying.scope import (
     Pieces,
     Scope,
@@ -16,6 +15,7 @@ from baregrad.kernel.applying.scope import (
     value_of,
 )
 from baregrad.kernel.facts.analysis import by_id
+from baregrad.kernel.facts.axis_table import Axis, AxisTable, Piece, Terms
 
 
 class FinalAxes:

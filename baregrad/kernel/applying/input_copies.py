@@ -9,8 +9,8 @@ from baregrad.ir.analysis.words import in_word
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import Range
 from baregrad.ir.core.node import Node, extent_of, make_node, range_node
-from baregrad.kernel.applying.axes import Limit, Piece, Terms
 from baregrad.kernel.facts.analysis import offset_of
+from baregrad.kernel.facts.axis_table import Limit, Piece, Terms
 from baregrad.kernel.language.schedule import StageInput
 
 OUTER, LANES = "_copy_outer", "_copy_inner"

@@ -11,8 +11,8 @@ from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, const, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.applying.axes import AxisTable, Limit, Piece
 from baregrad.kernel.applying.scope import Scope
+from baregrad.kernel.facts.axis_table import AxisTable, Limit, Piece
 from baregrad.kernel.loops.loop_pieces import guarded
 
 TRUE = const(True, dtypes.bool)

@@ -14,7 +14,7 @@ from baregrad.ir.core.attrs import Alloc
 from baregrad.ir.core.node import Node, instruction
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Facts, by_id
-from baregrad.kernel.loops.loop_pieces import PLAIN, load, register_places
+from baregrad.kernel.loops.loop_pieces import PLAIN, load, register_places, store
 
 _ALLOC = Ops.ALLOC.bit
 
@@ -32,11 +32,9 @@ class Results:
         self.count = 0
         self._below: dict[Node, tuple[Node, ...]] = {}
 
-    def clear(self) -> None:
-        """Forget all of them."""
-        self.reads.clear()
-        self.reductions.clear()
-        self.count = 0
+    def stores(self) -> list[Node]:
+        """The STORE of each REDUCE's result, as `results_of` reads them."""
+        return [store(read.src[0], node, read.src[1:]) for node, read in self.reads.items()]
 
     def read(self, reduction: Node) -> Node:
         """What reads the result of a REDUCE whose axes are final."""
@@ -86,6 +84,18 @@ class Results:
         return known
 
 
+def results_of(kernel: Node) -> Results:
+    """The results that a KERNEL has STOREs of, beside its OUTs."""
+    found = Results()
+    for each in kernel.src:
+        if each.op is Ops.STORE:
+            array, reduction, *places = each.src
+            read = found.reads[reduction] = load(array, tuple(places))
+            found.reductions[read] = reduction
+            found.count = array.arg.id
+    return found
+
+
 def register_array(number: int, dtype: DType, places: tuple[Node, ...]) -> Node:
     """An array of the kernel's own, as long as some tile axes."""
     return in_registers(number, dtype, tuple([int(axis.src[0].arg) for axis in places]))
@@ -102,7 +112,7 @@ _ELSEWHERE = Ops.GUARD.bit | Ops.SCAN.bit | Ops.STAGE.bit | Ops.PROJ.bit
 
 
 def are_plain(facts: Facts) -> bool:
-    """Whether the results of a kernel's reductions can be told before their loops are made."""
+    """Whether the results of a kernel's reductions are known before their loops are made."""
     for out in facts.outs:
         if out.mask & _ELSEWHERE or out.arg.monoid is not None:
             return False

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import in_word
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import KernelInfo, Out, Param
+from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, instruction, make_node, range_node, scalar
+from baregrad.ir.core.node import Node, instruction, make_node, range_node, scalar, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.applying.axes import Axis, AxisTable, Limit, Piece
 from baregrad.kernel.applying.staging_checks import shares_of
 from baregrad.kernel.facts.analysis import Offset, out_axes
+from baregrad.kernel.facts.axis_table import Axis, AxisTable, Limit, Piece
+from baregrad.kernel.loops.loop_pieces import is_carried, scoped_below, widened
 
 Pieces = dict[Node, Piece]
 _PARAM = Ops.PARAM.bit
@@ -46,26 +46,6 @@ class Scope:
     finals: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
     offsets: dict[Offset, Node] = field(default_factory=dict)
     limits: dict[tuple[Limit, ...], Node] = field(default_factory=dict)
-
-
-class Write(NamedTuple):
-    """An OUT over final axes: its array, value and place, what it is of, and its axes."""
-
-    src: tuple[Node, Node, Node]
-    arg: Out
-    axes: frozenset[Node]
-
-
-class Scheduled(NamedTuple):
-    """A kernel over final axes, as its OUTs: what is only handed on need be no node."""
-
-    src: tuple[Write, ...]
-    arg: KernelInfo
-
-    def node(self) -> Node:
-        """The KERNEL."""
-        outs = [instruction(Ops.OUT, dtypes.token, write.src, write.arg) for write in self.src]
-        return instruction(Ops.KERNEL, dtypes.token, tuple(outs), self.arg)
 
 
 def chunks_of(axis: Axis, grain: int, position: int) -> tuple[Node, Node]:
@@ -96,8 +76,7 @@ def is_chunks(table: AxisTable, name: str) -> bool:
         return False
     parts: set[Node] = set()
     for node in facts.data:
-        merged = table.merged.get(node)
-        pieces = table.pieces[merged[0] if merged else table.names[node]]
+        pieces = table.pieces_of(node)
         if len(pieces) > 1:
             return False
         if name in dict(pieces[0].terms):
@@ -168,3 +147,57 @@ def every_choice(
             for node in nodes:
                 pieces[node] = piece
         yield pieces
+
+
+def is_sum_alone(out: Node, kernel: Node) -> bool:
+    """Whether an OUT writes a staged REDUCE as it is, to neighbours, and nothing else reads that.
+
+    The loops of the reduction stand outside those of its stage. What has the same element at every
+    step may be an argument that the output is written over: its sum is made elsewhere, as is one
+    whose lanes lie far apart in the output, since it is read and written time and again.
+    """
+    value = out.src[1]
+    if value.op is not Ops.INDEX or value.src[0].op is not Ops.STAGE or out.arg.monoid is not None:
+        return False
+    stage = value.src[0]
+    if len(stage.src) < 2 or not is_carried(stage):
+        return False
+    total = stage.src[0]
+    monoid, _ = widened(total.arg.monoid, total.src[:1])
+    if stage.arg.space != "scratch" or monoid.states != (out.src[0].dtype,):
+        return False
+    if any(stage in scoped_below(other.src[1:]) for other in kernel.src if other is not out):
+        return False
+    if any(axis.arg.bind == "tile" for axis in total.src[1:]) and not _takes_tiles(out):
+        return False
+    return not _lies_apart(out.src[2]) and not _reads_one_element(total, out.src[0])
+
+
+def _takes_tiles(out: Node) -> bool:
+    """Whether each element of a staged tile has a place of its own in an output."""
+    terms, _ = index.linear(out.src[2])
+    return out.src[2].op is not Ops.WHERE and all(axis in terms for axis in out.src[1].src[1:])
+
+
+def _lies_apart(place: Node) -> bool:
+    """Whether the lanes of a vector at a flat offset are no neighbours."""
+    if place.op is Ops.WHERE:
+        place = place.src[1]
+    terms, _ = index.linear(place)
+    for atom, scale in terms.items():
+        if any(axis.arg.bind == "vector" for axis in atom.ranges):
+            return atom.op is not Ops.RANGE or scale != 1
+    return False
+
+
+def _reads_one_element(total: Node, array: Node) -> bool:
+    """Whether a REDUCE reads an element that its axes do not move, of an array like `array`."""
+    steps = frozenset(total.src[1:])
+    size = index.product(array.arg.shape)
+    for node in toposort(total.src[0]):
+        if node.op not in (Ops.LOAD, Ops.INDEX) or node.src[0].op is not Ops.PARAM:
+            continue
+        alike = node.dtype is array.dtype and index.product(node.src[0].arg.shape) == size
+        if alike and node.ranges.isdisjoint(steps):
+            return True
+    return False

@@ -6,16 +6,13 @@ the first cache has one row less to hold.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import NO_RANGES, Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.loops.loop_pieces import is_carried, scoped_below
-
-if TYPE_CHECKING:
-    from baregrad.kernel.applying.scope import Scheduled, Write
 
 
 class Kept(NamedTuple):
@@ -31,7 +28,7 @@ class Kept(NamedTuple):
         return index.as_node(index.add(self.begin, index.flatten(indices, sizes)))
 
 
-def kept_in_output(out: Write, kernel: Scheduled) -> Kept | None:
+def kept_in_output(out: Node, kernel: Node) -> Kept | None:
     """The STAGE of a kernel's one OUT whose values may wait in its array; None if there is none.
 
     Each must be read for the one element that takes its place, and else by reductions that are

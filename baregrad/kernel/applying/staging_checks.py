@@ -1,18 +1,15 @@
-"""When steps about arrays are legal: past the caches, asked for ahead of time, in a copy's room."""
+"""When steps about arrays are legal: non-temporal stores, prefetches, room for copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.node import Node
 from baregrad.kernel.facts.analysis import itemsize, out_axes
+from baregrad.kernel.facts.axis_table import AxisTable
 from baregrad.kernel.language.schedule import Prefetch, StageInput, StageReduce, StreamOutput
-
-if TYPE_CHECKING:
-    from baregrad.kernel.applying.axes import AxisTable
 
 Shares = tuple[tuple[str, int, int], ...]
 
@@ -21,7 +18,7 @@ def check_stream(table: AxisTable, step: StreamOutput) -> None:
     """An output that is written alone, and not added to; else ScheduleError."""
     uses = [each for each in table.facts.accesses if each.array.arg.slot == step.param]
     if table.gpu is not None:
-        raise ScheduleError(f"{step} is not legal: a GPU's stores are not told how to go")
+        raise ScheduleError(f"{step} is not legal: a GPU has no non-temporal stores")
     if not uses or not all(each.write for each in uses):
         raise ScheduleError(f"{step} is not legal: it takes an output that is not read")
     if any(out.arg.monoid is not None for out in table.facts.ordered):

@@ -14,7 +14,7 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import NO_RANGES, Node, extent_of, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.applying.axes import Piece, Terms
+from baregrad.kernel.facts.axis_table import Piece, Terms
 
 # A loop around it has so few iterations that its bounds are the same for many tiles.
 MOST_RESIDUES = 4

@@ -29,8 +29,8 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.applying.apply import NOWHERE
-from baregrad.kernel.applying.reduction_registers import Results, in_registers
-from baregrad.kernel.applying.scope import Scheduled, Write
+from baregrad.kernel.applying.reduction_registers import in_registers, results_of
+from baregrad.kernel.applying.scope import is_sum_alone
 from baregrad.kernel.applying.stage_in_output import Kept, behind, kept_in_output
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.gpu.pipelines import Ring, add_copy, open_ring, slot_now
@@ -46,7 +46,6 @@ from baregrad.kernel.loops.loop_pieces import (
     filled,
     guarded,
     is_carried,
-    is_sum_alone,
     load,
     looped,
     narrowed,
@@ -65,27 +64,24 @@ Ranges = tuple[Node, ...]
 
 
 def to_loop(
-    kernel: Scheduled,
-    fma: bool = True,
-    ordered: frozenset[int] = frozenset(),
-    masks: bool = False,
-    results: Results | None = None,
+    kernel: Node, fma: bool, ordered: frozenset[int] = frozenset(), masks: bool = False
 ) -> Node:
-    """The loop level of a kernel that `scheduled` chunked.
+    """The loop level of a KERNEL that `apply_chunked` made.
 
     With `fma`, products that are summed use one rounding. With `masks`, loads of part of a vector
     cost no more, so that sums in memory need no loop that clears them. Writes to the slots
     `ordered` may meet, so no loops of theirs are shared but the parallel one. Loops over axes bound
     to the grid are around everything else.
     """
-    axes = NO_RANGES.union(*[out.axes for out in kernel.src])
+    outs = [each for each in kernel.src if each.op is Ops.OUT]
+    axes = NO_RANGES.union(*[node.ranges for out in outs for node in out.src[1:]])
     pools = [axis for axis in axes if axis.arg.bind == "pool"]
     if len(pools) > 1:
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = pools[0] if pools else None
     grid = {axis for axis in axes if axis.arg.bind == "grid"}
-    builder = _Builder(fma, masks, pool, by_id(grid), kernel, results or Results())
-    for out in kernel.src:
+    builder = _Builder(fma, masks, pool, by_id(grid), kernel)
+    for out in outs:
         builder.out(out, out.src[0].arg.slot in ordered)
     return instruction(Ops.KERNEL, dtypes.token, (statement(builder.root),), kernel.arg)
 
@@ -99,16 +95,15 @@ class _Builder:
         masks: bool,
         pool: Node | None,
         grid: tuple[Node, ...],
-        kernel: Scheduled,
-        results: Results,
+        kernel: Node,
     ) -> None:
         self.fma = fma
         self.masks = masks
         self.pool = pool
         self.grid = grid
         self.kernel = kernel
-        self.results = results
-        self.below = results.below if results.reads else scoped_below
+        self.results = results_of(kernel)
+        self.below = self.results.below if self.results.reads else scoped_below
         self.root = Block(frozenset())
         self.placed: dict[Node, Placed] = {}
         # Expressions of the loop level that read what is placed, by what they were.
@@ -116,7 +111,7 @@ class _Builder:
         # The tile axes that a staged array has beside its stage's own, around those.
         self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
         # Stages whose values lie in an output from the start: that OUT.
-        self.in_place: dict[Node, Write] = {}
+        self.in_place: dict[Node, Node] = {}
         # The stage whose values wait in the output, by itself and by that array.
         self.kept: dict[Node, Kept] = {}
         # The sizes of the axes that are one in a shared array: its last ones.
@@ -129,7 +124,7 @@ class _Builder:
         self.owned: dict[frozenset[Node], tuple[Ranges, list[Node], Ranges]] = {}
         self.sorts: dict[frozenset[Node], tuple[frozenset[Node], Ranges]] = {}
         self.known_masks: Masks = {}
-        self.count = results.count
+        self.count = self.results.count
 
     # --- places ---------------------------------------------------------------------------------
 
@@ -166,9 +161,9 @@ class _Builder:
 
     # --- statements -----------------------------------------------------------------------------
 
-    def out(self, out: Write, crowded: bool) -> None:
+    def out(self, out: Node, crowded: bool) -> None:
         """The loops and the STORE of one OUT; `crowded`: its writes may meet another's."""
-        loops = looped(by_id(out.axes))
+        loops = looped(by_id(out.src[1].ranges | out.src[2].ranges))
         roots = out.src[1:]
         below = self.below(roots)
         if (roots[0].mask | roots[1].mask) & _STAGE:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, range_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.applying.axes import Piece
-from baregrad.kernel.facts.analysis import offset_of
+from baregrad.kernel.facts.analysis import moves_of
+from baregrad.kernel.facts.axis_table import Piece
 from baregrad.kernel.language.schedule import StageInput
 
 
@@ -76,22 +76,6 @@ def regions_of(
             extent += abs(each) * (_size(ranges[name]) - 1)
         carrier = next(name for name, each in steps.items() if each == 1)
         found.append(Region(carrier, steps, extent))
-    return found
-
-
-def moves_of(node: Node, where: Node) -> list[Mapping[Node, int]] | None:
-    """By how much axes move a read's element and each condition's sum; None if not affine."""
-    offset = offset_of(where)
-    if offset.rest:
-        return None
-    found: list[Mapping[Node, int]] = [offset.strides]
-    for part in index.conjuncts(node.src[0]) if node is not where else ():
-        if part.op is not Ops.CMPLT:
-            return None
-        terms, _ = index.linear(index.sub(part.src[0], part.src[1]))
-        if any(atom.op is not Ops.RANGE for atom in terms):
-            return None
-        found.append(terms)
     return found
 
 

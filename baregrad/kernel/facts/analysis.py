@@ -6,7 +6,7 @@ Everything is computed once per node and kept on it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
@@ -193,6 +193,22 @@ def _offset(node: Node, indices: tuple[Node, ...], known: _Offsets) -> Offset:
     if found is None:
         found = known[key] = access_offset(array, indices)
     node.memo[_OFFSET] = found
+    return found
+
+
+def moves_of(node: Node, where: Node) -> list[Mapping[Node, int]] | None:
+    """By how much axes move a read's element and each condition's sum; None if not affine."""
+    offset = offset_of(where)
+    if offset.rest:
+        return None
+    found: list[Mapping[Node, int]] = [offset.strides]
+    for part in index.conjuncts(node.src[0]) if node is not where else ():
+        if part.op is not Ops.CMPLT:
+            return None
+        terms, _ = index.linear(index.sub(part.src[0], part.src[1]))
+        if any(atom.op is not Ops.RANGE for atom in terms):
+            return None
+        found.append(terms)
     return found
 
 
@@ -388,7 +404,7 @@ def distinct_axes(out: Node) -> frozenset[Node]:
     return frozenset(child for child in out.src[2:] if child.op is Ops.RANGE)
 
 
-def iterations(axes: frozenset[Node] | tuple[Node, ...]) -> int:
+def iterations(axes: Iterable[Node]) -> int:
     """The number of points of some axes, at most."""
     count = 1
     for axis in axes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
@@ -22,20 +21,16 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done
 from baregrad.kernel.facts.analysis import by_id
+from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.gpu.shared_copies import Copy
 from baregrad.kernel.gpu.shared_layouts import layout_of
 from baregrad.kernel.language.schedule import Pipeline, StageInput, StageReduce
 from baregrad.kernel.loops.loop_blocks import Block
 from baregrad.kernel.loops.loop_pieces import guarded, store
 
-if TYPE_CHECKING:
-    from baregrad.kernel.applying.axes import Axis, AxisTable
-
 ENGINES = ("lanes", "async")
 # A CPU has nothing that copies beside its threads, but its stores are under way by themselves.
 CPU_ENGINE = "stores"
-# The first compute capability with copies that threads need not wait for.
-ASYNC_SINCE = (8, 0)
 ASYNC_BYTES = (4, 8, 16)
 MOST_SLOTS = 8
 # Elements of one copy that a thread may hold in registers while it computes.
@@ -54,7 +49,7 @@ def check_pipeline(table: AxisTable, step: Pipeline) -> None:
             f"{step} names an engine that is not there", found=step.engine,
             wanted=", ".join(ENGINES),
         )
-    if step.engine == "async" and table.gpu.capability < ASYNC_SINCE:
+    if step.engine == "async" and not table.gpu.async_copies:
         raise ScheduleError(
             f"{step} is not legal: {table.gpu.name} has no copies that threads need not wait for",
             wanted="engine='lanes'",

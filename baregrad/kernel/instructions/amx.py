@@ -9,7 +9,6 @@ Optimization Reference Manual, chapter "Intel Advanced Matrix Extensions".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
@@ -18,17 +17,17 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Mma
-from baregrad.kernel.facts.analysis import Facts
-from baregrad.kernel.instructions.dot_instructions import word_factors
+from baregrad.kernel.facts.axis_table import Axis, AxisTable
+from baregrad.kernel.instructions.instruction import (
+    Instruction,
+    summed_factors,
+    without_instruction,
+)
 from baregrad.kernel.language.schedule import Tensorize
 from baregrad.kernel.loops.loop_pieces import stays_inside
 
-if TYPE_CHECKING:
-    from baregrad.kernel.applying.axes import AxisTable
-
 # Rows of results in one run, and columns: two tiles each way use every register.
 SIDES = (TILE, 2 * TILE)
-_AXES = "rows, columns (a vector), steps, words and the numbers in a word, not staged yet"
 
 
 def instruction_of(left: DType, right: DType) -> str:
@@ -37,52 +36,34 @@ def instruction_of(left: DType, right: DType) -> str:
     return NAMES.get(Factors(left, right, total), "")
 
 
-def factors_of(facts: Facts) -> tuple[Node, Node] | None:
-    """The reads of which a kernel's only reduction sums products; None for anything else."""
-    if len(facts.reductions) != 1:
-        return None
-    node = facts.reductions[0].node
-    if node.arg.monoid.primitive is not Ops.ADD or len(node.arg.monoid.states) != 1:
-        return None
-    found = word_factors(node.src[0])
-    return found if found and instruction_of(found[0].dtype, found[1].dtype) else None
-
-
-def check_tiles(table: AxisTable, step: Tensorize) -> None:
-    """Bind a tile's axes to a core's matrix unit. Raises ScheduleError where it cannot do them."""
-    factors = factors_of(table.facts)
-    if table.gpu is not None or factors is None:
+def _check_tiles(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
+    """Refuse other sums, machines without the instruction, and a second step."""
+    factors = summed_factors(table.facts, NAMES)
+    if factors is None:
         raise ScheduleError(
-            f"{step} is not legal: a CPU's matrix unit does no such sum",
-            wanted="one sum of products of two bfloat16 (cast to float32) or bytes (to int32)",
+            f"{step} is not legal: a CPU's matrix unit does no such sum", wanted=AMX.needs
         )
-    name = instruction_of(factors[0].dtype, factors[1].dtype)
-    if table.tile_instructions is not None and name not in table.tile_instructions:
+    if not table.has(instruction_of(factors[0].dtype, factors[1].dtype)):
+        raise without_instruction(table, step, AMX)
+    if table.tiled is not None or axes[-1].extent != in_word(factors[0].dtype):
         raise ScheduleError(
-            f"{step} is not legal: the machine has no {name}",
-            found=", ".join(table.tile_instructions) or "no tiles",
-            wanted="a CPU with amx-tile and amx-bf16 or amx-int8, and the system's leave",
+            f"{step} is not legal", found=f"{axes[-1].extent} numbers in a word",
+            wanted="one such step, with 2 bfloat16 or 4 bytes in a word",
         )
-    if len(step.axes) != 5 or len(set(step.axes)) != 5 or table.tiled is not None:
-        raise ScheduleError(f"{step} is not legal", wanted=f"one such step of {_AXES}")
-    axes = [table.axis(each, step) for each in step.axes]
-    sizes = (SIDES, SIDES, (), (TILE,), (in_word(factors[0].dtype),))
-    for place, (axis, wanted) in enumerate(zip(axes, sizes, strict=True)):
-        free = not axis.serial and axis.name not in table.staged
-        free = free and axis.unit == ("vector" if place == 1 else "loop")
-        fits = axis.extent in wanted if wanted else isinstance(axis.extent, int) and axis.extent > 0
-        if not (free and fits) or axis.reduced != (place > 1):
-            raise ScheduleError(
-                f"{step} is not legal: an axis is no part of the size that the unit does",
-                found=f"{axis.name} of {axis.extent} on {axis.unit}", wanted=_AXES,
-                hint="16 or 32 rows and columns, 16 words, 2 bfloat16 or 4 bytes in a word",
-            )
     if table.order.index(step.axes[2]) > table.order.index(step.axes[3]):
-        raise ScheduleError(f"{step} is not legal: words run inside steps", wanted=_AXES)
+        raise ScheduleError(f"{step} is not legal: words run inside steps")
     table.tensorized.add(step.axes[-1])
     table.tiled = step
-    for axis in axes:
-        axis.serial = "an instruction does all of the axis"
+
+
+# Rows, columns, steps, words of a step, numbers of a word.
+AMX = Instruction(
+    "amx", "core", NAMES, (SIDES, SIDES, (), (TILE,), (2, 4)), 3,
+    "the result in an array, words of both factors in panels, with columns innermost",
+    "a CPU with amx-tile and amx-bf16 or amx-int8, the system's leave, and one sum of products of "
+    "two bfloat16 (cast to float32) or bytes (to int32)",
+    _check_tiles, vector=1,
+)
 
 
 def sum_of_words(

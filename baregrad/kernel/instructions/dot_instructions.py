@@ -10,27 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.analysis.words import in_word
+from baregrad.ir.analysis.words import NAMES, in_word
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, cast, const, make_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import in_bounds, is_read, offset_of
+from baregrad.kernel.facts.analysis import in_bounds, offset_of
+from baregrad.kernel.facts.axis_table import Axis, AxisTable, Piece
+from baregrad.kernel.instructions.instruction import Instruction, factors_of, without_instruction
 from baregrad.kernel.language.schedule import Tensorize
-
-if TYPE_CHECKING:
-    from baregrad.kernel.applying.axes import AxisTable, Piece
 
 I32 = dtypes.int32
 # The highest bit of each byte: as unsigned bytes 128, as signed ones -128.
 HIGHEST = const(-0x7F7F7F80, I32)
 _BYTES = (dtypes.int8, dtypes.uint8)
 _HALVES = (dtypes.bfloat16,)
-# By instruction: what it multiplies.
-_FACTORS = MappingProxyType({"dot4": _BYTES, "dot2": _HALVES})
 
 
 class Word(NamedTuple):
@@ -40,42 +37,16 @@ class Word(NamedTuple):
     turned: bool = False
 
 
-def byte_factors(value: Node) -> tuple[Node, Node] | None:
-    """The reads of bytes whose product, as an int32, `value` is; None for anything else."""
-    if value.op is not Ops.MUL or value.dtype is not I32:
-        return None
-    one, other = [child.src[0] if child.op is Ops.CAST else child for child in value.src]
-    return (one, other) if _reads(one, _BYTES) and _reads(other, _BYTES) else None
-
-
 def word_factors(value: Node) -> tuple[Node, Node] | None:
     """The reads whose product `value` is: of bytes, as an int32, or of bfloat16, as a float32."""
-    if value.op is not Ops.MUL or value.dtype is not dtypes.float32:
-        return byte_factors(value)
-    if any(child.op is not Ops.CAST for child in value.src):
-        return None
-    one, other = [child.src[0] for child in value.src]
-    return (one, other) if _reads(one, _HALVES) and _reads(other, _HALVES) else None
-
-
-def _reads(node: Node, wanted: tuple[DType, ...]) -> bool:
-    """Whether a node reads an argument of one of these dtypes, guarded or not."""
-    covered = node.src[1] if node.op is Ops.GUARD else node
-    return node.dtype in wanted and is_read(covered)
+    return factors_of(value, NAMES)
 
 
 def dot_instruction(value: Node) -> str:
     """The instruction that adds such products up in lanes; empty where none does."""
-    factors = word_factors(value)
-    found = factors[0].dtype if factors else None
-    return next((name for name, taken in _FACTORS.items() if found in taken), "")
-
-
-def is_dot_sum(reduce: Node, instruction: str) -> bool:
-    """Whether a REDUCE is a sum of such products as the instruction adds up."""
-    if reduce.arg.monoid.primitive is not Ops.ADD:
-        return False
-    return dot_instruction(reduce.src[0]) == instruction
+    if factors_of(value, NAMES) is None:
+        return ""
+    return DOT4.name if value.dtype is I32 else DOT2.name
 
 
 def turned_over(word: Node) -> Node:
@@ -140,7 +111,7 @@ def _is_whole(table: AxisTable, read: Node, own: tuple[Node, ...]) -> bool:
     near = [axis for axis in own if offset.strides.get(axis) == 1]
     if len(near) != 1 or table.merged.get(near[0]) or offset.rest:
         return False
-    for piece in table.pieces[table.names[near[0]]]:
+    for piece in table.pieces_of(near[0]):
         last = [name for name, scale in piece.terms if scale % count]
         limited = any(name in last for limit in piece.limits for name, _ in limit.terms)
         if len(last) != 1 or last[0] not in table.tensorized or limited or piece.start != 0:
@@ -166,34 +137,36 @@ def at_number(piece: Piece, axis: str, place: int) -> Piece:
     return piece._replace(start=start, terms=terms, limits=tuple(limits))
 
 
-def check_tensorize(table: AxisTable, step: Tensorize) -> None:
-    """Refuse an axis that the instruction cannot take. Raises ScheduleError."""
-    axis = table.axis(step.axis, step)
-    if step.instruction not in table.dot_instructions:
-        raise ScheduleError(
-            f"{step} is not legal: the machine has no such instruction",
-            found=", ".join(table.dot_instructions) or "none of this kind",
-            wanted="a CPU with avx512vnni or avxvnni for dot4, with avx512bf16 for dot2",
-        )
-    count = in_word(_FACTORS[step.instruction][0])
-    if axis.serial or axis.unit != "loop" or axis.extent != count or axis.name in table.staged:
-        raise ScheduleError(
-            f"{step} is not legal: the axis is not {count} steps that are free to go",
-            found=axis.serial or f"{axis.extent} steps, bound to {axis.unit}",
-            wanted=f"a part of size {count} of an axis, neither bound nor staged",
-        )
+def _check_dot(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
+    """Refuse machines without the instruction, and what else is reduced along its axis."""
+    row = DOT4 if step.instruction == DOT4.name else DOT2
+    if not table.has(row.name):
+        raise without_instruction(table, step, row)
+    (axis,) = axes
     for reduction in table.facts.reductions:
         for node in reduction.own:
-            merged = table.merged.get(node)
-            pieces = table.pieces[merged[0] if merged else table.names[node]]
-            within = any(name == axis.name for piece in pieces for name, _ in piece.terms)
-            if within and not is_dot_sum(reduction.node, step.instruction):
+            within = any(axis.name in dict(piece.terms) for piece in table.pieces_of(node))
+            node = reduction.node
+            sums = node.arg.monoid.primitive is Ops.ADD and factors_of(node.src[0], row.products)
+            if within and not sums:
                 raise ScheduleError(
                     f"{step} is not legal: something else is reduced along the axis",
-                    wanted="for dot4 a sum of products of int8 or uint8, each cast to int32; for "
-                    "dot2 one of products of bfloat16, each cast to float32",
+                    wanted=row.needs,
                 )
-    if not axis.reduced:
-        raise ScheduleError(f"{step} is not legal: the axis is not reduced", found=axis.name)
     table.tensorized.add(axis.name)
-    axis.serial = "an instruction does all of the axis"
+
+
+_BYTE_PRODUCTS = [product for product in NAMES if product.total is I32]
+DOT4 = Instruction(
+    "dot4", "lane", MappingProxyType(dict.fromkeys(_BYTE_PRODUCTS, "dot4")), ((4,),), 1,
+    "all in lanes, each factor's four bytes in a word",
+    "a CPU with avx512vnni or avxvnni, and a sum of products of int8 or uint8, each cast to int32",
+    _check_dot,
+)
+_HALF_PRODUCTS = [product for product in NAMES if product.total is not I32]
+DOT2 = Instruction(
+    "dot2", "lane", MappingProxyType(dict.fromkeys(_HALF_PRODUCTS, "dot2")), ((2,),), 1,
+    "all in lanes, each factor's two numbers in a word",
+    "a CPU with avx512bf16, and a sum of products of bfloat16, each cast to float32",
+    _check_dot,
+)

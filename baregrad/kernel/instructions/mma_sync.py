@@ -7,31 +7,26 @@ l / 4 and l / 4 + 8 of columns 2 (l % 4) and the next. Source: PTX ISA, "mma.syn
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.analysis.words import Factors
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, const, make_node, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Mma
-from baregrad.kernel.facts.analysis import Facts, is_read
+from baregrad.kernel.facts.analysis import Facts
+from baregrad.kernel.facts.axis_table import Axis, AxisTable
+from baregrad.kernel.instructions.instruction import Instruction, summed_factors
 from baregrad.kernel.language.schedule import Tensorize
-
-if TYPE_CHECKING:
-    from baregrad.kernel.applying.axes import AxisTable
 
 INSTRUCTION = "mma"
 TILE = "tile"
 M, N = 16, 8
-# The first compute capability that multiplies a dtype over so many steps at once.
-SINCE: MappingProxyType[tuple[DType, int], tuple[int, int]] = MappingProxyType({
-    (dtypes.float16, 8): (7, 5),
-    (dtypes.float16, 16): (8, 0),
-    (dtypes.bfloat16, 8): (8, 0),
-    (dtypes.bfloat16, 16): (8, 0),
-})  # fmt: skip
+PRODUCTS = tuple([
+    Factors(dtype, dtype, dtypes.float32) for dtype in (dtypes.float16, dtypes.bfloat16)
+])  # fmt: skip
 # Elements of 16 bits that a lane's address stands for: a row of a matrix of 8 x 8.
 ROW = 8
 # Beyond the ids of a kernel's own axes, of its copies' and of its threads'.
@@ -41,58 +36,39 @@ LANES = range_node(32, FIRST_ID, "lane", "thread")
 HALVES, PAIR = range_node(2, FIRST_ID + 1, "", "unroll"), range_node(2, FIRST_ID + 2, "", "vector")
 
 
-def check_mma(table: AxisTable, step: Tensorize) -> None:
-    """Bind a tile's axes to a warp's matrix unit. Raises ScheduleError where it cannot do them."""
-    if table.gpu is None:
-        raise ScheduleError(f"{step} is not legal: a CPU has no matrix unit", wanted="dot4")
-    if len(set(step.axes)) != 3 or len(step.axes) != 3:
-        raise ScheduleError(
-            f"{step} is not legal", found=f"{len(step.axes)} axes", wanted="rows, columns, summed"
-        )
-    axes = [table.axis(name, step) for name in step.axes]
-    for axis, sizes in zip(axes, ((M,), (N,), (8, 16)), strict=True):
-        free = axis.unit == "loop" and not axis.serial and axis.name not in table.staged
-        if axis.extent not in sizes or not free or axis.reduced != (axis is axes[2]):
-            raise ScheduleError(
-                f"{step} is not legal: an axis is no part of the size that the unit does",
-                found=f"{axis.name} of {axis.extent} on {axis.unit}",
-                wanted="loops of 16 (rows), 8 (columns) and 8 or 16 (summed), not staged yet",
-            )
+def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
+    """Refuse threads along the lanes of a warp, and what the machine's unit does not sum."""
     if table.matrix or any(other.unit == "thread" for other in table.axes.values()):
         raise ScheduleError(
             f"{step} is not legal: the lanes of a warp are taken",
             wanted="warps along thread_y and thread_z, and one such step",
         )
-    depth = axes[2].extent
-    dtype = operand_of(table.facts)
-    since = SINCE.get((dtype, depth)) if dtype is not None and isinstance(depth, int) else None
-    if since is None or table.gpu.capability < since:
+    dtype, depth = operand_of(table.facts), axes[2].extent
+    if table.gpu is None or dtype is None or (dtype.name, depth) not in table.gpu.warp_products:
         raise ScheduleError(
-            f"{step} is not legal: {table.gpu.name} has no such instruction for this sum",
-            found=f"{depth} products of {dtype or 'something else'}",
-            wanted=f"compute capability {since[0]}.{since[1]}" if since else
-            "one sum of products of two float16 or bfloat16, each cast to float32",
+            f"{step} is not legal: the machine has no such instruction for this sum",
+            found=f"{depth} products of {dtype or 'something else'}", wanted=MMA_SYNC.needs,
         )
     for axis in axes:
-        axis.unit, axis.serial = TILE, "an instruction does all of the axis"
+        axis.unit = TILE
     table.matrix = True
 
 
 def operand_of(facts: Facts) -> DType | None:
     """The 16-bit dtype of the factors of a kernel's only sum; None where it is no such sum."""
-    if len(facts.reductions) != 1 or len(facts.outs) != 1:
-        return None
-    node = facts.reductions[0].node
-    value = node.src[0]
-    if node.arg.monoid.primitive is not Ops.ADD or value.op is not Ops.MUL:
-        return None
-    if value.dtype is not dtypes.float32 or any(side.op is not Ops.CAST for side in value.src):
-        return None
-    reads = [side.src[0] for side in value.src]
-    plain = [read.src[1] if read.op is Ops.GUARD else read for read in reads]
-    if not all(map(is_read, plain)) or reads[0].dtype is not reads[1].dtype:
-        return None
-    return reads[0].dtype if (reads[0].dtype, M) in SINCE else None
+    found = summed_factors(facts, PRODUCTS) if len(facts.outs) == 1 else None
+    return found[0].dtype if found else None
+
+
+# Rows, columns, steps.
+MMA_SYNC = Instruction(
+    INSTRUCTION, "warp", MappingProxyType(dict.fromkeys(PRODUCTS, INSTRUCTION)),
+    ((M,), (N,), (8, 16)), 1,
+    "the result in registers as `registers_of` says, both factors in shared memory, in rows of 8",
+    "a GPU of compute capability 8.0 (7.5 for 8 steps of float16), and one sum of products of two "
+    "float16 or bfloat16, each cast to float32",
+    _check_mma,
+)
 
 
 def product(total: Node, value: Node, own: tuple[Node, ...]) -> Node:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
@@ -19,14 +18,10 @@ from baregrad.ir.core.node import (
     make_node,
     rebuild,
     scalar,
-    toposort,
     toposort_having,
 )
 from baregrad.ir.core.op import Ops, mask_of
 from baregrad.kernel.facts.analysis import Facts, in_bounds
-
-if TYPE_CHECKING:
-    from baregrad.kernel.applying.scope import Scheduled, Write
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 # Instructions that add up the products of the numbers in words, and what their last source is.
@@ -248,60 +243,6 @@ def is_carried(stage: Node) -> bool:
         return False
     own = [child for child in value.src if child.op is Ops.RANGE]
     return all(k.arg.id < axis.arg.id for k in own for axis in axes)
-
-
-def is_sum_alone(out: Write, kernel: Scheduled) -> bool:
-    """Whether an OUT writes a staged REDUCE as it is, to neighbours, and nothing else reads that.
-
-    The loops of the reduction stand outside those of its stage. What has the same element at every
-    step may be an argument that the output is written over: its sum is made elsewhere, as is one
-    whose lanes lie far apart in the output, since it is read and written time and again.
-    """
-    value = out.src[1]
-    if value.op is not Ops.INDEX or value.src[0].op is not Ops.STAGE or out.arg.monoid is not None:
-        return False
-    stage = value.src[0]
-    if len(stage.src) < 2 or not is_carried(stage):
-        return False
-    total = stage.src[0]
-    monoid, _ = widened(total.arg.monoid, total.src[:1])
-    if stage.arg.space != "scratch" or monoid.states != (out.src[0].dtype,):
-        return False
-    if any(stage in scoped_below(other.src[1:]) for other in kernel.src if other is not out):
-        return False
-    if any(axis.arg.bind == "tile" for axis in total.src[1:]) and not _takes_tiles(out):
-        return False
-    return not _lies_apart(out.src[2]) and not _reads_one_element(total, out.src[0])
-
-
-def _takes_tiles(out: Write) -> bool:
-    """Whether each element of a staged tile has a place of its own in an output."""
-    terms, _ = index.linear(out.src[2])
-    return out.src[2].op is not Ops.WHERE and all(axis in terms for axis in out.src[1].src[1:])
-
-
-def _lies_apart(place: Node) -> bool:
-    """Whether the lanes of a vector at a flat offset are no neighbours."""
-    if place.op is Ops.WHERE:
-        place = place.src[1]
-    terms, _ = index.linear(place)
-    for atom, scale in terms.items():
-        if any(axis.arg.bind == "vector" for axis in atom.ranges):
-            return atom.op is not Ops.RANGE or scale != 1
-    return False
-
-
-def _reads_one_element(total: Node, array: Node) -> bool:
-    """Whether a REDUCE reads an element that its axes do not move, of an array like `array`."""
-    steps = frozenset(total.src[1:])
-    size = index.product(array.arg.shape)
-    for node in toposort(total.src[0]):
-        if node.op not in (Ops.LOAD, Ops.INDEX) or node.src[0].op is not Ops.PARAM:
-            continue
-        alike = node.dtype is array.dtype and index.product(node.src[0].arg.shape) == size
-        if alike and node.ranges.isdisjoint(steps):
-            return True
-    return False
 
 
 def values_below(kernel: Node) -> list[Node]:

@@ -9,8 +9,8 @@ from baregrad.base.bits import previous_power_of_two
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.applying.axes import Fresh, fresh_axes
 from baregrad.kernel.facts.analysis import Access, Facts, as_one, axes_together, collapsible
+from baregrad.kernel.facts.axis_table import Fresh, fresh_axes
 from baregrad.kernel.language.schedule import (
     Bind,
     Collapse,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.index import Dim
-from baregrad.kernel.applying.axes import AxisTable, table_after, table_for
+from baregrad.kernel.applying.axes import apply_step, table_after
 from baregrad.kernel.facts.analysis import Facts
+from baregrad.kernel.facts.axis_table import AxisTable, table_for
 from baregrad.kernel.language.schedule import (
     Bind,
     Collapse,
@@ -85,7 +86,7 @@ def neighbours(facts: Facts, schedule: Schedule, target: AnyTarget) -> Iterator[
     for step in schedule.steps:
         if isinstance(step, Split) and step.axis in table.axes:
             before[step.axis] = table.axes[step.axis].extent
-        table.apply(step)
+        apply_step(table, step)
     state = _State(facts, target, schedule, table, before)
     seen = {schedule}
     for kind in _KINDS:
@@ -377,9 +378,7 @@ def _more_copies(state: _State, inputs: list[StageInput]) -> _Changes:
         taken.add(param)
         used: set[str] = set()
         for node in access.axes:
-            merged = table.merged.get(node)
-            pieces = table.pieces[merged[0] if merged else table.names[node]]
-            used.update(name for name, _ in pieces[0].terms)
+            used.update(name for name, _ in table.pieces_of(node)[0].terms)
         own = [name for name in table.order if name in used]
         tile = [name for name in own if table.axes[name].unit in ("vector", "unroll")]
         reduced = [name for name in own if table.axes[name].reduced and name not in tile]

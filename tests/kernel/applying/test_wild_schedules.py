@@ -13,8 +13,8 @@ from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.verify.verify import verify
 from baregrad.kernel import apply_schedule, lower, parse_schedule, to_linear
-from baregrad.kernel.applying.axes import AxisTable, table_for
 from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.facts.axis_table import AxisTable, table_for
 from baregrad.kernel.language.schedule import (
     DOT_INSTRUCTIONS,
     Bind,

@@ -9,8 +9,8 @@ import pytest
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.node import Node
 from baregrad.kernel import apply_schedule
-from baregrad.kernel.applying.axes import AxisTable, fresh_table
 from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.facts.axis_table import AxisTable, table_for
 from baregrad.kernel.language.schedule import (
     Bind,
     Pipeline,
@@ -52,7 +52,7 @@ def any_step(rng: random.Random, table: AxisTable, number: int) -> Step:
 
 def any_gpu_schedule(rng: random.Random, kernel: Node) -> Schedule:
     """Steps drawn at random, those that are refused at once left out."""
-    return drawn(rng, fresh_table(facts_of(prepare(kernel, HOPPER)), HOPPER), 9, any_step)
+    return drawn(rng, table_for(facts_of(prepare(kernel, HOPPER)), HOPPER), 9, any_step)
 
 
 def check_seed(seed: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import product
+from random import Random
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.ir.evaluate.threads import ThreadsMachine
+from baregrad.ir.evaluate.gpu_cluster import Cluster
+from baregrad.ir.evaluate.gpu_thread_machine import ThreadBlock, Threads
+from baregrad.ir.evaluate.gpu_threads import INSTRUCTIONS
 from baregrad.kernel import apply_schedule, parse_schedule
 from baregrad.kernel.gpu.shared_layouts import layout_of, pitch_of, swizzled_places
 from baregrad.kernel.language.schedule import StageInput
@@ -64,7 +67,7 @@ def most_in_one_bank(places: list[int], nbytes: int) -> int:
     return worst
 
 
-class Watching(ThreadsMachine):
+class Watching(Threads):
     """Notes how each read of shared memory meets in banks."""
 
     worst = 0
@@ -75,7 +78,7 @@ class Watching(ThreadsMachine):
             size = array.dtype.itemsize
             first = offset[:, 0] if offset.ndim > 1 else offset
             width = offset.shape[1] if offset.ndim > 1 else 1
-            for warp in range(0, self.count, 32):
+            for warp in range(0, self.threads.size, 32):
                 places = [int(place) * size for place in first[warp : warp + 32]]
                 self.worst = max(self.worst, most_in_one_bank(places, width * size))
         super().note(node, offset, active, write)
@@ -85,10 +88,12 @@ def conflicts(steps: str) -> int:
     """The worst read of shared memory of a product's first block."""
     kernel = k.matmul(8, 32, 32, b_t=True)
     _, program = lowered(kernel, steps)
-    machine = Watching(program, {}, 0)
-    for slot, array in k.arguments(kernel).items():
-        machine.memory[slot] = array.reshape(-1)
-    machine.run()
+    memory = {slot: array.reshape(-1) for slot, array in k.arguments(kernel).items()}
+    threads = np.arange(np.prod(program.arg.block))
+    blocks = [ThreadBlock(0, 0, 0, 0, 0)]
+    cluster = Cluster(HOPPER, 0, Random(0))
+    machine = Watching(program, memory, {}, cluster, blocks, 0, threads, INSTRUCTIONS)
+    cluster.run([machine])
     return machine.worst
 
 

@@ -111,7 +111,7 @@ def test_sums_are_those_of_numpy_in_float64() -> None:
 
 
 REFUSED = (
-    ("tensorize('m', 'n', instruction='mma')", "found 2 axes, wanted rows, columns, summed"),
+    ("tensorize('m', 'n', instruction='mma')", "found 2 axes, wanted loops of 16, 8, 8 or 16 summed"),
     ("tensorize('n', 'm', 'kk', instruction='mma')", "found n of 8 on loop"),
     ("tensorize('m', 'n', 'ki', instruction='mma')", "found ki of 2 on loop"),
     ("tensorize('u', 'n', 'kk', instruction='mma')", "found u of 2 on unroll"),
@@ -137,7 +137,7 @@ def test_other_sums_and_machines_are_refused() -> None:
             lowered(kernel, text())
     with pytest.raises(ScheduleError, match="compute capability 8.0"):
         lower(product(64, 16, 64), gpu_row("sm_75"), parse_schedule(text()))
-    with pytest.raises(ScheduleError, match="a CPU has no matrix unit"):
+    with pytest.raises(ScheduleError, match="no such instruction"):
         steps = "Schedule(tensorize('i0', 'i1', 'r2', instruction='mma'))"
         lower(product(16, 8, 16), example_target(), parse_schedule(steps))
 

@@ -15,8 +15,9 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, cast, const, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule, lower, parse_schedule
-from baregrad.kernel.applying.axes import fresh_table
+from baregrad.kernel.applying.axes import apply_step
 from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.facts.axis_table import table_for
 from baregrad.kernel.language.schedule import Pipeline, Schedule, pipeline
 from baregrad.kernel.loops.sharing import prepare
 from tests.kernel import kernels as k
@@ -187,10 +188,10 @@ def check_seed(seed: int) -> bool:
     make = rng.choice((k.softmax, log_softmax, k.layer_norm))
     kernel = make(rng.choice((2, 3, 8, 13)), rng.choice((4, 8, 12, 32)))
     prepared = prepare(kernel, SMALL)
-    table = fresh_table(facts_of(prepared))
+    table = table_for(facts_of(prepared))
     steps = list(any_schedule(rng, prepared).steps)
     for step in steps:
-        table.apply(step)
+        apply_step(table, step)
     rows = [name for name, axis in table.axes.items() if not axis.reduced]
     schedule = Schedule((*steps, pipeline(rng.choice(rows), engine="stores")))
     try:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baregrad.ir.analysis.words import TILE, WORD_NBYTES, in_word
+from baregrad.ir.analysis.words import NAMES, TILE, WORD_NBYTES, in_word
 from baregrad.ir.core import index
 from baregrad.kernel.facts.analysis import Access
-from baregrad.kernel.instructions.amx import SIDES, factors_of, instruction_of
+from baregrad.kernel.instructions.amx import SIDES, instruction_of
+from baregrad.kernel.instructions.instruction import summed_factors
 from baregrad.kernel.language.schedule import Reorder, Schedule, StageInput, StageReduce, Tensorize
 from baregrad.kernel.planning.contractions import (
     SHORT_NS,
@@ -58,7 +59,7 @@ class Sizes:
 def plan_tiles(plan: Plan, found: Contraction, target: CpuTarget) -> Schedule | None:
     """The schedule of a contraction by the matrix unit; None where it is not to be used."""
     available = target.tile_instructions
-    if not available or factors_of(plan.facts) is None or found.rows.size < LEAST_ROWS:
+    if not available or summed_factors(plan.facts, NAMES) is None or found.rows.size < LEAST_ROWS:
         return None
     name = instruction_of(found.a.array.dtype, found.b.array.dtype)
     if name not in available:

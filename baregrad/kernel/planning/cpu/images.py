@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baregrad.base.bits import round_up
-from baregrad.kernel.applying.window_copies import moves_of
-from baregrad.kernel.facts.analysis import Access, itemsize
+from baregrad.kernel.facts.analysis import Access, itemsize, moves_of
 from baregrad.kernel.language.schedule import Split, StageInput
 from baregrad.kernel.planning.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget

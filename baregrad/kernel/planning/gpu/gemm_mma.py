@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import Access
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
 from baregrad.kernel.language.schedule import Bind, Pipeline, Split, StageInput, Tensorize
-
-if TYPE_CHECKING:
-    from baregrad.kernel.planning.gpu.gpu_schedule import GpuPlan
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 
 class WarpTile(NamedTuple):
@@ -45,7 +43,6 @@ PANEL, DEPTH = 64, 16
 LEAST_SIDE = 64
 # Elements that one copy takes: 16 bytes.
 CHUNK = 8
-SINCE = (8, 0)
 MOST_SLOTS = 3
 # Blocks that keep a GPU busy.
 BLOCKS = 128
@@ -61,7 +58,10 @@ def plan_matrix(
 
     sides: the axes of rows, of columns and of the sum. shared: those of both factors and results.
     """
-    if plan.target.capability < SINCE or operand_of(plan.facts) is None:
+    dtype = operand_of(plan.facts)
+    if not plan.target.async_copies or dtype is None:
+        return False
+    if (dtype.name, DEPTH) not in plan.target.warp_products:
         return False
     if any(len(axes) != 1 for axes in sides):
         return False

@@ -8,7 +8,7 @@ is a product of matrices whose panels are gathered as they are copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from baregrad.base.bits import previous_power_of_two
 from baregrad.ir.core.node import Node, extent_of
@@ -16,9 +16,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Access, Reduction, in_bounds, itemsize, offset_of
 from baregrad.kernel.language.schedule import Bind, Reorder, Split, StageInput
 from baregrad.kernel.planning.gpu.gemm_mma import plan_matrix
-
-if TYPE_CHECKING:
-    from baregrad.kernel.planning.gpu.gpu_schedule import GpuPlan
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 
 class Tile(NamedTuple):

@@ -1,0 +1,123 @@
+"""What an instruction that multiplies and adds many numbers at once is: a row of data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+from baregrad.base.errors import ScheduleError
+from baregrad.ir.analysis.words import Factors
+from baregrad.ir.core.monoid import slot
+from baregrad.ir.core.node import Node, alu, cast
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import Facts, is_read
+from baregrad.kernel.facts.axis_table import Axis, AxisTable
+from baregrad.kernel.language.schedule import Tensorize
+
+
+class Instruction(NamedTuple):
+    """An instruction as schedules ask for it by `name`.
+
+    executor: who executes it: a `lane`, a CPU's `core`, or a `warp` of threads. products: what it
+    adds up, and what rows of `target` call it then. sizes: of its axes, in the order of the step's;
+    () for any. The last `summed` of them are reduced, and all are loops but that at `vector`.
+    operands: where the result and both factors lie. needs: the machines and sums that it is for, in
+    words. check: refuses with a ScheduleError what is particular to it.
+    """
+
+    name: str
+    executor: str
+    products: Mapping[Factors, str]
+    sizes: tuple[tuple[int, ...], ...]
+    summed: int
+    operands: str
+    needs: str
+    check: Callable[[AxisTable, Tensorize, list[Axis]], None]
+    vector: int = -1
+
+
+@cache
+def meaning_of(product: Factors) -> Node:
+    """What is added to an element of a sum: the product of two SLOTs, each cast to its dtype."""
+    left, right, total = product
+    return alu(Ops.MUL, cast(slot(0, left), total), cast(slot(1, right), total))
+
+
+def matched(meaning: Node, value: Node) -> tuple[Node, ...] | None:
+    """What stands in `value` for the SLOTs of `meaning`, each a read, guarded or not; else None."""
+    found: dict[int, Node] = {}
+    pairs = [(meaning, value)]
+    for one, other in pairs:
+        if one.dtype is not other.dtype:
+            return None
+        if one.op is Ops.SLOT:
+            if not is_read(other.src[1] if other.op is Ops.GUARD else other):
+                return None
+            found[one.arg] = other
+        elif one.op is not other.op:
+            return None
+        else:
+            pairs.extend(zip(one.src, other.src, strict=True))
+    return tuple([found[place] for place in sorted(found)])
+
+
+def factors_of(value: Node, products: Iterable[Factors]) -> tuple[Node, Node] | None:
+    """The reads whose product `value` is, if it is one of these; else None."""
+    for product in products:
+        found = matched(meaning_of(product), value)
+        if found is not None:
+            return found[0], found[1]
+    return None
+
+
+def summed_factors(facts: Facts, products: Iterable[Factors]) -> tuple[Node, Node] | None:
+    """The reads of which a kernel's only reduction sums such products; None for anything else."""
+    if len(facts.reductions) != 1:
+        return None
+    node = facts.reductions[0].node
+    return factors_of(node.src[0], products) if node.arg.monoid.primitive is Ops.ADD else None
+
+
+def check_step(table: AxisTable, step: Tensorize, row: Instruction) -> None:
+    """Give the axes of a step to an instruction. Raises ScheduleError where it cannot do them."""
+    if (row.executor == "warp") != (table.gpu is not None):
+        raise without_instruction(table, step, row)
+    wanted = _in_words(row)
+    if len(step.axes) != len(row.sizes) or len(set(step.axes)) != len(row.sizes):
+        raise ScheduleError(
+            f"{step} is not legal", found=f"{len(step.axes)} axes", wanted=wanted
+        )
+    axes = [table.axis(name, step) for name in step.axes]
+    for place, (axis, sizes) in enumerate(zip(axes, row.sizes, strict=True)):
+        free = not axis.serial and axis.name not in table.staged
+        free = free and axis.unit == ("vector" if place == row.vector else "loop")
+        fits = axis.extent in sizes if sizes else isinstance(axis.extent, int) and axis.extent > 0
+        if not (free and fits) or axis.reduced != (place >= len(axes) - row.summed):
+            raise ScheduleError(
+                f"{step} is not legal: an axis is no part of the size that the instruction does",
+                found=f"{axis.name} of {axis.extent} on {axis.unit}",
+                wanted=f"{wanted}, not staged yet",
+            )
+    row.check(table, step, axes)
+    for axis in axes:
+        axis.serial = "an instruction does all of the axis"
+
+
+def _in_words(row: Instruction) -> str:
+    """The axes of an instruction, in words."""
+    found = []
+    for place, sizes in enumerate(row.sizes):
+        kind = " summed" if place >= len(row.sizes) - row.summed else ""
+        kind += " along a vector" if place == row.vector else ""
+        found.append(f"{' or '.join(map(str, sizes)) or 'any number'}{kind}")
+    return f"loops of {', '.join(found)}"
+
+
+def without_instruction(table: AxisTable, step: Tensorize, row: Instruction) -> ScheduleError:
+    """What is said where a machine does not have an instruction."""
+    has = [name for name in dict.fromkeys(row.products.values()) if table.has(name)]
+    return ScheduleError(
+        f"{step} is not legal: the machine has no such instruction",
+        found=", ".join(has) or "none of this kind", wanted=row.needs,
+    )
