@@ -22,12 +22,12 @@ RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
         "legalise", "linearise",
     ),
     "baregrad.render": ("llvm", "c", "ptx"),
+    "baregrad.runtime.nvidia": ("abi", "driver", "code", "queue", "lists", "copies"),
     "baregrad.testing.virtual_gpu": ("ptx", "machine", "driver"),
 }
 # A room, and the modules of it that import each other.
 KNOWN_CIRCLES = """
 runtime.nvidia: copies.peers device fault_report
-runtime.nvidia.lists: list_image list_words
 tensor: array.arguments array.operands autograd.backward ops.convert ops.convolution ops.creation \
     ops.distances ops.elementwise ops.functions ops.indexing ops.inplace ops.joining ops.losses \
     ops.normalisation ops.picking ops.pooling ops.products ops.random ops.reductions ops.scans \

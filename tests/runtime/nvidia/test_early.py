@@ -13,7 +13,7 @@ from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia.code.descriptor_fields import DescriptorLayout
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.lists import list_image
+from baregrad.runtime.nvidia.lists import list_launches
 from baregrad.runtime.nvidia.lists.list_style import STYLES
 from baregrad.testing.virtual_gpu.machine.faults import ENGINE_EXCEPTION
 from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
@@ -172,7 +172,7 @@ def test_a_kernel_that_breaks_its_promise_is_found_out(name: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["no latch", "another latch", "keeps caches"])
 def test_a_wait_without_its_latch_is_found_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = list_image.write_latch
+    right = list_launches.write_latch
 
     def write(view: memoryview, layout: DescriptorLayout, latch: int, *, waits: bool) -> None:
         right(view, layout, latch + waits * (wrong == "another latch"), waits=waits)
@@ -180,7 +180,7 @@ def test_a_wait_without_its_latch_is_found_out(wrong: str, monkeypatch: pytest.M
             name = "wait_latch_valid" if wrong == "no latch" else "latch_drops_data"
             layout.write(view, name, 0)
 
-    monkeypatch.setattr(list_image, "write_latch", write)
+    monkeypatch.setattr(list_launches, "write_latch", write)
     port, device = opened("early-progress")
     kernel = load_early(device, "link64")
     buffer = state_of(device, words(32))

@@ -16,7 +16,8 @@ from baregrad.runtime.commands import (
     Slot,
     check_buffer,
 )
-from baregrad.runtime.nvidia.lists.list_image import ImageKind, ListImage
+from baregrad.runtime.nvidia.lists.list_image import ListImage
+from baregrad.runtime.nvidia.lists.list_launches import ImageKind
 from baregrad.runtime.nvidia.lists.list_plan import ListPlan, plan_list
 from baregrad.runtime.nvidia.lists.list_style import ListStyle
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from baregrad.runtime.commands import Copy, Fill, Operand, Slot
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.code.launch_descriptor import Release
+from baregrad.runtime.nvidia.lists.list_launches import ANSWER, GATE, SIGNAL, LaunchTable
 from baregrad.runtime.nvidia.lists.list_plan import Step
 from baregrad.runtime.nvidia.queue.pushbuffer import COMPUTE_SUBCHANNEL, PushBuffer
 
-if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.lists.list_image import ListImage
-
-# Where an image has its semaphores: the signals of the channel that computes, the answers of the
-# one that copies, a gate for chains of kernels, and how many kernels are done.
-SIGNAL, ANSWER, GATE, PROGRESS = 0, 16, 32, 48
 # At which byte of the computing channel's words the value is that they wait for: behind the header
 # of the run of methods that acquires a semaphore, and its address.
 HOLD = 12
@@ -24,12 +18,19 @@ _BY_FLAGS = m.COMPUTE["SEND_SIGNALING_PCAS_B"].word(INVALIDATE=1, SCHEDULE=1)
 
 
 class ComputeWriter:
-    """Writes the computing channel's words and links launches to chains."""
+    """Writes the computing channel's words and links launches to chains.
 
-    def __init__(self, image: ListImage, steps: Sequence[Step]) -> None:
-        self._image = image
+    `by_action`: launches are sent by an action.
+    """
+
+    def __init__(
+        self, table: LaunchTable, steps: Sequence[Step], timeline_va: int, *, by_action: bool
+    ) -> None:
+        self._table = table
+        self._timeline_va = timeline_va
+        self._by_action = by_action
         self._push = PushBuffer()
-        self._style = image.style
+        self._style = table.style
         self._action = m.COMPUTE["SEND_SIGNALING_PCAS2_B"].word(PCAS_ACTION=self._style.action)
         self._chain: list[int] = []
         self._wave: list[int] = []
@@ -40,17 +41,17 @@ class ComputeWriter:
         # Commands in the order in which they are launched.
         self.order: list[int] = []
         # Only where a submission before tells the timeline by its last kernel, which may still run.
-        self._push.acquire(image.timeline_va, 0)
+        self._push.acquire(timeline_va, 0)
         marks = self._forget()
         self.first = marks[0]
         for step in steps:
             self._step(step)
         self.value_place = self._end()
-        if image.tells_progress:
+        if table.tells_progress:
             # The last one's is the timeline's, where it tells that.
             told = self.order[: len(self.order) - self.released]
             for count, number in enumerate(told, 1):
-                image.tell_progress(number, count)
+                table.tell_progress(number, count)
         # Where a submission begins that changed nothing but the timeline's value.
         self.again = marks[self._kept()]
         self.words = self._push.words
@@ -85,7 +86,7 @@ class ComputeWriter:
         return self._gates > 0
 
     def _step(self, step: Step) -> None:
-        image, push = self._image, self._push
+        table, push = self._table, self._push
         if step.kind == "run":
             self._wave.append(step.value)
             self.order.append(step.value)
@@ -95,12 +96,12 @@ class ComputeWriter:
             return
         self._end_chain()
         if step.kind == "signal":
-            push.release(image.semaphore(SIGNAL), step.value)
+            push.release(table.semaphore(SIGNAL), step.value)
             self._running = False
         elif step.kind == "wait":
-            push.acquire(image.semaphore(ANSWER), step.value)
+            push.acquire(table.semaphore(ANSWER), step.value)
         else:
-            push.release(image.stamp_va(step.value), 0)
+            push.release(table.stamp_va(step.value), 0)
             self._running = False
 
     def _end_wave(self) -> None:
@@ -113,12 +114,12 @@ class ComputeWriter:
             self._end_chain()
             self._idle()
         for number in wave:
-            self._image.finish(number)
+            self._table.finish(number)
             self._send(number)
 
     def _link(self, number: int) -> None:
         if self._chain:
-            self._image.follow(number, self._chain[-1])
+            self._table.follow(number, self._chain[-1])
         else:
             self._idle()
             self._send(number)
@@ -131,9 +132,9 @@ class ComputeWriter:
 
     def _send(self, number: int) -> None:
         push = self._push
-        address = self._image.launch_va(number) >> 8
+        address = self._table.launch_va(number) >> 8
         push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_PCAS_A"], address)
-        if self._image.by_action:
+        if self._by_action:
             push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS2_B"], self._action)
         else:
             push.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["SEND_SIGNALING_PCAS_B"], _BY_FLAGS)
@@ -145,24 +146,24 @@ class ComputeWriter:
         if not chain:
             return
         if len(chain) == 1:
-            self._image.finish(chain[0])
+            self._table.finish(chain[0])
             return
         self._gates += 1
-        gate = self._image.semaphore(GATE)
-        self._image.finish(chain[-1], Release(gate, self._gates, timestamp=True))
+        gate = self._table.semaphore(GATE)
+        self._table.finish(chain[-1], Release(gate, self._gates, timestamp=True))
         self._push.acquire(gate, self._gates)
         self._running = False
 
     def _end(self) -> int:
         """Tell the timeline; return the place of its value, negative for one among the words."""
         self._end_wave()
-        image, chain = self._image, self._chain
-        if self._style.released and chain and image.can_release:
+        table, chain = self._table, self._chain
+        if self._style.released and chain and table.can_release:
             self.released, self.head_tells = True, len(chain) == 1
             barrier = self._style.release_barrier
-            return image.finish(chain[-1], Release(image.timeline_va, 0, barrier=barrier))
+            return table.finish(chain[-1], Release(self._timeline_va, 0, barrier=barrier))
         self._end_chain()
-        self._push.release(image.timeline_va, 0)
+        self._push.release(self._timeline_va, 0)
         # Lower and upper half of the value are the third and second word from the end.
         return -(len(self._push.words) - 3)
 
@@ -173,8 +174,8 @@ class CopyWriter:
     The upper half of an address is the word, the lower half the one behind it.
     """
 
-    def __init__(self, image: ListImage, steps: Sequence[Step]) -> None:
-        self._image = image
+    def __init__(self, table: LaunchTable, steps: Sequence[Step], timeline_va: int) -> None:
+        self._table = table
         self._push = PushBuffer()
         self.patches: list[tuple[int, int, int]] = []
         self.words = self._push.words
@@ -182,23 +183,23 @@ class CopyWriter:
             return
         for step in steps:
             self._step(step)
-        self._push.release(image.copy_timeline_va, 0)
+        self._push.release(timeline_va, 0)
 
     def _step(self, step: Step) -> None:
-        image, push = self._image, self._push
+        table, push = self._table, self._push
         if step.kind == "run":
-            command = image.command(step.value)
+            command = table.command(step.value)
             if isinstance(command, Copy):
                 self._copy(command)
             else:
                 assert isinstance(command, Fill)
                 self._fill(command)
         elif step.kind == "signal":
-            push.release(image.semaphore(ANSWER), step.value)
+            push.release(table.semaphore(ANSWER), step.value)
         elif step.kind == "wait":
-            push.acquire(image.semaphore(SIGNAL), step.value)
+            push.acquire(table.semaphore(SIGNAL), step.value)
         else:
-            push.release(image.stamp_va(step.value), 0)
+            push.release(table.stamp_va(step.value), 0)
 
     def _copy(self, command: Copy) -> None:
         target, source = command.target, command.source
@@ -214,7 +215,7 @@ class CopyWriter:
         target = command.target
         offset = target.offset if isinstance(target, Slot) else target.address
         wide = offset % 4 == 0 and command.nbytes % 4 == 0
-        if isinstance(target, Slot) and self._image.kind.bytewise:
+        if isinstance(target, Slot) and self._table.kind.bytewise:
             wide = False
         self._push.fill_pattern(command.byte * (0x01010101 if wide else 1), wide=wide)
         for begin, nbytes in pieces_of(command.nbytes):

@@ -1,0 +1,288 @@
+"""The launches of a command list's image: descriptors with their constants, and what links them.
+
+The piece of memory begins with four semaphores (the signals of either channel, a gate at which the
+channel waits for chained kernels, the number of launches that are done) and the time stamps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from baregrad.base.bits import round_up
+from baregrad.base.errors import DeviceError
+from baregrad.program import LaunchExpr, evaluate, substitute
+from baregrad.runtime.commands import Command, Exec, Slot
+from baregrad.runtime.nvidia.code.constant_bank import write_grid, write_place
+from baregrad.runtime.nvidia.code.launch_descriptor import (
+    ALIGNMENT,
+    Release,
+    release_payload_offset,
+    write_grid_units,
+    write_kept,
+    write_latch,
+    write_release,
+)
+from baregrad.runtime.nvidia.lists.list_style import ListStyle
+
+if TYPE_CHECKING:
+    from baregrad.runtime.nvidia.lists.launch import Kernel as GpuKernel
+    from baregrad.runtime.nvidia.queue.batch import LaunchForm
+
+Triple = tuple[int, int, int]
+STAMPS = 64
+STAMP_NBYTES = 16
+_INT64 = range(-(1 << 63), 1 << 63)
+# Where an image has its semaphores: the signals of the channel that computes, the answers of the
+# one that copies, a gate for chains of kernels, and how many kernels are done.
+SIGNAL, ANSWER, GATE, PROGRESS = 0, 16, 32, 48
+
+
+class ImageKind(NamedTuple):
+    """What makes images of one list differ.
+
+    `serial`: nothing overlaps. `timed`: with stamps. `bytewise`: fills of slots take any address.
+    `skipped`: launches that have nothing to do.
+    """
+
+    serial: bool = False
+    timed: bool = False
+    bytewise: bool = False
+    skipped: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class SlotPatches:
+    """Places of 64-bit words by slot and by variable, in the piece of launches."""
+
+    places: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    variables: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, place: int, slot: Slot) -> None:
+        """Have the 64-bit word at `place` patched with the address of a slot."""
+        self.places.append(place)
+        self.slots.append(slot.index)
+        self.offsets.append(slot.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class ListLaunch:
+    """A launch of the image: its command, its form, where it lies, its grid if that changes."""
+
+    number: int
+    form: LaunchForm
+    offset: int
+    grid: tuple[LaunchExpr, LaunchExpr, LaunchExpr] | None
+    fixed: Mapping[str, int]
+
+
+class LaunchTable:
+    """The launches of a list's commands, laid out behind each other; `write` makes their bytes.
+
+    `data` are the bytes, `nbytes` of them, and `patches` the places of what changes in them.
+    """
+
+    def __init__(
+        self, commands: Sequence[Command], kind: ImageKind, style: ListStyle, local_nbytes: int
+    ) -> None:
+        self._commands = commands
+        self.kind = kind
+        self.style = style
+        self._local_nbytes = local_nbytes
+        self.launches: dict[int, ListLaunch] = {}
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        place = STAMPS
+        if self.kind.timed:
+            place += 2 * STAMP_NBYTES * len(self._commands)
+        place = round_up(place, ALIGNMENT)
+        for number, command in enumerate(self._commands):
+            if not isinstance(command, Exec) or number in self.kind.skipped:
+                continue
+            launch = command.kernel.program.launch
+            assert launch is not None
+            grid = launch.grid
+            known = all(isinstance(size, int) for size in grid)
+            fixed = command.variables
+            sizes = grid if known else tuple(_grid_size(size, fixed) for size in grid)
+            changes = None
+            if any(size is None for size in sizes):
+                changes, sizes = grid, (launch.cluster, 1, 1)
+            form = self._form(command, sizes)  # type: ignore[arg-type]
+            self.launches[number] = ListLaunch(number, form, place, changes, fixed)
+            place += round_up(form.nbytes, ALIGNMENT)
+        self.nbytes = place
+
+    def _form(self, command: Exec, grid: Triple) -> LaunchForm:
+        launch = command.kernel.program.launch
+        assert launch is not None
+        kernel: GpuKernel = command.kernel.handle.kernel  # type: ignore[attr-defined]
+        return kernel.form(
+            grid, launch.block,
+            shared_nbytes=launch.shared_nbytes,
+            cluster=(launch.cluster, 1, 1),
+            manners=self.style.between,
+        )  # fmt: skip
+
+    def write(self, base: int) -> None:
+        """Make the bytes of the launches, which are going to lie at an address."""
+        self._base = base
+        self.patches = SlotPatches()
+        self.data = bytearray(self.nbytes)
+        for launch in self.launches.values():
+            self._write_launch(launch)
+
+    def _write_launch(self, launch: ListLaunch) -> None:
+        command = self._commands[launch.number]
+        assert isinstance(command, Exec)
+        form, kernel = launch.form, command.kernel.handle.kernel  # type: ignore[attr-defined]
+        data, begin = form.image(self._local_nbytes), launch.offset
+        bank_at = form.bank_offset
+        form.bank_slot.fill(data, self._base + begin + bank_at)
+        bank = memoryview(data)[bank_at:]
+        write_place(bank, kernel.bank_layout, self._base + begin + bank_at)
+        first = kernel.facts.parameter_base
+        count = len(command.buffers)
+        for operand, parameter in zip(command.buffers, kernel.facts.parameters, strict=False):
+            place = first + parameter.offset
+            if isinstance(operand, Slot):
+                self.patches.add((begin + bank_at + place) // 8, operand)
+            else:
+                struct.pack_into("<Q", bank, place, operand.address)
+        names = command.kernel.program.variables
+        for name, parameter in zip(names, kernel.facts.parameters[count:], strict=True):
+            place = first + parameter.offset
+            if name in command.variables:
+                struct.pack_into("<q", bank, place, checked(command.variables[name]))
+            else:
+                word = (begin + bank_at + place) // 8
+                self.patches.variables.setdefault(name, []).append(word)
+        self.data[begin : begin + len(data)] = data
+
+    def launch_va(self, number: int) -> int:
+        """Return where the descriptor of a command's launch lies."""
+        return self._base + self.launches[number].offset
+
+    def follow(self, number: int, after: int) -> None:
+        """Have the launch of command `after` followed by that of `number`."""
+        launch = self.launches[after]
+        launch.form.follow(self.data, launch.offset, self.launch_va(number))
+        if self._may_begin_early(number):
+            for one, waits in ((launch, False), (self.launches[number], True)):
+                view = memoryview(self.data)[one.offset :]
+                write_latch(view, one.form.layout, number + 1, waits=waits)
+                if waits and self.style.late_drop:
+                    write_kept(view, one.form.layout)
+
+    def _may_begin_early(self, number: int) -> bool:
+        """Return whether a launch may begin before the one in front of it in a chain has ended.
+
+        Its kernel must wait (`GpuLaunch.waits`); the one in front may be any. Why that is right:
+
+        - Every thread waits before it touches memory, and the wait returns when the launch in front
+          has ended and its writes are seen (PTX ISA, `griddepcontrol.wait`); the latch drops what
+          the multiprocessor has cached till then.
+        - Launches further in front have ended too. Either the one in front began early as well:
+          then its own threads waited before they ended, and so on back. Or it began when all in
+          front of it had ended. So a kernel that does not wait may stand anywhere in a chain.
+        - A launch in front lets the next one begin when its last block has begun, so blocks that
+          wait never keep one that they wait for from its place.
+        - What a launch reads before the wait (descriptor, bank 0 with its arguments, code) is
+          written by the host before the list is submitted, while nothing of the image is in flight.
+        - A launch ends when all its threads have, so not before the one in front has: the last one
+          of a chain ends last, and what it tells then (gate, timeline) is true of all.
+        - Copies and stamps are between chains: the channel goes on to them when the last launch of
+          a chain has opened its gate. The head of a chain never begins early, nor do launches that
+          need nothing of each other, which are in no chain. Where slots may be the same memory,
+          each launch waits for the one before, in one chain.
+        """
+        launch = self.launches[number]
+        command = self._commands[number]
+        assert isinstance(command, Exec) and command.kernel.program.launch is not None
+        can = "wait_latch" in launch.form.layout.fields
+        return self.style.early and can and command.kernel.program.launch.waits
+
+    def finish(self, number: int, release: Release | None = None) -> int:
+        """Make a launch the last of a run; return where its release has its value, if any."""
+        launch = self.launches[number]
+        layout = launch.form.layout
+        view = memoryview(self.data)[launch.offset :]
+        if self.style.last.barrier != self.style.between.barrier:
+            layout.write(view, "completion_barrier", self.style.last.barrier)
+        if release is None:
+            return 0
+        write_release(view, release, layout)
+        return launch.offset + release_payload_offset(layout)
+
+    @property
+    def tells_progress(self) -> bool:
+        """Whether launches write their numbers when they are done."""
+        # Of one launch it is known which one fails.
+        return self.style.progress and len(self.launches) > 1 and self.can_release
+
+    def tell_progress(self, number: int, value: int) -> None:
+        """Have the launch of a command write a value when it is done."""
+        launch = self.launches[number]
+        launch.form.tell_progress(self.data, launch.offset, self._base + PROGRESS, value)
+
+    @property
+    def can_release(self) -> bool:
+        """Whether a launch can tell a timeline."""
+        return self.launches[next(iter(self.launches))].form.can_tell
+
+    def semaphore(self, which: int) -> int:
+        """Return where a semaphore of the image lies."""
+        return self._base + which
+
+    def stamp_va(self, place: int) -> int:
+        """Return where a time stamp is written."""
+        return self._base + STAMPS + STAMP_NBYTES * place
+
+    def command(self, number: int) -> Command:
+        """Return a command of the list."""
+        return self._commands[number]
+
+    def set_grid(self, launch: ListLaunch, variables: Mapping[str, int]) -> bytearray:
+        """Write a launch's grid anew; return what has changed of it, from its offset on."""
+        assert launch.grid is not None
+        known = {**variables, **launch.fixed}
+        x, y, z = (evaluate(size, known) for size in launch.grid)
+        grid = x, y, z
+        command = self._commands[launch.number]
+        assert isinstance(command, Exec)
+        form, kernel = launch.form, command.kernel.handle.kernel  # type: ignore[attr-defined]
+        end = launch.offset + form.nbytes
+        view = memoryview(self.data)[launch.offset : end]
+        changed = dataclasses.replace(form.launch, grid=grid)
+        write_grid_units(view, changed, form.layout)
+        write_grid(view[form.bank_offset :], kernel.bank_layout, grid, form.launch.cluster)
+        # Parameters may have been patched since: they stay.
+        head = form.bank_offset + kernel.bank_layout.parameter_base
+        return self.data[launch.offset : launch.offset + head]
+
+    def described(self, numbers: Sequence[int]) -> list[tuple[str, str]]:
+        """Return name and label of the kernels that commands launch."""
+        found = []
+        for number in numbers:
+            command = self._commands[number]
+            assert isinstance(command, Exec)
+            found.append((command.kernel.program.name, command.label))
+        return found
+
+
+def checked(value: int) -> int:
+    """Return a value of a variable; raise DeviceError if it is no 64-bit integer."""
+    if value not in _INT64:
+        raise DeviceError("a variable does not fit in 64 bits", found=value)
+    return int(value)
+
+
+def _grid_size(size: LaunchExpr, fixed: Mapping[str, int]) -> int | None:
+    found = substitute(size, fixed)
+    return found if isinstance(found, int) else None
