@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 from baregrad.base.bits import round_up
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import COMPUTED, dtypes
 from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
@@ -20,6 +20,7 @@ from baregrad.target.cpu import CpuTarget
 from baregrad.target.gpu import GpuTarget
 
 SCRATCH_ALIGNMENT = 64
+INTEGERS = tuple([dtype for dtype in COMPUTED if dtype.kind in ("int", "uint")])
 
 
 Target = TypeVar("Target", CpuTarget, GpuTarget, contravariant=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import Node
 from baregrad.render.llvm.text import FunctionText
-from baregrad.render.llvm.types import constant_text, lanes_of, suffix_text, type_text, value_type
+from baregrad.render.llvm.types import lanes_of, splat_text, suffix_text, type_text, value_type
 
 
 def cast(f: FunctionText, node: Node) -> None:
@@ -19,9 +19,9 @@ def cast(f: FunctionText, node: Node) -> None:
         if source.kind == "bool":
             f.names[node] = operand
             return
-        zero = constant_text(const(0.0 if source.is_float else 0, source), lanes)
+        zero = splat_text(0.0 if source.is_float else 0, source, lanes)
         test = "fcmp une" if source.is_float else "icmp ne"
-        f.lines.append(f"  {f.define(node)} = {test} {old} {operand}, {zero}")
+        f.set(node, f"{test} {old} {operand}, {zero}")
         return
     if source.is_float and target.is_float:
         how = "fpext" if target.bits > source.bits else "fptrunc"
@@ -37,19 +37,16 @@ def cast(f: FunctionText, node: Node) -> None:
     else:
         f.names[node] = operand
         return
-    f.lines.append(f"  {f.define(node)} = {how} {old} {operand} to {kinds}")
+    f.set(node, f"{how} {old} {operand} to {kinds}")
 
 
 def _truncated(f: FunctionText, source: DType, target: DType, lanes: int, x: str) -> str:
     """A float as an integer: an instruction of AArch64, and for one lane what LLVM makes of it."""
     sign = "s" if target.kind == "int" else "u"
-    if lanes > 1 and f.target.architecture == "x86_64":
+    if lanes > 1 and not f.target.saturates:
         return _within_range(f, source, target, lanes, x, f"fpto{sign}i")
-    old, kinds, found = type_text(source, lanes), type_text(target, lanes), next(f.unused)
     name = f"llvm.fpto{sign}i.sat.{suffix_text(target, lanes)}.{suffix_text(source, lanes)}"
-    f.declare(name, kinds, old)
-    f.lines.append(f"  {found} = call {kinds} @{name}({old} {x})")
-    return found
+    return f.call(name, type_text(target, lanes), (type_text(source, lanes), x))
 
 
 def _within_range(
@@ -67,18 +64,14 @@ def _within_range(
 
     def chosen(test: str, value: str, bound: float, *choices: str) -> str:
         """The first choice where a float passes a test against a bound, else the second."""
-        holds, found = next(f.unused), next(f.unused)
-        f.lines.append(
-            f"  {holds} = fcmp {test} {old} {value}, {constant_text(const(bound, source), lanes)}\n"
-            f"  {found} = select {mask} {holds}, {choices[0]}, {choices[1]}"
-        )
-        return found
+        holds = f.value(f"fcmp {test} {old} {value}, {splat_text(bound, source, lanes)}")
+        return f.value(f"select {mask} {holds}, {choices[0]}, {choices[1]}")
 
     def floats(bound: float) -> str:
-        return f"{old} {constant_text(const(bound, source), lanes)}"
+        return f"{old} {splat_text(bound, source, lanes)}"
 
     def integers(value: int) -> str:
-        return f"{kinds} {constant_text(const(value, target), lanes)}"
+        return f"{kinds} {splat_text(value, target, lanes)}"
 
     # Of two choices the processor's instruction for the larger takes the second for NaN.
     low = -(2.0**bits) if signed else 0.0
@@ -87,8 +80,7 @@ def _within_range(
     if whole:
         high = 2.0**bits - 1
         kept = chosen("olt", kept, high, f"{old} {kept}", floats(high))
-    found = next(f.unused)
-    f.lines.append(f"  {found} = {how} {old} {kept} to {kinds}")
+    found = f.value(f"{how} {old} {kept} to {kinds}")
     if not whole:
         found = chosen("oge", kept, 2.0**bits, integers(2**bits - 1), f"{kinds} {found}")
     if signed:
@@ -104,5 +96,4 @@ def bitcast(f: FunctionText, node: Node) -> None:
     if old == kinds:
         f.names[node] = f.use(x, lanes)
         return
-    operand = f.use(x, lanes)
-    f.lines.append(f"  {f.define(node)} = bitcast {old} {operand} to {kinds}")
+    f.set(node, f"bitcast {old} {f.use(x, lanes)} to {kinds}")

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import Node
 from baregrad.render.llvm.parts import joined, part
 from baregrad.render.llvm.text import FunctionText
-from baregrad.render.llvm.types import constant_text, lanes_of, type_text
-
-# Bits of the registers that the instruction works on, widest first.
-_WIDTHS = (512, 256, 128)
+from baregrad.render.llvm.types import lanes_of, splat_text, type_text
 
 
 def ldexp(f: FunctionText, node: Node) -> None:
     """LDEXP, in as many registers as there are lanes for."""
     dtype, lanes = node.dtype, lanes_of(node)
     x, y = [f.use(child, lanes) for child in node.src]
-    if "avx512f" not in f.target.features:
+    if not f.target.has_ldexp:
         f.names[node] = _written_out(f, dtype, lanes, x, y)
         return
-    vl = "avx512vl" in f.target.features
-    fitting = [w // dtype.bits for w in (_WIDTHS if vl else _WIDTHS[:1])]
+    fitting = [bits // dtype.bits for bits in f.target.ldexp_bits]
     size = next((s for s in reversed(fitting) if s >= lanes), fitting[0])
     parts = []
     for first in range(0, lanes, size):
@@ -32,18 +28,12 @@ def ldexp(f: FunctionText, node: Node) -> None:
 def _scaled(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> str:
     """The instruction, on a whole register."""
     kinds, width = type_text(dtype, lanes), lanes * dtype.bits
-    mask = f"i{max(lanes, 8)}"
     name = f"llvm.x86.avx512.mask.scalef.p{'s' if dtype.bits == 32 else 'd'}.{width}"
+    operands = [(kinds, x), (kinds, y), (kinds, "zeroinitializer"), (f"i{max(lanes, 8)}", "-1")]
     # Only the widest says how to round; 4 is as ever.
-    rounding = ("i32",) if width == 512 else ()
-    f.declare(name, kinds, kinds, kinds, kinds, mask, *rounding)
-    tail = ", i32 4" if rounding else ""
-    found = next(f.unused)
-    f.lines.append(
-        f"  {found} = call {kinds} @{name}({kinds} {x}, {kinds} {y}, {kinds} zeroinitializer, "
-        f"{mask} -1{tail})"
-    )
-    return found
+    if width == 512:
+        operands.append(("i32", "4"))
+    return f.call(name, kinds, *operands)
 
 
 def _written_out(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> str:
@@ -53,21 +43,12 @@ def _written_out(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> s
     assert form is not None
     kinds, words = type_text(dtype, lanes), type_text(integer, lanes)
     one, bias, shift = [
-        constant_text(const(value, integer), lanes) for value in (1, form.bias, form.mantissa_bits)
+        splat_text(value, integer, lanes) for value in (1, form.bias, form.mantissa_bits)
     ]
-    whole, half, rest = (next(f.unused) for _ in range(3))
-    f.lines.append(
-        f"  {whole} = fptosi {kinds} {y} to {words}\n"
-        f"  {half} = ashr {words} {whole}, {one}\n"
-        f"  {rest} = sub {words} {whole}, {half}"
-    )
-    for power_of_two in (half, rest):
-        field, bits, power, product = (next(f.unused) for _ in range(4))
-        f.lines.append(
-            f"  {field} = add {words} {power_of_two}, {bias}\n"
-            f"  {bits} = shl {words} {field}, {shift}\n"
-            f"  {power} = bitcast {words} {bits} to {kinds}\n"
-            f"  {product} = fmul {kinds} {x}, {power}"
-        )
-        x = product
+    whole = f.value(f"fptosi {kinds} {y} to {words}")
+    half = f.value(f"ashr {words} {whole}, {one}")
+    for power_of_two in (half, f.value(f"sub {words} {whole}, {half}")):
+        field = f.value(f"add {words} {power_of_two}, {bias}")
+        bits = f.value(f"shl {words} {field}, {shift}")
+        x = f.value(f"fmul {kinds} {x}, {f.value(f'bitcast {words} {bits} to {kinds}')}")
     return x

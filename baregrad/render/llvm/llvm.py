@@ -7,7 +7,6 @@ fast-math flags and nothing is contracted, so the bits are those of the evaluato
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from types import MappingProxyType
@@ -22,12 +21,10 @@ from baregrad.render.llvm.registers import Block
 from baregrad.render.llvm.rows import AFTER_ROWS, flush_rows, write_rows
 from baregrad.render.llvm.text import POISON, FunctionText, Rule, each_row
 from baregrad.render.llvm.tile_runs import TILE_RULES, llvm_configured
-from baregrad.render.llvm.types import STREAMED, value_type
+from baregrad.render.llvm.types import value_type
 from baregrad.target.cpu import CpuTarget
 
 _VSTORE = Ops.VSTORE
-# What a store that passes the caches by says of its place.
-_ALIGNED = re.compile(f", align [0-9]+{re.escape(STREAMED)}")
 
 
 class LlvmRenderer:
@@ -47,14 +44,31 @@ class LlvmRenderer:
 
         It finds its arrays by slot, however many `arrays` there are.
         """
-        return _module(FunctionText(program, target, variables))
+        f = _written(program, target, variables, True)
+        entry = f.signature.entry
+        if not f.streamed:
+            return _text(f, _function(entry, "", f.lines))
+        # Where they are not aligned, or are read as well, the same kernel with ordinary stores.
+        plain = _written(program, target, variables, False).lines
+        if target.fences_streams:
+            # Such stores are not in order: they must be done before the chunk is reported as done.
+            f.run("llvm.x86.sse.sfence")
+        functions = [
+            *_function(entry, "", _choice(f)),
+            *_function(f"{entry}.streamed", "internal ", f.lines),
+            *_function(f"{entry}.plain", "internal ", plain),
+        ]
+        return _text(f, functions) + "!1 = !{i32 1}\n"
 
 
-def _module(f: FunctionText) -> str:
-    """The text of a module."""
+def _written(
+    program: Node, target: CpuTarget, variables: Sequence[str] | None, streams: bool
+) -> FunctionText:
+    """The text of a PROGRAM's function, with stores that bypass the caches or without."""
+    f = FunctionText(program, target, variables, streams)
     f.prologue()
     first = len(f.lines)
-    for node in f.program.src:
+    for node in program.src:
         op = node.op
         rule = _rule_of(op)
         if rule is None:
@@ -68,38 +82,29 @@ def _module(f: FunctionText) -> str:
     f.lines[first:first] = doubts(f)
     if f.tiles:
         llvm_configured(f, first)
-    if f.streamed:
-        return _two_ways(f)
-    return _text(f, _function(f.signature.entry, f.lines))
+    return f
 
 
-_ARGUMENTS = (
-    "ptr noalias %buffers, ptr noalias %variables, i64 %begin, i64 %end, ptr noalias %scratch"
-)
+_ARGUMENTS = ("%buffers", "%variables", "%begin", "%end", "%scratch")
+_PARAMETERS = "ptr noalias {}, ptr noalias {}, i64 {}, i64 {}, ptr noalias {}".format(*_ARGUMENTS)
+_PASSED = "ptr {}, ptr {}, i64 {}, i64 {}, ptr {}".format(*_ARGUMENTS)
 
 
-def _function(name: str, lines: Sequence[str], kind: str = "") -> list[str]:
+def _function(name: str, linkage: str, lines: Sequence[str]) -> list[str]:
     """The lines of a function of the kernels' signature."""
-    head = f"define {kind}void @{name}({_ARGUMENTS}) #0 {{"
+    head = f"define {linkage}void @{name}({_PARAMETERS}) #0 {{"
     return [head, "entry:", *lines, "  ret void", "}"]
 
 
-def _two_ways(f: FunctionText) -> str:
-    """A module whose stores pass the caches by where all arrays that they go to are aligned.
+def _choice(f: FunctionText) -> list[str]:
+    """A kernel that lets its stores bypass the caches where all arrays that they go to are aligned.
 
-    Else, as with memory that is a caller's own, the same kernel with ordinary stores; so too where
-    results are given the memory of what is read, as state that is changed is: its lines are in the
-    caches, and would be thrown out of them one by one. An Adam step over 16 MiB takes 5.7 ms, and
-    12 past the caches.
+    Else, as with memory that is a caller's own, it uses ordinary stores; so too where results are
+    given the memory of what is read, as state that is changed is: its lines are in the caches, and
+    would be thrown out of them one by one. An Adam step over 16 MiB takes 5.7 ms, and 12 with
+    stores that bypass the caches.
     """
     entry = f.signature.entry
-    align = f.target.vector_bytes
-    plain = [_ALIGNED.sub(", align 1", line) if STREAMED in line else line for line in f.lines]
-    fence = []
-    if f.target.architecture == "x86_64":
-        # Such stores are not in order: they must be done before the chunk is reported as done.
-        f.declare("llvm.x86.sse.sfence", "void")
-        fence = ["  call void @llvm.x86.sse.sfence()"]
     places = {base.arg.slot: f"%a{base.arg.slot}" for base in f.signature.params}
     lines = []
     for slot, place in places.items():
@@ -120,24 +125,18 @@ def _two_ways(f: FunctionText) -> str:
                 f"  {either} = or i1 {shared}, {same}",
             ]
             shared = either
-    arguments = _ARGUMENTS.replace("noalias ", "")
-    lines += [
-        f"  %rest = and i64 {rest}, {align - 1}",
+    return [
+        *lines,
+        f"  %rest = and i64 {rest}, {f.target.vector_bytes - 1}",
         "  %odd = icmp ne i64 %rest, 0",
         f"  %ordinary = or i1 %odd, {shared}",
         "  br i1 %ordinary, label %plain, label %streamed",
         "streamed:",
-        f"  call void @{entry}.streamed({arguments})",
+        f"  call void @{entry}.streamed({_PASSED})",
         "  ret void",
         "plain:",
-        f"  call void @{entry}.plain({arguments})",
+        f"  call void @{entry}.plain({_PASSED})",
     ]
-    functions = [
-        *_function(entry, lines),
-        *_function(f"{entry}.streamed", [*f.lines, *fence], "internal "),
-        *_function(f"{entry}.plain", plain, "internal "),
-    ]
-    return _text(f, functions) + "!1 = !{i32 1}\n"
 
 
 def _text(f: FunctionText, lines: Sequence[str]) -> str:
@@ -149,7 +148,7 @@ def _text(f: FunctionText, lines: Sequence[str]) -> str:
 
 @lru_cache(1 << 4)
 def _attributes(cpu: str, features: tuple[str, ...], bits: int) -> str:
-    """What all functions of a module for a processor are told."""
+    """The attributes of all functions of a module for a processor."""
     names = ",".join(["+" + name for name in features])
     return (
         f'attributes #0 = {{ nounwind "target-cpu"="{cpu}" "target-features"="{names}" '
@@ -189,9 +188,7 @@ def _begin(f: FunctionText, node: Node) -> None:
 
 def _scaled(f: FunctionText, chunk: str) -> str:
     """The first iteration of a chunk."""
-    name = next(f.unused)
-    f.lines.append(f"  {name} = mul i64 {chunk}, {f.program.arg.grain}")
-    return name
+    return f.value(f"mul i64 {chunk}, {f.program.arg.grain}")
 
 
 def _name_of(f: FunctionText, register: Node) -> str:

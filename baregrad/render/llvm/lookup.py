@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hashlib import blake2s
 
-from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import Node
 from baregrad.render.llvm.parts import joined, part
 from baregrad.render.llvm.text import FunctionText
-from baregrad.render.llvm.types import constant_text, lanes_of, type_text
+from baregrad.render.llvm.types import lanes_of, splat_text, type_text
 
 # Lanes of the registers that hold tables.
 _LANES = 16
@@ -17,7 +17,7 @@ def lookup(f: FunctionText, node: Node) -> None:
     """LOOKUP, in as many registers as there are lanes for."""
     (place,) = node.src
     held = len(node.arg) == _LANES and place.dtype.bits == node.dtype.bits == 32
-    if not held or "avx512f" not in f.target.features:
+    if not held or not f.target.has_lookup:
         f.names[node] = _from_memory(f, node)
         return
     lanes = lanes_of(node)
@@ -32,17 +32,13 @@ def _from_register(f: FunctionText, node: Node, places: str) -> str:
     """The instruction, which looks at the low bits of a place: no more are asked for."""
     numbers, words = f"<{_LANES} x float>", f"<{_LANES} x i32>"
     name = "llvm.x86.avx512.permvar.sf.512"
-    f.declare(name, numbers, numbers, words)
-    found = next(f.unused)
-    table = _text(node)
-    f.lines.append(f"  {found} = call {numbers} @{name}({numbers} {table}, {words} {places})")
-    return found
+    return f.call(name, numbers, (numbers, _text(node)), (words, places))
 
 
 def _text(node: Node) -> str:
     """The numbers of the table, between the brackets of a vector."""
     element = type_text(node.dtype)
-    numbers = [constant_text(const(number, node.dtype)) for number in node.arg]
+    numbers = [splat_text(number, node.dtype, 1) for number in node.arg]
     return "<" + ", ".join([f"{element} {number}" for number in numbers]) + ">"
 
 
@@ -57,25 +53,14 @@ def _from_memory(f: FunctionText, node: Node) -> str:
     # Equal tables are one.
     name = f"@table.{blake2s(value.encode(), digest_size=8).hexdigest()}"
     f.declarations[f"{name} = private constant {value}"] = None
-    low = next(f.unused)
-    last = constant_text(const(length - 1, place.dtype), lanes)
-    f.lines.append(f"  {low} = and {words} {f.use(place, lanes)}, {last}")
+    last = splat_text(length - 1, place.dtype, lanes)
+    low = f.value(f"and {words} {f.use(place, lanes)}, {last}")
     whole = "poison"
     for lane in range(lanes):
-        at = low
-        if lanes > 1:
-            at = next(f.unused)
-            f.lines.append(f"  {at} = extractelement {words} {low}, i32 {lane}")
-        address, number = next(f.unused), next(f.unused)
-        f.lines.append(
-            f"  {address} = getelementptr {table}, ptr {name}, i64 0, {word} {at}\n"
-            f"  {number} = load {element}, ptr {address}"
-        )
+        at = low if lanes == 1 else f.value(f"extractelement {words} {low}, i32 {lane}")
+        address = f.value(f"getelementptr {table}, ptr {name}, i64 0, {word} {at}")
+        number = f.value(f"load {element}, ptr {address}")
         if lanes == 1:
             return number
-        longer = next(f.unused)
-        f.lines.append(
-            f"  {longer} = insertelement {kinds} {whole}, {element} {number}, i32 {lane}"
-        )
-        whole = longer
+        whole = f.value(f"insertelement {kinds} {whole}, {element} {number}, i32 {lane}")
     return whole

@@ -6,7 +6,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.render.llvm.text import FunctionText
-from baregrad.render.llvm.types import type_text
+from baregrad.render.llvm.types import suffix_text, type_text
 
 
 def any_of(f: FunctionText, mask: Node, lanes: int) -> str:
@@ -21,10 +21,7 @@ def any_of(f: FunctionText, mask: Node, lanes: int) -> str:
     for own in apart:
         found = _both(f, kinds, found, f.use(own, lanes))
     if found:
-        name, whole = f"llvm.vector.reduce.or.v{lanes}i1", next(f.unused)
-        f.declare(name, "i1", kinds)
-        f.lines.append(f"  {whole} = call i1 @{name}({kinds} {found})")
-        found = whole
+        found = f.call(f"llvm.vector.reduce.or.v{lanes}i1", "i1", (kinds, found))
     for one in shared:
         found = _both(f, "i1", found, f.use(one))
     return found
@@ -46,11 +43,7 @@ def _conjuncts(mask: Node) -> tuple[list[Node], list[Node]]:
 
 def _both(f: FunctionText, kinds: str, first: str, second: str) -> str:
     """The conjunction of two values, of which the first may be none."""
-    if not first:
-        return second
-    found = next(f.unused)
-    f.lines.append(f"  {found} = and {kinds} {first}, {second}")
-    return found
+    return f.value(f"and {kinds} {first}, {second}") if first else second
 
 
 def doubted(f: FunctionText, mask: Node, lanes: int, condition: str) -> str:
@@ -58,15 +51,12 @@ def doubted(f: FunctionText, mask: Node, lanes: int, condition: str) -> str:
 
     Where that is false for all lanes, LLVM 22 reads the register without a mask (AVX2): what it
     shows is wrong then, and may lie beyond the array. Where it turns out to be true for all, LLVM
-    aborts. The table of buffers is always there, but LLVM is not told.
+    aborts. The table of buffers is never null, which LLVM does not know.
     """
     if not mask.has(Ops.LANES):
         return condition
-    kinds = type_text(dtypes.bool, lanes)
     f.doubts[lanes] = None
-    found = next(f.unused)
-    f.lines.append(f"  {found} = xor {kinds} {condition}, %never{lanes}")
-    return found
+    return f.value(f"xor {type_text(dtypes.bool, lanes)} {condition}, %never{lanes}")
 
 
 def doubts(f: FunctionText) -> list[str]:
@@ -84,21 +74,27 @@ def doubts(f: FunctionText) -> list[str]:
     return lines
 
 
-def has_masks(f: FunctionText, dtype: DType) -> bool:
-    """Whether the machine masks loads of these elements; else LLVM would branch for each lane."""
-    return f.target.masks or (dtype.itemsize >= 4 and "avx" in f.target.features)
-
-
 def guarded_load(f: FunctionText, dtype: DType, where: str, condition: str, constant: str) -> str:
     """An element where the condition holds, else 0: read from the table of buffers instead."""
     element = type_text(dtype)
-    safe, found, result = next(f.unused), next(f.unused), next(f.unused)
-    f.lines.append(f"  {safe} = select i1 {condition}, ptr {where}, ptr %buffers")
-    f.lines.append(f"  {found} = load {element}, ptr {safe}, align 1{constant}")
-    f.lines.append(
-        f"  {result} = select i1 {condition}, {element} {found}, {element} zeroinitializer"
+    safe = f.value(f"select i1 {condition}, ptr {where}, ptr %buffers")
+    found = f.value(f"load {element}, ptr {safe}, align 1{constant}")
+    return f.value(f"select i1 {condition}, {element} {found}, {element} zeroinitializer")
+
+
+def masked_load(
+    f: FunctionText, dtype: DType, lanes: int, where: str, align: int, condition: str
+) -> str:
+    """Neighbours from an address on, those of a mask, else 0."""
+    kinds, masks = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
+    return f.call(
+        f"llvm.masked.load.{suffix_text(dtype, lanes)}.p0",
+        kinds,
+        ("ptr", where),
+        ("i32", str(align)),
+        (masks, condition),
+        (kinds, "zeroinitializer"),
     )
-    return result
 
 
 def or_zeros(f: FunctionText, condition: str, where: str, nbytes: int) -> str:
@@ -107,8 +103,6 @@ def or_zeros(f: FunctionText, condition: str, where: str, nbytes: int) -> str:
     All of it is read or nothing. A masked load at an address that is not the process's is
     put right by the machine's microcode, a hundred times slower than any other.
     """
-    place = next(f.unused)
     zeros = f"@zeros.{nbytes}"
     f.declarations[f"{zeros} = private constant [{nbytes} x i8] zeroinitializer, align 64"] = None
-    f.lines.append(f"  {place} = select i1 {condition}, ptr {where}, ptr {zeros}")
-    return place
+    return f.value(f"select i1 {condition}, ptr {where}, ptr {zeros}")

@@ -12,16 +12,16 @@ from baregrad.ir.analysis.words import WORD_NBYTES
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
-from baregrad.render.llvm.masks import any_of, doubted, guarded_load, has_masks, or_zeros
+from baregrad.render.llvm.masks import any_of, doubted, guarded_load, masked_load, or_zeros
 from baregrad.render.llvm.ops import beyond_text, folding_text
 from baregrad.render.llvm.parts import shuffled
 from baregrad.render.llvm.text import PLACE, ROW, FunctionText, Rule
 from baregrad.render.llvm.tiles import turn, turn_copy
 from baregrad.render.llvm.types import (
-    STREAMED,
     STREAMED_NBYTES,
     constant_text,
     lanes_of,
+    lanes_text,
     order_text,
     suffix_text,
     type_text,
@@ -39,12 +39,9 @@ def _splat(f: FunctionText, node: Node) -> None:
         f.names[node] = constant_text(x, lanes)
         return
     kinds, element = value_type(node), type_text(node.dtype)
-    first = next(f.unused)
-    f.lines.append(f"  {first} = insertelement {kinds} poison, {element} {f.use(x)}, i64 0")
-    f.lines.append(
-        f"  {f.define(node)} = shufflevector {kinds} {first}, {kinds} poison, "
-        f"<{lanes} x i32> zeroinitializer"
-    )
+    first = f.value(f"insertelement {kinds} poison, {element} {f.use(x)}, i64 0")
+    order = f"<{lanes} x i32> zeroinitializer"
+    f.set(node, f"shufflevector {kinds} {first}, {kinds} poison, {order}")
 
 
 def _line(f: FunctionText, node: Node) -> None:
@@ -60,18 +57,13 @@ def _line_text(dtype: DType, lanes: int) -> str:
 def _part(f: FunctionText, node: Node) -> None:
     first, count = node.arg
     (x,) = node.src
-    kinds = value_type(x)
-    operand = f.use(x, lanes_of(x))
-    order = order_text(first, count)
-    f.lines.append(
-        f"  {f.define(node)} = shufflevector {kinds} {operand}, {kinds} poison, {order}"
-    )
+    kinds, operand = value_type(x), f.use(x, lanes_of(x))
+    f.set(node, f"shufflevector {kinds} {operand}, {kinds} poison, {order_text(first, count)}")
 
 
 def _extract(f: FunctionText, node: Node) -> None:
     (x,) = node.src
-    operand = f.use(x, lanes_of(x))
-    f.lines.append(f"  {f.define(node)} = extractelement {value_type(x)} {operand}, i64 {node.arg}")
+    f.set(node, f"extractelement {value_type(x)} {f.use(x, lanes_of(x))}, i64 {node.arg}")
 
 
 def _across(f: FunctionText, node: Node) -> None:
@@ -176,7 +168,8 @@ def _vload(f: FunctionText, node: Node) -> None:
     else:
         where = f.pointer(base, f.names.get(offset) or f.use(offset), access.at, dtype)
     at_once = masked and lanes > 1 and src[2].op is Ops.SPLAT
-    if lanes > 1 and (access.stride != 1 or (masked and not at_once and not has_masks(f, dtype))):
+    each = masked and not at_once and not f.target.masks_loads(dtype.itemsize)
+    if lanes > 1 and (access.stride != 1 or each):
         _strided(f, node, where)
         return
     kinds = type_text(dtype, lanes)
@@ -192,7 +185,7 @@ def _vload(f: FunctionText, node: Node) -> None:
         return
     if at_once:
         place = or_zeros(f, f.use(src[2].src[0]), where, lanes * dtype.itemsize)
-        f.lines.append(f"  {f.define(node)} = load {kinds}, ptr {place}, align {access.align}")
+        f.set(node, f"load {kinds}, ptr {place}, align {access.align}")
         return
     f.names[node] = _masked_load(f, node, where, f.use(src[2], lanes))
 
@@ -203,41 +196,27 @@ def _masked_load(f: FunctionText, node: Node, where: str, condition: str) -> str
     Where a vector is several registers, LLVM 22 reads all of one that nobody asks for a lane of, be
     it there or not: AVX2 gets an address that is there, and no mask that is known beforehand.
     """
-    access, kinds = node.arg, value_type(node)
+    access = node.arg
     if not f.target.masks and access.width * node.dtype.itemsize > f.target.vector_bytes:
         condition = doubted(f, node.src[2], access.width, condition)
     if access.strays or not f.target.masks:
         wanted = any_of(f, node.src[2], access.width)
         where = or_zeros(f, wanted, where, access.width * node.dtype.itemsize)
-    name = f"llvm.masked.load.{suffix_text(node.dtype, access.width)}.p0"
-    masks, found = type_text(dtypes.bool, access.width), next(f.unused)
-    f.declare(name, kinds, "ptr", "i32", masks, kinds)
-    f.lines.append(
-        f"  {found} = call {kinds} @{name}(ptr {where}, i32 {access.align}, "
-        f"{masks} {condition}, {kinds} zeroinitializer)"
-    )
-    return found
+    return masked_load(f, node.dtype, access.width, where, access.align, condition)
 
 
 def _row_place(f: FunctionText, rows: tuple[int, ...], dtype: DType) -> str:
     """The address that an access of a tile has in each row."""
-    where = next(f.unused)
-    f.lines.append(
-        f"  {where} = getelementptr {type_text(dtype)}, ptr {f.row_base}, i64 {PLACE}"
-    )
     f.places.append(rows)
-    return where
+    return f.value(f"getelementptr {type_text(dtype)}, ptr {f.row_base}, i64 {PLACE}")
 
 
 def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool) -> None:
     """Ask for the lines that lie `ahead` bytes beyond an access of `nbytes`."""
-    f.declare("llvm.prefetch.p0", "void", "ptr", "i32", "i32", "i32")
+    how = ("i32", str(int(write))), ("i32", "3"), ("i32", "1")
     for at in range(ahead, ahead + nbytes, f.target.line_bytes):
-        place = next(f.unused)
-        f.lines.append(f"  {place} = getelementptr i8, ptr {where}, i64 {at}")
-        f.lines.append(
-            f"  call void @llvm.prefetch.p0(ptr {place}, i32 {int(write)}, i32 3, i32 1)"
-        )
+        place = f.value(f"getelementptr i8, ptr {where}, i64 {at}")
+        f.run("llvm.prefetch.p0", ("ptr", place), *how)
 
 
 def _request(f: FunctionText, node: Node) -> None:
@@ -251,19 +230,12 @@ def _request(f: FunctionText, node: Node) -> None:
 def _lane(f: FunctionText, vector: Node, lane: int) -> str:
     if vector.op is Ops.SPLAT and vector.src[0].op is Ops.CONST:
         return str(vector.src[0].arg)
-    found = next(f.unused)
-    f.lines.append(f"  {found} = extractelement {value_type(vector)} {f.use(vector)}, i64 {lane}")
-    return found
+    return f.value(f"extractelement {value_type(vector)} {f.use(vector)}, i64 {lane}")
 
 
 def _gather(f: FunctionText, node: Node, offsets: list[str], at: int) -> None:
-    element = type_text(node.dtype)
-    addresses = []
-    base = f.names[node.src[0]]
-    for offset in offsets:
-        address = next(f.unused)
-        f.lines.append(f"  {address} = getelementptr {element}, ptr {base}, i64 {offset}")
-        addresses.append(address)
+    element, base = type_text(node.dtype), f.names[node.src[0]]
+    addresses = [f.value(f"getelementptr {element}, ptr {base}, i64 {place}") for place in offsets]
     mask = node.src[2] if len(node.src) > 2 else None
     f.names[node] = _collect(f, node, addresses, mask)
 
@@ -277,24 +249,15 @@ def _gather_or_first(f: FunctionText, node: Node) -> None:
     lanes = node.arg.width
     kinds, places = value_type(node), type_text(offset.dtype, lanes)
     masks, condition = type_text(dtypes.bool, lanes), f.use(mask, lanes)
-    chosen = next(f.unused)
-    f.lines.append(
-        f"  {chosen} = select {masks} {condition}, {places} {f.use(offset)}, "
-        f"{places} zeroinitializer"
-    )
-    array, addresses = f.names[base], []
+    start = f"getelementptr {type_text(node.dtype)}, ptr {f.names[base]}, {type_text(offset.dtype)}"
+    choice = f"select {masks} {condition}"
+    chosen = f.value(f"{choice}, {places} {f.use(offset)}, {places} zeroinitializer")
+    addresses = []
     for lane in range(lanes):
-        place, address = next(f.unused), next(f.unused)
-        f.lines.append(
-            f"  {place} = extractelement {places} {chosen}, i64 {lane}\n"
-            f"  {address} = getelementptr {type_text(node.dtype)}, ptr {array}, "
-            f"{type_text(offset.dtype)} {place}"
-        )
-        addresses.append(address)
+        place = f.value(f"extractelement {places} {chosen}, i64 {lane}")
+        addresses.append(f.value(f"{start} {place}"))
     found = _collect(f, node, addresses, None)
-    f.lines.append(
-        f"  {f.define(node)} = select {masks} {condition}, {kinds} {found}, {kinds} zeroinitializer"
-    )
+    f.set(node, f"{choice}, {kinds} {found}, {kinds} zeroinitializer")
 
 
 def _has_elements(array: Node) -> bool:
@@ -306,16 +269,15 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
     lanes, stride = node.arg.width, node.arg.stride
     element, kinds = type_text(node.dtype), value_type(node)
     masked = len(node.src) > 2
-    if stride == -1 and (not masked or has_masks(f, node.dtype)):
-        first, backwards = next(f.unused), range(lanes - 1, -1, -1)
-        f.lines.append(f"  {first} = getelementptr {element}, ptr {where}, i64 {1 - lanes}")
+    if stride == -1 and (not masked or f.target.masks_loads(node.dtype.itemsize)):
+        backwards = range(lanes - 1, -1, -1)
+        first = f.value(f"getelementptr {element}, ptr {where}, i64 {1 - lanes}")
         if masked:
             condition = f.use(node.src[2], lanes)
             condition = shuffled(f, dtypes.bool, lanes, (condition,), backwards)
             found = _masked_load(f, node, first, condition)
         else:
-            found = next(f.unused)
-            f.lines.append(f"  {found} = load {kinds}, ptr {first}, align {node.arg.align}")
+            found = f.value(f"load {kinds}, ptr {first}, align {node.arg.align}")
         f.names[node] = shuffled(f, node.dtype, lanes, (found,), backwards)
         return
     if masked and f.target.masks and node.dtype.itemsize >= WORD_NBYTES:
@@ -326,9 +288,9 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
         return
     function = _function(f, node)
     if function:
-        f.lines.append(f"  {f.define(node)} = call {kinds} {function}(ptr {where})")
+        f.set(node, f"call {kinds} {function}(ptr {where})")
         return
-    if len(node.src) > 2:
+    if masked:
         addresses = [where, *[next(f.unused) for _ in range(1, lanes)]]
         for lane in range(1, lanes):
             f.lines.append(
@@ -346,15 +308,15 @@ def _masked_gather(f: FunctionText, node: Node, where: str) -> None:
     """One instruction of machines with masks, which reads nothing where the mask is false."""
     lanes, stride = node.arg.width, node.arg.stride
     kinds, masks = value_type(node), type_text(dtypes.bool, lanes)
-    places = ", ".join(f"i32 {stride * lane}" for lane in range(lanes))
-    name = f"llvm.masked.gather.{suffix_text(node.dtype, lanes)}.v{lanes}p0"
-    f.declare(name, kinds, f"<{lanes} x ptr>", "i32", masks, kinds)
-    addresses = next(f.unused)
-    f.lines.append(
-        f"  {addresses} = getelementptr {type_text(node.dtype)}, ptr {where}, "
-        f"<{lanes} x i32> <{places}>\n"
-        f"  {f.define(node)} = call {kinds} @{name}(<{lanes} x ptr> {addresses}, "
-        f"i32 {node.arg.align}, {masks} {f.use(node.src[2], lanes)}, {kinds} zeroinitializer)"
+    places = lanes_text([stride * lane for lane in range(lanes)])
+    addresses = f.value(f"getelementptr {type_text(node.dtype)}, ptr {where}, {places}")
+    f.names[node] = f.call(
+        f"llvm.masked.gather.{suffix_text(node.dtype, lanes)}.v{lanes}p0",
+        kinds,
+        (f"<{lanes} x ptr>", addresses),
+        ("i32", str(node.arg.align)),
+        (masks, f.use(node.src[2], lanes)),
+        (kinds, "zeroinitializer"),
     )
 
 
@@ -362,58 +324,40 @@ def _every_other(f: FunctionText, node: Node, where: str) -> None:
     """Every other element: those of two loads, the second of which ends where the lanes do."""
     lanes = node.arg.width
     element, kinds = type_text(node.dtype), value_type(node)
-    after = next(f.unused)
-    f.lines.append(f"  {after} = getelementptr {element}, ptr {where}, i64 {lanes - 1}")
+    after = f.value(f"getelementptr {element}, ptr {where}, i64 {lanes - 1}")
     first, second = _elements(f, node, where, 0), _elements(f, node, after, lanes - 1)
     places = [2 * lane if 2 * lane < lanes else 2 * lane + 1 for lane in range(lanes)]
-    order = ", ".join(f"i32 {place}" for place in places)
-    f.lines.append(
-        f"  {f.define(node)} = shufflevector {kinds} {first}, {kinds} {second}, "
-        f"<{lanes} x i32> <{order}>"
-    )
+    f.set(node, f"shufflevector {kinds} {first}, {kinds} {second}, {lanes_text(places)}")
 
 
 def _elements(f: FunctionText, node: Node, where: str, at: int) -> str:
     """Neighbours from element `at` of a load of every other one, of which its mask allows those."""
     lanes, align = node.arg.width, node.arg.align
-    kinds, masks = value_type(node), type_text(dtypes.bool, lanes)
-    found = next(f.unused)
+    masks, found = type_text(dtypes.bool, lanes), next(f.unused)
     if len(node.src) == 2:
-        f.lines.append(f"  {found} = load {kinds}, ptr {where}, align {align}")
+        f.lines.append(f"  {found} = load {value_type(node)}, ptr {where}, align {align}")
         return found
     # A lane's condition for its own element, and that of no lane for the elements between.
     places = [(at + k) // 2 if (at + k) % 2 == 0 else lanes for k in range(lanes)]
-    order = ", ".join(f"i32 {place}" for place in places)
-    name, taken = f"llvm.masked.load.{suffix_text(node.dtype, lanes)}.p0", next(f.unused)
-    f.declare(name, kinds, "ptr", "i32", masks, kinds)
-    f.lines.append(
-        f"  {taken} = shufflevector {masks} {f.use(node.src[2], lanes)}, {masks} zeroinitializer, "
-        f"<{lanes} x i32> <{order}>\n"
-        f"  {found} = call {kinds} @{name}(ptr {where}, i32 {align}, {masks} {taken}, "
-        f"{kinds} zeroinitializer)"
+    condition = f.use(node.src[2], lanes)
+    taken = f.value(
+        f"shufflevector {masks} {condition}, {masks} zeroinitializer, {lanes_text(places)}"
     )
-    return found
+    return masked_load(f, node.dtype, lanes, where, align, taken)
 
 
 def _collect(f: FunctionText, node: Node, addresses: list[str], mask: Node | None) -> str:
     """One load per lane, put together."""
     element, kinds = type_text(node.dtype), value_type(node)
     constant = ", !invariant.load !0" if node.arg.constant else ""
-    add, unused = f.lines.append, f.unused
     ending = f", align {node.arg.align}{constant}"
     total = "poison"
     for lane, address in enumerate(addresses):
         if mask is None:
-            found, after = next(unused), next(unused)
-            add(
-                f"  {found} = load {element}, ptr {address}{ending}\n"
-                f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}"
-            )
+            found = f.value(f"load {element}, ptr {address}{ending}")
         else:
             found = guarded_load(f, node.dtype, address, _lane(f, mask, lane), constant)
-            after = next(unused)
-            add(f"  {after} = insertelement {kinds} {total}, {element} {found}, i64 {lane}")
-        total = after
+        total = f.value(f"insertelement {kinds} {total}, {element} {found}, i64 {lane}")
     return total
 
 
@@ -431,21 +375,20 @@ def _vstore(f: FunctionText, node: Node) -> None:
         _spread(f, node, where, operand)
         return
     if not mask:
-        streamed, align = "", access.align
-        if align >= STREAMED_NBYTES[0] and base.op is Ops.PARAM and base.arg.streamed:
+        ending = f"align {access.align}"
+        if access.align >= STREAMED_NBYTES[0] and base.op is Ops.PARAM and base.arg.streamed:
             # Several registers' worth goes one by one, and no array is aligned to more than one.
-            f.streamed[base] = None
-            streamed, align = STREAMED, min(align, f.target.vector_bytes)
+            ending = f.streamed_ending(base, min(access.align, f.target.vector_bytes))
         if access.ahead:
             _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
-        f.lines.append(f"  store {kinds} {operand}, ptr {where}, align {align}{streamed}")
+        f.lines.append(f"  store {kinds} {operand}, ptr {where}, {ending}")
         return
-    name = f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0"
-    masks = type_text(dtypes.bool, lanes)
-    f.declare(name, "void", kinds, "ptr", "i32", masks)
-    f.lines.append(
-        f"  call void @{name}({kinds} {operand}, ptr {where}, i32 {access.align}, "
-        f"{masks} {f.use(mask[0], lanes)})"
+    f.run(
+        f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0",
+        (kinds, operand),
+        ("ptr", where),
+        ("i32", str(access.align)),
+        (type_text(dtypes.bool, lanes), f.use(mask[0], lanes)),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import Node
 from baregrad.render.llvm.text import FunctionText
-from baregrad.render.llvm.types import constant_text, lanes_of, suffix_text, type_text, value_type
+from baregrad.render.llvm.types import lanes_of, splat_text, suffix_text, type_text, value_type
 
 
 def modulo(f: FunctionText, node: Node) -> None:
@@ -15,18 +15,15 @@ def modulo(f: FunctionText, node: Node) -> None:
     lanes = lanes_of(node)
     kinds, mask = value_type(node), type_text(dtypes.bool, lanes)
     x, y = (f.use(child, lanes) for child in node.src)
-    zero = constant_text(const(0.0, node.dtype), lanes)
-    rest, nonzero, below, down, differ, wrong, moved = (next(f.unused) for _ in range(7))
-    f.lines.append(f"  {rest} = {_remainder(f, node.dtype, lanes, x, y)}")
-    f.lines.append(f"  {nonzero} = fcmp une {kinds} {rest}, {zero}")
-    f.lines.append(f"  {below} = fcmp olt {kinds} {rest}, {zero}")
-    f.lines.append(f"  {down} = fcmp olt {kinds} {y}, {zero}")
-    f.lines.append(f"  {differ} = xor {mask} {below}, {down}")
-    f.lines.append(f"  {wrong} = and {mask} {differ}, {nonzero}")
-    f.lines.append(f"  {moved} = fadd {kinds} {rest}, {y}")
-    f.lines.append(
-        f"  {f.define(node)} = select {mask} {wrong}, {kinds} {moved}, {kinds} {rest}"
-    )
+    zero = splat_text(0.0, node.dtype, lanes)
+    rest = f.value(_remainder(f, node.dtype, lanes, x, y))
+    nonzero = f.value(f"fcmp une {kinds} {rest}, {zero}")
+    below = f.value(f"fcmp olt {kinds} {rest}, {zero}")
+    down = f.value(f"fcmp olt {kinds} {y}, {zero}")
+    differ = f.value(f"xor {mask} {below}, {down}")
+    wrong = f.value(f"and {mask} {differ}, {nonzero}")
+    moved = f.value(f"fadd {kinds} {rest}, {y}")
+    f.set(node, f"select {mask} {wrong}, {kinds} {moved}, {kinds} {rest}")
 
 
 def _remainder(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> str:
@@ -34,10 +31,8 @@ def _remainder(f: FunctionText, dtype: DType, lanes: int, x: str, y: str) -> str
     kinds = type_text(dtype, lanes)
     if lanes == 1 or not f.target.fma:
         return f"frem {kinds} {x}, {y}"
-    for name in ("fabs", "trunc"):
-        f.declare(f"llvm.{name}.{suffix_text(dtype, lanes)}", kinds, kinds)
-    f.declare(f"llvm.copysign.{suffix_text(dtype, lanes)}", kinds, kinds, kinds)
-    f.declare(f"llvm.fma.{suffix_text(dtype, lanes)}", kinds, kinds, kinds, kinds)
+    for name, operands in (("fabs", 1), ("trunc", 1), ("copysign", 2), ("fma", 3)):
+        f.declare(f"llvm.{name}.{suffix_text(dtype, lanes)}", kinds, *[kinds] * operands)
     name, text = _function_text(dtype, lanes)
     f.declarations[text] = None
     return f"call {kinds} {name}({kinds} {x}, {kinds} {y})"
@@ -48,14 +43,14 @@ def _function_text(dtype: DType, lanes: int) -> tuple[str, str]:
     """The name and text of a function of two vectors: their remainders with the first's signs.
 
     LLVM calls the C library for each lane. While |x| / |y| is far below where not every integer has
-    a float, its whole part is right or one too large, and |x| less so many |y| has no rounding. If
+    a float, its whole part is right or one too large, and |x| less that many |y| is not rounded. If
     any quotient is larger, as of a y of 0, all lanes are the library's.
     """
     kinds, mask = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
     suffix, form = suffix_text(dtype, lanes), dtype.format
     assert form is not None
     bounds = (0.0, 2.0 ** (form.mantissa_bits - 1))
-    zero, far = (constant_text(const(bound, dtype), lanes) for bound in bounds)
+    zero, far = (splat_text(bound, dtype, lanes) for bound in bounds)
     name = f"@remainder.{suffix}"
     return name, f"""define internal {kinds} {name}({kinds} %x, {kinds} %y) #0 {{
   %a = call {kinds} @llvm.fabs.{suffix}({kinds} %x)

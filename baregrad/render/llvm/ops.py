@@ -15,7 +15,14 @@ from baregrad.render.llvm.ldexp import ldexp
 from baregrad.render.llvm.lookup import lookup
 from baregrad.render.llvm.modulo import modulo
 from baregrad.render.llvm.text import FunctionText, Rule, declaration_text
-from baregrad.render.llvm.types import constant_text, lanes_of, suffix_text, type_text, value_type
+from baregrad.render.llvm.types import (
+    constant_text,
+    lanes_of,
+    splat_text,
+    suffix_text,
+    type_text,
+    value_type,
+)
 
 _FLOAT_BINARY = MappingProxyType(
     {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul", Ops.DIV: "fdiv"}
@@ -93,7 +100,7 @@ def _compare(f: FunctionText, node: Node) -> None:
     which = 0 if kind == "float" else 1 if kind == "int" else 2
     a, b = f.use(x, lanes), f.use(y, lanes)
     kinds = type_text(x.dtype, lanes)
-    f.lines.append(f"  {f.define(node)} = {_COMPARISONS[node.op][which]} {kinds} {a}, {b}")
+    f.set(node, f"{_COMPARISONS[node.op][which]} {kinds} {a}, {b}")
 
 
 def _extreme(f: FunctionText, node: Node) -> None:
@@ -108,12 +115,9 @@ def _extreme(f: FunctionText, node: Node) -> None:
     a, b = f.use(x, lanes), f.use(y, lanes)
     if dtype.kind == "float" and y.op is Ops.CONST and y.arg == y.arg:
         # The constant wins only where it is certainly beyond x, so a NaN in x stays.
-        kinds, mask, chosen = value_type(node), type_text(dtypes.bool, lanes), next(f.unused)
-        order = "ogt" if node.op is Ops.MAX else "olt"
-        f.lines.append(f"  {chosen} = fcmp {order} {kinds} {b}, {a}")
-        f.lines.append(
-            f"  {f.define(node)} = select {mask} {chosen}, {kinds} {b}, {kinds} {a}"
-        )
+        kinds, mask = value_type(node), type_text(dtypes.bool, lanes)
+        chosen = f.value(f"fcmp {'ogt' if node.op is Ops.MAX else 'olt'} {kinds} {b}, {a}")
+        f.set(node, f"select {mask} {chosen}, {kinds} {b}, {kinds} {a}")
         return
     f.lines.append(folding_text(node.op, dtype, lanes, f.define(node), a, b))
 
@@ -177,15 +181,9 @@ def _fma(f: FunctionText, node: Node) -> None:
     if node.dtype.kind == "float":
         _intrinsic(f, node)
         return
-    shape = node.shape
-    lanes = shape[-1] if shape else 1
-    x, y, z = node.src
-    names = f.names
-    a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
-    c = names.get(z) or f.use(z, lanes)
-    kinds, product, name = type_text(node.dtype, lanes), next(f.unused), next(f.unused)
-    names[node] = name
-    f.lines.append(f"  {product} = mul {kinds} {a}, {b}\n  {name} = add {kinds} {product}, {c}")
+    lanes, kinds = lanes_of(node), value_type(node)
+    a, b, c = [f.use(child, lanes) for child in node.src]
+    f.set(node, f"add {kinds} {f.value(f'mul {kinds} {a}, {b}')}, {c}")
 
 
 @lru_cache(1 << 8)
@@ -208,20 +206,16 @@ def _unary(f: FunctionText, node: Node) -> None:
         ones = Node(Ops.CONST, node.dtype, (), True if node.dtype.kind == "bool" else -1)
         text = f"xor {kinds} {operand}, {constant_text(ones, lanes)}"
     elif op is Ops.RECIPROCAL:
-        one = constant_text(Node(Ops.CONST, node.dtype, (), 1.0), lanes)
-        text = f"fdiv {kinds} {one}, {operand}"
-    elif floating:
-        name = f"llvm.fabs.{suffix_text(node.dtype, lanes)}"
-        f.declare(name, kinds, kinds)
-        text = f"call {kinds} @{name}({kinds} {operand})"
-    elif node.dtype.kind == "int":
-        name = f"llvm.abs.{suffix_text(node.dtype, lanes)}"
-        f.declare(name, kinds, kinds, "i1")
-        text = f"call {kinds} @{name}({kinds} {operand}, i1 false)"
-    else:
+        text = f"fdiv {kinds} {splat_text(1.0, node.dtype, lanes)}, {operand}"
+    elif node.dtype.kind == "uint":
         f.names[node] = operand
         return
-    f.lines.append(f"  {f.define(node)} = {text}")
+    else:
+        name = f"llvm.{'fabs' if floating else 'abs'}.{suffix_text(node.dtype, lanes)}"
+        options = () if floating else (("i1", "false"),)
+        f.names[node] = f.call(name, kinds, (kinds, operand), *options)
+        return
+    f.set(node, text)
 
 
 def _where(f: FunctionText, node: Node) -> None:
@@ -229,7 +223,7 @@ def _where(f: FunctionText, node: Node) -> None:
     kinds = value_type(node)
     cond, x, y = [f.use(child, lanes) for child in node.src]
     mask = type_text(dtypes.bool, lanes)
-    f.lines.append(f"  {f.define(node)} = select {mask} {cond}, {kinds} {x}, {kinds} {y}")
+    f.set(node, f"select {mask} {cond}, {kinds} {x}, {kinds} {y}")
 
 
 ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(

@@ -37,9 +37,7 @@ def joined(
     if lanes == size:
         return whole
     if lanes == 1:
-        found = next(f.unused)
-        f.lines.append(f"  {found} = extractelement {type_text(dtype, size)} {whole}, i32 0")
-        return found
+        return f.value(f"extractelement {type_text(dtype, size)} {whole}, i32 0")
     return shuffled(f, dtype, size, (whole,), list(range(lanes)))
 
 
@@ -47,11 +45,8 @@ def shuffled(
     f: FunctionText, dtype: DType, lanes: int, sources: Sequence[str], places: Sequence[int | None]
 ) -> str:
     """Some lanes of one value or two of `lanes` each, by number; None is anything."""
-    kinds, found = type_text(dtype, lanes), next(f.unused)
+    kinds = type_text(dtype, lanes)
     second = sources[1] if len(sources) > 1 else "poison"
     wanted = ", ".join("i32 poison" if p is None else f"i32 {p}" for p in places)
-    f.lines.append(
-        f"  {found} = shufflevector {kinds} {sources[0]}, {kinds} {second}, "
-        f"<{len(places)} x i32> <{wanted}>"
-    )
-    return found
+    order = f"<{len(places)} x i32> <{wanted}>"
+    return f.value(f"shufflevector {kinds} {sources[0]}, {kinds} {second}, {order}")

@@ -31,10 +31,12 @@ class FunctionText:
     """One function being written."""
 
     def __init__(
-        self, program: Node, target: CpuTarget, variables: Sequence[str] | None
+        self, program: Node, target: CpuTarget, variables: Sequence[str] | None, streams: bool
     ) -> None:
         self.program = program
         self.target = target
+        # Whether stores to arrays that are streamed bypass the caches.
+        self.streams = streams
         self.signature = signature(program, variables)
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
@@ -57,7 +59,7 @@ class FunctionText:
         self.turns = 0
         # Whether it multiplies tiles.
         self.tiles = False
-        # Arrays that stores go to past the caches.
+        # Arrays that stores go to which may bypass the caches.
         self.streamed: dict[Node, None] = {}
         # Of tiles: the lines of one row, how many there are, the places of each access's rows,
         # the instructions so far, and the address that an access's places begin at.
@@ -114,6 +116,35 @@ class FunctionText:
     def declare(self, name: str, result: str, *parameters: str) -> None:
         """Declare an intrinsic function once."""
         self.declarations[declaration_text(name, result, *parameters)] = None
+
+    # --- instructions ---------------------------------------------------------------------------
+
+    def value(self, text: str) -> str:
+        """A fresh name for the value of an instruction."""
+        name = next(self.unused)
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def set(self, node: Node, text: str) -> None:
+        """Make the value of an instruction that of a node."""
+        self.names[node] = self.value(text)
+
+    def call(self, name: str, result: str, *operands: tuple[str, str]) -> str:
+        """A fresh name for what an intrinsic function gives for operands, each with its type."""
+        return self.value(self._call_text(name, result, operands))
+
+    def run(self, name: str, *operands: tuple[str, str]) -> None:
+        """Call an intrinsic function that gives nothing."""
+        self.lines.append(f"  {self._call_text(name, 'void', operands)}")
+
+    def _call_text(self, name: str, result: str, operands: Sequence[tuple[str, str]]) -> str:
+        self.declare(name, result, *[kind for kind, _ in operands])
+        return f"call {result} @{name}({', '.join(map(' '.join, operands))})"
+
+    def streamed_ending(self, base: Node, align: int) -> str:
+        """What ends a store that bypasses the caches, or one in its place to any address."""
+        self.streamed[base] = None
+        return f"align {align}, !nontemporal !1" if self.streams else "align 1"
 
     def pointer(self, base: Node, offset: str, at: int, dtype: DType) -> str:
         """The address of an element: each base and offset is computed once in a block."""

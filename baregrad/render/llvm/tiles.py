@@ -23,7 +23,6 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.render.llvm.text import ROW, FunctionText, declaration_text, row_numbers
 from baregrad.render.llvm.types import (
-    STREAMED,
     STREAMED_NBYTES,
     lanes_of,
     lanes_text,
@@ -41,7 +40,8 @@ _op_of = attrgetter("op")
 class Tile(NamedTuple):
     """The form of a tile: `rows` vectors of `lanes`, of which the first `columns` are written.
 
-    stride: elements between columns. masks: whether stores of a part of a vector are masked.
+    stride: elements between columns. ending: what ends the store of a column. masks: whether stores
+    of a part of a vector are masked.
     """
 
     dtype: DType
@@ -49,7 +49,7 @@ class Tile(NamedTuple):
     lanes: int
     columns: int
     stride: int
-    streamed: bool
+    ending: str
     masks: bool
 
 
@@ -74,14 +74,11 @@ def turn(f: FunctionText, node: Node) -> None:
             nbytes = len(held) * dtype.itemsize
             streamed = base.op is Ops.PARAM and base.arg.streamed and nbytes in STREAMED_NBYTES
             streamed = streamed and access.align % nbytes == 0
-            tile = Tile(
-                dtype, len(held), width, columns, access.stride, streamed, f.target.masks
-            )
             at = access.at + first * access.stride + above
             where = f.pointer(base, f.use(offset), at, dtype)
-            if streamed:
-                f.streamed[base] = None
-            _write(f, tile, where, held, several)
+            ending = f.streamed_ending(base, nbytes) if streamed else f"align {dtype.itemsize}"
+            tile = Tile(dtype, len(held), width, columns, access.stride, ending, f.target.masks)
+            _write(f, tile, where, held, several and not streamed)
 
 
 def turn_copy(f: FunctionText, node: Node) -> None:
@@ -90,13 +87,14 @@ def turn_copy(f: FunctionText, node: Node) -> None:
     form: Turned = node.arg
     dtype = base.dtype
     width = min(next_power_of_two(form.columns), f.target.lanes(dtype.itemsize))
-    whole = f.target.masks or (dtype.itemsize >= 4 and "avx" in f.target.features)
+    whole = f.target.masks_loads(dtype.itemsize)
+    ending = f"align {dtype.itemsize}"
     to, start = f.use(place), f.use(offset)
     for first in range(0, form.columns, width):
         columns = min(width, form.columns - first)
         for above in range(0, form.rows, width):
             rows = min(width, form.rows - above)
-            tile = Tile(dtype, rows, width, columns, form.apart, False, f.target.masks)
+            tile = Tile(dtype, rows, width, columns, form.apart, ending, f.target.masks)
             declared = _masked_store(tile)
             if declared:
                 f.declarations[declared] = None
@@ -189,7 +187,7 @@ def _write(f: FunctionText, tile: Tile, where: str, rows: list[str], several: bo
     declared = _masked_store(tile)
     if declared:
         f.declarations[declared] = None
-    if tile.streamed or not several:
+    if not several:
         f.lines.append(_body(tile).format(next(f.unused), where, *rows))
         return
     name, text = _function(tile)
@@ -294,8 +292,7 @@ def _column(tile: Tile, size: int, name: str, first: int, column: int) -> list[s
             f"ptr {where}, i32 {dtype.itemsize}, {mask_text(count, size)})"
         )
         return lines
-    ending = f"{count * dtype.itemsize}{STREAMED}" if tile.streamed else f"{dtype.itemsize}"
-    lines.append(f"  store {kinds} {name}, ptr {where}, align {ending}")
+    lines.append(f"  store {kinds} {name}, ptr {where}, {tile.ending}")
     return lines
 
 

@@ -9,25 +9,17 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.core.node import Node
-from baregrad.render.interface import round_float32
+from baregrad.ir.core.node import Node, const
+from baregrad.render.interface import INTEGERS, round_float32
 
-# Bytes of the vectors that machines can write past the caches, and the mark of such a store.
+# Bytes of the vectors that machines can write without leaving them in caches.
 STREAMED_NBYTES = (16, 32, 64)
-STREAMED = ", !nontemporal !1"
 
+# LLVM's type of a dtype, and its name in intrinsics.
 _ELEMENTS: MappingProxyType[DType, tuple[str, str]] = MappingProxyType(
     {
-        # dtype: (LLVM's type, its name in intrinsics)
+        **{dtype: (f"i{dtype.bits}", f"i{dtype.bits}") for dtype in INTEGERS},
         dtypes.bool: ("i1", "i1"),
-        dtypes.int8: ("i8", "i8"),
-        dtypes.uint8: ("i8", "i8"),
-        dtypes.int16: ("i16", "i16"),
-        dtypes.uint16: ("i16", "i16"),
-        dtypes.int32: ("i32", "i32"),
-        dtypes.uint32: ("i32", "i32"),
-        dtypes.int64: ("i64", "i64"),
-        dtypes.uint64: ("i64", "i64"),
         dtypes.float16: ("half", "f16"),
         dtypes.float32: ("float", "f32"),
         dtypes.float64: ("double", "f64"),
@@ -98,6 +90,11 @@ def _scalar_text(node: Node) -> str:
     if node.dtype is dtypes.float32:
         value = round_float32(value)
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+def splat_text(value: float, dtype: DType, lanes: int) -> str:
+    """A number in every lane."""
+    return constant_text(const(value, dtype), lanes)
 
 
 def lanes_of(node: Node) -> int:

@@ -1,4 +1,4 @@
-"""The MACHINE instructions of Hopper's engines in PTX, as `ir/evaluate/gpu_machine.py` has them.
+"""The MACHINE instructions of Hopper's engines in PTX, as `ir/evaluate/gpu_hopper.py` has them.
 
 A PROGRAM that uses them is the code of whole warps: a vector has an element in each thread, and
 addresses in shared memory count from the start of what `KernelInfo.shared_nbytes` asks for.
