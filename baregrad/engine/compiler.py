@@ -35,7 +35,7 @@ from baregrad.target import GpuTarget
 
 if TYPE_CHECKING:
     from baregrad.engine.search.tuner import Tuner
-    from baregrad.kernel import Schedule
+    from baregrad.kernel import Lowering, Schedule
 
 # A kernel, and the schedule that a search has found for it.
 Job = tuple[Node, "Schedule | None"]
@@ -55,7 +55,6 @@ _TOGETHER = 64
 
 # What the stages that are no `Pass` are called, and why they are there.
 SCHEDULE = ("schedule", "how the kernel runs, as a value")
-LOWER = ("lower", "loops, accumulators and stores in order")
 RENDER = ("render", "the text that is assembled")
 
 
@@ -178,7 +177,8 @@ class Compiler:
         text = stages[-1].result
         assert isinstance(text, str)
         shown = stages if options.debug >= 2 else []
-        return _Draft(kernel, graphs["lower"], next(reversed(graphs.values())), text, shown)
+        levels = list(graphs.values())
+        return _Draft(kernel, levels[-1 - len(self.passes)], levels[-1], text, shown)
 
     def _finish(self, draft: _Draft, codes: Iterator[bytes]) -> Program:
         """The program of a draft, whose machine code comes next."""
@@ -202,42 +202,48 @@ class Compiler:
         return found
 
     @cached_property
-    def _kernel_level(self) -> tuple[Callable[..., Schedule], Callable[..., Node]]:
-        """What chooses a kernel's schedule, and what lowers it to loops."""
-        from baregrad.kernel import choose_schedule, lower
+    def _kernel_level(self) -> tuple[Pass, Callable[..., Schedule], type[Lowering]]:
+        """The pass ahead of the choice of a schedule, that choice, and the passes after it."""
+        from baregrad.kernel import Lowering, Schedule, choose_schedule, prepare_pass
 
-        return choose_schedule, lower
+        first = prepare_pass(self.target)
+        check_order((first, *Lowering(self.target, Schedule()).passes), "kernel")
+        return first, choose_schedule, Lowering
+
+    def stage_names(self) -> list[tuple[str, str]]:
+        """The name of every stage of a kernel's compilation and why it is there, in order."""
+        from baregrad.kernel import Schedule
+
+        first, _, lowering = self._kernel_level
+        passes = (*lowering(self.target, Schedule()).passes, *self.passes)
+        return [(first.name, first.why), SCHEDULE, *[(p.name, p.why) for p in passes], RENDER]
 
     def stages(self, kernel: Node, schedule: Schedule | None = None) -> Iterator[Stage]:
         """Every stage of the compilation, in order, as it is made.
 
         Without a schedule it is the first one that the heuristics give.
         """
-        choose_schedule, lower = self._kernel_level
+        first, choose_schedule, lowering = self._kernel_level
         verified = options.verify
         what = "choose schedule"
         try:
             if schedule is None:
                 with span(what):
                     schedule = choose_schedule(kernel, self.target)
-            yield Stage(*SCHEDULE, schedule)
-            what = "lower to loops"
-            with span(what):
-                node = lower(kernel, self.target, schedule)
-                if verified:
-                    verify(node, "loop")
-            yield Stage(*LOWER, node)
-            for item in self.passes:
+            node, lowered = kernel, lowering(self.target, schedule).passes
+            for item in (first, *lowered, *self.passes):
                 what = item.name
                 with span(what):
                     node = item.run(node)
-                    if verified and item.level_out != item.level_in:
+                    if verified and (item.level_out != item.level_in or item is lowered[-1]):
                         verify(node, item.level_out)
                 yield Stage(what, item.why, node)
+                if item is first:
+                    yield Stage(*SCHEDULE, schedule)
             what = "render"
             with span(what):
                 # A GPU's kernel is passed each array, whether it uses it or not.
-                arrays = arrays_of(kernel) if isinstance(self.target, GpuTarget) else 0
+                arrays = arrays_of(kernel) if self.target.kind == "gpu" else 0
                 names = variables_of(kernel)
                 text: str = self.renderer.render(node, self.target, names, arrays)
             yield Stage(*RENDER, text)
@@ -278,7 +284,7 @@ def _program(draft: _Draft, code: bytes, target: Any) -> Program:
     from baregrad.render import entry_name, scratch_nbytes
 
     kernel, linear = draft.kernel, draft.linear
-    gpu = isinstance(target, GpuTarget)
+    gpu = target.kind == "gpu"
     written = {out.src[0].arg.slot for out in kernel.src}
     accumulated = {out.src[0].arg.slot for out in kernel.src if out.arg.monoid is not None}
     params = {node.arg.slot: node for node in toposort(kernel) if node.op is Ops.PARAM}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
-from baregrad.engine.compiler import LOWER, RENDER, SCHEDULE
 from baregrad.engine.script import run_script
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.node import Node, toposort
@@ -92,9 +91,7 @@ def pass_names(backend: CompiledBackend) -> list[tuple[str, str]]:
     rows.extend((item.name, item.why) for item in graph_passes)
     rows.append(DECISIONS)
     rows.extend((item.name, item.why) for item in schedule_passes)
-    rows += [SCHEDULE, LOWER]
-    rows.extend((item.name, item.why) for item in backend.compiler.passes)
-    return [*rows, RENDER]
+    return rows + backend.compiler.stage_names()
 
 
 def _explain_kernel(
@@ -151,7 +148,7 @@ def _tell_of_kernels(
 def _check_pass(null: CompiledBackend, after: str) -> None:
     """Refuse a pass that comes before there are kernels. Raises OptionError."""
     names = [name for name, _ in pass_names(null)]
-    first = names.index(SCHEDULE[0])
+    first = names.index(null.compiler.stage_names()[0][0])
     if names.index(after) < first:
         raise OptionError(
             f"{after!r} is done before there are kernels", wanted=", ".join(names[first:]),

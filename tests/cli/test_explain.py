@@ -107,10 +107,10 @@ def test_the_kernels_are_listed(program: Path, capsys: pytest.CaptureFixture[str
 def test_one_pass_of_one_kernel_is_shown(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["explain", str(program), "--kernel", "3", "--after", "lower"]) == 0
+    assert main(["explain", str(program), "--kernel", "3", "--after", "to-loops"]) == 0
     told = capsys.readouterr().out
     assert told.count("== ") == 1
-    assert "-- lower:" in told
+    assert "-- to-loops:" in told
 
 
 def test_a_saved_kernel_is_one_kernel(
@@ -203,10 +203,13 @@ def test_the_passes_are_listed_without_a_program(capsys: pytest.CaptureFixture[s
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names[0] == "input"
     assert names[-1] == "render"
-    assert {"fuse", "schedule", "lower", "linearise"} < set(names)
+    ours = ["prepare", "schedule", "apply-schedule", "to-loops", "join-reads", "delay-stores"]
+    first = names.index("prepare")
+    assert names[first : first + len(ours)] == ours
+    assert {"fuse", "linearise"} < set(names)
 
 
-@pytest.mark.parametrize("words", ([], ["--kernels"], ["--kernel", "1"], ["--after", "lower"]))
+@pytest.mark.parametrize("words", ([], ["--kernels"], ["--kernel", "1"], ["--after", "to-loops"]))
 def test_anything_else_needs_a_program(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,7 +234,7 @@ def test_a_kernel_has_no_passes_before_it(
 ) -> None:
     assert main(["explain", str(program), "--kernel", "1", "--after", "views"]) == 2
     told = capsys.readouterr().err
-    assert "'views' is done before there are kernels: wanted schedule, lower" in told
+    assert "'views' is done before there are kernels: wanted prepare, schedule" in told
     with pytest.raises(SystemExit):
-        main(["explain", str(program), "--kernels", "--after", "lower"])
+        main(["explain", str(program), "--kernels", "--after", "to-loops"])
     assert "one kernel with --kernel N" in capsys.readouterr().err
