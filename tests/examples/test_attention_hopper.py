@@ -16,9 +16,11 @@ from baregrad.ir.protocol.attributes import operand_layouts, wgmma
 from baregrad.ir.text.dump import dump, parse
 from baregrad.ir.verify.protocols import protocol_check, protocol_faults
 from baregrad.ir.verify.verify import verify
+from baregrad.target.gpu import gpu_row
 from baregrad.testing.examples.attention_hopper import AttentionSizes, attention_hopper_loop
 from tests.examples.runs import bf16, from_bf16, without
 
+HOPPER = gpu_row("sm_90a")
 SIZES = AttentionSizes(queries=128)
 
 
@@ -29,7 +31,7 @@ def run(kernel: Node, sizes: AttentionSizes, seed: int) -> float:
     k = bf16(generator.standard_normal((sizes.keys, sizes.depth)))
     v = bf16(generator.standard_normal((sizes.keys, sizes.depth)))
     o = bf16(np.full((sizes.queries, sizes.depth), np.nan))
-    evaluate_gpu(kernel, [o, q, k, v], seed=seed)
+    evaluate_gpu(kernel, [o, q, k, v], HOPPER, seed=seed)
     scores = from_bf16(q) @ from_bf16(k).T
     power = np.exp(scores - scores.max(1, keepdims=True))
     wanted = power / power.sum(1, keepdims=True) @ from_bf16(v)

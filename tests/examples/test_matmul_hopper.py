@@ -20,8 +20,9 @@ from baregrad.ir.text.dump import dump, parse
 from baregrad.ir.verify.protocol_limits import shared_nbytes
 from baregrad.ir.verify.protocols import protocol_check, protocol_faults
 from baregrad.ir.verify.verify import verify
+from baregrad.target.gpu import gpu_row
 from baregrad.testing.examples.matmul_hopper import (
-    Sizes,
+    MatmulSizes,
     kernel_by_hand,
     kernel_level,
     loop_level,
@@ -29,23 +30,24 @@ from baregrad.testing.examples.matmul_hopper import (
 )
 from tests.examples.runs import bf16, changed, from_bf16, without
 
-SMALL = Sizes(rows=256, columns=64, depth=320, clusters=1)
+HOPPER = gpu_row("sm_90a")
+SMALL = MatmulSizes(rows=256, columns=64, depth=320, clusters=1)
 Mutant = Callable[[Node], Node]
 
 
-def run(kernel: Node, sizes: Sizes, seed: int) -> float:
+def run(kernel: Node, sizes: MatmulSizes, seed: int) -> float:
     """The largest error of the result, relative to the largest element."""
     generator = np.random.default_rng(7)
     a = bf16(generator.standard_normal((sizes.rows, sizes.depth)))
     b = bf16(generator.standard_normal((sizes.columns, sizes.depth)))
     c = bf16(np.full((sizes.rows, sizes.columns), np.nan))
-    evaluate_gpu(kernel, [c, a, b], seed=seed)
+    evaluate_gpu(kernel, [c, a, b], HOPPER, seed=seed)
     wanted = from_bf16(a) @ from_bf16(b).T
     return float(np.abs(from_bf16(c) - wanted).max() / np.abs(wanted).max())
 
 
 def test_upper_levels() -> None:
-    sizes = Sizes(rows=12, columns=9, depth=20)
+    sizes = MatmulSizes(rows=12, columns=9, depth=20)
     generator = np.random.default_rng(1)
     a = bf16(generator.standard_normal((12, 20)))
     b = bf16(generator.standard_normal((9, 20)))
@@ -69,14 +71,14 @@ def test_any_timing(seed: int) -> None:
 @pytest.mark.parametrize(
     "sizes",
     [
-        Sizes(rows=512, columns=96, depth=192, clusters=5),
-        Sizes(rows=512, columns=64, depth=64, clusters=2, stages=2),
+        MatmulSizes(rows=512, columns=96, depth=192, clusters=5),
+        MatmulSizes(rows=512, columns=64, depth=64, clusters=2, stages=2),
         replace(SMALL, rows=128, cluster=1, clusters=2),
         replace(SMALL, stages=5, k=32),
     ],
     ids=["five clusters", "short", "no cluster", "half rows"],
 )
-def test_any_shape(sizes: Sizes) -> None:
+def test_any_shape(sizes: MatmulSizes) -> None:
     kernel = loop_level(sizes)
     verify(kernel, "loop")
     assert parse(dump(kernel)) is kernel
@@ -85,7 +87,7 @@ def test_any_shape(sizes: Sizes) -> None:
 
 
 def test_the_large_kernel_fits() -> None:
-    kernel = loop_level(Sizes(8192, 8192, 512, 256, 64, 4, 66, 64))
+    kernel = loop_level(MatmulSizes(8192, 8192, 512, 256, 64, 4, 66, 64))
     protocol_check(kernel)
     assert shared_nbytes(kernel) == 229_440
     assert len(toposort(kernel)) < 150
@@ -209,7 +211,7 @@ def test_an_odd_number_of_pieces_breaks_the_staging() -> None:
 
 
 def test_limits() -> None:
-    too_deep = loop_level(Sizes(8192, 8192, 512, 256, 64, 5, 66, 64))
+    too_deep = loop_level(MatmulSizes(8192, 8192, 512, 256, 64, 5, 66, 64))
     assert any("bytes of shared memory" in fault for fault in protocol_faults(too_deep))
 
     def greedy(node: Node) -> Node | None:

@@ -13,24 +13,26 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.layout import swizzled_tile, wgmma_accumulator
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.ir.evaluate.gpu_linear import evaluate_gpu_linear
-from baregrad.ir.evaluate.gpu_machine import accumulator_places
+from baregrad.ir.evaluate.gpu_hopper import accumulator_places
+from baregrad.ir.evaluate.gpu_threads import evaluate_threads
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.protocol.attributes import meaning, wgmma
-from baregrad.testing.examples.matmul_hopper import Sizes
+from baregrad.target.gpu import gpu_row
+from baregrad.testing.examples.matmul_hopper import MatmulSizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level, matmul_hopper_levels
 from tests.examples.runs import assert_round_trip, bf16, from_bf16
 
-SMALL = Sizes(rows=256, columns=64, depth=320, clusters=1)
+HOPPER = gpu_row("sm_90a")
+SMALL = MatmulSizes(rows=256, columns=64, depth=320, clusters=1)
 
 
-def run(program: Node, sizes: Sizes, seed: int) -> float:
+def run(program: Node, sizes: MatmulSizes, seed: int) -> float:
     """The largest error of the result, relative to the largest element."""
     generator = np.random.default_rng(7)
     a = bf16(generator.standard_normal((sizes.rows, sizes.depth)))
     b = bf16(generator.standard_normal((sizes.columns, sizes.depth)))
     c = bf16(np.full((sizes.rows, sizes.columns), np.nan))
-    evaluate_gpu_linear(program, [c, a, b], seed=seed)
+    evaluate_threads(program, [c, a, b], HOPPER, seed=seed)
     wanted = from_bf16(a) @ from_bf16(b).T
     return float(np.abs(from_bf16(c) - wanted).max() / np.abs(wanted).max())
 
@@ -49,7 +51,7 @@ def test_any_order(seed: int) -> None:
     [replace(SMALL, rows=128, cluster=1, clusters=2), replace(SMALL, k=32, stages=5)],
     ids=["no cluster", "half rows"],
 )
-def test_any_shape(sizes: Sizes) -> None:
+def test_any_shape(sizes: MatmulSizes) -> None:
     assert run(linear_level(sizes), sizes, 1) < 2**-7
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from baregrad.ir.core.node import Node
-from baregrad.ir.evaluate.threads import evaluate_threads
+from baregrad.ir.evaluate.gpu_threads import evaluate_threads
 from baregrad.ir.verify.verify import verify
 from baregrad.kernel import Schedule, apply_schedule, codegen_passes, grid_size, lower
 from baregrad.kernel.language.schedule import parse_schedule
@@ -40,7 +40,7 @@ def run_threads(loop: Node, program: Node, arrays: Arrays) -> Arrays:
     copies = {slot: np.array(array) for slot, array in arrays.items()}
     blocks = grid_size(loop)
     assert isinstance(blocks, int)
-    evaluate_threads(program, copies, max(blocks, 1))
+    evaluate_threads(program, copies, HOPPER, max(blocks, 1))
     return copies
 
 

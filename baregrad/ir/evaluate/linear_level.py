@@ -2,27 +2,32 @@
 
 A value is a NumPy array of shape () or (lanes,); a tile is run row by row. Accesses are checked
 against their arrays, and memory and registers that nobody has written hold NaN or a garbage
-pattern.
+pattern. The same rules run the code of a GPU's thread for many threads in step
+(`thread_machine.py`): the axes of the threads then come first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from baregrad.base.errors import CompilerBug, IndexOutOfRange
 from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.analysis.words import PRODUCTS, TILE, tiles_value
+from baregrad.ir.core.attrs import Access
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
-from baregrad.ir.evaluate.alu import apply_scalar_op, constant, to_array, to_raw, working_dtype
-from baregrad.ir.evaluate.loop_level import fold_axis, poisoned, viewed
-
-Array = npt.NDArray[Any]
+from baregrad.ir.evaluate.alu import (
+    Array,
+    apply_scalar_op,
+    constant,
+    to_array,
+    to_raw,
+    working_dtype,
+)
+from baregrad.ir.evaluate.loop_level import flat_arguments, fold_axis, poisoned, viewed
 
 
 def evaluate_linear(
@@ -36,44 +41,61 @@ def evaluate_linear(
     params, variables, chunks: as `evaluate_loop` takes them.
     Raises IndexOutOfRange where an unmasked lane leaves its array.
     """
-    machine = LinearMachine(program, dict(variables or {}), chunks)
-    given = params.items() if isinstance(params, Mapping) else enumerate(params)
-    for slot, array in given:
-        if not array.flags.c_contiguous:
-            raise CompilerBug("an argument array is not contiguous", found=f"slot {slot}")
-        machine.memory[slot] = array.reshape(-1)
-    machine.run()
+    machine = LinearMachine(program, flat_arguments(params), dict(variables or {}), chunks)
+    while not machine.ended:
+        machine.step()
 
 
 class LinearMachine:
-    """The state of a run: the value that each instruction last had, and memory."""
+    """The state of a run: the value that each instruction last had, and memory.
+
+    A value has the shape (*threads, *lanes), or only (*lanes) if it is the same for all threads.
+    `threads` has the number of each thread, of shape () for the only one of a CPU; `active` says
+    which of them run the present instruction. `lanes_are_threads`: a vector has one lane in each.
+    """
+
+    lanes_are_threads = False
 
     def __init__(
-        self, program: Node, variables: dict[str, int], chunks: tuple[int, int] | None
+        self,
+        program: Node,
+        params: Mapping[int, Array],
+        variables: Mapping[str, int | Array],
+        chunks: tuple[int, int] | None = None,
+        threads: Array | None = None,
     ) -> None:
         program = by_rows(program)
         self.code = program.src
         self.variables = variables
         self.chunks = chunks
+        self.threads = np.zeros((), np.int64) if threads is None else threads
+        self.active = np.ones(self.threads.shape, np.bool_)
         self.grain: int = program.arg.grain if program.arg else 1
-        self.memory: dict[int | Node, Array] = {}
+        self.memory: dict[int | Node, Array] = dict(params.items())
         self.values: dict[Node, Array] = {}
         self.next = 0
-        # The instruction at which each open loop or condition began; of loops, its counter's end.
-        self.open: list[tuple[int, int | None]] = []
+        # The instruction at which each open loop or condition began; of loops, its counter's end;
+        # of conditions, the threads that were active before.
+        self.open: list[tuple[int, int, Array]] = []
         self.ends = matching_ends(program.src)
 
-    def run(self) -> None:
-        """Execute from the first instruction to the last."""
-        while self.next < len(self.code):
-            self.execute(self.code[self.next])
-            self.next += 1
+    @property
+    def ended(self) -> bool:
+        """Whether the last instruction has run."""
+        return self.next >= len(self.code)
+
+    def step(self) -> None:
+        """Run one instruction."""
+        self.execute(self.code[self.next])
+        self.next += 1
 
     def execute(self, node: Node) -> None:
-        """Run one instruction."""
+        """Run an instruction for the active threads."""
         rule = LINEAR_RULES.get(node.op)
         if rule is not None:
             rule(self, node)
+        elif node.op is Ops.MACHINE:
+            self.machine(node)
         elif node.op in ELEMENTWISE:
             self.values[node] = apply_scalar_op(node, *map(self.use, node.src))
         else:
@@ -94,33 +116,93 @@ class LinearMachine:
             )
         raise CompilerBug("an instruction uses a value that was not made yet", found=node)
 
+    def copies(self, array: Node) -> int:
+        """How many arrays a PARAM or ALLOC stands for: each thread has its own private ones."""
+        private = array.op is Ops.ALLOC and array.arg.space != "shared"
+        return self.threads.size if private else 1
+
     def buffer(self, node: Node) -> Array:
-        """The flat memory of a PARAM or ALLOC."""
+        """The flat memory of a PARAM or ALLOC; of a private one, that of all threads."""
         if node.op is Ops.PARAM:
             return viewed(self.memory[node.arg.slot], node.dtype)
         if node not in self.memory:
             count = int(np.prod(node.shape, dtype=np.int64)) * max(node.arg.depth, 1)
-            self.memory[node] = poisoned(count, node.dtype)
+            self.memory[node] = poisoned(count * self.copies(node), node.dtype)
         return self.memory[node]
 
     def places(self, node: Node) -> tuple[Array, Array]:
-        """Flat positions of an access's lanes, and which lanes are active."""
-        access = node.arg
-        offset = self.use(node.src[1]) + access.at
-        if access.width > 1 and not offset.shape:
-            offset = offset + np.arange(access.width) * access.stride
-        masked = len(node.src) > (2 if node.op is Ops.VLOAD else 3)
-        active = self.use(node.src[-1]) if masked else np.ones(offset.shape, np.bool_)
-        active = np.broadcast_to(active, offset.shape)
-        size = self.buffer(node.src[0]).size
+        """Flat positions of an access of each thread (and lane), and which of them are active."""
+        access: Access = node.arg
+        array, index, *rest = node.src
+        mask = rest[node.op is Ops.VSTORE :]
+        offset = np.asarray(self.use(index), np.int64) + access.at
+        wide = bool(index.shape) or access.width > 1
+        if wide and not index.shape:
+            offset = offset[..., None] + np.arange(access.width) * access.stride
+        shape = (*self.threads.shape, *offset.shape[-1:]) if wide else self.threads.shape
+        active = self.active[..., None] if wide else self.active
+        if mask:
+            holds = self.use(mask[0])
+            active = active & (holds[..., None] if wide and not mask[0].shape else holds)
+        offset, active = np.broadcast_to(offset, shape), np.broadcast_to(active, shape)
+        aligned = access.align // max(array.dtype.itemsize, 1) if wide else 1
+        size = self.check(node, array, offset, active, aligned)
+        offset = np.where(active, offset, 0)
+        if self.copies(array) > 1:
+            offset = offset + (self.threads[..., None] if wide else self.threads) * size
+        self.note(node, offset, active, node.op is Ops.VSTORE)
+        return offset, active
+
+    def check(
+        self, node: Node, array: Node, offset: Array, active: Array, lanes: int = 1
+    ) -> int:
+        """The elements of an array; raises IndexOutOfRange unless active places lie in it.
+
+        lanes: the first of each thread's places must be a multiple of it.
+        """
+        size = self.buffer(array).size // self.copies(array)
         outside = active & ((offset < 0) | (offset >= size))
+        if lanes > 1:
+            outside = outside | (active.all(-1, keepdims=True) & (offset[..., :1] % lanes != 0))
         if outside.any():
+            aligned = f", a multiple of {lanes}" if lanes > 1 else ""
             raise IndexOutOfRange(
-                f"{node!r} of {node.src[0]!r}",
-                found=offset[outside].tolist(),
-                wanted=f"0 <= offset < {size}",
+                f"{node!r} of {array!r}", found=offset[outside].tolist()[:8],
+                wanted=f"0 <= offset < {size}{aligned}",
             )
-        return np.where(active, offset, 0), active
+        return size
+
+    def note(self, node: Node, offset: Array, active: Array, write: bool) -> None:
+        """Take note of the places of an access; a single thread races with nobody."""
+
+    def machine(self, node: Node) -> None:
+        """Run a MACHINE: on a CPU, a run of products of tiles.
+
+        src: whether results are kept, then array and offset of the results and of both factors. The
+        immediates: rows, columns and steps, then of each array a constant to be added to the
+        offset, and the elements between rows and between steps.
+        """
+        run = node.arg
+        if run.name not in PRODUCTS:
+            raise CompilerBug("not an instruction of a CPU", found=node)
+        rows, columns, steps, *places = run.immediates
+        keep, *bases = node.src
+        arrays = []
+        sizes = ((1, rows, columns), (steps, rows, TILE), (steps, TILE, columns))
+        for place, (outer, first, second) in enumerate(sizes):
+            base, offset = bases[2 * place : 2 * place + 2]
+            at, pitch, stride = places[3 * place : 3 * place + 3]
+            start = int(self.use(offset)) + at
+            lines = np.arange(outer)[:, None, None] * stride + np.arange(first)[:, None] * pitch
+            found = start + lines + np.arange(second)
+            memory = self.buffer(base)
+            self.check(node, base, found, np.ones(found.shape, np.bool_))
+            arrays.append((memory, found))
+        (total, where), *factors = arrays
+        old = total[where] if bool(self.use(keep)) else np.zeros_like(total[where])
+        a, b = (memory[found] for memory, found in factors)
+        a, b = a.transpose(1, 0, 2).reshape(rows, -1), b.reshape(-1, columns)
+        total[where[0]] = tiles_value(run.name, old[0], a, b)
 
 
 def matching_ends(code: Sequence[Node]) -> dict[int, int]:
@@ -136,42 +218,51 @@ def matching_ends(code: Sequence[Node]) -> dict[int, int]:
 
 
 def _begin(machine: LinearMachine, node: Node) -> None:
-    if len(node.src) == 3:
-        extent = int(machine.use(node.src[2]))
-        start, stop = 0, extent
-        if machine.chunks is not None:
-            start, stop = (end * machine.grain for end in machine.chunks)
-    else:
-        start, stop = (int(machine.use(child)) for child in node.src)
+    # A pool's loop names the chunk's ends first, which `chunks` gives, and its extent last.
+    pooled = len(node.src) == 3
+    ends = [np.unique(machine.use(child)) for child in (node.src[2:] if pooled else node.src)]
+    if any(end.size != 1 for end in ends):
+        raise CompilerBug("threads of one block run a loop unequally often", found=node)
+    start, stop = (0, int(ends[0][0])) if pooled else (int(end[0]) for end in ends)
+    if pooled and machine.chunks is not None:
+        start, stop = (end * machine.grain for end in machine.chunks)
     if start >= stop:
         machine.next = machine.ends[machine.next]
         return
-    machine.open.append((machine.next, stop))
+    machine.open.append((machine.next, stop, machine.active))
     machine.values[node] = np.asarray(start, np.int64)
 
 
 def _test(machine: LinearMachine, node: Node) -> None:
-    if bool(machine.use(node.src[0])):
-        machine.open.append((machine.next, None))
-    else:
+    holds = machine.active & machine.use(node.src[0])
+    if not holds.any():
         machine.next = machine.ends[machine.next]
+        return
+    machine.open.append((machine.next, 0, machine.active))
+    machine.active = holds
 
 
 def _end(machine: LinearMachine, node: Node) -> None:
-    place, stop = machine.open.pop()
-    if stop is None:
+    place, stop, active = machine.open.pop()
+    begun = machine.code[place]
+    if begun.op is Ops.TEST:
+        machine.active = active
         return
-    counter = machine.code[place]
-    following = int(machine.values[counter]) + 1
+    following = int(machine.values[begun]) + 1
     if following < stop:
-        machine.values[counter] = np.asarray(following, np.int64)
-        machine.open.append((place, stop))
+        machine.values[begun] = np.asarray(following, np.int64)
+        machine.open.append((place, stop, active))
         machine.next = place
 
 
 def _set(machine: LinearMachine, node: Node) -> None:
     register, value = node.src
-    machine.values[register] = np.broadcast_to(machine.use(value), register.shape)
+    lanes = () if machine.lanes_are_threads else register.shape
+    new = np.broadcast_to(machine.use(value), (*machine.threads.shape, *lanes))
+    if not machine.active.all():
+        active = machine.active[..., None] if lanes else machine.active
+        new = np.where(active, new, machine.use(register))
+    machine.values[register] = new
 
 
 def _read(machine: LinearMachine, node: Node) -> None:
@@ -180,19 +271,20 @@ def _read(machine: LinearMachine, node: Node) -> None:
 
 def _vload(machine: LinearMachine, node: Node) -> None:
     offset, active = machine.places(node)
-    memory = machine.buffer(node.src[0])
     zero = np.zeros((), working_dtype(node.dtype))
     if not active.any():
         machine.values[node] = np.broadcast_to(zero, offset.shape)
         return
-    found = to_array(memory[offset.reshape(-1)], node.dtype).reshape(offset.shape)
-    machine.values[node] = np.where(active, found, zero)
+    found = to_array(machine.buffer(node.src[0])[offset.reshape(-1)], node.dtype)
+    machine.values[node] = np.where(active, found.reshape(offset.shape), zero)
 
 
 def _vstore(machine: LinearMachine, node: Node) -> None:
     offset, active = machine.places(node)
-    dtype = node.src[0].dtype
-    data = np.broadcast_to(to_raw(machine.use(node.src[2]), dtype), offset.shape)
+    value = machine.use(node.src[2])
+    if offset.ndim > machine.threads.ndim and not node.src[2].shape:
+        value = value[..., None]
+    data = np.broadcast_to(to_raw(value, node.src[0].dtype), offset.shape)
     machine.buffer(node.src[0])[offset[active]] = data[active]
 
 
@@ -211,7 +303,8 @@ def _turn(machine: LinearMachine, node: Node) -> None:
 
 
 def _splat(machine: LinearMachine, node: Node) -> None:
-    machine.values[node] = np.broadcast_to(machine.use(node.src[0]), node.shape)
+    value = machine.use(node.src[0])
+    machine.values[node] = np.broadcast_to(value[..., None], (*value.shape, *node.shape))
 
 
 def _lanes(machine: LinearMachine, node: Node) -> None:
@@ -219,55 +312,22 @@ def _lanes(machine: LinearMachine, node: Node) -> None:
 
 
 def _extract(machine: LinearMachine, node: Node) -> None:
-    machine.values[node] = machine.use(node.src[0])[node.arg]
+    machine.values[node] = machine.use(node.src[0])[..., node.arg]
 
 
 def _any(machine: LinearMachine, node: Node) -> None:
-    machine.values[node] = np.asarray(machine.use(node.src[0]).any())
+    machine.values[node] = np.asarray(machine.use(node.src[0]).any(axis=-1))
 
 
 def _across(machine: LinearMachine, node: Node) -> None:
-    (folded,) = fold_axis(node.arg.monoid, (machine.use(node.src[0]),), 0)
-    machine.values[node] = folded[0]
+    value = machine.use(node.src[0])
+    (folded,) = fold_axis(node.arg.monoid, (value,), value.ndim - 1)
+    machine.values[node] = folded[..., 0]
 
 
 def _part(machine: LinearMachine, node: Node) -> None:
     first, count = node.arg
-    machine.values[node] = machine.use(node.src[0])[first : first + count]
-
-
-def _machine(machine: LinearMachine, node: Node) -> None:
-    """A run of products of tiles.
-
-    src: whether results are kept, then array and offset of the results and of both factors. The
-    immediates: rows, columns and steps, then of each array a constant to be added to the offset,
-    and the elements between rows and between steps.
-    """
-    run = node.arg
-    if run.name not in PRODUCTS:
-        raise CompilerBug("not an instruction of a CPU", found=node)
-    rows, columns, steps, *places = run.immediates
-    keep, *bases = node.src
-    arrays = []
-    sizes = ((1, rows, columns), (steps, rows, TILE), (steps, TILE, columns))
-    for place, (outer, first, second) in enumerate(sizes):
-        base, offset = bases[2 * place : 2 * place + 2]
-        at, pitch, stride = places[3 * place : 3 * place + 3]
-        start = int(machine.use(offset)) + at
-        lines = np.arange(outer)[:, None, None] * stride + np.arange(first)[:, None] * pitch
-        found = start + lines + np.arange(second)
-        memory = machine.buffer(base)
-        if found.min() < 0 or found.max() >= memory.size:
-            raise IndexOutOfRange(
-                f"{node!r} of {base!r}", found=[int(found.min()), int(found.max())],
-                wanted=f"0 <= offset < {memory.size}",
-            )
-        arrays.append((memory, found))
-    (total, where), *factors = arrays
-    old = total[where] if bool(machine.use(keep)) else np.zeros_like(total[where])
-    a, b = (memory[found] for memory, found in factors)
-    a, b = a.transpose(1, 0, 2).reshape(rows, -1), b.reshape(-1, columns)
-    total[where[0]] = tiles_value(run.name, old[0], a, b)
+    machine.values[node] = machine.use(node.src[0])[..., first : first + count]
 
 
 LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = MappingProxyType(
@@ -287,6 +347,5 @@ LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = Mapp
         Ops.PART: _part,
         Ops.ACROSS: _across,
         Ops.ANY: _any,
-        Ops.MACHINE: _machine,
     }
 )

@@ -60,13 +60,17 @@ def evaluate_loop(
     """
     if chunks is not None and kernel.op is Ops.KERNEL:
         chunks = chunks[0] * kernel.arg.grain, chunks[1] * kernel.arg.grain
-    machine = LoopMachine(dict(variables or {}), chunks)
-    given = params.items() if isinstance(params, Mapping) else enumerate(params)
-    for slot, array in given:
+    machine = LoopMachine(dict(variables or {}), chunks, flat_arguments(params))
+    machine.run(kernel)
+
+
+def flat_arguments(params: Sequence[Array] | Mapping[int, Array]) -> dict[int, Array]:
+    """Argument arrays by slot as flat memory; raises CompilerBug for one that is not contiguous."""
+    given = dict(params.items() if isinstance(params, Mapping) else enumerate(params))
+    for slot, array in given.items():
         if not array.flags.c_contiguous:
             raise CompilerBug("an argument array is not contiguous", found=f"slot {slot}")
-        machine.memory[slot] = array.reshape(-1)
-    machine.run(kernel)
+    return {slot: array.reshape(-1) for slot, array in given.items()}
 
 
 def fold_axis(monoid: Monoid, parts: Tuple, axis: int) -> Tuple:
@@ -126,10 +130,15 @@ class Tile:
 class LoopMachine:
     """The state of a run: loop counters, variables, memory and the mask of active points."""
 
-    def __init__(self, variables: dict[str, int], chunks: tuple[int, int] | None) -> None:
+    def __init__(
+        self,
+        variables: dict[str, int],
+        chunks: tuple[int, int] | None = None,
+        params: Mapping[int, Array] | None = None,
+    ) -> None:
         self.variables = variables
         self.chunks = chunks
-        self.memory: dict[int | Node, Array] = {}
+        self.memory: dict[int | Node, Array] = dict((params or {}).items())
         self.counters: dict[Node, int] = {}
         self.conditions: list[Node] = []
         # Asynchronous copies: those of no group yet, and groups, the oldest first. Each has the

@@ -1,0 +1,215 @@
+"""Executor of the GPU's linear level: the threads of all blocks, cluster after cluster.
+
+The code of one thread is run by all threads of a block in step; code of whole warps (which asks for
+the `warp`) by each warp by itself, in random order. Between two barriers no element of a shared
+array may be touched by two threads of which one writes: that would be a race on a real machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from baregrad.base.errors import IndexOutOfRange
+from baregrad.dtypes import as_dtype
+from baregrad.ir.core.node import Node
+from baregrad.ir.evaluate.alu import Array, to_array
+from baregrad.ir.evaluate.gpu_cluster import Cluster, wait_for
+from baregrad.ir.evaluate.gpu_hopper import HOPPER_INSTRUCTIONS, WARP, accumulator_places
+from baregrad.ir.evaluate.gpu_thread_machine import NOBODY, ThreadBlock, Threads, is_of_warps
+from baregrad.ir.evaluate.loop_level import flat_arguments, memory_dtype, poisoned
+from baregrad.ir.protocol.attributes import ProtocolError
+from baregrad.target.gpu import GpuTarget
+
+
+def evaluate_threads(
+    program: Node,
+    params: Sequence[Array] | Mapping[int, Array],
+    target: GpuTarget,
+    clusters: int | None = None,
+    variables: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> None:
+    """Run a PROGRAM of a GPU in place on its argument arrays, one order of warps per seed.
+
+    params, variables: as `evaluate_linear` takes them. clusters: how many clusters (of one block,
+    where the kernel asks for no more) are run; the grid's by default. Raises IndexOutOfRange where
+    an active thread leaves an array; ProtocolError for a race in shared memory, a barrier or an
+    exchange where some threads do not come, deadlocks and broken protocols.
+    """
+    memory = flat_arguments(params)
+    rng = random.Random(seed)
+    if clusters is None:
+        clusters = int(np.prod(program.arg.grid, dtype=np.int64))
+    for number in range(clusters):
+        cluster = Cluster(target, number, rng)
+        blocks = [_block(program, rank, cluster) for rank in range(program.arg.cluster)]
+        for rank, block in enumerate(blocks):
+            block.warps = tuple(
+                Threads(
+                    program, memory, variables or {}, cluster, blocks, rank, threads, INSTRUCTIONS
+                )
+                for threads in _in_step(program, target)
+            )
+        cluster.run([warp for block in blocks for warp in block.warps])
+
+
+def _block(program: Node, rank: int, cluster: Cluster) -> ThreadBlock:
+    info, target = program.arg, cluster.target
+    registers = target.registers_at_launch(info.warps * target.warp_lanes)
+    number = cluster.number * info.cluster + rank
+    return ThreadBlock(rank, number, info.shared_nbytes, info.warps, registers)
+
+
+def _in_step(program: Node, target: GpuTarget) -> list[Array]:
+    """The numbers of a block's threads, by those that run in step."""
+    if is_of_warps(program):
+        return np.split(np.arange(program.arg.warps * target.warp_lanes), program.arg.warps)
+    return [np.arange(int(np.prod(program.arg.block or (1,), dtype=np.int64)))]
+
+
+# --- barriers and exchanges ----------------------------------------------------------------------
+
+
+def _bar_sync(machine: Threads, node: Node) -> None:
+    """All threads of the block, or so many warps at the barrier of a number."""
+    machine.meet("a barrier")
+    machine.writers.clear()
+    machine.readers.clear()
+    if node.src:
+        name = ("bar", machine.uniform(node.src[0]), "of", str(machine.block))
+        machine.blocked = machine.cluster.meet(name, node.arg.immediates[0])
+
+
+def _exchange(machine: Threads, node: Node) -> None:
+    machine.meet("an exchange")
+    value = np.broadcast_to(machine.use(node.src[0]), machine.threads.shape)
+    partner = machine.threads ^ node.arg.immediates[0]
+    if machine.threads.size % WARP or (partner // WARP != machine.threads // WARP).any():
+        raise ProtocolError(f"{node!r} leaves the warp")
+    machine.values[node] = value[partner]
+
+
+# --- copies --------------------------------------------------------------------------------------
+
+
+def _copy(machine: Threads, node: Node) -> None:
+    """Elements that land when their group is waited for; nobody may touch the places till then."""
+    target, at, array, offset, *mask = node.src
+    nbytes, to, first = node.arg.immediates
+    lanes = nbytes // target.dtype.itemsize
+    shape = (machine.threads.size, lanes)
+    every = machine.active[:, None]
+    active = np.broadcast_to(every, shape)
+    taken = np.broadcast_to(every & machine.use(mask[0])[..., None] if mask else every, shape)
+
+    def places(start: Node, more: int, active: Array, buffer: Node) -> Array:
+        found = np.asarray(machine.use(start), np.int64)[..., None] + more + np.arange(lanes)
+        found = np.broadcast_to(found, shape)
+        machine.check(node, buffer, found, active, lanes)
+        return np.where(active, found, 0)
+
+    target_places = places(at, to, active, target)
+    origin = places(offset, first, taken, array)
+    machine.note(node, target_places, active, True)
+    memory = machine.buffer(target)
+    data = np.where(taken, machine.buffer(array)[origin], np.zeros((), memory.dtype))[active]
+    who = np.broadcast_to(machine.threads[:, None], shape)[active]
+    where = target_places[active]
+    memory[where] = poisoned(where.size, target.dtype)
+    flying = machine.flying.setdefault(target, np.zeros(memory.size, np.bool_))
+    flying[where] = True
+
+    def land() -> None:
+        """What a thread has waited for, it alone sees before the next barrier."""
+        memory[where] = data
+        flying[where] = False
+        machine.writers.setdefault(target, np.full(memory.size, NOBODY))[where] = who
+
+    machine.loose["copy"].work.append(land)
+
+
+def _commit(machine: Threads, node: Node) -> None:
+    machine.meet("a group of copies is closed")
+    machine.commit("copy")
+
+
+def _wait(machine: Threads, node: Node) -> None:
+    machine.meet("a wait for copies")
+    wait_for(machine.groups["copy"], node.arg.immediates[0])
+
+
+# --- a warp's matrix unit ------------------------------------------------------------------------
+
+
+def _load_matrices(machine: Threads, node: Node) -> None:
+    """Lane l of a warp has elements 2 (l % 4) and the next of row l / 4, of each matrix.
+
+    The address of row r of matrix i is that of lane 8 i + r. Turned, rows are columns.
+    """
+    machine.meet("matrices are loaded")
+    _, turned, first = (*node.arg.immediates, 0)[:3]
+    array, offset, *registers = node.src
+    starts = np.asarray(machine.use(offset), np.int64) + first
+    starts = np.broadcast_to(starts, (machine.threads.size,)).reshape(-1, WARP)
+    lane = np.arange(WARP)
+    memory = machine.buffer(array).view(np.uint16)
+    for number, register in enumerate(registers):
+        halves = []
+        for half in range(2):
+            row, column = lane // 4, 2 * (lane % 4) + half
+            if turned:
+                row, column = column, row
+            places = (starts[:, 8 * number + row] + column).reshape(-1)
+            if (starts[:, 8 * number + row] % 8).any() or (places >= memory.size).any():
+                raise IndexOutOfRange(f"{node!r} of {array!r}", found=places.tolist()[:8])
+            machine.note(node, places, np.ones(machine.threads.size, np.bool_), False)
+            halves.append(memory[places].astype(np.uint32))
+        machine.values[register] = halves[0] | halves[1] << np.uint32(16)
+
+
+def _multiply_matrices(machine: Threads, node: Node) -> None:
+    """Products of a warp's fragments, element by element where the manual says that they are."""
+    machine.meet("matrices are multiplied")
+    depth, name = node.arg.immediates
+    words = depth // 4
+    operand = as_dtype(name)
+    pairs = [np.asarray(machine.use(one)).reshape(-1, WARP) for one in node.src[:-2]]
+    values = [
+        [to_array((word >> np.uint32(16 * half)).astype(np.uint16).view(memory_dtype(operand)),
+                  operand).astype(np.float64) for half in range(2)]
+        for word in pairs
+    ]  # fmt: skip
+    lane = np.arange(WARP)
+    warps = len(pairs[0])
+    left, right = np.zeros((warps, 16, depth)), np.zeros((warps, depth, 8))
+    for half in range(2):
+        for number in range(words):
+            step = 8 * (number >> 1) + 2 * (lane % 4) + half
+            left[:, lane // 4 + 8 * (number & 1), step] = values[number][half]
+        for number in range(words // 2):
+            right[:, 8 * number + 2 * (lane % 4) + half, lane // 4] = values[words + number][half]
+    total = left @ right
+    rows, columns = accumulator_places(8)
+    added = total[:, rows, columns].reshape(warps, 2, 2, WARP)
+    for half, register in enumerate(node.src[-2:]):
+        old = np.broadcast_to(machine.use(register), (machine.threads.size, 2))
+        new = old + added[:, half].transpose(0, 2, 1).reshape(-1, 2)
+        machine.values[register] = new.astype(np.float32)
+
+
+INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType(
+    {
+        "bar.sync": _bar_sync,
+        "shfl.sync.bfly": _exchange,
+        "cp.async": _copy,
+        "cp.async.commit": _commit,
+        "cp.async.wait": _wait,
+        "ldmatrix": _load_matrices,
+        "mma.sync": _multiply_matrices,
+        **HOPPER_INSTRUCTIONS,
+    }
+)
