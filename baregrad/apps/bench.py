@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from baregrad.apps.bench_cpu import SUITES
-from baregrad.apps.bench_machine import Neighbours, copy_rate, machine_record, version_record
+from baregrad.apps.bench_machine import CoreUse, copy_rate, machine_record, version_record
 from baregrad.apps.bench_measure import (
     DISTURBED,
     Array,
@@ -244,8 +244,8 @@ def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
         probe = CopyProbe(_COPIED_QUICK if contest.effort.is_quick else COPIED, contest.threads)
         runs[_COPY] = probe.run
         once |= warm_up({_COPY: probe.run})
-    neighbours = Neighbours(os.cpu_count() or 1)
-    times = measure(runs, once, contest.effort, lambda: Neighbours(os.cpu_count() or 1).share)
+    neighbours = CoreUse(os.cpu_count() or 1)
+    times = measure(runs, once, contest.effort, lambda: CoreUse(os.cpu_count() or 1).share)
     record |= _record_times(times, names) | {"others_share": neighbours.share()}
     if probe is None:
         return [record]

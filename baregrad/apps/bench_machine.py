@@ -53,7 +53,7 @@ def copy_rate(nbytes: int, threads: int, effort: Effort) -> float:
     return probe.moved / times["copy"].median
 
 
-class Neighbours:
+class CoreUse:
     """How much of the cores other processes took between two moments: what spoils a timing.
 
     Read from /proc/stat (proc(5)): the first line's ticks that were not idle, less our own.

@@ -36,7 +36,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainedModel:
     """What training came to: the model, seconds, steps, and kernels of one step (0: evaluated)."""
 
     model: DigitsNet
@@ -73,7 +73,7 @@ class DigitsNet(nn.Module):
 
 
 def training_step(
-    model: DigitsNet, optimiser: optim.Optimizer, schedule: optim.Schedule, smoothing: float
+    model: DigitsNet, optimiser: optim.Optimizer, schedule: optim.LRScheduler, smoothing: float
 ) -> Step:
     """Return the function that learns from one batch and returns its loss."""
 
@@ -89,7 +89,7 @@ def training_step(
     return step
 
 
-def train(data: Examples, settings: Settings) -> Outcome:
+def train(data: Examples, settings: Settings) -> TrainedModel:
     """Train a fresh network on the examples, on the default device."""
     Tensor.manual_seed(settings.seed)
     model = DigitsNet()
@@ -115,7 +115,7 @@ def train(data: Examples, settings: Settings) -> Outcome:
             note = f"loss {loss.item():.3f}" if number % per_epoch == 0 else None
             bar.advance(note=note)
         final = float(loss.item())
-    return Outcome(model, time.perf_counter() - start, bar.done, kernels, final)
+    return TrainedModel(model, time.perf_counter() - start, bar.done, kernels, final)
 
 
 def _batches(

@@ -40,6 +40,55 @@ class PickleError(ValueError):
     """Why a handler refuses its arguments; the machine adds where in the file it happened."""
 
 
+class PickleBytes:
+    """The bytes of a pickle and a place in them; `prefix` is the size of a length, in bytes."""
+
+    def __init__(self, view: memoryview, position: int) -> None:
+        self.position = position
+        self._view = view
+
+    def opcode(self) -> int:
+        """Return the next byte; raise IndexError at the end."""
+        opcode = self._view[self.position]
+        self.position += 1
+        return opcode
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return the next bytes; raise PickleError where fewer are left."""
+        end = self.position + nbytes
+        if end > len(self._view):
+            left = len(self._view) - self.position
+            raise PickleError(f"a value of {nbytes} bytes where {left} are left")
+        piece = self._view[self.position : end]
+        self.position = end
+        return piece
+
+    def unsigned(self, nbytes: int) -> int:
+        """Return an unsigned integer of a fixed size."""
+        return int.from_bytes(self.take(nbytes), "little")
+
+    def signed(self, prefix: int) -> int:
+        """Return a signed integer behind its length."""
+        return int.from_bytes(self.take(self.unsigned(prefix)), "little", signed=True)
+
+    def text(self, prefix: int) -> str:
+        """Return UTF-8 text behind its length."""
+        return str(self.take(self.unsigned(prefix)), "utf-8", "surrogatepass")
+
+    def data(self, prefix: int) -> bytes:
+        """Return bytes behind their length."""
+        return bytes(self.take(self.unsigned(prefix)))
+
+    def line(self) -> str:
+        """Return the text up to the end of the line; raise PickleError for a long one."""
+        piece = bytes(self._view[self.position : self.position + _MAX_NAME_NBYTES])
+        end = piece.find(b"\n")
+        if end < 0:
+            raise PickleError(f"a name without end in {len(piece)} bytes")
+        self.position += end + 1
+        return piece[:end].decode("utf-8")
+
+
 class PickleMachine:
     """Runs one pickle out of `view`, from byte `start`.
 
@@ -58,8 +107,7 @@ class PickleMachine:
         constants: Mapping[Name, object] | None = None,
         persistent: Callable[[object], object] | None = None,
     ) -> None:
-        self.position = start
-        self._view = view
+        self._bytes = PickleBytes(view, start)
         self._path = path
         self._handlers = handlers or {}
         self._constants = constants or {}
@@ -68,6 +116,11 @@ class PickleMachine:
         self._marked: list[list[object]] = []
         self._memo: dict[int, object] = {}
 
+    @property
+    def position(self) -> int:
+        """The place of the next byte to read."""
+        return self._bytes.position
+
     def run(self) -> object:
         """Run the pickle and return its value; raises FileFormatError for all that is wrong."""
         opcodes = _OPCODES
@@ -75,8 +128,7 @@ class PickleMachine:
         try:
             while True:
                 start = self.position
-                opcode = self._view[start]
-                self.position = start + 1
+                opcode = self._bytes.opcode()
                 if opcode == _STOP:
                     return self._stack.pop()
                 step = opcodes.get(opcode)
@@ -99,28 +151,6 @@ class PickleMachine:
             wanted="plain data and tensors",
             hint=hint,
         )
-
-    # Reading.
-
-    def _take(self, nbytes: int) -> memoryview:
-        end = self.position + nbytes
-        if end > len(self._view):
-            left = len(self._view) - self.position
-            raise PickleError(f"a value of {nbytes} bytes where {left} are left")
-        piece = self._view[self.position : end]
-        self.position = end
-        return piece
-
-    def _unsigned(self, nbytes: int) -> int:
-        return int.from_bytes(self._take(nbytes), "little")
-
-    def _line(self) -> str:
-        piece = bytes(self._view[self.position : self.position + _MAX_NAME_NBYTES])
-        end = piece.find(b"\n")
-        if end < 0:
-            raise PickleError(f"a name without end in {len(piece)} bytes")
-        self.position += end + 1
-        return piece[:end].decode("utf-8")
 
     # Stack.
 
@@ -146,23 +176,12 @@ class PickleMachine:
 
     def _skip_frame(self) -> None:
         # Frames only help readers that buffer.
-        self._take(8)
+        self._bytes.take(8)
 
     def _check_protocol(self) -> None:
-        protocol = self._unsigned(1)
+        protocol = self._bytes.unsigned(1)
         if not 2 <= protocol <= 5:
             raise PickleError(f"pickle protocol {protocol}, where 2 to 5 are read")
-
-    # Scalars.
-
-    def _long(self, prefix: int) -> None:
-        self._push(int.from_bytes(self._take(self._unsigned(prefix)), "little", signed=True))
-
-    def _text(self, prefix: int) -> None:
-        self._push(str(self._take(self._unsigned(prefix)), "utf-8", "surrogatepass"))
-
-    def _bytes(self, prefix: int) -> None:
-        self._push(bytes(self._take(self._unsigned(prefix))))
 
     # Containers.
 
@@ -293,21 +312,21 @@ _OPCODES: Mapping[int, Callable[[PickleMachine], None]] = MappingProxyType(
         0x4E: lambda m: m._push(None),  # NONE
         0x88: lambda m: m._push(True),  # NEWTRUE
         0x89: lambda m: m._push(False),  # NEWFALSE
-        0x4A: lambda m: m._push(_INT32.unpack(m._take(4))[0]),  # BININT
-        0x4B: lambda m: m._push(m._unsigned(1)),  # BININT1
-        0x4D: lambda m: m._push(m._unsigned(2)),  # BININT2
-        0x8A: lambda m: m._long(1),  # LONG1
-        0x8B: lambda m: m._long(4),  # LONG4
-        0x47: lambda m: m._push(_FLOAT.unpack(m._take(8))[0]),  # BINFLOAT
-        0x54: lambda m: m._text(4),  # BINSTRING
-        0x55: lambda m: m._text(1),  # SHORT_BINSTRING
-        0x58: lambda m: m._text(4),  # BINUNICODE
-        0x8C: lambda m: m._text(1),  # SHORT_BINUNICODE
-        0x8D: lambda m: m._text(8),  # BINUNICODE8
-        0x42: lambda m: m._bytes(4),  # BINBYTES
-        0x43: lambda m: m._bytes(1),  # SHORT_BINBYTES
-        0x8E: lambda m: m._bytes(8),  # BINBYTES8
-        0x96: lambda m: m._push(bytearray(m._take(m._unsigned(8)))),  # BYTEARRAY8
+        0x4A: lambda m: m._push(_INT32.unpack(m._bytes.take(4))[0]),  # BININT
+        0x4B: lambda m: m._push(m._bytes.unsigned(1)),  # BININT1
+        0x4D: lambda m: m._push(m._bytes.unsigned(2)),  # BININT2
+        0x8A: lambda m: m._push(m._bytes.signed(1)),  # LONG1
+        0x8B: lambda m: m._push(m._bytes.signed(4)),  # LONG4
+        0x47: lambda m: m._push(_FLOAT.unpack(m._bytes.take(8))[0]),  # BINFLOAT
+        0x54: lambda m: m._push(m._bytes.text(4)),  # BINSTRING
+        0x55: lambda m: m._push(m._bytes.text(1)),  # SHORT_BINSTRING
+        0x58: lambda m: m._push(m._bytes.text(4)),  # BINUNICODE
+        0x8C: lambda m: m._push(m._bytes.text(1)),  # SHORT_BINUNICODE
+        0x8D: lambda m: m._push(m._bytes.text(8)),  # BINUNICODE8
+        0x42: lambda m: m._push(m._bytes.data(4)),  # BINBYTES
+        0x43: lambda m: m._push(m._bytes.data(1)),  # SHORT_BINBYTES
+        0x8E: lambda m: m._push(m._bytes.data(8)),  # BINBYTES8
+        0x96: lambda m: m._push(bytearray(m._bytes.take(m._bytes.unsigned(8)))),  # BYTEARRAY8
         0x29: lambda m: m._push(()),  # EMPTY_TUPLE
         0x74: lambda m: m._push(tuple(m._to_mark())),  # TUPLE
         0x85: lambda m: m._tuple(1),  # TUPLE1
@@ -324,12 +343,12 @@ _OPCODES: Mapping[int, Callable[[PickleMachine], None]] = MappingProxyType(
         0x8F: lambda m: m._push(set()),  # EMPTY_SET
         0x90: PickleMachine._add_items,  # ADDITEMS
         0x91: lambda m: m._push(frozenset(checked_key(key) for key in m._to_mark())),  # FROZENSET
-        0x71: lambda m: m._put(m._unsigned(1)),  # BINPUT
-        0x72: lambda m: m._put(m._unsigned(4)),  # LONG_BINPUT
+        0x71: lambda m: m._put(m._bytes.unsigned(1)),  # BINPUT
+        0x72: lambda m: m._put(m._bytes.unsigned(4)),  # LONG_BINPUT
         0x94: lambda m: m._put(len(m._memo)),  # MEMOIZE
-        0x68: lambda m: m._get(m._unsigned(1)),  # BINGET
-        0x6A: lambda m: m._get(m._unsigned(4)),  # LONG_BINGET
-        0x63: lambda m: m._name(m._line(), m._line()),  # GLOBAL
+        0x68: lambda m: m._get(m._bytes.unsigned(1)),  # BINGET
+        0x6A: lambda m: m._get(m._bytes.unsigned(4)),  # LONG_BINGET
+        0x63: lambda m: m._name(m._bytes.line(), m._bytes.line()),  # GLOBAL
         0x93: PickleMachine._stack_name,  # STACK_GLOBAL
         0x52: PickleMachine._call,  # REDUCE
         0x81: PickleMachine._call,  # NEWOBJ: cls.__new__(cls, *args), the same for our handlers

@@ -47,7 +47,7 @@ _DAMAGED = "the file is damaged or not a safetensors file: fetch or save it agai
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """Where one tensor lies: `offset` and `nbytes` count bytes from the start of the file.
 
     `dtype` is our name of the element type (`float32`, `bfloat16`, `float8_e4m3fn`, ...).
@@ -63,7 +63,7 @@ class Entry:
 class Header:
     """What a safetensors file says about itself: tensors in the header's order, and free text."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
 
 
@@ -98,7 +98,7 @@ class SafetensorsFile:
     def __contains__(self, name: object) -> bool:
         return name in self._header.entries
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """Return the dtype, shape and place of tensor `name`.
 
         Raises IndexOutOfRange for a name that the file does not hold.
@@ -257,7 +257,7 @@ class _Parser:
             ) from error
         return value
 
-    def entry(self, name: str, value: object, start: int) -> Entry:
+    def entry(self, name: str, value: object, start: int) -> TensorEntry:
         what = f"tensor {excerpt(self.text(name))}"
         if not isinstance(value, dict):
             raise self.error(
@@ -284,7 +284,7 @@ class _Parser:
                 found=f"{end - begin} bytes",
                 wanted=f"{nbits / 8:g} for {excerpt(shape)} of {code}",
             )
-        return Entry(element.name, shape, start + begin, end - begin)
+        return TensorEntry(element.name, shape, start + begin, end - begin)
 
     def naturals(self, what: str, value: object) -> tuple[int, ...]:
         if not isinstance(value, list):
@@ -312,7 +312,7 @@ class _Parser:
                 )
         return 0 if 0 in shape else nbits
 
-    def check_cover(self, entries: Mapping[str, Entry], start: int, size: int) -> None:
+    def check_cover(self, entries: Mapping[str, TensorEntry], start: int, size: int) -> None:
         """Check that the tensors lie end to end and fill the data."""
         place = 0
         previous = "the start of the data"

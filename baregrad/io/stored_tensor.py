@@ -12,7 +12,7 @@ from baregrad.io.element_types import BY_NAME
 
 
 @dataclass(slots=True)
-class Storage:
+class FileStorage:
     """One stretch of bytes that tensors look into; `data` is read-only.
 
     `key` names it in its file and `location` is the device it was saved from. `dtype` is our name
@@ -38,7 +38,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
-    storage: Storage
+    storage: FileStorage
     requires_grad: bool = False
     is_parameter: bool = False
 

@@ -19,7 +19,7 @@ from baregrad.io.element_types import BY_NAME, BY_TORCH_STORAGE
 from baregrad.io.excerpt import excerpt
 from baregrad.io.files import map_file
 from baregrad.io.pickle_machine import Handler, Name, PickleError, PickleMachine, checked_key
-from baregrad.io.stored_tensor import Storage, StoredTensor, last_element
+from baregrad.io.stored_tensor import FileStorage, StoredTensor, last_element
 from baregrad.io.value_tree import check_tree, named_leaves
 from baregrad.io.zip_archive import ZipArchive
 
@@ -125,7 +125,7 @@ def _read_zip(reader: _Reader, archive: ZipArchive) -> object:
     if order in archive.members and bytes(archive.raw(order, 16)) != b"little":
         raise reader.error("has foreign bytes", excerpt(bytes(archive.raw(order)[:16])), "little")
 
-    def storage(identity: object) -> Storage:
+    def storage(identity: object) -> FileStorage:
         made = reader.storage(identity, expected=5)
         if made.data is None:
             data = archive.raw(f"{folder}data/{made.key}")
@@ -177,7 +177,7 @@ class _Reader:
     def __init__(self, path: str, file_nbytes: int) -> None:
         self.path = path
         self.max_nbytes = file_nbytes + _EXPANSION_ALLOWANCE_NBYTES
-        self.storages: dict[str, Storage] = {}
+        self.storages: dict[str, FileStorage] = {}
         self.handlers: Mapping[Name, Handler] = MappingProxyType(
             {
                 **_PLAIN_HANDLERS,
@@ -195,7 +195,7 @@ class _Reader:
             f"{self.path!r} {message}", found=found, wanted=wanted, hint=_DAMAGED
         )
 
-    def storage(self, identity: object, expected: int) -> Storage:
+    def storage(self, identity: object, expected: int) -> FileStorage:
         """Return the storage that a persistent id names; each key has one size and type."""
         if not isinstance(identity, tuple) or len(identity) != expected:
             raise PickleError(f"the persistent id {excerpt(identity)}")
@@ -207,7 +207,7 @@ class _Reader:
         if expected == 6 and identity[5] is not None:
             raise PickleError("a storage that is a view, as before PyTorch 0.4")
         nbytes = _natural(count, "a storage's size") * kind.itemsize
-        made = self.storages.setdefault(key, Storage(key, kind.dtype, nbytes, location))
+        made = self.storages.setdefault(key, FileStorage(key, kind.dtype, nbytes, location))
         if (made.dtype, made.nbytes) != (kind.dtype, nbytes):
             raise PickleError(f"storage {excerpt(key)} with two sizes or types")
         return made
@@ -236,7 +236,7 @@ class _Reader:
     def tensor(self, arguments: tuple[object, ...]) -> StoredTensor:
         """`_rebuild_tensor(_v2)`: storage, offset, size, stride, requires_grad, hooks, metadata."""
         storage = arguments[0] if arguments else None
-        if not isinstance(storage, Storage) or not 4 <= len(arguments) <= 7:
+        if not isinstance(storage, FileStorage) or not 4 <= len(arguments) <= 7:
             raise PickleError(f"a tensor made of {excerpt(arguments)}")
         if storage.dtype is None:
             raise PickleError("a tensor of an untyped storage, without a dtype")
@@ -246,7 +246,7 @@ class _Reader:
     def tensor_with_dtype(self, arguments: tuple[object, ...]) -> StoredTensor:
         """`_rebuild_tensor_v3`: as `_v2`, with the dtype after the hooks."""
         storage = arguments[0] if arguments else None
-        if not isinstance(storage, Storage) or not 7 <= len(arguments) <= 8:
+        if not isinstance(storage, FileStorage) or not 7 <= len(arguments) <= 8:
             raise PickleError(f"a tensor made of {excerpt(arguments)}")
         dtype = arguments[6]
         if not isinstance(dtype, TorchName) or dtype.name not in BY_NAME:
@@ -254,7 +254,7 @@ class _Reader:
         return self.window(storage, dtype.name, arguments[1:4], arguments[4] is True)
 
     def window(
-        self, storage: Storage, dtype: str, place: tuple[object, ...], requires_grad: bool
+        self, storage: FileStorage, dtype: str, place: tuple[object, ...], requires_grad: bool
     ) -> StoredTensor:
         """Return the tensor at `place` (offset, sizes, strides), all inside its storage."""
         offset = _natural(place[0], "a tensor's offset")

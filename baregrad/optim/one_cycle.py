@@ -10,7 +10,7 @@ from typing import NamedTuple
 from baregrad.base.errors import ArgumentError
 from baregrad.dtypes import dtypes
 from baregrad.optim.optimizer import Optimizer, ParamGroup
-from baregrad.optim.schedules import Schedule
+from baregrad.optim.schedules import LRScheduler
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.link import session
 
@@ -24,7 +24,7 @@ class _Phase(NamedTuple):
     rises: bool | None  # the momentum falls while the rate rises; None where it stays
 
 
-class OneCycleLR(Schedule):
+class OneCycleLR(LRScheduler):
     """From max_lr/div_factor to max_lr and down to the first rate divided by final_div_factor.
 
     max_lr: of all groups, or one for each. The cycle takes `total_steps`, or epochs *

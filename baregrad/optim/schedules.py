@@ -19,7 +19,7 @@ from baregrad.tensor.array.arguments import explain_arguments, explain_construct
 from baregrad.tensor.array.link import session
 
 
-class Schedule:
+class LRScheduler:
     """The base of schedules; a subclass writes `rate`. Made, it sets the rates of step 0."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -66,7 +66,7 @@ class Schedule:
         self._set()
 
 
-class StepLR(Schedule):
+class StepLR(LRScheduler):
     """base * gamma**(steps // step_size)."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
@@ -80,7 +80,7 @@ class StepLR(Schedule):
         return base * self.gamma ** ((steps + 0.5) / self.step_size).floor()
 
 
-class MultiStepLR(Schedule):
+class MultiStepLR(LRScheduler):
     """base * gamma**n, where n of the milestones have been reached."""
 
     def __init__(
@@ -98,7 +98,7 @@ class MultiStepLR(Schedule):
         return base * self.gamma**reached
 
 
-class ExponentialLR(Schedule):
+class ExponentialLR(LRScheduler):
     """base * gamma**steps."""
 
     def __init__(self, optimizer: Optimizer, gamma: float) -> None:
@@ -110,7 +110,7 @@ class ExponentialLR(Schedule):
         return base * self.gamma**steps
 
 
-class CosineAnnealingLR(Schedule):
+class CosineAnnealingLR(LRScheduler):
     """From base to eta_min over T_max steps along half a cosine, and on along it.
 
     Source: I. Loshchilov and F. Hutter, ICLR 2017.
@@ -133,7 +133,7 @@ class CosineAnnealingLR(Schedule):
         )
 
 
-class CosineAnnealingWarmRestarts(Schedule):
+class CosineAnnealingWarmRestarts(LRScheduler):
     """From base to eta_min along half a cosine, again and again.
 
     The first time takes T_0 steps, each other one T_mult times as many as the one before. Raises
@@ -169,7 +169,7 @@ class CosineAnnealingWarmRestarts(Schedule):
         return self.eta_min + (base - self.eta_min) * ((1 + (share * math.pi).cos()) * 0.5)
 
 
-class ConstantLR(Schedule):
+class ConstantLR(LRScheduler):
     """base times a factor for the first total_iters steps, base after that."""
 
     def __init__(
@@ -184,7 +184,7 @@ class ConstantLR(Schedule):
         return (steps < self.total_iters).where(base * self.factor, steps * 0 + base)
 
 
-class PolynomialLR(Schedule):
+class PolynomialLR(LRScheduler):
     """base * (1 - steps/total_iters)**power, and 0 after total_iters steps."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0) -> None:
@@ -198,7 +198,7 @@ class PolynomialLR(Schedule):
         return base * left**self.power
 
 
-class LinearLR(Schedule):
+class LinearLR(LRScheduler):
     """base times a factor that goes from start_factor to end_factor over total_iters steps."""
 
     def __init__(
@@ -228,11 +228,11 @@ class LinearWarmup(LinearLR):
         super().__init__(optimizer, start_factor, 1.0, warmup_steps)
 
 
-class SequentialLR(Schedule):
+class SequentialLR(LRScheduler):
     """Schedules one after another, each counting from 0 at its milestone, as of the same base."""
 
     def __init__(
-        self, optimizer: Optimizer, schedulers: Sequence[Schedule], milestones: Sequence[int]
+        self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]
     ) -> None:
         if len(schedulers) != len(milestones) + 1:
             raise ArgumentError(
@@ -251,7 +251,7 @@ class SequentialLR(Schedule):
         return found
 
 
-class LambdaLR(Schedule):
+class LambdaLR(LRScheduler):
     """base times a Python function of the step count, one function or one for each group.
 
     Raises JitError when it is stepped inside a captured function, whose replays would not call it.
@@ -369,7 +369,7 @@ class ReduceLROnPlateau:
             setattr(self, name, state_dict[name])
 
 
-explain_constructor(Schedule)
-explain_arguments(Schedule)
+explain_constructor(LRScheduler)
+explain_arguments(LRScheduler)
 explain_constructor(ReduceLROnPlateau)
 explain_arguments(ReduceLROnPlateau)

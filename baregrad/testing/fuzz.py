@@ -21,7 +21,7 @@ from baregrad.engine.session import Session, use_session
 from baregrad.testing.fuzz_compare import Difference, check
 from baregrad.testing.fuzz_grow import KINDS, grow
 from baregrad.testing.fuzz_oracle import check_statements
-from baregrad.testing.fuzz_program import Program
+from baregrad.testing.fuzz_program import FuzzProgram
 from baregrad.testing.fuzz_shrink import script, shrink
 from baregrad.testing.fuzz_workers import Chunk, spread
 from baregrad.testing.large_schedules import use_large_schedules
@@ -32,16 +32,16 @@ SESSION_EVERY = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FuzzFinding:
     """A program that differs, as small as it was made, and the script that shows it."""
 
     seed: int
-    program: Program
+    program: FuzzProgram
     difference: Difference
     script: str
 
 
-def check_seed(seed: int, large: int | None = None, kind: str | None = None) -> Finding | None:
+def check_seed(seed: int, large: int | None = None, kind: str | None = None) -> FuzzFinding | None:
     """Grow and check one program; every eighth also at lower levels of the reference.
 
     large: the session has the schedules of large arrays, on that machine; the script will say so.
@@ -50,14 +50,14 @@ def check_seed(seed: int, large: int | None = None, kind: str | None = None) -> 
     program = grow(seed, kind)
     lowered = seed % LOWERED_EVERY == 0
 
-    def differs(candidate: Program) -> Difference | None:
+    def differs(candidate: FuzzProgram) -> Difference | None:
         return check_statements(candidate) or check(candidate, lowered)
 
     difference = differs(program)
     if difference is None:
         return None
     small, shown = shrink(program, difference, differs)
-    return Finding(seed, small, shown, script(small, shown, large))
+    return FuzzFinding(seed, small, shown, script(small, shown, large))
 
 
 def is_large(seed: int) -> bool:
@@ -72,7 +72,7 @@ def fuzz(
     stop_at: int | None = None,
     kind: str | None = None,
     processes: int = 1,
-) -> list[Finding]:
+) -> list[FuzzFinding]:
     """Check the programs of seeds from `seed` on, in sessions of a few hundred; what differs.
 
     Stops early after `minutes`, or at `stop_at` findings. Compiled kernels are not kept on disk.
@@ -85,7 +85,7 @@ def fuzz(
         )
         for first in range(seed, seed + programs, SESSION_EVERY)
     ]  # fmt: skip
-    found: list[Finding] = []
+    found: list[FuzzFinding] = []
     if processes > 1:
         checked = spread(check_chunk, crashed, chunks, processes)
     else:
@@ -100,7 +100,7 @@ def fuzz(
     return found
 
 
-def check_chunk(chunk: Chunk) -> Iterator[tuple[int, Finding | None]]:
+def check_chunk(chunk: Chunk) -> Iterator[tuple[int, FuzzFinding | None]]:
     """Each seed of a chunk with what was found, in sessions of its own."""
     sessions = (Session(), Session())
     use_large_schedules(sessions[True], chunk.machine)
@@ -118,12 +118,12 @@ def check_chunk(chunk: Chunk) -> Iterator[tuple[int, Finding | None]]:
             session.close()
 
 
-def crashed(seed: int, chunk: Chunk, how: str) -> Finding:
+def crashed(seed: int, chunk: Chunk, how: str) -> FuzzFinding:
     """The finding of a seed at which a process died."""
     program = grow(seed, chunk.kind)
     difference = Difference("eager crashes", program.calls - 1, "", how)
     large = chunk.machine if is_large(seed) else None
-    return Finding(seed, program, difference, script(program, difference, large))
+    return FuzzFinding(seed, program, difference, script(program, difference, large))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

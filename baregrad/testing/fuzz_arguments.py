@@ -49,7 +49,7 @@ _COMPILED = 8
 _COUNTED = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple|got some positional)")
 
 
-class Finding(NamedTuple):
+class ArgumentFinding(NamedTuple):
     """A call that fails as it should not; `problem` is a line."""
 
     place: int
@@ -164,12 +164,12 @@ def work(seed: int, start: int, stop: int, progress: int, longest_s: float) -> N
     faulthandler.cancel_dump_traceback_later()
 
 
-def fuzz(calls: int, seed: int, longest_s: float = _LONGEST_S) -> list[Finding]:
+def fuzz(calls: int, seed: int, longest_s: float = _LONGEST_S) -> list[ArgumentFinding]:
     """Run calls in processes of their own; return what was found.
 
     longest_s: how long a call may take.
     """
-    found: list[Finding] = []
+    found: list[ArgumentFinding] = []
     start = 0
     while start < calls:
         stop = min(start + _CHUNK, calls)
@@ -184,10 +184,11 @@ def fuzz(calls: int, seed: int, longest_s: float = _LONGEST_S) -> list[Finding]:
             )
             last = int.from_bytes(os.pread(handle, 8, 0), "little")
         lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
-        found += [Finding(*json.loads(line)) for line in lines]
+        found += [ArgumentFinding(*json.loads(line)) for line in lines]
         if done.returncode:
             said = " ".join(done.stderr.split())[-300:]
-            found.append(Finding(last, draw(seed, last), f"dies of {done.returncode}: {said}"))
+            problem = f"dies of {done.returncode}: {said}"
+            found.append(ArgumentFinding(last, draw(seed, last), problem))
             stop = last + 1
         start = stop
     return found

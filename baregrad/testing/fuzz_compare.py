@@ -13,7 +13,7 @@ from baregrad.base.errors import BaregradError, CompilerBug
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
-from baregrad.testing.fuzz_program import Program, Statement, given
+from baregrad.testing.fuzz_program import FuzzProgram, Statement, given
 from baregrad.testing.fuzz_values import tolerance
 
 LOOSE = 1e-7
@@ -62,13 +62,13 @@ def _in_force(way: Way) -> Iterator[None]:
         yield
 
 
-def upload(data: dict[str, np.ndarray[Any, Any]], program: Program) -> dict[str, Tensor]:
+def upload(data: dict[str, np.ndarray[Any, Any]], program: FuzzProgram) -> dict[str, Tensor]:
     """Arrays by name as tensors of the dtypes that a program wants."""
     rows = {**program.arguments, **program.state}
     return {name: Tensor(array, dtype=rows[name].dtype) for name, array in data.items()}
 
 
-def run(program: Program, way: Way, calls: int | None = None) -> Results:
+def run(program: FuzzProgram, way: Way, calls: int | None = None) -> Results:
     """Call the program with fresh data each time; per call every array by name, state included.
 
     Where a program's sizes do not fit, the call that refuses them is the last, and has no arrays.
@@ -104,7 +104,7 @@ def perform(statements: tuple[Statement, ...], space: dict[str, Any]) -> None:
         exec(statement.text, space)  # noqa: S102 - as above
 
 
-def _sizes(program: Program, way: Way, call: int) -> list[Any]:
+def _sizes(program: FuzzProgram, way: Way, call: int) -> list[Any]:
     values = program.integers(call)
     if way.plain:
         return list(values.values())
@@ -112,7 +112,7 @@ def _sizes(program: Program, way: Way, call: int) -> list[Any]:
 
 
 def _called(
-    program: Program,
+    program: FuzzProgram,
     function: Callable[..., list[Tensor]],
     call: int,
     sizes: list[Any],
@@ -136,7 +136,7 @@ def values_of(tensor: Tensor) -> np.ndarray[Any, Any]:
     return tensor.numpy()
 
 
-def compare(program: Program, found: Results, wanted: Results, kind: str) -> Difference | None:
+def compare(program: FuzzProgram, found: Results, wanted: Results, kind: str) -> Difference | None:
     """The first difference that rounding does not explain.
 
     A jitted function has the bits of the plain one, but where state was put back to a constant:
@@ -157,7 +157,7 @@ def compare(program: Program, found: Results, wanted: Results, kind: str) -> Dif
     return None
 
 
-def _limit(program: Program, name: str, wanted: np.ndarray[Any, Any]) -> float:
+def _limit(program: FuzzProgram, name: str, wanted: np.ndarray[Any, Any]) -> float:
     if name in program.loose:
         finite = np.abs(wanted[np.isfinite(wanted)])
         return LOOSE * (1.0 + (float(finite.max()) if finite.size else 0.0))
@@ -168,7 +168,7 @@ def _limit(program: Program, name: str, wanted: np.ndarray[Any, Any]) -> float:
 
 
 def _differs(
-    program: Program,
+    program: FuzzProgram,
     name: str,
     found: np.ndarray[Any, Any],
     wanted: np.ndarray[Any, Any],
@@ -194,7 +194,7 @@ def _differs(
     )
 
 
-def check(program: Program, lowered: bool, jitted: bool = True) -> Difference | None:
+def check(program: FuzzProgram, lowered: bool, jitted: bool = True) -> Difference | None:
     """Run a program every way. Anything that is raised is a difference too.
 
     With `lowered`, also what kernels become: the linear level raises where one leaves its arrays,

@@ -12,7 +12,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.testing import fuzz_elementwise as elementwise
 from baregrad.testing import fuzz_structure as structure
 from baregrad.testing.fuzz_kinds import axes, draws, foreign, images, resets, scans, symbolic
-from baregrad.testing.fuzz_program import Maker, Program
+from baregrad.testing.fuzz_program import FuzzProgram, Maker
 from baregrad.testing.fuzz_values import Data, Known, added, draw_shape, multiplied, summed
 
 Rows = Sequence[tuple[Callable[[Maker], bool], int]]
@@ -69,7 +69,7 @@ def _data(rng: random.Random, dtype: DType | None = None) -> Data:
     return Data(draw_shape(rng), chosen, rng.random() < 0.3, rng.random() < 0.15)
 
 
-def grow(seed: int, kind: str | None = None) -> Program:
+def grow(seed: int, kind: str | None = None) -> FuzzProgram:
     """The program of a seed: the same on every machine.
 
     kind: one of KINDS; if None, the seed says which.
@@ -95,7 +95,7 @@ def grow(seed: int, kind: str | None = None) -> Program:
     results, loose = _results(maker)
     if leaves:
         _differentiate(maker, leaves, results, loose)
-    return Program(
+    return FuzzProgram(
         seed, maker.arguments, maker.state, (*maker.statements, *maker.broken[:1]), tuple(results),
         dict(maker.known), tuple(loose), maker.sizes, setup,
         resets.between(maker) if kind == "state" else (),

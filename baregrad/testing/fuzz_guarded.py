@@ -22,7 +22,7 @@ from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, use_session
 from baregrad.testing.fuzz_compare import Difference, check
 from baregrad.testing.fuzz_grow import grow
-from baregrad.testing.fuzz_program import Program
+from baregrad.testing.fuzz_program import FuzzProgram
 from baregrad.testing.fuzz_shrink import script, shrink
 from baregrad.testing.fuzz_workers import Chunk, spread
 from baregrad.testing.guarded_memory import GuardedDevice, use_guarded_memory
@@ -34,7 +34,7 @@ _CRASH = "eager crashes"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GuardedFinding:
     """A seed, what went wrong, and the script that shows it, made small."""
 
     seed: int
@@ -42,12 +42,12 @@ class Finding:
     script: str
 
 
-def check_chunk(chunk: Chunk) -> Iterator[tuple[int, Finding | None]]:
+def check_chunk(chunk: Chunk) -> Iterator[tuple[int, GuardedFinding | None]]:
     """Each seed of a chunk with what was found, on guarded memory."""
     session = Session()
     device = _guard(session, chunk)
 
-    def differs(program: Program) -> Difference | None:
+    def differs(program: FuzzProgram) -> Difference | None:
         # What an array ends at is not to hang on what ran before.
         device.guarded.begin(program.seed)
         return check(program, lowered=False)
@@ -62,7 +62,7 @@ def check_chunk(chunk: Chunk) -> Iterator[tuple[int, Finding | None]]:
                 yield seed, None
                 continue
             small, shown = shrink(program, difference, differs)
-            yield seed, Finding(seed, shown, _script(small, shown, chunk))
+            yield seed, GuardedFinding(seed, shown, _script(small, shown, chunk))
 
 
 def _guard(session: Session, chunk: Chunk) -> GuardedDevice:
@@ -72,20 +72,20 @@ def _guard(session: Session, chunk: Chunk) -> GuardedDevice:
     return use_guarded_memory(session, target)
 
 
-def _script(program: Program, difference: Difference, chunk: Chunk) -> str:
+def _script(program: FuzzProgram, difference: Difference, chunk: Chunk) -> str:
     large = chunk.machine // 2 if chunk.machine % 2 else None
     return script(program, difference, large, guarded=True)
 
 
-def crashed(seed: int, chunk: Chunk, how: str) -> Finding:
+def crashed(seed: int, chunk: Chunk, how: str) -> GuardedFinding:
     """The finding of a seed at which a process died, its program made small in processes."""
     program = grow(seed, chunk.kind)
     difference = Difference(_CRASH, program.calls - 1, "", how)
     small, shown = shrink(program, difference, lambda p: _crash_of(p, chunk))
-    return Finding(seed, shown, _script(small, shown, chunk))
+    return GuardedFinding(seed, shown, _script(small, shown, chunk))
 
 
-def _crash_of(program: Program, chunk: Chunk) -> Difference | None:
+def _crash_of(program: FuzzProgram, chunk: Chunk) -> Difference | None:
     """How a program crashes in a process of its own; None if it does not."""
     chunk = replace(chunk, first=0, count=1)
     (found,) = spread(_OneProgram(program), _how, [chunk], 1)
@@ -100,7 +100,7 @@ def _how(seed: int, chunk: Chunk, how: str) -> Difference:
 class _OneProgram:
     """Runs one program on guarded memory, for the sake of a crash alone."""
 
-    program: Program
+    program: FuzzProgram
 
     def __call__(self, chunk: Chunk) -> Iterator[tuple[int, Difference | None]]:
         session = Session()
@@ -116,14 +116,14 @@ def fuzz(
     minutes: float | None = None,
     processes: int = 1,
     kind: str = KIND,
-) -> list[Finding]:
+) -> list[GuardedFinding]:
     """Check the programs of seeds from `seed` on; what crashes or differs."""
     end = None if minutes is None else time.monotonic() + 60 * minutes
     chunks = [
         Chunk(first, min(CHUNK, seed + programs - first), kind, end, "CPU", first // CHUNK)
         for first in range(seed, seed + programs, CHUNK)
     ]
-    found: list[Finding] = []
+    found: list[GuardedFinding] = []
     with ProgressBar(programs, "fuzz") as bar:
         for _, finding in spread(check_chunk, crashed, chunks, processes):
             if finding is not None:

@@ -11,15 +11,15 @@ from baregrad.base.errors import BaregradError, CompilerBug
 from baregrad.base.options import options
 from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_compare import Difference, perform, upload, values_of
-from baregrad.testing.fuzz_program import Program, Statement, given
+from baregrad.testing.fuzz_program import FuzzProgram, Statement, given
 from baregrad.testing.fuzz_values import mantissa_bits
 from baregrad.testing.numpy_casts import Array, rounded
-from baregrad.testing.numpy_twin import Twin, TwinMaker, Uncovered
+from baregrad.testing.numpy_twin import NumPyTwin, TwinMaker, Uncovered
 
 KIND = "reference against NumPy"
 
 
-def check_statements(program: Program) -> Difference | None:
+def check_statements(program: FuzzProgram) -> Difference | None:
     """Run a program on the reference device, and each statement in NumPy beside; what differs.
 
     Statements that NumPy's twin does not cover pass. Sizes are those of the first call.
@@ -37,7 +37,7 @@ def check_statements(program: Program) -> Difference | None:
     return Difference(f"{KIND} raises", 0, "", text.splitlines()[0][:300])
 
 
-def _checked(program: Program) -> Difference | None:
+def _checked(program: FuzzProgram) -> Difference | None:
     with options.override(device="REF", ref_level="tensor"), warnings.catch_warnings():
         # Of means of nothing and the like.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -45,7 +45,7 @@ def _checked(program: Program) -> Difference | None:
         perform(program.setup, space)
         space.update(upload(program.data(0), program))
         space.update(program.integers(0))
-        twins: dict[str, Twin] = {}
+        twins: dict[str, NumPyTwin] = {}
         for statement in program.statements:
             detail = _compared(program, statement, space, twins)
             if detail:
@@ -54,17 +54,17 @@ def _checked(program: Program) -> Difference | None:
 
 
 def _compared(
-    program: Program, statement: Statement, space: dict[str, Any], twins: dict[str, Twin]
+    program: FuzzProgram, statement: Statement, space: dict[str, Any], twins: dict[str, NumPyTwin]
 ) -> str:
     """Take one step on both sides; how they differ."""
     names = [n for n in statement.reads if isinstance(space.get(n), Tensor)]
     beside: dict[str, Any] = {**space, "Tensor": TwinMaker()}
     for name in names:
         if name not in twins:
-            twins[name] = Twin(values_of(space[name]), space[name].dtype)
+            twins[name] = NumPyTwin(values_of(space[name]), space[name].dtype)
         # A statement that writes changes its own.
         twin = twins[name]
-        beside[name] = twin if statement.defines else Twin(twin.array.copy(), twin.dtype)
+        beside[name] = twin if statement.defines else NumPyTwin(twin.array.copy(), twin.dtype)
     before = {n: beside[n] for n in names}
     exec(statement.text, space)  # noqa: S102 - as above
     covered = True
@@ -80,12 +80,12 @@ def _compared(
     (name,) = statement.defines
     twins.pop(name, None)
     made = beside.get(name)
-    if not covered or not isinstance(made, Twin) or name not in program.known:
+    if not covered or not isinstance(made, NumPyTwin) or name not in program.known:
         return ""
     return _differs(program, name, space[name], made)
 
 
-def _differs(program: Program, name: str, tensor: Tensor, twin: Twin) -> str:
+def _differs(program: FuzzProgram, name: str, tensor: Tensor, twin: NumPyTwin) -> str:
     found = values_of(tensor)
     if found.shape != twin.shape:
         return f"{found.shape} instead of {twin.shape}"

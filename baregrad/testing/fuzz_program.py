@@ -116,7 +116,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FuzzProgram:
     """Arguments and state by name, statements, the names returned, and what is known of those.
 
     sizes: integers that are arguments as well. setup: statements over the state, before the first
@@ -177,7 +177,7 @@ class Program:
             for name, size in self.sizes.items()
         }
 
-    def without(self, position: int) -> Program:
+    def without(self, position: int) -> FuzzProgram:
         """The program without a statement, and without what reads what it alone defines."""
         gone = set(self.statements[position].defines)
         kept = []

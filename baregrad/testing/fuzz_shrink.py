@@ -18,12 +18,14 @@ from baregrad.testing.fuzz_compare import (
     Difference,
     Way,
 )
-from baregrad.testing.fuzz_program import Program, Statement
+from baregrad.testing.fuzz_program import FuzzProgram, Statement
 
-Check = Callable[[Program], Difference | None]
+Check = Callable[[FuzzProgram], Difference | None]
 
 
-def shrink(program: Program, difference: Difference, check: Check) -> tuple[Program, Difference]:
+def shrink(
+    program: FuzzProgram, difference: Difference, check: Check
+) -> tuple[FuzzProgram, Difference]:
     """The smallest program found, by deletions, that still fails in the same way."""
     changed = True
     while changed:
@@ -43,7 +45,7 @@ def _same_kind(a: Difference, b: Difference) -> bool:
     return a.kind == b.kind and ("raises" not in a.kind or clean[0] == clean[1])
 
 
-def _smaller(program: Program) -> Iterator[Program]:
+def _smaller(program: FuzzProgram) -> Iterator[FuzzProgram]:
     """Programs with one thing less, the largest steps first."""
     for name in program.results:
         if len(program.results) > 1:
@@ -64,7 +66,7 @@ def _smaller(program: Program) -> Iterator[Program]:
         yield smaller
 
 
-def _less_between(program: Program) -> Iterator[Program]:
+def _less_between(program: FuzzProgram) -> Iterator[FuzzProgram]:
     """Programs in which less happens between the calls, or before them."""
     for call, statements in enumerate(program.between):
         cases: list[tuple[Statement, ...]] = [()] if len(statements) > 1 else []
@@ -81,7 +83,7 @@ def _less_between(program: Program) -> Iterator[Program]:
             yield replace(program, setup=kept)
 
 
-def _bypassed(program: Program, position: int, statement: Statement) -> Iterator[Program]:
+def _bypassed(program: FuzzProgram, position: int, statement: Statement) -> Iterator[FuzzProgram]:
     """Programs in which readers of a statement read what it read."""
     if len(statement.defines) != 1:
         return
@@ -129,7 +131,7 @@ def _device_lines(large: int | None, guarded: bool) -> list[str]:
 
 
 def script(
-    program: Program, difference: Difference, large: int | None = None, guarded: bool = False
+    program: FuzzProgram, difference: Difference, large: int | None = None, guarded: bool = False
 ) -> str:
     """A Python program that needs nothing but baregrad and NumPy, and shows the difference.
 
@@ -169,7 +171,7 @@ def script(
     return "\n".join(lines) + "\n"
 
 
-def _data_lines(program: Program, count: int) -> list[str]:
+def _data_lines(program: FuzzProgram, count: int) -> list[str]:
     """What the program is called with, and what happens outside of it."""
     calls = [program.data(call) for call in range(count)]
     return [
@@ -183,7 +185,7 @@ def _data_lines(program: Program, count: int) -> list[str]:
     ]
 
 
-def _run_lines(program: Program) -> list[str]:
+def _run_lines(program: FuzzProgram) -> list[str]:
     """The function that runs the program one way or the other."""
     return [
         "def run(device, level, jitted, plain):",
@@ -207,7 +209,7 @@ def _run_lines(program: Program) -> list[str]:
     ]
 
 
-def _literals(program: Program, data: dict[str, np.ndarray]) -> str:
+def _literals(program: FuzzProgram, data: dict[str, np.ndarray]) -> str:
     rows = {**program.arguments, **program.state}
     cells = [
         f"{name!r}: (np.array({array.tolist()}, {array.dtype.name!r})"

@@ -24,7 +24,7 @@ from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, current_session, use_session
 from baregrad.testing.fuzz_compare import EAGER, JITTED, run
 from baregrad.testing.fuzz_grow import grow
-from baregrad.testing.fuzz_program import Program
+from baregrad.testing.fuzz_program import FuzzProgram
 
 PROGRAMS = 3
 TIMEOUT_S = 120.0
@@ -44,7 +44,7 @@ class Task:
 
     seeds: tuple[int, ...]
     model: int
-    programs: list[Program] = field(init=False, repr=False)
+    programs: list[FuzzProgram] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         grown = [grow(seed, "state" if seed % 3 == 0 else "mixed") for seed in self.seeds]
@@ -88,18 +88,18 @@ def trained(seed: int) -> Arrays:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ThreadOutcome:
     """What a thread found, or what it raised."""
 
     found: list[Arrays] = field(default_factory=list)
     raised: str = ""
 
 
-def together(tasks: Sequence[Callable[[], list[Arrays]]]) -> list[Outcome]:
+def together(tasks: Sequence[Callable[[], list[Arrays]]]) -> list[ThreadOutcome]:
     """Run tasks in a thread each, all begun at once, in the session and options in force."""
     session, device = current_session(), options.device
     gate = threading.Barrier(len(tasks))
-    outcomes = [Outcome() for _ in tasks]
+    outcomes = [ThreadOutcome() for _ in tasks]
 
     def work(position: int) -> None:
         with use_session(session), options.override(cache=False, device=device, verify=False):

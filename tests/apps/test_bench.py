@@ -14,7 +14,7 @@ import pytest
 
 from baregrad.apps import bench, bench_table
 from baregrad.apps.bench_cpu import CPU_ROWS
-from baregrad.apps.bench_machine import Neighbours
+from baregrad.apps.bench_machine import CoreUse
 from baregrad.apps.bench_measure import (
     Effort,
     Times,
@@ -245,7 +245,7 @@ def test_the_probe_copies_all_of_it() -> None:
 def test_neighbours_are_a_share() -> None:
     if not Path("/proc/stat").exists():
         pytest.skip("no /proc/stat on this system")
-    neighbours = Neighbours(detect_host().cores)
+    neighbours = CoreUse(detect_host().cores)
     for _ in range(100):
         sum(range(1000))
     found = neighbours.share()

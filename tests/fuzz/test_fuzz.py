@@ -18,7 +18,7 @@ from baregrad.testing import fuzz_compare
 from baregrad.testing.fuzz import check_seed, fuzz, is_large
 from baregrad.testing.fuzz_compare import Difference, check
 from baregrad.testing.fuzz_grow import grow
-from baregrad.testing.fuzz_program import Program, Statement
+from baregrad.testing.fuzz_program import FuzzProgram, Statement
 from baregrad.testing.fuzz_shrink import script, shrink
 from baregrad.testing.large_schedules import machines, use_large_schedules
 from tests.kernel import kernels as k
@@ -81,7 +81,7 @@ def test_large_schedules_are_those_of_several_machines() -> None:
         assert {each.name for each in others} == {row.name for row in CPU_ROWS[:3]}
 
 
-def _mixed(count: int) -> Iterator[Program]:
+def _mixed(count: int) -> Iterator[FuzzProgram]:
     return (grow(seed, "mixed") for seed in range(count))
 
 
@@ -112,7 +112,7 @@ def test_lower_levels_come_before_the_processor(monkeypatch: pytest.MonkeyPatch)
     """An access outside its array raises at the linear level; a processor may crash."""
     seen: list[str] = []
 
-    def run(program: Program, way: fuzz_compare.Way) -> fuzz_compare.Results:
+    def run(program: FuzzProgram, way: fuzz_compare.Way) -> fuzz_compare.Results:
         seen.append(way.level if way.device == "REF" else way.name)
         return original(program, way, 1)
 
@@ -122,7 +122,7 @@ def test_lower_levels_come_before_the_processor(monkeypatch: pytest.MonkeyPatch)
     assert seen == ["tensor", "kernel", "linear", "eager", "jit"]
 
 
-def _with(program: Program, *lines: str) -> Program:
+def _with(program: FuzzProgram, *lines: str) -> FuzzProgram:
     added = tuple(Statement.parse(line) for line in lines)
     return replace(program, statements=(*program.statements, *added))
 

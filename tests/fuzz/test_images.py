@@ -13,7 +13,7 @@ from baregrad.tensor import Tensor
 from baregrad.testing.fuzz import fuzz
 from baregrad.testing.fuzz_compare import upload, values_of
 from baregrad.testing.fuzz_grow import grow
-from baregrad.testing.fuzz_program import Program, given
+from baregrad.testing.fuzz_program import FuzzProgram, given
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +27,7 @@ def _as_torch(tensor: Tensor) -> Any:
     return torch.from_numpy(values_of(tensor).copy())
 
 
-def _compared(program: Program) -> tuple[int, str]:
+def _compared(program: FuzzProgram) -> tuple[int, str]:
     """How many statements PyTorch has an answer to, and the first that it answers otherwise."""
     count = 0
     space: dict[str, Any] = {**given(plain=True), **upload(program.data(0), program)}

@@ -13,10 +13,10 @@ import pytest
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.testing import fuzz_compare
-from baregrad.testing.fuzz import Finding, fuzz
+from baregrad.testing.fuzz import FuzzFinding, fuzz
 from baregrad.testing.fuzz_compare import EAGER, REFERENCE, Difference, check, run
 from baregrad.testing.fuzz_grow import KINDS, grow
-from baregrad.testing.fuzz_program import Program, Size, Statement
+from baregrad.testing.fuzz_program import FuzzProgram, Size, Statement
 from baregrad.testing.fuzz_shrink import script, shrink
 from baregrad.testing.fuzz_values import Data, Known
 from baregrad.testing.fuzz_workers import Chunk, spread
@@ -24,13 +24,13 @@ from baregrad.testing.fuzz_workers import Chunk, spread
 pytestmark = pytest.mark.differential
 
 
-def _program(*lines: str, sizes: dict[str, Size] | None = None) -> Program:
+def _program(*lines: str, sizes: dict[str, Size] | None = None) -> FuzzProgram:
     """A program of one argument, of 4 rows of 3."""
     statements = tuple(Statement.parse(line) for line in lines)
     names = tuple(name for statement in statements for name in statement.defines)
     known = {name: Known(4.0, 0.0, 0.25) for name in ("a0", *names)}
     data = {"a0": Data((4, 3), dtypes.float32)}
-    return Program(0, data, {}, statements, names[-1:], known, (), sizes or {})
+    return FuzzProgram(0, data, {}, statements, names[-1:], known, (), sizes or {})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,5 +159,5 @@ def test_a_crash_is_a_finding_and_not_the_end() -> None:
 
 def test_processes_find_what_one_finds() -> None:
     with options.override(verify=False):
-        found: list[Finding] = fuzz(2, seed=3, kind="mixed", processes=2)
+        found: list[FuzzFinding] = fuzz(2, seed=3, kind="mixed", processes=2)
     assert found == []

@@ -14,21 +14,21 @@ from baregrad.testing.fuzz import fuzz
 from baregrad.testing.fuzz_compare import EAGER, REFERENCE, Difference, run
 from baregrad.testing.fuzz_grow import grow
 from baregrad.testing.fuzz_oracle import KIND, check_statements
-from baregrad.testing.fuzz_program import Program, Statement, given
+from baregrad.testing.fuzz_program import FuzzProgram, Statement, given
 from baregrad.testing.fuzz_shrink import script
 from baregrad.testing.fuzz_values import Data, Known
 from baregrad.testing.numpy_casts import converted, rounded
-from baregrad.testing.numpy_twin import Twin, TwinMaker, Uncovered
+from baregrad.testing.numpy_twin import NumPyTwin, TwinMaker, Uncovered
 
 pytestmark = pytest.mark.differential
 
 
-def _program(*lines: str, dtype: DType = dtypes.float32, steep: bool = False) -> Program:
+def _program(*lines: str, dtype: DType = dtypes.float32, steep: bool = False) -> FuzzProgram:
     statements = tuple(Statement.parse(line) for line in lines)
     names = tuple(name for statement in statements for name in statement.defines)
     known = {name: Known(1000.0, 1e-3) for name in ("a0", *names)}
     data = {"a0": Data((4, 3), dtype, steep=steep)}
-    return Program(0, data, {}, statements, names[-1:], known)
+    return FuzzProgram(0, data, {}, statements, names[-1:], known)
 
 
 @pytest.mark.parametrize("kind", ["mixed", "steep", "state"])
@@ -64,7 +64,7 @@ def test_a_write_is_compared_and_seen_by_others() -> None:
 
 def test_what_numpy_lacks_passes() -> None:
     with pytest.raises(Uncovered):
-        Twin(np.ones(3), dtypes.float32).no_such_method()
+        NumPyTwin(np.ones(3), dtypes.float32).no_such_method()
     with pytest.raises(Uncovered):
         TwinMaker().no_such_method()
     assert check_statements(_program("v1 = Tensor.rand(3)", "v2 = v1 * 2")) is None

@@ -26,15 +26,15 @@ from baregrad.dtypes import decode, dtypes, encode
 from baregrad.render.gpu import GpuSignature, gpu_signature
 from baregrad.runtime.nvidia.code.tensor_map import TensorMap
 from baregrad.target.gpu import gpu_row
-from baregrad.testing.examples.matmul_hopper import Sizes
+from baregrad.testing.examples.matmul_hopper import MatmulSizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level
 
 HOPPER = gpu_row("sm_90a")
 CASES = (
-    Sizes(),
-    Sizes(rows=256, columns=64, depth=192, clusters=2, cluster=1),
-    Sizes(rows=1024, columns=1024, depth=1024, n=128, k=64, stages=4, clusters=32),
-    Sizes(rows=4096, columns=4096, depth=4096, n=256, k=64, stages=4, clusters=66),
+    MatmulSizes(),
+    MatmulSizes(rows=256, columns=64, depth=192, clusters=2, cluster=1),
+    MatmulSizes(rows=1024, columns=1024, depth=1024, n=128, k=64, stages=4, clusters=32),
+    MatmulSizes(rows=4096, columns=4096, depth=4096, n=256, k=64, stages=4, clusters=66),
 )
 # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of `cuda.h`.
 _MAX_DYNAMIC = 8
@@ -94,7 +94,7 @@ def maps_of(sig: GpuSignature, arrays: Sequence[Any], places: Sequence[Address])
     return found
 
 
-def measure(driver: Driver, sizes: Sizes) -> bool:
+def measure(driver: Driver, sizes: MatmulSizes) -> bool:
     """Run one size; print what came out, and return whether it is right."""
     program = linear_level(sizes)
     sig = gpu_signature(program)

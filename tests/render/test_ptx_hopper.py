@@ -16,7 +16,7 @@ from baregrad.base.errors import MissingDependency
 from baregrad.ir.core.node import Node
 from baregrad.render.gpu import gpu_signature
 from baregrad.runtime.nvidia.code.tensor_map import TensorMap
-from baregrad.testing.examples.matmul_hopper import Sizes
+from baregrad.testing.examples.matmul_hopper import MatmulSizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level
 from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
@@ -26,14 +26,14 @@ from tests.render.gpu_harness import HOPPER
 
 pytestmark = pytest.mark.differential
 # A cluster of one block: the interpreter has no larger ones.
-ALONE = Sizes(rows=256, columns=64, depth=192, clusters=2, cluster=1)
+ALONE = MatmulSizes(rows=256, columns=64, depth=192, clusters=2, cluster=1)
 
 
 def text_of(program: Node) -> str:
     return render.get("ptx").render(program, HOPPER)
 
 
-def run(sizes: Sizes, text: str) -> float:
+def run(sizes: MatmulSizes, text: str) -> float:
     """The largest error of the result, relative to the largest element."""
     program = linear_level(sizes)
     sig = gpu_signature(program)
@@ -94,12 +94,14 @@ def ptxas() -> Path | None:
         return None
 
 
-LARGE = Sizes(rows=4096, columns=4096, depth=4096, n=256, k=64, stages=4, clusters=66, part=16)
+LARGE = MatmulSizes(
+    rows=4096, columns=4096, depth=4096, n=256, k=64, stages=4, clusters=66, part=16
+)
 
 
 @pytest.mark.skipif(ptxas() is None, reason="ptxas is not installed")
-@pytest.mark.parametrize("sizes", (Sizes(), ALONE, LARGE), ids=("small", "alone", "large"))
-def test_the_assembler_keeps_the_matrix_unit_busy(sizes: Sizes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", (MatmulSizes(), ALONE, LARGE), ids=("small", "alone", "large"))
+def test_the_assembler_keeps_the_matrix_unit_busy(sizes: MatmulSizes, tmp_path: Path) -> None:
     """C7509 to C7519 are its complaints that it made the products wait for each other."""
     path = tmp_path / "k.ptx"
     path.write_text(text_of(linear_level(sizes)))
@@ -111,7 +113,7 @@ def test_the_assembler_keeps_the_matrix_unit_busy(sizes: Sizes, tmp_path: Path) 
 
 
 def test_the_launch_is_told() -> None:
-    program = linear_level(Sizes())
+    program = linear_level(MatmulSizes())
     sig, text = gpu_signature(program), text_of(program)
     assert sig.warps and sig.threads == 32 * program.arg.warps
     assert f".reqntid {sig.threads}, 1, 1" in text and ".reqnctapercluster 2, 1, 1" in text

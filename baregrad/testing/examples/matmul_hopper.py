@@ -27,7 +27,7 @@ M_ATOM = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class MatmulSizes:
     """The problem and its tiling, in elements; a block's tile is 128 x n, k at a time.
 
     clusters: how many are launched. part: columns of one staged piece of the output.
@@ -60,19 +60,19 @@ class Sizes:
         return self.depth // self.k
 
 
-def tensor_level(sizes: Sizes) -> Node:
+def tensor_level(sizes: MatmulSizes) -> Node:
     """The product of whole arrays, summed in float32."""
     a = param(1, sizes.rows, sizes.depth, dtype=BF16, name="A")
     b = param(2, sizes.columns, sizes.depth, dtype=BF16, name="B")
     return cast(contracted(a, b), BF16)
 
 
-def kernel_level(sizes: Sizes) -> Node:
+def kernel_level(sizes: MatmulSizes) -> Node:
     """What the passes make of `tensor_level`."""
     return kernel_of(tensor_level(sizes))
 
 
-def kernel_by_hand(sizes: Sizes) -> Node:
+def kernel_by_hand(sizes: MatmulSizes) -> Node:
     """The same, written down."""
     i, j, r = (range_node(e, p) for p, e in enumerate((sizes.rows, sizes.columns, sizes.depth)))
     a = param(1, sizes.rows, sizes.depth, dtype=BF16, name="A")
@@ -125,7 +125,7 @@ def copy(array: Node, value: Node, *rest: Dim, how: CopyTo) -> Node:
 class Parts:
     """The nodes that both roles of the kernel share."""
 
-    sizes: Sizes
+    sizes: MatmulSizes
     a: Node
     b: Node
     c: Node
@@ -143,7 +143,7 @@ class Parts:
     counter: Node
 
 
-def parts_of(sizes: Sizes) -> Parts:
+def parts_of(sizes: MatmulSizes) -> Parts:
     """Arguments, buffers, the ring and the loops."""
     s = sizes
     a = Node(Ops.PARAM, BF16, (), Param(1, (s.rows, s.depth), "A"))
@@ -249,7 +249,7 @@ def epilogue(p: Parts) -> Node:
     return effect(Ops.LOOP, piece, body)
 
 
-def loop_level(sizes: Sizes) -> Node:
+def loop_level(sizes: MatmulSizes) -> Node:
     """The kernel as roles, with its synchronisation derived."""
     p = parts_of(sizes)
     info = KernelInfo("matmul_hopper", "NV", (sizes.clusters,), sizes.cluster, 12)
@@ -257,4 +257,4 @@ def loop_level(sizes: Sizes) -> Node:
     return derive_synchronisation(Node(Ops.KERNEL, dtypes.token, body, info))
 
 
-__all__ = ["Sizes", "const", "kernel_by_hand", "kernel_level", "loop_level", "tensor_level"]
+__all__ = ["MatmulSizes", "const", "kernel_by_hand", "kernel_level", "loop_level", "tensor_level"]

@@ -16,7 +16,7 @@ from baregrad.ir.verify.protocol_limits import (
 from baregrad.testing.examples.levels import Levels
 from baregrad.testing.examples.matmul_hopper import (
     M_ATOM,
-    Sizes,
+    MatmulSizes,
     kernel_level,
     loop_level,
     tensor_level,
@@ -29,7 +29,7 @@ WGMMA_K = 16
 Value = Node | int
 
 
-class Assembler:
+class LinearBuilder:
     """Instructions in order; methods append one and give its value."""
 
     def __init__(self) -> None:
@@ -81,10 +81,10 @@ def integer(value: Value) -> Node:
     return value if isinstance(value, Node) else const(value, I64)
 
 
-class Emitter:
+class MatmulEmitter:
     """Writes the kernel; what it knows of the protocol comes from the loop level's PIPE."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: MatmulSizes) -> None:
         self.sizes = sizes
         self.kernel = loop_level(sizes)
         nodes = toposort(self.kernel)
@@ -97,7 +97,7 @@ class Emitter:
         self.shared = shared_nbytes(self.kernel)
         self.full = self.shared - 2 * sizes.stages * MBARRIER_NBYTES
         self.empty = self.full + sizes.stages * MBARRIER_NBYTES
-        self.asm = Assembler()
+        self.asm = LinearBuilder()
         self.total = [Node(Ops.REG, F32, (), Reg(i, LANES)) for i in range(sizes.n // 2)]
 
     def program(self) -> Node:
@@ -281,14 +281,14 @@ class Emitter:
         asm.end(2)
 
 
-def linear_level(sizes: Sizes) -> Node:
+def linear_level(sizes: MatmulSizes) -> Node:
     """The machine instructions of the kernel; n a multiple of 16, pieces of 16 columns."""
-    return Emitter(sizes).program()
+    return MatmulEmitter(sizes).program()
 
 
-def matmul_hopper_levels(sizes: Sizes | None = None) -> Levels:
+def matmul_hopper_levels(sizes: MatmulSizes | None = None) -> Levels:
     """The four levels; the schedule is the text that the builders of the lower levels follow."""
-    sizes = Sizes() if sizes is None else sizes
+    sizes = MatmulSizes() if sizes is None else sizes
     return Levels(
         "matmul_hopper",
         tensor_level(sizes),

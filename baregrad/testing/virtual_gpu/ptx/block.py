@@ -34,7 +34,7 @@ from baregrad.testing.virtual_gpu.ptx.memory import (
     Region,
 )
 from baregrad.testing.virtual_gpu.ptx.races import Race, SharedRaces
-from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, KernelText
+from baregrad.testing.virtual_gpu.ptx.syntax import KernelText, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.types import UNSIGNED, Array
 
 Index = slice | Array
@@ -73,7 +73,7 @@ class PreparedKernel:
     """
 
     kernel: KernelText
-    instructions: list[Instruction]
+    instructions: list[PtxInstruction]
     steps: list[PreparedInstruction]
     leaders: frozenset[int]
     register_bits: list[int]

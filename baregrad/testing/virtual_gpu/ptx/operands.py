@@ -15,9 +15,9 @@ from baregrad.testing.virtual_gpu.ptx.syntax import (
     AddressOperand,
     Identifier,
     Immediate,
-    Instruction,
     KernelText,
     Operand,
+    PtxInstruction,
     Variable,
     Vector,
 )
@@ -125,7 +125,7 @@ class Decoder:
 
     # ---- names ----------------------------------------------------------------------------------
 
-    def refuse(self, instruction: Instruction, why: str = "no such instruction") -> NoReturn:
+    def refuse(self, instruction: PtxInstruction, why: str = "no such instruction") -> NoReturn:
         """Raise UnsupportedInstruction for an instruction."""
         raise UnsupportedInstruction(
             f"the PTX interpreter does not run this: {why}",
@@ -133,7 +133,7 @@ class Decoder:
             text=instruction.text,
         )
 
-    def type_of(self, instruction: Instruction, place: int = -1) -> OperandType:
+    def type_of(self, instruction: PtxInstruction, place: int = -1) -> OperandType:
         """Return the type that a modifier names, by its place among those that are types."""
         names = [one for one in instruction.modifiers if one in TYPES]
         if not names or not -len(names) <= place < len(names):
@@ -156,7 +156,7 @@ class Decoder:
                 return found
         return None
 
-    def label(self, instruction: Instruction, name: Operand) -> int:
+    def label(self, instruction: PtxInstruction, name: Operand) -> int:
         """Return the place of the instruction that a label stands before."""
         if not isinstance(name, Identifier):
             self.refuse(instruction, "a branch goes to a label")
@@ -168,7 +168,7 @@ class Decoder:
 
     # ---- reading --------------------------------------------------------------------------------
 
-    def read(self, instruction: Instruction, operand: Operand, row: OperandType) -> Reader:
+    def read(self, instruction: PtxInstruction, operand: Operand, row: OperandType) -> Reader:
         """Return the reader of an operand as values of a type: (n,) or (1,) arrays."""
         if isinstance(operand, Immediate):
             literal = immediate_array(operand, row)
@@ -187,7 +187,11 @@ class Decoder:
         return self._read_special(instruction, operand.text, row)
 
     def _read_register(
-        self, instruction: Instruction, operand: Identifier, slot: tuple[int, str], row: OperandType
+        self,
+        instruction: PtxInstruction,
+        operand: Identifier,
+        slot: tuple[int, str],
+        row: OperandType,
     ) -> Reader:
         number, held = slot
         name = operand.text
@@ -234,7 +238,9 @@ class Decoder:
 
         return read_low
 
-    def _read_packed(self, instruction: Instruction, operand: Vector, row: OperandType) -> Reader:
+    def _read_packed(
+        self, instruction: PtxInstruction, operand: Vector, row: OperandType
+    ) -> Reader:
         """Read `{low, high}` as one value."""
         part = TYPES[f"b{row.bits // len(operand.items)}"]
         readers = [self.read(instruction, item, part) for item in operand.items]
@@ -249,7 +255,7 @@ class Decoder:
 
         return read
 
-    def _read_special(self, instruction: Instruction, name: str, row: OperandType) -> Reader:
+    def _read_special(self, instruction: PtxInstruction, name: str, row: OperandType) -> Reader:
         dtype = row.numpy
         if name in _CLOCKS:
             return lambda block, index: np.array([-block.steps_left & 0x7FFFFFFF]).astype(dtype)
@@ -262,7 +268,7 @@ class Decoder:
 
     # ---- writing --------------------------------------------------------------------------------
 
-    def write(self, instruction: Instruction, operand: Operand, row: OperandType) -> Writer:
+    def write(self, instruction: PtxInstruction, operand: Operand, row: OperandType) -> Writer:
         """Return the writer of values of a type to a destination; `_` takes and forgets them."""
         if isinstance(operand, Vector):
             return self._write_parts(instruction, operand, row)
@@ -298,7 +304,9 @@ class Decoder:
 
         return write
 
-    def _write_parts(self, instruction: Instruction, operand: Vector, row: OperandType) -> Writer:
+    def _write_parts(
+        self, instruction: PtxInstruction, operand: Vector, row: OperandType
+    ) -> Writer:
         """Write one value to `{low, high}`."""
         part = TYPES[f"b{row.bits // len(operand.items)}"]
         writers = [self.write(instruction, item, part) for item in operand.items]
@@ -317,7 +325,7 @@ class Decoder:
 
     # ---- addresses ------------------------------------------------------------------------------
 
-    def address(self, instruction: Instruction, operand: Operand) -> tuple[Reader, str]:
+    def address(self, instruction: PtxInstruction, operand: Operand) -> tuple[Reader, str]:
         """Return the reader of an address, int64, and the space of the variable it names or ``."""
         if not isinstance(operand, AddressOperand):
             self.refuse(instruction, f"{operand} is no address")
@@ -348,7 +356,7 @@ class Decoder:
             ), ""
         return (lambda block, index: base(block, index).view(np.int64) + offset), ""
 
-    def guard(self, instruction: Instruction) -> Reader | None:
+    def guard(self, instruction: PtxInstruction) -> Reader | None:
         """Return the reader of an instruction's guard, True where it runs; None without one."""
         if instruction.guard is None:
             return None

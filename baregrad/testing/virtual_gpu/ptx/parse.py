@@ -11,11 +11,11 @@ from baregrad.testing.virtual_gpu.ptx.syntax import (
     AddressOperand,
     Identifier,
     Immediate,
-    Instruction,
     KernelText,
     ModuleText,
     Operand,
     OperandPair,
+    PtxInstruction,
     Variable,
     Vector,
 )
@@ -307,7 +307,7 @@ class _Parser:
                 return
             self._expect(",")
 
-    def _instruction(self, scope: int) -> Instruction:
+    def _instruction(self, scope: int) -> PtxInstruction:
         guard = None
         line = self._peek().line
         if self._take("@"):
@@ -324,7 +324,7 @@ class _Parser:
                 break
             self._expect(",")
         text = self.lines[line - 1].strip()
-        return Instruction(
+        return PtxInstruction(
             line, text, opcode, tuple(modifiers), tuple(operands), guard, scope
         )
 

@@ -30,7 +30,7 @@ from baregrad.testing.virtual_gpu.ptx.ops.mbarrier import MBARRIER_CONTROL
 from baregrad.testing.virtual_gpu.ptx.ops.warp import WARP_CONTROL, active_mask
 from baregrad.testing.virtual_gpu.ptx.ops.wgmma import WARPGROUP_CONTROL
 from baregrad.testing.virtual_gpu.ptx.parse import parse_module, type_nbytes
-from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, KernelText, ModuleText, Variable
+from baregrad.testing.virtual_gpu.ptx.syntax import KernelText, ModuleText, PtxInstruction, Variable
 from baregrad.testing.virtual_gpu.ptx.types import TYPES
 
 Argument = int | float | bytes | np.generic | npt.NDArray[Any]
@@ -193,7 +193,7 @@ def _prepare_kernel(kernel: KernelText, places: Places, globals_: PtxMemory) -> 
     """Lay out the kernel's variables and make its instructions ready; `places` is extended."""
     last = kernel.instructions[-1].line if kernel.instructions else 1
     # Running off the end of the body ends a thread as `ret` does.
-    instructions = [*kernel.instructions, Instruction(last, "}", "ret", (), (), None, 0)]
+    instructions = [*kernel.instructions, PtxInstruction(last, "}", "ret", (), (), None, 0)]
     if int(np.prod(kernel.directives.get("reqnctapercluster", (1,)))) > 1:
         first = instructions[0]
         raise UnsupportedInstruction(
@@ -218,7 +218,7 @@ def _prepare_kernel(kernel: KernelText, places: Places, globals_: PtxMemory) -> 
     )  # fmt: skip
 
 
-def _prepare(decoder: Decoder, instruction: Instruction) -> PreparedInstruction:
+def _prepare(decoder: Decoder, instruction: PtxInstruction) -> PreparedInstruction:
     try:
         return _build(decoder, instruction)
     except (IndexError, KeyError, ValueError):
@@ -226,7 +226,7 @@ def _prepare(decoder: Decoder, instruction: Instruction) -> PreparedInstruction:
         decoder.refuse(instruction, "this form of it is not known")
 
 
-def _build(decoder: Decoder, instruction: Instruction) -> PreparedInstruction:
+def _build(decoder: Decoder, instruction: PtxInstruction) -> PreparedInstruction:
     name = instruction.opcode
     if name in _CONTROL:
         return PreparedInstruction(_CONTROL[name](decoder, instruction), True)
@@ -244,7 +244,7 @@ def _build(decoder: Decoder, instruction: Instruction) -> PreparedInstruction:
     return PreparedInstruction(run, False)
 
 
-def _granule(instructions: list[Instruction]) -> int:
+def _granule(instructions: list[PtxInstruction]) -> int:
     """Return the bytes of the smallest access that may touch shared memory."""
     smallest = 16
     for one in instructions:

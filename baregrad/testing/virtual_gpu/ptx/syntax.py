@@ -49,7 +49,7 @@ Operand = Identifier | Immediate | Vector | OperandPair | AddressOperand
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class PtxInstruction:
     """One instruction; `scope` is the innermost pair of braces that it stands in."""
 
     line: int
@@ -106,7 +106,7 @@ class KernelText:
     variables: dict[tuple[int, str], Variable] = field(default_factory=dict)
     labels: dict[tuple[int, str], int] = field(default_factory=dict)
     branch_tables: dict[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: list[PtxInstruction] = field(default_factory=list)
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def chain(self, scope: int) -> list[int]:

@@ -19,7 +19,7 @@ from baregrad.testing.virtual_gpu.ptx.memory import (
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder
 from baregrad.testing.virtual_gpu.ptx.ops.floats import by_lanes, rounded
 from baregrad.testing.virtual_gpu.ptx.rounding import decode, encode, values_of
-from baregrad.testing.virtual_gpu.ptx.syntax import AddressOperand, Instruction, Operand, Vector
+from baregrad.testing.virtual_gpu.ptx.syntax import AddressOperand, Operand, PtxInstruction, Vector
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array, OperandType, raw_type
 
 Change = Callable[[list[Array]], Array]
@@ -34,7 +34,7 @@ _WINDOWS: Final = MappingProxyType({
 _STRONG: Final = ("volatile", "relaxed", "acquire", "release")
 
 
-def space_of(instruction: Instruction, named: str = "") -> str:
+def space_of(instruction: PtxInstruction, named: str = "") -> str:
     """Return the state space that an access names, `generic` where it names none."""
     found = instruction.one_of(tuple(_SPACES))
     if found:
@@ -43,11 +43,11 @@ def space_of(instruction: Instruction, named: str = "") -> str:
     return named or "generic"
 
 
-def _lanes(instruction: Instruction) -> int:
+def _lanes(instruction: PtxInstruction) -> int:
     return {"v2": 2, "v4": 4, "v8": 8}.get(instruction.one_of(("v2", "v4", "v8")), 1)
 
 
-def _parts(decoder: Decoder, instruction: Instruction, operand: Operand) -> tuple[Operand, ...]:
+def _parts(decoder: Decoder, instruction: PtxInstruction, operand: Operand) -> tuple[Operand, ...]:
     lanes = _lanes(instruction)
     items = operand.items if isinstance(operand, Vector) else (operand,)
     if len(items) != lanes:
@@ -55,7 +55,7 @@ def _parts(decoder: Decoder, instruction: Instruction, operand: Operand) -> tupl
     return items
 
 
-def load(decoder: Decoder, instruction: Instruction) -> Execute:
+def load(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`ld`, `ldu` and vector forms; narrow values are extended to their registers."""
     row = decoder.type_of(instruction)
     target, place = instruction.operands[:2]
@@ -77,7 +77,7 @@ def load(decoder: Decoder, instruction: Instruction) -> Execute:
     return run
 
 
-def store(decoder: Decoder, instruction: Instruction) -> Execute:
+def store(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`st` and vector forms; wide registers give their low bits."""
     row = decoder.type_of(instruction)
     place, source = instruction.operands[:2]
@@ -103,7 +103,7 @@ _OPERATIONS: Final = (
 )
 
 
-def change_of(decoder: Decoder, instruction: Instruction, row: OperandType) -> Change:
+def change_of(decoder: Decoder, instruction: PtxInstruction, row: OperandType) -> Change:
     """Return what an atomic makes of [old, operand, second operand]."""
     name = instruction.one_of(_OPERATIONS)
     lane = row.lane or row.name
@@ -137,7 +137,7 @@ def change_of(decoder: Decoder, instruction: Instruction, row: OperandType) -> C
     return changes[name]
 
 
-def atomic(decoder: Decoder, instruction: Instruction) -> Execute:
+def atomic(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`atom` and `red`: threads at one address take their turns in the order of their numbers."""
     row = decoder.type_of(instruction)
     operands = list(instruction.operands)
@@ -196,7 +196,7 @@ def _turns(places: Array) -> list[Array]:
 # ---- addresses ----------------------------------------------------------------------------------
 
 
-def convert_address(decoder: Decoder, instruction: Instruction) -> Execute:
+def convert_address(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`cvta` and `cvta.to`: between a space's own addresses and generic ones."""
     row = TYPES["u64" if instruction.has("u64") else "u32"]
     space = space_of(instruction)
@@ -214,7 +214,7 @@ def convert_address(decoder: Decoder, instruction: Instruction) -> Execute:
     return lambda block, index: write(block, index, read(block, index) + delta)
 
 
-def is_space(decoder: Decoder, instruction: Instruction) -> Execute:
+def is_space(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`isspacep`: whether a generic address lies in a space."""
     space = space_of(instruction)
     read = decoder.read(instruction, instruction.operands[1], TYPES["u64"])
@@ -233,19 +233,19 @@ def is_space(decoder: Decoder, instruction: Instruction) -> Execute:
     return run
 
 
-def nothing(decoder: Decoder, instruction: Instruction) -> Execute:
+def nothing(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """Hints and fences, which order nothing that this model would leave unordered."""
     return lambda block, index: None
 
 
-def dependent_launch(decoder: Decoder, instruction: Instruction) -> Execute:
+def dependent_launch(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`griddepcontrol`: `.wait` lets threads of a kernel that began early touch memory."""
     if instruction.has("wait"):
         return lambda block, index: block.wait_for_launch(index)
     return nothing(decoder, instruction)
 
 
-def cache_policy(decoder: Decoder, instruction: Instruction) -> Execute:
+def cache_policy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`createpolicy`: a number that caches read, and nobody else."""
     write = decoder.write(instruction, instruction.operands[0], TYPES["b64"])
     return lambda block, index: write(block, index, np.zeros(1, np.uint64))

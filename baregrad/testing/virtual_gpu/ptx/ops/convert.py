@@ -27,7 +27,7 @@ from baregrad.testing.virtual_gpu.ptx.rounding import (
     two_sum,
     values_of,
 )
-from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, OperandPair, Vector
+from baregrad.testing.virtual_gpu.ptx.syntax import OperandPair, PtxInstruction, Vector
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, UNSIGNED, Array, OperandType
 
 Convert = Callable[[Array], Array]
@@ -44,7 +44,7 @@ _LARGEST: Final = MappingProxyType({
 # ---- cvt ----------------------------------------------------------------------------------------
 
 
-def convert(decoder: Decoder, instruction: Instruction) -> Execute:
+def convert(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`cvt`."""
     to, source = decoder.type_of(instruction, -2), decoder.type_of(instruction, -1)
     if to.lane and not source.lane:
@@ -58,7 +58,7 @@ def convert(decoder: Decoder, instruction: Instruction) -> Execute:
 
 
 def _converter(
-    decoder: Decoder, instruction: Instruction, to: OperandType, source: OperandType
+    decoder: Decoder, instruction: PtxInstruction, to: OperandType, source: OperandType
 ) -> Convert:
     if "pred" in (to.name, source.name):
         decoder.refuse(instruction)
@@ -96,7 +96,7 @@ def _from_integer(to: OperandType, source: OperandType, mode: str) -> Convert:
     return function
 
 
-def _to_integer(instruction: Instruction, to: OperandType, source: OperandType) -> Convert:
+def _to_integer(instruction: PtxInstruction, to: OperandType, source: OperandType) -> Convert:
     integral = _TO_INTEGRAL[instruction.one_of(tuple(_TO_INTEGRAL), "rzi")]
     ftz = instruction.has("ftz") and source.name == "f32"
     info = np.iinfo(to.numpy)
@@ -115,7 +115,7 @@ def _to_integer(instruction: Instruction, to: OperandType, source: OperandType) 
     return function
 
 
-def _between_floats(instruction: Instruction, to: OperandType, source: OperandType) -> Convert:
+def _between_floats(instruction: PtxInstruction, to: OperandType, source: OperandType) -> Convert:
     mode = instruction.one_of(ROUNDINGS, "rn")
     integral = _TO_INTEGRAL.get(instruction.one_of(tuple(_TO_INTEGRAL)))
     ftz = instruction.has("ftz")
@@ -132,7 +132,7 @@ def _between_floats(instruction: Instruction, to: OperandType, source: OperandTy
     return function
 
 
-def _narrow(instruction: Instruction, value: Array, name: str, mode: str) -> Array:
+def _narrow(instruction: PtxInstruction, value: Array, name: str, mode: str) -> Array:
     """Round float64 values to a float type, with `.sat`, `.relu` and `.satfinite`."""
     if instruction.has("sat"):
         value = saturate(value)
@@ -149,7 +149,7 @@ def _narrow(instruction: Instruction, value: Array, name: str, mode: str) -> Arr
 
 
 def _pack(
-    decoder: Decoder, instruction: Instruction, to: OperandType, source: OperandType
+    decoder: Decoder, instruction: PtxInstruction, to: OperandType, source: OperandType
 ) -> Execute:
     """`cvt.f16x2.f32 d, high, low`."""
     mode = instruction.one_of(ROUNDINGS, "rn")
@@ -165,7 +165,7 @@ def _pack(
 
 
 def _unpack(
-    decoder: Decoder, instruction: Instruction, to: OperandType, source: OperandType
+    decoder: Decoder, instruction: PtxInstruction, to: OperandType, source: OperandType
 ) -> Execute:
     """`cvt.f16x2.e4m3x2` and back."""
     mode = instruction.one_of(ROUNDINGS, "rn")
@@ -182,7 +182,7 @@ def _unpack(
 # ---- mov ----------------------------------------------------------------------------------------
 
 
-def move(decoder: Decoder, instruction: Instruction) -> Execute:
+def move(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`mov`, which packs and unpacks vectors too."""
     row = decoder.type_of(instruction)
     target, source = instruction.operands
@@ -224,7 +224,7 @@ def comparison(name: str, row: OperandType) -> Callable[[Array, Array], Array]:
     return function
 
 
-def set_predicate(decoder: Decoder, instruction: Instruction) -> Execute:
+def set_predicate(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`setp`: a comparison, combined with a predicate; `p|q` takes the opposite as well."""
     row = decoder.type_of(instruction)
     name = instruction.one_of(_COMPARISONS)
@@ -265,7 +265,7 @@ def set_predicate(decoder: Decoder, instruction: Instruction) -> Execute:
     return run
 
 
-def set_value(decoder: Decoder, instruction: Instruction) -> Execute:
+def set_value(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`set`: a comparison's result as a number: ones or 1.0."""
     to, row = decoder.type_of(instruction, -2), decoder.type_of(instruction, -1)
     name = instruction.one_of(_COMPARISONS)
@@ -287,7 +287,7 @@ def set_value(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, function, (row, row), to)
 
 
-def select(decoder: Decoder, instruction: Instruction) -> Execute:
+def select(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`selp`: one of two values, by a predicate."""
     row = decoder.type_of(instruction)
 
@@ -297,7 +297,7 @@ def select(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, function, (row, row, TYPES["pred"]), row)
 
 
-def select_by_sign(decoder: Decoder, instruction: Instruction) -> Execute:
+def select_by_sign(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`slct`: one of two values, by a number's sign."""
     row, by = decoder.type_of(instruction, -2), decoder.type_of(instruction, -1)
 

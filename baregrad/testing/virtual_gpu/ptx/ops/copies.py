@@ -19,7 +19,7 @@ from baregrad.testing.virtual_gpu.ptx.ops.access import change_of
 from baregrad.testing.virtual_gpu.ptx.ops.floats import rounded
 from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
 from baregrad.testing.virtual_gpu.ptx.ops.mbarrier import arrive, barrier_at, complete_copy
-from baregrad.testing.virtual_gpu.ptx.syntax import AddressOperand, Immediate, Instruction
+from baregrad.testing.virtual_gpu.ptx.syntax import AddressOperand, Immediate, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.tensor_map import DecodedTensorMap
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
@@ -107,7 +107,7 @@ def wait(kind: str, left: int) -> PerThread:
 # ---- builders -----------------------------------------------------------------------------------
 
 
-def each_thread(decoder: Decoder, instruction: Instruction, body: PerThread) -> Execute:
+def each_thread(decoder: Decoder, instruction: PtxInstruction, body: PerThread) -> Execute:
     """Return the control that runs `body` thread by thread."""
 
     def each(block: Block, index: Index) -> None:
@@ -119,7 +119,7 @@ def each_thread(decoder: Decoder, instruction: Instruction, body: PerThread) -> 
     return guarded(decoder, instruction, each)
 
 
-def copy_instruction(decoder: Decoder, instruction: Instruction) -> Execute:
+def copy_instruction(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """All `cp` instructions."""
     has = instruction.has
     if has("prefetch"):
@@ -141,7 +141,7 @@ def copy_instruction(decoder: Decoder, instruction: Instruction) -> Execute:
     return _small_copy(decoder, instruction)
 
 
-def _small_copy(decoder: Decoder, instruction: Instruction) -> Execute:
+def _small_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`cp.async.ca.shared.global`: 4, 8 or 16 bytes a thread, the rest of them zeros."""
     target, source, size, *rest = instruction.operands
     to, _ = decoder.address(instruction, target)
@@ -189,7 +189,7 @@ def _land(block: Block, ids: Array, places: Array, words: Array) -> None:
             region.store(offsets + 4 * part, words[:, part], 4)
 
 
-def _arrive_after_copies(decoder: Decoder, instruction: Instruction) -> Execute:
+def _arrive_after_copies(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`cp.async.mbarrier.arrive`: an arrival once the thread's copies are done."""
     address, _ = decoder.address(instruction, instruction.operands[0])
     keeps_count = instruction.has("noinc")
@@ -221,7 +221,7 @@ def _one(read: Reader, block: Block, thread: int) -> int:
     return int(read(block, np.array([thread]))[0])
 
 
-def _bulk_copy(decoder: Decoder, instruction: Instruction) -> Execute:
+def _bulk_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`cp.async.bulk` and `cp.reduce.async.bulk` of a run of bytes."""
     loads = instruction.begins("mbarrier")
     if instruction.begins("multicast"):
@@ -292,7 +292,7 @@ def _from_shared(
 # ---- tensors ------------------------------------------------------------------------------------
 
 
-def _tensor_copy(decoder: Decoder, instruction: Instruction) -> Execute:
+def _tensor_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor`, tiled."""
     loads = instruction.begins("mbarrier")
     if instruction.begins("multicast") or instruction.begins("im2col"):
@@ -396,7 +396,7 @@ def _added(tensor: DecodedTensorMap, old: Array, values: Array) -> Array:
     return total.astype(row, copy=False).view(values.dtype)
 
 
-def proxy_fence(decoder: Decoder, instruction: Instruction) -> Execute:
+def proxy_fence(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`fence`: of its kinds, `fence.proxy.async` lets bulk copies see what a thread stored."""
     crosses = instruction.has("proxy") and instruction.begins("async")
 

@@ -27,7 +27,7 @@ from baregrad.testing.virtual_gpu.ptx.rounding import (
     two_sum,
     values_of,
 )
-from baregrad.testing.virtual_gpu.ptx.syntax import Instruction
+from baregrad.testing.virtual_gpu.ptx.syntax import PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array, OperandType
 
 Function = Callable[..., Array]
@@ -157,7 +157,7 @@ def quotient(operation: str, name: str, mode: str) -> Function:
 
 
 def build(
-    decoder: Decoder, instruction: Instruction, row: OperandType, function: Function, count: int
+    decoder: Decoder, instruction: PtxInstruction, row: OperandType, function: Function, count: int
 ) -> Execute:
     """Return the instruction that writes `function` of its `count` operands, one type for all.
 
@@ -199,7 +199,7 @@ def build(
     return run
 
 
-def arithmetic(decoder: Decoder, instruction: Instruction) -> Execute:
+def arithmetic(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`add`, `sub`, `mul`, `fma` and `mad` of floats."""
     row = decoder.type_of(instruction)
     operation = {"mad": "fma"}.get(instruction.opcode, instruction.opcode)
@@ -208,7 +208,7 @@ def arithmetic(decoder: Decoder, instruction: Instruction) -> Execute:
     return build(decoder, instruction, row, function, 3 if operation == "fma" else 2)
 
 
-def divide(decoder: Decoder, instruction: Instruction) -> Execute:
+def divide(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`div` of floats: `.approx`, `.full`, or rounded."""
     row = decoder.type_of(instruction)
     if row.name not in ("f32", "f64"):
@@ -227,7 +227,7 @@ def divide(decoder: Decoder, instruction: Instruction) -> Execute:
     return _approximated(decoder, instruction, row, approximate, (2.0**-22, 0.0), 2)
 
 
-def transcendental(decoder: Decoder, instruction: Instruction) -> Execute:
+def transcendental(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`ex2`, `lg2`, `sin`, `cos`, `tanh`, `rcp`, `sqrt` and `rsqrt`."""
     row = decoder.type_of(instruction)
     name = instruction.opcode
@@ -246,7 +246,7 @@ def transcendental(decoder: Decoder, instruction: Instruction) -> Execute:
 
 
 def _approximated(
-    decoder: Decoder, instruction: Instruction, row: OperandType, function: Function,
+    decoder: Decoder, instruction: PtxInstruction, row: OperandType, function: Function,
     errors: tuple[float, float], count: int,
 ) -> Execute:
     lane = row.lane or row.name
@@ -273,7 +273,7 @@ def _approximated(
 # ---- choosing and signs -------------------------------------------------------------------------
 
 
-def extreme(decoder: Decoder, instruction: Instruction) -> Execute:
+def extreme(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`min` and `max` of floats: NaN loses, unless `.NaN` says that it wins; -0 is below +0."""
     row = decoder.type_of(instruction)
     name = row.lane or row.name
@@ -300,7 +300,7 @@ def extreme(decoder: Decoder, instruction: Instruction) -> Execute:
     return build(decoder, instruction, row, function, 2)
 
 
-def sign_operation(decoder: Decoder, instruction: Instruction) -> Execute:
+def sign_operation(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`abs` and `neg` of floats, by the sign bit alone."""
     row = decoder.type_of(instruction)
     bits = TYPES[row.lane].bits if row.lane else row.bits
@@ -315,13 +315,13 @@ def sign_operation(decoder: Decoder, instruction: Instruction) -> Execute:
     return build(decoder, instruction, row, function, 1)
 
 
-def copy_sign(decoder: Decoder, instruction: Instruction) -> Execute:
+def copy_sign(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`copysign`: the magnitude of the second with the sign of the first."""
     row = decoder.type_of(instruction)
     return build(decoder, instruction, row, lambda a, b: np.copysign(b, a), 2)
 
 
-def test_property(decoder: Decoder, instruction: Instruction) -> Execute:
+def test_property(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`testp`: whether a float is finite, infinite, a number, NaN, normal or subnormal."""
     row = decoder.type_of(instruction)
     read = decoder.read(instruction, instruction.operands[1], row)

@@ -23,7 +23,7 @@ from baregrad.testing.virtual_gpu.ptx.block import (
 )
 from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier, KernelFault
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
-from baregrad.testing.virtual_gpu.ptx.syntax import Identifier, Immediate, Instruction
+from baregrad.testing.virtual_gpu.ptx.syntax import Identifier, Immediate, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 # What a control does with the threads that it is for.
@@ -53,7 +53,7 @@ def empty(block: Block, index: Index) -> bool:
     return not isinstance(index, slice) and not len(index)
 
 
-def guarded(decoder: Decoder, instruction: Instruction, body: Body) -> Execute:
+def guarded(decoder: Decoder, instruction: PtxInstruction, body: Body) -> Execute:
     """Return the control that runs `body` for the threads whose guard holds, if there are any.
 
     `body` sends them on, or leaves them waiting.
@@ -71,7 +71,7 @@ def guarded(decoder: Decoder, instruction: Instruction, body: Body) -> Execute:
 # ---- branches and ends --------------------------------------------------------------------------
 
 
-def branch(decoder: Decoder, instruction: Instruction) -> Execute:
+def branch(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`bra`."""
     target = decoder.label(instruction, instruction.operands[0])
     guard = decoder.guard(instruction)
@@ -90,7 +90,7 @@ def branch(decoder: Decoder, instruction: Instruction) -> Execute:
     return run
 
 
-def branch_by_index(decoder: Decoder, instruction: Instruction) -> Execute:
+def branch_by_index(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`brx.idx`: a branch to one of a list of labels."""
     read = decoder.read(instruction, instruction.operands[0], TYPES["u32"])
     table = instruction.operands[1]
@@ -111,7 +111,7 @@ def branch_by_index(decoder: Decoder, instruction: Instruction) -> Execute:
     return guarded(decoder, instruction, body)
 
 
-def finish(decoder: Decoder, instruction: Instruction) -> Execute:
+def finish(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`ret` and `exit`."""
     guard = decoder.guard(instruction)
 
@@ -121,7 +121,7 @@ def finish(decoder: Decoder, instruction: Instruction) -> Execute:
     return run
 
 
-def trap(decoder: Decoder, instruction: Instruction) -> Execute:
+def trap(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`trap`."""
 
     def body(block: Block, index: Index) -> None:
@@ -196,7 +196,7 @@ def barriers(block: Block) -> dict[int, BlockBarrier]:
     return found
 
 
-def barrier(decoder: Decoder, instruction: Instruction) -> Execute:
+def barrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`bar` and `barrier`: `.sync`, `.arrive`, `.red`, and `.warp.sync`."""
     if instruction.has("warp"):
         return _warp_barrier(decoder, instruction)
@@ -278,7 +278,7 @@ def _release(block: Block, one: BlockBarrier, reduces: str, write: Any) -> None:
     one.clock = None
 
 
-def _warp_barrier(decoder: Decoder, instruction: Instruction) -> Execute:
+def _warp_barrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`bar.warp.sync`: orders the memory accesses of the lanes that it names."""
     mask = decoder.read(instruction, instruction.operands[0], TYPES["u32"])
 
@@ -293,12 +293,12 @@ def _warp_barrier(decoder: Decoder, instruction: Instruction) -> Execute:
     return guarded(decoder, instruction, body)
 
 
-def _cluster_barrier(decoder: Decoder, instruction: Instruction) -> Execute:
+def _cluster_barrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`barrier.cluster`, of a cluster of one block: `wait` is a barrier of the block."""
     if not instruction.has("wait"):
         guard = decoder.guard(instruction)
         return lambda block, index: proceed(block, choose(guard, block, index))
-    plain = Instruction(
+    plain = PtxInstruction(
         instruction.line, instruction.text, "barrier", ("sync",), (Immediate(16),),
         instruction.guard, instruction.scope,
     )

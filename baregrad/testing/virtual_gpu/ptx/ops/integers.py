@@ -11,14 +11,14 @@ import numpy as np
 from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
 from baregrad.testing.virtual_gpu.ptx.ops.floats import by_lanes
-from baregrad.testing.virtual_gpu.ptx.syntax import Immediate, Instruction
+from baregrad.testing.virtual_gpu.ptx.syntax import Immediate, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, UNSIGNED, Array, OperandType
 
 Function = Callable[..., Array]
 
 
 def assemble(
-    decoder: Decoder, instruction: Instruction, function: Function,
+    decoder: Decoder, instruction: PtxInstruction, function: Function,
     rows: tuple[OperandType, ...], result: OperandType,
 ) -> Execute:
     """Return the instruction that writes `function` of operands of the types `rows`."""
@@ -78,7 +78,7 @@ def clamp_sum(a: Array, b: Array) -> Array:
     return np.clip(total, -(2**31), 2**31 - 1).astype(np.int32)
 
 
-def add_or_subtract(decoder: Decoder, instruction: Instruction) -> Execute:
+def add_or_subtract(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`add` and `sub`, and with `.cc` or as `addc` and `subc` with the carry."""
     row = decoder.type_of(instruction)
     minus = instruction.opcode.startswith("sub")
@@ -94,7 +94,7 @@ def add_or_subtract(decoder: Decoder, instruction: Instruction) -> Execute:
 
 
 def _with_carry(
-    decoder: Decoder, instruction: Instruction, row: OperandType, minus: bool
+    decoder: Decoder, instruction: PtxInstruction, row: OperandType, minus: bool
 ) -> Execute:
     unsigned = TYPES[f"u{row.bits}"]
     first = decoder.read(instruction, instruction.operands[1], unsigned)
@@ -118,7 +118,7 @@ def _with_carry(
     return run
 
 
-def multiply(decoder: Decoder, instruction: Instruction) -> Execute:
+def multiply(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`mul` and `mad`, `.lo`, `.hi` and `.wide`; `mul24` and `mad24`."""
     row = decoder.type_of(instruction)
     result = wide_type(row) if instruction.has("wide") else row
@@ -155,7 +155,7 @@ def _multiply_24(row: OperandType, high: bool) -> Function:
     return function
 
 
-def divide(decoder: Decoder, instruction: Instruction) -> Execute:
+def divide(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`div` and `rem`, toward zero; by zero they give ones and the dividend, as hardware does."""
     row = decoder.type_of(instruction)
     unsigned = UNSIGNED[row.bits]
@@ -176,7 +176,7 @@ def divide(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, function, (row, row), row)
 
 
-def simple(decoder: Decoder, instruction: Instruction) -> Execute:
+def simple(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`min`, `max`, `abs`, `neg`, `and`, `or`, `xor`, `not`, `cnot` and `sad`."""
     row = decoder.type_of(instruction)
     name = instruction.opcode
@@ -200,7 +200,7 @@ def simple(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, by_lanes(row, function), (row,) * count, row)
 
 
-def dot_product(decoder: Decoder, instruction: Instruction) -> Execute:
+def dot_product(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`dp4a` and `dp2a`: products of bytes, or of halves and bytes, added to a third operand."""
     left, right = decoder.type_of(instruction, -2), decoder.type_of(instruction, -1)
     four = instruction.opcode == "dp4a"
@@ -224,7 +224,7 @@ def dot_product(decoder: Decoder, instruction: Instruction) -> Execute:
 # ---- bits ---------------------------------------------------------------------------------------
 
 
-def count_bits(decoder: Decoder, instruction: Instruction) -> Execute:
+def count_bits(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`popc`, `clz` and `bfind`."""
     row = decoder.type_of(instruction)
 
@@ -251,7 +251,7 @@ def count_bits(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, function, (row,), TYPES["u32"])
 
 
-def reverse_bits(decoder: Decoder, instruction: Instruction) -> Execute:
+def reverse_bits(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`brev`."""
     row = decoder.type_of(instruction)
 
@@ -266,7 +266,7 @@ def reverse_bits(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, function, (row,), row)
 
 
-def shift(decoder: Decoder, instruction: Instruction) -> Execute:
+def shift(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`shl` and `shr`: distances beyond the width count as the width."""
     row = decoder.type_of(instruction)
     left = instruction.opcode == "shl"
@@ -285,7 +285,7 @@ def shift(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, function, (row, TYPES["u32"]), row)
 
 
-def funnel_shift(decoder: Decoder, instruction: Instruction) -> Execute:
+def funnel_shift(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`shf`: 32 bits of the pair `second:first`, by a distance that wraps or is clamped."""
     row = TYPES["u32"]
     left, wrap = instruction.has("l"), instruction.has("wrap")
@@ -300,7 +300,7 @@ def funnel_shift(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, function, (row, row, row), row)
 
 
-def extract_field(decoder: Decoder, instruction: Instruction) -> Execute:
+def extract_field(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`bfe`: bits of a field, its sign extended if the type has one."""
     row = decoder.type_of(instruction)
     unsigned = UNSIGNED[row.bits]
@@ -331,7 +331,7 @@ def _low_bits(count: Array, bits: int) -> Array:
     return np.asarray(np.where(count >= bits, ~dtype(0), (dtype(1) << within) - dtype(1)))
 
 
-def insert_field(decoder: Decoder, instruction: Instruction) -> Execute:
+def insert_field(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`bfi`: the lowest bits of the first, put into the second."""
     row = decoder.type_of(instruction)
     dtype = row.numpy.type
@@ -356,7 +356,7 @@ _PERMUTE_MODES: Final[Mapping[str, Callable[[Array, int], Any]]] = MappingProxyT
 })
 
 
-def permute(decoder: Decoder, instruction: Instruction) -> Execute:
+def permute(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`prmt`: four bytes chosen among the eight of two words."""
     row = TYPES["u32"]
     mode = instruction.one_of(tuple(_PERMUTE_MODES))
@@ -381,7 +381,7 @@ def permute(decoder: Decoder, instruction: Instruction) -> Execute:
     return assemble(decoder, instruction, function, (row, row, row), row)
 
 
-def logic_of_three(decoder: Decoder, instruction: Instruction) -> Execute:
+def logic_of_three(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`lop3`: any function of three bits, given by its table of eight."""
     table_operand = instruction.operands[-1]
     if not isinstance(table_operand, Immediate) or len(instruction.operands) != 5:

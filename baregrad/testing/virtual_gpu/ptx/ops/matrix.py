@@ -19,14 +19,14 @@ from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
 from baregrad.testing.virtual_gpu.ptx.ops.warp import meeting
 from baregrad.testing.virtual_gpu.ptx.rounding import decode, encode
-from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, Operand, Vector
+from baregrad.testing.virtual_gpu.ptx.syntax import Operand, PtxInstruction, Vector
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 _SHAPE: Final = re.compile(r"m16n8k(\d+)")
 _ELEMENTS: Final = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8")
 
 
-def vector(decoder: Decoder, instruction: Instruction, operand: Operand) -> tuple[Operand, ...]:
+def vector(decoder: Decoder, instruction: PtxInstruction, operand: Operand) -> tuple[Operand, ...]:
     """Return the items of a vector operand, or the one operand alone."""
     return operand.items if isinstance(operand, Vector) else (operand,)
 
@@ -111,7 +111,7 @@ def read_warps(readers: list[Reader], block: Block, ids: Array) -> list[Array]:
     return [block.full(ids, one(block, ids)).reshape(-1, WARP) for one in readers]
 
 
-def multiply_accumulate(decoder: Decoder, instruction: Instruction) -> Execute:
+def multiply_accumulate(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`mma.sync.aligned.m16n8kK.row.col`."""
     shape = next((_SHAPE.fullmatch(one) for one in instruction.modifiers if one[:3] == "m16"), None)
     names = [one for one in instruction.modifiers if one in (*_ELEMENTS, "f32", "s32")]
@@ -145,7 +145,7 @@ def multiply_accumulate(decoder: Decoder, instruction: Instruction) -> Execute:
     return meeting(decoder, instruction, None, body)
 
 
-def _matrix_count(instruction: Instruction) -> int:
+def _matrix_count(instruction: PtxInstruction) -> int:
     return {"x1": 1, "x2": 2, "x4": 4}.get(instruction.one_of(("x1", "x2", "x4")), 0)
 
 
@@ -157,7 +157,7 @@ def _matrices(words: Array, transposed: bool) -> Array:
     return np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint32)
 
 
-def load_matrix(decoder: Decoder, instruction: Instruction) -> Execute:
+def load_matrix(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`ldmatrix`: 8x8 matrices of 16-bit elements, a row at each of eight lanes' addresses."""
     count = _matrix_count(instruction)
     if not count or not instruction.has("m8n8") or not instruction.has("b16"):
@@ -182,7 +182,7 @@ def load_matrix(decoder: Decoder, instruction: Instruction) -> Execute:
     return meeting(decoder, instruction, None, body)
 
 
-def store_matrix(decoder: Decoder, instruction: Instruction) -> Execute:
+def store_matrix(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`stmatrix`: what `ldmatrix` reads, written."""
     count = _matrix_count(instruction)
     if not count or not instruction.has("m8n8") or not instruction.has("b16"):

@@ -15,7 +15,7 @@ from baregrad.testing.virtual_gpu.ptx.block import AT_PHASE, RUNS, Block, Execut
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, UninitialisedRead
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder
 from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
-from baregrad.testing.virtual_gpu.ptx.syntax import Instruction
+from baregrad.testing.virtual_gpu.ptx.syntax import PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 _MOST: Final = (1 << 20) - 1
@@ -104,7 +104,7 @@ def _offsets(block: Block, index: Index, places: Array, space: str) -> Array:
     return out
 
 
-def mbarrier(decoder: Decoder, instruction: Instruction) -> Execute:
+def mbarrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """All `mbarrier` instructions."""
     builders = {
         "init": _init, "inval": _init, "try_wait": _wait, "test_wait": _wait, "arrive": _arrive,
@@ -116,13 +116,13 @@ def mbarrier(decoder: Decoder, instruction: Instruction) -> Execute:
     return builders[kind](decoder, instruction)
 
 
-def _space(instruction: Instruction, named: str) -> str:
+def _space(instruction: PtxInstruction, named: str) -> str:
     if instruction.has("shared", "shared::cta", "shared::cluster"):
         return "shared"
     return named or "generic"
 
 
-def _init(decoder: Decoder, instruction: Instruction) -> Execute:
+def _init(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     address, named = decoder.address(instruction, instruction.operands[0])
     space = _space(instruction, named)
     begins = instruction.has("init")
@@ -146,7 +146,7 @@ def _init(decoder: Decoder, instruction: Instruction) -> Execute:
     return guarded(decoder, instruction, body)
 
 
-def _arrive(decoder: Decoder, instruction: Instruction) -> Execute:
+def _arrive(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`arrive`, `arrive.expect_tx` and `arrive_drop`, each with or without the state."""
     operands = list(instruction.operands)
     target, place, *rest = operands
@@ -178,7 +178,7 @@ def _arrive(decoder: Decoder, instruction: Instruction) -> Execute:
     return guarded(decoder, instruction, body)
 
 
-def _expect(decoder: Decoder, instruction: Instruction) -> Execute:
+def _expect(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`expect_tx` and `complete_tx`: bytes pending without an arrival."""
     address, named = decoder.address(instruction, instruction.operands[0])
     space = _space(instruction, named)
@@ -200,7 +200,7 @@ def _expect(decoder: Decoder, instruction: Instruction) -> Execute:
     return guarded(decoder, instruction, body)
 
 
-def _wait(decoder: Decoder, instruction: Instruction) -> Execute:
+def _wait(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`try_wait` and `test_wait`, by parity or by the state that an arrival gave."""
     target, place, wanted = instruction.operands[:3]
     write = decoder.write(instruction, target, TYPES["pred"])

@@ -15,7 +15,7 @@ import numpy as np
 from baregrad.testing.virtual_gpu.ptx.block import WARP, Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
 from baregrad.testing.virtual_gpu.ptx.ops.flow import gather_warps, guarded, proceed
-from baregrad.testing.virtual_gpu.ptx.syntax import Instruction, Operand, OperandPair
+from baregrad.testing.virtual_gpu.ptx.syntax import Operand, OperandPair, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 # Given the block, the threads and their masks.
@@ -23,7 +23,7 @@ Together = Callable[[Block, Array, Array], None]
 
 
 def meeting(
-    decoder: Decoder, instruction: Instruction, mask: Operand | None, body: Together
+    decoder: Decoder, instruction: PtxInstruction, mask: Operand | None, body: Together
 ) -> Execute:
     """Return the control that runs `body` for the threads whose named lanes have all come."""
     read: Reader | None = None
@@ -47,7 +47,7 @@ def _two(operand: Operand) -> tuple[Operand, Operand | None]:
     return (operand.first, operand.second) if isinstance(operand, OperandPair) else (operand, None)
 
 
-def shuffle(decoder: Decoder, instruction: Instruction) -> Execute:
+def shuffle(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`shfl.sync`: each lane takes another's value."""
     first, second = _two(instruction.operands[0])
     u32 = TYPES["b32"]
@@ -93,7 +93,7 @@ def _ballots(block: Block, ids: Array, values: Array) -> Array:
     return np.asarray(totals[ids // WARP].astype(np.uint32))
 
 
-def vote(decoder: Decoder, instruction: Instruction) -> Execute:
+def vote(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`vote.sync`."""
     pred = TYPES["pred"]
     mode = instruction.one_of(("all", "any", "uni", "ballot"))
@@ -115,7 +115,7 @@ def vote(decoder: Decoder, instruction: Instruction) -> Execute:
     return meeting(decoder, instruction, instruction.operands[2], body)
 
 
-def match(decoder: Decoder, instruction: Instruction) -> Execute:
+def match(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`match.sync`: the lanes that hold the same value."""
     first, second = _two(instruction.operands[0])
     row = decoder.type_of(instruction)
@@ -141,7 +141,7 @@ def match(decoder: Decoder, instruction: Instruction) -> Execute:
     return meeting(decoder, instruction, instruction.operands[2], body)
 
 
-def reduce_warp(decoder: Decoder, instruction: Instruction) -> Execute:
+def reduce_warp(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`redux.sync`: an integer's fold over the lanes of a mask."""
     row = decoder.type_of(instruction)
     folds = {
@@ -166,7 +166,7 @@ def reduce_warp(decoder: Decoder, instruction: Instruction) -> Execute:
     return meeting(decoder, instruction, instruction.operands[2], body)
 
 
-def elect(decoder: Decoder, instruction: Instruction) -> Execute:
+def elect(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`elect.sync`: one lane, the lowest of the mask."""
     first, second = _two(instruction.operands[0])
     write = decoder.write(instruction, first, TYPES["b32"])
@@ -182,7 +182,7 @@ def elect(decoder: Decoder, instruction: Instruction) -> Execute:
     return meeting(decoder, instruction, instruction.operands[1], body)
 
 
-def active_mask(decoder: Decoder, instruction: Instruction) -> Execute:
+def active_mask(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`activemask`: the lanes that run together just now."""
     write = decoder.write(instruction, instruction.operands[0], TYPES["b32"])
 

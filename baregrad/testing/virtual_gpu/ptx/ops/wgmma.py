@@ -31,8 +31,8 @@ from baregrad.testing.virtual_gpu.ptx.ops.matrix import (
 from baregrad.testing.virtual_gpu.ptx.syntax import (
     Identifier,
     Immediate,
-    Instruction,
     Operand,
+    PtxInstruction,
     Vector,
 )
 from baregrad.testing.virtual_gpu.ptx.tensor_map import swizzle
@@ -79,7 +79,7 @@ def state_of(block: Block, group: int) -> WarpgroupState:
     return table.setdefault(group, WarpgroupState())
 
 
-def warpgroup(decoder: Decoder, instruction: Instruction) -> Execute:
+def warpgroup(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """All `wgmma` instructions; the four warps of a group must come together."""
     if instruction.guard is not None:
         decoder.refuse(instruction, "a wgmma under a predicate")
@@ -136,7 +136,7 @@ def _wait(block: Block, ids: Array, keep: int) -> None:
                     block.races.finish_copy(int(thread), *flight.copy)
 
 
-def _multiply(decoder: Decoder, instruction: Instruction) -> Execute:
+def _multiply(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     shape = next((_SHAPE.fullmatch(one) for one in instruction.modifiers if one[:3] == "m64"), None)
     names = [one for one in instruction.modifiers if one in _TYPES]
     if shape is None or len(names) != 3 or instruction.has("sp"):
@@ -182,7 +182,7 @@ def _multiply(decoder: Decoder, instruction: Instruction) -> Execute:
 
 
 def _trailing(
-    decoder: Decoder, instruction: Instruction
+    decoder: Decoder, instruction: PtxInstruction
 ) -> tuple[list[int], Reader]:
     """Return the immediates at the end and the reader of scale-d."""
     scale, *rest = instruction.operands[3:]
@@ -264,7 +264,8 @@ def descriptor_offsets(
 
 
 def _operand(
-    decoder: Decoder, instruction: Instruction, operand: Operand, name: str, rows: int, turned: bool
+    decoder: Decoder, instruction: PtxInstruction, operand: Operand, name: str, rows: int,
+    turned: bool,
 ) -> _Operand:
     found = _Operand(name, rows, turned)
     if isinstance(operand, Vector):
