@@ -38,7 +38,7 @@ from baregrad.engine.compiler import Compiler
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node
 from baregrad.schedule import make_plan
-from baregrad.target.gpu import GPU_ROWS, GpuTarget, gpu_row
+from baregrad.target.gpu import GPU_ROWS, NvidiaTarget, gpu_row
 
 # Kernels that are assembled in one go.
 GROUP = 40
@@ -87,7 +87,7 @@ class Collector:
         return listening
 
 
-def texts(sinks: list[Node], row: GpuTarget) -> Iterator[tuple[str, str]]:
+def texts(sinks: list[Node], row: NvidiaTarget) -> Iterator[tuple[str, str]]:
     """The name and PTX of each kernel of the graphs, each once; a remark where there is none."""
     compiler = Compiler(row, render.get("ptx"), None, None)
     seen: set[Node] = set()
@@ -105,7 +105,7 @@ def texts(sinks: list[Node], row: GpuTarget) -> Iterator[tuple[str, str]]:
             yield name, re.sub(r"\.entry \w+", f".entry {name}", str(last.result), count=1)
 
 
-def assembled(group: list[tuple[str, str]], row: GpuTarget) -> list[Row]:
+def assembled(group: list[tuple[str, str]], row: NvidiaTarget) -> list[Row]:
     """Assemble kernels together, or one by one where one of them is refused."""
     parts = [text if not place else text[text.index("\n", text.index(".address_size")) :]
              for place, (_, text) in enumerate(group)]  # fmt: skip
@@ -125,7 +125,7 @@ def assembled(group: list[tuple[str, str]], row: GpuTarget) -> list[Row]:
     return rows
 
 
-def measure(sinks: list[Node], row: GpuTarget) -> list[Row]:
+def measure(sinks: list[Node], row: NvidiaTarget) -> list[Row]:
     """Assemble every kernel of the programs for one generation."""
     rows: list[Row] = []
     good: list[tuple[str, str]] = []

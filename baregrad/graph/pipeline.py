@@ -19,7 +19,7 @@ from baregrad.graph.traced import Joined, Traced
 from baregrad.graph.views import VIEWS
 from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node, toposort
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.target import AnyTarget
 
 _STEPS: tuple[Traced | Joined, ...] = (
     CLEANUP,
@@ -30,12 +30,16 @@ _STEPS: tuple[Traced | Joined, ...] = (
     FOLDS,
     Joined((SUMS, ONE_HOT, PARTIALS)),
 )
-_GPU_STEPS = (
+_STEPS_OF_MANY_THREADS = (
     *_STEPS[:-1], Joined((SUMS, ONE_HOT, PARTIALS_ON_GPU)), SCANS, SCATTER_PARTS,
 )
 # What is shown before the first pass.
 INPUT = ("input", "what the user's code built")
 passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.shown)
+
+
+def _steps_for(target: AnyTarget | None) -> tuple[Traced | Joined, ...]:
+    return _STEPS_OF_MANY_THREADS if target is not None and target.many_threads else _STEPS
 
 
 def canonicalise(
@@ -51,7 +55,7 @@ def canonicalise(
     the caller has that.
     """
     order: list[Node] = known or []
-    for step in _GPU_STEPS if isinstance(target, GpuTarget) else _STEPS:
+    for step in _steps_for(target):
         if not order or order[-1] is not sink:
             order = toposort(sink)
         changed: dict[Node, Node] = {}
@@ -81,7 +85,7 @@ def replaced(sink: Node, target: AnyTarget | None = None) -> Iterator[tuple[str,
 
     Nodes that only follow what their sources became are left out.
     """
-    for step in _GPU_STEPS if isinstance(target, GpuTarget) else _STEPS:
+    for step in _steps_for(target):
         for shown in step.shown:
             changed: dict[Node, Node] = {}
             sink = shown.rewrite(sink, changed)

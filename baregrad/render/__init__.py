@@ -11,13 +11,13 @@ from baregrad.render.interface import (
     scratch_nbytes,
     signature,
 )
-from baregrad.target.gpu import GpuTarget
+from baregrad.target.gpu import NvidiaTarget
 
 __all__ = ["Renderer", "Signature", "entry_name", "get", "scratch_nbytes", "signature"]
 
 
 @overload
-def get(name: Literal["ptx", "cuda"]) -> Renderer[GpuTarget]: ...
+def get(name: Literal["ptx", "cuda"]) -> Renderer[NvidiaTarget]: ...
 
 
 @overload

@@ -17,13 +17,13 @@ from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.target.cpu import CpuTarget
-from baregrad.target.gpu import GpuTarget
+from baregrad.target.gpu import NvidiaTarget
 
 SCRATCH_ALIGNMENT = 64
 INTEGERS = tuple([dtype for dtype in COMPUTED if dtype.kind in ("int", "uint")])
 
 
-Target = TypeVar("Target", CpuTarget, GpuTarget, contravariant=True)
+Target = TypeVar("Target", CpuTarget, NvidiaTarget, contravariant=True)
 
 
 class Renderer(Protocol[Target]):

@@ -15,7 +15,6 @@ from baregrad.schedule.fuse import fuse
 from baregrad.schedule.memory import plan_memory
 from baregrad.schedule.partition import partition
 from baregrad.schedule.plan import Plan
-from baregrad.target import GpuTarget
 
 NO_DONATION: Mapping[int, int] = MappingProxyType({})
 
@@ -39,7 +38,7 @@ def make_plan(
         raise CompilerBug("a plan is made of a SINK", found=repr(sink))
     if sink.mask & Ops.COPY.bit:
         raise CompilerBug("a plan is of one device", found="a COPY, which is done before planning")
-    fusion = fuse(sink, isinstance(target, GpuTarget))
+    fusion = fuse(sink, target is not None and target.many_threads)
     return plan_memory(fusion, partition(fusion), donate, origins)
 
 

@@ -22,7 +22,7 @@ KIB = 1024
 MIB = 1024 * 1024
 # Of memory, as all of these machines have it unless asked for more.
 PAGE_NBYTES = 4 * KIB
-# Reads of so many bytes crowd a last cache however large it is.
+# Reads of that many bytes crowd a last cache however large it is.
 CROWDING_BYTES = 16 * MIB
 
 
@@ -40,22 +40,27 @@ def crowding_bytes(l2_bytes: int, l3_bytes: int, cores: int) -> int:
 class CpuTarget:
     """What a CPU kernel may assume about its machine.
 
+    `many_threads`: whether a kernel is run by thousands of threads, of which each has little to do.
     `vector_bytes` is the width of a vector register and `vector_registers` their number. With
     `fma`, a multiply-add is one instruction, of which `fma_per_cycle` start in a cycle and take
     `fma_latency` cycles: at least their product must be in flight. `masks` says whether loads and
     stores of part of a vector cost no more. Caches are in bytes; `l3_bytes` is shared by all cores.
     `rows_from_memory`: of how many rows at once a core reads an array from memory fastest, and
-    writes one past the caches; `asks_ahead`: whether it reads faster where lines are asked for
+    writes one bypassing the caches; `asks_ahead`: whether it reads faster where lines are asked for
     ahead of time; `vector_bytes_from_memory`: in vectors of how many bytes, at most, a sum does.
-    Arrays of `streamed_bytes` are written past the caches even where the last one could hold them,
-    by kernels that work on row after row those of `streamed_row_bytes`. `slow_underflow`: whether
-    arithmetic whose result is rounded to 0 takes a hundred times as long. `alone_ns`: what takes
-    less is one chunk, since waking a thread costs some microseconds; `chunk_ns`: what a chunk takes
-    at least. `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least
+    Stores to arrays of `streamed_bytes` bypass the caches even where the last one could hold them,
+    and in kernels that work on row after row those to arrays of `streamed_row_bytes`.
+    `slow_underflow`: whether arithmetic whose result is rounded to 0 takes a hundred times as long.
+    `alone_ns`: what takes less is one chunk, since waking a thread costs some microseconds;
+    `chunk_ns`: what a chunk takes at least. The rates are rough: `bytes_per_cycle` of the second cache, the third and memory, for
+    one core; `panel_bytes_per_cycle` of the second one while the core computes, `l2_latency` the
+    cycles until a line of it comes; `bytes_per_ns` and `vector_ops_per_ns` of simple kernels;
+    `chunk_handout_ns` for each chunk, `wake_ns` once for the threads. `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least
     of them, `extras` what it would use besides.
     """
 
     kind: ClassVar[Literal["cpu"]] = "cpu"
+    many_threads: ClassVar[bool] = False
     name: str
     architecture: str
     llvm_cpu: str
@@ -81,6 +86,15 @@ class CpuTarget:
     slow_underflow: bool = True
     alone_ns: float = 30_000.0
     chunk_ns: float = 10_000.0
+    cycles_per_ns: float = 2.5
+    loads_per_cycle: float = 2.0
+    bytes_per_cycle: tuple[float, float, float] = (32.0, 10.0, 4.0)
+    panel_bytes_per_cycle: float = 26.0
+    l2_latency: int = 20
+    bytes_per_ns: float = 8.0
+    vector_ops_per_ns: float = 3.0
+    chunk_handout_ns: float = 300.0
+    wake_ns: float = 4_000.0
 
     @property
     def converted_floats(self) -> tuple[str, ...]:
@@ -212,7 +226,7 @@ CPU_ROWS = (
 # core of Zen 4 sums a matrix of 64 MiB in 2.7 ms row by row, and in 4.3 four rows at once; two that
 # share a last cache take 1.41 ms in vectors of 64 bytes, and 1.34 in those of 32. x+1 of 16 MiB
 # takes two of them 0.55 ms, and 0.61 where lines are asked for ahead of time; a layernorm of 16 MiB
-# takes 0.91 ms by way of its caches, and 0.71 past them, where an Intel core gains nothing. A
+# takes 0.91 ms by way of its caches, and 0.71 bypassing them, where an Intel core gains nothing. A
 # VSCALEFPS of Zen 4 takes 2 cycles whatever comes out.
 _VENDORS: MappingProxyType[str, Mapping[str, Any]] = MappingProxyType({
     "AuthenticAMD": MappingProxyType(

@@ -37,20 +37,21 @@ class MatrixShape:
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
-    """What a GPU kernel may assume about its machine.
+    """What a GPU kernel may assume about its machine, whoever makes it.
 
     Limits named `..._per_block` hold for one thread block and `..._per_unit` for a multiprocessor,
-    which may run several. `name` is what the assembler calls the architecture, `capability` the
-    compute capability (major, minor), and `ptx_isa` the version of PTX that texts are written in:
-    the first with all that renderers use of the architecture. `load_bytes` is the widest access.
-    `dependent_launch` says whether a kernel may begin before the one in front of it has ended, and
-    wait for that by itself (`griddepcontrol.wait`): every kernel of ours does so then.
+    which may run several. `name` is what the assembler calls the architecture. `load_bytes` is the
+    widest access. `converted_floats` are the narrow floats that the machine itself converts to
+    float32 and back. `async_copies`: whether copies from device memory to shared memory go on
+    beside their threads. `warp_products`: what the lanes of a warp multiply together, as the dtype
+    of both factors and the steps of a sum. `dependent_launch` says whether a kernel may begin
+    before the one in front of it has ended, and waits for that by itself: every kernel of ours does
+    so then.
     """
 
     kind: ClassVar[Literal["gpu"]] = "gpu"
+    many_threads: ClassVar[bool] = True
     name: str
-    capability: tuple[int, int]
-    ptx_isa: tuple[int, int]
     warp_lanes: int
     warps_per_unit: int
     blocks_per_unit: int
@@ -69,30 +70,15 @@ class GpuTarget:
     warpgroup_warps: int
     matrix_shapes: tuple[MatrixShape, ...]
     load_bytes: int
+    converted_floats: tuple[str, ...]
+    async_copies: bool
+    warp_products: tuple[tuple[str, int], ...]
     dependent_launch: bool
 
     @property
     def fma(self) -> bool:
         """Whether a multiply-add with one rounding is an instruction, as on every generation."""
         return True
-
-    @property
-    def converted_floats(self) -> tuple[str, ...]:
-        """The narrow floats that the machine itself converts to float32 and back."""
-        return ("float16", "bfloat16") if self.capability >= (8, 0) else ("float16",)
-
-    @property
-    def async_copies(self) -> bool:
-        """Whether copies from device memory to shared memory go on beside their threads."""
-        return self.capability >= (8, 0)
-
-    @property
-    def warp_products(self) -> tuple[tuple[str, int], ...]:
-        """What `mma.sync` multiplies: the dtype of both factors, and how many steps of a sum."""
-        found = (("float16", 8),) if self.capability >= (7, 5) else ()
-        if self.capability < (8, 0):
-            return found
-        return (*found, ("float16", 16), ("bfloat16", 8), ("bfloat16", 16))
 
     def registers_at_launch(self, threads: int) -> int:
         """Return how many registers each thread has where a block of `threads` is given all."""
@@ -119,6 +105,22 @@ class GpuTarget:
         return min(self.blocks_per_unit, by_warps, by_shared, by_registers)
 
 
+@dataclass(frozen=True, slots=True)
+class NvidiaTarget(GpuTarget):
+    """A generation of NVIDIA's GPUs.
+
+    `capability` is the compute capability (major, minor), and `ptx_isa` the version of PTX that
+    texts are written in: the first with all that renderers use of the architecture. `elects`:
+    whether an instruction elects a lane of a warp (`elect.sync`). `nan_extremes`: whether maxima
+    and minima of float32 can be asked to be NaN where an operand is (`max.NaN.f32`).
+    """
+
+    capability: tuple[int, int]
+    ptx_isa: tuple[int, int]
+    elects: bool
+    nan_extremes: bool
+
+
 _WIDTHS = range(8, 257, 8)
 _WARPGROUP_SHAPES = (
     MatrixShape(("bfloat16",), ("float32",), 64, 16, _WIDTHS, False, 2048),
@@ -131,7 +133,16 @@ _WARPGROUP_SHAPES = (
     MatrixShape(("int8", "uint8"), ("int32",), 64, 32, range(16, 257, 16), True, 4096),
 )
 
-_HOPPER = GpuTarget(
+# Pairs of a dtype and of how many elements 16 or 32 bytes of each row hold.
+_WARP_PRODUCTS = tuple([
+    (dtype, nbytes // itemsize)
+    for dtype, itemsize in (
+        ("float16", 2), ("bfloat16", 2), ("tfloat32", 4), ("int8", 1), ("uint8", 1),
+    )
+    for nbytes in (16, 32)
+])  # fmt: skip
+
+_HOPPER = NvidiaTarget(
     name="sm_90a",
     capability=(9, 0),
     ptx_isa=(8, 0),
@@ -153,7 +164,12 @@ _HOPPER = GpuTarget(
     warpgroup_warps=4,
     matrix_shapes=_WARPGROUP_SHAPES,
     load_bytes=16,
+    converted_floats=("float16", "bfloat16"),
+    async_copies=True,
+    warp_products=_WARP_PRODUCTS,
     dependent_launch=True,
+    elects=True,
+    nan_extremes=True,
 )
 _TURING = replace(
     _HOPPER,
@@ -169,7 +185,12 @@ _TURING = replace(
     register_shift=range(0),
     warpgroup_warps=0,
     matrix_shapes=(),
+    converted_floats=("float16",),
+    async_copies=False,
+    warp_products=(("float16", 8),),
     dependent_launch=False,
+    elects=False,
+    nan_extremes=False,
 )
 _AMPERE = replace(
     _TURING,
@@ -181,6 +202,10 @@ _AMPERE = replace(
     shared_bytes_per_unit=164 * KIB,
     shared_bytes_per_block=163 * KIB,
     shared_bytes_reserved=1 * KIB,
+    converted_floats=("float16", "bfloat16"),
+    async_copies=True,
+    warp_products=_WARP_PRODUCTS,
+    nan_extremes=True,
 )
 _AMPERE_GRAPHICS = replace(
     _AMPERE,
@@ -217,6 +242,7 @@ _BLACKWELL_GRAPHICS = replace(
     barrier_transfer_bytes=(1 << 20) - 1,
     load_bytes=32,
     dependent_launch=True,
+    elects=True,
 )
 
 GPU_ROWS = (
@@ -230,7 +256,7 @@ GPU_ROWS = (
 )
 
 
-def gpu_row(name: str) -> GpuTarget:
+def gpu_row(name: str) -> NvidiaTarget:
     """Return the row of a GPU generation; raise UnsupportedDevice where there is none."""
     for row in GPU_ROWS:
         if row.name == name:

@@ -27,12 +27,12 @@ from baregrad.ir.core.axes import Var
 from baregrad.ir.core.node import Node, const, rebuild
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import codegen_passes, grid_size, to_linear
-from baregrad.kernel.applying.lower import lower as to_loop
+from baregrad.kernel.lowering import lower as to_loop
 from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
 from baregrad.render.gpu import gpu_signature
 from baregrad.runtime import open_device
 from baregrad.target.cpu import CPU_ROWS
-from baregrad.target.gpu import GpuTarget, gpu_row
+from baregrad.target.gpu import NvidiaTarget, gpu_row
 from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 
@@ -55,7 +55,7 @@ def _converting_row() -> Any:
     return next(row for row in CPU_ROWS if row.converted_floats)
 
 
-def lower(node: Node, target: GpuTarget | None = None) -> Node:
+def lower(node: Node, target: NvidiaTarget | None = None) -> Node:
     """A loop-level KERNEL of one thread at the linear level.
 
     The machine converts float16 itself, and whatever `target` does.
@@ -66,7 +66,7 @@ def lower(node: Node, target: GpuTarget | None = None) -> Node:
     return node
 
 
-def scheduled(kernel: Node, target: GpuTarget = HOPPER) -> tuple[Node, int]:
+def scheduled(kernel: Node, target: NvidiaTarget = HOPPER) -> tuple[Node, int]:
     """The PROGRAM of a kernel-level KERNEL as it is made for a GPU, and how many blocks run it."""
     loop = to_loop(kernel, target)
     blocks = grid_size(loop)
@@ -101,7 +101,7 @@ def run_ptx(
     program: Node,
     arrays: Sequence[Any],
     variables: dict[str, int] | None = None,
-    target: GpuTarget = HOPPER,
+    target: NvidiaTarget = HOPPER,
     grid: int = 1,
 ) -> None:
     """Run a PROGRAM's PTX, in place on its argument arrays."""
@@ -117,7 +117,7 @@ def run_module(
     program: Node,
     arrays: Sequence[Any],
     variables: dict[str, int] | None = None,
-    target: GpuTarget = HOPPER,
+    target: NvidiaTarget = HOPPER,
     grid: int = 1,
 ) -> None:
     """Run the PTX of a PROGRAM on the interpreter, in place on its argument arrays."""
@@ -136,7 +136,7 @@ def run_module(
 
 
 @functools.cache
-def opened() -> tuple[Any, Any, GpuTarget]:
+def opened() -> tuple[Any, Any, NvidiaTarget]:
     """The device that tests were asked to run on, its assembler and its row."""
     device: Any = open_device(DEVICE)
     row = gpu_row(device.architecture)

@@ -12,7 +12,7 @@ from baregrad.dtypes import COMPUTED, DType, dtypes
 from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.loop_level import evaluate_loop
-from baregrad.target.gpu import GpuTarget, gpu_row
+from baregrad.target.gpu import NvidiaTarget, gpu_row
 from tests.render.gpu_harness import HOPPER, lower, run_ptx, spread
 from tests.render.harness import elementwise, same_bits
 from tests.render.test_alu import (
@@ -36,9 +36,9 @@ def agree(
     functions: list[Function],
     inputs: tuple[DType, ...],
     arrays: list[Any],
-    target: GpuTarget = HOPPER,
+    target: NvidiaTarget = HOPPER,
     lanes: int = 2,
-    lowered_for: GpuTarget | None = None,
+    lowered_for: NvidiaTarget | None = None,
 ) -> str:
     """Assert that a kernel gives what the loop level gives; a thread takes so many elements.
 
@@ -60,7 +60,7 @@ def agree(
 @pytest.mark.parametrize("dtype", (dtypes.float16, dtypes.bfloat16), ids=str)
 @pytest.mark.parametrize("lanes", (1, 8))
 def test_narrow_floats_agree_as_the_machine_converts_them(
-    dtype: DType, target: GpuTarget, lanes: int
+    dtype: DType, target: NvidiaTarget, lanes: int
 ) -> None:
     x, y = pairs(dtype)
     functions = [*functions_of(dtype), lambda a, b: cast(b, dtypes.float32), lambda a, b: a]
@@ -71,7 +71,7 @@ def test_narrow_floats_agree_as_the_machine_converts_them(
 
 @TARGETS
 @pytest.mark.parametrize("dtype", COMPUTED, ids=str)
-def test_ops_agree(dtype: DType, target: GpuTarget) -> None:
+def test_ops_agree(dtype: DType, target: NvidiaTarget) -> None:
     agree(functions_of(dtype), (dtype, dtype), list(pairs(dtype)), target)
 
 
@@ -91,7 +91,7 @@ def test_where_agrees(dtype: DType) -> None:
 
 @TARGETS
 @pytest.mark.parametrize("source", COMPUTED, ids=str)
-def test_casts_agree(source: DType, target: GpuTarget) -> None:
+def test_casts_agree(source: DType, target: NvidiaTarget) -> None:
     x, y = pairs(source)
     functions: list[Function] = [lambda a, b, t=to: cast(b, t) for to in STORED]
     functions.append(lambda a, b: cast(a, dtypes.float32))

@@ -11,7 +11,7 @@ from baregrad.base.errors import MissingDependency
 from baregrad.dtypes import COMPUTED, DType, dtypes
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
-from baregrad.target.gpu import GPU_ROWS, GpuTarget
+from baregrad.target.gpu import GPU_ROWS, NvidiaTarget
 from tests.render.gpu_harness import I64, Writer, alloc, lower, scheduled, spread
 from tests.render.harness import elementwise
 from tests.render.test_alu import STORED, Function, functions_of
@@ -33,7 +33,7 @@ ROWS = pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
 QUICK = ("-O1", "-fmad=false")
 
 
-def assemble(programs: list[Node], row: GpuTarget) -> bytes:
+def assemble(programs: list[Node], row: NvidiaTarget) -> bytes:
     """The cubin of several programs in one module."""
     texts = []
     for place, program in enumerate(programs):
@@ -43,7 +43,7 @@ def assemble(programs: list[Node], row: GpuTarget) -> bytes:
     return PtxAssembler(row.name, flags=QUICK).assemble("\n".join(texts))
 
 
-def every_op(dtype: DType, row: GpuTarget) -> Node:
+def every_op(dtype: DType, row: NvidiaTarget) -> Node:
     functions = functions_of(dtype)
     functions.append(lambda x, y: alu(Ops.WHERE, alu(Ops.CMPLE, x, y), x, y))
     functions += [lambda x, y, t=to: cast(x, t) for to in STORED]
@@ -53,12 +53,12 @@ def every_op(dtype: DType, row: GpuTarget) -> Node:
 
 
 @ROWS
-def test_every_op_assembles(row: GpuTarget) -> None:
+def test_every_op_assembles(row: NvidiaTarget) -> None:
     assert assemble([every_op(dtype, row) for dtype in COMPUTED], row)[:4] == b"\x7fELF"
 
 
 @ROWS
-def test_memory_and_machine_instructions_assemble(row: GpuTarget) -> None:
+def test_memory_and_machine_instructions_assemble(row: NvidiaTarget) -> None:
     programs = [
         copy_program(dtype, width, align)
         for dtype in (dtypes.bool, dtypes.int8, dtypes.uint16, dtypes.float16, dtypes.float64)
@@ -68,7 +68,7 @@ def test_memory_and_machine_instructions_assemble(row: GpuTarget) -> None:
 
 
 @ROWS
-def test_lanes_apart_and_masks_assemble(row: GpuTarget) -> None:
+def test_lanes_apart_and_masks_assemble(row: NvidiaTarget) -> None:
     programs = []
     for dtype in (dtypes.bool, dtypes.int8, dtypes.float16, dtypes.float32):
         for stride in (-1, 3):
@@ -85,7 +85,7 @@ def test_lanes_apart_and_masks_assemble(row: GpuTarget) -> None:
 
 
 @ROWS
-def test_kernels_scheduled_for_a_gpu_assemble(row: GpuTarget) -> None:
+def test_kernels_scheduled_for_a_gpu_assemble(row: NvidiaTarget) -> None:
     programs = [scheduled(make(*sizes), row)[0] for make, sizes in [*FAMILIES, *LARGER]]
     assert assemble(programs, row)[:4] == b"\x7fELF"
 
@@ -116,7 +116,7 @@ def together(dtype: DType, nbytes: int) -> Node:
 
 @ROWS
 @pytest.mark.parametrize("nbytes", (4096, 60_000))
-def test_what_threads_do_together_assembles(row: GpuTarget, nbytes: int) -> None:
+def test_what_threads_do_together_assembles(row: NvidiaTarget, nbytes: int) -> None:
     for dtype in (dtypes.bool, dtypes.float16, dtypes.int32, dtypes.float64):
         text = render.get("ptx").render(together(dtype, nbytes), row)
         assert PtxAssembler(row.name, flags=QUICK).assemble(text)[:4] == b"\x7fELF"

@@ -15,10 +15,10 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.evaluate.linear_level import evaluate_linear
-from baregrad.kernel.applying.lower import lower as to_loop
 from baregrad.kernel.language.schedule import Schedule
+from baregrad.kernel.lowering import lower as to_loop
 from baregrad.target.cpu import CPU_ROWS
-from baregrad.target.gpu import GpuTarget, gpu_row
+from baregrad.target.gpu import NvidiaTarget, gpu_row
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel, any_schedule
 from tests.render.gpu_harness import HOPPER, lower, run_ptx, scheduled, serial
@@ -96,7 +96,7 @@ LARGER: list[tuple[Any, tuple[Any, ...]]] = [
     "make,sizes", [*FAMILIES, *LARGER], ids=lambda one: getattr(one, "__name__", None)
 )
 def test_families_run_as_gpus_run_them(
-    make: Any, sizes: tuple[Any, ...], row: GpuTarget
+    make: Any, sizes: tuple[Any, ...], row: NvidiaTarget
 ) -> None:
     """With blocks, threads, shuffles and shared memory; sums are in another order."""
     kernel = make(*sizes)

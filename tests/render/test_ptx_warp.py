@@ -12,7 +12,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, decode, dtypes, encode
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
-from baregrad.target.gpu import GPU_ROWS, GpuTarget, gpu_row
+from baregrad.target.gpu import GPU_ROWS, NvidiaTarget, gpu_row
 from tests.render.gpu_harness import HOPPER, I64, INTERPRETED, Writer, alloc, run_ptx
 from tests.render.test_ptx_assembles import assemble
 from tests.render.test_ptx_assembles import pytestmark as needs_ptxas
@@ -149,7 +149,7 @@ def elect_program() -> Node:
 
 
 @pytest.mark.parametrize("target", (HOPPER, gpu_row("sm_75")), ids=lambda row: row.name)
-def test_one_lane_of_each_warp_is_elected(target: GpuTarget) -> None:
+def test_one_lane_of_each_warp_is_elected(target: NvidiaTarget) -> None:
     found = np.zeros(64, bool)
     run_ptx(elect_program(), [found], target=target)
     assert found.sum() == 2 and (np.arange(64)[found] // 32 == [0, 1]).all()
@@ -157,7 +157,7 @@ def test_one_lane_of_each_warp_is_elected(target: GpuTarget) -> None:
 
 @needs_ptxas
 @pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
-def test_each_generation_takes_what_it_has(row: GpuTarget) -> None:
+def test_each_generation_takes_what_it_has(row: NvidiaTarget) -> None:
     programs = [elect_program(), product_program("float16", 8)]
     if row.capability >= (8, 0):
         programs += [product_program(*shape) for shape in SHAPES]

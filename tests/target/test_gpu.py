@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from baregrad.base.errors import UnsupportedDevice
-from baregrad.target.gpu import GPU_ROWS, GpuTarget, gpu_row
+from baregrad.target.gpu import GPU_ROWS, NvidiaTarget, gpu_row
 
 HOPPER = gpu_row("sm_90a")
 
@@ -62,7 +62,7 @@ def test_limits_are_the_programming_guides(
 
 
 @pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
-def test_names_follow_the_compute_capability(row: GpuTarget) -> None:
+def test_names_follow_the_compute_capability(row: NvidiaTarget) -> None:
     major, minor = row.capability
     assert row.name.rstrip("a") == f"sm_{major}{minor}"
     assert row.warps_per_unit % row.register_partitions == 0

@@ -67,7 +67,7 @@ def unpacked(read: Callable[[int], bytes]) -> Message:
 
 def target_fields(target: AnyTarget) -> dict[str, Any]:
     """A target's row as plain values."""
-    if isinstance(target, CpuTarget):
+    if target.kind == "cpu":
         return {one.name: getattr(target, one.name) for one in fields(target)}
     return {"name": target.name, "gpu": True}
 

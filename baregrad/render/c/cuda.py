@@ -28,7 +28,7 @@ from baregrad.render.gpu import (
 )
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.interface import alloc_nbytes
-from baregrad.target.gpu import GpuTarget
+from baregrad.target.gpu import NvidiaTarget
 
 
 class CudaRenderer:
@@ -40,7 +40,7 @@ class CudaRenderer:
     def render(
         self,
         program: Node,
-        target: GpuTarget,
+        target: NvidiaTarget,
         variables: Sequence[str] | None = None,
         arrays: int = 0,
     ) -> str:
@@ -118,7 +118,7 @@ _HIDDEN: MappingProxyType[str, str] = MappingProxyType(
 class _Kernel(CText):
     """One kernel being written."""
 
-    def __init__(self, program: Node, target: GpuTarget, signature: GpuSignature) -> None:
+    def __init__(self, program: Node, target: NvidiaTarget, signature: GpuSignature) -> None:
         super().__init__(program, _CUDA)
         self.target = target
         self.signature = signature

@@ -245,7 +245,7 @@ def _extreme(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
     if not dtype.is_float:
         f.emit(f"{name}.{compute}", result, x, y)
         return
-    if dtype is dtypes.float32 and f.target.capability >= (8, 0):
+    if dtype is dtypes.float32 and f.target.nan_extremes:
         f.emit(f"{name}.NaN.f32", result, x, y)
         return
     # Without `.NaN` a number wins over a NaN.

@@ -23,7 +23,7 @@ from baregrad.render.ptx.memory import MEMORY_RULES
 from baregrad.render.ptx.ops import across, elementwise
 from baregrad.render.ptx.text import Open, PtxText, Rule
 from baregrad.render.ptx.types import DECLARED, ptx_type
-from baregrad.target.gpu import GpuTarget
+from baregrad.target.gpu import NvidiaTarget
 
 # Arithmetic may go on while the kernel in front still runs: it touches no memory.
 _BEFORE_WAIT = mask_of(ELEMENTWISE) | Ops.SET.bit
@@ -38,7 +38,7 @@ class PtxRenderer:
     def render(
         self,
         program: Node,
-        target: GpuTarget,
+        target: NvidiaTarget,
         variables: Sequence[str] | None = None,
         arrays: int = 0,
     ) -> str:

@@ -17,7 +17,7 @@ from baregrad.render.gpu import (
 )
 from baregrad.render.interface import alloc_nbytes
 from baregrad.render.ptx.types import constant_text, literal, ptx_type
-from baregrad.target.gpu import GpuTarget
+from baregrad.target.gpu import NvidiaTarget
 
 Names = tuple[str, ...]
 _BLOCKS = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
@@ -43,7 +43,7 @@ class PtxText:
     its instruction is written.
     """
 
-    def __init__(self, program: Node, target: GpuTarget, signature: GpuSignature) -> None:
+    def __init__(self, program: Node, target: NvidiaTarget, signature: GpuSignature) -> None:
         self.program = program
         self.target = target
         self.signature = signature

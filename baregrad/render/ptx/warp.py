@@ -5,7 +5,7 @@ immediates in brackets and their sources:
 
     mma.sync (k, type) A words, B words, C     C += A B^T, of 16 x 8: registers that are changed
     ldmatrix (count, turned[, first]) shared, offset, W   `count` 8 x 8 matrices of 16-bit elements
-                                               into the registers W; lane 8i + r tells row r of
+                                               into the registers W; lane 8i + r gives row r of
                                                matrix i, `first` elements behind the offset
     cp.async (bytes[, at, first]) shared, offset, array, offset[, mask]   zeros where the mask is
                                                false; `at` and `first` elements behind the offsets
@@ -30,32 +30,28 @@ _ALL_LANES = "0xFFFFFFFF"
 
 
 class Element(NamedTuple):
-    """A type of A and B: its name in PTX, its bytes, that of C, and since which capability."""
+    """A type of A and B: its name in PTX, its bytes, and that of C."""
 
     name: str
     nbytes: int
     accumulator: str
-    since: tuple[int, int]
 
 
 _ELEMENTS: MappingProxyType[str, Element] = MappingProxyType(
     {
-        "float16": Element("f16", 2, "f32", (7, 5)),
-        "bfloat16": Element("bf16", 2, "f32", (8, 0)),
-        "tfloat32": Element("tf32", 4, "f32", (8, 0)),
-        "int8": Element("s8", 1, "s32", (8, 0)),
-        "uint8": Element("u8", 1, "s32", (8, 0)),
+        "float16": Element("f16", 2, "f32"),
+        "bfloat16": Element("bf16", 2, "f32"),
+        "tfloat32": Element("tf32", 4, "f32"),
+        "int8": Element("s8", 1, "s32"),
+        "uint8": Element("u8", 1, "s32"),
     }
 )
 
 
-def _need(f: PtxText, node: Node, since: tuple[int, int]) -> None:
+def _need(f: PtxText, node: Node, there: bool) -> None:
     """Raise CompilerBug where the target does not have an instruction."""
-    if f.target.capability < since:
-        raise CompilerBug(
-            f"{f.target.name} has no {node.arg.name} {node.arg.immediates}",
-            wanted=f"compute capability {since[0]}.{since[1]}",
-        )
+    if not there:
+        raise CompilerBug(f"{f.target.name} has no {node.arg.name} {node.arg.immediates}")
 
 
 def _braces(names: list[str]) -> str:
@@ -72,12 +68,11 @@ def _multiply(f: PtxText, node: Node) -> None:
             wanted="16 or 32 bytes of " + ", ".join(_ELEMENTS),
         )
     words = depth * element.nbytes // 8
-    # The first to have matrices of this shape had them half as deep.
-    _need(f, node, max(element.since, (8, 0) if words == 4 else (7, 5)))
+    _need(f, node, (kind, depth) in f.target.warp_products)
     # Neighbours of C may be a vector.
     names = [name for child in node.src for name in f.use(child)]
     if len(names) != words + words // 2 + 4:
-        raise CompilerBug("mma.sync of so many words", found=len(names))
+        raise CompilerBug("mma.sync of a wrong number of words", found=len(names))
     total = _braces(names[-4:])
     kinds = f"{element.accumulator}.{element.name}.{element.name}.{element.accumulator}"
     f.emit(
@@ -90,7 +85,7 @@ def _load_matrices(f: PtxText, node: Node) -> None:
     count, turned, first = (*node.arg.immediates, 0)[:3]
     buffer, offset, *registers = node.src
     if count not in (1, 2, 4) or len(registers) != count:
-        raise CompilerBug("ldmatrix of so many matrices", found=count, wanted="1, 2 or 4")
+        raise CompilerBug("ldmatrix of a wrong number of matrices", found=count, wanted="1, 2 or 4")
     where = place_of(f, buffer, offset, 0, first)
     targets = _braces([f.one(register) for register in registers])
     way = ".trans" if turned else ""
@@ -100,9 +95,9 @@ def _load_matrices(f: PtxText, node: Node) -> None:
 def _copy(f: PtxText, node: Node) -> None:
     nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
     shared, at, array, offset, *mask = node.src
-    _need(f, node, (8, 0))
+    _need(f, node, f.target.async_copies)
     if nbytes not in (4, 8, 16):
-        raise CompilerBug("a copy of so many bytes", found=nbytes, wanted="4, 8 or 16")
+        raise CompilerBug("a copy of a wrong number of bytes", found=nbytes, wanted="4, 8 or 16")
     target = place_of(f, shared, at, 0, to).text()
     source = place_of(f, array, offset, 0, first).text()
     # Whole sectors need not pass through the first level cache.
@@ -115,19 +110,19 @@ def _copy(f: PtxText, node: Node) -> None:
 
 
 def _commit(f: PtxText, node: Node) -> None:
-    _need(f, node, (8, 0))
+    _need(f, node, f.target.async_copies)
     f.emit("cp.async.commit_group")
 
 
 def _wait(f: PtxText, node: Node) -> None:
-    _need(f, node, (8, 0))
+    _need(f, node, f.target.async_copies)
     f.emit("cp.async.wait_group", str(node.arg.immediates[0]))
 
 
 def _elect(f: PtxText, node: Node) -> None:
-    """Lane 0; from Hopper on by an instruction from which the assembler knows that it is one."""
+    """Lane 0; an instruction for it lets the assembler know that it is one lane."""
     (result,) = f.define(node)
-    if f.target.capability >= (9, 0):
+    if f.target.elects:
         f.emit("elect.sync", f"_|{result}", _ALL_LANES)
         return
     lane = f.fresh("%r")
