@@ -52,10 +52,11 @@ class CpuTarget:
     and in kernels that work on row after row those to arrays of `streamed_row_bytes`.
     `slow_underflow`: whether arithmetic whose result is rounded to 0 takes a hundred times as long.
     `alone_ns`: what takes less is one chunk, since waking a thread costs some microseconds;
-    `chunk_ns`: what a chunk takes at least. The rates are rough: `bytes_per_cycle` of the second cache, the third and memory, for
-    one core; `panel_bytes_per_cycle` of the second one while the core computes, `l2_latency` the
-    cycles until a line of it comes; `bytes_per_ns` and `vector_ops_per_ns` of simple kernels;
-    `chunk_handout_ns` for each chunk, `wake_ns` once for the threads. `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least
+    `chunk_ns`: what a chunk takes at least. The rates are rough: `bytes_per_cycle` of the second
+    cache, the third and memory, for one core; `panel_bytes_per_cycle` of the second one while the
+    core computes, `l2_latency` the cycles until a line of it comes; `bytes_per_ns` and
+    `vector_ops_per_ns` of simple kernels; `chunk_handout_ns` for each chunk, `wake_ns` once for the
+    threads. `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least
     of them, `extras` what it would use besides.
     """
 
