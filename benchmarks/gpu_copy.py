@@ -56,7 +56,6 @@ def ours(name: str) -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
     """A device of ours, and its neighbour for copies between two."""
     from baregrad.base.errors import BaregradError
     from baregrad.runtime import open_device
-    from baregrad.runtime.nvidia.copies import peers
 
     device: Any = open_device(name)
     other: Any = None
@@ -65,12 +64,6 @@ def ours(name: str) -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
         if what.startswith("pinned"):
             return device.pinned(nbytes)
         return np.empty(nbytes, np.uint8)
-
-    def copy_between(target: Any, source: Any) -> None:
-        if name.startswith("CUDA"):
-            target.device.copy_peer(target, source)
-        else:
-            peers.copy_between(target, source)
 
     def answer(question: Answer) -> Answer:
         what, nbytes, times = question["what"], question["nbytes"], question["times"]
@@ -110,7 +103,7 @@ def ours(name: str) -> tuple[Mapping[str, Any], Callable[[Answer], Answer]]:
         device.copy_in(source, data)
 
         def once() -> None:
-            copy_between(target, source)
+            other.copy_peer(target, source)
             other.synchronize()
 
         for _ in range(WARM_UP):

@@ -129,7 +129,8 @@ def ours(name: str, count: int) -> tuple[Mapping[str, Any], Callable[[Answer], A
     from baregrad.target.gpu import gpu_row
 
     device: Any = open_device(name)
-    device.timeout_s = 5.0
+    if name.startswith("NV"):
+        device.work.timeout_s = 5.0
     kernels = {}
     for waits, text in ((False, PTX), (True, WAITING)):
         if waits and not (name.startswith("NV") and gpu_row(device.architecture).dependent_launch):

@@ -58,7 +58,7 @@ def silence(device: Any) -> list[Any]:
         channel.words = channel.timeline.words = channel.timeline._words = memoryview(
             (ctypes.c_uint64 * 1).from_address(state.timeline_address)
         ).cast("B").cast("Q")
-    device._go, device._spin = code.go, code.spin
+    device.work.go, device.work.spin = code.go, code.spin
     return kept
 
 

@@ -28,7 +28,6 @@ RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
 }
 # A room, and the modules of it that import each other.
 KNOWN_CIRCLES = """
-runtime.nvidia: copies.peers device fault_report
 """
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,21 +21,16 @@ from baregrad.runtime.buffers import Buffer, MemoryStats, flat_bytes
 from baregrad.runtime.commands import CommandList, Kernel, Timeline
 from baregrad.runtime.interface import Device
 from baregrad.runtime.lifetime import follow_process
+from baregrad.runtime.nvidia.channel_pair import ChannelPair
 from baregrad.runtime.nvidia.copies.host_copies import Staging
-from baregrad.runtime.nvidia.device_channels import (
-    Returns,
-    is_dead,
-    look,
-    open_channels,
-    wait_for,
-    watcher,
-)
+from baregrad.runtime.nvidia.copies.peers import PeerAccess, copy_between
+from baregrad.runtime.nvidia.device_channels import DeviceChannels
 from baregrad.runtime.nvidia.driver.device_memory import Block, DeviceAllocator
-from baregrad.runtime.nvidia.driver.doorbell import Pair
 from baregrad.runtime.nvidia.driver.memory import Allocation
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.driver.process_client import CONNECTIONS
 from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.nvidia.fault_report import nearest
 from baregrad.runtime.nvidia.lists.command_list import BoundList, check_parameters
 from baregrad.runtime.nvidia.lists.launch import Kernel as GpuKernel
 from baregrad.runtime.nvidia.lists.launch import Module
@@ -46,11 +41,30 @@ from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
     from baregrad.runtime.buffers import Contiguous
-    from baregrad.runtime.nvidia.copies.peers import PeerAccess
     from baregrad.runtime.nvidia.driver.port import Port
 
+T = TypeVar("T")
 _WRITE_NBYTES = 4096
 _READ_NBYTES = 64
+
+
+class Returns(deque[T]):
+    """What nobody refers to any more, for the device to free; nothing is taken in once it is shut.
+
+    Finalizers hold on to it for as long as what they wait for lives, and that may be in here.
+    """
+
+    shut = False
+
+    def append(self, one: T) -> None:
+        """Take something in."""
+        if not self.shut:
+            super().append(one)
+
+    def close(self) -> None:
+        """Forget all, now and later: closing the device frees it anyway."""
+        self.shut = True
+        self.clear()
 
 
 @dataclass(eq=False, slots=True)
@@ -84,50 +98,33 @@ class NvDevice(Device):
         self.name = name
         self.index = index
         self.host_visible = False
-        self.timeout_s = options.nv_timeout if timeout_s is None else timeout_s
         self.style = style or style_of(options.nv_style)
         self._lock = threading.RLock()
         self._closed = False
-        self._lost: str | None = None
-        # What a fault told after which there are no new channels yet.
-        self._broken = ""
         self._process = os.getpid()
         self._returned: Returns[ListImage | Module | Allocation] = Returns()
         self._retired: list[tuple[int, int, ListImage | Module | Allocation]] = []
-        self._copy_engine = copy_engine
-        # New code was loaded that the channel has not been told of.
-        self._code_is_new = False
-        # Something keeps submissions from going on as usual: closed, lost, forked, things to free.
+        # Something keeps submissions from going on as usual: closed, forked, things to free.
         self._attention = False
-        self._bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
         self.client = CONNECTIONS.take(port, index)
         self.peers: dict[bytes, PeerAccess] = {}
         try:
             self.gpu = Gpu(self.client, index)
             version = self.gpu.sm_version
             self.architecture = architecture_name(version)
-            self._open_channels(0, 0)
+            timeout_s = options.nv_timeout if timeout_s is None else timeout_s
+            self.work = work = DeviceChannels(
+                name, self.gpu, copy_engine, timeout_s,
+                lambda address: nearest(self.allocator.live_blocks(), address),
+            )  # fmt: skip
             self.allocator = DeviceAllocator(
-                self.gpu.memory, name, self._wait_quietly, self._other_nbytes
+                self.gpu.memory, name, work.wait_quietly, self._other_nbytes
             )
-            self.staging = Staging(self.gpu, lambda: self._copies, self._await, self._watch)
+            self.staging = Staging(self.gpu, lambda: work.copies, work.wait, work.watch)
         except BaseException as error:
             self._give_back(error)
             raise
         follow_process(self)
-
-    def _open_channels(self, value: int, copy_value: int) -> None:
-        """Make the channels, whose timelines begin at values."""
-        self._channels, self._copy_engine = open_channels(
-            self.gpu, self._copy_engine, value, copy_value
-        )
-        self._compute, self._copies = self._channels
-        self._alarms = tuple(channel.alarm for channel in self._channels)
-        self._in_flight = tuple(channel.in_flight for channel in self._channels)
-        states = (ctypes.addressof(channel.ring_state) for channel in self._channels)
-        self._pair = Pair(*states)
-        self._pair_address = ctypes.addressof(self._pair)
-        self._go, self._spin = self.client.port.go, self.client.port.spin
 
     # Memory.
 
@@ -167,14 +164,15 @@ class NvDevice(Device):
         block: Block = buffer.memory.block  # type: ignore[attr-defined]
         with self._lock:
             self._begin()
-            used = self._used(block)
-            if source.nbytes <= _WRITE_NBYTES and block.host is not None and self._done(block):
+            compute, used = self.work.compute, self._used(block)
+            behind = used > compute.timeline.value
+            done = not behind and block.copy_value <= self.work.copies.timeline.value
+            if source.nbytes <= _WRITE_NBYTES and block.host is not None and done:
                 place = buffer.address - block.address
                 block.host[place : place + source.nbytes] = source.data
                 return
-            after = (self._compute.timeline.gpu_va, used)
-            behind = used > self._compute.timeline.value
-            block.copy_value = self._guarded(
+            after = (compute.timeline.gpu_va, used)
+            block.copy_value = self.work.guarded(
                 lambda: self.staging.copy_in(buffer.address, source, after if behind else None)
             )
 
@@ -191,14 +189,14 @@ class NvDevice(Device):
             self._begin()
             used = self._used(block)
             if target.nbytes <= _READ_NBYTES and block.host is not None:
-                self._wait_for(self._compute, used)
-                self._wait_for(self._copies, block.copy_value)
+                self._wait_for(self.work.compute, used)
+                self._wait_for(self.work.copies, block.copy_value)
                 place = buffer.address - block.address
                 target[:] = np.frombuffer(block.host[place : place + target.nbytes], np.uint8)
                 return
-            after = (self._compute.timeline.gpu_va, used)
-            behind = used > self._compute.timeline.value
-            self._guarded(
+            after = (self.work.compute.timeline.gpu_va, used)
+            behind = used > self.work.compute.timeline.value
+            self.work.guarded(
                 lambda: self.staging.copy_out(target, buffer.address, after if behind else None)
             )
 
@@ -213,19 +211,28 @@ class NvDevice(Device):
             blocks = [one.memory.block for one in (source, fresh)]  # type: ignore[attr-defined]
             self.copy_after(push, *blocks)
         elif isinstance(source.device, NvDevice):
-            from baregrad.runtime.nvidia.copies.peers import copy_between
-
-            copy_between(fresh, source)
+            self.copy_peer(fresh, source)
         else:
             self.copy_in(fresh, source.contents())
         return fresh
+
+    def copy_peer(self, target: Buffer, source: Buffer) -> None:
+        """Copy all of `source`, on another GPU, to `target` here; done when this returns."""
+        other = source.device
+        if not isinstance(other, NvDevice) or target.device is not self:
+            raise DeviceError(
+                "a copy between GPUs needs two devices of NVIDIA",
+                found=f"{other.name} to {target.device.name}", wanted=f"to {self.name}",
+            )  # fmt: skip
+        self._check_transfer(target, source.nbytes)
+        copy_between(self, other, target, source)
 
     def wait_for_block(self, block: Block) -> None:
         """Wait until no work uses a block."""
         with self._lock:
             self._begin()
-            self._wait_for(self._compute, self._used(block))
-            self._wait_for(self._copies, block.copy_value)
+            self._wait_for(self.work.compute, self._used(block))
+            self._wait_for(self.work.copies, block.copy_value)
 
     def copy_after(self, work: PushBuffer, *blocks: Block, nbytes: int = 0) -> None:
         """Have the copying channel do work after all that uses these blocks.
@@ -234,13 +241,13 @@ class NvDevice(Device):
         """
         with self._lock:
             self._begin()
-            compute, copies = self._channels
+            compute, copies = self.work.pair
             used = max(self._used(block) for block in blocks)
             push = PushBuffer()
             if used > compute.timeline.value:
                 push.acquire(compute.timeline.gpu_va, used)
             push.words += work.words
-            value = self._guarded(lambda: copies.submit(push))
+            value = self.work.guarded(lambda: copies.submit(push))
             for block in blocks:
                 block.copy_value = value
             if nbytes:
@@ -249,13 +256,7 @@ class NvDevice(Device):
 
     def _used(self, block: Block) -> int:
         """Return the value of the computing timeline when work with the block is done."""
-        return self._compute.last_value if block.fixed else block.compute_value
-
-    def _done(self, block: Block) -> bool:
-        return (
-            self._used(block) <= self._compute.timeline.value
-            and block.copy_value <= self._copies.timeline.value
-        )
+        return self.work.compute.last_value if block.fixed else block.compute_value
 
     def _other_nbytes(self) -> dict[str, int]:
         found = {"code and command lists": self.gpu.pieces.nbytes}
@@ -263,6 +264,11 @@ class NvDevice(Device):
             total, free = self.gpu.memory_nbytes()
             found[f"{human_bytes(total)} free on the GPU"] = free
         return found
+
+    @property
+    def channels(self) -> ChannelPair:
+        """The channel that computes and the one that copies."""
+        return self.work.pair
 
     # Programs.
 
@@ -285,7 +291,7 @@ class NvDevice(Device):
             except BaseException:
                 module.close()
                 raise
-            self._code_is_new = True
+            self.work.code_is_new = True
         handle = LoadedKernel(module, kernel, local_nbytes)
         made = Kernel(self, program, kernel.address, handle)
         weakref.finalize(made, self._returned.append, module).atexit = False
@@ -303,20 +309,20 @@ class NvDevice(Device):
     ) -> Timeline | None:
         """Start a command list; with `timed`, wait for it too."""
         with self._lock:
-            bound = commands.bound
+            bound, work = commands.bound, self.work
             if (
                 bound.__class__ is BoundList
                 and bound.device is self
                 and not (timed or variables or self._attention or self._returned)
-                and not self._code_is_new
+                and not (work.code_is_new or work.broken)
             ):
                 # For buffers that an image is patched for: all that was checked then holds still.
                 # This is the way that programs wait for; what is written down comes after it.
                 serials = [one.serial for one in buffers]
                 for image in bound.quick:
-                    if image.serials == serials and (value := self._go(image.ticket)):
+                    if image.serials == serials and (value := work.go(image.ticket)):
                         image.value = value
-                        self._compute.note(value, image)
+                        work.compute.note(value, image)
                         for block in image.blocks:
                             block.compute_value = value
                         return None
@@ -331,18 +337,19 @@ class NvDevice(Device):
     ) -> Timeline | None:
         if commands.device is not self:
             raise DeviceError("the command list is for another device", found=commands.device.name)
-        if self._attention or self._returned or self._alarms[0][0] or self._alarms[1][0]:
+        work = self.work
+        if self._attention or self._returned or work.broken or work.alarmed:
             self._begin()
         bound = commands.bound
         if not isinstance(bound, BoundList):
             bound = self._bind(commands)
-        compute, copies = channels = self._channels
+        compute, copies = work.pair
         try:
             image, blocks = bound.ready(
-                commands, buffers, variables or {}, channels, self._wait_for, timed=timed
+                commands, buffers, variables or {}, work.pair, self._wait_for, timed=timed
             )
-            if self._code_is_new or copies.last_value > copies.words[0]:
-                self._settle()
+            if work.code_is_new or copies.last_value > copies.words[0]:
+                work.settle()
             value = compute.last_value + 1
             if image.copy_entry:
                 image.set_values(value, copies.last_value + 1)
@@ -351,7 +358,7 @@ class NvDevice(Device):
                 image.set_values(value, 0)
             compute.enter(image.take_entry(compute.hold), image)
         except DriverError as error:
-            raise self._failed(error) from None
+            raise self.work.failed(error) from None
         for block in blocks:
             block.compute_value = value
         if image.released:
@@ -366,88 +373,35 @@ class NvDevice(Device):
         bound = BoundList(commands, self.style, self._returned.append)
         for block in bound.fixed:
             block.fixed = True
-        self._grow_stacks(bound.local_nbytes)
-        self._bound.add(bound)
+        self.work.grow_stacks(bound.local_nbytes)
+        self.work.bound.add(bound)
         commands.bound = bound
         return bound
-
-    def _grow_stacks(self, nbytes: int) -> None:
-        """Have at least so much local memory for each thread: all lists are written anew."""
-        launches = self._compute.launches
-        assert launches is not None
-        if nbytes > launches.thread_nbytes:
-            self._guarded(lambda: launches.grow(nbytes))
-            self._forget_images()
-
-    def _forget_images(self) -> None:
-        for bound in self._bound:
-            bound.forget()
-
-    def _settle(self) -> None:
-        """Have the channel drop old code, and wait for copies and for kernels that it left."""
-        compute, copies = self._channels
-        push = PushBuffer()
-        if compute.hold:
-            push.acquire(compute.timeline.gpu_va, compute.hold)
-        # Of a list that copies too: its kernels may come before its first copy.
-        if copies.last_value > copies.timeline.value:
-            push.acquire(copies.timeline.gpu_va, copies.last_value)
-        if self._code_is_new:
-            push.invalidate_caches()
-        self._code_is_new = False
-        if push.words:
-            compute.submit(push)
-        compute.ring_state.hold = 0
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise DriverError for what went wrong in it."""
         with self._lock:
-            if self._attention:
+            work = self.work
+            if self._attention or work.broken:
                 self._begin()
-            if not self._spin(self._pair_address):
-                for channel in self._channels:
+            if not work.all_done():
+                for channel in work.pair:
                     self._wait_for(channel, channel.last_value)
             # Nothing is in flight any more, and nothing of it need be held on to.
-            for in_flight in self._in_flight:
-                in_flight.clear()
+            work.forget_done()
 
     def _wait_for(self, channel: Channel, value: int) -> None:
-        """Wait for a timeline; raise what there is to tell if it never gets there."""
-        self._guarded(lambda: self._await(channel, value))
-
-    def _await(self, channel: Channel, value: int) -> None:
-        """Wait for a timeline, or raise DriverError and leave the channel for dead."""
-        if channel is self._copies:
+        """Wait for a timeline; raise a report of the fault if it never gets there."""
+        if channel is self.work.copies:
             self.staging.look_for(value)
-        wait_for(self._channels, channel, value, self.timeout_s)
-
-    def _watch(self, channel: Channel, progress: Callable[[], int]) -> Callable[[], None]:
-        """Return what looks for faults while a channel is waited for, and leaves it for dead."""
-        return watcher(self._channels, channel, self.timeout_s, progress)
-
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        """Do what may meet a dead channel."""
-        try:
-            return action()
-        except DriverError as error:
-            raise self._failed(error) from None
-
-    def _wait_quietly(self) -> None:
-        """Wait until nothing runs; what went wrong is told to whoever asks next."""
-        for channel in self._channels:
-            if channel.group.dead is None:
-                channel.wait(channel.last_value, self.timeout_s)
-                channel.forget_done()
+        self.work.guarded(lambda: self.work.wait(channel, value))
 
     # Faults.
 
     def _begin(self) -> None:
         """Check that the device works, and free what nobody needs."""
         self._check_open()
-        if self._broken:
-            self._mend()
-        if self._alarms[0][0] or self._alarms[1][0]:
-            self._guarded(lambda: look(self._channels))
+        self.work.begin()
         self._free_retired()
 
     def _check_open(self) -> None:
@@ -458,58 +412,12 @@ class NvDevice(Device):
                 f"the device {self.name} belongs to the process that this one was forked from",
                 hint="open devices after forking, or start processes with spawn",
             )
-        if self._lost is not None:
-            raise DeviceError(f"the device {self.name} is lost", found=self._lost)
-
-    def _failed(self, error: DriverError) -> DriverError:
-        """Return what to raise for a fault; new channels are made by whoever needs them next.
-
-        For the driver may take seconds to get rid of a kernel that does not end.
-        """
-        if not is_dead(self._channels) or self._broken:
-            return error
-        from baregrad.runtime.nvidia.fault_report import report
-
-        found = report(self, error)
-        self._broken, self._attention = found.message, True
-        return found
-
-    def _mend(self) -> None:
-        """Go on with new channels after a fault; raise DeviceError if that cannot be."""
-        told, self._broken = self._broken, ""
-        try:
-            self._recover()
-        except BaregradError as error:
-            self._lost = f"{told}; and then no new channels: {error}"
-            self._attention = True
-            self._check_open()
-
-    def _recover(self) -> None:
-        """Replace the channels; memory and code stay."""
-        compute, copies = self._channels
-        values = compute.last_value, copies.last_value
-        for channel in self._channels:
-            channel.group.dead = channel.group.dead or "another channel of the device failed"
-        # A dead group is not waited for.
-        for group in {id(channel.group): channel.group for channel in self._channels}.values():
-            group.close()
-        stacks = 0 if compute.launches is None else compute.launches.thread_nbytes
-        self._forget_images()
-        self._code_is_new = True
-        self._open_channels(*values)
-        launches = self._compute.launches
-        assert launches is not None
-        launches.grow(stacks)
-
-    @property
-    def channels(self) -> tuple[Channel, Channel]:
-        """The channel that computes and the one that copies."""
-        return self._channels
+        self.work.check()
 
     # The end of things.
 
     def _free_retired(self) -> None:
-        compute, copies = self._channels
+        compute, copies = self.work.pair
         while self._returned:
             one = self._returned.popleft()
             self._retired.append((compute.last_value, copies.last_value, one))
@@ -523,7 +431,7 @@ class NvDevice(Device):
             else:
                 kept.append(item)
         self._retired = kept
-        self._attention = bool(kept or self._broken) or self._lost is not None
+        self._attention = bool(kept)
 
     def close(self) -> None:
         """Wait for the GPU and free all that is held; buffers are gone then."""
@@ -547,7 +455,7 @@ class NvDevice(Device):
         if staging is not None:
             teardown.push("pinned memory", staging.close)
             # Copies that were not waited for still read it.
-            teardown.push("idleness", self._wait_quietly)
+            teardown.push("idleness", self.work.wait_quietly)
         try:
             teardown.close()
         except BaregradError as second:

@@ -1,173 +1,177 @@
-"""The two channels of a device, one that computes and one that copies: made, watched, told of."""
+"""The channels of a device, replaced after a fault, and the lists that are bound to them."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections import deque
+import ctypes
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from baregrad.base.errors import DriverError
-from baregrad.runtime.nvidia.copies.copy_engines import copy_engines
-from baregrad.runtime.nvidia.lists.list_image import ListImage
+from baregrad.base.errors import BaregradError, DeviceError, DriverError
+from baregrad.runtime.nvidia.channel_pair import open_channels
+from baregrad.runtime.nvidia.driver.doorbell import Pair
+from baregrad.runtime.nvidia.fault_report import report
+from baregrad.runtime.nvidia.lists.command_list import BoundList
 from baregrad.runtime.nvidia.queue.channel import Channel
-from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.objects import Gpu
 
-T = TypeVar("T")
-Channels = tuple[Channel, Channel]
 
-# After so long without a sign of life doorbells are rung again, which changes nothing where all is
-# well, and tells a GPU that has missed one.
-_RING_AGAIN_S = 1.0
+class DeviceChannels:
+    """The channels of the device `name`; new ones are made by whoever needs them after a fault.
 
-
-class Returns(deque[T]):
-    """What nobody refers to any more, for the device to free; nothing is taken in once it is shut.
-
-    Finalizers hold on to it for as long as what they wait for lives, and that may be in here.
+    `engine` is the copy engine, as for `open_channels`; `timeout_s` is how long the GPU may take
+    for one kernel; `nearest_to` says which buffer lies at an address, for reports of faults.
     """
 
-    shut = False
+    def __init__(
+        self,
+        name: str,
+        gpu: Gpu,
+        engine: int | None,
+        timeout_s: float,
+        nearest_to: Callable[[int], str],
+    ) -> None:
+        self._name = name
+        self._gpu = gpu
+        self._engine = engine
+        self.timeout_s = timeout_s
+        self._nearest_to = nearest_to
+        # The report of a fault after which there are no new channels yet.
+        self.broken = ""
+        # Why there cannot be new ones.
+        self.lost: str | None = None
+        # New code was loaded, of which the GPU may have something else in its caches.
+        self.code_is_new = False
+        self.bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
+        self._open(0, 0)
 
-    def append(self, one: T) -> None:
-        """Take something in."""
-        if not self.shut:
-            super().append(one)
+    def _open(self, value: int, copy_value: int) -> None:
+        """Make the channels, whose timelines begin at values."""
+        self.pair, self._engine = open_channels(self._gpu, self._engine, value, copy_value)
+        self.compute, self.copies = self.pair
+        self._alarms = tuple(channel.alarm for channel in self.pair)
+        self._in_flight = tuple(channel.in_flight for channel in self.pair)
+        self._rings = Pair(*(ctypes.addressof(channel.ring_state) for channel in self.pair))
+        self._rings_address = ctypes.addressof(self._rings)
+        port = self._gpu.client.port
+        self.go, self.spin = port.go, port.spin
 
-    def close(self) -> None:
-        """Forget all, now and later: closing the device frees it anyway."""
-        self.shut = True
-        self.clear()
+    # Work.
 
+    @property
+    def alarmed(self) -> bool:
+        """Whether the driver has reported an error."""
+        return bool(self._alarms[0][0] or self._alarms[1][0])
 
-def open_channels(
-    gpu: Gpu, engine: int | None, value: int, copy_value: int
-) -> tuple[Channels, int]:
-    """Return new channels whose timelines begin at values, and the number of the copy engine.
+    def settle(self) -> None:
+        """Have the channel drop old code, and wait for copies and for kernels that it left."""
+        compute, copies = self.pair
+        push = PushBuffer()
+        if compute.hold:
+            push.acquire(compute.timeline.gpu_va, compute.hold)
+        # Of a list that copies too: its kernels may come before its first copy.
+        if copies.last_value > copies.timeline.value:
+            push.acquire(copies.timeline.gpu_va, copies.last_value)
+        if self.code_is_new:
+            push.invalidate_caches()
+        self.code_is_new = False
+        if push.words:
+            compute.submit(push)
+        compute.ring_state.hold = 0
 
-    `engine` is the copy engine to use, None for the best by what the driver tells, -1 for the
-    graphics engine's.
-    """
-    group = ChannelGroup(gpu)
-    compute = Channel(group, begin_at=value)
-    engine, copies = _open_copies(gpu, group, engine, copy_value)
-    group.schedule()
-    if copies.group is not group:
-        copies.group.schedule()
-    return (compute, copies), engine
+    def grow_stacks(self, nbytes: int) -> None:
+        """Have at least so much local memory for each thread: all lists are written anew."""
+        launches = self.compute.launches
+        assert launches is not None
+        if nbytes > launches.thread_nbytes:
+            self.guarded(lambda: launches.grow(nbytes))
+            self._forget_images()
 
+    def _forget_images(self) -> None:
+        for bound in self.bound:
+            bound.forget()
 
-def _open_copies(
-    gpu: Gpu, group: ChannelGroup, engine: int | None, value: int
-) -> tuple[int, Channel]:
-    """Return the copy engine's number and a channel of it: of the first that works, if any may."""
-    why = "as asked for"
-    numbers: tuple[int, ...] = () if engine is None else (engine,)
-    if engine is None:
-        numbers, why = copy_engines(gpu)
-    for number in numbers:
-        if number < 0:
-            break
+    # Waiting.
+
+    def all_done(self) -> bool:
+        """Look for the end of all work for a while; return whether it was reached."""
+        return bool(self.spin(self._rings_address))
+
+    def forget_done(self) -> None:
+        """Let go of what submissions hold; all are done."""
+        for in_flight in self._in_flight:
+            in_flight.clear()
+
+    def wait(self, channel: Channel, value: int) -> None:
+        """Wait for a timeline, or raise DriverError and leave the channel for dead."""
+        self.pair.wait_for(channel, value, self.timeout_s)
+
+    def watch(self, channel: Channel, progress: Callable[[], int]) -> Callable[[], None]:
+        """Return what looks for faults while a channel is waited for, and leaves it for dead."""
+        return self.pair.watcher(channel, self.timeout_s, progress)
+
+    def wait_quietly(self) -> None:
+        """Wait until nothing runs; what went wrong is raised to whoever asks next."""
+        self.pair.wait_quietly(self.timeout_s)
+
+    # Faults.
+
+    def guarded(self, action: Callable[[], Any]) -> Any:
+        """Do what may meet a dead channel."""
         try:
-            return number, _open_alone(gpu, number, why, value)
+            return action()
         except DriverError as error:
-            if engine is not None:
-                raise
-            why += f"; {number} is refused: {error}"
-    group.why = why
-    return -1, Channel(group, copies=True, begin_at=value)
+            raise self.failed(error) from None
 
+    def failed(self, error: DriverError) -> DriverError:
+        """Return what to raise for a fault; new channels are made by whoever needs them next.
 
-def _open_alone(gpu: Gpu, number: int, why: str, value: int) -> Channel:
-    group = ChannelGroup(gpu, copy_engine=number, why=why)
-    try:
-        return Channel(group, begin_at=value)
-    except BaseException:
-        group.close()
-        raise
+        For the driver may take seconds to get rid of a kernel that does not end.
+        """
+        if not self.pair.is_dead or self.broken:
+            return error
+        found = report(self._name, self.pair, self.timeout_s, self._nearest_to)
+        self.broken = found.message
+        return found
 
+    def begin(self) -> None:
+        """Replace broken channels; raise what the driver has reported of those that there are."""
+        if self.broken:
+            self._mend()
+        if self.alarmed:
+            self.guarded(self.pair.look)
 
-def is_dead(channels: Channels) -> bool:
-    """Return whether one of the channels was stopped, or left for dead."""
-    return any(channel.group.dead is not None for channel in channels)
+    def check(self) -> None:
+        """Raise DeviceError if there are no channels and will be none."""
+        if self.lost is not None:
+            raise DeviceError(f"the device {self._name} is lost", found=self.lost)
 
-
-def look(channels: Channels) -> None:
-    """Raise DriverError if the driver has reported an error of either channel."""
-    for channel in channels:
-        channel.check()
-
-
-def wait_for(channels: Channels, channel: Channel, value: int, timeout_s: float) -> None:
-    """Wait for a channel's timeline, or raise DriverError and leave the channel for dead.
-
-    The time is that of `watcher`, which is made at the first check: most waits end before.
-    """
-    watch: Callable[[], None] | None = None
-
-    def check() -> None:
-        nonlocal watch
-        if watch is None:
-            watch = watcher(channels, channel, timeout_s)
-        watch()
-
-    channel.timeline.wait(value, math.inf, check)
-
-
-def watcher(
-    channels: Channels, channel: Channel, timeout_s: float, progress: Callable[[], int] = int
-) -> Callable[[], None]:
-    """Return what is called every few milliseconds by whoever waits for a channel.
-
-    It raises DriverError, and leaves the channel for dead, where the driver has told of an error or
-    nothing moves. The time counts from the last sign of life before the wait gives up: its
-    beginning, the end of a submission of either channel, that of a kernel of a list whose kernels
-    tell (`progress` of the style), or another value of `progress`. So one kernel has `timeout_s`,
-    however many are waited for, and no more than that.
-    """
-    seen = _signs(channels), progress()
-    moved = rung = time.perf_counter()
-
-    def watch() -> None:
-        nonlocal seen, moved, rung
-        look(channels)
-        now, signs = time.perf_counter(), (_signs(channels), progress())
-        if signs != seen:
-            seen, moved, rung = signs, now, now
-        elif now - moved > timeout_s:
-            raise DriverError(f"no sign of life for {timeout_s:g} s", found=tell(channels))
-        elif now - rung > _RING_AGAIN_S:
-            rung = now
-            for one in channels:
-                one.ring_again()
-
-    def watch_and_blame() -> None:
+    def _mend(self) -> None:
+        """Go on with new channels after a fault; raise DeviceError if that cannot be."""
+        fault, self.broken = self.broken, ""
         try:
-            watch()
-        except DriverError as error:
-            if not is_dead(channels):
-                # A copy that is not done may be waiting for a kernel that is not.
-                compute, _ = channels
-                stuck = compute if compute.words[0] < compute.last_value else channel
-                stuck.group.dead = str(error)
-            raise
+            self._recover()
+        except BaregradError as error:
+            self.broken = fault
+            self.lost = f"{fault}; and then no new channels: {error}"
+            self.check()
 
-    return watch_and_blame
-
-
-def _signs(channels: Channels) -> tuple[int, int, int]:
-    compute, copies = channels
-    work = compute.unfinished()
-    done = work.progress if isinstance(work, ListImage) else 0
-    return compute.words[0], copies.words[0], done
-
-
-def tell(channels: Channels) -> str:
-    """Say how far each channel is: what to look at where work does not end."""
-    return "; ".join(
-        f"{'copies' if one.copies else 'kernels'}: {one.state()}" for one in channels
-    )
+    def _recover(self) -> None:
+        """Replace the channels; memory and code stay."""
+        values = self.compute.last_value, self.copies.last_value
+        for channel in self.pair:
+            channel.group.dead = channel.group.dead or "another channel of the device failed"
+        # A dead group is not waited for.
+        for group in {id(channel.group): channel.group for channel in self.pair}.values():
+            group.close()
+        launches = self.compute.launches
+        stacks = 0 if launches is None else launches.thread_nbytes
+        self._forget_images()
+        self.code_is_new = True
+        self._open(*values)
+        launches = self.compute.launches
+        assert launches is not None
+        launches.grow(stacks)

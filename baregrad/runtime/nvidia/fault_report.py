@@ -1,20 +1,20 @@
-"""What to tell of a fault: the kernel, the address, and the buffer nearest to it."""
+"""What to say of a fault: the kernel, the address, and the buffer nearest to it."""
 
 from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from baregrad.base.bits import human_bytes
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi.faults import ENGINE_EXCEPTION, fault_name
-from baregrad.runtime.nvidia.device_channels import tell
+from baregrad.runtime.nvidia.channel_pair import ChannelPair
 from baregrad.runtime.nvidia.lists.list_image import ListImage
 
 if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.device import NvDevice
+    from baregrad.runtime.nvidia.driver.device_memory import Block
     from baregrad.runtime.nvidia.queue.channel import Channel, MmuFault
 
 _SHOWN = 4
@@ -23,26 +23,31 @@ _FAR = 1 << 30
 _PLACE = re.compile(r"\S+:\d+")
 
 
-def report(device: NvDevice, error: DriverError) -> DriverError:
-    """Return the one exception that tells of a fault, of a device one of whose channels is dead."""
-    dead = next(channel for channel in device.channels if channel.group.dead is not None)
+def report(
+    name: str, channels: ChannelPair, timeout_s: float, nearest_to: Callable[[int], str]
+) -> DriverError:
+    """Return the one exception that describes a fault of the device `name`.
+
+    One of its channels is dead; `nearest_to` says which buffer lies at or next to an address.
+    """
+    dead = next(channel for channel in channels if channel.group.dead is not None)
     code = dead.error_code
     fault = dead.mmu_fault() if code else None
     suspects = _suspects(dead, fault)
-    parts = [f"{device.name}: {_who(suspects, dead)}"]
+    parts = [f"{name}: {_who(suspects, dead)}"]
     if code:
         parts.append(f"was stopped by {fault_name(code)}")
     else:
-        parts.append(f"did not end in {device.timeout_s:g} s")
+        parts.append(f"did not end in {timeout_s:g} s")
     if fault is not None and fault.address is not None:
-        parts.append(f"at {fault.address:#x} ({fault.kind}), {nearest(device, fault.address)}")
+        parts.append(f"at {fault.address:#x} ({fault.kind}), {nearest_to(fault.address)}")
     elif code == ENGINE_EXCEPTION:
         parts.append("(a trap or an instruction that is refused: the GPU tells no address for it)")
     places = [_PLACE.search(label) for _, label in suspects]
     at = places[0].group() if len(suspects) == 1 and places[0] else None
     return DriverError(
         " ".join(parts),
-        found=None if code else tell(device.channels),
+        found=None if code else channels.state(),
         hint="results of work that was submitted and not waited for may be missing",
         at=at,
     )
@@ -71,9 +76,8 @@ def _who(suspects: list[tuple[str, str]], dead: Channel) -> str:
     return f"one of the kernels {', '.join(names[:_SHOWN])}{more}"
 
 
-def nearest(device: NvDevice, address: int) -> str:
-    """Say which live buffer an address lies in or next to."""
-    blocks = device.allocator.live_blocks()
+def nearest(blocks: Sequence[Block], address: int) -> str:
+    """Say which of the live blocks, sorted by address, an address lies in or next to."""
     place = bisect.bisect([block.address for block in blocks], address)
     found = []
     for block in blocks[max(0, place - 1) : place + 1]:

@@ -7,18 +7,18 @@ for, and may be refused. Either way it is the mapping of one's memory on the oth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from baregrad.base.errors import DeviceError, DriverError
+from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi import status as nv_status
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
-    from baregrad.runtime.buffers import Buffer
-    from baregrad.runtime.nvidia.device import NvDevice
+    from baregrad.runtime.buffers import Buffer, Contiguous
+    from baregrad.runtime.nvidia.driver.client import Client
     from baregrad.runtime.nvidia.driver.device_memory import Block
     from baregrad.runtime.nvidia.driver.memory import Allocation
     from baregrad.runtime.nvidia.driver.objects import Gpu
@@ -34,7 +34,31 @@ class PeerAccess:
     why: str
 
 
-def peer_access(device: NvDevice, other: NvDevice) -> PeerAccess:
+class PeerDevice(Protocol):
+    """A device to another one that it may copy to."""
+
+    client: Client
+    gpu: Gpu
+    peers: dict[bytes, PeerAccess]
+
+    def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return host memory that the GPU reaches."""
+        ...
+
+    def copy_in(self, buffer: Buffer, data: Contiguous) -> None:
+        """Copy host bytes to a buffer."""
+
+    def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
+        """Copy a buffer to host bytes."""
+
+    def wait_for_block(self, block: Block) -> None:
+        """Wait until no work uses a block."""
+
+    def copy_after(self, work: PushBuffer, *blocks: Block, nbytes: int = 0) -> None:
+        """Have the copying channel do work after all that uses these blocks, and wait for it."""
+
+
+def peer_access(device: PeerDevice, other: PeerDevice) -> PeerAccess:
     """Say whether `device` can use the memory of `other`; tries it, once."""
     if device is other:
         return PeerAccess(True, "it is the same device")
@@ -46,7 +70,7 @@ def peer_access(device: NvDevice, other: NvDevice) -> PeerAccess:
     return found
 
 
-def _try(device: NvDevice, other: NvDevice) -> PeerAccess:
+def _try(device: PeerDevice, other: PeerDevice) -> PeerAccess:
     try:
         answer = _enable(device.gpu, other.gpu)
         probe = other.gpu.memory.device(1)
@@ -78,19 +102,8 @@ def map_on(gpu: Gpu, allocation: Allocation) -> None:
     allocation.mapped_on.add(gpu.uuid)
 
 
-def copy_between(target: Buffer, source: Buffer) -> None:
-    """Copy a buffer of one GPU to one of another, of the same size; done when this returns."""
-    to, come = target.device, source.device
-    from baregrad.runtime.nvidia.device import NvDevice
-
-    if not isinstance(to, NvDevice) or not isinstance(come, NvDevice):
-        raise DeviceError("the buffers are not on NVIDIA devices", found=f"{to.name}, {come.name}")
-    if target.nbytes != source.nbytes:
-        raise DeviceError(
-            "a copy needs as many bytes as the buffer has",
-            found=f"{source.nbytes} bytes",
-            wanted=f"{target.nbytes}",
-        )
+def copy_between(to: PeerDevice, come: PeerDevice, target: Buffer, source: Buffer) -> None:
+    """Copy `source`, on `come`, to `target`, on `to`, of the same size; done when this returns."""
     if not source.nbytes:
         return
     # Writing to a peer is faster than reading from it.
@@ -100,7 +113,7 @@ def copy_between(target: Buffer, source: Buffer) -> None:
         _copy_by_host(to, come, target, source)
 
 
-def _copy_directly(to: NvDevice, come: NvDevice, target: Buffer, source: Buffer) -> None:
+def _copy_directly(to: PeerDevice, come: PeerDevice, target: Buffer, source: Buffer) -> None:
     block: Block = target.memory.block  # type: ignore[attr-defined]
     to.wait_for_block(block)
     map_on(come.gpu, block.allocation)
@@ -110,7 +123,7 @@ def _copy_directly(to: NvDevice, come: NvDevice, target: Buffer, source: Buffer)
     come.copy_after(push, block, nbytes=source.nbytes)
 
 
-def _copy_by_host(to: NvDevice, come: NvDevice, target: Buffer, source: Buffer) -> None:
+def _copy_by_host(to: PeerDevice, come: PeerDevice, target: Buffer, source: Buffer) -> None:
     size = min(source.nbytes, _BY_HOST_NBYTES)
     host = come.pinned(size) if size > 1 << 20 else np.empty(size, np.uint8)
     for begin in range(0, source.nbytes, size):
