@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
 
 from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.tensor.array import grad_mode
 from baregrad.tensor.array.arguments import explain_arguments
 from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.link import session
+from baregrad.tensor.array.tensor_like import TensorLike
 from baregrad.tensor.autograd import backward as autograd
 from baregrad.tensor.ops import (
     convert,
@@ -34,8 +36,17 @@ from baregrad.tensor.ops import (
     special,
 )
 
+_P = ParamSpec("_P")
 
-class Tensor(Array):
+
+def _made(
+    function: Callable[Concatenate[type[Tensor], _P], Tensor],
+) -> classmethod[Tensor, _P, Tensor]:
+    """A function that makes a tensor of a class, as a method of that class."""
+    return classmethod(function)
+
+
+class Tensor(TensorLike):
     """An array of numbers or bools on a device, lazily computed and differentiable.
 
     Tensor(data) copies data: numbers, nested lists, NumPy arrays, PyTorch tensors, buffers. Python
@@ -121,13 +132,13 @@ class Tensor(Array):
 
     # --- creation ---------------------------------------------------------------------------------
 
-    full = classmethod(creation.full)
-    zeros = classmethod(creation.zeros)
-    ones = classmethod(creation.ones)
-    empty = classmethod(creation.empty)
-    arange = classmethod(creation.arange)
-    linspace = classmethod(creation.linspace)
-    eye = classmethod(creation.eye)
+    full = _made(creation.full)
+    zeros = _made(creation.zeros)
+    ones = _made(creation.ones)
+    empty = _made(creation.empty)
+    arange = _made(creation.arange)
+    linspace = _made(creation.linspace)
+    eye = _made(creation.eye)
     full_like = creation.full_like
     zeros_like = creation.zeros_like
     ones_like = creation.ones_like
@@ -136,18 +147,18 @@ class Tensor(Array):
     new_zeros = new_empty = creation.new_zeros
     new_ones = creation.new_ones
     new_tensor = creation.new_tensor
-    from_numpy = classmethod(convert.from_numpy)
-    from_dlpack = classmethod(convert.from_dlpack)
+    from_numpy = _made(convert.from_numpy)
+    from_dlpack = _made(convert.from_dlpack)
 
     # --- random numbers ---------------------------------------------------------------------------
 
     manual_seed = staticmethod(random.manual_seed)
-    rand = classmethod(random.rand)
-    randn = classmethod(random.randn)
-    uniform = classmethod(random.uniform)
-    normal = classmethod(random.normal)
-    randint = classmethod(random.randint)
-    randperm = classmethod(random.randperm)
+    rand = _made(random.rand)
+    randn = _made(random.randn)
+    uniform = _made(random.uniform)
+    normal = _made(random.normal)
+    randint = _made(random.randint)
+    randperm = _made(random.randperm)
     rand_like = random.rand_like
     randn_like = random.randn_like
     bernoulli = random.bernoulli
@@ -188,8 +199,8 @@ class Tensor(Array):
 
     # --- comparisons and logic --------------------------------------------------------------------
 
-    eq = __eq__ = elementwise.eq  # type: ignore[assignment]
-    ne = not_equal = __ne__ = elementwise.ne  # type: ignore[assignment]
+    eq = __eq__ = elementwise.eq
+    ne = not_equal = __ne__ = elementwise.ne
     lt = less = __lt__ = elementwise.lt
     le = less_equal = __le__ = elementwise.le
     gt = greater = __gt__ = elementwise.gt

@@ -1,11 +1,15 @@
-"""Operands: Python scalars, arrays and tensors brought to one dtype and one device."""
+"""Operands: Python scalars, arrays and tensors brought to one dtype and one device.
+
+The tensors of one operation are of one class, which the type `Operand` does not say: where an
+operand decides the class of a result, that check of types is switched off.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,21 +20,21 @@ from baregrad.ir.core.op import COMPARE, Op
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor, TensorLike
 from baregrad.tensor.array.views import twin
 
 if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
+    from typing_extensions import TypeIs
 
-Scalar: TypeAlias = bool | int | float
-Operand: TypeAlias = "Tensor | Scalar | np.ndarray[Any, Any] | np.generic | Node"
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def is_tensor(value: object) -> TypeGuard[Tensor]:
+def is_tensor(value: object) -> TypeIs[TensorLike]:
     """Whether `value` is a tensor."""
     return isinstance(value, Array)
 
 
-def one_device(tensors: Sequence[Tensor]) -> str:
+def one_device(tensors: Sequence[TensorLike]) -> str:
     """The device that all tensors are on. Raises DeviceError when there are several."""
     device = tensors[0].device
     for other in tensors:
@@ -47,7 +51,7 @@ def one_device(tensors: Sequence[Tensor]) -> str:
 def lift(value: Operand, beside: Tensor) -> Tensor | Scalar | Node:
     """A tensor or scalar as it is; an array or sequence as a tensor on the device of `beside`."""
     if is_tensor(value):
-        return value
+        return value  # type: ignore[return-value]
     if isinstance(value, bool | int | float | Node):
         return value
     if isinstance(value, np.bool_ | np.integer | np.floating):
@@ -104,7 +108,9 @@ def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
         raise ArgumentError(f"an operand that {dtype} has not", found=f"{error}") from error
 
 
-def elementwise(op: Op, *operands: Operand, dtype: DType | None = None) -> Tensor:
+def elementwise(
+    op: Op, *operands: Operand, dtype: DType | None = None
+) -> Tensor:  # type: ignore[type-var]
     """`op` over operands that broadcast, in the dtype that they meet in unless one is given.
 
     At least one operand is a tensor. Comparisons give bool.
@@ -117,21 +123,21 @@ def elementwise(op: Op, *operands: Operand, dtype: DType | None = None) -> Tenso
     device = one_device(tensors) if len(tensors) > 1 else first.device
     node = nodes.alu(op, *(as_node(x, dtype) for x in lifted))
     if op in COMPARE:
-        return type(first)._make(node, device)
+        return type(first)._make(node, device)  # type: ignore[return-value]
     grad = grad_enabled() and any(x.requires_grad for x in tensors)
-    return type(first)._make(node, device, grad)
+    return type(first)._make(node, device, grad)  # type: ignore[return-value]
 
 
-def result(node: Node, *sources: Tensor) -> Tensor:
+def result(node: Node, x: Tensor, *others: TensorLike) -> Tensor:
     """A tensor of `node`, on the device of its sources, which carries their gradients."""
-    device = one_device(sources) if len(sources) > 1 else sources[0].device
-    grad = grad_enabled() and any(x.requires_grad for x in sources)
-    if grad and any(node is x.node for x in sources):
+    device = one_device((x, *others)) if others else x.device
+    grad = grad_enabled() and (x.requires_grad or any(y.requires_grad for y in others))
+    if grad and (node is x.node or any(node is y.node for y in others)):
         node = twin(node)
-    return type(sources[0])._make(node, device, grad)
+    return type(x)._make(node, device, grad)
 
 
-def stepwise(value: Tensor, *sources: Tensor) -> Tensor:
+def stepwise(value: Tensor, *sources: TensorLike) -> Tensor:
     """`value`, which follows its sources in steps: gradients reach them, and are 0.
 
     value: computed of detached sources. sources: broadcast to its shape.
@@ -144,13 +150,17 @@ def stepwise(value: Tensor, *sources: Tensor) -> Tensor:
     return result(node, value, *sources)
 
 
-def broadcast_operands(*operands: Operand, dtype: DType | None = None) -> tuple[Tensor, ...]:
-    """Operands as tensors of one dtype and one shape, views where they were tensors."""
-    first = next(x for x in operands if is_tensor(x))
-    lifted = [lift(x, first) for x in operands]
+def broadcast_operands(
+    beside: Tensor, *operands: Operand, dtype: DType | None = None
+) -> tuple[Tensor, ...]:
+    """Operands as tensors of one dtype and one shape, views where they were tensors.
+
+    Of what is no tensor one is made as `lift` does, on the device of `beside`.
+    """
+    lifted = [lift(x, beside) for x in operands]
     if dtype is None:
         dtype = common_dtype(lifted)
-    same = [as_tensor(x, first, dtype) for x in lifted]
+    same = [as_tensor(x, beside, dtype) for x in lifted]
     shape = nodes.broadcast_shapes(*(x.shape for x in same))
     return tuple(x.expand(shape) for x in same)
 
@@ -176,18 +186,18 @@ def accumulator(dtype: DType) -> DType:
     return nodes.accumulator(dtype)
 
 
-def through_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def through_float32(function: F) -> F:
     """Wrap a function of several ops so that narrow floats are rounded once, at the end.
 
     Integers and bools become float32; float16 and bfloat16 are computed in float32.
     """
 
     @wraps(function)
-    def wrapped(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def wrapped(x: TensorLike, *args: Any, **kwargs: Any) -> Any:
         dtype = float_dtype(x.dtype)
         check_computed(dtype)
         if dtype.bits >= 32:
             return function(x.cast(dtype), *args, **kwargs)
         return function(x.cast(dtypes.float32), *args, **kwargs).cast(dtype)
 
-    return wrapped
+    return wrapped  # type: ignore[return-value]

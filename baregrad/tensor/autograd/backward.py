@@ -15,8 +15,8 @@ from baregrad.tensor.array.link import session
 from baregrad.tensor.autograd.gradients import pull_back
 
 if TYPE_CHECKING:
+    from baregrad.tensor.array.tensor_like import Tensor
     from baregrad.tensor.array.views import Leaf
-    from baregrad.tensor.tensor import Tensor
 
 
 def _seed(x: Tensor, gradient: Tensor | None, what: str) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.core import buffer_node
 from baregrad.tensor.array.link import session
 from baregrad.tensor.array.operands import is_tensor, result
+from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.creation import as_raw, choose_device
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 PRINTED = 1000  # elements from which printing shortens
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.ir.core import index
@@ -14,10 +13,8 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.operands import accumulator, common_dtype, result
+from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.products import contract
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 PerAxis = int | Sequence[int]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,12 +28,9 @@ from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.core import buffer_node
 from baregrad.tensor.array.link import session
 from baregrad.tensor.array.operands import is_tensor
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.array.tensor_like import Extents, Tensor
 
 RANGED = 1 << 20  # the most integers whose range is noted as they come in
-Extents = Any  # an int or index node each, or one sequence of them
 
 
 def as_shape(extents: tuple[Extents, ...]) -> tuple[Any, ...]:
@@ -85,9 +82,9 @@ def build(cls: type[Tensor], data: Any, dtype: object, device: str | None) -> Te
     """A tensor of data; see `Tensor`."""
     wanted = None if dtype is None else array_dtype(dtype)
     if is_tensor(data):
-        made = data.detach().clone()
-        made = made if device is None else made.to(device)
-        return made if wanted is None else made.cast(wanted)
+        copy = data.detach().clone()
+        copy = copy if device is None else copy.to(device)
+        return copy if wanted is None else copy.cast(wanted)  # type: ignore[return-value]
     where = choose_device(device)
     if isinstance(data, Node):
         return cls._make(nodes.cast(data, wanted or dtypes.int64), where)
@@ -117,7 +114,7 @@ def _stack(cls: type[Tensor], data: Any) -> Tensor:
     if isinstance(data, list | tuple):
         parts = [_stack(cls, part) for part in data]
         return parts[0].stack(*parts[1:])
-    return data if is_tensor(data) else cls(data)
+    return data if is_tensor(data) else cls(data)  # type: ignore[return-value]
 
 
 def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType]:

@@ -5,13 +5,9 @@ reduction: "mean", "sum" or "none".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.losses import check_same_shape, reduced
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 
 def cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, DTypeError
 from baregrad.dtypes import DType, check_computed, dtypes
@@ -11,8 +10,6 @@ from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import (
-    Operand,
-    Scalar,
     as_tensor,
     broadcast_operands,
     common_dtype,
@@ -23,9 +20,7 @@ from baregrad.tensor.array.operands import (
     result,
     stepwise,
 )
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor
 
 
 def unary(op: Op, x: Tensor) -> Tensor:
@@ -107,7 +102,7 @@ def _divide(a: Operand, b: Operand, beside: Tensor, rounding_mode: str | None) -
     if rounding_mode not in ("floor", "trunc"):
         raise ArgumentError(f"rounding_mode is None, 'floor' or 'trunc', not {rounding_mode!r}")
     if dtype.kind == "float":
-        x, y = broadcast_operands(a, b, dtype=dtype)
+        x, y = broadcast_operands(beside, a, b, dtype=dtype)
         divide = _float_floor_divide if rounding_mode == "floor" else _float_trunc_divide
         return stepwise(divide(x.detach(), y.detach()), x, y)
     _refuse(dtype, ("bool",), "integer division", "numbers", "cast it first: int()")
@@ -156,7 +151,7 @@ def _mod(a: Operand, b: Operand, beside: Tensor) -> Tensor:
 
 def fmod(x: Tensor, other: Operand) -> Tensor:
     """Return x - other*trunc(x / other), of the sign of `x`; integers by zero give 0."""
-    a, b = broadcast_operands(x, other)
+    a, b = broadcast_operands(x, x, other)
     _refuse(a.dtype, ("bool",), "fmod", "numbers", "cast it first, for example with int()")
     if a.dtype.kind != "float":
         return a - b * a.div(b, rounding_mode="trunc")
@@ -205,7 +200,8 @@ _SIGNED = (dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64)
 
 def copysign(x: Tensor, other: Operand) -> Tensor:
     """Return |x| with the sign of `other`; its derivative is 0 at 0, and 1 or -1 elsewhere."""
-    a, b = broadcast_operands(x, other, dtype=float_dtype(common_dtype((x, lift(other, x)))))
+    dtype = float_dtype(common_dtype((x, lift(other, x))))
+    a, b = broadcast_operands(x, x, other, dtype=dtype)
     signed = (a == 0).where(a.detach(), a)
     return stepwise((signbit(a) == signbit(b)).where(signed, -signed), b)
 
@@ -249,9 +245,9 @@ def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> 
             )
     y = x.cast(dtype)
     if min is not None:
-        y = _held(y, y.lt(min), y.ge(min), lift(min, x))
+        y = _held(y, lt(y, min), ge(y, min), lift(min, x))
     if max is not None:
-        y = _held(y, y.gt(max), y.le(max), lift(max, x))
+        y = _held(y, gt(y, max), le(y, max), lift(max, x))
     return y
 
 
@@ -277,7 +273,7 @@ def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
             hint="for a Python bool, use Python's own if",
         )
     if condition.dtype is not dtypes.bool and is_tensor(a) and a.dtype is dtypes.bool:
-        return where(a, condition, b)
+        return where(a, condition, b)  # type: ignore[return-value]
     if condition.dtype is not dtypes.bool:
         raise DTypeError(
             "where's condition",
@@ -317,14 +313,15 @@ def lerp(x: Tensor, end: Operand, weight: Operand) -> Tensor:
 
 def addcmul(x: Tensor, a: Operand, b: Operand, *, value: float = 1) -> Tensor:
     """Return x + value*a*b. Raises DTypeError where neither is a tensor or an array."""
-    product = elementwise(Ops.MUL, *broadcast_operands(*_factors("addcmul", x, a, b)))
+    factors = broadcast_operands(x, *_factors("addcmul", x, a, b))
+    product: Tensor = elementwise(Ops.MUL, *factors)
     return x + (product if value == 1 else product * value)
 
 
 def addcdiv(x: Tensor, a: Operand, b: Operand, *, value: float = 1) -> Tensor:
     """Return x + value*a/b. Raises DTypeError where neither is a tensor or an array."""
     a, b = _factors("addcdiv", x, a, b)
-    quotient = div(broadcast_operands(a, b)[0], b)
+    quotient = div(broadcast_operands(x, a, b)[0], b)
     return x + (quotient if value == 1 else quotient * value)
 
 
@@ -351,7 +348,7 @@ def pow(x: Tensor, exponent: Operand) -> Tensor:
     dtype = common_dtype((x, exponent))
     if dtype.kind == "float":
         return elementwise(Ops.POW, x, exponent, dtype=dtype)
-    return _integer_power(*broadcast_operands(x, exponent, dtype=dtype))
+    return _integer_power(*broadcast_operands(x, x, exponent, dtype=dtype))
 
 
 def rpow(x: Tensor, base: Operand) -> Tensor:
@@ -360,7 +357,7 @@ def rpow(x: Tensor, base: Operand) -> Tensor:
     dtype = common_dtype((x, base))
     if dtype.kind == "float":
         return elementwise(Ops.POW, base, x, dtype=dtype)
-    return _integer_power(*broadcast_operands(base, x, dtype=dtype))
+    return _integer_power(*broadcast_operands(x, base, x, dtype=dtype))
 
 
 def _pow_scalar(x: Tensor, exponent: float) -> Tensor:
@@ -483,7 +480,7 @@ def isclose(
     x: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
     """Return whether |x - other| <= atol + rtol*|other|; infinities are close to themselves."""
-    a, b = broadcast_operands(x, other)
+    a, b = broadcast_operands(x, x, other)
     if a.dtype.kind != "float":
         a, b = a.double(), b.double()
     close = a == b

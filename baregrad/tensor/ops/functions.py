@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array.axes import own_axis
-from baregrad.tensor.array.operands import Operand, broadcast_operands, through_float32
+from baregrad.tensor.array.operands import broadcast_operands, through_float32
+from baregrad.tensor.array.tensor_like import Operand, Tensor
 from baregrad.tensor.ops.elementwise import float_unary, signbit, unary
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 
 def _named(op: Op, name: str, meaning: str) -> Callable[[Tensor], Tensor]:
@@ -118,7 +115,7 @@ def log10(x: Tensor) -> Tensor:
 
 def logaddexp(x: Tensor, other: Operand) -> Tensor:
     """Return log(exp(x) + exp(other)) without overflow."""
-    return _logaddexp(*broadcast_operands(x, other))
+    return _logaddexp(*broadcast_operands(x, x, other))
 
 
 @through_float32
@@ -216,7 +213,7 @@ def atan2(y: Tensor, x: Operand) -> Tensor:
 
     The derivatives at infinities are their limits, 0, and 0 at the origin, where there are none.
     """
-    return _atan2(*broadcast_operands(y, x))
+    return _atan2(*broadcast_operands(y, y, x))
 
 
 @through_float32

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.requirements import value_of
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import accumulator, as_node, is_tensor, lift, result
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 
 
 @dataclass(slots=True)
@@ -35,7 +33,7 @@ class _Plan:
     flips: list[int]
     layout: list[Any]  # per axis of the result of the slicing: its axis, None for a new one
     dropped: set[int]
-    advanced: dict[int, Tensor]  # by position in `layout`
+    advanced: dict[int, TensorLike]  # by position in `layout`
     together: bool  # whether the index tensors stand side by side
 
 
@@ -325,7 +323,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 
 def _places(
-    view: Tensor, axes: list[int], tensors: list[Tensor], together: bool
+    view: Tensor, axes: list[int], tensors: list[TensorLike], together: bool
 ) -> tuple[list[Node], tuple[int, ...]]:
     """One index node per axis of `view`, in a common shape, and NumPy's order of the result's axes.
 
@@ -363,7 +361,7 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
         if not is_tensor(value) or value.ndim == 0:
             lifted = lift(value, x)
             if not is_tensor(lifted) or lifted.ndim == 0:
-                x.masked_fill_(key, lifted)
+                x.masked_fill_(key, lifted)  # type: ignore[arg-type]
                 return
     plan = _plan(x, key)
     view = _basic_view(x, plan)

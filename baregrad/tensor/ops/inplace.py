@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baregrad.ir.core.node import const
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.operands import Operand, as_node, is_tensor, lift, one_device
+from baregrad.tensor.array.operands import F, as_node, is_tensor, lift, one_device
+from baregrad.tensor.array.tensor_like import Operand, Tensor, TensorLike
 from baregrad.tensor.ops.indexing import _fit, check_writable
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 
 def copy_(x: Tensor, value: Operand) -> Tensor:
@@ -67,14 +64,14 @@ def update(x: Tensor, value: Tensor) -> Tensor:
     return x
 
 
-def in_place(function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
+def in_place(function: F, name: str) -> F:
     """The form of a function that writes its result over its first operand."""
 
     @wraps(function)
-    def method(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def method(x: TensorLike, *args: Any, **kwargs: Any) -> Any:
         return update(x, function(x, *args, **kwargs))
 
     method.__name__ = method.__qualname__ = name
     what = name.strip("_")
     method.__doc__ = f"Write the result of `{what}` over `x`; return `x`."
-    return method
+    return method  # type: ignore[return-value]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import accumulator, result
+from baregrad.tensor.array.tensor_like import Operand, Tensor
 from baregrad.tensor.ops.functions import log1p
 from baregrad.tensor.ops.indexing import check_class_ids
 from baregrad.tensor.ops.reductions import check_integer, log_softmax
-
-if TYPE_CHECKING:
-    from baregrad.tensor.array.operands import Operand
-    from baregrad.tensor.tensor import Tensor
 
 
 def reduced(loss: Tensor, reduction: str) -> Tensor:

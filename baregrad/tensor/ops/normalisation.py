@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.core import check_float
 from baregrad.tensor.array.operands import accumulator
+from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.random import dropout
 from baregrad.tensor.ops.reductions import count_over
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 
 def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -7,20 +7,16 @@ Where they are computed first, what is read there is 0, and what would be writte
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import one_axis, own_axis, plain
-from baregrad.tensor.array.operands import Operand, accumulator, as_node, is_tensor, lift, result
+from baregrad.tensor.array.operands import accumulator, as_node, is_tensor, lift, result
+from baregrad.tensor.array.tensor_like import Operand, Tensor
 from baregrad.tensor.ops.indexing import check_class_ids, count_from_zero
 from baregrad.tensor.ops.reductions import check_integer
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 
 def _places(x: Tensor, index: Tensor, axis: int) -> tuple[Node, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import check_computed, dtypes
@@ -15,11 +15,9 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.core import check_float
 from baregrad.tensor.array.operands import accumulator, result
+from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.convolution import PerAxis, per_axis, windows
 from baregrad.tensor.ops.products import contract
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 _BEYOND = 1 << 62  # the position of padding: after every element
 _BEYOND_TAPS = 1 << 30

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import accumulator, common_dtype, lift, result
-
-if TYPE_CHECKING:
-    from baregrad.tensor.array.operands import Operand
-    from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.array.tensor_like import Operand, Tensor
 
 
 def contract(a: Node, b: Node, axes: tuple[int, ...]) -> Node:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +24,9 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import own_axis, plain
 from baregrad.tensor.array.core import Storage, buffer_node, check_float, realize_storages
 from baregrad.tensor.array.link import SessionLike, session
-from baregrad.tensor.ops.creation import Extents, as_shape, choose_device
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.array.tensor_like import Extents, Tensor
+from baregrad.tensor.ops.creation import as_shape, choose_device
+from baregrad.tensor.ops.sorting import order, topk
 
 # Bits of randomness in a uniform number: no more than the dtype holds exactly.
 _LAST = (1 << 64) - 1
@@ -279,8 +278,6 @@ def randperm(
     cls: type[Tensor], n: int, *, dtype: object = dtypes.int64, device: str | None = None
 ) -> Tensor:
     """Return the numbers from 0 to n - 1 in random order."""
-    from baregrad.tensor.ops.sorting import order
-
     where = choose_device(device)
     (bits,) = _bits((n,), where)
     # Drawn once: the sort reads the bits more than once.
@@ -344,7 +341,7 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tenso
         )
     # Arrival times of independent processes of these rates: the first arrivals are the sample.
     waits = -(1 - rand(type(x), x.shape, device=x.device)).log()
-    return (weights / waits.clamp(min=1e-30)).contiguous().topk(num_samples, -1).indices
+    return topk((weights / waits.clamp(min=1e-30)).contiguous(), num_samples, -1).indices
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

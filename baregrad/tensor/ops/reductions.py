@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, array_dtype, dtypes
@@ -15,12 +15,10 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import Axes, one_axis, plain, several_axes
 from baregrad.tensor.array.core import check_float
 from baregrad.tensor.array.operands import accumulator, float_dtype, is_tensor, result, stepwise
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.array.tensor_like import Tensor
 
 
-class Extreme(NamedTuple):
+class Extreme(NamedTuple, Generic[Tensor]):
     """The result of a reduction along one axis that also says where."""
 
     values: Tensor
@@ -158,7 +156,7 @@ def aminmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[T
     return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
-def _extreme(op: Op, x: Tensor, axis: int, keepdim: bool) -> Extreme:
+def _extreme(op: Op, x: Tensor, axis: int, keepdim: bool) -> Extreme[Tensor]:
     """The extreme along an axis and where it stands first."""
     if x.ndim == 0:
         return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
@@ -171,7 +169,9 @@ def _extreme(op: Op, x: Tensor, axis: int, keepdim: bool) -> Extreme:
     return Extreme(result(values, x), result(indices, x))
 
 
-def max(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Tensor | Extreme:
+def max(
+    x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False
+) -> Tensor | Extreme[Tensor]:
     """Return the largest of all elements, or (values, indices) along an axis.
 
     Given a tensor instead of an axis, return the elementwise maximum.
@@ -183,7 +183,9 @@ def max(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Te
     return _extreme(Ops.MAX, x, one_axis(plain(dim), x.ndim), keepdim)
 
 
-def min(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Tensor | Extreme:
+def min(
+    x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False
+) -> Tensor | Extreme[Tensor]:
     """Return the smallest of all elements, or (values, indices) along an axis.
 
     Given a tensor instead of an axis, return the elementwise minimum.

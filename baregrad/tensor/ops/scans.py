@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, array_dtype, dtypes
@@ -14,11 +14,9 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import one_axis
 from baregrad.tensor.array.core import check_float
 from baregrad.tensor.array.operands import accumulator, result
+from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.autograd.gradients_structure import record_places
 from baregrad.tensor.ops.reductions import Extreme
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 
 def _running(op: Op, x: Tensor, axis: int, dtype: DType) -> Tensor:
@@ -45,7 +43,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: object = None) -> Tensor:
     return _running(Ops.MUL, x, one_axis(dim, x.ndim), _dtype(x, dtype))
 
 
-def _records(op: Op, x: Tensor, dim: int) -> Extreme:
+def _records(op: Op, x: Tensor, dim: int) -> Extreme[Tensor]:
     axis = one_axis(dim, x.ndim)
     if not x.ndim:
         return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
@@ -54,12 +52,12 @@ def _records(op: Op, x: Tensor, dim: int) -> Extreme:
     return Extreme(result(values, x), result(places, x))
 
 
-def cummax(x: Tensor, dim: int) -> Extreme:
+def cummax(x: Tensor, dim: int) -> Extreme[Tensor]:
     """Return the running maximum along an axis, and where it was last attained."""
     return _records(Ops.MAX, x, dim)
 
 
-def cummin(x: Tensor, dim: int) -> Extreme:
+def cummin(x: Tensor, dim: int) -> Extreme[Tensor]:
     """Return the running minimum along an axis, and where it was last attained."""
     return _records(Ops.MIN, x, dim)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, array_dtype, dtypes
@@ -15,10 +15,8 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes, views
 from baregrad.tensor.array.axes import Axes, one_axis, own_axis, plain, several_axes
 from baregrad.tensor.array.operands import result
-from baregrad.tensor.ops.creation import Extents, as_shape, check_count
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.array.tensor_like import Extents, Tensor
+from baregrad.tensor.ops.creation import as_shape, check_count
 
 
 def _infer(shape: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import DType, check_computed, dtypes
@@ -21,10 +20,9 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import one_axis, plain
 from baregrad.tensor.array.core import check_shape_is_int
 from baregrad.tensor.array.operands import result
+from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.ops.picking import bincount, scatter
 from baregrad.tensor.ops.reductions import Extreme
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 REPEATED = 16  # the most elements that topk finds one after the other
 COUNTED = 64  # the least of which one is found by counting: a sort of 32 takes half as long
@@ -230,13 +228,17 @@ def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = T
     return result(order(moved.node, descending), x.detach()).movedim(-1, axis)
 
 
-def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Extreme:
+def sort(
+    x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True
+) -> Extreme[Tensor]:
     """Return (values, indices) along an axis in sorted order; NaN counts as the greatest."""
     places = argsort(x, dim, descending)
     return Extreme(x.take_along_dim(places, dim) if x.ndim else x.clone(), places)
 
 
-def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Extreme:
+def topk(
+    x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Extreme[Tensor]:
     """Return the k largest (or smallest) elements along an axis, in order, and where they stand."""
     axis = one_axis(dim, x.ndim)
     extent = x.shape[axis] if x.ndim else 1
@@ -270,7 +272,7 @@ def _one_by_one(x: Tensor, k: int, axis: int, largest: bool) -> Tensor:
     return found[0].cat(*found[1:], dim=axis) if found else x.narrow(axis, 0, 0).long()
 
 
-def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extreme:
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extreme[Tensor]:
     """Return the k-th smallest element along an axis, k counted from 1, and where it stands."""
     axis, k = one_axis(dim, x.ndim), plain(k)
     extent = x.shape[axis] if x.ndim else 1
@@ -279,7 +281,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extreme
     return _kth(x, k, axis, keepdim, False)
 
 
-def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extreme:
+def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extreme[Tensor]:
     """`kthvalue`; with nan_first the first NaN, if there is one."""
     if not x.ndim:
         return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
@@ -299,7 +301,7 @@ def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extrem
     return Extreme(values, places)
 
 
-def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | Extreme:
+def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | Extreme[Tensor]:
     """Return the lower median of all, or (values, indices) along an axis; NaN if one is.
 
     That of no floats at all is NaN too. The gradient of that of all is shared among equals. Raises
@@ -357,7 +359,8 @@ def unique(
     found = [ordered[begins]]
     numbers = begins.cumsum(0) - 1
     if return_inverse:
-        found.append(numbers.zeros_like().scatter(0, places, numbers).reshape(x.shape))
+        inverse = scatter(numbers.zeros_like(), 0, places, numbers)
+        found.append(inverse.reshape(x.shape))
     if return_counts:
-        found.append(numbers.bincount(minlength=found[0].shape[0]))
+        found.append(bincount(numbers, minlength=found[0].shape[0]))
     return found[0] if len(found) == 1 else tuple(found)

@@ -7,14 +7,11 @@ loses it, and gradients are those of the function, not of the way it is computed
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from baregrad.dtypes import dtypes
-from baregrad.tensor.array.operands import Operand, broadcast_operands, through_float32
+from baregrad.tensor.array.operands import broadcast_operands, through_float32
+from baregrad.tensor.array.tensor_like import Operand, Tensor
 from baregrad.tensor.ops.functions import erf, exp, floor, log, sqrt
-
-if TYPE_CHECKING:
-    from baregrad.tensor.tensor import Tensor
 
 # exp(x*x) * erfc(x) for x from 0 to the last argument whose result is no 0: a polynomial in
 # (x - centre) / (x + centre), interpolated at Chebyshev's points with 40 digits. Relative errors:
@@ -65,7 +62,7 @@ def xlogy(x: Tensor, other: Operand) -> Tensor:
     x and other: numbers or tensors that broadcast. Where x is 0 and `other` is not positive, or
     infinite, the gradients are 0.
     """
-    return _xlogy(*broadcast_operands(x, other))
+    return _xlogy(*broadcast_operands(x, x, other))
 
 
 @through_float32
@@ -79,7 +76,7 @@ def hypot(x: Tensor, other: Tensor) -> Tensor:
 
     x and other: float tensors that broadcast.
     """
-    return _hypot(*broadcast_operands(x, other))
+    return _hypot(*broadcast_operands(x, x, other))
 
 
 @through_float32
