@@ -21,7 +21,7 @@ from baregrad.kernel.applying import partial_tiles
 from baregrad.kernel.applying.axes import table_after
 from baregrad.kernel.applying.final_axes import FinalAxes
 from baregrad.kernel.applying.input_copies import copied_places, copy_loops
-from baregrad.kernel.applying.reduction_registers import Results, are_plain
+from baregrad.kernel.applying.reduction_registers import ReductionResults, are_plain
 from baregrad.kernel.applying.scope import (
     Pieces,
     Scope,
@@ -92,7 +92,8 @@ def _rewritten(
     facts = facts_of(kernel)
     table = table_after(facts, schedule, target)
     plain = chunked and table.gpu is None and not (table.staged or table.tensorized)
-    rewriter = Rewriter(table, chunked, Results() if plain and are_plain(facts) else None)
+    results = ReductionResults() if plain and are_plain(facts) else None
+    rewriter = Rewriter(table, chunked, results)
     result = rewriter.kernel(kernel)
     if rewriter.hides_axes:
         # What reads a result no longer says where the reduction stands: it is to be seen there.
@@ -107,7 +108,9 @@ def _rewritten(
 class Rewriter:
     """Rewrites a kernel from its original axes to the final ones of a table."""
 
-    def __init__(self, table: AxisTable, chunked: bool, results: Results | None = None) -> None:
+    def __init__(
+        self, table: AxisTable, chunked: bool, results: ReductionResults | None = None
+    ) -> None:
         self.table = table
         self.results = results
         # Whether some expression runs along axes that it has from the results that it reads alone.
@@ -352,9 +355,10 @@ class Rewriter:
         around = [scope.ranges[name] for name in free]
         if any(axis.arg.is_tile for axis in around):
             return None
-        apart = frozenset(() if self.axes.chunk is None else (self.axes.chunk[0],))
+        chunked = frozenset(() if self.axes.chunk is None else (self.axes.chunk[0],))
         merged = self.table.merged
-        regions = regions_of(step, node, scope.pieces, scope.ranges, self.axes.dead, apart, merged)
+        pieces, ranges, dead = scope.pieces, scope.ranges, self.axes.dead
+        regions = regions_of(step, node, pieces, ranges, dead, chunked, merged)
         if regions is None:
             return None
         names = [region.carrier for region in regions]

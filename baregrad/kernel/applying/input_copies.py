@@ -18,12 +18,12 @@ OUTER, LANES = "_copy_outer", "_copy_inner"
 BAND = 8
 # Numbers in a word, where vectors of every other one are as good as such of neighbours.
 HALVES = 2
-# Steps that are neighbours, while lanes are far apart, of a tile that is copied at once.
+# Neighbouring steps, while lanes are distant from each other, of a tile that is copied at once.
 LEAST_TURNED, MOST_TURNED = 4, 16
 Pieces = dict[Node, Piece]
 
 
-class Copy(NamedTuple):
+class CopyLoops(NamedTuple):
     """The loops of a copy.
 
     ranges: by name of a final axis, or of a part of one. pieces: what the original axes are made of
@@ -45,7 +45,7 @@ def copy_loops(
     gpu: bool,
     word: str = "",
     whole: bool = False,
-) -> Copy:
+) -> CopyLoops:
     """The loops that copy the read `where` over the axes `names`; ids of ranges count from `first`.
 
     word: the axis of the numbers that are copied as one word. whole: words are read as such; else,
@@ -56,7 +56,7 @@ def copy_loops(
     elements becomes vectors, padded with zeros. Where the copy is to have another axis innermost,
     the others are loops in its own order instead, since a few of its lines are then written over
     and over. Where that axis is innermost, steps of the axes that are unrolled are taken together:
-    so many rows are then fetched at once.
+    that many rows are then fetched at once.
     """
     strides = dict.fromkeys((*names, word), 0)
     for axis, stride in offset_of(where).strides.items():
@@ -67,8 +67,8 @@ def copy_loops(
         count = in_word(where.dtype)
         strides = {name: stride // count for name, stride in strides.items()}
     # From a word to the next.
-    apart = HALVES if strides[word] == 1 and in_word(where.dtype) == HALVES else 1
-    near = next((name for name in names if strides[name] == apart), "")
+    distance = HALVES if strides[word] == 1 and in_word(where.dtype) == HALVES else 1
+    near = next((name for name in names if strides[name] == distance), "")
     far = sorted(names, key=lambda name: -strides[name])
     if step.lanes and near and ranges[near].arg.bind != "vector":
         return _in_vectors(step.lanes, near, names, far, ranges, pieces, first)
@@ -81,11 +81,11 @@ def copy_loops(
         bind = "loop" if alone else "unroll" if name == beside else axis.arg.bind
         place = Range(first + far.index(name), f"{name}_copy", bind)
         found[name] = make_node(axis.op, axis.dtype, axis.src, place)
-    return Copy(found, pieces, tuple(found.values()))
+    return CopyLoops(found, pieces, tuple(found.values()))
 
 
 def _beside(names: list[str], strides: Mapping[str, int], ranges: Mapping[str, Node]) -> str:
-    """The short loop of a copy whose steps are neighbours while its lanes are far apart.
+    """The short loop of a copy whose steps are neighbours while its lanes are distant.
 
     Its steps are spread over registers, so that a tile is copied at once.
     """
@@ -107,7 +107,7 @@ def _in_vectors(
     ranges: Mapping[str, Node],
     pieces: Pieces,
     first: int,
-) -> Copy:
+) -> CopyLoops:
     """A copy in vectors along the axis `near`; `far`: the axes, those of large strides first."""
     extents = {name: int(ranges[name].src[0].arg) for name in names}
     while lanes >= 2 * extents[near]:
@@ -157,7 +157,7 @@ def _in_vectors(
                 axis: _with_parts(piece, name, terms, limit) if name in dict(piece.terms) else piece
                 for axis, piece in pieces.items()
             }
-    return Copy(found, pieces, tuple(axes))
+    return CopyLoops(found, pieces, tuple(axes))
 
 
 def _with_parts(

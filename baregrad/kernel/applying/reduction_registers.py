@@ -19,7 +19,7 @@ from baregrad.kernel.loops.loop_pieces import PLAIN, load, register_places, stor
 _ALLOC = Ops.ALLOC.bit
 
 
-class Results:
+class ReductionResults:
     """The register arrays of the results of REDUCEs, and what is read of them.
 
     reads: the LOAD of each REDUCE's result. reductions: the REDUCE of each such LOAD. count: of the
@@ -84,9 +84,9 @@ class Results:
         return known
 
 
-def results_of(kernel: Node) -> Results:
+def results_of(kernel: Node) -> ReductionResults:
     """The results that a KERNEL has STOREs of, beside its OUTs."""
-    found = Results()
+    found = ReductionResults()
     for each in kernel.src:
         if each.op is Ops.STORE:
             array, reduction, *places = each.src

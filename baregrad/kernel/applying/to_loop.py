@@ -38,7 +38,7 @@ from baregrad.kernel.gpu.shared_copies import copied_by_threads, row_of, thread_
 from baregrad.kernel.gpu.shared_layouts import in_rows
 from baregrad.kernel.instructions.amx import product as tiles_product
 from baregrad.kernel.instructions.mma_sync import TILE, product
-from baregrad.kernel.loops.loop_blocks import Block, Placed, nest_position, statement
+from baregrad.kernel.loops.loop_blocks import Placed, StatementBlock, nest_position, statement
 from baregrad.kernel.loops.loop_pieces import (
     SCOPED,
     Masks,
@@ -104,7 +104,7 @@ class _Builder:
         self.kernel = kernel
         self.results = results_of(kernel)
         self.below = self.results.below if self.results.reads else scoped_below
-        self.root = Block(frozenset())
+        self.root = StatementBlock(frozenset())
         self.placed: dict[Node, Placed] = {}
         # Expressions of the loop level that read what is placed, by what they were.
         self.converted: dict[Node, Node] = {}
@@ -117,7 +117,7 @@ class _Builder:
         # The sizes of the axes that are one in a shared array: its last ones.
         self.rows: dict[Node, tuple[int, ...]] = {}
         # The loops that begin copies ahead of their iterations, by their bodies.
-        self.rings: dict[Block, Ring] = {}
+        self.rings: dict[StatementBlock, Ring] = {}
         # Reductions that their stages make: they have no accumulators of their own.
         self.made_by_stages: set[Node] = set()
         # The axes of reductions by what they close, and those of what is read by what they are.
@@ -128,19 +128,21 @@ class _Builder:
 
     # --- places ---------------------------------------------------------------------------------
 
-    def nest(self, block: Block, key: Node, needs: int, share: bool = True) -> Block:
+    def nest(
+        self, block: StatementBlock, key: Node, needs: int, share: bool = True
+    ) -> StatementBlock:
         """The body of a loop over (or an IF of) `key` in `block`, after item `needs`."""
         if share:
             for position in range(len(block.items) - 1, needs, -1):
                 item = block.items[position]
-                if isinstance(item, Block) and item.key is key:
+                if isinstance(item, StatementBlock) and item.key is key:
                     return item
         axes = block.axes | {key} if key.op is Ops.RANGE else block.axes
-        body = Block(axes, key)
+        body = StatementBlock(axes, key)
         block.items.append(body)
         return body
 
-    def needs(self, below: tuple[Node, ...], block: Block) -> int:
+    def needs(self, below: tuple[Node, ...], block: StatementBlock) -> int:
         """The last item of `block` that holds one of the reductions `below`; NOTHING if none."""
         last = NOTHING
         for node in below:
@@ -189,7 +191,7 @@ class _Builder:
             last = alu(Ops.CMPEQ, pool, index.as_node(index.sub(pool.src[0], 1)))
             path.append(self.nest(path[-1], last, self.needs(below, path[-1]), share))
         # Once there is a parallel loop all else goes into it: a kernel has one.
-        nests = [item.key for item in self.root.items if isinstance(item, Block)]
+        nests = [item.key for item in self.root.items if isinstance(item, StatementBlock)]
         opened = pool is not None and pool in nests
         for axis in loops:
             if axis is not pool or not opened:
@@ -207,7 +209,7 @@ class _Builder:
         source = (out.src[0], value, *indices)
         path[-1].items.append(instruction(Ops.STORE, dtypes.token, source, out.arg.monoid))
 
-    def blocks(self, loops: list[Node], path: list[Block]) -> list[Node]:
+    def blocks(self, loops: list[Node], path: list[StatementBlock]) -> list[Node]:
         """Open the loops over blocks, which all outputs share; the loops that are left."""
         alone = []
         for axis in self.grid:
@@ -225,7 +227,7 @@ class _Builder:
             self.converted.clear()
         self.placed[node] = placed
 
-    def reductions(self, below: tuple[Node, ...], path: list[Block]) -> None:
+    def reductions(self, below: tuple[Node, ...], path: list[StatementBlock]) -> None:
         """Place every reduction of `below` that is possible in the loops open so far.
 
         That is not so of those which the innermost open block can read already.
@@ -235,7 +237,7 @@ class _Builder:
             found = self.placed.get(node)
             if (found is not None and found.block in path) or node in self.made_by_stages:
                 continue
-            loops, _ = self.told_apart(node.ranges)
+            loops, _ = self.loops_and_tiles(node.ranges)
             if loops <= axes:
                 if node.op is Ops.REDUCE:
                     self.reduction(node, path)
@@ -244,14 +246,14 @@ class _Builder:
                 else:
                     self.stage(node, path)
 
-    def reduction(self, node: Node, path: list[Block]) -> None:
+    def reduction(self, node: Node, path: list[StatementBlock]) -> None:
         """Accumulators, loops and the final value of a REDUCE, in the innermost open block."""
         block = path[-1]
         count = len(node.arg.monoid.states)
         own, loops, lanes = self.own_axes(frozenset(node.src[count:]))
         matrix = len(own) > len(loops) + len(lanes)
         monoid, values = widened(node.arg.monoid, node.src[:count])
-        _, tiles = self.told_apart(node.ranges)
+        _, tiles = self.loops_and_tiles(node.ranges)
         below = self.below(values)
         self.reductions(below, path)
         result = self.results.reads.get(node)
@@ -302,7 +304,7 @@ class _Builder:
             found = self.owned[axes] = (own, looped(own), lanes)
         return found
 
-    def told_apart(self, ranges: frozenset[Node]) -> tuple[frozenset[Node], Ranges]:
+    def loops_and_tiles(self, ranges: frozenset[Node]) -> tuple[frozenset[Node], Ranges]:
         """Those of some axes that are loops, and the tile axes, as those of a register array."""
         found = self.sorts.get(ranges)
         if found is None:
@@ -312,7 +314,7 @@ class _Builder:
 
     def open(
         self,
-        path: list[Block],
+        path: list[StatementBlock],
         loops: list[Node],
         conditions: list[Node],
         below: tuple[Node, ...],
@@ -386,7 +388,7 @@ class _Builder:
         loads: tuple[Node, ...],
         lanes: tuple[Node, ...],
         tiles: tuple[Node, ...],
-        block: Block,
+        block: StatementBlock,
         results: tuple[Node, ...],
     ) -> tuple[Node, ...]:
         """Fold the lanes of finished accumulators into `results` over the free tile axes."""
@@ -398,7 +400,7 @@ class _Builder:
             block.items.append(store(result, part, tiles))
         return tuple(load(result, tiles) for result in results)
 
-    def scan(self, node: Node, path: list[Block]) -> None:
+    def scan(self, node: Node, path: list[StatementBlock]) -> None:
         """A running fold: a carried accumulator, set before the loop and stepped inside it."""
         axis = node.src[-1]
         monoid, (value,) = widened(node.arg.monoid, node.src[:-1])
@@ -409,7 +411,7 @@ class _Builder:
         if inner:
             raise CompilerBug("a scan inside loops that it depends on", found=node)
         self.reductions(scoped_below((value,)), path)
-        _, tiles = self.told_apart(node.ranges)
+        _, tiles = self.loops_and_tiles(node.ranges)
         buffers = self.accumulators(monoid, tiles)
         for buffer, identity in zip(buffers, monoid.identity, strict=True):
             path[depth].before.append(store(buffer, identity, tiles))
@@ -420,7 +422,7 @@ class _Builder:
         parts = narrowed(states, node.arg.monoid)
         self.place(node, Placed(parts, block, len(block.items) - 1))
 
-    def stage(self, node: Node, path: list[Block]) -> None:
+    def stage(self, node: Node, path: list[StatementBlock]) -> None:
         """A value kept over its axes: a private array, filled by a loop nest."""
         block = path[-1]
         value, *axes = node.src
@@ -446,7 +448,7 @@ class _Builder:
     def staged_array(self, node: Node) -> tuple[Node, tuple[Node, ...]]:
         """A private array for what is staged, and the places of its elements."""
         value, *axes = node.src
-        # Each step of a tile around the stage has its own: its loops are not yet told apart.
+        # Each step of a tile around the stage has its own: its loops are not distinguished yet.
         tiles = by_id({axis for axis in node.ranges if axis.arg.is_tile})
         before = tuple(axis for axis in tiles if axis.arg.bind != "vector")
         after = tuple(axis for axis in tiles if axis.arg.bind == "vector")
@@ -457,7 +459,7 @@ class _Builder:
         self.around[buffer] = (before, after)
         return buffer, places
 
-    def shared(self, node: Node, path: list[Block]) -> None:
+    def shared(self, node: Node, path: list[StatementBlock]) -> None:
         """A value kept for all threads of a block, which make it together."""
         if scoped_below((node.src[0],)):
             raise CompilerBug("a reduction is staged for a block's threads", found=node)
@@ -481,7 +483,9 @@ class _Builder:
             place.items.append(store(buffer, copy.value, copy.places))
         self.place(node, Placed((buffer,), block, len(block.items) - 1))
 
-    def carried(self, node: Node, reduce: Node, own: list[Node], path: list[Block]) -> None:
+    def carried(
+        self, node: Node, reduce: Node, own: list[Node], path: list[StatementBlock]
+    ) -> None:
         """A staged REDUCE whose loops stand outside those of its stage: accumulators in memory.
 
         Unrolled steps of the reduction are added one after the other before a state is written.

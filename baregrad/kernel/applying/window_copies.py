@@ -1,8 +1,8 @@
 """Copies of what windows reach: axes that move an input by overlapping steps, copied as one.
 
 An image is read at row `i + r` for each row `i` of the output and each `r` of the window. A copy
-over both axes apart would hold each row as often as windows reach it; one over their sum holds it
-once. Zeros around the image are part of such a copy, so that what reads it has no conditions.
+over each axis separately would hold each row as often as windows reach it; one over their sum holds
+it once. Zeros around the image are part of such a copy, so that what reads it has no conditions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baregrad.kernel.facts.axis_table import Piece
 from baregrad.kernel.language.schedule import StageInput
 
 
-class Region(NamedTuple):
+class WindowRegion(NamedTuple):
     """What some axes reach together: `extent` values of the sum of steps[axis] * axis.
 
     carrier: one of them that moves by single steps; in the copy it runs along all of it.
@@ -45,24 +45,24 @@ def regions_of(
     pieces: Mapping[Node, Piece],
     ranges: Mapping[str, Node],
     dead: Container[str],
-    apart: Set[str],
+    chunked: Set[str],
     merged: Container[Node],
-) -> list[Region] | None:
+) -> list[WindowRegion] | None:
     """The regions that a copy is laid out over; None where axes do not reach one together.
 
-    node: the read, or a guard over it. dead: axes of one element. apart: axes that are part of no
+    node: the read, or a guard over it. dead: axes of one element. chunked: axes that are part of no
     sum, since chunks have their parts of them. merged: what was collapsed is part of none either.
     """
     where = node if node.op is Ops.INDEX else node.src[1]
     moves: list[Mapping[Node, int]] | None = None
-    found: list[Region] = []
+    found: list[WindowRegion] = []
     for group in step.axes:
         summed = group.split("+")
-        if len(summed) > 1 and not apart.isdisjoint(summed):
+        if len(summed) > 1 and not chunked.isdisjoint(summed):
             return None
         names = [name for name in summed if name not in dead]
         if len(names) < 2:
-            found += [Region(name, {name: 1}, _size(ranges[name])) for name in names]
+            found += [WindowRegion(name, {name: 1}, _size(ranges[name])) for name in names]
             continue
         if moves is None:
             moves = moves_of(node, where)
@@ -75,7 +75,7 @@ def regions_of(
         for name, each in steps.items():
             extent += abs(each) * (_size(ranges[name]) - 1)
         carrier = next(name for name, each in steps.items() if each == 1)
-        found.append(Region(carrier, steps, extent))
+        found.append(WindowRegion(carrier, steps, extent))
     return found
 
 
@@ -114,7 +114,7 @@ def _size(axis: Node) -> int:
 
 
 def without_parts(
-    regions: list[Region], pieces: dict[Node, Piece], ranges: Mapping[str, Node]
+    regions: list[WindowRegion], pieces: dict[Node, Piece], ranges: Mapping[str, Node]
 ) -> tuple[dict[Node, Piece], Mapping[str, Node]]:
     """The pieces and ranges of a copy: carriers run along their regions, the others stand still."""
     gone: dict[str, int] = {}

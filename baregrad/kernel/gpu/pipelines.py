@@ -25,7 +25,7 @@ from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.gpu.shared_copies import Copy
 from baregrad.kernel.gpu.shared_layouts import layout_of
 from baregrad.kernel.language.schedule import Pipeline, StageInput, StageReduce
-from baregrad.kernel.loops.loop_blocks import Block
+from baregrad.kernel.loops.loop_blocks import StatementBlock
 from baregrad.kernel.loops.loop_pieces import guarded, store
 
 ENGINES = ("lanes", "async")
@@ -162,12 +162,12 @@ class Ring:
     axis: Node
     depth: int
     engine: str
-    ahead: list[tuple[int, Block]]
-    begun: Block
-    ended: Block
+    ahead: list[tuple[int, StatementBlock]]
+    begun: StatementBlock
+    ended: StatementBlock
 
 
-def open_ring(stage: Stage, outer: Block, body: Block) -> Ring:
+def open_ring(stage: Stage, outer: StatementBlock, body: StatementBlock) -> Ring:
     """The ring of the loop whose body is `body`, in `outer`; statements around the copies."""
     axis = body.key
     if axis is None or axis.op is not Ops.RANGE or axis.arg.axis != stage.at:
@@ -180,14 +180,14 @@ def open_ring(stage: Stage, outer: Block, body: Block) -> Ring:
         holds = index.less(number, extent)
         # What is not there is not copied; a slot takes its turn all the same.
         if holds.op is not Ops.CONST or holds.arg:
-            ahead.append((number, Block(outer.axes, holds)))
+            ahead.append((number, StatementBlock(outer.axes, holds)))
             body.before.append(ahead[-1][1])
         if asynchronous:
             body.before.append(commit)
     done = Done("copy", stage.depth - 2) if asynchronous else Done("lanes")
     body.first += (make_node(Ops.DONE, dtypes.token, (), done),)
     more = index.less(index.add(axis, stage.depth - 1), extent)
-    begun, ended = Block(body.axes, more), Block(body.axes, more)
+    begun, ended = StatementBlock(body.axes, more), StatementBlock(body.axes, more)
     ever = more.op is not Ops.CONST or bool(more.arg)
     if ever:
         body.first += (begun,)
@@ -225,7 +225,7 @@ def slot_now(ring: Ring) -> Node:
     return _slot(ring, ring.axis)
 
 
-def _fill(ring: Ring, block: Block, buffer: Node, copy: Copy, iteration: Dim) -> None:
+def _fill(ring: Ring, block: StatementBlock, buffer: Node, copy: Copy, iteration: Dim) -> None:
     """Copy what one iteration reads."""
     value = substitute(copy.value, {ring.axis: index.as_node(iteration)})
     places = (_slot(ring, iteration), *copy.places)
@@ -236,11 +236,11 @@ def _fill(ring: Ring, block: Block, buffer: Node, copy: Copy, iteration: Dim) ->
         _put(block, copy, store(buffer, value, places))
 
 
-def _put(block: Block, copy: Copy, node: Node) -> None:
+def _put(block: StatementBlock, copy: Copy, node: Node) -> None:
     """A statement of a copy, in its loop and under its condition."""
     for key in (copy.loop, copy.condition):
         if key is not None:
-            body = Block(block.axes | {key} if key.op is Ops.RANGE else block.axes, key)
+            body = StatementBlock(block.axes | {key} if key.op is Ops.RANGE else block.axes, key)
             block.items.append(body)
             block = body
     block.items.append(node)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 
 from baregrad.dtypes import DType, dtypes
@@ -46,12 +45,6 @@ class FloatBuilder:
     def i(self, value: int) -> Node:
         """An integer constant."""
         return const(value, self.integer)
-
-    def bits_of_constant(self, value: float) -> int:
-        """The bits of a constant, as a signed integer."""
-        letters = ("<f", "<i") if self.dtype.bits == 32 else ("<d", "<q")
-        found: int = struct.unpack(letters[1], struct.pack(letters[0], value))[0]
-        return found
 
     # --- arithmetic -----------------------------------------------------------------------------
 
@@ -103,10 +96,6 @@ class FloatBuilder:
             total = self.fma(total, x, self.c(coefficient))
         return total
 
-    def lookup(self, place: Node, table: tuple[float, ...]) -> Node:
-        """The number of a table at an unsigned place, of which the lowest bits count."""
-        return Node(Ops.LOOKUP, self.dtype, (place,), table)
-
     # --- choices --------------------------------------------------------------------------------
 
     def less(self, x: Node, y: Node) -> Node:
@@ -134,6 +123,10 @@ class FloatBuilder:
     def bits(self, x: Node) -> Node:
         """The bits as a signed integer."""
         return Node(Ops.BITCAST, self.integer, (x,))
+
+    def field(self, x: Node) -> Node:
+        """The bits as an unsigned integer."""
+        return Node(Ops.BITCAST, self.unsigned, (x,))
 
     def from_bits(self, x: Node) -> Node:
         """The float of some bits."""
@@ -168,31 +161,15 @@ class FloatBuilder:
         normal range are right; and where n is so small that the result is 0, so is a field, and
         the factor: processors take a hundred times as long for a product that is rounded to 0.
         """
-        field = Node(Ops.BITCAST, self.unsigned, (held,))
+        field = self.field(held)
         quarter = Node(Ops.SHR, self.unsigned, (field, const(2, self.unsigned)))
         rest = Node(Ops.SUB, self.unsigned, (field, quarter))
-        return self.mul(self.mul(x, self._power(quarter)), self._power(rest))
+        return self.mul(self.mul(x, self.power(quarter)), self.power(rest))
 
-    def power(self, held: Node) -> Node:
-        """2**n for n in the normal range, where the low bits of the float `held` are n + bias."""
-        return self._power(Node(Ops.BITCAST, self.unsigned, (held,)))
-
-    def _power(self, field: Node) -> Node:
+    def power(self, field: Node) -> Node:
         """The float whose exponent is given by the lowest bits of an integer; 0 for 0."""
         bits = Node(Ops.SHL, self.unsigned, (field, const(self.mantissa, self.unsigned)))
         return self.from_bits(bits)
-
-    # --- two floats for one number --------------------------------------------------------------
-
-    def quick_sum(self, x: Node, y: Node) -> tuple[Node, Node]:
-        """x + y exactly, as (sum, error), for |x| >= |y|."""
-        total = self.add(x, y)
-        return total, self.sub(y, self.sub(total, x))
-
-    def product(self, x: Node, y: Node) -> tuple[Node, Node]:
-        """x * y exactly, as (product, error)."""
-        total = self.mul(x, y)
-        return total, self.fma(x, y, self.neg(total))
 
 
 FLOAT32 = FloatBuilder(dtypes.float32)

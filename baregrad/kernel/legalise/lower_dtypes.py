@@ -447,7 +447,7 @@ def _guard_loads(cond: Node, value: Node, chosen: bool) -> Node:
 
 
 def _is_shared(cond: Node, value: Node) -> bool:
-    """Whether a guarded LOAD is the same for lanes that its guard tells apart, and always there."""
+    """Whether a guarded LOAD is the same for lanes with guards of their own, and always there."""
     if not any(axis.arg.bind == "vector" for axis in cond.ranges - value.ranges):
         return False
     return value.op is Ops.LOAD and stays_inside(value)

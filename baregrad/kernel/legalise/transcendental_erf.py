@@ -57,8 +57,7 @@ def _less_part(x: Node, bounded: Node, integral: Node) -> Node:
     """The larger of x and -0, less a product."""
     f = FLOAT32
     # As an unsigned integer -0 is less than what is negative, and more than what is not.
-    bits = Node(Ops.BITCAST, f.unsigned, (x,))
-    positive = f.from_bits(Node(Ops.MIN, f.unsigned, (bits, const(1 << 31, f.unsigned))))
+    positive = f.from_bits(Node(Ops.MIN, f.unsigned, (f.field(x), const(1 << 31, f.unsigned))))
     return f.fma(f.neg(bounded), integral, positive)
 
 
@@ -72,15 +71,16 @@ def gelu_by_lookup(x: Node) -> Node:
     f = builder_of(x.dtype)
     if f is not FLOAT32:
         return gelu(x)
-    *others, last = tables.GELU_PARTS_F32
     width = tables.GELU_WIDTH_F32
-    bounded = f.at_most(f.abs(x), width * (len(last) - 1))
+    bounded = f.at_most(f.abs(x), width * (len(tables.GELU_PARTS_F32[0]) - 1))
     # The lowest bits of this sum are the part's number.
     held = f.fma(bounded, f.c(1.0 / width), f.c(f.magic))
-    place = Node(Ops.BITCAST, f.unsigned, (held,))
-    integral = f.lookup(place, last)
-    for table in reversed(others):
-        integral = f.fma(integral, bounded, f.lookup(place, table))
+    place = f.field(held)
+    integral, *rest = [
+        Node(Ops.LOOKUP, f.dtype, (place,), table) for table in reversed(tables.GELU_PARTS_F32)
+    ]
+    for found in rest:
+        integral = f.fma(integral, bounded, found)
     return _less_part(x, bounded, integral)
 
 

@@ -20,8 +20,9 @@ LN2_F32 = (0.6931471824645996, -1.9046542121259336e-09)
 LN2_F64 = (0.6931471805599453, 2.3190468138462996e-17)
 LOG2E_F32 = (1.4426950216293335, 1.925963033500011e-08)
 LOG2E_F64 = (1.4426950408889634, 2.0355273740931033e-17)
-SQRT_HALF_F32 = 0.7071067690849304
-SQRT_HALF_F64 = 0.7071067811865476
+# The bits of sqrt(1/2).
+SQRT_HALF_F32 = 0x3F3504F3
+SQRT_HALF_F64 = 0x3FE6A09E667F3BCD
 
 
 def _is_single(f: FloatBuilder) -> bool:
@@ -131,7 +132,7 @@ def tanh(x: Node) -> Node:
     r, _, held = _reduced_exp(f, f.add(size, size), f.bias)
     table = tables.EXPM1_F32 if _is_single(f) else tables.EXP_F64
     less_one = f.fma(f.mul(r, r), f.polynomial(r, table), r)
-    power = f.power(held)
+    power = f.power(f.field(held))
     grown = f.fma(less_one, power, f.sub(power, f.c(1.0)))
     bottom = f.add(grown, f.c(2.0))
     ratio = f.div(grown, bottom)
@@ -148,7 +149,7 @@ def _split_log(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
     shift = f.mantissa + 2
     tiny = f.less(x, f.c(f.least_normal))
     bits = f.bits(f.where(tiny, f.mul(x, f.c(2.0**shift)), x))
-    base = f.bits_of_constant(SQRT_HALF_F32 if _is_single(f) else SQRT_HALF_F64)
+    base = SQRT_HALF_F32 if _is_single(f) else SQRT_HALF_F64
     exponent = f.iop(Ops.SHR, f.iop(Ops.SUB, bits, base), f.mantissa)
     mantissa = f.from_bits(f.iop(Ops.SUB, bits, f.iop(Ops.SHL, exponent, f.mantissa)))
     whole = f.iop(Ops.SUB, exponent, f.where(tiny, f.i(shift), f.i(0)))
@@ -200,6 +201,18 @@ def log2(x: Node) -> Node:
 # --- powers -------------------------------------------------------------------------------------
 
 
+def _quick_sum(f: FloatBuilder, x: Node, y: Node) -> tuple[Node, Node]:
+    """x + y exactly, as (sum, error), for |x| >= |y|."""
+    total = f.add(x, y)
+    return total, f.sub(y, f.sub(total, x))
+
+
+def _product(f: FloatBuilder, x: Node, y: Node) -> tuple[Node, Node]:
+    """x * y exactly, as (product, error)."""
+    total = f.mul(x, y)
+    return total, f.fma(x, y, f.neg(total))
+
+
 def power(x: Node, y: Node) -> Node:
     """x**y with C's special values."""
     f = builder_of(x.dtype)
@@ -221,7 +234,7 @@ def _power_of_positive(x: Node, y: Node) -> Node:
     high, low = _log2_pair(f, exponent, g)
     high = f.where(f.equal(x, f.c(math.inf)), f.c(math.inf), high)
     high = f.where(f.equal(x, f.c(0.0)), f.c(-math.inf), high)
-    total, rest = f.product(y, high)
+    total, rest = _product(f, y, high)
     rest = f.fma(y, low, rest)
     # Of an infinite or huge product the rest may be no number, and does not count.
     near = f.less(f.abs(total), f.c(1100.0))
@@ -230,29 +243,29 @@ def _power_of_positive(x: Node, y: Node) -> Node:
 
 def _log2_pair(f: FloatBuilder, exponent: Node, g: Node) -> tuple[Node, Node]:
     """exponent + log2(1 + g) as the sum of two floats, by 2*atanh(g / (2 + g)) / ln(2)."""
-    bottom, bottom_rest = f.quick_sum(f.c(2.0), g)
+    bottom, bottom_rest = _quick_sum(f, f.c(2.0), g)
     s = f.div(g, bottom)
     s_rest = f.fma(f.neg(s), bottom, g)
     s_rest = f.div(f.fma(f.neg(s), bottom_rest, s_rest), bottom)
-    z, z_rest = f.product(s, s)
+    z, z_rest = _product(f, s, s)
     z_rest = f.fma(f.add(s, s), s_rest, z_rest)
     # atanh(s)/s - 1 = z/3 + z**2 * polynomial: the first term in two floats.
     third, third_rest = f.c(1.0 / 3.0), f.c(1.850371707708594e-17)
-    first, first_rest = f.product(z, third)
+    first, first_rest = _product(f, z, third)
     first_rest = f.add(first_rest, f.fma(z, third_rest, f.mul(z_rest, third)))
     rest = f.fma(f.mul(z, z), f.polynomial(z, tables.ATANH_F64), first_rest)
-    factor, factor_rest = f.quick_sum(first, rest)
-    tail, tail_rest = f.product(s, factor)
+    factor, factor_rest = _quick_sum(f, first, rest)
+    tail, tail_rest = _product(f, s, factor)
     tail_rest = f.add(f.fma(s, factor_rest, f.mul(s_rest, factor)), tail_rest)
-    total, total_rest = f.quick_sum(s, tail)
+    total, total_rest = _quick_sum(f, s, tail)
     total_rest = f.add(total_rest, f.add(tail_rest, s_rest))
-    total, total_rest = f.quick_sum(total, total_rest)
+    total, total_rest = _quick_sum(f, total, total_rest)
     # Times 2/ln(2), in two floats.
     scale, scale_rest = f.c(2.0 * LOG2E_F64[0]), f.c(2.0 * LOG2E_F64[1])
-    high, low = f.product(total, scale)
+    high, low = _product(f, total, scale)
     low = f.add(low, f.fma(total, scale_rest, f.mul(total_rest, scale)))
-    high, low = f.quick_sum(high, low)
-    both, both_rest = f.quick_sum(exponent, high)
+    high, low = _quick_sum(f, high, low)
+    both, both_rest = _quick_sum(f, exponent, high)
     # An exponent of 0 is the smaller of the two; then the sum is exact as it stands.
     none = f.equal(exponent, f.c(0.0))
     return f.where(none, high, both), f.where(none, low, f.add(both_rest, low))

@@ -1,4 +1,4 @@
-"""How loads and stores address memory: affine parts told apart once per access."""
+"""How loads and stores address memory: each offset is split into affine parts once."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Address:
         return not self.constant % width
 
     def is_regular(self, lanes: int) -> bool:
-        """Whether `lanes` lanes lie a constant number of elements apart."""
+        """Whether the distance between neighbours of `lanes` lanes is constant."""
         return not self.lanes and lanes == max(self.width, 1)
 
     @property
@@ -210,13 +210,13 @@ def lanes_of(axis: Node) -> int:
 
 @lru_cache(1 << 10)
 def register_of(number: int, dtype: DType, width: int, rows: int) -> Node:
-    """The `number`-th register of a kernel; a tile of so many `rows` of them."""
+    """The `number`-th register of a kernel; a tile of `rows` of them, if not 0."""
     shape = (rows, width) if rows else (width,) if width > 1 else ()
     return instruction(Ops.REG, dtype, (), Reg(number, width, rows), shape)
 
 
-class Request(NamedTuple):
-    """What each iteration of a loop asks for: so many `elements` of `array`.
+class PrefetchRequest(NamedTuple):
+    """What each iteration of a loop prefetches: a number of `elements` of `array`.
 
     The first iteration's begin `first` after the sum of `row`, the scaled atoms of an address.
     """
@@ -227,7 +227,7 @@ class Request(NamedTuple):
     elements: int
 
 
-class Memory:
+class MemoryUse:
     """What a kernel does to buffers: those it writes, and the ALLOCs that can be registers.
 
     read, written, again: what some LOAD reads, what some statement writes, and what several do.
@@ -290,7 +290,7 @@ class Memory:
         self.written = written
         self.again = again
         self.registers = registers
-        self.requests: dict[str, list[Request]] = {}
+        self.requests: dict[str, list[PrefetchRequest]] = {}
         self.ahead: dict[Node, int] = {}
         if asks:
             ordered = toposort_having(_HOLD_ACCESSES, *kernel.src)
@@ -318,7 +318,7 @@ def _asking(
     accesses: Sequence[Node],
     addresses: Mapping[Node, Address],
     written: set[Node],
-    requests: dict[str, list[Request]],
+    requests: dict[str, list[PrefetchRequest]],
 ) -> dict[Node, int]:
     """Of each array that is asked for ahead of time, one of its `accesses`, inside the most loops.
 
@@ -349,13 +349,13 @@ def _asking(
         first = min(address.constant for address in uses)
         size = buffer.dtype.itemsize
         for name, begin, nbytes in buffer.arg.shares:
-            request = Request(buffer, row, first + begin // size, nbytes // size)
+            request = PrefetchRequest(buffer, row, first + begin // size, nbytes // size)
             requests.setdefault(name, []).append(request)
     return {node: node.src[0].arg.ahead for _, node in found.values()}
 
 
 def is_streamed(buffer: Node) -> bool:
-    """Whether what is written to the buffer goes past the caches."""
+    """Whether the buffer is written by non-temporal stores."""
     return buffer.op is Ops.PARAM and buffer.arg.streamed
 
 

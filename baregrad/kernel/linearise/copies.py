@@ -29,7 +29,7 @@ def copy_to(values: Values, node: Node) -> None:
     for address in (to, origin):
         even = address.is_regular(lanes) and address.stride == (1 if lanes > 1 else 0)
         if not even or (lanes > 1 and (address.constant % lanes or not address.is_even(lanes))):
-            raise CompilerBug("an asynchronous copy of elements that lie apart", found=node)
+            raise CompilerBug("an asynchronous copy of elements that are not adjacent", found=node)
     scopes = values.scopes
     for point in values.tiles.points(values.tiles.axes_of(ranges), values.point):
         values.point = point

@@ -10,14 +10,14 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, const, instruction
 from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel.legalise.divide import fold_integers
-from baregrad.kernel.linearise.access import Address, Memory, register_of
+from baregrad.kernel.linearise.access import Address, MemoryUse, register_of
 from baregrad.kernel.linearise.scopes import MOMENT, Scopes, number
 
 # Where a register ALLOC's tile begins, and its rows: elements from there.
 Layout = tuple[int, tuple[int, ...]]
 
 
-class Tile(NamedTuple):
+class StatementTile(NamedTuple):
     """The points of a statement: of unrolled axes, the first varying slowest; and its lanes."""
 
     axes: tuple[Node, ...]
@@ -33,12 +33,12 @@ class Emitter:
     for all of them at once. layouts: of the registers that are tiles.
     """
 
-    def __init__(self, memory: Memory, block: tuple[int, ...]) -> None:
+    def __init__(self, memory: MemoryUse, block: tuple[int, ...]) -> None:
         self.memory = memory
         self.block = block
         self.gpu = bool(block)
         self.scopes = Scopes()
-        self.tile: Tile | None = None
+        self.tile: StatementTile | None = None
         self.layouts: dict[Node, Layout] = {}
         self.registers: dict[Any, Node] = {}
         self._spares = 0

@@ -75,7 +75,7 @@ def is_branch(values: Reader, load: Node, mask: Node) -> bool:
 
 
 def lazy_load(values: Reader, node: Node, mask: Node) -> Node:
-    """A GUARD of lanes that lie apart, under a condition that is the same for all of them."""
+    """A GUARD of lanes that are not adjacent, under a condition that is the same for all."""
     (found,) = _at_once(values, [node], mask, values.memory.addresses[node.src[1]].width)
     return found
 

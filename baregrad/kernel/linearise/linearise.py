@@ -20,7 +20,7 @@ from baregrad.ir.core.node import Node, instruction, make_node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel.linearise.access import (
     Address,
-    Memory,
+    MemoryUse,
     access_of,
     is_streamed,
     streamed_nbytes,
@@ -38,7 +38,7 @@ from baregrad.kernel.linearise.values import Values
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.
 CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
 CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
-# Bytes of the widest registers: the mask of more is taken apart for each of them.
+# Bytes of the widest registers: a wider mask is split for each of them.
 WIDEST_NBYTES = 64
 # What is done where a statement ends; and the statements inside one, with that.
 Leave = Callable[[], None]
@@ -51,7 +51,7 @@ def linearise(kernel: Node) -> Node:
     On a GPU the kernel is the code of one thread (`threads.py`).
     """
     block: tuple[int, ...] = kernel.arg.block
-    values = Values(Memory(kernel, bool(block)), block)
+    values = Values(MemoryUse(kernel, bool(block)), block)
     tiles = {} if block else find_tiles(values, kernel)
     # The statements around the one being written, and what to do where each of them ends.
     path: list[tuple[Iterator[Node], Leave | None]] = []
@@ -115,7 +115,7 @@ def _begin(span: tuple[Node, ...], id: int) -> Node:
     return instruction(Ops.BEGIN, span[0].dtype, span, id)
 
 
-# Those over so many iterations are alike in all kernels.
+# Loops of a constant number of iterations are alike in all kernels.
 _counted = lru_cache(1 << 10)(_begin)
 
 
@@ -236,7 +236,7 @@ def _transposed(
     lanes: int,
     compute: Callable[[Node], Node],
 ) -> bool:
-    """Write a tile transposed, if lanes lie far apart in memory and unrolled steps side by side."""
+    """Write a tile transposed, if unrolled steps are adjacent in memory and lanes are not."""
     value = node.src[1]
     address = values.memory.addresses[node]
     near = neighbours(address, axes, lanes)

@@ -44,7 +44,7 @@ def multiply(values: Values, node: Node) -> None:
 
 
 def _multiply_words(values: Values, node: Node) -> None:
-    """A run of products of tiles of words, as one instruction: what it reads and writes is told.
+    """A run of products of tiles of words, as one instruction that names all it reads and writes.
 
     Its operands and immediates are what `evaluate_linear` says of them.
     """

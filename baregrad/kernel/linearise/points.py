@@ -1,7 +1,8 @@
 """The instructions of several points of a tile, taken in turns.
 
 One point's instructions wait for each other: a polynomial's steps take four cycles each, and a
-processor looks ahead over a few hundred instructions at most. In turns, what waits is far apart.
+processor looks ahead over a few hundred instructions at most. In turns, what waits is far from
+what it waits for.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, const, instruction
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.linearise.access import Address, Memory, access_of
+from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
 from baregrad.kernel.linearise.emitter import Emitter
 from baregrad.kernel.linearise.scopes import MOMENT, ZERO, number
 from baregrad.kernel.linearise.tile_axes import Point, TileAxes
@@ -23,7 +23,7 @@ Where = Callable[[Point], Any] | None
 Step = tuple[Node, Rule, Callable[[list[Any]], Operands] | None, bool, Where]
 
 
-class Plan(NamedTuple):
+class EvaluationPlan(NamedTuple):
     """How an expression is evaluated.
 
     where: the coordinates of the whole expression. leaves: values that are the same at all points.
@@ -45,13 +45,13 @@ class Reader(Emitter):
     shared memory in which threads show each other values.
     """
 
-    def __init__(self, memory: Memory, block: tuple[int, ...]) -> None:
+    def __init__(self, memory: MemoryUse, block: tuple[int, ...]) -> None:
         super().__init__(memory, block)
         self.tiles = TileAxes()
         self.point: Point = {}
         self.counters: dict[Node, Node] = {}
         self.masks: tuple[Node, ...] = ()
-        self.plan = Plan(None, [], [])
+        self.plan = EvaluationPlan(None, [], [])
         self.shared: set[Node] = set()
         self.exchanges: dict[Any, Node] = {}
 

@@ -31,7 +31,7 @@ def number(value: int) -> Node:
     return const(value, dtypes.int64)
 
 
-class Scope:
+class CodeScope:
     """The code of one loop or condition being written.
 
     `opening` is the instruction that opens it; `floor` is the outermost scope that a load found
@@ -59,7 +59,7 @@ class Scopes:
     """
 
     def __init__(self) -> None:
-        self.stack = [Scope(None, 0, 0)]
+        self.stack = [CodeScope(None, 0, 0)]
         self.innermost = self.stack[0]
         self.depth: dict[Node, int] = {}
         self.forgotten: set[Node] = set()
@@ -75,7 +75,7 @@ class Scopes:
         depth = len(self.stack)
         outer = self.innermost
         floor = depth if speculative else outer.floor
-        self.innermost = Scope(opening, floor, depth if lazy else outer.pin)
+        self.innermost = CodeScope(opening, floor, depth if lazy else outer.pin)
         self.stack.append(self.innermost)
         self.depth[opening] = depth
         self.innermost.values.append(opening)

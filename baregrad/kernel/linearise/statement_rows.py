@@ -13,13 +13,13 @@ from baregrad.ir.core.node import Node, instruction
 from baregrad.ir.core.op import ELEMENTWISE, Ops
 from baregrad.kernel.linearise.access import (
     Address,
-    Memory,
+    MemoryUse,
     access_of,
     is_streamed,
     lanes_of,
     streamed_nbytes,
 )
-from baregrad.kernel.linearise.emitter import Layout, Tile
+from baregrad.kernel.linearise.emitter import Layout, StatementTile
 from baregrad.kernel.linearise.lazy import is_lazy
 from baregrad.kernel.linearise.transposed import copied_transposed, neighbours, turn
 from baregrad.kernel.linearise.values import Values
@@ -28,7 +28,7 @@ from baregrad.kernel.loops.loop_pieces import nodes_having
 _STORES = Ops.STORE.bit
 
 
-def find_tiles(values: Values, kernel: Node) -> dict[Node, Tile]:
+def find_tiles(values: Values, kernel: Node) -> dict[Node, StatementTile]:
     """The STOREs of a CPU's kernel that are done for all points at once.
 
     A register that one of them writes is a tile: nothing else may write it, nor a part of it.
@@ -36,7 +36,7 @@ def find_tiles(values: Values, kernel: Node) -> dict[Node, Tile]:
     """
     memory = values.memory
     registers = memory.registers
-    found: dict[Node, Tile] = {}
+    found: dict[Node, StatementTile] = {}
     reads: dict[Node, list[Node]] = {}
     refused: set[Node] = set()
     layouts: dict[Node, Layout] = {}
@@ -83,7 +83,9 @@ def _masked(kernel: Node) -> set[Node]:
     return found
 
 
-def _tile_of(values: Values, store: Node, address: Address, held: list[Node]) -> Tile | None:
+def _tile_of(
+    values: Values, store: Node, address: Address, held: list[Node]
+) -> StatementTile | None:
     """The points of a STORE that could be done at once; None where it is to be done by points.
 
     held: gets the LOADs of registers that differ from point to point.
@@ -106,18 +108,18 @@ def _tile_of(values: Values, store: Node, address: Address, held: list[Node]) ->
     memory = values.memory
     if store.src[0] not in memory.registers and memory.reads_elsewhere(store, axes):
         return None
-    return Tile(axes, rows, lanes)
+    return StatementTile(axes, rows, lanes)
 
 
 def _has_lazy(value: Node) -> bool:
-    """Whether a part of a value is computed only where it is wanted, points apart or not."""
+    """Whether a part of a value is computed only where it is wanted."""
     if not value.mask & Ops.GUARD.bit:
         return False
     return any(n.op is Ops.GUARD and is_lazy(n) for n in nodes_having(Ops.GUARD.bit, (value,)))
 
 
 def _is_plain(
-    memory: Memory, value: Node, axes: tuple[Node, ...], held: list[Node]
+    memory: MemoryUse, value: Node, axes: tuple[Node, ...], held: list[Node]
 ) -> bool:
     """Whether points differ in where they read alone, and all of them in all `axes`."""
     addresses, registers = memory.addresses, memory.registers
@@ -154,9 +156,9 @@ def _is_plain(
 
 
 def _differs(
-    memory: Memory,
+    memory: MemoryUse,
     held: list[Node],
-    tile: Tile,
+    tile: StatementTile,
     layouts: dict[Node, Layout],
     refused: set[Node],
 ) -> bool:
@@ -172,7 +174,7 @@ def _differs(
 # --- instructions --------------------------------------------------------------------------------
 
 
-def store_rows(values: Values, store: Node, tile: Tile) -> None:
+def store_rows(values: Values, store: Node, tile: StatementTile) -> None:
     """Do a STORE for all points of its tile."""
     scopes, memory = values.scopes, values.memory
     buffer, value = store.src[:2]
@@ -194,7 +196,7 @@ def store_rows(values: Values, store: Node, tile: Tile) -> None:
     scopes.end_statement()
 
 
-def _store_plain(values: Values, store: Node, tile: Tile) -> None:
+def _store_plain(values: Values, store: Node, tile: StatementTile) -> None:
     """A VSTORE of a tile."""
     buffer, value = store.src[:2]
     address = values.memory.addresses[store]
@@ -213,7 +215,7 @@ def _store_plain(values: Values, store: Node, tile: Tile) -> None:
 
 
 def _store_transposed(
-    values: Values, store: Node, tile: Tile, near: tuple[Node, ...]
+    values: Values, store: Node, tile: StatementTile, near: tuple[Node, ...]
 ) -> None:
     """Write a tile by its columns: for each lane the neighbours along `near` at once."""
     result = values.as_tile(_computed(values, store.src[1]), tile.lanes)

@@ -1,4 +1,4 @@
-"""Tiles whose lanes lie far apart in memory and whose unrolled steps are neighbours.
+"""Tiles whose lanes are distant in memory and whose unrolled steps are neighbours.
 
 A tile of n steps with L lanes is n vectors. Stored or loaded as it is, each lane is an access of
 its own. Instead the tile is transposed in registers, by halves as Eklundh does (A fast computer
@@ -29,7 +29,7 @@ from baregrad.kernel.linearise.values import Values
 
 
 def neighbours(address: Address, axes: tuple[Node, ...], lanes: int) -> tuple[Node, ...]:
-    """The unrolled axes, outermost first, whose steps are neighbours while lanes are far apart."""
+    """The unrolled axes, outermost first, whose steps are neighbours while lanes are distant."""
     if lanes < LEAST_NEIGHBOURS or not is_power_of_two(lanes) or not address.is_regular(lanes):
         return ()
     if address.points or abs(address.stride) < LEAST_NEIGHBOURS:
@@ -115,7 +115,7 @@ def _in_line(address: Address, near: tuple[Node, ...], at: int, count: int) -> b
 def copied_transposed(
     values: Values, store: Node, axes: tuple[Node, ...], lanes: int
 ) -> bool:
-    """Copy a tile whose lanes lie far apart where it is read, if its steps are neighbours there."""
+    """Copy a tile whose lanes are distant where it is read, if its steps are neighbours there."""
     buffer, value = store.src[:2]
     address = values.memory.addresses[store]
     source = values.memory.addresses.get(value) if value.op is Ops.LOAD else None
@@ -135,10 +135,10 @@ def _copy_transposed(
     """Copy a tile over the unrolled `axes`: for each lane the neighbours along `near` at once."""
     buffer, load = store.src[:2]
     target, source = values.memory.addresses[store], values.memory.addresses[load]
-    apart = _apart(target.places(near))
-    if apart is None:
+    distance = _distance(target.places(near))
+    if distance is None:
         near = near[-1:]
-        (apart,) = [scale for axis, scale in target.unrolled if axis is near[0]] or [0]
+        (distance,) = [scale for axis, scale in target.unrolled if axis is near[0]] or [0]
     others = tuple(axis for axis in axes if axis not in near)
     count = prod([lanes_of(axis) for axis in near])
     first = dict.fromkeys(near, 0)
@@ -147,17 +147,17 @@ def _copy_transposed(
         values.point = {**point, **first}
         offset, at = values.offset(source)
         place, start = values.offset(target)
-        form = Turned(source.width, count, source.stride, at, apart, start)
+        form = Turned(source.width, count, source.stride, at, distance, start)
         src = (buffer, place, load.src[0], offset)
         values.scopes.append(instruction(Ops.TURNED, dtypes.token, src, form))
         values.scopes.forget_since(mark)
     values.point = {}
 
 
-def _apart(places: tuple[int, ...]) -> int | None:
+def _distance(places: tuple[int, ...]) -> int | None:
     """Elements between the places of one step and of the next; None where that differs."""
-    apart = {after - before for before, after in itertools.pairwise(places)}
-    return apart.pop() if len(apart) == 1 else None
+    found = {after - before for before, after in itertools.pairwise(places)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _within(point: dict[Node, int], near: tuple[Node, ...]) -> list[dict[Node, int]]:

@@ -9,9 +9,9 @@ from typing import Any
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.linearise.access import Memory
+from baregrad.kernel.linearise.access import MemoryUse
 from baregrad.kernel.linearise.lazy import OPAQUE, is_transparent, shared_by_guards
-from baregrad.kernel.linearise.reader import Operands, Plan, Reader, Step, Where
+from baregrad.kernel.linearise.reader import EvaluationPlan, Operands, Reader, Step, Where
 from baregrad.kernel.linearise.rules import COMPUTED, RULES, direct_rule, known, rule_of
 
 _CONST = Ops.CONST
@@ -23,9 +23,9 @@ _LEAVES = frozenset((Ops.CONST, Ops.VAR))
 class Values(Reader):
     """Emits the instructions that compute expressions, each by the rule of its op."""
 
-    def __init__(self, memory: Memory, block: tuple[int, ...] = ()) -> None:
+    def __init__(self, memory: MemoryUse, block: tuple[int, ...] = ()) -> None:
         super().__init__(memory, block)
-        self._plans: dict[Node, Plan] = {}
+        self._plans: dict[Node, EvaluationPlan] = {}
         self._wheres: dict[tuple[Node, ...], Where] = {(): None}
 
     def value(self, root: Node) -> Any:
@@ -97,7 +97,7 @@ class Values(Reader):
                 done[node] = found
                 node, sources = path.pop()
 
-    def _evaluate(self, plan: Plan) -> Any:
+    def _evaluate(self, plan: EvaluationPlan) -> Any:
         """The value of a plan's expression."""
         scopes, point = self.scopes, self.point
         memo = scopes.memo
@@ -128,7 +128,7 @@ class Values(Reader):
             self._wheres[axes] = itemgetter(*axes)
         return self._wheres[axes]
 
-    def _plan(self, root: Node) -> Plan:
+    def _plan(self, root: Node) -> EvaluationPlan:
         """The steps that evaluate an expression."""
         shared = self.shared
         if shared:
@@ -163,7 +163,7 @@ class Values(Reader):
                     rule = known
             places[node] = len(places)
             steps.append((node, rule, operands, kept, self._where(theirs) if kept else None))
-        found = self._plans[root] = Plan(self._where(own), values, steps)
+        found = self._plans[root] = EvaluationPlan(self._where(own), values, steps)
         return found
 
 

@@ -24,7 +24,7 @@ from baregrad.ir.core.op import STATEMENTS, Op, Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.applying.reduction_registers import in_registers
 from baregrad.kernel.language.schedule import Pipeline
-from baregrad.kernel.loops.loop_blocks import Block, statement
+from baregrad.kernel.loops.loop_blocks import StatementBlock, statement
 from baregrad.kernel.loops.loop_pieces import load, store
 
 # Iterations of the loop of stores that one iteration of the other loop makes, at most.
@@ -169,14 +169,14 @@ def _parts(node: Node) -> tuple[Node, ...]:
     return node.src if node.op is Ops.SEQ else (node,)
 
 
-def _nest(key: Node, *items: Node | Block) -> Block:
+def _nest(key: Node, *items: Node | StatementBlock) -> StatementBlock:
     """The body of a loop over `key`, or of an IF of it."""
-    return Block(NO_RANGES, key, [*items])
+    return StatementBlock(NO_RANGES, key, [*items])
 
 
-def _around(*items: Node | Block) -> Node:
+def _around(*items: Node | StatementBlock) -> Node:
     """Statements in order."""
-    return statement(Block(NO_RANGES, None, [*items]))
+    return statement(StatementBlock(NO_RANGES, None, [*items]))
 
 
 def _taken_over(host: Node, last: Node, axis: Node) -> Node:

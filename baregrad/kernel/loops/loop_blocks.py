@@ -10,7 +10,7 @@ from baregrad.ir.core.op import Ops
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class StatementBlock:
     """Statements in order, in the scope of the loops over `axes`; a block among them is a nest.
 
     key: the range of the loop, or the condition of the IF, that it is the body of; None for what is
@@ -20,10 +20,10 @@ class Block:
 
     axes: frozenset[Node]
     key: Node | None = None
-    items: list[Node | Block] = field(default_factory=list)
-    before: list[Node | Block] = field(default_factory=list)
-    first: tuple[Node | Block, ...] = ()
-    last: tuple[Node | Block, ...] = ()
+    items: list[Node | StatementBlock] = field(default_factory=list)
+    before: list[Node | StatementBlock] = field(default_factory=list)
+    first: tuple[Node | StatementBlock, ...] = ()
+    last: tuple[Node | StatementBlock, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -31,11 +31,11 @@ class Placed:
     """The states of a lowered reduction: how to read them, where they are, and after which item."""
 
     parts: tuple[Node, ...]
-    block: Block
+    block: StatementBlock
     position: int
 
 
-def statement(block: Block) -> Node:
+def statement(block: StatementBlock) -> Node:
     """What is in a block, as a SEQ or a single statement."""
     done: list[Node] = []
     items = (*block.first, *block.items, *block.last) if block.first else block.items
@@ -49,7 +49,7 @@ def statement(block: Block) -> Node:
     return done[0] if len(done) == 1 else instruction(Ops.SEQ, dtypes.token, tuple(done))
 
 
-def _nest(block: Block) -> Node:
+def _nest(block: StatementBlock) -> Node:
     """A LOOP or IF with its body; one that surely holds is its body."""
     key = block.key
     assert key is not None
@@ -59,7 +59,9 @@ def _nest(block: Block) -> Node:
     return instruction(op, dtypes.token, (key, statement(block)))
 
 
-def nest_position(block: Block, inner: list[Block], path: list[Block]) -> int:
+def nest_position(
+    block: StatementBlock, inner: list[StatementBlock], path: list[StatementBlock]
+) -> int:
     """The item of `block` that holds the loops opened inside it; the last one without any."""
     if len(inner) == len(path):
         return len(block.items) - 1

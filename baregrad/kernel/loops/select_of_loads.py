@@ -75,14 +75,14 @@ def _chosen_place(condition: Node, place: Node, other: Node) -> Node | None:
         return place
     (terms, constant), (others, offset) = index.linear(place), index.linear(other)
     common = {atom: scale for atom, scale in terms.items() if others.get(atom) == scale}
-    apart = [
+    differing = [
         {atom: scale for atom, scale in each.items() if atom not in common}
         for each in (terms, others)
     ]
-    if any(_moves_in_tile(atom) for each in apart for atom in each):
+    if any(_moves_in_tile(atom) for each in differing for atom in each):
         return None
     sides = [
-        index.from_linear(each, at) for each, at in zip(apart, (constant, offset), strict=True)
+        index.from_linear(each, at) for each, at in zip(differing, (constant, offset), strict=True)
     ]
     chosen = alu(Ops.WHERE, condition, *sides)
     return index.as_node(index.add(index.from_linear(common, 0), chosen))
