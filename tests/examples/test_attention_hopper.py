@@ -16,11 +16,10 @@ from baregrad.ir.protocol.attributes import operand_layouts, wgmma
 from baregrad.ir.text.dump import dump, parse
 from baregrad.ir.verify.protocols import protocol_check, protocol_faults
 from baregrad.ir.verify.verify import verify
-from baregrad.target.gpu import gpu_row
 from baregrad.testing.examples.attention_hopper import AttentionSizes, attention_hopper_loop
+from baregrad.testing.examples.matmul_hopper import HOPPER
 from tests.examples.runs import bf16, from_bf16, without
 
-HOPPER = gpu_row("sm_90a")
 SIZES = AttentionSizes(queries=128)
 
 
@@ -53,7 +52,7 @@ def test_any_shape(sizes: AttentionSizes) -> None:
     verify(kernel, "loop")
     assert parse(dump(kernel)) is kernel
     assert len(toposort(kernel)) < 180
-    protocol_check(kernel)
+    protocol_check(kernel, HOPPER)
     assert run(kernel, sizes, 1) < 2**-6
 
 
@@ -77,7 +76,7 @@ def test_the_exponentials_are_the_next_operand_as_they_lie() -> None:
 )
 def test_every_mutant_is_caught(wrong: Callable[[Node], bool]) -> None:
     broken = without(attention_hopper_loop(SIZES), wrong)
-    assert next(protocol_faults(broken), None) is not None
+    assert next(protocol_faults(broken, HOPPER), None) is not None
     assert any(_goes_wrong(broken, seed) for seed in range(6))
 
 

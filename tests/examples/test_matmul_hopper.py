@@ -20,8 +20,8 @@ from baregrad.ir.text.dump import dump, parse
 from baregrad.ir.verify.protocol_limits import shared_nbytes
 from baregrad.ir.verify.protocols import protocol_check, protocol_faults
 from baregrad.ir.verify.verify import verify
-from baregrad.target.gpu import gpu_row
 from baregrad.testing.examples.matmul_hopper import (
+    HOPPER,
     MatmulSizes,
     kernel_by_hand,
     kernel_level,
@@ -30,7 +30,6 @@ from baregrad.testing.examples.matmul_hopper import (
 )
 from tests.examples.runs import bf16, changed, from_bf16, without
 
-HOPPER = gpu_row("sm_90a")
 SMALL = MatmulSizes(rows=256, columns=64, depth=320, clusters=1)
 Mutant = Callable[[Node], Node]
 
@@ -82,13 +81,13 @@ def test_any_shape(sizes: MatmulSizes) -> None:
     kernel = loop_level(sizes)
     verify(kernel, "loop")
     assert parse(dump(kernel)) is kernel
-    protocol_check(kernel)
+    protocol_check(kernel, HOPPER)
     assert run(kernel, sizes, 3) < 2**-7
 
 
 def test_the_large_kernel_fits() -> None:
     kernel = loop_level(MatmulSizes(8192, 8192, 512, 256, 64, 4, 66, 64))
-    protocol_check(kernel)
+    protocol_check(kernel, HOPPER)
     assert shared_nbytes(kernel) == 229_440
     assert len(toposort(kernel)) < 150
 
@@ -182,7 +181,7 @@ def test_every_mutant_is_caught(mutate: Mutant, seen: bool) -> None:
     kernel = loop_level(SMALL)
     broken = mutate(kernel)
     assert broken is not kernel
-    assert next(protocol_faults(broken), None) is not None
+    assert next(protocol_faults(broken, HOPPER), None) is not None
     assert any(_goes_wrong(broken, seed) for seed in range(8 if seen else 2)) == seen
 
 
@@ -196,7 +195,7 @@ def _goes_wrong(kernel: Node, seed: int) -> bool:
 def test_a_ring_of_one_slot_deadlocks() -> None:
     sizes = replace(SMALL, stages=1)
     kernel = loop_level(sizes)
-    (fault, *_) = protocol_faults(kernel)
+    (fault, *_) = protocol_faults(kernel, HOPPER)
     assert fault.startswith("deadlock") and "load[0] waits at ACQUIRE ring 1" in fault
     with pytest.raises(BaregradError, match=r"deadlock: .*load\[0\] of block . waits for empty"):
         run(kernel, sizes, 0)
@@ -205,19 +204,20 @@ def test_a_ring_of_one_slot_deadlocks() -> None:
 def test_an_odd_number_of_pieces_breaks_the_staging() -> None:
     sizes = replace(SMALL, n=16, columns=32)
     kernel = loop_level(sizes)
-    assert any("rewritten while a bulk store may read it" in f for f in protocol_faults(kernel))
+    faults = protocol_faults(kernel, HOPPER)
+    assert any("rewritten while a bulk store may read it" in fault for fault in faults)
     with pytest.raises(BaregradError, match="rewrites sC while a bulk store may read it"):
         run(kernel, sizes, 0)
 
 
 def test_limits() -> None:
     too_deep = loop_level(MatmulSizes(8192, 8192, 512, 256, 64, 5, 66, 64))
-    assert any("bytes of shared memory" in fault for fault in protocol_faults(too_deep))
+    assert any("bytes of shared memory" in fault for fault in protocol_faults(too_deep, HOPPER))
 
     def greedy(node: Node) -> Node | None:
         if node.op is Ops.ROLE and node.arg.name == "load":
             return node.replace(arg=replace(node.arg, registers=32))
         return None
 
-    found = list(protocol_faults(changed(loop_level(SMALL), greedy)))
+    found = list(protocol_faults(changed(loop_level(SMALL), greedy), HOPPER))
     assert found[0].startswith("512 registers") and "504" in found[0]

@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import BaregradError
-from baregrad.dtypes import dtypes
 from baregrad.ir.core.layout import swizzled_tile, wgmma_accumulator
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.gpu_hopper import accumulator_places
 from baregrad.ir.evaluate.gpu_threads import evaluate_threads
-from baregrad.ir.evaluate.kernel_level import evaluate_kernel
-from baregrad.ir.protocol.attributes import meaning, wgmma
-from baregrad.target.gpu import gpu_row
-from baregrad.testing.examples.matmul_hopper import MatmulSizes
+from baregrad.testing.examples.matmul_hopper import HOPPER, MatmulSizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level, matmul_hopper_levels
 from tests.examples.runs import assert_round_trip, bf16, from_bf16
 
-HOPPER = gpu_row("sm_90a")
 SMALL = MatmulSizes(rows=256, columns=64, depth=320, clusters=1)
 
 
@@ -133,14 +128,3 @@ def test_the_swizzle_is_a_permutation_without_conflicts(span: int) -> None:
     # Eight rows of one 16-byte column lie in as many different columns as the span has.
     chunks = {layout.place({"m": row, "k": 0})["bit"] // 128 % (span // 16) for row in range(8)}
     assert len(chunks) == span // 16
-
-
-def test_the_meaning_of_the_instruction() -> None:
-    mma = wgmma(16)
-    generator = np.random.default_rng(0)
-    a, b = (generator.integers(-8, 8, (rows, 16)).astype(np.float64) for rows in (64, 16))
-    c = generator.integers(-8, 8, (64, 16)).astype(np.float32)
-    d = np.full((64, 16), np.nan, np.float32)
-    evaluate_kernel(meaning(mma), [d, c, bf16(a), bf16(b)])
-    assert mma.operand is dtypes.bfloat16
-    assert (d == c + a @ b.T).all()

@@ -70,7 +70,7 @@ class Launched:
         self.pipes = [node for node in toposort(kernel) if node.op is Ops.PIPE]
         # Buffers whose first index is a slot, even of a ring of one.
         self.rings = frozenset(buffer for pipe in self.pipes for buffer in pipe.src)
-        self.roles = [node.arg for node in toposort(kernel) if node.op is Ops.ROLE]
+        self.roles: list[Role] = [n.arg for n in toposort(kernel) if n.op is Ops.ROLE]
 
     def threads(
         self, memory: Mapping[int, Array], variables: Mapping[str, int]
@@ -84,7 +84,7 @@ class Launched:
         ]
         for block in self.blocks:
             for role in self.roles or [Role("all", kernel.arg.warps)]:
-                for group in range(role.agents):
+                for group in range(role.agents(cluster.target)):
                     place = (cluster.number, block.rank, group)
                     where = dict(zip(_LAUNCHED, place, strict=True))
                     thread = ControlThread(self, block, role, group, memory, dict(variables))

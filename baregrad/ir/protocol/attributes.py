@@ -1,9 +1,9 @@
 """Typed attributes of what runs at the same time: roles, pipes, copies, matrix units, barriers.
 
 A program says who moves what (Role, Pipe, CopyTo) and which matrix unit runs (Mma); arrival counts,
-bytes and scopes are derived from that (`protocol_derive.py`), proved (`protocol_check.py`), and run
-under hostile timing (`evaluate_gpu.py`). Issue and completion are two nodes: COPYTO and WAIT, MMA
-and DONE.
+bytes and scopes are derived from that (`derive.py`), proved (`ir/verify/protocols.py`), and run
+under hostile timing (`ir/evaluate/gpu_loop.py`). Issue and completion are two nodes: COPYTO and
+WAIT, MMA and DONE.
 """
 
 from __future__ import annotations
@@ -12,16 +12,8 @@ from dataclasses import dataclass
 
 from baregrad.base.errors import VerifyError
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce
 from baregrad.ir.core.layout import Layout, swizzled_tile, wgmma_accumulator
-from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, alu, cast, range_node
-from baregrad.ir.core.op import Ops
-from baregrad.target.gpu import gpu_row
-
-HOPPER = gpu_row("sm_90a")
-WARPGROUP = HOPPER.warpgroup_warps
-LANES = HOPPER.warp_lanes
+from baregrad.target.gpu import GpuTarget
 
 
 class ProtocolError(VerifyError):
@@ -42,10 +34,9 @@ class Role:
     registers: int = 0
     elect: bool = False
 
-    @property
-    def agents(self) -> int:
+    def agents(self, target: GpuTarget) -> int:
         """How many independent threads of control: one if elected, else one per warpgroup."""
-        return 1 if self.elect else max(self.warps // WARPGROUP, 1)
+        return 1 if self.elect else max(self.warps // target.warpgroup_warps, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +59,7 @@ class Pipe:
 
 @dataclass(frozen=True, slots=True)
 class CopyTo:
-    """How COPYTO moves its tile: an engine, and what tells that it is done.
+    """How COPYTO moves its tile: an engine, and what completes when it is done.
 
     engine: `tma` (device memory to shared memory, completes bytes of a pipe), `tma_store` (shared
     memory to device memory, completes in a group of its own) or `async` (each thread its own
@@ -156,27 +147,3 @@ def operand_layouts(mma: Mma, depth: int) -> tuple[Layout, Layout, Layout]:
     else:
         b = swizzled_tile("k", depth, "n", n, bits, min(n * bits // 8, 128))
     return wgmma_accumulator(n), a, b
-
-
-def meaning(mma: Mma) -> Node:
-    """What one instruction computes, as a kernel-level KERNEL: d = c + a b^T.
-
-    Arguments: 0 d (m, n), 1 c (m, n), 2 a (m, k), 3 b (n, k). It is what the evaluator does, what
-    `tensorize` matches, and what the documentation says.
-    """
-    m, n, k = mma.shape
-    i, j, r = range_node(m, 0, "m"), range_node(n, 1, "n"), range_node(k, 2, "k")
-
-    def element(slot: int, dtype: DType, rows: int, columns: int, row: Node, column: Node) -> Node:
-        array = Node(Ops.PARAM, dtype, (), Param(slot, (rows, columns)))
-        return Node(Ops.INDEX, dtype, (array, row, column))
-
-    wide = mma.accumulator
-    a = cast(element(2, mma.operand, m, k, i, r), wide)
-    b = cast(element(3, mma.operand, n, k, j, r), wide)
-    product = alu(Ops.MUL, a, b)
-    total = Node(Ops.REDUCE, wide, (product, r), Reduce(primitive(Ops.ADD, wide)))
-    value = alu(Ops.ADD, element(1, wide, m, n, i, j), total)
-    target = Node(Ops.PARAM, wide, (), Param(0, (m, n)))
-    out = Node(Ops.OUT, dtypes.token, (target, value, i, j), Out())
-    return Node(Ops.KERNEL, dtypes.token, (out,), KernelInfo(mma.name))

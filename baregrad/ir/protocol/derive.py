@@ -15,14 +15,14 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of, rebuild, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Barrier, Pipe, Role
+from baregrad.target.gpu import GpuTarget
 
 
-def derive_synchronisation(kernel: Node) -> Node:
+def derive_synchronisation(kernel: Node, target: GpuTarget) -> Node:
     """`kernel` with its protocol complete; raises CompilerBug for a pipe without its roles."""
     roles = {node.arg.name: node.arg for node in toposort(kernel) if node.op is Ops.ROLE}
-    cluster = kernel.arg.cluster
     found = {
-        node: node.replace(arg=derived_pipe(kernel, node, roles, cluster))
+        node: node.replace(arg=derived_pipe(kernel, node, roles, target))
         for node in toposort(kernel)
         if node.op is Ops.PIPE
     }
@@ -39,7 +39,9 @@ def derive_synchronisation(kernel: Node) -> Node:
     return rebuild(kernel, visit, memo=dict(found))
 
 
-def derived_pipe(kernel: Node, pipe: Node, roles: dict[str, Role], cluster: int) -> Pipe:
+def derived_pipe(
+    kernel: Node, pipe: Node, roles: dict[str, Role], target: GpuTarget
+) -> Pipe:
     """The facts of one pipe: who fills a slot with how many bytes, who empties it."""
     facts: Pipe = pipe.arg
     if facts.producer not in roles or any(name not in roles for name in facts.consumers):
@@ -49,10 +51,11 @@ def derived_pipe(kernel: Node, pipe: Node, roles: dict[str, Role], cluster: int)
             wanted=f"roles among {', '.join(roles)}",
         )
     copies = [n for n in toposort(kernel) if n.op is Ops.COPYTO and pipe in n.src]
+    cluster = kernel.arg.cluster
     wide = any(copy.arg.multicast for copy in copies)
     nbytes = sum(box_nbytes(c) * (cluster if c.arg.multicast else 1) for c in copies)
     replicas = cluster if wide else 1
-    agents = sum(roles[name].agents for name in facts.consumers)
+    agents = sum(roles[name].agents(target) for name in facts.consumers)
     return replace(
         facts,
         full_arrivals=1,

@@ -1,6 +1,6 @@
-"""What a Hopper block may use: shared memory, registers, boxes of bulk copies, operand layouts.
+"""What a block may use: shared memory, registers, boxes of bulk copies, operand layouts.
 
-Figures that are not in the generation's row: NVIDIA, PTX ISA (`cp.async.bulk.tensor`, `wgmma`).
+Figures that are not in the target's row: NVIDIA, PTX ISA (`cp.async.bulk.tensor`, `wgmma`).
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from collections.abc import Iterator
 from baregrad.base.bits import round_up
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.ir.protocol.attributes import HOPPER, LANES, WARPGROUP, operand_layouts
+from baregrad.ir.protocol.attributes import operand_layouts
 from baregrad.ir.protocol.derive import box_axes
 from baregrad.ir.verify.protocol_traces import roles_of
+from baregrad.target.gpu import GpuTarget
 
 LONGEST_BOX = 256
 MBARRIER_NBYTES = 8
 
 
-def limit_faults(kernel: Node) -> Iterator[str]:
+def limit_faults(kernel: Node, target: GpuTarget) -> Iterator[str]:
     """What exceeds a limit."""
     used = shared_nbytes(kernel)
-    if used > HOPPER.shared_bytes_per_block:
-        yield f"{used} bytes of shared memory, of {HOPPER.shared_bytes_per_block}"
-    yield from _register_faults(kernel)
+    if used > target.shared_bytes_per_block:
+        yield f"{used} bytes of shared memory, of {target.shared_bytes_per_block}"
+    yield from _register_faults(kernel, target)
     for node in toposort(kernel):
         if node.op is Ops.COPYTO:
             yield from _box_faults(node)
@@ -69,9 +70,10 @@ def shared_offsets(kernel: Node) -> dict[Node, int]:
     return offsets
 
 
-def _register_faults(kernel: Node) -> Iterator[str]:
+def _register_faults(kernel: Node, target: GpuTarget) -> Iterator[str]:
     """Whole warpgroups; what they ask for together is at most what the launch gave."""
     roles = roles_of(kernel)
+    four = target.warpgroup_warps
     warps = sum(role.warps for role in roles)
     if warps != kernel.arg.warps:
         yield f"the roles have {warps} warps, the kernel {kernel.arg.warps}"
@@ -85,16 +87,16 @@ def _register_faults(kernel: Node) -> Iterator[str]:
         return
     total = 0
     for role in roles:
-        if role.warps % WARPGROUP or role.first % WARPGROUP:
+        if role.warps % four or role.first % four:
             yield f"the role {role.name} changes its registers but is no whole warpgroup"
-        if role.registers not in HOPPER.register_shift:
+        if role.registers not in target.register_shift:
             yield (
                 f"{role.registers} registers a thread for {role.name}, wanted a multiple of "
-                f"{HOPPER.register_shift.step} from {HOPPER.register_shift[0]} to "
-                f"{HOPPER.register_shift[-1]}"
+                f"{target.register_shift.step} from {target.register_shift[0]} to "
+                f"{target.register_shift[-1]}"
             )
-        total += role.registers * (role.warps // WARPGROUP)
-    launched = HOPPER.registers_at_launch(warps * LANES) * (warps // WARPGROUP)
+        total += role.registers * (role.warps // four)
+    launched = target.registers_at_launch(warps * target.warp_lanes) * (warps // four)
     if total > launched:
         yield f"{total} registers for one thread of each warpgroup, the launch gives {launched}"
 

@@ -17,6 +17,7 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.loop_level import STRUCTURE, LoopMachine
 from baregrad.ir.protocol.attributes import Role
+from baregrad.target.gpu import GpuTarget
 
 LONGEST = 200_000
 Region = tuple[Node, tuple[int, ...]]
@@ -79,14 +80,14 @@ def roles_of(kernel: Node) -> tuple[Role, ...]:
     return found or (Role("all", kernel.arg.warps),)
 
 
-def trace(kernel: Node, cluster: int, rank: int) -> tuple[Agent, ...]:
+def trace(kernel: Node, cluster: int, rank: int, target: GpuTarget) -> tuple[Agent, ...]:
     """The traces of one block's threads of control.
 
     Raises CompilerBug where a trace is longer than LONGEST steps.
     """
     agents = []
     for role in roles_of(kernel):
-        for group in range(role.agents):
+        for group in range(role.agents(target)):
             where = {"grid": cluster, "cluster": rank, "warpgroup": group}
             steps = tuple(_Tracer(kernel, role, where).steps())
             agents.append(Agent(role, group, steps))

@@ -20,25 +20,26 @@ from baregrad.ir.protocol.derive import derived_pipe
 from baregrad.ir.verify.deadlocks import deadlock
 from baregrad.ir.verify.protocol_limits import limit_faults
 from baregrad.ir.verify.protocol_traces import Agent, Region, Step, in_registers, roles_of, trace
+from baregrad.target.gpu import GpuTarget
 
 Slots = frozenset[tuple[Node, int]]
 _PIPED = frozenset((Ops.ACQUIRE, Ops.COMMIT, Ops.WAIT, Ops.RELEASE, Ops.DRAIN))
 
 
-def protocol_check(kernel: Node) -> None:
+def protocol_check(kernel: Node, target: GpuTarget) -> None:
     """Raise ProtocolError, which says what and where, unless the protocol of `kernel` holds."""
-    for fault in protocol_faults(kernel):
+    for fault in protocol_faults(kernel, target):
         raise ProtocolError(f"the protocol of {kernel.arg.name} is broken: {fault}")
 
 
-def protocol_faults(kernel: Node) -> Iterator[str]:
+def protocol_faults(kernel: Node, target: GpuTarget) -> Iterator[str]:
     """Everything that is wrong, the plainest first."""
-    yield from limit_faults(kernel)
-    yield from _derived_faults(kernel)
+    yield from limit_faults(kernel, target)
+    yield from _derived_faults(kernel, target)
     grid = kernel.arg.grid[0] if kernel.arg.grid else 1
     pipes = tuple(node for node in toposort(kernel) if node.op is Ops.PIPE)
     for cluster, rank in sorted({(0, 0), (grid - 1, kernel.arg.cluster - 1)}):
-        agents = trace(kernel, cluster, rank)
+        agents = trace(kernel, cluster, rank, target)
         for agent in agents:
             yield from _Checker(agent, every_pipe=pipes).faults()
         yield from _counter_faults(agents)
@@ -47,12 +48,12 @@ def protocol_faults(kernel: Node) -> Iterator[str]:
             yield f"deadlock: {stuck}"
 
 
-def _derived_faults(kernel: Node) -> Iterator[str]:
+def _derived_faults(kernel: Node, target: GpuTarget) -> Iterator[str]:
     """A pipe's numbers are those that its roles and copies give."""
     roles = {role.name: role for role in roles_of(kernel)}
     for pipe in toposort(kernel):
         if pipe.op is Ops.PIPE:
-            wanted = derived_pipe(kernel, pipe, roles, kernel.arg.cluster)
+            wanted = derived_pipe(kernel, pipe, roles, target)
             for name in ("full_arrivals", "full_nbytes", "empty_arrivals", "scope"):
                 found, right = getattr(pipe.arg, name), getattr(wanted, name)
                 if found != right:

@@ -27,6 +27,7 @@ from baregrad.ir.protocol.attributes import (
 )
 from baregrad.ir.protocol.derive import derive_synchronisation
 from baregrad.testing.examples.matmul_hopper import (
+    HOPPER,
     M_ATOM,
     alloc,
     axis,
@@ -212,4 +213,4 @@ def attention_hopper_loop(sizes: AttentionSizes) -> Node:
     blocks = sizes.queries // (M_ATOM * sizes.groups)
     info = KernelInfo("attention_hopper", "NV", (blocks,), 1, 4 + 4 * sizes.groups)
     body = (builder.load_role(), builder.math_role())
-    return derive_synchronisation(Node(Ops.KERNEL, dtypes.token, body, info))
+    return derive_synchronisation(Node(Ops.KERNEL, dtypes.token, body, info), HOPPER)

@@ -19,8 +19,10 @@ from baregrad.ir.core.node import Node, cast, const, range_node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.protocol.attributes import Barrier, CopyTo, Done, Fence, Pipe, Role, wgmma
 from baregrad.ir.protocol.derive import derive_synchronisation
+from baregrad.target.gpu import gpu_row
 from baregrad.testing.examples.levels import at, contracted, fold, kernel, kernel_of, out, param
 
+HOPPER = gpu_row("sm_90a")
 BF16 = dtypes.bfloat16
 F32 = dtypes.float32
 M_ATOM = 64
@@ -254,7 +256,7 @@ def loop_level(sizes: MatmulSizes) -> Node:
     p = parts_of(sizes)
     info = KernelInfo("matmul_hopper", "NV", (sizes.clusters,), sizes.cluster, 12)
     body = (load_role(p), math_role(p))
-    return derive_synchronisation(Node(Ops.KERNEL, dtypes.token, body, info))
+    return derive_synchronisation(Node(Ops.KERNEL, dtypes.token, body, info), HOPPER)
 
 
 __all__ = ["MatmulSizes", "const", "kernel_by_hand", "kernel_level", "loop_level", "tensor_level"]

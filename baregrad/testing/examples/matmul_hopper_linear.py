@@ -6,7 +6,6 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.attrs import Machine, Reg
 from baregrad.ir.core.node import Node, alu, cast, const, toposort
 from baregrad.ir.core.op import Op, Ops
-from baregrad.ir.protocol.attributes import LANES, WARPGROUP
 from baregrad.ir.verify.protocol_limits import (
     MBARRIER_NBYTES,
     shared_nbytes,
@@ -15,6 +14,7 @@ from baregrad.ir.verify.protocol_limits import (
 )
 from baregrad.testing.examples.levels import Levels
 from baregrad.testing.examples.matmul_hopper import (
+    HOPPER,
     M_ATOM,
     MatmulSizes,
     kernel_level,
@@ -26,6 +26,8 @@ I64 = dtypes.int64
 F32 = dtypes.float32
 BF16 = dtypes.bfloat16
 WGMMA_K = 16
+LANES = HOPPER.warp_lanes
+WARPGROUP = HOPPER.warpgroup_warps
 Value = Node | int
 
 
