@@ -7,8 +7,9 @@ from math import gcd, prod
 
 from baregrad.kernel.facts.analysis import Access, itemsize
 from baregrad.kernel.language.schedule import Bind, Split
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
-from baregrad.target.cpu import PAGE_NBYTES, CpuTarget
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan
+from baregrad.kernel.planning.tiling import PlannedAxis
+from baregrad.target.cpu import PAGE_NBYTES
 
 # Up to so many for each core, sums are shared out evenly at once; longer ones in smaller chunks, as
 # a core may be slower than another.
@@ -24,6 +25,7 @@ class Contraction:
     together: so many steps are one instruction, and their elements one word.
     """
 
+    plan: SumPlan
     a: Access
     b: Access
     rows: PlannedAxis
@@ -44,17 +46,17 @@ class Contraction:
         return itemsize(self.b.array.dtype) * self.together
 
 
-def rows_fit(found: Contraction, rows: int, target: CpuTarget) -> bool:
+def rows_fit(found: Contraction, rows: int) -> bool:
     """Whether so many rows of A stay in the first cache where they lie, beside what streams past.
 
     Lines that are some pages apart meet in one set of it, whose ways are as many as it has pages.
     """
     nbytes = (found.rows.stride(found.a) or 0) * itemsize(found.a.array.dtype)
     apart = PAGE_NBYTES // gcd(nbytes, PAGE_NBYTES)
-    return -(-rows // apart) <= target.l1_bytes // PAGE_NBYTES - STREAMED_WAYS
+    return -(-rows // apart) <= found.plan.target.l1_bytes // PAGE_NBYTES - STREAMED_WAYS
 
 
-def split(plan: Plan, axis: PlannedAxis, parts: dict[str, int]) -> None:
+def split(plan: SumPlan, axis: PlannedAxis, parts: dict[str, int]) -> None:
     """Split an axis into parts, the first of which, of size 0, takes what is left."""
     size = prod([max(count, 1) for count in parts.values()])
     plan.steps.append(Split(axis.name, tuple(parts.items()), masked=axis.size % size != 0))

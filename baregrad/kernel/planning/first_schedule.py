@@ -11,9 +11,10 @@ from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.cpu.elementwise import plan_elementwise
 from baregrad.kernel.planning.cpu.ordered import plan_ordered
 from baregrad.kernel.planning.cpu.reductions import plan_reductions
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
-from baregrad.kernel.planning.tiling import Reason, fresh_plan
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.kernel.planning.tiling import Plan, Reason
+from baregrad.target import AnyTarget
 
 
 class Choice(NamedTuple):
@@ -35,17 +36,20 @@ def choose_schedule(kernel: Node, target: AnyTarget) -> Schedule:
 def choose(kernel: Node, target: AnyTarget) -> Choice:
     """A good schedule for `kernel` on `target`, with the reasons for it."""
     facts = facts_of(prepare(kernel, target))
-    if isinstance(target, GpuTarget):
+    if target.kind == "gpu":
         return Choice(*choose_gpu_schedule(facts, target))
     if is_tiny(facts):
         return Choice(Schedule(), (("no axis has two elements: one scalar after the other",),))
-    plan = fresh_plan(facts)
+    plan: Plan
     if facts.ordered or facts.scanned:
-        schedule = plan_ordered(plan, target)
+        plan = Plan(facts, target)
+        schedule = plan_ordered(plan)
     elif facts.reductions:
-        schedule = plan_reductions(plan, target)
+        plan = SumPlan(facts, target)
+        schedule = plan_reductions(plan)
     else:
-        schedule = plan_elementwise(plan, target)
+        plan = Plan(facts, target)
+        schedule = plan_elementwise(plan)
     return Choice(schedule, tuple(plan.reasons))
 
 

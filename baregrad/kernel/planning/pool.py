@@ -9,9 +9,6 @@ from baregrad.kernel.language.schedule import Bind
 from baregrad.kernel.planning.tiling import Plan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
-# Rough rates of one core, for estimates: bytes and simple vector operations in a nanosecond.
-BYTES_PER_NS = 8.0
-VECTOR_OPS_PER_NS = 3.0
 # More leave less to wait for at the end, where threads share what is left.
 MOST_CHUNKS = 256
 
@@ -31,31 +28,26 @@ def estimate_ns(facts: Facts, target: CpuTarget) -> float:
             touched = min(touched, size)
         total_bytes += touched * itemsize(access.array.dtype)
     operations = sum([count * facts.points(axes) for axes, count in facts.work.items()])
-    lanes = target.lanes(4)
-    return max(
-        total_bytes / BYTES_PER_NS,
-        operations / lanes / VECTOR_OPS_PER_NS,
-    )
+    computing = operations / target.lanes(4) / target.vector_ops_per_ns
+    return max(total_bytes / target.bytes_per_ns, computing)
 
 
-def choose_pool(
-    plan: Plan, order: list[PlannedAxis], target: CpuTarget
-) -> tuple[list[PlannedAxis], Bind | None]:
+def choose_pool(plan: Plan, order: list[PlannedAxis]) -> tuple[list[PlannedAxis], Bind | None]:
     """The order of the data axes and the bind of the one that threads share; None for one chunk.
 
     An axis is shared only if every output and every large reduction runs along it. Its chunks are
     the outermost loop, the iterations of a chunk stay where the axis stands.
     """
     facts = plan.facts
-    total = estimate_ns(facts, target)
+    total = estimate_ns(facts, plan.target)
     # The estimate is of full vectors.
-    lanes = target.lanes(4)
+    lanes = plan.target.lanes(4)
     total *= lanes // min(max([axis.size for axis in plan.vectors], default=1), lanes)
-    if total < target.alone_ns:
+    if total < plan.target.alone_ns:
         plan.because("one thread: about {:.1f} us of work is not worth waking others", total / 1e3)
         return order, None
     best: PlannedAxis | None = None
-    enough = 2 * max(target.cores, 2)
+    enough = 2 * max(plan.target.cores, 2)
     for axis in order:
         if not axis.loops or not _shared(facts, axis.nodes[-1]):
             continue
@@ -71,7 +63,7 @@ def choose_pool(
     name, trips = best.loops[0]
     # Each chunk of an inner loop does anew what stands between the loops outside it.
     outermost = best is next(axis for axis in order if axis.loops)
-    chunk = max(total / (MOST_CHUNKS if outermost else enough), target.chunk_ns)
+    chunk = max(total / (MOST_CHUNKS if outermost else enough), plan.target.chunk_ns)
     grain = max(1, min(round(chunk * trips / total), (trips + 1) // 2))
     grain = _rounded(grain, trips)
     plan.because(

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 from baregrad.base.bits import previous_power_of_two
+from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import Access, Facts, as_one, axes_together, collapsible
+from baregrad.kernel.facts.analysis import (
+    Access,
+    Facts,
+    as_one,
+    axes_together,
+    collapsible,
+    itemsize,
+)
 from baregrad.kernel.facts.axis_table import Fresh, fresh_axes
 from baregrad.kernel.language.schedule import (
     Bind,
@@ -21,6 +32,7 @@ from baregrad.kernel.language.schedule import (
     StageReduce,
     Step,
 )
+from baregrad.target.cpu import CpuTarget
 
 # The widest vector that is made of an axis which is not split, in lanes of a register.
 MOST_ODD_VECTORS = 2
@@ -41,6 +53,24 @@ def merged(count: int, lanes: int) -> tuple[int, int]:
     """
     times = min(count & -count, MOST_TOGETHER)
     return count // times, lanes * times
+
+
+@lru_cache(1 << 10)
+def parts_of(size: int, tile: int) -> tuple[tuple[int, int], ...]:
+    """(tile, how many) of an axis: whole tiles, and the rest."""
+    whole, rest = divmod(size, tile)
+    found = ((tile, whole),) if whole else ()
+    return (*found, (rest, 1)) if rest else found
+
+
+def points(axes: Iterable[PlannedAxis]) -> int:
+    """The points of some axes, at most."""
+    return prod([axis.size for axis in axes])
+
+
+def loop_names(axes: Iterable[PlannedAxis]) -> list[str]:
+    """The loops left of some axes, outermost first."""
+    return [name for axis in axes for name, _ in axis.loops]
 
 
 @dataclass(eq=False, slots=True)
@@ -83,17 +113,40 @@ class PlannedAxis:
 
 @dataclass(slots=True)
 class Plan:
-    """A schedule in the making. fresh: the kernel's own axes as its steps find them."""
+    """A CPU's schedule in the making; neighbouring axes are one where every access sees them so.
+
+    fresh: the kernel's own axes as its steps find them. lanes: of a register, for the widest
+    element that is moved, at most 4 bytes wide when mixed.
+    """
 
     facts: Facts
-    fresh: dict[Node, Fresh]
-    axes: list[PlannedAxis]
+    target: CpuTarget
+    fresh: dict[Node, Fresh] = field(init=False)
+    lanes: int = field(init=False)
+    axes: list[PlannedAxis] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     stages: list[Step] = field(default_factory=list)
     tile_order: list[str] = field(default_factory=list)
     vectors: list[PlannedAxis] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     together: frozenset[frozenset[Node]] | None = None
+
+    def __post_init__(self) -> None:
+        self.fresh = fresh_axes(self.facts)
+        # A scalar is made ready outside the loops.
+        moved = {access.array.dtype for access in self.facts.accesses if access.axes}
+        widest = max(map(itemsize, moved), default=4)
+        narrow = dtypes.float16 in moved or dtypes.bfloat16 in moved
+        self.lanes = max(self.target.lanes(max(widest, 4 if narrow else 1)), 2)
+        for reduced, nodes in ((False, self.facts.data), (True, self.facts.reduced)):
+            group: list[Node] = []
+            for node in nodes:
+                if group and not _joins(self, group[-1], node):
+                    self.axes.append(_planned(self, group, reduced))
+                    group = []
+                group.append(node)
+            if group:
+                self.axes.append(_planned(self, group, reduced))
 
     def because(self, text: str, *facts: object) -> None:
         """Note why something was chosen; it is put into words only where somebody reads it."""
@@ -284,21 +337,6 @@ class Plan:
                 self.bind(f"{name}v", "vector")
             axis.tiles.append((f"{name}v",))
             name = tail
-
-
-def fresh_plan(facts: Facts) -> Plan:
-    """The axes of a kernel, neighbours collapsed where every access sees them as one."""
-    plan = Plan(facts, fresh_axes(facts), [])
-    for reduced, nodes in ((False, facts.data), (True, facts.reduced)):
-        group: list[Node] = []
-        for node in nodes:
-            if group and not _joins(plan, group[-1], node):
-                plan.axes.append(_planned(plan, group, reduced))
-                group = []
-            group.append(node)
-        if group:
-            plan.axes.append(_planned(plan, group, reduced))
-    return plan
 
 
 def _joins(plan: Plan, outer: Node, inner: Node) -> bool:

@@ -28,19 +28,12 @@ from baregrad.kernel.facts.analysis import (
 from baregrad.kernel.language.schedule import Bind, Schedule
 from baregrad.target import CpuTarget
 
-# Bytes in a cycle from the second cache, the third, and memory, for one core.
-BYTES_PER_CYCLE = (32.0, 10.0, 4.0)
-CYCLES_PER_NS = 2.5
-LOADS_PER_CYCLE = 2.0
 LOOP_CYCLES = 1.0
 # Spilling a register is a store and a load.
 SPILL_LOADS = 2.0
 # One lane of a vector loaded by itself, and a condition on its lanes.
 GATHER_LOADS = 1.5
 MASK_LOADS = 4.0
-# What a chunk costs to hand out, and waking the other threads.
-CHUNK_NS = 300.0
-WAKE_NS = 4_000.0
 # The lesser of computing and moving is mostly hidden behind the greater.
 EXPOSED = 0.3
 _STOP = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
@@ -67,8 +60,10 @@ def estimated_ns(kernel: Node, schedule: Schedule, target: CpuTarget) -> float:
     """
     applied = apply_schedule(kernel, schedule, target)
     nests = nests_of(applied)
-    total = sum(nest_cycles(nest, target) for nest in nests) / CYCLES_PER_NS
-    return total / speedup(applied, schedule, target) + sharing_ns(schedule, applied)
+    total = sum(nest_cycles(nest, target) for nest in nests) / target.cycles_per_ns
+    chunks = chunks_of(applied, schedule)
+    sharing = target.chunk_handout_ns * chunks + target.wake_ns if chunks > 1 else 0.0
+    return total / speedup(chunks, target) + sharing
 
 
 def nests_of(applied: Node) -> list[Nest]:
@@ -162,7 +157,7 @@ def tile_cycles(nest: Nest, tile: list[Node], looped: bool, target: CpuTarget) -
             work += 0.1 * apart
     elif copies * vectors > 4 * target.vector_registers:
         loads += copies * vectors
-    return max(work, loads / LOADS_PER_CYCLE) + (LOOP_CYCLES if looped else 0.0)
+    return max(work, loads / target.loads_per_cycle) + (LOOP_CYCLES if looped else 0.0)
 
 
 def moved_cycles(
@@ -172,7 +167,7 @@ def moved_cycles(
     arrays = [a for a in (*nest.reads, *nest.writes) if a.axes]
     sizes = (target.l1_bytes, target.l2_bytes, target.l3_bytes)
     total = 0.0
-    for capacity, rate in zip(sizes, BYTES_PER_CYCLE, strict=True):
+    for capacity, rate in zip(sizes, target.bytes_per_cycle, strict=True):
         depth = len(loops)
         touched = [footprint(access, tile, target.line_bytes) for access in arrays]
         # The longest stretch of inner loops that this cache holds all of.
@@ -212,28 +207,16 @@ def footprint(access: Access, axes: list[Node], line: int) -> float:
     return min(whole, float(limit * size + line)) if isinstance(limit, int) else whole
 
 
-def speedup(applied: Node, schedule: Schedule, target: CpuTarget) -> float:
-    """How many cores are kept busy."""
-    chunks = chunks_of(applied, schedule)
+def speedup(chunks: int, target: CpuTarget) -> float:
+    """How many cores some chunks keep busy."""
     cores = max(target.cores, 1)
-    if chunks <= 1:
-        return 1.0
     return chunks / -(-chunks // cores) if chunks < 16 * cores else float(cores)
-
-
-def sharing_ns(schedule: Schedule, applied: Node) -> float:
-    """What handing out chunks costs."""
-    chunks = chunks_of(applied, schedule)
-    return CHUNK_NS * chunks + WAKE_NS if chunks > 1 else 0.0
 
 
 def chunks_of(applied: Node, schedule: Schedule) -> int:
     """How many chunks threads share."""
-    binds = [step for step in schedule.steps if isinstance(step, Bind) and step.unit == "pool"]
-    grain = binds[0].grain if binds else 0
-    if not grain:
-        return 1
+    grain = next((s.grain for s in schedule.steps if isinstance(s, Bind) and s.unit == "pool"), 0)
     for axis in (axis for out in applied.src for axis in out_axes(out)):
-        if axis.arg.bind == "pool":
-            return int(-(-iterations((axis,)) // grain))
+        if grain and axis.arg.bind == "pool":
+            return -(-iterations((axis,)) // grain)
     return 1

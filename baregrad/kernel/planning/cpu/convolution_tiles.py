@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import operator
-from functools import lru_cache
-from math import inf, prod, sqrt
+from functools import cache
+from math import inf, sqrt
 from typing import NamedTuple
 
 from baregrad.ir.core import index
-from baregrad.kernel.facts.analysis import Access, Reduction, iterations
-from baregrad.kernel.planning.cpu.gemm_fallback import MOST_STEPS, SPARE_REGISTERS, Machine
+from baregrad.kernel.facts.analysis import Access, iterations
+from baregrad.kernel.planning.cpu.gemm_fallback import MOST_STEPS
 from baregrad.kernel.planning.cpu.images import Image
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.kernel.planning.cpu.sum_plan import SPARE_REGISTERS, SumPlan, cycles_of_tiles
+from baregrad.kernel.planning.tiling import PlannedAxis, parts_of, points
 from baregrad.target.cpu import CpuTarget
 
 # Cycles for each element of the output: neighbours in a register, and one by one.
@@ -47,6 +48,7 @@ class Windows(NamedTuple):
     where it lies.
     """
 
+    plan: SumPlan
     image: Access
     filter: Access
     moves_image: list[PlannedAxis]
@@ -79,110 +81,65 @@ class Share(NamedTuple):
     time: float
 
 
-def best_tile(
-    plan: Plan, main: Reduction, found: Windows, machine: Machine, target: CpuTarget
-) -> tuple[Tile, Share]:
+def best_tile(found: Windows) -> tuple[Tile, Share]:
     """The tile that takes least where threads share it best; of equals that of fewest vectors."""
-    work = _Work.of(main, found)
-    search = _Search.of(plan, found, work, machine, target)
+    plan = found.plan
+    work = _Work.of(found)
+    pairs = _pairs(found)
     best: tuple[float, int, Tile, Share] | None = None
     most = inf
     for vectors in VECTORS:
-        tile = search.tile(vectors, most) if vectors <= search.whole else None
+        whole = -(-found.lane.size // plan.lanes)
+        tile = _tile_of(found, work, pairs, vectors, most) if vectors <= whole else None
         if tile is None:
             continue
-        share = _share(found, tile, work, machine, target)
+        share = _share(found, tile, work)
         if best is None or (share.time, vectors) < best[:2]:
             best = (share.time, vectors, tile, share)
-            most = work.most(share.time, target)
+            most = work.most(share.time, plan.target)
     assert best is not None
     return best[2:]
 
 
-class _Search(NamedTuple):
-    """What the cost of a tile depends on beside its sizes.
+def _tile_of(
+    found: Windows, work: _Work, pairs: list[_Pair], vectors: int, most: float
+) -> Tile | None:
+    """The tile of this many vectors whose element of the output costs least; `most` at most."""
+    plan, products = found.plan, work.steps
+    whole = -(-found.lane.size // plan.lanes)
+    scaled = products * whole / found.lane.size
+    if products > panel_rows(found, vectors):
+        scaled *= CARRY_COST
+    parts = parts_of(whole, vectors)
+    panel = products * vectors * plan.lanes * 4
+    # Steps of a tile of this many vectors that registers hold.
+    held = (plan.registers - SPARE_REGISTERS) // vectors - 1
 
-    whole: vectors along the lane axis. steps: of the reduction; run: neighbouring ones that read
-    one line of the image.
-    """
+    @cache
+    def cycles(v: int, rows: int) -> float:
+        return plan.cycles(v * rows, v + rows, v)
 
-    found: Windows
-    machine: Machine
-    target: CpuTarget
-    whole: int
-    steps: int
-    run: int
-    pairs: list[_Pair]
-
-    @staticmethod
-    def of(
-        plan: Plan, found: Windows, work: _Work, machine: Machine, target: CpuTarget
-    ) -> _Search:
-        """The search for the tiles of a sum over windows."""
-        write = next(access for access in plan.facts.accesses if access.write)
-        near = [
-            axis.size for axis in found.own
-            if 0 < abs(axis.stride(found.image) or 0) <= NEAR_STEPS
-        ]
-        axes = found.moves_image if found.copied is None else found.copied.spread()
-        pairs = [_paired(found, write, second, third) for second, third in _pairs(axes)]
-        whole = -(-found.lane.size // machine.lanes)
-        return _Search(found, machine, target, whole, work.steps, max(near, default=1), pairs)
-
-    def tile(self, vectors: int, most: float) -> Tile | None:
-        """The tile of so many vectors whose element of the output costs least; `most` at most."""
-        machine, whole, products = self.machine, self.whole, self.steps
-        scaled = products * whole / self.found.lane.size
-        if products > panel_rows(self.found, vectors, machine, self.target):
-            scaled *= CARRY_COST
-        parts = _parts(whole, vectors)
-        panel = products * vectors * machine.lanes * 4
-        # Steps of a tile of so many vectors that registers hold.
-        held = (machine.registers - SPARE_REGISTERS) // vectors - 1
-        known: dict[tuple[int, int], float] = {}
-        best: Tile | None = None
-        for second, third, limit, times, near, beside in self.pairs:
-            # Lines of the image are used whole where the first cache holds them till then.
-            lines = panel + products * limit * 4
-            near = near or (self.run >= NEAR_RUN and lines <= self.target.l1_bytes)
-            scale = scaled if near else scaled * FAR_COST
-            for steps in range(min(limit, held // times), 0 if third is None else limit - 1, -1):
-                rows = steps * times
-                cycles = known.get((vectors, rows))
-                if cycles is None:
-                    cycles = machine.cycles(vectors * rows, vectors + rows, vectors)
-                    known[vectors, rows] = cycles
-                least = cycles / (vectors * rows) * scale
-                least += STORE_CYCLES if beside else SCATTER_CYCLES
-                if least >= most:
-                    # Smaller tiles take longer for each product.
-                    break
-                cycles = 0.0
-                rest = _parts(second.size, steps)
-                for v, count in parts:
-                    for s, repeats in rest:
-                        each = known.get((v, s * times))
-                        if each is None:
-                            each = machine.cycles(v * s * times, v + s * times, v)
-                            known[v, s * times] = each
-                        cycles += count * repeats * each
-                cost = cycles / second.size / times / whole * scale
-                cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
-                cost += STORE_CYCLES if beside and steps >= LEAST_LANES else SCATTER_CYCLES
-                if cost < most:
-                    best, most = Tile(second, third, vectors, steps, cost), cost * BETTER
-        return best
-
-
-def _pairs(axes: list[PlannedAxis]) -> list[tuple[PlannedAxis, PlannedAxis | None]]:
-    """The axes that the steps of a tile may lie along: one, or two short ones."""
-    pairs: list[tuple[PlannedAxis, PlannedAxis | None]] = []
-    for axis in axes:
-        pairs.append((axis, None))
-        for other in axes:
-            if other is not axis and axis.size * other.size <= MOST_PAIRED:
-                pairs.append((axis, other))
-    return pairs
+    best: Tile | None = None
+    for second, third, limit, times, near, beside in pairs:
+        # Lines of the image are used whole where the first cache holds them till then.
+        lines = panel + products * limit * 4
+        near = near or (work.run >= NEAR_RUN and lines <= plan.target.l1_bytes)
+        scale = scaled if near else scaled * FAR_COST
+        for steps in range(min(limit, held // times), 0 if third is None else limit - 1, -1):
+            rows = steps * times
+            least = cycles(vectors, rows) / (vectors * rows) * scale
+            least += STORE_CYCLES if beside else SCATTER_CYCLES
+            if least >= most:
+                # Smaller tiles take longer for each product.
+                break
+            rest = parts_of(second.size, steps)
+            total = cycles_of_tiles(parts, rest, cycles, times)
+            cost = total / second.size / times / whole * scale
+            cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
+            cost += STORE_CYCLES if beside and steps >= LEAST_LANES else SCATTER_CYCLES
+            if cost < most:
+                best, most = Tile(second, third, vectors, steps, cost), cost * BETTER
+    return best
 
 
 class _Pair(NamedTuple):
@@ -199,45 +156,48 @@ class _Pair(NamedTuple):
     beside: bool
 
 
-def _paired(
-    found: Windows, write: Access, second: PlannedAxis, third: PlannedAxis | None
-) -> _Pair:
-    far = abs(second.stride(found.image) or 0)
-    times = 1
-    if third is not None:
-        far, times = min(far, abs(third.stride(found.image) or 0)), third.size
-    most = min(second.size, MOST_STEPS + 2)
-    return _Pair(second, third, most, times, far <= NEAR_STEPS, second.stride(write) == 1)
-
-
-@lru_cache(1 << 10)
-def _parts(size: int, tile: int) -> tuple[tuple[int, int], ...]:
-    """(tile, how many) of an axis: whole tiles, and the rest."""
-    whole, rest = divmod(size, tile)
-    found = ((tile, whole),) if whole else ()
-    return (*found, (rest, 1)) if rest else found
+def _pairs(found: Windows) -> list[_Pair]:
+    """The axes that the steps of a tile may lie along: one, or two short ones."""
+    axes = found.moves_image if found.copied is None else found.copied.spread()
+    write = next(access for access in found.plan.facts.accesses if access.write)
+    pairs: list[_Pair] = []
+    for axis in axes:
+        for third in (None, *axes):
+            if third is axis or (third is not None and axis.size * third.size > MOST_PAIRED):
+                continue
+            far = min([abs(each.stride(found.image) or 0) for each in (axis, third) if each])
+            most, times = min(axis.size, MOST_STEPS + 2), third.size if third else 1
+            beside = axis.stride(write) == 1
+            pairs.append(_Pair(axis, third, most, times, far <= NEAR_STEPS, beside))
+    return pairs
 
 
 class _Work(NamedTuple):
     """What does not depend on the tile: elements of the output, cycles to copy filters, and more.
 
-    steps: of the reduction. nbytes: of the image. slides: whether its windows overlap.
+    steps: of the reduction; run: neighbouring ones that read one line of the image. nbytes: of the
+    image. slides: whether its windows overlap.
     """
 
     results: int
     packed: float
     steps: int
+    run: int
     nbytes: int
     slides: bool
 
     @staticmethod
-    def of(main: Reduction, found: Windows) -> _Work:
+    def of(found: Windows) -> _Work:
         """The work of a sum over windows."""
-        steps = max(iterations(main.own), 1)
-        filters = prod([axis.size for axis in (*found.moves_both, *found.moves_filter)])
-        results = filters * prod([axis.size for axis in found.moves_image])
+        steps = max(iterations(found.plan.main.own), 1)
+        filters = points((*found.moves_both, *found.moves_filter))
+        near = [
+            axis.size for axis in found.own
+            if 0 < abs(axis.stride(found.image) or 0) <= NEAR_STEPS
+        ]
         nbytes = index.upper(index.product(found.image.array.shape)) * 4
-        return _Work(results, PACK_CYCLES * steps * filters, steps, nbytes, found.slides)
+        results, packed = filters * points(found.moves_image), PACK_CYCLES * steps * filters
+        return _Work(results, packed, steps, max(near, default=1), nbytes, found.slides)
 
     def most(self, time: float, target: CpuTarget) -> float:
         """The cost of a tile from which on it takes longer than a `Share.time`, however shared."""
@@ -245,28 +205,27 @@ class _Work(NamedTuple):
         return (sqrt(time * 2 * max(target.cores, 2)) - self.packed) / self.results
 
 
-def _share(
-    found: Windows, tile: Tile, work: _Work, machine: Machine, target: CpuTarget
-) -> Share:
+def _share(found: Windows, tile: Tile, work: _Work) -> Share:
     """The loop whose iterations threads share, so that what is done anew takes least.
 
     Sharing a loop inside the one over panels, each chunk copies all panels anew.
     """
+    plan = found.plan
     total = work.results * tile.cost
     image, packed = work.nbytes, work.packed
-    width = tile.vectors * machine.lanes
+    width = tile.vectors * plan.lanes
     passes = -(-found.lane.size // width)
     # Windows that overlap use a line several times while the next ones come.
     both = max if work.slides else operator.add
-    read = image * (passes if image > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
+    read = image * (passes if image > plan.target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
     alone = packed + both(total, read)
     best = Share(None, 1, alone * alone)
     if total < ALONE_CYCLES:
         return best
-    carried = carries(work.steps, found, tile.vectors, machine, target)
+    carried = carries(work.steps, found, tile.vectors)
     trips = _trips(found, tile, width)
     # Good on two cores and on as many as the machine's family has.
-    machines = (2, max(target.cores, 2))
+    machines = (2, max(plan.target.cores, 2))
     for axis, count, repeats in trips:
         for wanted in (2, 4, 8, 16, 32):
             if wanted >= 2 * count:
@@ -276,7 +235,7 @@ def _share(
             chunks = -(-count // grain)
             # While it computes it reads the image: once, if the second cache holds a chunk's part.
             part = image * grain // count if repeats else image
-            read = image * (passes if part > target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
+            read = image * (passes if part > plan.target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
             cycles = both(total, read) * grain
             time = 1.0 + 0.1 / chunks
             for cores in machines:
@@ -309,14 +268,14 @@ def _trips(found: Windows, tile: Tile, width: int) -> list[tuple[PlannedAxis, in
     return trips
 
 
-def panel_rows(found: Windows, vectors: int, machine: Machine, target: CpuTarget) -> int:
+def panel_rows(found: Windows, vectors: int) -> int:
     """How many steps of the reduction a panel of the filter may have."""
-    return target.l2_bytes * 3 // 4 // (min(found.lane.size, vectors * machine.lanes) * 4)
+    plan = found.plan
+    return plan.target.l2_bytes * 3 // 4 // (min(found.lane.size, vectors * plan.lanes) * 4)
 
 
-def carries(
-    steps: int, found: Windows, vectors: int, machine: Machine, target: CpuTarget
-) -> bool:
+def carries(steps: int, found: Windows, vectors: int) -> bool:
     """Whether the reduction is long enough for several panels of the first cache."""
-    small = panel_rows(found, vectors, machine, target) * target.l1_bytes // target.l2_bytes
+    plan = found.plan
+    small = panel_rows(found, vectors) * plan.target.l1_bytes // plan.target.l2_bytes
     return steps >= LEAST_PANELS * small

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, Reduction, iterations
+from baregrad.kernel.facts.analysis import Access, iterations
 from baregrad.kernel.language.schedule import Bind, Split, StageInput
 from baregrad.kernel.planning.cpu.convolution_tiles import (
     LEAST_LANES,
@@ -26,7 +26,6 @@ from baregrad.kernel.planning.cpu.convolution_tiles import (
     panel_rows,
 )
 from baregrad.kernel.planning.cpu.gemm_fallback import (
-    Machine,
     carry_panels,
     rows_that_fit,
     stage_panels,
@@ -38,8 +37,8 @@ from baregrad.kernel.planning.cpu.images import (
     is_worth_copying,
     stage_image,
 )
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
-from baregrad.target.cpu import CpuTarget
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan
+from baregrad.kernel.planning.tiling import PlannedAxis
 
 # Neighbours that are copied at once from lanes that lie far apart.
 RUNS = (16, 8, 14, 12, 10, 7, 9, 11, 13, 15, 6, 5, 4)
@@ -60,66 +59,50 @@ def _skips(found: Windows, write: Access) -> bool:
     )
 
 
-def windows_of(plan: Plan, main: Reduction, reads: list[Access]) -> Windows | None:
+def windows_of(plan: SumPlan) -> Windows | None:
     """The kernel as a sum of products over windows; None where it is none."""
-    if len(reads) != 2 or main.node.arg.monoid.primitive is not Ops.ADD:
+    if len(plan.reads) != 2 or plan.main.node.arg.monoid.primitive is not Ops.ADD:
         return None
-    sorts = _sorted(plan, main, *reads)
-    if sorts is None:
-        return None
-    first, second, both, own = sorts
-    # Either operand may be the image.
-    left, right = reads
-    sides = ((left, right, first, second), (right, left, second, first))
-    for image, other, moves, others in sides:
-        if _slides(image, moves, own):
-            return Windows(image, other, moves, others, both, own, max(others, key=_size), True)
-    found = [
-        Windows(image, other, moves, others, both, own, max(others, key=_size))
-        for image, other, moves, others in sides
-    ]
-    for windows in found:
+    sides = _sides(plan)
+    for windows in sides:
+        if _slides(windows.image, windows.moves_image, windows.own):
+            return windows._replace(slides=True)
+    for windows in sides:
         if _runs(windows):
             return windows
     write = next(access for access in plan.facts.accesses if access.write)
-    return next((windows for windows in found if _skips(windows, write)), None)
+    return next((windows for windows in sides if _skips(windows, write)), None)
+
+
+def _sides(plan: SumPlan) -> list[Windows]:
+    """A sum of products by what its axes move, either operand as the image; [] for others."""
+    left, right = plan.reads
+    moves: dict[tuple[bool, bool], list[PlannedAxis]] = {
+        (first, second): [] for first in (False, True) for second in (False, True)
+    }
+    for axis in plan.axes:
+        strides = (axis.stride(left), axis.stride(right))
+        if None in strides or not isinstance(axis.extent, int):
+            return []
+        if not axis.inside(plan.main.own if axis.reduced else plan.main.free):
+            if axis.reduced or axis.size > 1:
+                return []
+        elif not axis.reduced and axis.size > 1:
+            moves[bool(strides[0]), bool(strides[1])].append(axis)
+    first, second, both = moves[True, False], moves[False, True], moves[True, True]
+    own = [axis for axis in plan.axes if axis.reduced and axis.size > 1]
+    if not first or not second or not own or moves[False, False]:
+        return []
+    return [
+        Windows(plan, image, other, mine, theirs, both, own, max(theirs, key=_size))
+        for image, other, mine, theirs in (
+            (left, right, first, second), (right, left, second, first)
+        )
+    ]
 
 
 def _size(axis: PlannedAxis) -> int:
     return axis.size
-
-
-def _sorted(
-    plan: Plan, main: Reduction, left: Access, right: Access
-) -> tuple[list[PlannedAxis], list[PlannedAxis], list[PlannedAxis], list[PlannedAxis]] | None:
-    """The axes that move the left operand alone, the right one alone, both, and reduced ones."""
-    only_left: list[PlannedAxis] = []
-    only_right: list[PlannedAxis] = []
-    both: list[PlannedAxis] = []
-    own: list[PlannedAxis] = []
-    for axis in plan.axes:
-        strides = (axis.stride(left), axis.stride(right))
-        if None in strides or not isinstance(axis.extent, int):
-            return None
-        if axis.reduced:
-            if not axis.inside(main.own):
-                return None
-            if axis.size > 1:
-                own.append(axis)
-        elif axis.size > 1:
-            if not axis.inside(main.free):
-                return None
-            if strides[0] and strides[1]:
-                both.append(axis)
-            elif strides[0]:
-                only_left.append(axis)
-            elif strides[1]:
-                only_right.append(axis)
-            else:
-                return None
-    if not only_left or not only_right or not own:
-        return None
-    return only_left, only_right, both, own
 
 
 def _slides(image: Access, moves_image: list[PlannedAxis], own: list[PlannedAxis]) -> bool:
@@ -133,9 +116,7 @@ def _slides(image: Access, moves_image: list[PlannedAxis], own: list[PlannedAxis
     return False
 
 
-def plan_windows(
-    plan: Plan, main: Reduction, found: Windows, machine: Machine, target: CpuTarget
-) -> tuple[list[PlannedAxis], Bind | None] | None:
+def plan_windows(plan: SumPlan, found: Windows) -> tuple[list[PlannedAxis], Bind | None] | None:
     """Bind the register tile and the filter's panels: the data axes in the order of their loops.
 
     Also which of them the threads share. None where no axis moves the filter alone by enough lanes.
@@ -143,36 +124,36 @@ def plan_windows(
     lane = found.lane
     if lane.size < LEAST_LANES or not found.filter.copyable:
         return None
-    image = _image(main, found, machine, target)
+    image = _image(found)
     if image is None and found.image.guarded:
         # The innermost loop would have conditions.
         return None
     found = found._replace(copied=image)
-    tile, share = best_tile(plan, main, found, machine, target)
+    tile, share = best_tile(found)
     second = tile.second
     plan.because(
         "windows over array {}, array {} the filter: {} vectors along {} by {} steps of {}, "
         "the cheapest tile", found.image.array.arg.slot, found.filter.array.arg.slot,
         tile.vectors, lane.name, tile.steps, second.name,
     )
-    plan.vectorise(lane, machine.lanes, tile.vectors, carried=True, wide=True)
+    plan.vectorise(lane, plan.lanes, tile.vectors, carried=True, wide=True)
     plan.unroll(second, tile.steps)
     if tile.third is not None:
         plan.unroll(tile.third, tile.third.size)
     taken = [second, lane] if tile.third is None else [tile.third, second, lane]
     plan.tile_order = [name for axis in taken for part in axis.tiles for name in part]
     if image is not None:
-        return _plan_image(plan, found, image, tile, share, machine, target)
+        return _plan_image(plan, found, image, tile, share)
     outside, inside = _loops_around(plan, found, taken)
     # What threads share is the outermost loop: sums wait for one of its iterations at a time.
     waiting = [axis for axis in inside if axis is not share.axis]
-    _stage_filter(plan, main, found, tile, waiting, machine, target)
+    _stage_filter(plan, found, tile, waiting)
     order = [*outside, lane, *inside, second]
     return _shared_out(plan, share, order, inside, "waiting and copied filters cost least")
 
 
 def _loops_around(
-    plan: Plan, found: Windows, taken: Collection[PlannedAxis | None]
+    plan: SumPlan, found: Windows, taken: Collection[PlannedAxis | None]
 ) -> tuple[list[PlannedAxis], list[PlannedAxis]]:
     """The axes beside those of a tile as loops: what moves the filter, and the image's own."""
     outside = [a for a in (*found.moves_both, *found.moves_filter) if a not in taken]
@@ -183,7 +164,7 @@ def _loops_around(
 
 
 def _shared_out(
-    plan: Plan, share: Share, order: list[PlannedAxis], inside: list[PlannedAxis], why: str
+    plan: SumPlan, share: Share, order: list[PlannedAxis], inside: list[PlannedAxis], why: str
 ) -> tuple[list[PlannedAxis], Bind | None]:
     """The loops with what threads share outermost, if it is one of `inside`; and its binding."""
     shared = share.axis
@@ -196,28 +177,21 @@ def _shared_out(
     return order, Bind(shared.loops[0][0], "pool", share.grain)
 
 
-def _image(
-    main: Reduction, found: Windows, machine: Machine, target: CpuTarget
-) -> Image | None:
+def _image(found: Windows) -> Image | None:
     """What to copy of the image; None where it is better read where it lies, or has to be."""
-    steps, guarded = iterations(main.own), found.image.guarded
-    if steps > panel_rows(found, 2, machine, target):
+    plan = found.plan
+    steps, guarded = iterations(plan.main.own), found.image.guarded
+    if steps > panel_rows(found, 2):
         return None
     # Sums that wait between panels would have each band copied for each panel.
-    if not guarded and carries(steps, found, 2, machine, target):
+    if not guarded and carries(steps, found, 2):
         return None
-    image = image_of(found.image, found.moves_image, found.own, machine.lanes, target)
+    image = image_of(found.image, found.moves_image, found.own, plan.lanes, plan.target)
     return image if image is None or guarded or is_worth_copying(image) else None
 
 
 def _plan_image(
-    plan: Plan,
-    found: Windows,
-    image: Image,
-    tile: Tile,
-    share: Share,
-    machine: Machine,
-    target: CpuTarget,
+    plan: SumPlan, found: Windows, image: Image, tile: Tile, share: Share
 ) -> tuple[list[PlannedAxis], Bind | None]:
     """The loops around a tile whose image is copied band by band, and what threads share of them.
 
@@ -236,36 +210,28 @@ def _plan_image(
     for axis in own:
         plan.keep(axis)
     nbytes = lane.size * iterations(tuple([node for axis in own for node in axis.nodes])) * 4
-    whole = nbytes <= target.l2_bytes // 4 and not outside and shared is not lane
+    whole = nbytes <= plan.target.l2_bytes // 4 and not outside and shared is not lane
     if whole:
         plan.because("the second cache holds all of the filter: it is copied once")
     for place, part in enumerate(lane.tiles):
         first = [name for name, _ in lane.loops] if whole and place == 0 else []
         axes = (*first, *[name for axis in own for name, _ in axis.loops], *part)
         plan.stages.append(StageInput(found.filter.array.arg.slot, axes))
-    stage_image(plan, image, second, machine.lanes)
+    stage_image(plan, image, second)
     order = [*bands, lane, *rows] if whole else [*outside, lane, *bands, *rows]
     return _shared_out(plan, share, order, bands, "copies cost least")
 
 
-def _stage_filter(
-    plan: Plan,
-    main: Reduction,
-    found: Windows,
-    tile: Tile,
-    inside: list[PlannedAxis],
-    machine: Machine,
-    target: CpuTarget,
-) -> None:
+def _stage_filter(plan: SumPlan, found: Windows, tile: Tile, inside: list[PlannedAxis]) -> None:
     """Copy the filter in panels of the first cache where sums of several are kept cheaply.
 
     Else all of the reduction is one panel, of the second cache.
     """
     lane = found.lane
     own, cut, parts = _cut_run(plan, found)
-    room = panel_rows(found, tile.vectors, machine, target)
-    small = room * target.l1_bytes // target.l2_bytes
-    several = carries(iterations(main.own), found, tile.vectors, machine, target)
+    room = panel_rows(found, tile.vectors)
+    small = room * plan.target.l1_bytes // plan.target.l2_bytes
+    several = carries(iterations(plan.main.own), found, tile.vectors)
     for most in (small, room) if several else (room,):
         pieces = rows_that_fit(own, most)
         if pieces is None:
@@ -273,8 +239,8 @@ def _stage_filter(
         if not pieces.several:
             stage_panels(plan, found.filter, own, lane, None)
             break
-        width = min(lane.size, tile.vectors * machine.lanes)
-        if carry_panels(plan, main, pieces, lane, width, tile.second, inside, target, tile.third):
+        width = min(lane.size, tile.vectors * plan.lanes)
+        if carry_panels(plan, pieces, lane, width, tile.second, inside, tile.third):
             stage_panels(plan, found.filter, pieces.inner, lane, None)
             break
     if cut is not None:
@@ -282,7 +248,7 @@ def _stage_filter(
 
 
 def _cut_run(
-    plan: Plan, found: Windows
+    plan: SumPlan, found: Windows
 ) -> tuple[list[PlannedAxis], PlannedAxis | None, list[PlannedAxis]]:
     """The reduced axes, a long one whose steps are neighbours in the filter cut into short runs.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from baregrad.base.bits import is_power_of_two
-from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.rows import LEAST_NEIGHBOURS
 from baregrad.ir.core.node import Node, toposort
 from baregrad.kernel.facts.analysis import EXPENSIVE_OPS, Access, itemsize, op_flops
@@ -12,7 +11,7 @@ from baregrad.kernel.loops.loop_pieces import SCOPED
 from baregrad.kernel.planning.cpu.streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.planning.pool import choose_pool
 from baregrad.kernel.planning.tiling import Plan, PlannedAxis
-from baregrad.target.cpu import PAGE_NBYTES, CpuTarget
+from baregrad.target.cpu import PAGE_NBYTES
 
 # Vectors at a time: their instructions take turns, so that none waits for the one before.
 SEVERAL = 4
@@ -31,17 +30,17 @@ LIGHT_FLOPS = 8
 LINE_USES = 16
 
 
-def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
+def plan_elementwise(plan: Plan) -> Schedule:
     """Vectors along the axis that most accesses are contiguous in, several at a time."""
-    lanes = lanes_of(plan, target)
-    stream_outputs(plan, target)
+    lanes = plan.lanes
+    stream_outputs(plan)
     vector = best_vector_axis(plan.axes, plan.facts.accesses, lanes)
     across: PlannedAxis | None = None
     if vector is None:
         plan.because("no vectors: no axis makes accesses cheaper than one element at a time")
     else:
         plan.because("vectors of up to {} along {}: its accesses cost least", lanes, vector.name)
-        across = _beside(plan, vector, lanes)
+        across = _beside(plan, vector)
         if across is not None:
             plan.because("steps along {}: transposed in registers, then stored", across.name)
             plan.vectorise(vector, lanes)
@@ -52,23 +51,23 @@ def plan_elementwise(plan: Plan, target: CpuTarget) -> Schedule:
                 plan.because("tiles along {}: another access is contiguous there", across.name)
                 plan.vectorise(vector, lanes)
                 _block(plan, across)
-            elif not _in_pages(plan, vector, lanes, target.rows_from_memory):
-                _vectorise(plan, vector, lanes)
+            elif not _in_pages(plan, vector, plan.target.rows_from_memory):
+                _vectorise(plan, vector)
     for axis in plan.axes:
         plan.keep(axis)
     order = _by_write_stride(plan)
     if vector is not None:
         order.remove(vector)
         order.append(vector)
-    order, pool = choose_pool(plan, order, target)
+    order, pool = choose_pool(plan, order)
     if not plan.stages and across is None:
-        prefetch_arrays(plan, target)
+        prefetch_arrays(plan)
     names = [name for axis in order for name, _ in axis.loops[:1]]
     names += [name for axis in order for name, _ in axis.loops[1:]]
     return plan.schedule(names, pool)
 
 
-def _vectorise(plan: Plan, axis: PlannedAxis, lanes: int) -> None:
+def _vectorise(plan: Plan, axis: PlannedAxis) -> None:
     """Several vectors at a time: as one wide value where that is as good, else as several.
 
     A wide value is one instruction until machine code is made, and a tile that leaves nothing over
@@ -79,14 +78,14 @@ def _vectorise(plan: Plan, axis: PlannedAxis, lanes: int) -> None:
     cheap = not is_dear(plan.facts.outs)
     wide = cheap and all(axis.stride(access) in (0, 1) for access in accesses)
     wide = wide and not any(access.array.dtype.bits < WIDE_BITS for access in accesses)
-    width = _even_width(axis, lanes) if wide else 0
+    width = _even_width(axis, plan.lanes) if wide else 0
     if width:
         plan.vectorise(axis, width)
         return
     # Fewer at a time where that leaves one tail in place of two.
     size = axis.size if wide else 0
-    count = 2 if size % (SEVERAL * lanes) > lanes > size % (2 * lanes) else SEVERAL
-    plan.vectorise(axis, lanes, count, wide=wide)
+    count = 2 if size % (SEVERAL * plan.lanes) > plan.lanes > size % (2 * plan.lanes) else SEVERAL
+    plan.vectorise(axis, plan.lanes, count, wide=wide)
 
 
 def _even_width(axis: PlannedAxis, lanes: int) -> int:
@@ -102,7 +101,7 @@ def _even_width(axis: PlannedAxis, lanes: int) -> int:
     return lanes // 2 if short and lanes > 2 else 0
 
 
-def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int, pages: int) -> bool:
+def _in_pages(plan: Plan, axis: PlannedAxis, pages: int) -> bool:
     """Tiles that write to several pages in turns; whether the axis is made of such tiles.
 
     Where a core reads several rows at once fastest, memory takes up sooner what passes the caches
@@ -119,12 +118,14 @@ def _in_pages(plan: Plan, axis: PlannedAxis, lanes: int, pages: int) -> bool:
         return False
     light = sum([op_flops(node) for node in facts.order]) <= LIGHT_FLOPS
     several = SEVERAL if light else 1
-    rows = PAGE_NBYTES // (widest * lanes * several)
-    tile = pages * rows * several * lanes
+    rows = PAGE_NBYTES // (widest * plan.lanes * several)
+    tile = pages * rows * several * plan.lanes
     if rows < 2 or not isinstance(axis.extent, int) or axis.extent % tile:
         return False
     name = axis.name
-    sizes = ((f"{name}w", pages), (f"{name}i", rows), (f"{name}u", several), (f"{name}v", lanes))
+    sizes = tuple(zip(
+        [f"{name}{part}" for part in "wiuv"], (pages, rows, several, plan.lanes), strict=True
+    ))
     plan.steps.append(Split(name, ((f"{name}o", 0), *sizes)))
     plan.bind(f"{name}w", "unroll")
     plan.bind(f"{name}u", "unroll")
@@ -143,15 +144,6 @@ def is_dear(values: tuple[Node, ...]) -> bool:
         return False
     order = toposort(*values, enter=lambda node: not node.op.bit & SCOPED)
     return any(node.op.bit & EXPENSIVE_OPS for node in order)
-
-
-def lanes_of(plan: Plan, target: CpuTarget) -> int:
-    """Lanes of a register for the widest element that is moved, at most 4 bytes wide when mixed."""
-    # A scalar is made ready outside the loops.
-    moved = {access.array.dtype for access in plan.facts.accesses if access.axes}
-    widest = max(map(itemsize, moved), default=4)
-    narrow = dtypes.float16 in moved or dtypes.bfloat16 in moved
-    return max(target.lanes(max(widest, 4 if narrow else 1)), 2)
 
 
 def best_vector_axis(
@@ -200,11 +192,11 @@ def _steps(
     return None
 
 
-def _beside(plan: Plan, vector: PlannedAxis, lanes: int) -> PlannedAxis | None:
+def _beside(plan: Plan, vector: PlannedAxis) -> PlannedAxis | None:
     """The axis whose steps are transposed with the vectors of a write."""
     for access in plan.facts.accesses:
         if access.write and vector.stride(access) not in (0, 1):
-            return _steps(plan.axes, vector, access, min(lanes, vector.size))
+            return _steps(plan.axes, vector, access, min(plan.lanes, vector.size))
     return None
 
 

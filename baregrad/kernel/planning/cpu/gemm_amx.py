@@ -29,8 +29,7 @@ from baregrad.kernel.planning.contractions import (
     shared_loop,
     split,
 )
-from baregrad.kernel.planning.tiling import Plan
-from baregrad.target.cpu import CpuTarget
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 
 # What a step of a run of 2 x 2 tiles takes a core, panels streaming from the second cache.
 RUN_STEP_NS = 40.0
@@ -56,22 +55,22 @@ class Sizes:
     by_rows: bool
 
 
-def plan_tiles(plan: Plan, found: Contraction, target: CpuTarget) -> Schedule | None:
+def plan_tiles(plan: SumPlan, found: Contraction) -> Schedule | None:
     """The schedule of a contraction by the matrix unit; None where it is not to be used."""
-    available = target.tile_instructions
+    available = plan.target.tile_instructions
     if not available or summed_factors(plan.facts, NAMES) is None or found.rows.size < LEAST_ROWS:
         return None
     name = instruction_of(found.a.array.dtype, found.b.array.dtype)
     if name not in available:
         return None
     numbers = in_word(found.a.array.dtype)
-    sizes = choose_sizes(found, numbers, target)
+    sizes = choose_sizes(found, numbers)
     whole = -(-found.steps.size // (TILE * numbers))
     if whole > sizes.steps:
         waiting = sizes.group * sizes.rows * sizes.tiles * sizes.columns * WORD_NBYTES
         for axis in found.inside:
             waiting *= axis.size
-        if waiting > target.l3_bytes:
+        if waiting > plan.target.l3_bytes:
             return None
     plan.because(
         "the core's matrix unit: {} for {} rows by {} columns, {} steps of {} words in a run",
@@ -79,17 +78,18 @@ def plan_tiles(plan: Plan, found: Contraction, target: CpuTarget) -> Schedule | 
     )
     plan.because("{} columns at a time: their panel stays in the second cache",
                  sizes.tiles * sizes.columns)
-    return _schedule(plan, found, sizes, numbers, target)
+    return _schedule(plan, found, sizes, numbers)
 
 
-def choose_sizes(found: Contraction, numbers: int, target: CpuTarget) -> Sizes:
+def choose_sizes(found: Contraction, numbers: int) -> Sizes:
     """Sizes of runs, panels and what threads share."""
+    plan = found.plan
     rows, columns = (
         SIDES[0] if axis.size <= SIDES[0] else SIDES[1] for axis in (found.rows, found.lane)
     )
     total = -(-found.steps.size // (TILE * numbers))
     step_nbytes = TILE * WORD_NBYTES * columns
-    room = target.l2_bytes // 2
+    room = plan.target.l2_bytes // 2
     most = max(room // (step_nbytes * LEAST_TILES), 1)
     steps = -(-total // -(-total // most))
     high, wide = -(-found.rows.size // rows), -(-found.lane.size // columns)
@@ -100,9 +100,9 @@ def choose_sizes(found: Contraction, numbers: int, target: CpuTarget) -> Sizes:
         inside *= axis.size
     runs = high * wide * total * others * inside
     nanoseconds = runs * RUN_STEP_NS * (rows * columns) / SIDES[1] ** 2
-    cores = max(target.cores, 1)
+    cores = max(plan.target.cores, 1)
     chunks = 1
-    if nanoseconds >= target.alone_ns:
+    if nanoseconds >= plan.target.alone_ns:
         chunks = cores * (2 if nanoseconds >= SHORT_NS * cores else 1)
     wanted = -(-chunks // others)
     # Copies that take long are best made once: a block of rows copies no others.
@@ -116,9 +116,7 @@ def choose_sizes(found: Contraction, numbers: int, target: CpuTarget) -> Sizes:
     return Sizes(rows, columns, steps, tiles, group, chunks, by_rows)
 
 
-def _schedule(
-    plan: Plan, found: Contraction, sizes: Sizes, numbers: int, target: CpuTarget
-) -> Schedule:
+def _schedule(plan: SumPlan, found: Contraction, sizes: Sizes, numbers: int) -> Schedule:
     n, m, k = found.lane.name, found.rows.name, found.steps.name
     for axis in plan.axes:
         plan.keep(axis)
@@ -145,9 +143,9 @@ def _schedule(
         plan.because("threads share {}: {} chunks are enough", pool.axis, sizes.chunks)
         steps.append(pool)
     slot_b, slot_a = found.b.array.arg.slot, found.a.array.arg.slot
-    width = target.lanes(WORD_NBYTES)
+    width = plan.target.lanes(WORD_NBYTES)
     steps.append(StageInput(slot_b, (tile, step, word, lanes), width))
-    if not lies_well(found, sizes, numbers, target):
+    if not lies_well(found, sizes, numbers):
         steps.append(StageInput(slot_a, (step, row, word), width))
     if outer:
         steps.append(StageReduce(outer[0], (*within, row, lanes)))
@@ -157,14 +155,14 @@ def _schedule(
     return Schedule(tuple(steps))
 
 
-def lies_well(found: Contraction, sizes: Sizes, numbers: int, target: CpuTarget) -> bool:
+def lies_well(found: Contraction, sizes: Sizes, numbers: int) -> bool:
     """Whether tiles of A are as good where they lie: whole words, whole tiles, rows apart."""
     a, k, m = found.a, found.steps, found.rows
     if a.guarded or k.stride(a) != 1 or len(k.nodes) != 1 or a.array is found.b.array:
         return False
     if m.size % sizes.rows or k.size % (sizes.steps * TILE * numbers) or not in_words(a, numbers):
         return False
-    return rows_fit(found, sizes.rows, target)
+    return rows_fit(found, sizes.rows)
 
 
 def in_words(access: Access, numbers: int) -> bool:

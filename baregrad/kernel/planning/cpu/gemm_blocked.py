@@ -23,7 +23,7 @@ from types import MappingProxyType
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import WORD_NBYTES, in_word
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, Reduction, itemsize
+from baregrad.kernel.facts.analysis import Access, itemsize
 from baregrad.kernel.instructions.dot_instructions import are_turned, dot_instruction
 from baregrad.kernel.language.schedule import Reorder, Schedule, StageInput, StageReduce, Tensorize
 from baregrad.kernel.planning.contractions import (
@@ -34,18 +34,13 @@ from baregrad.kernel.planning.contractions import (
     split,
 )
 from baregrad.kernel.planning.cpu.gemm_amx import in_words, plan_tiles
-from baregrad.kernel.planning.cpu.gemm_fallback import Machine
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.pool import estimate_ns
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis, merged
-from baregrad.target.cpu import CpuTarget
+from baregrad.kernel.planning.tiling import PlannedAxis, merged
 
 # What an instruction beside the products costs a core that another thread shares, in cycles.
 LOAD_CYCLES = 0.25
-# What streams from the second cache while the core computes.
-L2_BYTES_PER_CYCLE = 26.0
 STEP_CYCLES = 0.5
-# From asking the second cache for a line to having it, when it is asked for many.
-L2_CYCLES = 20
 # For a broadcast under way.
 SPARE_REGISTERS = 1
 MOST_VECTORS = 8
@@ -95,28 +90,22 @@ class Blocks:
     by_rows: bool = False
 
 
-def plan_blocks(
-    plan: Plan,
-    main: Reduction,
-    reads: list[Access],
-    machine: Machine,
-    target: CpuTarget,
-) -> Schedule | None:
+def plan_blocks(plan: SumPlan) -> Schedule | None:
     """The schedule of a contraction in blocks; None for kernels that are no such contraction."""
-    found = recognise(plan, main, reads, machine, target)
+    found = recognise(plan)
     if found is None:
         return None
-    tiled = plan_tiles(plan, found, target)
+    tiled = plan_tiles(plan, found)
     if tiled is not None:
         return tiled
-    nanoseconds = estimate_ns(plan.facts, target) / found.together
-    blocks = choose_blocks(found, machine, target, nanoseconds)
-    held = sums_nbytes(found, blocks, machine) * blocks.rows * blocks.group
-    if blocks.steps < found.count and held > target.l3_bytes:
+    nanoseconds = estimate_ns(plan.facts, plan.target) / found.together
+    blocks = choose_blocks(found, nanoseconds)
+    held = sums_nbytes(found, blocks) * blocks.rows * blocks.group
+    if blocks.steps < found.count and held > plan.target.l3_bytes:
         return None
     plan.because(
         "a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
-        blocks.rows, blocks.vectors, machine.lanes, machine.registers,
+        blocks.rows, blocks.vectors, plan.lanes, plan.registers,
     )
     plan.because(
         "{} steps and {} tiles at a time: their panel stays in the second cache",
@@ -127,57 +116,55 @@ def plan_blocks(
                      found.together)
     if blocks.by_rows:
         plan.because("blocks of rows: their own copies cost less than those of blocks of columns")
-    return _schedule(plan, found, blocks, machine, target)
+    return _schedule(plan, found, blocks)
 
 
-def choose_blocks(
-    found: Contraction, machine: Machine, target: CpuTarget, nanoseconds: float
-) -> Blocks:
+def choose_blocks(found: Contraction, nanoseconds: float) -> Blocks:
     """The register tile, and what of the operands the caches hold.
 
     nanoseconds: what one core takes for the whole, about.
     """
+    plan = found.plan
     size = found.nbytes
-    steps = choose_steps(found, machine, target)
-    room = target.l2_bytes // 2 // (steps * size * machine.lanes)
-    chunks, by_rows = choose_sharing(found, machine, target, nanoseconds, room)
+    steps = choose_steps(found)
+    room = plan.target.l2_bytes // 2 // (steps * size * plan.lanes)
+    chunks, by_rows = choose_sharing(found, nanoseconds, room)
     others = 1
     for axis in found.outside:
         others *= axis.size
     wanted = 1 if by_rows else -(-chunks // others)
     counts = []
-    for vectors in range(1, min(MOST_VECTORS, -(-found.lane.size // machine.lanes)) + 1):
-        count = -(-found.lane.size // (machine.lanes * vectors))
+    for vectors in range(1, min(MOST_VECTORS, -(-found.lane.size // plan.lanes)) + 1):
+        count = -(-found.lane.size // (plan.lanes * vectors))
         most = max(min(room // vectors, -(-count // wanted)), 1)
         counts.append((count, fewest_left_over(count, most)))
-    rows, vectors = choose_tile(found, machine, counts)
+    rows, vectors = choose_tile(found, counts)
     count, tiles = counts[vectors - 1]
     panels = -(-count // tiles) * others
-    return group_rows(found, Blocks(rows, vectors, tiles, steps, 1, chunks, by_rows), panels,
-                      machine, target)
+    return group_rows(found, Blocks(rows, vectors, tiles, steps, 1, chunks, by_rows), panels)
 
 
-def choose_steps(found: Contraction, machine: Machine, target: CpuTarget) -> int:
+def choose_steps(found: Contraction) -> int:
     """How many steps are a k block: of rows that are copied, as many as the first cache holds.
 
     Rows in place are read from the second one, beside a panel of B of a few tiles at least.
     """
+    plan = found.plan
     if _is_in_line(found):
-        most = target.l2_bytes // 2 // (LEAST_VECTORS * machine.lanes * found.nbytes)
+        most = plan.target.l2_bytes // 2 // (LEAST_VECTORS * plan.lanes * found.nbytes)
         return -(-found.count // -(-found.count // max(most, LEAST_STEPS)))
-    held = target.l1_bytes // (CACHED_ROWS * found.nbytes)
+    held = plan.target.l1_bytes // (CACHED_ROWS * found.nbytes)
     part = held // 4 if found.rows.stride(found.a) == 1 else held // 2
     parts = -(-found.count // max(part, 1)) if found.count > held * 3 // 4 else 1
     return -(-found.count // parts)
 
 
-def group_rows(
-    found: Contraction, blocks: Blocks, panels: int, machine: Machine, target: CpuTarget
-) -> Blocks:
+def group_rows(found: Contraction, blocks: Blocks, panels: int) -> Blocks:
     """`blocks` with so many tiles of rows in one: a chunk's, and what caches have room for.
 
     panels: of B, each of which is a chunk unless rows are.
     """
+    plan = found.plan
     rows, steps, by_rows = blocks.rows, blocks.steps, blocks.by_rows
     trips = -(-found.rows.size // rows)
     share = -(-trips // min(blocks.chunks, trips))
@@ -187,36 +174,35 @@ def group_rows(
         group = share
     if found.rows.stride(found.a) == 1:
         # Whole lines of the operand, as many as leave room for the other one.
-        room = target.l2_bytes // 4 // (steps * found.nbytes * rows)
+        room = plan.target.l2_bytes // 4 // (steps * found.nbytes * rows)
         group = fewest_left_over(trips, min(max(room, 1), group if by_rows else trips))
     if steps < found.count:
         # Sums wait in memory for the next k block: those of all rows inside its loop.
-        most = max(target.l3_bytes // 2 // (sums_nbytes(found, blocks, machine) * rows), 1)
+        most = max(plan.target.l3_bytes // 2 // (sums_nbytes(found, blocks) * rows), 1)
         if trips > most and (not by_rows or group > most):
             by_rows, group = True, fewest_left_over(trips, most)
     return replace(blocks, group=group, by_rows=by_rows)
 
 
-def sums_nbytes(found: Contraction, blocks: Blocks, machine: Machine) -> int:
+def sums_nbytes(found: Contraction, blocks: Blocks) -> int:
     """Bytes, at most, of the sums of one row, of as many columns as a panel has."""
-    nbytes = blocks.tiles * blocks.vectors * machine.lanes * dtypes.float64.itemsize
+    nbytes = blocks.tiles * blocks.vectors * found.plan.lanes * dtypes.float64.itemsize
     for axis in found.inside:
         nbytes *= axis.size
     return nbytes
 
 
-def choose_sharing(
-    found: Contraction, machine: Machine, target: CpuTarget, nanoseconds: float, room: int
-) -> tuple[int, bool]:
+def choose_sharing(found: Contraction, nanoseconds: float, room: int) -> tuple[int, bool]:
     """How many chunks there are for threads, and whether they are blocks of rows.
 
     A block of columns copies all of A, one of rows all of B. Fewer chunks copy less, more are
     shared out better where a core is slower than another. room: vectors of a panel of B.
     """
-    if nanoseconds < target.alone_ns:
+    plan = found.plan
+    if nanoseconds < plan.target.alone_ns:
         return 1, False
-    cores = max(target.cores, 2)
-    long = nanoseconds >= SHORT_NS * target.cores
+    cores = max(plan.target.cores, 2)
+    long = nanoseconds >= SHORT_NS * plan.target.cores
     others = 1
     for axis in found.outside:
         others *= axis.size
@@ -225,10 +211,10 @@ def choose_sharing(
     rows, columns = found.rows.size, found.lane.size
     for axis in found.inside:
         rows *= axis.size
-    products = rows * columns / (machine.lanes * machine.fma_per_cycle)
+    products = rows * columns / (plan.lanes * plan.target.fma_per_cycle)
     a = rows * (FAR_A if found.rows.stride(found.a) == 1 else NEAR)
     b = columns * (NEAR if found.lane.stride(found.b) == 1 else FAR_B)
-    panels = -(-columns // (machine.lanes * max(room, 1)))
+    panels = -(-columns // (plan.lanes * max(room, 1)))
     best = (float("inf"), 1, False)
     for several in (2, 1) if long else (1,):
         chunks = cores * several
@@ -240,27 +226,22 @@ def choose_sharing(
     return best[1:]
 
 
-def recognise(
-    plan: Plan,
-    main: Reduction,
-    reads: list[Access],
-    machine: Machine,
-    target: CpuTarget,
-) -> Contraction | None:
+def recognise(plan: SumPlan) -> Contraction | None:
     """The parts of a contraction that is worth blocks; lanes run along what is written."""
     facts = plan.facts
-    if len(facts.reductions) != 1 or facts.stages or facts.ordered or len(reads) != 2:
+    if len(facts.reductions) != 1 or facts.stages or facts.ordered or len(plan.reads) != 2:
         return None
-    if main.node.arg.monoid.primitive is not Ops.ADD or main.node.src[0].op is not Ops.MUL:
+    total = plan.main.node
+    if total.arg.monoid.primitive is not Ops.ADD or total.src[0].op is not Ops.MUL:
         return None
-    if not target.masks or not all(isinstance(axis.extent, int) for axis in plan.axes):
+    if not plan.target.masks or not all(isinstance(axis.extent, int) for axis in plan.axes):
         return None
     write = next(access for access in facts.accesses if access.write)
     lane = next((axis for axis in plan.axes if axis.stride(write) == 1), None)
-    if lane is None or not lane.inside(main.free):
+    if lane is None or not lane.inside(plan.main.free):
         return None
-    a, b = sorted(reads, key=lambda access: lane.stride(access) != 0)
-    own = [axis for axis in plan.axes if axis.inside(main.own) and axis.size > 1]
+    a, b = sorted(plan.reads, key=lambda access: lane.stride(access) != 0)
+    own = [axis for axis in plan.axes if axis.inside(plan.main.own) and axis.size > 1]
     data = [axis for axis in plan.axes if not axis.reduced and axis.size > 1 and axis is not lane]
     if lane.reduced or lane.stride(a) != 0 or lane.stride(b) == 0 or len(own) != 1:
         return None
@@ -268,10 +249,10 @@ def recognise(
         return None
     alone = [axis for axis in data if axis.stride(b) == 0 and axis.stride(a) != 0]
     rows = max(alone, key=lambda axis: axis.size, default=None)
-    instruction = dot_instruction(main.node.src[0])
-    dots = instruction in target.dot_instructions
+    instruction = dot_instruction(plan.main.node.src[0])
+    dots = instruction in plan.target.dot_instructions
     least = LEAST_ROWS_OF_WORDS[instruction] if dots else LEAST_ROWS
-    narrow = lane.size < machine.lanes // (NARROWER if dots else 1)
+    narrow = lane.size < plan.lanes // (NARROWER if dots else 1)
     if rows is None or rows.size < least or narrow:
         return None
     steps = own[0]
@@ -280,7 +261,7 @@ def recognise(
     outside = [axis for axis in data if axis is not rows and axis.stride(b) != 0]
     inside = [axis for axis in data if axis is not rows and axis.stride(b) == 0]
     together = in_word(a.array.dtype) if dots else 1
-    return Contraction(a, b, rows, lane, steps, outside, inside, together)
+    return Contraction(plan, a, b, rows, lane, steps, outside, inside, together)
 
 
 def _plain(access: Access, axes: list[PlannedAxis]) -> bool:
@@ -288,30 +269,30 @@ def _plain(access: Access, axes: list[PlannedAxis]) -> bool:
     return access.copyable and all(axis.stride(access) is not None for axis in axes)
 
 
-def choose_tile(
-    found: Contraction, machine: Machine, counts: list[tuple[int, int]]
-) -> tuple[int, int]:
+def choose_tile(found: Contraction, counts: list[tuple[int, int]]) -> tuple[int, int]:
     """Rows and vectors of the register tile that takes least time for the whole contraction.
 
     counts: for each number of vectors from 1 on, the tiles beside each other and those of a block.
     """
+    plan, target = found.plan, found.plan.target
     best = (float("inf"), 1, 1)
     size = found.nbytes
     adjacent = found.rows.stride(found.a) == 1
     for vectors, (count, tiles) in enumerate(counts, start=1):
         columns = -(-count // tiles) * tiles
-        most = (machine.registers - SPARE_REGISTERS - vectors) // vectors
+        most = (plan.registers - SPARE_REGISTERS - vectors) // vectors
         for rows in range(min(most, found.rows.size), 0, -1):
             products = rows * vectors
             # B's lines are asked for before they are read.
             loads = rows + 2 * vectors
-            cycles = max(products / machine.fma_per_cycle, loads / 2.0, float(machine.latency))
-            cycles = max(cycles, vectors * machine.lanes * size / L2_BYTES_PER_CYCLE)
+            cycles = max(products / target.fma_per_cycle, loads / target.loads_per_cycle)
+            streamed = vectors * plan.lanes * size / target.panel_bytes_per_cycle
+            cycles = max(cycles, float(target.fma_latency), streamed)
             cycles += LOAD_CYCLES * loads + STEP_CYCLES
             cost = columns * -(-found.rows.size // rows) * cycles
             if found.rows.size % rows:
                 cost *= 1.0 + MASK_PENALTY
-            if merged(vectors, machine.lanes)[0] > 1:
+            if merged(vectors, plan.lanes)[0] > 1:
                 cost *= 1.0 + PARTS_PENALTY
             if adjacent and rows % ADJACENT_ROWS:
                 cost *= 1.0 + ODD_ROWS_PENALTY
@@ -327,14 +308,12 @@ def fewest_left_over(count: int, most: int) -> int:
     )
 
 
-def _schedule(
-    plan: Plan, found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
-) -> Schedule:
+def _schedule(plan: SumPlan, found: Contraction, blocks: Blocks) -> Schedule:
     n, m, k = found.lane.name, found.rows.name, found.steps.name
     for axis in plan.axes:
         plan.keep(axis)
     block, tile, unit, lanes = (f"{n}{part}" for part in "btuv")
-    count, width = blocks.vectors, machine.lanes
+    count, width = blocks.vectors, plan.lanes
     if found.together == 1:
         # An instruction that adds products of words is of one register.
         count, width = merged(count, width)
@@ -372,13 +351,13 @@ def _schedule(
     if pool is not None:
         plan.because("threads share {}: {} chunks are enough", pool.axis, blocks.chunks)
         steps.append(pool)
-    if not _lies_well(found, blocks, machine, target):
+    if not _lies_well(found, blocks):
         panel = (tile, inner, *units, lanes)
-        ahead = _ahead(found, blocks, machine, target)
-        steps.append(replace(_copy(found, found.b, panel, found.lane, machine), ahead=ahead))
-    if not _rows_lie_well(found, blocks, target):
+        ahead = _ahead(found, blocks)
+        steps.append(replace(_copy(found, found.b, panel, found.lane), ahead=ahead))
+    if not _rows_lie_well(found, blocks):
         near = (rows, inner, row) if found.rows.stride(found.a) == 1 else (row, inner)
-        steps.append(_copy(found, found.a, near, found.rows, machine))
+        steps.append(_copy(found, found.a, near, found.rows))
     if outer:
         steps.append(StageReduce(outer[0], (*within, row, *units, lanes)))
     if dots and are_turned(found.a.array.dtype, found.b.array.dtype):
@@ -387,30 +366,29 @@ def _schedule(
     return Schedule(tuple(steps))
 
 
-def _lies_well(
-    found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget
-) -> bool:
+def _lies_well(found: Contraction, blocks: Blocks) -> bool:
     """Whether the operand with lanes is as good where it lies: small, in whole tiles, read little.
 
     From some rows on its copy pays, as one stream of whole lines.
     """
+    plan = found.plan
     if found.together > 1 or found.rows.size > MOST_ROWS_IN_PLACE:
         return False
     stride = found.steps.stride(found.b) or 0
     nbytes = found.steps.size * abs(stride) * itemsize(found.b.array.dtype)
-    whole = found.lane.size % (machine.lanes * blocks.vectors * blocks.tiles) == 0
+    whole = found.lane.size % (plan.lanes * blocks.vectors * blocks.tiles) == 0
     whole = whole and found.steps.size % blocks.steps == 0
-    return found.lane.stride(found.b) == 1 and whole and nbytes <= target.l2_bytes // 4
+    return found.lane.stride(found.b) == 1 and whole and nbytes <= plan.target.l2_bytes // 4
 
 
-def _rows_lie_well(found: Contraction, blocks: Blocks, target: CpuTarget) -> bool:
+def _rows_lie_well(found: Contraction, blocks: Blocks) -> bool:
     """Whether the rows of a tile are as good where they lie, each a stream of whole lines.
 
     Only a copy is 0 past the end of the steps, where the last block has fewer.
     """
     if not _is_in_line(found) or found.steps.size % (blocks.steps * found.together):
         return False
-    return rows_fit(found, blocks.rows, target)
+    return rows_fit(found, blocks.rows)
 
 
 def _is_in_line(found: Contraction) -> bool:
@@ -427,25 +405,22 @@ def _is_in_line(found: Contraction) -> bool:
 
 
 def _copy(
-    found: Contraction,
-    access: Access,
-    axes: tuple[str, ...],
-    other: PlannedAxis,
-    machine: Machine,
+    found: Contraction, access: Access, axes: tuple[str, ...], other: PlannedAxis
 ) -> StageInput:
     """The copy of an operand's panel, in vectors where elements along k or m are adjacent."""
     near = found.steps.stride(access) == 1 or other.stride(access) == 1
-    return StageInput(access.array.arg.slot, axes, machine.lanes if near else 0)
+    return StageInput(access.array.arg.slot, axes, found.plan.lanes if near else 0)
 
 
-def _ahead(found: Contraction, blocks: Blocks, machine: Machine, target: CpuTarget) -> int:
+def _ahead(found: Contraction, blocks: Blocks) -> int:
     """How many bytes of B's panel before a step its lines are asked for; 0 if they are near.
 
     The machine sees by itself that a panel is read line by line, but too late for products that
     take so few cycles.
     """
-    row = blocks.vectors * machine.lanes * found.nbytes
-    if row * blocks.steps * blocks.tiles <= target.l1_bytes // 2:
+    plan = found.plan
+    row = blocks.vectors * plan.lanes * found.nbytes
+    if row * blocks.steps * blocks.tiles <= plan.target.l1_bytes // 2:
         return 0
-    cycles = max(blocks.rows * blocks.vectors // machine.fma_per_cycle, machine.latency)
-    return row * -(-L2_CYCLES // cycles)
+    cycles = max(blocks.rows * blocks.vectors // plan.target.fma_per_cycle, plan.target.fma_latency)
+    return row * -(-plan.target.l2_latency // cycles)

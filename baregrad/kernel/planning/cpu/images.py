@@ -186,7 +186,7 @@ def cut_band(plan: Plan, image: Image) -> list[PlannedAxis]:
     return [PlannedAxis(inner, image.rows, axis.nodes, False, image.rows, loops, planned=True)]
 
 
-def stage_image(plan: Plan, image: Image, second: PlannedAxis, lanes: int) -> None:
+def stage_image(plan: Plan, image: Image, second: PlannedAxis) -> None:
     """Copy the image, for the tiles of the main part and of each tail of the axis of the steps."""
     plan.because(
         "array {} is copied {} rows of windows at a time, rows that windows share once",
@@ -205,7 +205,7 @@ def stage_image(plan: Plan, image: Image, second: PlannedAxis, lanes: int) -> No
                 names = _names(axis)
             groups.append("+".join([*names, *_names(slide.taps)]))
         axes = (*groups[:-1], *channels, groups[-1])
-        plan.stages.append(StageInput(image.access.array.arg.slot, axes, lanes))
+        plan.stages.append(StageInput(image.access.array.arg.slot, axes, plan.lanes))
 
 
 def _names(axis: PlannedAxis) -> list[str]:

@@ -6,11 +6,11 @@ output, neighbouring ones as one (a convolution's rows and columns), and the red
 
 from __future__ import annotations
 
-from baregrad.ir.core.node import Node, toposort, toposort_having
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, Reduction, iterations, offset_of
+from baregrad.kernel.facts.analysis import Access, iterations
 from baregrad.kernel.language.schedule import Collapse
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan
+from baregrad.kernel.planning.tiling import PlannedAxis
 
 # Folding a register's lanes into one costs about this many operations.
 FOLD_OPS = 10.0
@@ -39,45 +39,22 @@ _READ = Ops.INDEX.bit
 _REDUCE = Ops.REDUCE.bit
 
 
-def accesses_below(node: Node) -> list[Access]:
-    """The array reads in a reduction's values, without those of reductions inside it."""
-    values = tuple([child for child in node.src if child.op is not Ops.RANGE])
-    reads = []
-    guards: dict[Node, Node] = {}
-    # Addresses read no arrays but where one is looked up in another.
-    if any(value.mask & _REDUCE for value in values):
-        order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
-    else:
-        order = toposort_having(_READ, *values)
-    for below in order:
-        if below.op is Ops.INDEX:
-            reads.append(below)
-        elif below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
-            guards[below.src[1]] = below
-    return [
-        Access(read.src[0], offset_of(read), read.ranges, False, guards.get(read), read)
-        for read in reads
-    ]
-
-
-def lane_axis(
-    plan: Plan, main: Reduction, reads: list[Access], lanes: int
-) -> PlannedAxis | None:
+def lane_axis(plan: SumPlan) -> PlannedAxis | None:
     """The axis of the main reduction whose vectors cost least; None if scalars are as good."""
     best: PlannedAxis | None = None
-    least = len(reads) * 0.5 + 0.3
-    if main.node.arg.monoid.primitive is None:
+    least = len(plan.reads) * 0.5 + 0.3
+    if plan.main.node.arg.monoid.primitive is None:
         least *= FORMULA_COST
     free = [
-        (axis, [axis.stride(access) == 0 for access in reads])
+        (axis, [axis.stride(access) == 0 for access in plan.reads])
         for axis in plan.axes
-        if axis.nodes[-1] in main.free
+        if axis.nodes[-1] in plan.main.free
     ]
-    operands = [(access, broadcast_cycles(plan, main, access)) for access in reads]
-    for axis in (*plan.axes, *_joined(plan, main, reads)):
-        if axis.size < 2 or not (axis.inside(main.own) or axis.inside(main.free)):
+    operands = [(access, broadcast_cycles(plan, access)) for access in plan.reads]
+    for axis in (*plan.axes, *_joined(plan)):
+        if axis.size < 2 or not (axis.inside(plan.main.own) or axis.inside(plan.main.free)):
             continue
-        cost = lane_cost(plan, main, operands, free, axis, lanes)
+        cost = lane_cost(plan, operands, free, axis)
         if cost < least * (0.99 if best is not None and axis.reduced else 1.0):
             best, least = axis, cost
     if best is not None and best not in plan.axes:
@@ -86,23 +63,19 @@ def lane_axis(
 
 
 def lane_cost(
-    plan: Plan,
-    main: Reduction,
-    operands: list[tuple[Access, float]],
-    free: list[tuple[PlannedAxis, list[bool]]],
-    lane: PlannedAxis,
-    lanes: int,
+    plan: SumPlan, operands: list[tuple[Access, float]], free: list[tuple[PlannedAxis, list[bool]]],
+    lane: PlannedAxis
 ) -> float:
     """Cycles for each element and step with lanes along an axis.
 
     operands: each with the cycles of loading one element into all lanes. free: the axes of the
     reduction's results, and which operands do not move along them.
     """
-    steps = max(iterations(main.own), 1)
-    use = utilisation(lane.size, lanes)
+    steps = max(iterations(plan.main.own), 1)
+    use = utilisation(lane.size, plan.lanes)
     if lane.reduced:
         use *= FOLDED_USE
-    cost = 0.5 / lanes / use
+    cost = 0.5 / plan.lanes / use
     # Copies serve the steps of one other axis; an operand with lanes that runs along it has none.
     seconds = [second for second in free if second[0].nodes[-1] not in lane.nodes]
     loads = []
@@ -111,7 +84,7 @@ def lane_cost(
         for axis, still in seconds:
             if still[position]:
                 reads *= axis.size
-        loads.append(access_cycles(access, lane, reads, broadcast, lanes))
+        loads.append(access_cycles(access, lane, reads, broadcast, plan.lanes))
     cycles = sum([moving for moving, _ in loads]) / use
     for _, still in seconds:
         total = 0.0
@@ -124,7 +97,7 @@ def lane_cost(
     for access in plan.facts.accesses:
         if access.write:
             stride = lane.stride(access)
-            cost += (1.0 / lanes if stride == 1 else 1.0) / steps
+            cost += (1.0 / plan.lanes if stride == 1 else 1.0) / steps
     return cost
 
 
@@ -154,12 +127,12 @@ def access_cycles(
     return place, fixed
 
 
-def broadcast_cycles(plan: Plan, main: Reduction, access: Access) -> float:
+def broadcast_cycles(plan: SumPlan, access: Access) -> float:
     """Cycles to load an element into all lanes of a tile."""
     if access.guarded:
         return 3.0
     for axis in reversed(plan.axes):
-        if axis.nodes[-1] in main.own:
+        if axis.nodes[-1] in plan.main.own:
             stride = axis.stride(access)
             if stride != 0:
                 return 0.5 if stride is not None and abs(stride) <= FAR_STEP else 1.0
@@ -176,7 +149,7 @@ def utilisation(size: int, lanes: int) -> float:
     return size / tile / (whole + TAIL_COST * parts)
 
 
-def _joined(plan: Plan, main: Reduction, reads: list[Access]) -> list[PlannedAxis]:
+def _joined(plan: SumPlan) -> list[PlannedAxis]:
     """Neighbouring output axes as one, where the output is contiguous and reads can be copied."""
     write = next(access for access in plan.facts.accesses if access.write)
     data = [axis for axis in plan.axes if not axis.reduced and axis.size > 1]
@@ -185,7 +158,7 @@ def _joined(plan: Plan, main: Reduction, reads: list[Access]) -> list[PlannedAxi
     expected = 1
     while True:
         axis = next((a for a in data if a.stride(write) == expected), None)
-        if axis is None or not isinstance(axis.extent, int) or not axis.inside(main.free):
+        if axis is None or not isinstance(axis.extent, int) or not axis.inside(plan.main.free):
             return found
         known = plan.fresh[axis.nodes[-1]]
         if known.serial or known.whole or known.exact:
@@ -200,25 +173,25 @@ def _joined(plan: Plan, main: Reduction, reads: list[Access]) -> list[PlannedAxi
         nodes = tuple(node for member in group for node in member.nodes)
         name = "_".join(member.name for member in group)
         joined = PlannedAxis(name, size, nodes, False, size)
-        if size > MOST_LANES or not all(_copied(plan, main, joined, a) for a in reads):
+        if size > MOST_LANES or not all(_copied(plan, joined, a) for a in plan.reads):
             return found
         found.append(joined)
 
 
-def _copied(plan: Plan, main: Reduction, joined: PlannedAxis, access: Access) -> bool:
+def _copied(plan: SumPlan, joined: PlannedAxis, access: Access) -> bool:
     if joined.stride(access) is not None:
         return True
     if not access.copyable:
         return False
     reads = 1
     for axis in plan.axes:
-        if axis.nodes[-1] not in joined.nodes and axis.inside(main.free):
+        if axis.nodes[-1] not in joined.nodes and axis.inside(plan.main.free):
             if axis.stride(access) == 0:
                 reads *= axis.size
     return reads >= 2 * READS_PER_COPY
 
 
-def _collapse(plan: Plan, joined: PlannedAxis) -> None:
+def _collapse(plan: SumPlan, joined: PlannedAxis) -> None:
     """Make neighbouring axes one; those that were collapsed before are undone first."""
     members = [axis for axis in plan.axes if axis.nodes[-1] in joined.nodes]
     names = tuple(name for axis in members for name in plan.members(axis))

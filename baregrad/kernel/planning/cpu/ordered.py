@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from baregrad.kernel.facts.analysis import itemsize
 from baregrad.kernel.language.schedule import Schedule, Split
-from baregrad.kernel.planning.cpu.elementwise import best_vector_axis, lanes_of
+from baregrad.kernel.planning.cpu.elementwise import best_vector_axis
 from baregrad.kernel.planning.pool import choose_pool
 from baregrad.kernel.planning.tiling import Plan, PlannedAxis
-from baregrad.target.cpu import CpuTarget
 
 # Of a row that is written somewhere, so many bytes are written at a time.
 PIECE_NBYTES = 1024
 
 
-def plan_ordered(plan: Plan, target: CpuTarget) -> Schedule:
+def plan_ordered(plan: Plan) -> Schedule:
     """Vectors and threads along axes whose points do not meet; everything else in order."""
     facts = plan.facts
     free = [axis for axis in plan.axes if not axis.reduced and not _serial(plan, axis)]
     plan.because("writes keep their order, scans theirs: only axes whose points do not meet")
     vector = None
     if not facts.stages:
-        vector = best_vector_axis(free, facts.accesses, lanes_of(plan, target))
+        vector = best_vector_axis(free, facts.accesses, plan.lanes)
     if vector is not None and not facts.scanned and _runs_across(plan, vector):
         plan.because("no lanes along {}: another axis has the neighbours", vector.name)
         vector = None
     if vector is not None:
         plan.because("lanes along {}: its accesses cost least", vector.name)
-        plan.vectorise(vector, lanes_of(plan, target), 2)
+        plan.vectorise(vector, plan.lanes, 2)
         if not facts.scanned:
-            _in_pieces(plan, vector, target)
+            _in_pieces(plan, vector)
     for axis in plan.axes:
         plan.keep(axis)
     if facts.stages:
         return plan.schedule([])
-    _, pool = choose_pool(plan, [axis for axis in free if axis is not vector], target)
+    _, pool = choose_pool(plan, [axis for axis in free if axis is not vector])
     if vector is not None and pool is None:
-        _, pool = choose_pool(plan, [vector], target)
+        _, pool = choose_pool(plan, [vector])
     if pool is None:
         return plan.schedule([])
     first = [pool.axis]
@@ -63,14 +62,14 @@ def _runs_across(plan: Plan, vector: PlannedAxis) -> bool:
     )
 
 
-def _in_pieces(plan: Plan, vector: PlannedAxis, target: CpuTarget) -> None:
+def _in_pieces(plan: Plan, vector: PlannedAxis) -> None:
     """Take whole pieces of each row in turn, where there are rows; threads share the pieces."""
     if len(vector.loops) != 1 or not any(_serial(plan, axis) for axis in plan.axes):
         return
     ((name, trips),) = vector.loops
     nbytes = max([itemsize(each.array.dtype) for each in plan.facts.accesses if each.write])
     step = max(vector.size // trips, 1) * nbytes
-    most = min(PIECE_NBYTES // step, trips // (2 * max(target.cores, 2)))
+    most = min(PIECE_NBYTES // step, trips // (2 * max(plan.target.cores, 2)))
     size = next((size for size in range(most, 1, -1) if trips % size == 0), 1)
     if size > 1 and isinstance(vector.extent, int):
         piece, part = f"{vector.name}p", f"{vector.name}w"

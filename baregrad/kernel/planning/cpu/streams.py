@@ -20,7 +20,7 @@ ROW_SHARE = 8
 LEAST_SHARED = 0.75
 
 
-def stream_outputs(plan: Plan, target: CpuTarget) -> None:
+def stream_outputs(plan: Plan) -> None:
     """Write past the caches what does not fit them, unless it is read as well.
 
     That is less than the last cache is said to hold: many cores share it, and what is read has its
@@ -37,13 +37,13 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
     facts = plan.facts
     if facts.ordered:
         return
-    least = target.streamed_row_bytes if facts.reductions else target.streamed_bytes
-    least = min(target.l3_bytes, least)
+    least = plan.target.streamed_row_bytes if facts.reductions else plan.target.streamed_bytes
+    least = min(plan.target.l3_bytes, least)
     read: dict[Node, int] = {}
     for access in facts.accesses:
         if not access.write:
             read[access.array] = max(read_nbytes(access), read.get(access.array, 0))
-    room = crowding_bytes(target.l2_bytes, target.l3_bytes, target.cores)
+    room = crowding_bytes(plan.target.l2_bytes, plan.target.l3_bytes, plan.target.cores)
     crowded = sum(read.values()) >= room
     for access in facts.accesses:
         if not access.write or access.array in read:
@@ -58,7 +58,7 @@ def stream_outputs(plan: Plan, target: CpuTarget) -> None:
         plan.stages.append(StreamOutput(slot))
 
 
-def prefetch_arrays(plan: Plan, target: CpuTarget, gone: PlannedAxis | None = None) -> None:
+def prefetch_arrays(plan: Plan, gone: PlannedAxis | None = None) -> None:
     """Ask ahead of time for the lines of arrays that a core's caches do not hold.
 
     Most machines notice by themselves that lines are read one after the other, but not beyond a
@@ -75,7 +75,7 @@ def prefetch_arrays(plan: Plan, target: CpuTarget, gone: PlannedAxis | None = No
     large = {
         access.array.arg.slot: None
         for access in every
-        if plan.facts.points(access.axes) * itemsize(access.array.dtype) >= target.l2_bytes
+        if plan.facts.points(access.axes) * itemsize(access.array.dtype) >= plan.target.l2_bytes
     }
     for slot in large:
         if slot in streamed:
@@ -83,10 +83,10 @@ def prefetch_arrays(plan: Plan, target: CpuTarget, gone: PlannedAxis | None = No
         accesses = [access for access in every if access.array.arg.slot == slot]
         if not all(_in_line(plan, access) for access in accesses):
             continue
-        row = _row_nbytes(accesses, target)
-        if not row and not target.asks_ahead:
+        row = _row_nbytes(accesses, plan.target)
+        if not row and not plan.target.asks_ahead:
             continue
-        shares = _shares(plan, accesses, row, target, gone) if row and not copied else ()
+        shares = _shares(plan, accesses, row, gone) if row and not copied else ()
         ahead = row or AHEAD_NBYTES
         plan.because("array {} is asked for {} bytes ahead: it is in memory", slot, ahead)
         if shares:
@@ -125,13 +125,13 @@ def _row_nbytes(accesses: list[Access], target: CpuTarget) -> int:
 
 
 def _shares(
-    plan: Plan, accesses: list[Access], row: int, target: CpuTarget, gone: PlannedAxis | None
+    plan: Plan, accesses: list[Access], row: int, gone: PlannedAxis | None
 ) -> tuple[tuple[str, int], ...]:
     """What the loops over a row of bytes ask for in each iteration, by the time that they take.
 
     Whole lines or vectors, and no more than a row has; () where most of it would be left over.
     """
-    unit = min(target.line_bytes, target.vector_bytes)
+    unit = min(plan.target.line_bytes, plan.target.vector_bytes)
     units = row // unit
     rows = frozenset.intersection(*[access.axes for access in accesses])
     work = _work(plan.facts, rows)

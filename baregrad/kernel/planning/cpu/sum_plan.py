@@ -1,0 +1,95 @@
+"""The schedule of a kernel with reductions in the making: the largest one decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from baregrad.ir.core.node import Node, toposort, toposort_having
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import Access, Reduction, offset_of
+from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+
+# What a step costs beside its products and loads: the loop, and what does not overlap.
+STEP_CYCLES = 0.5
+# For broadcasts under way: with one alone, LLVM spills accumulators.
+SPARE_REGISTERS = 2
+_READ = Ops.INDEX.bit
+_REDUCE = Ops.REDUCE.bit
+
+
+@dataclass(slots=True)
+class SumPlan(Plan):
+    """A plan of which `main` is the largest reduction, and `reads` what that reads."""
+
+    main: Reduction = field(init=False)
+    reads: list[Access] = field(init=False)
+
+    def __post_init__(self) -> None:
+        Plan.__post_init__(self)
+        points = self.facts.points
+        self.main = max(self.facts.reductions, key=lambda r: points(r.free.union(r.own)))
+        self.reads = accesses_below(self.main.node)
+
+    @property
+    def registers(self) -> int:
+        """The registers that each state of the main reduction may have."""
+        return self.target.vector_registers // len(self.main.node.arg.monoid.states)
+
+    def cycles(self, products: int, loads: int, held: int) -> float:
+        """Cycles of one step of a tile; infinite if it does not fit the registers."""
+        if products + held + SPARE_REGISTERS > self.registers:
+            return float("inf")
+        target = self.target
+        bound = max(products / target.fma_per_cycle, loads / target.loads_per_cycle)
+        return max(bound, target.fma_latency) + STEP_CYCLES
+
+    def own(self) -> list[PlannedAxis]:
+        """The axes that the main reduction folds, but those of one element."""
+        return [axis for axis in self.axes if axis.inside(self.main.own) and axis.size > 1]
+
+    def reused(self, reads: Iterable[Access], lane: PlannedAxis) -> list[PlannedAxis]:
+        """The axes of the main reduction's results, but `lane`, along which a read stands still."""
+        return [
+            axis
+            for axis in self.axes
+            if axis is not lane
+            and axis.inside(self.main.free)
+            and axis.size > 1
+            and any(axis.stride(access) == 0 for access in reads)
+        ]
+
+
+Parts = tuple[tuple[int, int], ...]
+
+
+def cycles_of_tiles(
+    lanes: Parts, steps: Parts, cycles: Callable[[int, int], float], width: int = 1
+) -> float:
+    """Cycles of all tiles of two axes that are made of such parts, a step being `width` wide."""
+    total = 0.0
+    for vectors, times in lanes:
+        for each, repeats in steps:
+            total += times * repeats * cycles(vectors, each * width)
+    return total
+
+
+def accesses_below(node: Node) -> list[Access]:
+    """The array reads in a reduction's values, without those of reductions inside it."""
+    values = tuple([child for child in node.src if child.op is not Ops.RANGE])
+    reads = []
+    guards: dict[Node, Node] = {}
+    # Addresses read no arrays but where one is looked up in another.
+    if any(value.mask & _REDUCE for value in values):
+        order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
+    else:
+        order = toposort_having(_READ, *values)
+    for below in order:
+        if below.op is Ops.INDEX:
+            reads.append(below)
+        elif below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
+            guards[below.src[1]] = below
+    return [
+        Access(read.src[0], offset_of(read), read.ranges, False, guards.get(read), read)
+        for read in reads
+    ]
