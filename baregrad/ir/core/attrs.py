@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 from baregrad.ir.core.layout import Layout
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import ATTRIBUTES, Ops
 
 _versions = itertools.count(1)
 
 
+@ATTRIBUTES(Ops.BUFFER)
 class BufferRef(NamedTuple):
     """A realised array: the runtime's buffer, its shape and its device's name.
 
@@ -39,6 +41,7 @@ class BufferRef(NamedTuple):
         return BufferRef(kept, self.shape, self.device, next(_versions))
 
 
+@ATTRIBUTES(Ops.PARAM)
 class Param(NamedTuple):
     """The `slot`-th argument array of a program, row-major with this shape.
 
@@ -72,6 +75,7 @@ class Slice(NamedTuple):
     step: int = 1
 
 
+@ATTRIBUTES(Ops.WINDOW, Ops.FOLD)
 class Window(NamedTuple):
     """Axis `axis`, of extent e, becomes (positions, taps): a sliding window.
 
@@ -87,6 +91,7 @@ class Window(NamedTuple):
     extent: int | Node = 0
 
 
+@ATTRIBUTES(Ops.REDUCE, Ops.ACROSS)
 class Reduce(NamedTuple):
     """A reduction: its monoid and, at the tensor level, its axes (kept out of the result's shape).
 
@@ -97,6 +102,7 @@ class Reduce(NamedTuple):
     axes: tuple[int, ...] = ()
 
 
+@ATTRIBUTES(Ops.SCAN)
 class Scan(NamedTuple):
     """A running fold: its monoid and, at the tensor level, its axis (-1 at the kernel level)."""
 
@@ -104,12 +110,14 @@ class Scan(NamedTuple):
     axis: int = -1
 
 
+@ATTRIBUTES(Ops.SCATTER)
 class Scatter(NamedTuple):
     """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins)."""
 
     monoid: Monoid | None = None
 
 
+@ATTRIBUTES(Ops.STAGE)
 class Stage(NamedTuple):
     """Where a value is kept: the one node for every level of the memory hierarchy.
 
@@ -130,12 +138,14 @@ class Stage(NamedTuple):
     ahead: int = 0
 
 
+@ATTRIBUTES(Ops.OUT)
 class Out(NamedTuple):
     """How OUT writes: None overwrites, a monoid accumulates into what is there."""
 
     monoid: Monoid | None = None
 
 
+@ATTRIBUTES(Ops.KERNEL, Ops.PROGRAM)
 class KernelInfo(NamedTuple):
     """A kernel's name and launch facts.
 
@@ -153,6 +163,7 @@ class KernelInfo(NamedTuple):
     grain: int = 1
 
 
+@ATTRIBUTES(Ops.ALLOC)
 class Alloc(NamedTuple):
     """A buffer of the loop level, private to the kernel. `id` tells equal ones apart.
 
@@ -168,6 +179,7 @@ class Alloc(NamedTuple):
     ahead: int = 0
 
 
+@ATTRIBUTES(Ops.REG)
 class Reg(NamedTuple):
     """A virtual register of the linear level; `width` lanes of the node's dtype.
 
@@ -179,6 +191,7 @@ class Reg(NamedTuple):
     rows: int = 0
 
 
+@ATTRIBUTES(Ops.VLOAD, Ops.VSTORE, Ops.PREFETCH, Ops.TURN)
 class Access(NamedTuple):
     """A memory access of the linear level.
 
@@ -200,6 +213,7 @@ class Access(NamedTuple):
     strays: bool = False
 
 
+@ATTRIBUTES(Ops.TURNED)
 class Turned(NamedTuple):
     """A copy that transposes: `rows` of `columns` neighbours each become columns.
 
@@ -215,9 +229,16 @@ class Turned(NamedTuple):
     start: int
 
 
+@ATTRIBUTES(Ops.MACHINE)
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A target instruction by name, with its immediate operands."""
 
     name: str
     immediates: tuple[Any, ...] = field(default=())
+
+
+ATTRIBUTES.add(tuple[Pad], Ops.PAD)
+ATTRIBUTES.add(tuple[Slice], Ops.SHRINK)
+ATTRIBUTES.add(Layout, Ops.CONVERT)
+ATTRIBUTES.add(Monoid | None, Ops.STORE)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baregrad.base.errors import ShapeError
+from baregrad.ir.core.op import ATTRIBUTES, Ops
 
 # The dimensions of a block's threads, the one in which neighbours are adjacent first.
 THREAD_BINDS = ("thread", "thread_y", "thread_z")
@@ -13,6 +14,7 @@ TILE_BINDS = frozenset(("unroll", "vector", "lane", "warp", "reg", "tile", *THRE
 BINDS = TILE_BINDS | {"loop", "pool", "grid", "cluster", "warpgroup"}
 
 
+@ATTRIBUTES(Ops.RANGE)
 class Range(NamedTuple):
     """An axis of a kernel.
 
@@ -38,6 +40,7 @@ class Range(NamedTuple):
         return self.bind in THREAD_BINDS
 
 
+@ATTRIBUTES(Ops.VAR)
 @dataclass(frozen=True, slots=True)
 class Var:
     """A symbolic integer with inclusive bounds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,17 @@ SIGNS = MappingProxyType(
     {Ops.ADD: " + ", Ops.SUB: " - ", Ops.MUL: " * ", Ops.FLOORDIV: " // ", Ops.MOD: " % "}
 )
 
+# What index arithmetic and conditions are worth, exactly; a quotient by 0 and its rest are 0.
+EXACT: MappingProxyType[Op, Callable[..., int]] = MappingProxyType({
+    Ops.ADD: operator.add, Ops.SUB: operator.sub, Ops.MUL: operator.mul, Ops.NEG: operator.neg,
+    Ops.MAX: max, Ops.MIN: min,
+    Ops.FLOORDIV: lambda a, b: a // b if b else 0,
+    Ops.MOD: lambda a, b: a % b if b else 0,
+    Ops.CMPLT: operator.lt, Ops.CMPLE: operator.le,
+    Ops.CMPEQ: operator.eq, Ops.CMPNE: operator.ne,
+    Ops.AND: operator.and_, Ops.OR: operator.or_, Ops.NOT: operator.not_,
+    Ops.WHERE: lambda condition, a, b: a if condition else b,
+})  # fmt: skip
 # What makes the simplest value of an op on ints and nodes of dtype index; `index` adds the cells.
 SIMPLIFIED: Column[Callable[[Any, Any], Any]] = Column("index arithmetic")
 

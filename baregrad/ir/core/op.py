@@ -1,16 +1,17 @@
 """The op table: one row per op, by family, with the levels at which it is legal.
 
-A row says what an op means, how many sources it takes, which typed attribute it carries and at
-which of the four levels (`tensor`, `kernel`, `loop`, `linear`) it may stand. Rows are plain objects
-compared by identity; what other rooms know about an op (its gradient, its spelling, its evaluator)
-is a table keyed by row, and tests name every missing cell.
+A row says what an op means, how many sources it takes and at which of the four levels (`tensor`,
+`kernel`, `loop`, `linear`) it may stand. Rows are plain objects compared by identity; what else is
+known about an op (its attribute's type, its shape rule, its evaluator, its gradient) is a column
+keyed by row, and a test names every missing cell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from types import NoneType
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin
 
 from baregrad.base.errors import CompilerBug
 from baregrad.base.namespaces import namespace
@@ -43,7 +44,6 @@ class Op:
     family: str
     levels: tuple[str, ...]
     arity: tuple[int, int]
-    attribute: str
     meaning: str
     bit: int
     commutative: bool = False
@@ -63,16 +63,24 @@ class Column(Generic[Cell]):
         self.cells: dict[Op, Cell] = {}
         self.get = self.cells.get
 
-    def __call__(self, *ops: Op) -> Callable[[Function], Function]:
-        """A decorator that makes a function the cell of `ops`. Raises CompilerBug for a second."""
+    def add(self, cell: Cell, *ops: Op) -> None:
+        """Make `cell` that of `ops`. Raises CompilerBug for a second one."""
+        for op in ops:
+            if self.cells.setdefault(op, cell) is not cell:
+                raise CompilerBug(f"{op.name} has a {self.name} already", found=repr(cell))
 
-        def add(cell: Function) -> Function:
-            for op in ops:
-                if self.cells.setdefault(op, cast(Cell, cell)) is not cell:
-                    raise CompilerBug(f"{op.name} has a {self.name} already", found=repr(cell))
+    def __call__(self, *ops: Op) -> Callable[[Function], Function]:
+        """A decorator that makes a function or a class the cell of `ops`, as `add` does."""
+
+        def added(cell: Function) -> Function:
+            self.add(cast(Cell, cell), *ops)
             return cell
 
-        return add
+        return added
+
+
+# The type of each op's attribute: a class, a union of some, or `tuple[item]`; None has no cell.
+ATTRIBUTES: Column[Any] = Column("type of attribute")
 
 
 class _Rows:
@@ -89,13 +97,16 @@ class _Rows:
         arity: int | tuple[int, int],
         meaning: str,
         *,
-        attribute: str = "none",
+        attribute: Any = None,
         commutative: bool = False,
     ) -> Op:
         span = (arity, arity) if isinstance(arity, int) else arity
         bit = 1 << self.count
         self.count += 1
-        return Op(name, family, levels, span, attribute, meaning, bit, commutative)
+        op = Op(name, family, levels, span, meaning, bit, commutative)
+        if attribute is not None:
+            ATTRIBUTES.add(attribute, op)
+        return op
 
 
 _r = _Rows().row
@@ -105,17 +116,15 @@ class _Table:
     """Every op of every level. `Ops.ADD` is the row itself."""
 
     # leaves
-    CONST = _r("CONST", "leaf", ALL, 0, "a scalar constant", attribute="bool|int|float")
-    BUFFER = _r("BUFFER", "leaf", T, 0, "the contents of a realised buffer", attribute="BufferRef")
-    PARAM = _r("PARAM", "leaf", ALL, 0, "the n-th argument array of a program", attribute="Param")
-    VAR = _r("VAR", "leaf", ALL, 0, "a symbolic integer with bounds", attribute="Var")
-    IOTA = _r(
-        "IOTA", "leaf", T, (0, 1), "0, 1, ..., n-1 (n symbolic: the source)", attribute="int|None"
-    )
-    RANGE = _r("RANGE", "leaf", KL, 1, "an axis: every value in [0, extent)", attribute="Range")
-    SLOT = _r(
-        "SLOT", "leaf", ALL, 0, "the i-th input of a small expression (monoid)", attribute="int"
-    )
+    CONST = _r("CONST", "leaf", ALL, 0, "a scalar constant", attribute=bool | int | float)
+    BUFFER = _r("BUFFER", "leaf", T, 0, "the contents of a realised buffer")
+    PARAM = _r("PARAM", "leaf", ALL, 0, "the n-th argument array of a program")
+    VAR = _r("VAR", "leaf", ALL, 0, "a symbolic integer with bounds")
+    IOTA = _r("IOTA", "leaf", T, (0, 1),
+        "0, 1, ..., n-1 (n symbolic: the source)", attribute=int | None)
+    RANGE = _r("RANGE", "leaf", KL, 1, "an axis: every value in [0, extent)")
+    SLOT = _r("SLOT", "leaf", ALL, 0,
+        "the i-th input of a small expression (monoid)", attribute=int)
 
     # unary arithmetic
     NEG = _r("NEG", "unary", ALL, 1, "-x")
@@ -164,251 +173,115 @@ class _Table:
     # ternary arithmetic
     WHERE = _r("WHERE", "ternary", ALL, 3, "y if cond else z, element by element")
     FMA = _r("FMA", "ternary", ALL, 3, "x*y + z with one rounding")
-    DOT4 = _r(
-        "DOT4",
-        "ternary",
-        KLL,
-        3,
-        "z + the products of the four unsigned bytes of x and the signed ones of y, of int32",
-    )
-    DOT2 = _r(
-        "DOT2",
-        "ternary",
-        KLL,
-        3,
-        "z + the product of the upper bfloat16 of x and y, + that of the lower, each rounded once: "
-        "of int32, int32 and float32; subnormal numbers are 0",
-    )
+    DOT4 = _r("DOT4", "ternary", KLL, 3,
+        "z + the products of the four unsigned bytes of x and the signed ones of y, of int32")
+    DOT2 = _r("DOT2", "ternary", KLL, 3,
+        "z + the product of the upper bfloat16 of x and y, + that of the lower, each rounded "
+        "once: of int32, int32 and float32; subnormal numbers are 0")
 
     # conversions
-    CAST = _r(
-        "CAST", "convert", ALL, 1, "to the node's dtype, C rules; float to int saturates, NaN -> 0"
-    )
+    CAST = _r("CAST", "convert", ALL, 1,
+        "to the node's dtype, C rules; float to int saturates, NaN -> 0")
     BITCAST = _r("BITCAST", "convert", ALL, 1, "the same bits as the node's dtype, of equal size")
-    LOOKUP = _r(
-        "LOOKUP",
-        "convert",
-        LL,
-        1,
-        "the number of a table at an unsigned place, modulo the table's length, a power of two",
-        attribute="tuple[float]",
-    )
+    LOOKUP = _r("LOOKUP", "convert", LL, 1,
+        "the number of a table at an unsigned place, modulo the table's "
+        "length, a power of two", attribute=tuple[float])
 
     # movement: views, they cost no copy
-    RESHAPE = _r(
-        "RESHAPE", "movement", T, (1, MANY), "new shape, row-major order", attribute="tuple"
-    )
-    PERMUTE = _r("PERMUTE", "movement", T, 1, "axes reordered", attribute="tuple[int]")
-    EXPAND = _r("EXPAND", "movement", T, (1, MANY), "axes of extent 1 repeated", attribute="tuple")
-    PAD = _r("PAD", "movement", T, 1, "(lo, hi, interior) zeros per axis", attribute="tuple[Pad]")
-    SHRINK = _r("SHRINK", "movement", T, 1, "start:stop:step per axis", attribute="tuple[Slice]")
-    FLIP = _r("FLIP", "movement", T, 1, "axes reversed", attribute="tuple[int]")
-    WINDOW = _r(
-        "WINDOW",
-        "movement",
-        T,
-        1,
-        "axis -> (positions, taps), a sliding window",
-        attribute="Window",
-    )
+    RESHAPE = _r("RESHAPE", "movement", T, (1, MANY), "new shape, row-major order", attribute=tuple)
+    PERMUTE = _r("PERMUTE", "movement", T, 1, "axes reordered", attribute=tuple[int])
+    EXPAND = _r("EXPAND", "movement", T, (1, MANY), "axes of extent 1 repeated", attribute=tuple)
+    PAD = _r("PAD", "movement", T, 1, "(lo, hi, interior) zeros per axis")
+    SHRINK = _r("SHRINK", "movement", T, 1, "start:stop:step per axis")
+    FLIP = _r("FLIP", "movement", T, 1, "axes reversed", attribute=tuple[int])
+    WINDOW = _r("WINDOW", "movement", T, 1, "axis -> (positions, taps), a sliding window")
 
     # structure over whole arrays
-    REDUCE = _r(
-        "REDUCE",
-        "reduce",
-        TKL,
-        (1, MANY),
-        "fold of a monoid over axes or ranges",
-        attribute="Reduce",
-    )
-    PROJ = _r("PROJ", "reduce", TKL, 1, "one part of a tuple-valued reduction", attribute="int")
-    FOLD = _r(
-        "FOLD", "reduce", T, 1, "adjoint of WINDOW: overlapping taps are summed", attribute="Window"
-    )
-    SCAN = _r(
-        "SCAN", "reduce", TK, (1, 2), "running fold along one axis, inclusive", attribute="Scan"
-    )
+    REDUCE = _r("REDUCE", "reduce", TKL, (1, MANY), "fold of a monoid over axes or ranges")
+    PROJ = _r("PROJ", "reduce", TKL, 1, "one part of a tuple-valued reduction", attribute=int)
+    FOLD = _r("FOLD", "reduce", T, 1, "adjoint of WINDOW: overlapping taps are summed")
+    SCAN = _r("SCAN", "reduce", TK, (1, 2), "running fold along one axis, inclusive")
     GATHER = _r("GATHER", "index", T, (1, MANY), "x[i0, i1, ...], one index array per axis of x")
-    SCATTER = _r("SCATTER", "index", T, (2, MANY), "base, values, *indices", attribute="Scatter")
-    CONTIGUOUS = _r(
-        "CONTIGUOUS", "place", T, 1,
-        "the same value, staged in device memory; its gradient likewise where True",
-        attribute="bool|None",
-    )
+    SCATTER = _r("SCATTER", "index", T, (2, MANY), "base, values, *indices")
+    CONTIGUOUS = _r("CONTIGUOUS", "place", T, 1,
+        "the same value, staged in device memory; its gradient likewise "
+        "where True", attribute=bool | None)
     DETACH = _r("DETACH", "place", T, 1, "the same value, where gradients stop")
-    COPY = _r("COPY", "place", T, 1, "the same value on another device", attribute="str")
+    COPY = _r("COPY", "place", T, 1, "the same value on another device", attribute=str)
     SINK = _r("SINK", "place", ALL, (0, MANY), "several values wanted together")
 
     # kernel level
     INDEX = _r("INDEX", "memory", KL, (1, MANY), "one element of an array, by one index per axis")
-    GUARD = _r(
-        "GUARD", "memory", KL, 2, "value where cond, else 0; value is not evaluated elsewhere"
-    )
-    STAGE = _r(
-        "STAGE", "memory", K, (1, MANY), "keep value over ranges in a space", attribute="Stage"
-    )
-    OUT = _r("OUT", "memory", K, (2, MANY), "param, value, *indices: write", attribute="Out")
-    KERNEL = _r("KERNEL", "structure", KL, (1, MANY), "one launch", attribute="KernelInfo")
+    GUARD = _r("GUARD", "memory", KL, 2,
+        "value where cond, else 0; value is not evaluated elsewhere")
+    STAGE = _r("STAGE", "memory", K, (1, MANY), "keep value over ranges in a space")
+    OUT = _r("OUT", "memory", K, (2, MANY), "param, value, *indices: write")
+    KERNEL = _r("KERNEL", "structure", KL, (1, MANY), "one launch")
 
     # loop level: statements (an effect executes where it stands, children in order)
     SEQ = _r("SEQ", "statement", L, (0, MANY), "statements in order")
     LOOP = _r("LOOP", "statement", L, 2, "range, body: the body once per value of the range")
     IF = _r("IF", "statement", L, 2, "cond, body")
-    ROLE = _r("ROLE", "statement", L, 1, "a body that some warps run", attribute="Role")
-    ALLOC = _r(
-        "ALLOC",
-        "memory",
-        LL,
-        (0, MANY),
-        "a buffer in a space; symbolic extents are sources",
-        attribute="Alloc",
-    )
+    ROLE = _r("ROLE", "statement", L, 1, "a body that some warps run")
+    ALLOC = _r("ALLOC", "memory", LL, (0, MANY),
+        "a buffer in a space; symbolic extents are sources")
     LOAD = _r("LOAD", "memory", L, (1, MANY), "buffer, *indices: read now")
-    STORE = _r(
-        "STORE",
-        "statement",
-        L,
-        (2, MANY),
-        "buffer, value, *indices: write",
-        attribute="Monoid|None",
-    )
-    COPYTO = _r(
-        "COPYTO",
-        "statement",
-        L,
-        (2, MANY),
-        "buffer, value, *indices[, pipe, counter]: an engine stores a tile, later",
-        attribute="CopyTo",
-    )
-    PIPE = _r("PIPE", "memory", L, (1, MANY), "the ring protocol of buffers", attribute="Pipe")
-    ACQUIRE = _r(
-        "ACQUIRE",
-        "statement",
-        L,
-        2,
-        "pipe, counter: wait until the slot is empty, then announce what will arrive",
-    )
-    COMMIT = _r(
-        "COMMIT",
-        "statement",
-        L,
-        (0, 2),
-        "pipe, counter: nothing more is put in, full on arrival; of none, copies are a group",
-    )
+    STORE = _r("STORE", "statement", L, (2, MANY), "buffer, value, *indices: write")
+    COPYTO = _r("COPYTO", "statement", L, (2, MANY),
+        "buffer, value, *indices[, pipe, counter]: an engine stores a tile, later")
+    PIPE = _r("PIPE", "memory", L, (1, MANY), "the ring protocol of buffers")
+    ACQUIRE = _r("ACQUIRE", "statement", L, 2,
+        "pipe, counter: wait until the slot is empty, then announce what will arrive")
+    COMMIT = _r("COMMIT", "statement", L, (0, 2),
+        "pipe, counter: nothing more is put in, full on arrival; of none, copies are a group")
     WAIT = _r("WAIT", "statement", L, 2, "pipe, counter: wait until the slot is full")
     RELEASE = _r("RELEASE", "statement", L, 2, "pipe, counter: the slot may be reused")
     DRAIN = _r("DRAIN", "statement", L, 2, "pipe, count: wait until every slot was released")
-    MMA = _r(
-        "MMA",
-        "statement",
-        L,
-        (7, 8),
-        "acc, a, b, keep, m, n, k[, outer k]: issue acc = (acc if keep) + a @ b.T as one group",
-        attribute="Mma",
-    )
-    DONE = _r(
-        "DONE", "statement", L, 0, "wait until at most n groups are in flight", attribute="Done"
-    )
-    BARRIER = _r("BARRIER", "statement", L, 0, "all threads of a scope meet", attribute="Barrier")
-    FENCE = _r("FENCE", "statement", L, 0, "order accesses between proxies", attribute="Fence")
-    CONVERT = _r(
-        "CONVERT", "memory", L, 1, "the same tile under another layout", attribute="Layout"
-    )
-    BITFIELD = _r(
-        "BITFIELD",
-        "memory",
-        KLL,
-        2,
-        "word, bit offset: some bits of an unsigned word",
-        attribute="int",
-    )
+    MMA = _r("MMA", "statement", L, (7, 8),
+        "acc, a, b, keep, m, n, k[, outer k]: issue acc = (acc if keep) + a @ b.T as one group")
+    DONE = _r("DONE", "statement", L, 0, "wait until at most n groups are in flight")
+    BARRIER = _r("BARRIER", "statement", L, 0, "all threads of a scope meet")
+    FENCE = _r("FENCE", "statement", L, 0, "order accesses between proxies")
+    CONVERT = _r("CONVERT", "memory", L, 1, "the same tile under another layout")
+    BITFIELD = _r("BITFIELD", "memory", KLL, 2,
+        "word, bit offset: some bits of an unsigned word", attribute=int)
 
-    WORDS = _r(
-        "WORDS",
-        "memory",
-        K,
-        2,
-        "the products of the numbers in two words, added up, as the instruction of that name does",
-        attribute="str",
-    )
+    WORDS = _r("WORDS", "memory", K, 2,
+        "the products of the numbers in two words, added up, as the instruction of "
+        "that name does", attribute=str)
 
     # linear level: an instruction is a node in PROGRAM's sources, executed where it stands; its
     # value, of shape (), (lanes,) or of a tile (rows, lanes), is that of its latest execution
-    REG = _r("REG", "leaf", LIN, 0, "a mutable register, read when used", attribute="Reg")
+    REG = _r("REG", "leaf", LIN, 0, "a mutable register, read when used")
     SET = _r("SET", "instruction", LIN, 2, "register, value: write it; a CONST to every lane")
     READ = _r("READ", "memory", LIN, 1, "a copy of a register as it is now")
-    VLOAD = _r(
-        "VLOAD",
-        "memory",
-        LIN,
-        (2, 3),
-        "PARAM or ALLOC, offset (one per lane: a gather), mask: read; 0 where the mask is false",
-        attribute="Access",
-    )
-    VSTORE = _r(
-        "VSTORE",
-        "instruction",
-        LIN,
-        (3, 4),
-        "PARAM or ALLOC, offset, value, mask: write lanes, with a mask contiguous ones",
-        attribute="Access",
-    )
-    PREFETCH = _r(
-        "PREFETCH",
-        "instruction",
-        LIN,
-        2,
-        "PARAM, offset: bring the lines of so many elements near, if there is memory",
-        attribute="Access",
-    )
-    TURN = _r(
-        "TURN",
-        "instruction",
-        LIN,
-        (3, MANY),
-        "PARAM or ALLOC, offset, vectors: write a tile by its columns: lanes, stride apart, of all "
-        "rows, in order or as the access has them",
-        attribute="Access",
-    )
-    TURNED = _r(
-        "TURNED",
-        "instruction",
-        LIN,
-        4,
-        "PARAM or ALLOC, offset, and those of the source: copy a tile, its rows as columns",
-        attribute="Turned",
-    )
-    SPLAT = _r("SPLAT", "memory", LIN, 1, "a scalar in every lane", attribute="int")
-    ROWS = _r("ROWS", "memory", LIN, 1, "a vector in every row of a tile", attribute="int")
-    ROW = _r("ROW", "memory", LIN, 1, "one row of a tile", attribute="int")
-    LANES = _r("LANES", "memory", LIN, 0, "0, 1, ..., lanes-1", attribute="int")
-    EXTRACT = _r("EXTRACT", "memory", LIN, 1, "one lane of a vector", attribute="int")
-    PART = _r("PART", "memory", LIN, 1, "lanes first, count of a vector", attribute="tuple[int]")
-    ACROSS = _r(
-        "ACROSS",
-        "memory",
-        LIN,
-        1,
-        "the lanes of a vector folded by a commutative primitive monoid, by halves",
-        attribute="Reduce",
-    )
+    VLOAD = _r("VLOAD", "memory", LIN, (2, 3),
+        "PARAM or ALLOC, offset (one per lane: a gather), mask: read; 0 where the mask is false")
+    VSTORE = _r("VSTORE", "instruction", LIN, (3, 4),
+        "PARAM or ALLOC, offset, value, mask: write lanes, with a mask contiguous ones")
+    PREFETCH = _r("PREFETCH", "instruction", LIN, 2,
+        "PARAM, offset: bring the lines of these elements near, if there is memory")
+    TURN = _r("TURN", "instruction", LIN, (3, MANY),
+        "PARAM or ALLOC, offset, vectors: write a tile by its columns: lanes, stride apart, of "
+        "all rows, in order or as the access has them")
+    TURNED = _r("TURNED", "instruction", LIN, 4,
+        "PARAM or ALLOC, offset, and those of the source: copy a tile, its rows as columns")
+    SPLAT = _r("SPLAT", "memory", LIN, 1, "a scalar in every lane", attribute=int)
+    ROWS = _r("ROWS", "memory", LIN, 1, "a vector in every row of a tile", attribute=int)
+    ROW = _r("ROW", "memory", LIN, 1, "one row of a tile", attribute=int)
+    LANES = _r("LANES", "memory", LIN, 0, "0, 1, ..., lanes-1", attribute=int)
+    EXTRACT = _r("EXTRACT", "memory", LIN, 1, "one lane of a vector", attribute=int)
+    PART = _r("PART", "memory", LIN, 1, "lanes first, count of a vector", attribute=tuple[int])
+    ACROSS = _r("ACROSS", "memory", LIN, 1,
+        "the lanes of a vector folded by a commutative primitive monoid, by halves")
     ANY = _r("ANY", "memory", LIN, 1, "whether any lane of a vector of bools is true")
-    BEGIN = _r(
-        "BEGIN",
-        "instruction",
-        LIN,
-        (2, 3),
-        "from, to: the counter of a loop up to END; of the pool loop by chunks, and third, its end",
-        attribute="int",
-    )
+    BEGIN = _r("BEGIN", "instruction", LIN, (2, 3),
+        "from, to: the counter of a loop up to END; of the pool loop by chunks, and"
+        " third, its end", attribute=int)
     TEST = _r("TEST", "instruction", LIN, 1, "runs up to END if the condition holds")
     END = _r("END", "instruction", LIN, 0, "closes the innermost BEGIN or TEST")
-    MACHINE = _r(
-        "MACHINE", "instruction", LIN, (0, MANY), "a target instruction", attribute="Machine"
-    )
-    PROGRAM = _r(
-        "PROGRAM", "structure", LIN, (0, MANY), "instructions in order", attribute="KernelInfo"
-    )
+    MACHINE = _r("MACHINE", "instruction", LIN, (0, MANY), "a target instruction")
+    PROGRAM = _r("PROGRAM", "structure", LIN, (0, MANY), "instructions in order")
 
 
 Ops = namespace(_Table)
@@ -457,15 +330,14 @@ def form_fault(op: Op, sources: int, arg: object) -> str | None:
 
 
 def _attribute_fault(op: Op, arg: object) -> str | None:
-    """The attribute's type must be one that the op's row names."""
-    for wanted in op.attribute.split("|"):
-        if wanted in ("none", "None"):
-            if arg is None:
-                return None
-        elif wanted == "tuple" or wanted.startswith("tuple["):
-            inner = wanted[6:-1]
-            if type(arg) is tuple and all(not inner or type(a).__name__ == inner for a in arg):
-                return None
-        elif type(arg).__name__ == wanted:
-            return None
-    return f"{op.name} carries a {type(arg).__name__}, wanted {op.attribute}"
+    """The attribute's type must be one of those in the op's cell, exactly."""
+    cell = ATTRIBUTES.get(op, NoneType)
+    if get_origin(cell) is tuple:
+        (item,) = get_args(cell)
+        fits = type(arg) is tuple and all(type(one) is item for one in arg)
+    else:
+        fits = type(arg) in (get_args(cell) or (cell,))
+    if fits:
+        return None
+    wanted = cell.__name__ if isinstance(cell, type) else cell
+    return f"{op.name} carries a {type(arg).__name__}, wanted {wanted}"

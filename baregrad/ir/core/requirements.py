@@ -10,15 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from baregrad.base.errors import ShapeError
 from baregrad.ir.core import index
+from baregrad.ir.core.integers import EXACT
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import Column, Ops
 
 Dim = int | Node
+Rule = Callable[[tuple[Dim, ...], Any], Iterator["Requirement"]]
+REQUIREMENTS: Column[Rule] = Column("requirement")
 
 
 class Requirement(NamedTuple):
@@ -66,20 +68,13 @@ def value_of(dim: Any, variables: Mapping[str, int] | None = None) -> int | None
         elif node.op is Ops.CONST:
             values[node] = int(node.arg)
         else:
-            a, b = (values[one] for one in node.src)
-            values[node] = _ARITHMETIC[node.op](a, b)
+            values[node] = EXACT[node.op](*[values[one] for one in node.src])
     return values[dim]
-
-
-_ARITHMETIC: MappingProxyType[Op, Callable[[int, int], int]] = MappingProxyType({
-    Ops.ADD: int.__add__, Ops.SUB: int.__sub__, Ops.MUL: int.__mul__, Ops.MAX: max, Ops.MIN: min,
-    Ops.FLOORDIV: lambda a, b: a // b if b else 0, Ops.MOD: lambda a, b: a % b if b else 0,
-})
 
 
 def requirements(node: Node) -> tuple[Requirement, ...]:
     """What a node's own symbolic extents must satisfy, as far as bounds leave it open."""
-    rule = _RULES.get(node.op)
+    rule = REQUIREMENTS.get(node.op)
     if rule is None:
         return ()
     found: tuple[Requirement, ...] | None = node.memo.get("requirements")
@@ -139,6 +134,7 @@ def _open(asked: Iterator[Requirement]) -> Iterator[Requirement]:
             yield one
 
 
+@REQUIREMENTS(Ops.RESHAPE)
 def _reshape(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
     sizes = index.product(shape), index.product(arg)
     what = f"cannot reshape {list(shape)} to {list(arg)}: the sizes differ"
@@ -147,6 +143,7 @@ def _reshape(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
     yield from _made(shape, [extent for extent in arg if extent not in shape])
 
 
+@REQUIREMENTS(Ops.SHRINK)
 def _shrink(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
     for axis, (extent, cut) in enumerate(zip(shape, arg, strict=True)):
         what = f"the part {cut.start!r}:{cut.stop!r} leaves axis {axis} of extent {extent!r}"
@@ -155,6 +152,7 @@ def _shrink(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
         yield Requirement(what, cut.stop, extent)
 
 
+@REQUIREMENTS(Ops.WINDOW)
 def _window(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
     span = arg.dilation * (arg.taps - 1) + 1
     extent = shape[arg.axis]
@@ -164,19 +162,15 @@ def _window(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
     yield Requirement(what, span, extent)
 
 
+@REQUIREMENTS(Ops.PAD)
 def _pad(shape: tuple[Any, ...], arg: Any) -> Iterator[Requirement]:
     for axis, pad in enumerate(arg):
         for side in (pad.lo, pad.hi):
             yield Requirement(f"axis {axis} is padded by a negative amount", 0, side)
 
 
+@REQUIREMENTS(Ops.EXPAND, Ops.IOTA)
 def _made(shape: tuple[Any, ...], arg: Iterable[Dim]) -> Iterator[Requirement]:
     """Extents that are no part of what was there."""
     for extent in arg:
         yield Requirement("an extent cannot be negative", 0, extent)
-
-
-_RULES = MappingProxyType({
-    Ops.RESHAPE: _reshape, Ops.SHRINK: _shrink, Ops.WINDOW: _window, Ops.PAD: _pad,
-    Ops.EXPAND: _made, Ops.IOTA: _made,
-})

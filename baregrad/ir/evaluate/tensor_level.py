@@ -24,6 +24,7 @@ from baregrad.base.errors import (
 )
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.index import Dim
+from baregrad.ir.core.integers import EXACT
 from baregrad.ir.core.node import Node, count_uses, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.alu import (
@@ -121,7 +122,7 @@ def _resolve_node(node: Node, args: list[int], variables: Mapping[str, int]) -> 
         return int(node.arg)
     if node.op is Ops.VAR:
         return _variable(node, variables)
-    rule = _EXACT_RULES.get(node.op)
+    rule = EXACT.get(node.op)
     if rule is None:
         raise CompilerBug("not a symbolic integer", found=repr(node))
     return int(rule(*args))
@@ -139,28 +140,6 @@ def _variable(node: Node, variables: Mapping[str, int]) -> int:
             wanted=f"{variable.lo} to {variable.hi}",
         )
     return int(value)
-
-
-_EXACT_RULES: MappingProxyType[Op, Callable[..., int]] = MappingProxyType(
-    {
-        Ops.NEG: lambda a: -a,
-        Ops.NOT: lambda a: not a,
-        Ops.ADD: lambda a, b: a + b,
-        Ops.SUB: lambda a, b: a - b,
-        Ops.MUL: lambda a, b: a * b,
-        Ops.FLOORDIV: lambda a, b: a // b if b else 0,
-        Ops.MOD: lambda a, b: a % b if b else 0,
-        Ops.MAX: max,
-        Ops.MIN: min,
-        Ops.AND: lambda a, b: a & b,
-        Ops.OR: lambda a, b: a | b,
-        Ops.CMPLT: lambda a, b: a < b,
-        Ops.CMPLE: lambda a, b: a <= b,
-        Ops.CMPEQ: lambda a, b: a == b,
-        Ops.CMPNE: lambda a, b: a != b,
-        Ops.WHERE: lambda c, a, b: a if c else b,
-    }
-)
 
 
 def _evaluate_node(node: Node, operands: list[Any], inputs: _Inputs) -> Value:

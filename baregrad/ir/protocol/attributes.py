@@ -20,6 +20,7 @@ class ProtocolError(VerifyError):
     """A kernel whose parts that run at the same time do not fit together."""
 
 
+@ATTRIBUTES(Ops.ROLE)
 @dataclass(frozen=True, slots=True)
 class Role:
     """Some warps of a block that run a body of their own.
@@ -39,6 +40,7 @@ class Role:
         return 1 if self.elect else max(self.warps // target.warpgroup_warps, 1)
 
 
+@ATTRIBUTES(Ops.PIPE)
 @dataclass(frozen=True, slots=True)
 class Pipe:
     """The ring protocol of some buffers of `depth` slots between a role and others.
@@ -57,6 +59,7 @@ class Pipe:
     scope: str = ""
 
 
+@ATTRIBUTES(Ops.COPYTO)
 @dataclass(frozen=True, slots=True)
 class CopyTo:
     """How COPYTO moves its tile: an engine, and what completes when it is done.
@@ -71,6 +74,7 @@ class CopyTo:
     multicast: bool = False
 
 
+@ATTRIBUTES(Ops.MMA)
 @dataclass(frozen=True, slots=True)
 class Mma:
     """A matrix instruction: acc[m, n] (+)= sum over k of a[m, k] * b[n, k], exact products in f32.
@@ -92,6 +96,7 @@ class Mma:
     a_major: str = "k"
 
 
+@ATTRIBUTES(Ops.DONE)
 @dataclass(frozen=True, slots=True)
 class Done:
     """Wait until at most `keep` groups of an engine (`mma`, `tma_store`, `copy`) are in flight.
@@ -106,6 +111,7 @@ class Done:
     reads_only: bool = False
 
 
+@ATTRIBUTES(Ops.BARRIER)
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """All threads of a `warpgroup` of the role, a `block` or a `cluster` meet."""
@@ -113,6 +119,7 @@ class Barrier:
     scope: str
 
 
+@ATTRIBUTES(Ops.FENCE)
 @dataclass(frozen=True, slots=True)
 class Fence:
     """Accesses through one proxy come before those through another.

@@ -1,4 +1,4 @@
 """The text form of graphs, written and parsed.
 
-In: nodes or text. Out: the other. Imports `core` and `verify`.
+In: nodes or text. Out: the other. Imports `core` and `protocol`.
 """

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from baregrad.base.errors import FileFormatError, ShapeError
 from baregrad.dtypes import ALL, DType
 from baregrad.ir.core.attribute_fields import AttributeField, attribute_fields
+from baregrad.ir.core.layout import Digit, Swizzle
 from baregrad.ir.core.monoid import Monoid, arg_extreme, primitive
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import Op, Ops, all_ops, form_fault
+from baregrad.ir.core.op import ATTRIBUTES, Op, Ops, all_ops, form_fault
+
+# Its attributes are in the column once it is imported.
+from baregrad.ir.protocol import attributes as attributes
 
 _SHORT: MappingProxyType[str, str] = MappingProxyType({"float": "f", "int": "i", "uint": "u"})
 
@@ -88,15 +90,10 @@ class _Reader:
 
 def attribute_classes() -> Mapping[str, type[Any]]:
     """The classes whose values may stand in an attribute, by name."""
-    found: dict[str, type[Any]] = {"Monoid": Monoid}
-    for module in ("core.axes", "core.attrs", "core.layout", "protocol.attributes"):
-        name = f"baregrad.ir.{module}"
-        if importlib.util.find_spec(name) is None:
-            continue
-        for item in vars(importlib.import_module(name)).values():
-            if isinstance(item, type) and attribute_fields(item) is not None:
-                found[item.__name__] = item
-    return MappingProxyType(found)
+    cells = [item for cell in ATTRIBUTES.cells.values() for item in get_args(cell) or (cell,)]
+    inner = (Monoid, Swizzle, Digit)
+    found = [kind for kind in (*cells, *inner) if attribute_fields(kind) is not None]
+    return MappingProxyType({kind.__name__: kind for kind in found})
 
 
 class _Line:

@@ -1,4 +1,4 @@
 """The verifier: the grammar of each level, checked node by node.
 
-Imports `core`.
+Imports `core`, `analysis`, `text`, `protocol` and, for traces, `evaluate`.
 """

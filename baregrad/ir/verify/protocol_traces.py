@@ -6,13 +6,12 @@ and the slots of buffers in a trace are exact.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import CompilerBug
+from baregrad.ir.core.integers import EXACT
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.loop_level import STRUCTURE, LoopMachine
@@ -22,27 +21,6 @@ from baregrad.target.gpu import GpuTarget
 LONGEST = 200_000
 Region = tuple[Node, tuple[int, ...]]
 """A buffer with the indices before its tile: one slot, one part."""
-
-
-_ARITHMETIC: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType(
-    {
-        Ops.ADD: operator.add,
-        Ops.SUB: operator.sub,
-        Ops.MUL: operator.mul,
-        Ops.NEG: operator.neg,
-        Ops.FLOORDIV: lambda a, b: a // b if b else 0,
-        Ops.MOD: lambda a, b: a % b if b else 0,
-        Ops.MAX: max,
-        Ops.MIN: min,
-        Ops.CMPLT: operator.lt,
-        Ops.CMPLE: operator.le,
-        Ops.CMPEQ: operator.eq,
-        Ops.CMPNE: operator.ne,
-        Ops.AND: operator.and_,
-        Ops.OR: operator.or_,
-        Ops.NOT: operator.not_,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +142,7 @@ class _Tracer(LoopMachine):
             elif one.op is Ops.RANGE:
                 values[one] = self.counters.get(one, 0)
             else:
-                values[one] = _ARITHMETIC[one.op](*(values[child] for child in one.src))
+                values[one] = EXACT[one.op](*(values[child] for child in one.src))
         return values[node]
 
     def reads(self, value: Node) -> frozenset[Region]:
