@@ -13,8 +13,9 @@ from baregrad.tensor import Tensor
 from baregrad.testing.fuzz_compare import Difference, perform, upload, values_of
 from baregrad.testing.fuzz_program import FuzzProgram, Statement, given
 from baregrad.testing.fuzz_values import mantissa_bits
-from baregrad.testing.numpy_casts import Array, rounded
-from baregrad.testing.numpy_twin import NumPyTwin, TwinMaker, Uncovered
+from baregrad.testing.twin.array import Uncovered
+from baregrad.testing.twin.casts import Array, rounded
+from baregrad.testing.twin.tensor_twin import NumPyTwin, TwinMaker
 
 KIND = "reference against NumPy"
 

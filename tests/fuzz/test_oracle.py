@@ -17,8 +17,9 @@ from baregrad.testing.fuzz_oracle import KIND, check_statements
 from baregrad.testing.fuzz_program import FuzzProgram, Statement, given
 from baregrad.testing.fuzz_shrink import script
 from baregrad.testing.fuzz_values import Data, Known
-from baregrad.testing.numpy_casts import converted, rounded
-from baregrad.testing.numpy_twin import NumPyTwin, TwinMaker, Uncovered
+from baregrad.testing.twin.array import Uncovered
+from baregrad.testing.twin.casts import converted, rounded
+from baregrad.testing.twin.tensor_twin import NumPyTwin, TwinMaker
 
 pytestmark = pytest.mark.differential
 
