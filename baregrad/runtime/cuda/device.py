@@ -3,64 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
-import itertools
 import os
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baregrad.base.errors import BaregradError, CompileError, DeviceError, UnsupportedDevice
+from baregrad.base.errors import BaregradError, CompileError, DeviceError
 from baregrad.base.options import options
 from baregrad.program import CUBIN, Program
 from baregrad.runtime.buffers import Buffer, MemoryStats, flat_bytes
 from baregrad.runtime.commands import CommandList, Kernel, Timeline, check_buffer
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.allocator import CachingAllocator
-from baregrad.runtime.cuda.binding import BoundList, ListGraph
-from baregrad.runtime.cuda.context import Context, who
+from baregrad.runtime.cuda.binding import BoundList
+from baregrad.runtime.cuda.context import Context
 from baregrad.runtime.cuda.driver import Functions
+from baregrad.runtime.cuda.list_runner import ListRunner
+from baregrad.runtime.cuda.loaded_code import LoadedCode
 from baregrad.runtime.cuda.pinned import PinnedMemory
 from baregrad.runtime.cuda.staging import SHARED_NBYTES, Staging
 from baregrad.runtime.interface import Device
 from baregrad.runtime.lifetime import follow_process
-from baregrad.runtime.nvidia.driver.teardown import Teardown
 
 if TYPE_CHECKING:
     from baregrad.runtime.buffers import Contiguous
-
-# Microseconds of the host: a launch by itself, and what it costs as a node of a graph whose
-# operands changed; then of a graph's launch, once and for each node. What matters is their order;
-# `benchmarks/gpu_launch.py --costs` measures them.
-LAUNCH_US = 3.0
-SET_NODE_US = 1.6
-GRAPH_US = 8.0
-GRAPH_NODE_US = 0.3
-# A graph is made once launching by hand cost about as much as making it does.
-GRAPH_AFTER = 4
-# Modules that nobody needs are worth a wait when there are so many.
-MANY_MODULES = 64
-
-
-class LoadedModule:
-    """A cubin on the device; unloaded, when nothing refers to it any more, by the device."""
-
-    __slots__ = ("_dead", "function", "module")
-
-    def __init__(self, module: int, function: int, dead: deque[int]) -> None:
-        self.module = module
-        self.function = function
-        self._dead = dead
-
-    def __del__(self) -> None:
-        # This may run inside a garbage collection, where no call may be made.
-        self._dead.append(self.module)
-
 
 class CudaDevice(Device):
     """Runs programs of kind "cubin" on one GPU, by the CUDA driver API.
@@ -85,10 +54,8 @@ class CudaDevice(Device):
         self.driver = self.context.driver
         self.architecture = self.context.architecture
         self._lock = threading.RLock()
-        self._graphs: set[tuple[int, int]] = set()
-        self._modules: set[int] = set()
-        self._dead_graphs: deque[tuple[int, int]] = deque()
-        self._dead_modules: deque[int] = deque()
+        self._code = LoadedCode(self.context)
+        self._runner = ListRunner(self.context, self._code)
         self._peers: set[int] = set()
         self.allocator = CachingAllocator(self._take_segment, self._give_segment)
         teardown = self.context.teardown
@@ -96,7 +63,7 @@ class CudaDevice(Device):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._staging = Staging(self.context, teardown, threads or options.threads or cores)
         self._pinned = PinnedMemory(self.context)
-        teardown.push("kernels and graphs", self._drop_code)
+        teardown.push("kernels and graphs", self._code.drop)
         teardown.push("copying threads", self._staging.close)
         self._closed = False
         follow_process(self)
@@ -244,69 +211,9 @@ class CudaDevice(Device):
                 f"the program {program.name!r} is not for {self.name}",
                 found=program.kind, wanted=f"{CUBIN} with a launch",
             )  # fmt: skip
-        check_image(program)
-        launch = program.launch
-        if launch.cluster > 1 and not self.context.clusters:
-            raise UnsupportedDevice(f"{self.name} ({self.architecture}) has no clusters of blocks")
-        if launch.shared_nbytes > self.context.shared_nbytes:
-            raise CompileError(
-                f"the program {program.name!r} wants more shared memory than a block may have",
-                found=launch.shared_nbytes, wanted=f"at most {self.context.shared_nbytes}",
-            )  # fmt: skip
         with self._current():
-            self._bury()
-            module = self.driver.handle("cuModuleLoadData", program.code)
-            try:
-                entry = program.entry.encode()
-                function = self.driver.handle("cuModuleGetFunction", module, entry)
-                if launch.shared_nbytes > abi.SHARED_DEFAULT_NBYTES:
-                    number = abi.MAX_DYNAMIC_SHARED
-                    self.driver.call("cuFuncSetAttribute", function, number, launch.shared_nbytes)
-                if launch.cluster > abi.PORTABLE_CLUSTER:
-                    number = abi.NON_PORTABLE_CLUSTER_ALLOWED
-                    self.driver.call("cuFuncSetAttribute", function, number, 1)
-            except BaseException:
-                self.context.release("cuModuleUnload", module)
-                raise
-            self._modules.add(module)
-        return Kernel(self, program, function, LoadedModule(module, function, self._dead_modules))
-
-    def _bury(self) -> None:
-        """Unload kernels and graphs that nothing refers to any more; the lock is held."""
-        while self._dead_graphs:
-            handles = self._dead_graphs.popleft()
-            if handles in self._graphs:
-                self._graphs.discard(handles)
-                self._destroy_graph(handles)
-        # Work that was enqueued may still be running their code.
-        if not self.context.progress.idle() and len(self._dead_modules) < MANY_MODULES:
-            return
-        if self._dead_modules:
-            self.context.synchronize()
-        while self._dead_modules:
-            module = self._dead_modules.popleft()
-            if module in self._modules:
-                self._modules.discard(module)
-                self.context.release("cuModuleUnload", module)
-
-    def _drop_code(self) -> None:
-        """Unload all kernels and graphs."""
-        rest = Teardown()
-        for module in self._modules:
-            rest.push("a kernel", functools.partial(self.context.release, "cuModuleUnload", module))
-        for handles in self._graphs:
-            rest.push("a graph", functools.partial(self._destroy_graph, handles))
-        self._modules.clear()
-        self._graphs.clear()
-        rest.close()
-
-    def _destroy_graph(self, handles: tuple[int, int]) -> None:
-        """Destroy a graph and its executable form; one that runs ends first by itself."""
-        graph, executable = handles
-        try:
-            self.context.release("cuGraphExecDestroy", executable)
-        finally:
-            self.context.release("cuGraphDestroy", graph)
+            loaded = self._code.load(program)
+        return Kernel(self, program, loaded.function, loaded)
 
     # Command lists.
 
@@ -325,95 +232,18 @@ class CudaDevice(Device):
             self._check()
             bound = commands.bound
             if not isinstance(bound, BoundList):
-                bound = commands.bound = BoundList(commands, self._dead_graphs)
+                bound = commands.bound = BoundList(commands, self._code.dead_graphs)
             bound.prepare(buffers, variables or {})
             # What `_current` does, without its cost.
             self.context.entered()
             try:
                 if timed:
-                    return self._run_timed(bound)
+                    return self._runner.run_timed(bound)
                 if bound.steps:
-                    self._start(bound)
+                    self._runner.start(bound)
             finally:
                 self.context.left()
         return None
-
-    def _start(self, bound: BoundList) -> None:
-        """Enqueue a list in the way that costs less."""
-        if self._prefers_graph(bound):
-            self._run_graph(bound)
-        else:
-            self._run(bound)
-        bound.submits += 1
-        if self._dead_graphs or len(self._dead_modules) >= MANY_MODULES:
-            self._bury()
-
-    def _prefers_graph(self, bound: BoundList) -> bool:
-        """Whether a graph costs the host less than launching the steps one by one."""
-        count = len(bound.steps)
-        if bound.submits < GRAPH_AFTER or count * LAUNCH_US < GRAPH_US or bound.has_empty:
-            return False
-        if options.cuda_blocking:
-            return False
-        # A graph that is yet to be made has nothing to be set.
-        stale = 0 if bound.graph is None else len(bound.stale)
-        by_graph = GRAPH_US + GRAPH_NODE_US * count + SET_NODE_US * stale
-        return by_graph < LAUNCH_US * count
-
-    def _run_graph(self, bound: BoundList) -> None:
-        if bound.graph is None:
-            graph = ListGraph(self.driver, self.context.handle, bound.steps)
-            self._graphs.add((graph.graph, graph.executable))
-            bound.graph = graph
-            bound.stale.clear()
-        bound.graph.set_steps(bound.stale)
-        name = "cuGraphLaunch"
-        code = self.driver.functions[name](bound.graph.executable, self.context.stream)
-        if code:
-            raise self.driver.error(name, code, who(bound.names))
-        self.context.progress.mark(bound.names)
-
-    def _run(self, bound: BoundList) -> None:
-        """Enqueue the steps one by one; a new list marks each, to tell them apart in a fault."""
-        functions, stream = self.driver.functions, self.context.stream
-        progress, blocking = self.context.progress, options.cuda_blocking
-        closely = bound.submits < GRAPH_AFTER or blocking
-        for step in bound.steps:
-            if step.empty:
-                continue
-            code = step.enqueue(functions, stream)
-            if code:
-                raise self.driver.error(step.called, code, who((step.told,)))
-            if closely:
-                progress.mark((step.told,))
-            if blocking:
-                self.context.synchronize()
-        if not closely:
-            progress.mark(bound.names)
-
-    def _run_timed(self, bound: BoundList) -> Timeline:
-        """Run the steps with an event between each two; wait."""
-        events: list[int] = []
-        times = [0]
-        with Teardown() as made:
-            for step in (None, *bound.steps):
-                if step is not None and not step.empty:
-                    code = step.enqueue(self.driver.functions, self.context.stream)
-                    if code:
-                        raise self.driver.error(step.called, code, who((step.told,)))
-                    self.context.progress.mark((step.told,))
-                event = self.driver.handle("cuEventCreate", abi.EVENT_DEFAULT)
-                destroy = functools.partial(self.context.release, "cuEventDestroy_v2", event)
-                made.push("an event", destroy)
-                events.append(event)
-                self.driver.call("cuEventRecord", event, self.context.stream)
-            self.context.synchronize()
-            for before, after in itertools.pairwise(events):
-                passed = ctypes.c_float()
-                self.driver.call("cuEventElapsedTime", ctypes.byref(passed), before, after)
-                times.append(times[-1] + round(passed.value * 1e6))
-        made.close()
-        return Timeline(bound.labels, tuple(times[:-1]), tuple(times[1:]))
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise for its faults."""
@@ -480,32 +310,4 @@ class CudaDevice(Device):
         self._lock = threading.RLock()
         self.context.abandon()
         self.allocator.abandon()
-        self._graphs.clear()
-        self._modules.clear()
-
-
-def check_image(program: Program) -> None:
-    """Raise CompileError unless a program's code is an ELF file as long as it says.
-
-    The driver is given an address alone, and would read on where the file is cut short.
-    """
-    code = program.code
-    good = len(code) >= 64 and code[:6] == b"\x7fELF\x02\x01"
-    if good:
-        sections = int.from_bytes(code[40:48], "little")
-        count, size = (int.from_bytes(code[at : at + 2], "little") for at in (60, 58))
-        good = sections + count * size <= len(code)
-        for index in range(count if good else 0):
-            row = code[sections + index * size :][:64]
-            kind = int.from_bytes(row[4:8], "little")
-            end = int.from_bytes(row[24:32], "little") + int.from_bytes(row[32:40], "little")
-            # 8 is a section that takes no room in the file (SHT_NOBITS).
-            good = good and (kind == 8 or end <= len(code))
-    if not good:
-        raise CompileError(
-            f"the code of {program.name!r} is no whole cubin", found=f"{len(code)} bytes",
-            wanted="an ELF file of 64 bits", source=program.source,
-        )  # fmt: skip
-
-
-# Every open device, for the two moments at which all of them are told.
+        self._code.abandon()

@@ -29,7 +29,7 @@ from baregrad.base.errors import BaregradError, CompileError, DriverError, OutOf
 from baregrad.base.options import options
 from baregrad.program import Program
 from baregrad.runtime.commands import Kernel, Slot
-from baregrad.runtime.cuda import device as cuda_device
+from baregrad.runtime.cuda import list_runner
 from baregrad.runtime.cuda.device import CudaDevice
 from tests.runtime.cuda import kernels
 from tests.runtime.cuda.kernels import get, put
@@ -83,8 +83,8 @@ def step_open() -> None:
 
 def step_right() -> None:
     """Random command lists against NumPy: launched one by one, then as graphs."""
-    for after, graph_us in ((1 << 30, 1e9), (4, cuda_device.GRAPH_US), (1, 0.0)):
-        cuda_device.GRAPH_AFTER, cuda_device.GRAPH_US = after, graph_us
+    for after, graph_us in ((1 << 30, 1e9), (4, list_runner.GRAPH_US), (1, 0.0)):
+        list_runner.GRAPH_AFTER, list_runner.GRAPH_US = after, graph_us
         device = CudaDevice()
         begin = time.perf_counter()
         count = random_lists(device, 400, after & 0xFF, load_data)  # type: ignore[arg-type]

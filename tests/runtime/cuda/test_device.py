@@ -23,9 +23,9 @@ from baregrad.base.options import options
 from baregrad.program import Program
 from baregrad.runtime import open_device
 from baregrad.runtime.commands import Kernel, Slot
-from baregrad.runtime.cuda import abi
-from baregrad.runtime.cuda import device as cuda_device
-from baregrad.runtime.cuda.device import GRAPH_AFTER, CudaDevice
+from baregrad.runtime.cuda import abi, list_runner
+from baregrad.runtime.cuda.device import CudaDevice
+from baregrad.runtime.cuda.list_runner import GRAPH_AFTER
 from tests.runtime.cuda.fake_driver import FakeCuda
 from tests.runtime.cuda.kernels import STEP, cuda, get, one_thread, put, scale
 from tests.runtime.nvidia import device_tools
@@ -122,10 +122,10 @@ def test_random_lists_give_what_numpy_gives(
     graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # From the second submission on every list is a graph, however short; or none ever is.
-    monkeypatch.setattr(cuda_device, "GRAPH_AFTER", 1 if graphs else 100)
+    monkeypatch.setattr(list_runner, "GRAPH_AFTER", 1 if graphs else 100)
     if graphs:
-        monkeypatch.setattr(cuda_device, "GRAPH_US", 0.0)
-        monkeypatch.setattr(cuda_device, "SET_NODE_US", 0.0)
+        monkeypatch.setattr(list_runner, "GRAPH_US", 0.0)
+        monkeypatch.setattr(list_runner, "SET_NODE_US", 0.0)
     code = data_cubin("device")
     with cuda() as device:
         def load(_: object, name: str) -> Kernel:

@@ -12,8 +12,9 @@ from baregrad.base.errors import BaregradError, DriverError, OutOfMemory, Unsupp
 from baregrad.base.options import options
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.cuda import context
-from baregrad.runtime.cuda.device import GRAPH_AFTER, CudaDevice
+from baregrad.runtime.cuda.device import CudaDevice
 from baregrad.runtime.cuda.driver import Driver, load_functions
+from baregrad.runtime.cuda.list_runner import GRAPH_AFTER
 from tests.runtime.cuda.fake_driver import FakeCuda
 from tests.runtime.cuda.kernels import HANG, STEP, WILD, cuda, get, one_thread, put, scale
 from tests.runtime.pretended_clock import PretendedClock

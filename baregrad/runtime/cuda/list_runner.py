@@ -1,0 +1,111 @@
+"""Command lists run: step by step, as a graph, or timed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+
+from baregrad.base.options import options
+from baregrad.runtime.commands import Timeline
+from baregrad.runtime.cuda import abi
+from baregrad.runtime.cuda.binding import BoundList, ListGraph
+from baregrad.runtime.cuda.context import Context, who
+from baregrad.runtime.cuda.loaded_code import LoadedCode
+from baregrad.runtime.nvidia.driver.teardown import Teardown
+
+# Microseconds of the host: a launch by itself, and what it costs as a node of a graph whose
+# operands changed; then of a graph's launch, once and for each node. What matters is their order;
+# `benchmarks/gpu_launch.py --costs` measures them.
+LAUNCH_US = 3.0
+SET_NODE_US = 1.6
+GRAPH_US = 8.0
+GRAPH_NODE_US = 0.3
+# A graph is made once launching by hand cost about as much as making it does.
+GRAPH_AFTER = 4
+
+
+class ListRunner:
+    """Enqueues bound lists in the stream of one context, which is current then."""
+
+    def __init__(self, context: Context, code: LoadedCode) -> None:
+        self._context = context
+        self._driver = context.driver
+        self._code = code
+
+    def start(self, bound: BoundList) -> None:
+        """Enqueue a list in the way that costs less."""
+        if self._prefers_graph(bound):
+            self._run_graph(bound)
+        else:
+            self._run(bound)
+        bound.submits += 1
+        if self._code.has_dead:
+            self._code.bury()
+
+    def _prefers_graph(self, bound: BoundList) -> bool:
+        """Whether a graph costs the host less than launching the steps one by one."""
+        count = len(bound.steps)
+        if bound.submits < GRAPH_AFTER or count * LAUNCH_US < GRAPH_US or bound.has_empty:
+            return False
+        if options.cuda_blocking:
+            return False
+        # A graph that is yet to be made has nothing to be set.
+        stale = 0 if bound.graph is None else len(bound.stale)
+        by_graph = GRAPH_US + GRAPH_NODE_US * count + SET_NODE_US * stale
+        return by_graph < LAUNCH_US * count
+
+    def _run_graph(self, bound: BoundList) -> None:
+        if bound.graph is None:
+            graph = ListGraph(self._driver, self._context.handle, bound.steps)
+            self._code.add_graph(graph.graph, graph.executable)
+            bound.graph = graph
+            bound.stale.clear()
+        bound.graph.set_steps(bound.stale)
+        name = "cuGraphLaunch"
+        code = self._driver.functions[name](bound.graph.executable, self._context.stream)
+        if code:
+            raise self._driver.error(name, code, who(bound.names))
+        self._context.progress.mark(bound.names)
+
+    def _run(self, bound: BoundList) -> None:
+        """Enqueue the steps one by one; a new list marks each, so that a fault names one."""
+        functions, stream = self._driver.functions, self._context.stream
+        progress, blocking = self._context.progress, options.cuda_blocking
+        closely = bound.submits < GRAPH_AFTER or blocking
+        for step in bound.steps:
+            if step.empty:
+                continue
+            code = step.enqueue(functions, stream)
+            if code:
+                raise self._driver.error(step.called, code, who((step.told,)))
+            if closely:
+                progress.mark((step.told,))
+            if blocking:
+                self._context.synchronize()
+        if not closely:
+            progress.mark(bound.names)
+
+    def run_timed(self, bound: BoundList) -> Timeline:
+        """Run the steps with an event between each two; wait."""
+        events: list[int] = []
+        times = [0]
+        with Teardown() as made:
+            for step in (None, *bound.steps):
+                if step is not None and not step.empty:
+                    code = step.enqueue(self._driver.functions, self._context.stream)
+                    if code:
+                        raise self._driver.error(step.called, code, who((step.told,)))
+                    self._context.progress.mark((step.told,))
+                event = self._driver.handle("cuEventCreate", abi.EVENT_DEFAULT)
+                destroy = functools.partial(self._context.release, "cuEventDestroy_v2", event)
+                made.push("an event", destroy)
+                events.append(event)
+                self._driver.call("cuEventRecord", event, self._context.stream)
+            self._context.synchronize()
+            for before, after in itertools.pairwise(events):
+                passed = ctypes.c_float()
+                self._driver.call("cuEventElapsedTime", ctypes.byref(passed), before, after)
+                times.append(times[-1] + round(passed.value * 1e6))
+        made.close()
+        return Timeline(bound.labels, tuple(times[:-1]), tuple(times[1:]))
