@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from baregrad.base.errors import VerifyError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.layout import Layout, swizzled_tile, wgmma_accumulator
+from baregrad.ir.core.op import ATTRIBUTES, Ops
 from baregrad.target.gpu import GpuTarget
 
 
