@@ -300,10 +300,24 @@ def bitcast_array(values: npt.ArrayLike, source: DType, target: DType) -> Array:
 
 # --- the table ---------------------------------------------------------------------------------
 
+# The NumPy functions that fold an axis as well.
+REDUCED_BY: MappingProxyType[Op | None, np.ufunc] = MappingProxyType(
+    {
+        Ops.ADD: np.add,
+        Ops.MUL: np.multiply,
+        Ops.MAX: np.maximum,
+        Ops.MIN: np.minimum,
+        Ops.AND: np.bitwise_and,
+        Ops.OR: np.bitwise_or,
+        Ops.XOR: np.bitwise_xor,
+    }
+)
+
 # Each rule takes the dtype of its operands, then the operands; the result is then brought to the
 # node's dtype. CAST and BITCAST need two dtypes and are handled by `apply`.
 SCALAR_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
+        **{op: _own(function) for op, function in REDUCED_BY.items() if op is not None},
         Ops.NEG: _own(np.negative),
         Ops.NOT: _own(np.invert),
         Ops.ABS: _own(np.abs),
@@ -323,19 +337,12 @@ SCALAR_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.CEIL: _for_floats(np.ceil),
         Ops.TRUNC: _for_floats(np.trunc),
         Ops.RINT: _for_floats(np.rint),
-        Ops.ADD: _own(np.add),
         Ops.SUB: _own(np.subtract),
-        Ops.MUL: _own(np.multiply),
         Ops.DIV: _own(np.divide),
         Ops.FLOORDIV: _floordiv,
         Ops.MOD: _mod,
         Ops.TRUNCDIV: _truncdiv,
         Ops.POW: _wide(np.power),
-        Ops.MAX: _own(np.maximum),
-        Ops.MIN: _own(np.minimum),
-        Ops.AND: _own(np.bitwise_and),
-        Ops.OR: _own(np.bitwise_or),
-        Ops.XOR: _own(np.bitwise_xor),
         Ops.SHL: _shl,
         Ops.SHR: _shr,
         Ops.CMPLT: _own(np.less),
@@ -381,10 +388,14 @@ def apply(
 
 
 def apply_scalar_op(node: Node, *operands: npt.ArrayLike) -> Array:
-    """The value of an elementwise node, given the values of its sources."""
+    """The value of an elementwise node or BITFIELD, given the values of its sources."""
     if node.op is Ops.LOOKUP:
         table = round_to(np.array(node.arg, np.float64), node.dtype)
         return np.asarray(table[np.asarray(operands[0]) & (len(node.arg) - 1)])
+    if node.op is Ops.BITFIELD:
+        word, offset = (np.asarray(operand).astype(np.uint64) for operand in operands)
+        found = word >> offset & np.uint64((1 << node.arg) - 1)
+        return np.asarray(found.astype(working_dtype(node.dtype)))
     return apply(node.op, node.dtype, [child.dtype for child in node.src], operands)
 
 
@@ -394,10 +405,3 @@ def constant(node: Node) -> Array:
     if node.dtype.kind == "float":
         return round_to(np.float64(value), node.dtype)
     return np.asarray(value, working_dtype(node.dtype))
-
-
-def bitfield(node: Node, word: npt.ArrayLike, offset: npt.ArrayLike) -> Array:
-    """The value of a BITFIELD: `arg` bits of a word from a bit offset, as an unsigned integer."""
-    bits = np.asarray(word).astype(np.uint64) >> np.asarray(offset).astype(np.uint64)
-    found = bits & np.uint64((1 << node.arg) - 1)
-    return np.asarray(found.astype(working_dtype(node.dtype)))

@@ -21,7 +21,6 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.alu import Array, to_raw
 from baregrad.ir.evaluate.gpu_cluster import Blocked, Cluster, ClusterBlock, Group, wait_for
 from baregrad.ir.evaluate.loop_level import (
-    STRUCTURE,
     Expression,
     LoopMachine,
     Tile,
@@ -177,17 +176,10 @@ class ControlThread(LoopMachine):
         """Run one statement, or find that it has to wait."""
         self.launch.set_up(self.block)
         self.blocked = None
-        while self.stack:
-            item = self.stack.pop()
-            if not isinstance(item, Node):
-                item(self.stack)
-                continue
+        while (item := self.statement(self.stack)) is not None:
             if item.op is Ops.ROLE:
                 if item.arg.name == self.role.name:
                     self.stack.append(item.src[0])
-                continue
-            if item.op in STRUCTURE:
-                self.structure(item, self.stack)
                 continue
             rule = _RULES.get(item.op)
             if rule is None:

@@ -15,23 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import CompilerBug, IndexOutOfRange, ShapeError
+from baregrad.base.errors import CompilerBug, IndexOutOfRange
 from baregrad.ir.analysis.words import words_value
-from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.alu import (
     SCALAR_RULES,
     Array,
     apply_scalar_op,
-    bitfield,
     constant,
-    to_array,
     to_raw,
     working_dtype,
 )
 from baregrad.ir.evaluate.monoids import fold, scan, scatter
-from baregrad.ir.evaluate.tensor_level import resolve
+from baregrad.ir.evaluate.tensor_level import Inputs
 
 Axes = tuple[Node, ...]
 Parts = tuple[Array, ...]
@@ -51,36 +48,13 @@ class Value:
 
 
 @dataclass(slots=True)
-class _Machine:
-    """The arguments of one run, and what has been evaluated."""
+class _Machine(Inputs):
+    """The arguments of one run, as they were when the kernel began, and what was evaluated."""
 
-    params: Mapping[int, Array]
-    variables: Mapping[str, int]
-    arrays: dict[int, Array] = field(default_factory=dict)
     values: dict[Node, Value] = field(default_factory=dict)
-    dims: dict[Node, int] = field(default_factory=dict)
-
-    def dim(self, extent: Dim) -> int:
-        return extent if isinstance(extent, int) else resolve(extent, self.variables, self.dims)
-
-    def shape(self, extents: Sequence[Dim]) -> tuple[int, ...]:
-        return tuple(self.dim(extent) for extent in extents)
 
     def extent(self, axis: Node) -> int:
         return self.dim(extent_of(axis))
-
-    def array(self, param: Node) -> Array:
-        """The argument of a PARAM, as it was when the kernel began, in its shape."""
-        slot = param.arg.slot
-        if slot not in self.arrays:
-            if slot not in self.params:
-                raise CompilerBug(f"argument {slot} is missing", found=sorted(self.params))
-            self.arrays[slot] = to_array(self.params[slot], param.dtype).reshape(-1)
-        shape = self.shape(param.shape)
-        if self.arrays[slot].size != int(np.prod(shape, dtype=np.int64)):
-            found = list(self.params[slot].shape)
-            raise ShapeError(f"argument {slot} has the wrong size", found=found, wanted=list(shape))
-        return self.arrays[slot].reshape(shape)
 
 
 def evaluate_kernel(
@@ -202,7 +176,11 @@ def _range(node: Node, args: list[Value], machine: _Machine) -> Value:
 def _elementwise(node: Node, args: list[Value], machine: _Machine) -> Value:
     axes = _union(args)
     operands = [_aligned(arg.parts[0], arg.axes, axes) for arg in args]
-    return Value(axes, (apply_scalar_op(node, *operands),), _marks(args, axes))
+    if node.op is Ops.WORDS:
+        result = words_value(node.arg, *np.broadcast_arrays(*operands))
+    else:
+        result = apply_scalar_op(node, *operands)
+    return Value(axes, (result,), _marks(args, axes))
 
 
 def _index(node: Node, args: list[Value], machine: _Machine) -> Value:
@@ -294,12 +272,6 @@ def _stage(node: Node, args: list[Value], machine: _Machine) -> Value:
     return Value(outer, (whole.transpose(order),))
 
 
-def _bitfield(node: Node, args: list[Value], machine: _Machine) -> Value:
-    axes = _union(args)
-    word, offset = (_aligned(arg.parts[0], arg.axes, axes) for arg in args)
-    return Value(axes, (bitfield(node, word, offset),), _marks(args, axes))
-
-
 def _write(out: Node, target: Array, machine: _Machine) -> None:
     value, *indices = (machine.values[operand] for operand in out.src[1:])
     axes = _union([value, *indices])
@@ -332,20 +304,14 @@ def _kept(out: Node, axes: Axes, machine: _Machine) -> Array | None:
     return found
 
 
-def _words(node: Node, args: list[Value], machine: _Machine) -> Value:
-    axes = _union(args)
-    left, right = np.broadcast_arrays(
-        *[_aligned(arg.parts[0], arg.axes, axes) for arg in args]
-    )
-    return Value(axes, (words_value(node.arg, left, right),), _marks(args, axes))
-
-
 _NOTHING = Value((), ())
 KernelRule = Callable[[Node, list[Any], _Machine], Value]
 
 KERNEL_RULES: MappingProxyType[Op, KernelRule] = MappingProxyType(
     {
-        **dict.fromkeys((*SCALAR_RULES, Ops.CAST, Ops.BITCAST), _elementwise),
+        **dict.fromkeys(
+            (*SCALAR_RULES, Ops.CAST, Ops.BITCAST, Ops.BITFIELD, Ops.WORDS), _elementwise
+        ),
         Ops.CONST: lambda node, args, machine: _leaf(constant(node)),
         Ops.VAR: _variable,
         Ops.RANGE: _range,
@@ -355,7 +321,5 @@ KERNEL_RULES: MappingProxyType[Op, KernelRule] = MappingProxyType(
         Ops.SCAN: _scan,
         Ops.PROJ: _project,
         Ops.STAGE: _stage,
-        Ops.BITFIELD: _bitfield,
-        Ops.WORDS: _words,
     }
 )

@@ -27,7 +27,8 @@ from baregrad.ir.evaluate.alu import (
     to_raw,
     working_dtype,
 )
-from baregrad.ir.evaluate.loop_level import flat_arguments, fold_axis, poisoned, viewed
+from baregrad.ir.evaluate.loop_level import flat_arguments, poisoned, viewed
+from baregrad.ir.evaluate.monoids import fold_axis
 
 
 def evaluate_linear(

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from baregrad.base.bits import next_power_of_two
 from baregrad.base.errors import CompilerBug, IndexOutOfRange
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import PRODUCTS, tiles_value
@@ -32,15 +31,14 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ELEMENTWISE, Ops
 from baregrad.ir.evaluate.alu import (
     apply_scalar_op,
-    bitfield,
     constant,
     to_array,
     to_raw,
     working_dtype,
 )
+from baregrad.ir.evaluate.monoids import States, combine, fold_axis
 
 Array = npt.NDArray[Any]
-Tuple = tuple[Array, ...]
 STRUCTURE = frozenset((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
 _GARBAGE = 0xA5
 
@@ -71,45 +69,6 @@ def flat_arguments(params: Sequence[Array] | Mapping[int, Array]) -> dict[int, A
         if not array.flags.c_contiguous:
             raise CompilerBug("an argument array is not contiguous", found=f"slot {slot}")
     return {slot: array.reshape(-1) for slot, array in given.items()}
-
-
-def fold_axis(monoid: Monoid, parts: Tuple, axis: int) -> Tuple:
-    """Fold one axis of a tuple of state arrays in the order stated at the top of this file."""
-    while parts[0].shape[axis] > 1:
-        count = parts[0].shape[axis]
-        if monoid.commutative:
-            half = next_power_of_two(count) // 2
-            left, right = slice(0, count - half), slice(half, count)
-            rest = slice(count - half, half)
-        else:
-            left, right = slice(0, count - 1, 2), slice(1, count, 2)
-            rest = slice(count - count % 2, count)
-        combined = combine(monoid, _cut(parts, axis, left), _cut(parts, axis, right))
-        spare = _cut(parts, axis, rest)
-        parts = tuple(np.concatenate(pair, axis=axis) for pair in zip(combined, spare, strict=True))
-    return parts
-
-
-def combine(monoid: Monoid, left: Tuple, right: Tuple) -> Tuple:
-    """The monoid's combination of two tuples of state arrays of one shape."""
-    slots: dict[Node, Array] = {}
-    for node in toposort(*monoid.combine):
-        if node.op is Ops.SLOT:
-            slots[node] = (left + right)[node.arg]
-        elif node.op is Ops.CONST:
-            slots[node] = constant(node)
-        else:
-            values = [slots[child] for child in node.src]
-            slots[node] = apply_scalar_op(node, *values)
-    return tuple(
-        np.broadcast_to(slots[part], np.broadcast_shapes(*(a.shape for a in left)))
-        for part in monoid.combine
-    )
-
-
-def _cut(parts: Tuple, axis: int, where: slice) -> Tuple:
-    index = (slice(None),) * axis + (where,)
-    return tuple(part[index] for part in parts)
 
 
 @dataclass(slots=True)
@@ -149,13 +108,8 @@ class LoopMachine:
     def run(self, root: Node) -> None:
         """Execute statements in order; an explicit stack stands in for recursion over bodies."""
         stack: list[Any] = [root]
-        while stack:
-            item = stack.pop()
-            if not isinstance(item, Node):
-                item(stack)
-            elif item.op in STRUCTURE:
-                self.structure(item, stack)
-            elif item.op is Ops.STORE or item.op is Ops.COPYTO:
+        while (item := self.statement(stack)) is not None:
+            if item.op is Ops.STORE or item.op is Ops.COPYTO:
                 self._store(item)
             elif item.op is Ops.COMMIT:
                 self.landing.append(self.loose)
@@ -166,6 +120,18 @@ class LoopMachine:
                 self._multiply(item)
             else:
                 raise CompilerBug("not a statement of the CPU's loop level", found=item)
+
+    def statement(self, stack: list[Any]) -> Node | None:
+        """The next node on the stack that is no structure, or None at its end."""
+        while stack:
+            item = stack.pop()
+            if not isinstance(item, Node):
+                item(stack)
+            elif item.op in STRUCTURE:
+                self.structure(item, stack)
+            else:
+                return item
+        return None
 
     def structure(self, item: Node, stack: list[Any]) -> None:
         """Put what a KERNEL, SEQ, LOOP or IF runs next on the stack."""
@@ -242,7 +208,7 @@ class LoopMachine:
             return
         for place, one in zip(places, data, strict=True):
             old = to_array(memory[place : place + 1], buffer.dtype)
-            (total,) = combine(node.arg, (old,), (np.asarray(one).reshape(1),))
+            (total,) = combine(node.arg, (old,), (one.reshape(1),), round_narrow=True)
             memory[place] = to_raw(total, buffer.dtype)[0]
 
 
@@ -424,9 +390,7 @@ class Expression:
             return self._reduce(node, values)
         if op is Ops.CONVERT:
             return values[0]
-        if op is Ops.BITFIELD:
-            return bitfield(node, *values)
-        if op in ELEMENTWISE:
+        if op in ELEMENTWISE or op is Ops.BITFIELD:
             return apply_scalar_op(node, *values)
         raise CompilerBug("not an expression of the CPU's loop level", found=node)
 
@@ -437,7 +401,7 @@ class Expression:
         shape = list(np.broadcast_shapes(*(value.shape for value in values)))
         for axis in ranges:
             shape[self.tile.axes[axis]] = self.tile.extents[self.tile.axes[axis]]
-        parts: Tuple = tuple(np.broadcast_to(value, shape) for value in values)
+        parts: States = tuple(np.broadcast_to(value, shape) for value in values)
         for axis in ranges:
             parts = fold_axis(monoid, parts, self.tile.axes[axis])
         return parts if monoid.arity > 1 else parts[0]

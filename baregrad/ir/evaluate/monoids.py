@@ -11,31 +11,23 @@ from typing import Any
 
 import numpy as np
 
+from baregrad.base.bits import next_power_of_two
 from baregrad.base.errors import IndexOutOfRange
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Op, Ops
-from baregrad.ir.evaluate.alu import Array, apply, constant, round_to, working_dtype
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.alu import REDUCED_BY, Array, apply, constant, round_to, working_dtype
 
 States = tuple[Array, ...]
 
 
-def ufunc_of(op: Op | None) -> Any:
-    """The NumPy ufunc that folds a primitive monoid, or None."""
-    pairs = (
-        (Ops.ADD, np.add),
-        (Ops.MUL, np.multiply),
-        (Ops.MAX, np.maximum),
-        (Ops.MIN, np.minimum),
-        (Ops.AND, np.bitwise_and),
-        (Ops.OR, np.bitwise_or),
-        (Ops.XOR, np.bitwise_xor),
-    )
-    return next((ufunc for row, ufunc in pairs if row is op), None)
+def run_slots(
+    outputs: Sequence[Node], slots: Sequence[Array], *, round_narrow: bool = False
+) -> States:
+    """The values of small expressions over SLOT nodes; narrow floats stay in float32 throughout.
 
-
-def run_slots(outputs: Sequence[Node], slots: Sequence[Array]) -> States:
-    """The values of small expressions over SLOT nodes; narrow floats stay in float32 throughout."""
+    round_narrow: they are rounded after each operation, as code does that keeps them so.
+    """
     values: dict[Node, Array] = {}
     for node in toposort(*outputs):
         if node.op is Ops.SLOT:
@@ -45,13 +37,17 @@ def run_slots(outputs: Sequence[Node], slots: Sequence[Array]) -> States:
         else:
             operands = [values[child] for child in node.src]
             kinds = [child.dtype for child in node.src]
-            values[node] = apply(node.op, node.dtype, kinds, operands, round_narrow=False)
+            values[node] = apply(node.op, node.dtype, kinds, operands, round_narrow=round_narrow)
     return tuple(values[output] for output in outputs)
 
 
-def combine(monoid: Monoid, left: States, right: States) -> States:
-    """The combination of two state tuples, element by element."""
-    return run_slots(monoid.combine, (*left, *right))
+def combine(
+    monoid: Monoid, left: States, right: States, *, round_narrow: bool = False
+) -> States:
+    """The combination of two state tuples of one shape, element by element."""
+    combined = run_slots(monoid.combine, (*left, *right), round_narrow=round_narrow)
+    shape = np.broadcast_shapes(*(state.shape for state in left))
+    return tuple(np.broadcast_to(state, shape) for state in combined)
 
 
 def lift(monoid: Monoid, values: Sequence[Array]) -> States:
@@ -85,43 +81,49 @@ def fold(monoid: Monoid, values: Sequence[Array], axes: Sequence[int]) -> States
     """The reduction of `values` over `axes`, which vanish; no axes still lifts each element."""
     states = lift(monoid, values)
     axes = tuple(sorted(axis % states[0].ndim for axis in axes))
-    ufunc = ufunc_of(monoid.primitive)
+    ufunc = REDUCED_BY.get(monoid.primitive)
     with np.errstate(all="ignore"):
         if ufunc is not None and monoid.arity == 1:
             wide = _wide(monoid)
             start = constant(monoid.identity[0]).astype(wide)
-            folded = ufunc.reduce(states[0], axis=axes, dtype=wide, initial=start)
-            return finish(monoid, (np.asarray(folded),))
+            whole = ufunc.reduce(states[0], axis=axes, dtype=wide, initial=start)
+            return finish(monoid, (np.asarray(whole),))
         # The axes that are folded, in order, become one that comes last.
         kept = [axis for axis in range(states[0].ndim) if axis not in axes]
         shape = tuple(states[0].shape[axis] for axis in kept)
         count = int(np.prod([states[0].shape[axis] for axis in axes], dtype=np.int64))
         flat = tuple(state.transpose(*kept, *axes).reshape(*shape, count) for state in states)
-        return finish(monoid, _fold_last(monoid, flat))
+        if not count:
+            return finish(monoid, identity(monoid, shape))
+        folded = fold_axis(monoid, flat, len(shape), as_code=False)
+        return finish(monoid, tuple(state[..., 0] for state in folded))
 
 
-def _fold_last(monoid: Monoid, states: States) -> States:
-    """Fold the last axis by combining neighbours, so that order is kept."""
-    count = states[0].shape[-1]
-    if count == 0:
-        return identity(monoid, states[0].shape[:-1])
-    while count > 1:
-        even = count // 2 * 2
-        left = tuple(state[..., 0:even:2] for state in states)
-        right = tuple(state[..., 1:even:2] for state in states)
-        joined = combine(monoid, left, right)
-        if even < count:
-            last = tuple(state[..., even:] for state in states)
-            joined = tuple(np.concatenate(p, axis=-1) for p in zip(joined, last, strict=True))
-        states = joined
-        count = states[0].shape[-1]
-    return tuple(state[..., 0] for state in states)
+def fold_axis(monoid: Monoid, states: States, axis: int, *, as_code: bool = True) -> States:
+    """Fold an axis of one point or more to one point.
+
+    as_code: in the order that `loop_level.py` states, and rounded as there; otherwise neighbours
+    are combined in the accumulators' precision.
+    """
+    while (count := states[0].shape[axis]) > 1:
+        if as_code and monoid.commutative:
+            half = next_power_of_two(count) // 2
+            parts = slice(count - half), slice(half, count), slice(count - half, half)
+        else:
+            even = count - count % 2
+            parts = slice(0, even, 2), slice(1, even, 2), slice(even, count)
+        left, right, rest = (
+            tuple(state[(slice(None),) * axis + (part,)] for state in states) for part in parts
+        )
+        joined = combine(monoid, left, right, round_narrow=as_code)
+        states = tuple(np.concatenate(p, axis=axis) for p in zip(joined, rest, strict=True))
+    return states
 
 
 def scan(monoid: Monoid, values: Sequence[Array], axis: int) -> States:
     """The inclusive running fold of `values` along `axis`."""
     states = lift(monoid, values)
-    ufunc = ufunc_of(monoid.primitive)
+    ufunc = REDUCED_BY.get(monoid.primitive)
     with np.errstate(all="ignore"):
         if ufunc is not None and monoid.arity == 1:
             running = ufunc.accumulate(states[0], axis=axis, dtype=_wide(monoid))
@@ -167,7 +169,7 @@ def scatter(monoid: Monoid | None, target: Array, indices: Sequence[Array], valu
     if monoid is None:
         view[places] = flat
         return
-    ufunc = ufunc_of(monoid.primitive)
+    ufunc = REDUCED_BY.get(monoid.primitive)
     with np.errstate(all="ignore"):
         if ufunc is not None:
             ufunc.at(view, places, flat)

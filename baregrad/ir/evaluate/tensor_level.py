@@ -46,19 +46,39 @@ __all__ = ["evaluate", "evaluate_all", "resolve", "to_array", "to_raw"]
 
 
 @dataclass(slots=True)
-class _Inputs:
-    """What leaves stand for."""
+class Inputs:
+    """What leaves stand for: arguments by slot, variables by name, and how a BUFFER is read."""
 
     params: Mapping[int, Array]
     variables: Mapping[str, int]
-    read: Read | None
+    read: Read | None = None
+    arrays: dict[int, Array] = field(default_factory=dict)
     dims: dict[Node, int] = field(default_factory=dict)
 
     def dim(self, extent: Dim) -> int:
+        """The value of an extent."""
         return extent if isinstance(extent, int) else resolve(extent, self.variables, self.dims)
 
     def shape(self, extents: Sequence[Dim]) -> tuple[int, ...]:
+        """The values of several extents."""
         return tuple(self.dim(extent) for extent in extents)
+
+    def array(self, param: Node) -> Array:
+        """The argument of a PARAM, as it was when it was first asked for, in its shape."""
+        slot = param.arg.slot
+        if slot not in self.arrays:
+            if slot not in self.params:
+                raise CompilerBug(f"argument {slot} is missing", found=sorted(self.params))
+            self.arrays[slot] = to_array(self.params[slot], param.dtype)
+        return self.shaped(self.arrays[slot], param, f"argument {slot}")
+
+    def shaped(self, array: Array, node: Node, what: str) -> Array:
+        """An array in the shape of a node; raises ShapeError for one of the wrong size."""
+        shape = self.shape(node.shape)
+        if array.size != int(np.prod(shape, dtype=np.int64)):
+            found = list(array.shape)
+            raise ShapeError(f"{what} has the wrong size", found=found, wanted=list(shape))
+        return array.reshape(shape)
 
 
 def evaluate(
@@ -84,7 +104,7 @@ def evaluate_all(
     read: Read | None = None,
 ) -> list[Array]:
     """The values of several nodes, which share work; intermediates are dropped after last use."""
-    inputs = _Inputs(params or {}, variables or {}, read)
+    inputs = Inputs(params or {}, variables or {}, read)
     uses = count_uses(nodes)
     for node in nodes:
         uses[node] += 1
@@ -142,7 +162,7 @@ def _variable(node: Node, variables: Mapping[str, int]) -> int:
     return int(value)
 
 
-def _evaluate_node(node: Node, operands: list[Any], inputs: _Inputs) -> Value:
+def _evaluate_node(node: Node, operands: list[Any], inputs: Inputs) -> Value:
     rule = TENSOR_RULES.get(node.op)
     if rule is None:
         raise CompilerBug("no evaluator for this op at the tensor level", found=repr(node))
@@ -176,28 +196,13 @@ def _naming(node: Node) -> Iterator[None]:
 # --- leaves ------------------------------------------------------------------------------------
 
 
-def _shaped(raw: Array, node: Node, inputs: _Inputs, what: str) -> Array:
-    shape = inputs.shape(node.shape)
-    array = to_array(raw, node.dtype)
-    if array.size != int(np.prod(shape, dtype=np.int64)):
-        raise ShapeError(f"{what} has the wrong size", found=list(array.shape), wanted=list(shape))
-    return array.reshape(shape)
-
-
-def _param(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
-    slot = node.arg.slot
-    if slot not in inputs.params:
-        raise CompilerBug(f"argument {slot} is missing", found=sorted(inputs.params))
-    return _shaped(inputs.params[slot], node, inputs, f"argument {slot}")
-
-
-def _buffer(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
+def _buffer(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     if inputs.read is None:
         raise CompilerBug("a BUFFER needs a way to read it", found=repr(node), wanted="read=...")
-    return _shaped(inputs.read(node.arg), node, inputs, "a buffer")
+    return inputs.shaped(to_array(inputs.read(node.arg), node.dtype), node, "a buffer")
 
 
-def _iota(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
+def _iota(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     count = inputs.dim(node.shape[0])
     return round_to(np.arange(count).astype(working_dtype(node.dtype)), node.dtype)
 
@@ -205,7 +210,7 @@ def _iota(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
 # --- movement ----------------------------------------------------------------------------------
 
 
-def _pad(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
+def _pad(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     result = np.zeros(inputs.shape(node.shape), operands[0].dtype)
     places = []
     for extent, pad in zip(operands[0].shape, node.arg, strict=True):
@@ -215,7 +220,7 @@ def _pad(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
     return result
 
 
-def _shrink(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
+def _shrink(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     places = []
     for extent, cut in zip(operands[0].shape, node.arg, strict=True):
         start, stop = inputs.dim(cut.start), inputs.dim(cut.stop)
@@ -225,7 +230,7 @@ def _shrink(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
     return operands[0][tuple(places)]
 
 
-def _window(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
+def _window(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     window = node.arg
     span = window.dilation * (window.taps - 1) + 1
     views = np.lib.stride_tricks.sliding_window_view(operands[0], span, axis=window.axis)
@@ -234,7 +239,7 @@ def _window(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
     return np.asarray(views[(*positions, slice(None, None, window.dilation))])
 
 
-def _fold(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
+def _fold(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     window = node.arg
     taps = operands[0]
     positions = taps.shape[window.axis]
@@ -254,29 +259,29 @@ def _fold(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
 # --- structure ---------------------------------------------------------------------------------
 
 
-def _expanded(operands: list[Array], node: Node, inputs: _Inputs) -> list[Array]:
+def _expanded(operands: list[Array], node: Node, inputs: Inputs) -> list[Array]:
     """Reduced values at the full shape: a scalar operand stands for every element."""
     shape = inputs.shape(node.src[0].shape)
     return [np.broadcast_to(value, shape) for value in operands]
 
 
-def _reduce(node: Node, operands: list[Array], inputs: _Inputs) -> Value:
+def _reduce(node: Node, operands: list[Array], inputs: Inputs) -> Value:
     states = fold(node.arg.monoid, _expanded(operands, node, inputs), node.arg.axes)
     return states[0] if len(states) == 1 else states
 
 
-def _scan(node: Node, operands: list[Array], inputs: _Inputs) -> Value:
+def _scan(node: Node, operands: list[Array], inputs: Inputs) -> Value:
     states = scan(node.arg.monoid, _expanded(operands, node, inputs), node.arg.axis)
     return states[0] if len(states) == 1 else states
 
 
-def _project(node: Node, operands: list[Any], inputs: _Inputs) -> Array:
+def _project(node: Node, operands: list[Any], inputs: Inputs) -> Array:
     parts = operands[0]
     chosen: Array = parts[node.arg] if isinstance(parts, tuple) else parts
     return chosen
 
 
-def _gather(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
+def _gather(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     array, *indices = operands
     shape = inputs.shape(node.shape)
     whole = [np.broadcast_to(index, shape) for index in indices]
@@ -284,7 +289,7 @@ def _gather(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
     return np.asarray(array[tuple(whole)]).reshape(shape)
 
 
-def _scatter(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
+def _scatter(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     base, values, *indices = operands
     narrow = node.arg.monoid is not None and node.dtype.kind == "float"
     wide = np.float64 if narrow else base.dtype
@@ -293,7 +298,7 @@ def _scatter(node: Node, operands: list[Array], inputs: _Inputs) -> Array:
     return round_to(result, node.dtype)
 
 
-TensorRule = Callable[[Node, list[Any], _Inputs], Value]
+TensorRule = Callable[[Node, list[Any], Inputs], Value]
 
 TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType(
     {
@@ -306,7 +311,7 @@ TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType(
         ),
         Ops.CONST: lambda node, operands, inputs: constant(node),
         Ops.BUFFER: _buffer,
-        Ops.PARAM: _param,
+        Ops.PARAM: lambda node, operands, inputs: inputs.array(node),
         Ops.VAR: lambda node, operands, inputs: np.asarray(
             _variable(node, inputs.variables), working_dtype(node.dtype)
         ),
