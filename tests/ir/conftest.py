@@ -13,8 +13,7 @@ from baregrad.dtypes import COMPUTED, DType, dtypes
 from baregrad.ir.core.attrs import Pad, Param, Reduce, Scan, Scatter, Slice, Window
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
-from baregrad.ir.core.op import Ops
-from baregrad.ir.verify.node_rules import KINDS
+from baregrad.ir.core.op import ALU, Ops
 
 VIEWS = ("RESHAPE", "PERMUTE", "EXPAND", "PAD", "SHRINK", "FLIP", "WINDOW")
 Graph = Callable[[random.Random, int], Node]
@@ -54,8 +53,8 @@ class Maker:
         return cast(self.rng.choice(shaped), x.dtype)
 
     def elementwise(self, x: Node) -> Node | None:
-        ops = [op for op in sorted(KINDS, key=str) if "tensor" in op.levels]
-        op = self.rng.choice([op for op in ops if x.dtype.kind in KINDS[op]])
+        ops = [op for op in sorted(ALU, key=str) if "tensor" in op.levels]
+        op = self.rng.choice([op for op in ops if x.dtype.kind in op.kinds])
         if op is Ops.THREEFRY and x.dtype is not dtypes.uint64:
             return cast(x, self.kind())
         if op is Ops.WHERE:
@@ -108,7 +107,7 @@ class Maker:
             return None
         axes = tuple(sorted(self.rng.sample(range(rank), self.rng.randrange(1, rank + 1))))
         ops = [op for op in (Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN, Ops.AND, Ops.XOR)
-               if x.dtype.kind in KINDS[op]]  # fmt: skip
+               if x.dtype.kind in op.kinds]  # fmt: skip
         monoid = primitive(self.rng.choice(ops), x.dtype)
         choice = self.rng.random()
         if choice < 0.2:

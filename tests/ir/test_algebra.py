@@ -18,7 +18,7 @@ from baregrad.ir.algebra.rules import ALGEBRA, simplify
 from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.monoid import slot
 from baregrad.ir.core.node import Node, alu, const, range_node, toposort
-from baregrad.ir.core.op import COMPARE, Ops
+from baregrad.ir.core.op import ALU, COMPARE, Ops
 from baregrad.ir.evaluate.alu import apply_scalar_op, cast_array, constant, round_to, working_dtype
 from baregrad.ir.evaluate.tensor_level import evaluate
 
@@ -172,8 +172,6 @@ class Instance:
         return self.rng.choice(nodes) if nodes else None
 
     def operand_dtypes(self, op, dtype: DType, count: int) -> list[DType] | None:
-        from baregrad.ir.verify.node_rules import KINDS
-
         if op in COMPARE:
             if dtype is not BOOL:
                 return None
@@ -186,7 +184,7 @@ class Instance:
             return [BOOL, dtype]
         if op is Ops.WHERE:
             return [BOOL, dtype, dtype]
-        if dtype.kind not in KINDS[op] or (op is Ops.THREEFRY and dtype is not dtypes.uint64):
+        if dtype.kind not in op.kinds or (op is Ops.THREEFRY and dtype is not dtypes.uint64):
             return None
         return [dtype] * count
 
@@ -307,8 +305,6 @@ def test_what_changed_is_shared_between_roots() -> None:
 
 def random_graph(rng: random.Random, size: int) -> Node:
     """A random scalar graph over three slots of each of four dtypes."""
-    from baregrad.ir.verify.node_rules import KINDS
-
     kinds = (dtypes.float32, dtypes.int32, dtypes.uint8, BOOL, dtypes.bfloat16)
     pools: dict[DType, list[Node]] = {}
     for kind in kinds:
@@ -317,7 +313,7 @@ def random_graph(rng: random.Random, size: int) -> Node:
             if kind.kind == "float" or not isinstance(value, float):
                 pools[kind].append(const(round_scalar(value, kind), kind))
     skipped = (Ops.THREEFRY, Ops.POW, Ops.FMA)
-    ops = sorted((op for op in KINDS if op not in skipped), key=lambda op: op.name)
+    ops = sorted((op for op in ALU if op not in skipped), key=lambda op: op.name)
     last = pools[BOOL][0]
     for _ in range(size):
         kind, op = rng.choice(kinds), rng.choice((*ops, Ops.CAST, Ops.WHERE, Ops.WHERE))
@@ -326,7 +322,7 @@ def random_graph(rng: random.Random, size: int) -> Node:
         elif op is Ops.WHERE:
             a, b = rng.choices(pools[kind], k=2)
             made = alu(op, rng.choice(pools[BOOL]), a, b)
-        elif kind.kind not in KINDS[op]:
+        elif kind.kind not in op.kinds:
             continue
         else:
             made = alu(op, *rng.choices(pools[kind], k=op.arity[0]))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MappingProxyType
 
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import Column, Ops
 
 Bounds = tuple[int, int]
 # Larger than any extent or offset.
@@ -14,6 +13,7 @@ INFINITE = 1 << 62
 # Beyond every integer that memory can hold, so that arithmetic on unknown values stays sound.
 UNKNOWN = 1 << 64
 _KINDS = frozenset(("index", "int", "uint", "bool"))
+BOUNDS: Column[Callable[[Node], Bounds | None]] = Column("rule of bounds")
 
 
 def bounds(node: Node) -> Bounds:
@@ -63,34 +63,40 @@ def _clamp(node: Node, found: Bounds | None) -> Bounds:
 def _rule(node: Node) -> Bounds | None:
     if node.dtype.kind not in _KINDS:
         return None
-    rule = _rule_of(node.op)
+    rule = BOUNDS.get(node.op)
     return None if rule is None else rule(node)
 
 
+@BOUNDS(Ops.CONST)
 def _const(node: Node) -> Bounds:
     return (int(node.arg), int(node.arg))
 
 
+@BOUNDS(Ops.VAR)
 def _var(node: Node) -> Bounds:
     return (node.arg.lo, node.arg.hi)
 
 
+@BOUNDS(Ops.RANGE)
 def _range(node: Node) -> Bounds:
     return (0, max(bounds(node.src[0])[1] - 1, 0))
 
 
+@BOUNDS(Ops.ADD)
 def _add(node: Node) -> Bounds:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
     return (a + c, b + d)
 
 
+@BOUNDS(Ops.SUB)
 def _sub(node: Node) -> Bounds:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
     return (a - d, b - c)
 
 
+@BOUNDS(Ops.MUL)
 def _mul(node: Node) -> Bounds:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
@@ -98,11 +104,13 @@ def _mul(node: Node) -> Bounds:
     return (min(products), max(products))
 
 
+@BOUNDS(Ops.NEG)
 def _neg(node: Node) -> Bounds:
     lo, hi = bounds(node.src[0])
     return (-hi, -lo)
 
 
+@BOUNDS(Ops.FLOORDIV)
 def _floordiv(node: Node) -> Bounds | None:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
@@ -112,6 +120,7 @@ def _floordiv(node: Node) -> Bounds | None:
     return (min(quotients), max(quotients))
 
 
+@BOUNDS(Ops.MOD)
 def _mod(node: Node) -> Bounds | None:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
@@ -122,18 +131,21 @@ def _mod(node: Node) -> Bounds | None:
     return (0, min(d - 1, b) if a >= 0 else d - 1)
 
 
+@BOUNDS(Ops.MAX)
 def _max(node: Node) -> Bounds:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
     return (max(a, c), max(b, d))
 
 
+@BOUNDS(Ops.MIN)
 def _min(node: Node) -> Bounds:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
     return (min(a, c), min(b, d))
 
 
+@BOUNDS(Ops.WHERE)
 def _where(node: Node) -> Bounds:
     _, x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
@@ -147,6 +159,7 @@ def _operands(node: Node) -> tuple[Bounds, Bounds] | None:
     return bounds(node.src[0]), bounds(node.src[1])
 
 
+@BOUNDS(Ops.CMPLT)
 def _cmplt(node: Node) -> Bounds | None:
     operands = _operands(node)
     if operands is None:
@@ -155,6 +168,7 @@ def _cmplt(node: Node) -> Bounds | None:
     return (1, 1) if b < c else (0, 0) if a >= d else (0, 1)
 
 
+@BOUNDS(Ops.CMPLE)
 def _cmple(node: Node) -> Bounds | None:
     operands = _operands(node)
     if operands is None:
@@ -163,6 +177,7 @@ def _cmple(node: Node) -> Bounds | None:
     return (1, 1) if b <= c else (0, 0) if a > d else (0, 1)
 
 
+@BOUNDS(Ops.CMPEQ)
 def _cmpeq(node: Node) -> Bounds | None:
     operands = _operands(node)
     if operands is None:
@@ -171,21 +186,25 @@ def _cmpeq(node: Node) -> Bounds | None:
     return (1, 1) if a == b == c == d else (0, 0) if b < c or d < a else (0, 1)
 
 
+@BOUNDS(Ops.CMPNE)
 def _cmpne(node: Node) -> Bounds | None:
     found = _cmpeq(node)
     return None if found is None else (1 - found[1], 1 - found[0])
 
 
+@BOUNDS(Ops.ABS)
 def _abs(node: Node) -> Bounds:
     lo, hi = bounds(node.src[0])
     return (0 if lo <= 0 <= hi else min(abs(lo), abs(hi)), max(abs(lo), abs(hi)))
 
 
+@BOUNDS(Ops.NOT)
 def _not(node: Node) -> Bounds | None:
     lo, hi = bounds(node.src[0])
     return (1 - hi, 1 - lo) if node.dtype.kind == "bool" else None
 
 
+@BOUNDS(Ops.SHR)
 def _shr(node: Node) -> Bounds | None:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
@@ -194,6 +213,7 @@ def _shr(node: Node) -> Bounds | None:
     return (min(a >> c, a >> d), max(b >> c, b >> d))
 
 
+@BOUNDS(Ops.CAST)
 def _cast(node: Node) -> Bounds | None:
     if node.src[0].dtype.kind not in ("index", "int", "uint", "bool"):
         return None
@@ -203,6 +223,7 @@ def _cast(node: Node) -> Bounds | None:
     return (lo, hi)
 
 
+@BOUNDS(Ops.AND)
 def _and(node: Node) -> Bounds | None:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
@@ -211,12 +232,14 @@ def _and(node: Node) -> Bounds | None:
     return (0, min(b, d)) if a >= 0 and c >= 0 else None
 
 
+@BOUNDS(Ops.OR)
 def _or(node: Node) -> Bounds | None:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
     return (max(a, c), max(b, d)) if node.dtype.kind == "bool" else None
 
 
+@BOUNDS(Ops.XOR)
 def _xor(node: Node) -> Bounds | None:
     x, y = node.src
     (a, b), (c, d) = bounds(x), bounds(y)
@@ -225,38 +248,7 @@ def _xor(node: Node) -> Bounds | None:
     return (0, (1 << max(b, d).bit_length()) - 1)
 
 
+@BOUNDS(Ops.GUARD)
 def _guard(node: Node) -> Bounds:
     lo, hi = bounds(node.src[1])
     return (min(lo, 0), max(hi, 0))
-
-
-_RULES: MappingProxyType[Op, Callable[[Node], Bounds | None]] = MappingProxyType(
-    {
-        Ops.CONST: _const,
-        Ops.VAR: _var,
-        Ops.RANGE: _range,
-        Ops.ADD: _add,
-        Ops.SUB: _sub,
-        Ops.MUL: _mul,
-        Ops.NEG: _neg,
-        Ops.FLOORDIV: _floordiv,
-        Ops.MOD: _mod,
-        Ops.MAX: _max,
-        Ops.MIN: _min,
-        Ops.WHERE: _where,
-        Ops.CMPLT: _cmplt,
-        Ops.CMPLE: _cmple,
-        Ops.CMPEQ: _cmpeq,
-        Ops.CMPNE: _cmpne,
-        Ops.ABS: _abs,
-        Ops.NOT: _not,
-        Ops.SHR: _shr,
-        Ops.CAST: _cast,
-        Ops.AND: _and,
-        Ops.OR: _or,
-        Ops.XOR: _xor,
-        Ops.GUARD: _guard,
-    }
-)
-# Asked faster than a read-only view of it.
-_rule_of = dict(_RULES).get

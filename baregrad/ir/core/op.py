@@ -31,13 +31,20 @@ LL = ("loop", "linear")
 KLL = ("kernel", "loop", "linear")
 ALL = LEVELS
 MANY = 1 << 30
+# Kinds of dtypes that arithmetic computes with.
+NUMBERS = ("int", "uint", "float", "index")
+INTEGERS = ("int", "uint", "index")
+ANYTHING = ("bool", *NUMBERS)
+BITS = ("bool", *INTEGERS)
+FLOATS = ("float",)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Op:
     """One row of the op table.
 
-    `bit` is the op's own bit in `Node.mask`; `arity` is the smallest and largest number of sources.
+    `bit` is the op's own bit in `Node.mask`; `arity` is the smallest and largest number of sources;
+    `kinds` are those of the dtypes that arithmetic computes with.
     """
 
     name: str
@@ -47,6 +54,7 @@ class Op:
     meaning: str
     bit: int
     commutative: bool = False
+    kinds: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return self.name
@@ -99,11 +107,12 @@ class _Rows:
         *,
         attribute: Any = None,
         commutative: bool = False,
+        kinds: tuple[str, ...] = (),
     ) -> Op:
         span = (arity, arity) if isinstance(arity, int) else arity
         bit = 1 << self.count
         self.count += 1
-        op = Op(name, family, levels, span, meaning, bit, commutative)
+        op = Op(name, family, levels, span, meaning, bit, commutative, kinds)
         if attribute is not None:
             ATTRIBUTES.add(attribute, op)
         return op
@@ -127,57 +136,68 @@ class _Table:
         "the i-th input of a small expression (monoid)", attribute=int)
 
     # unary arithmetic
-    NEG = _r("NEG", "unary", ALL, 1, "-x")
-    NOT = _r("NOT", "unary", ALL, 1, "logical not of a bool, bitwise not of an integer")
-    ABS = _r("ABS", "unary", ALL, 1, "absolute value")
-    RECIPROCAL = _r("RECIPROCAL", "unary", ALL, 1, "1/x, correctly rounded")
-    SQRT = _r("SQRT", "unary", ALL, 1, "square root, correctly rounded")
-    EXP = _r("EXP", "unary", ALL, 1, "e**x")
-    EXP2 = _r("EXP2", "unary", ALL, 1, "2**x")
-    LOG = _r("LOG", "unary", ALL, 1, "natural logarithm")
-    LOG2 = _r("LOG2", "unary", ALL, 1, "base 2 logarithm")
-    SIN = _r("SIN", "unary", ALL, 1, "sine")
-    COS = _r("COS", "unary", ALL, 1, "cosine")
-    TANH = _r("TANH", "unary", ALL, 1, "hyperbolic tangent")
-    ERF = _r("ERF", "unary", ALL, 1, "error function")
-    GELU = _r("GELU", "unary", ALL, 1, "x times the normal distribution's integral up to x")
-    ATAN = _r("ATAN", "unary", ALL, 1, "inverse tangent")
-    FLOOR = _r("FLOOR", "unary", ALL, 1, "round toward minus infinity")
-    CEIL = _r("CEIL", "unary", ALL, 1, "round toward plus infinity")
-    TRUNC = _r("TRUNC", "unary", ALL, 1, "round toward zero")
-    RINT = _r("RINT", "unary", ALL, 1, "round to nearest, ties to even")
+    NEG = _r("NEG", "unary", ALL, 1, "-x", kinds=NUMBERS)
+    NOT = _r("NOT", "unary", ALL, 1, "logical not of a bool, bitwise not of an integer", kinds=BITS)
+    ABS = _r("ABS", "unary", ALL, 1, "absolute value", kinds=NUMBERS)
+    RECIPROCAL = _r("RECIPROCAL", "unary", ALL, 1, "1/x, correctly rounded", kinds=FLOATS)
+    SQRT = _r("SQRT", "unary", ALL, 1, "square root, correctly rounded", kinds=FLOATS)
+    EXP = _r("EXP", "unary", ALL, 1, "e**x", kinds=FLOATS)
+    EXP2 = _r("EXP2", "unary", ALL, 1, "2**x", kinds=FLOATS)
+    LOG = _r("LOG", "unary", ALL, 1, "natural logarithm", kinds=FLOATS)
+    LOG2 = _r("LOG2", "unary", ALL, 1, "base 2 logarithm", kinds=FLOATS)
+    SIN = _r("SIN", "unary", ALL, 1, "sine", kinds=FLOATS)
+    COS = _r("COS", "unary", ALL, 1, "cosine", kinds=FLOATS)
+    TANH = _r("TANH", "unary", ALL, 1, "hyperbolic tangent", kinds=FLOATS)
+    ERF = _r("ERF", "unary", ALL, 1, "error function", kinds=FLOATS)
+    GELU = _r("GELU", "unary", ALL, 1,
+        "x times the normal distribution's integral up to x", kinds=FLOATS)
+    ATAN = _r("ATAN", "unary", ALL, 1, "inverse tangent", kinds=FLOATS)
+    FLOOR = _r("FLOOR", "unary", ALL, 1, "round toward minus infinity", kinds=FLOATS)
+    CEIL = _r("CEIL", "unary", ALL, 1, "round toward plus infinity", kinds=FLOATS)
+    TRUNC = _r("TRUNC", "unary", ALL, 1, "round toward zero", kinds=FLOATS)
+    RINT = _r("RINT", "unary", ALL, 1, "round to nearest, ties to even", kinds=FLOATS)
 
     # binary arithmetic
-    ADD = _r("ADD", "binary", ALL, 2, "x + y (wraps for integers, or for bool)", commutative=True)
-    SUB = _r("SUB", "binary", ALL, 2, "x - y")
-    MUL = _r("MUL", "binary", ALL, 2, "x * y (and for bool)", commutative=True)
-    DIV = _r("DIV", "binary", ALL, 2, "x / y of floats, correctly rounded")
-    FLOORDIV = _r("FLOORDIV", "binary", ALL, 2, "floor(x / y) of integers; y == 0 gives 0")
-    MOD = _r("MOD", "binary", ALL, 2, "x - y*floor(x / y); integers: y == 0 gives 0; floats: NaN")
-    TRUNCDIV = _r("TRUNCDIV", "binary", ALL, 2, "trunc(x / y) of integers; y == 0 gives 0")
-    POW = _r("POW", "binary", ALL, 2, "x ** y of floats")
-    LDEXP = _r("LDEXP", "binary", KLL, 2, "x * 2**y of floats, y whole, with one rounding")
-    MAX = _r("MAX", "binary", ALL, 2, "the larger; NaN if either is NaN", commutative=True)
-    MIN = _r("MIN", "binary", ALL, 2, "the smaller; NaN if either is NaN", commutative=True)
-    AND = _r("AND", "binary", ALL, 2, "bitwise and", commutative=True)
-    OR = _r("OR", "binary", ALL, 2, "bitwise or", commutative=True)
-    XOR = _r("XOR", "binary", ALL, 2, "bitwise exclusive or", commutative=True)
-    SHL = _r("SHL", "binary", ALL, 2, "x << y; y >= bits gives 0")
-    SHR = _r("SHR", "binary", ALL, 2, "x >> y, arithmetic if signed; y >= bits fills with the sign")
-    CMPLT = _r("CMPLT", "binary", ALL, 2, "x < y -> bool")
-    CMPLE = _r("CMPLE", "binary", ALL, 2, "x <= y -> bool")
-    CMPEQ = _r("CMPEQ", "binary", ALL, 2, "x == y -> bool", commutative=True)
-    CMPNE = _r("CMPNE", "binary", ALL, 2, "x != y -> bool", commutative=True)
-    THREEFRY = _r("THREEFRY", "binary", ALL, 2, "Threefry-2x32-20 of (counter u64, key u64) -> u64")
+    ADD = _r("ADD", "binary", ALL, 2,
+        "x + y (wraps for integers, or for bool)", commutative=True, kinds=ANYTHING)
+    SUB = _r("SUB", "binary", ALL, 2, "x - y", kinds=NUMBERS)
+    MUL = _r("MUL", "binary", ALL, 2, "x * y (and for bool)", commutative=True, kinds=ANYTHING)
+    DIV = _r("DIV", "binary", ALL, 2, "x / y of floats, correctly rounded", kinds=FLOATS)
+    FLOORDIV = _r("FLOORDIV", "binary", ALL, 2,
+        "floor(x / y) of integers; y == 0 gives 0", kinds=INTEGERS)
+    MOD = _r("MOD", "binary", ALL, 2,
+        "x - y*floor(x / y); integers: y == 0 gives 0; floats: NaN", kinds=NUMBERS)
+    TRUNCDIV = _r("TRUNCDIV", "binary", ALL, 2,
+        "trunc(x / y) of integers; y == 0 gives 0", kinds=INTEGERS)
+    POW = _r("POW", "binary", ALL, 2, "x ** y of floats", kinds=FLOATS)
+    LDEXP = _r("LDEXP", "binary", KLL, 2,
+        "x * 2**y of floats, y whole, with one rounding", kinds=FLOATS)
+    MAX = _r("MAX", "binary", ALL, 2,
+        "the larger; NaN if either is NaN", commutative=True, kinds=ANYTHING)
+    MIN = _r("MIN", "binary", ALL, 2,
+        "the smaller; NaN if either is NaN", commutative=True, kinds=ANYTHING)
+    AND = _r("AND", "binary", ALL, 2, "bitwise and", commutative=True, kinds=BITS)
+    OR = _r("OR", "binary", ALL, 2, "bitwise or", commutative=True, kinds=BITS)
+    XOR = _r("XOR", "binary", ALL, 2, "bitwise exclusive or", commutative=True, kinds=BITS)
+    SHL = _r("SHL", "binary", ALL, 2, "x << y; y >= bits gives 0", kinds=INTEGERS)
+    SHR = _r("SHR", "binary", ALL, 2,
+        "x >> y, arithmetic if signed; y >= bits fills with the sign", kinds=INTEGERS)
+    CMPLT = _r("CMPLT", "binary", ALL, 2, "x < y -> bool", kinds=ANYTHING)
+    CMPLE = _r("CMPLE", "binary", ALL, 2, "x <= y -> bool", kinds=ANYTHING)
+    CMPEQ = _r("CMPEQ", "binary", ALL, 2, "x == y -> bool", commutative=True, kinds=ANYTHING)
+    CMPNE = _r("CMPNE", "binary", ALL, 2, "x != y -> bool", commutative=True, kinds=ANYTHING)
+    THREEFRY = _r("THREEFRY", "binary", ALL, 2,
+        "Threefry-2x32-20 of (counter u64, key u64) -> u64", kinds=("uint",))
 
     # ternary arithmetic
-    WHERE = _r("WHERE", "ternary", ALL, 3, "y if cond else z, element by element")
-    FMA = _r("FMA", "ternary", ALL, 3, "x*y + z with one rounding")
+    WHERE = _r("WHERE", "ternary", ALL, 3, "y if cond else z, element by element", kinds=ANYTHING)
+    FMA = _r("FMA", "ternary", ALL, 3, "x*y + z with one rounding", kinds=NUMBERS)
     DOT4 = _r("DOT4", "ternary", KLL, 3,
-        "z + the products of the four unsigned bytes of x and the signed ones of y, of int32")
+        "z + the products of the four unsigned bytes of x and the signed ones of y, of int32",
+        kinds=("int",))
     DOT2 = _r("DOT2", "ternary", KLL, 3,
         "z + the product of the upper bfloat16 of x and y, + that of the lower, each rounded "
-        "once: of int32, int32 and float32; subnormal numbers are 0")
+        "once: of int32, int32 and float32; subnormal numbers are 0", kinds=FLOATS)
 
     # conversions
     CAST = _r("CAST", "convert", ALL, 1,

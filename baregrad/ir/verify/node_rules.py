@@ -10,39 +10,11 @@ from baregrad.ir.analysis.words import PRODUCTS, TILE
 from baregrad.ir.core.axes import BINDS
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import COMPARE, STATEMENTS, Op, Ops
+from baregrad.ir.core.op import COMPARE, INTEGERS, STATEMENTS, Column, Ops
 
-NodeRule = Callable[[Node, str], str | None]
-
-# --- form -----------------------------------------------------------------------------------------
-
+NODE_RULES: Column[Callable[[Node, str], str | None]] = Column("rule of the verifier")
 
 # --- elementwise -------------------------------------------------------------------------------
-
-_NUMERIC = ("int", "uint", "float", "index")
-_INTEGER = ("int", "uint", "index")
-_ANY = ("bool", *_NUMERIC)
-_BITS = ("bool", "int", "uint", "index")
-_FLOAT = ("float",)
-
-# The kinds of dtype that each op computes with.
-KINDS: MappingProxyType[Op, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys((Ops.NEG, Ops.ABS, Ops.SUB, Ops.FMA), _NUMERIC),
-        **dict.fromkeys((Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN, Ops.WHERE, *COMPARE), _ANY),
-        **dict.fromkeys((Ops.RECIPROCAL, Ops.SQRT, Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2), _FLOAT),
-        **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.GELU, Ops.ATAN), _FLOAT),
-        **dict.fromkeys((Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT, Ops.DIV, Ops.POW), _FLOAT),
-        Ops.LDEXP: _FLOAT,
-        **dict.fromkeys((Ops.FLOORDIV, Ops.TRUNCDIV, Ops.SHL, Ops.SHR), _INTEGER),
-        **dict.fromkeys((Ops.NOT, Ops.AND, Ops.OR, Ops.XOR), _BITS),
-        Ops.MOD: _NUMERIC,
-        Ops.THREEFRY: ("uint",),
-        Ops.DOT4: ("int",),
-        Ops.DOT2: _FLOAT,
-    }
-)
-
 
 _ONE_KIND = MappingProxyType({Ops.THREEFRY: dtypes.uint64, Ops.DOT4: dtypes.int32})
 
@@ -73,7 +45,7 @@ def elementwise_rule(node: Node) -> str | None:
     wanted = dtypes.bool if op in COMPARE else kind
     if node.dtype is not wanted:
         return f"{op.name} of {kind} has dtype {node.dtype}, wanted {wanted}"
-    if kind.kind not in KINDS[op] or _ONE_KIND.get(op, kind) is not kind:
+    if kind.kind not in op.kinds or _ONE_KIND.get(op, kind) is not kind:
         return f"{op.name} does not compute with {kind}"
     if kind.storage_only and op is not Ops.WHERE:
         return f"{op.name} of {kind}, which is stored and cast but not computed with"
@@ -99,6 +71,7 @@ def _lookup(node: Node) -> str | None:
 # --- leaves ------------------------------------------------------------------------------------
 
 
+@NODE_RULES(Ops.CONST)
 def _const(node: Node, level: str) -> str | None:
     value, kind = node.arg, node.dtype.kind
     wanted = {"bool": bool, "float": float}.get(kind, int)
@@ -109,6 +82,7 @@ def _const(node: Node, level: str) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.PARAM)
 def _param(node: Node, level: str) -> str | None:
     if node.arg.slot < 0:
         return f"argument number {node.arg.slot}"
@@ -119,7 +93,8 @@ def _stored(dtype: DType) -> str | None:
     return None if dtype.bits else f"an array of {dtype}, which is never stored"
 
 
-def _extents(node: Node) -> str | None:
+@NODE_RULES(Ops.BUFFER)
+def _extents(node: Node, level: str = "") -> str | None:
     for extent in node.shape:
         if isinstance(extent, Node):
             if extent.dtype is not dtypes.index:
@@ -129,6 +104,7 @@ def _extents(node: Node) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.VAR)
 def _var(node: Node, level: str) -> str | None:
     # The machine's own variables, such as the bounds of a chunk, are machine integers.
     machine = level == "linear" and node.dtype in (dtypes.int32, dtypes.int64)
@@ -137,6 +113,7 @@ def _var(node: Node, level: str) -> str | None:
     return None if node.arg.lo <= node.arg.hi else f"empty bounds of the variable {node.arg.name}"
 
 
+@NODE_RULES(Ops.IOTA)
 def _iota(node: Node, level: str) -> str | None:
     if (node.arg is None) == (not node.src):
         return "IOTA takes its extent from its attribute or from its source, not both"
@@ -145,6 +122,7 @@ def _iota(node: Node, level: str) -> str | None:
     return "IOTA of bool" if node.dtype.kind == "bool" else _extents(node)
 
 
+@NODE_RULES(Ops.RANGE)
 def _range(node: Node, level: str) -> str | None:
     if node.dtype is not dtypes.index or node.src[0].dtype is not dtypes.index:
         return "a RANGE and its extent have dtype index"
@@ -158,6 +136,7 @@ def _range(node: Node, level: str) -> str | None:
 # --- tensor level ------------------------------------------------------------------------------
 
 
+@NODE_RULES(Ops.CONTIGUOUS, Ops.DETACH, Ops.COPY, Ops.CONVERT)
 def _same_dtype(node: Node, level: str) -> str | None:
     if node.src[0].dtype is not node.dtype:
         return f"{node.op.name} of {node.src[0].dtype} has dtype {node.dtype}"
@@ -170,14 +149,17 @@ def _axes_fault(axes: tuple[int, ...], rank: int) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND)
 def _view(node: Node, level: str) -> str | None:
     return _same_dtype(node, level) or _extents(node)
 
 
+@NODE_RULES(Ops.FLIP)
 def _flip(node: Node, level: str) -> str | None:
     return _same_dtype(node, level) or _axes_fault(node.arg, len(node.src[0].shape))
 
 
+@NODE_RULES(Ops.PAD)
 def _pad(node: Node, level: str) -> str | None:
     for pad in node.arg:
         if pad.interior < 0 or any(isinstance(e, int) and e < 0 for e in (pad.lo, pad.hi)):
@@ -185,12 +167,14 @@ def _pad(node: Node, level: str) -> str | None:
     return _view(node, level)
 
 
+@NODE_RULES(Ops.SHRINK)
 def _shrink(node: Node, level: str) -> str | None:
     if any(cut.step < 1 for cut in node.arg):
         return "SHRINK with a step below 1"
     return _view(node, level)
 
 
+@NODE_RULES(Ops.WINDOW, Ops.FOLD)
 def _window(node: Node, level: str) -> str | None:
     window = node.arg
     if min(window.taps, window.stride, window.dilation) < 1:
@@ -214,19 +198,21 @@ def _fold(node: Node) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.GATHER)
 def _gather(node: Node, level: str) -> str | None:
-    if any(index.dtype.kind not in _INTEGER for index in node.src[1:]):
+    if any(index.dtype.kind not in INTEGERS for index in node.src[1:]):
         return "GATHER by indices that are not integers"
     return _same_dtype(node, level)
 
 
+@NODE_RULES(Ops.SCATTER)
 def _scatter(node: Node, level: str) -> str | None:
     base, values, *indices = node.src
     if values.dtype is not base.dtype:
         return f"SCATTER of {values.dtype} into {base.dtype}"
     if len(indices) != len(base.shape):
         return f"SCATTER with {len(indices)} indices for {len(base.shape)} axes"
-    if any(index.dtype.kind not in _INTEGER for index in indices):
+    if any(index.dtype.kind not in INTEGERS for index in indices):
         return "SCATTER by indices that are not integers"
     shapes = {operand.shape for operand in (values, *indices) if operand.shape}
     if len(shapes) > 1:
@@ -247,6 +233,7 @@ def _monoid_fault(monoid: object, dtype: DType) -> str | None:
 # --- reductions --------------------------------------------------------------------------------
 
 
+@NODE_RULES(Ops.REDUCE, Ops.SCAN)
 def _folding(node: Node, level: str) -> str | None:
     """REDUCE and SCAN: as many values as states, then ranges at the lower levels."""
     monoid = node.arg.monoid
@@ -281,6 +268,7 @@ def _axis_bindings(node: Node, ranges: tuple[Node, ...], level: str) -> str | No
     return "REDUCE with axes below the tensor level" if node.arg.axes else None
 
 
+@NODE_RULES(Ops.PROJ)
 def _project(node: Node, level: str) -> str | None:
     source = node.src[0]
     if source.op is not Ops.REDUCE and source.op is not Ops.SCAN:
@@ -306,6 +294,7 @@ def _indices_fault(array: Node, indices: tuple[Node, ...]) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.INDEX, Ops.LOAD)
 def _read(node: Node, level: str) -> str | None:
     array = node.src[0]
     if array.op not in (Ops.PARAM, Ops.STAGE, Ops.ALLOC):
@@ -313,6 +302,7 @@ def _read(node: Node, level: str) -> str | None:
     return _same_dtype(node, level) or _indices_fault(array, node.src[1:])
 
 
+@NODE_RULES(Ops.GUARD)
 def _guard(node: Node, level: str) -> str | None:
     condition, value = node.src
     if condition.dtype is not dtypes.bool:
@@ -322,6 +312,7 @@ def _guard(node: Node, level: str) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.STAGE)
 def _stage(node: Node, level: str) -> str | None:
     if any(axis.op is not Ops.RANGE for axis in node.src[1:]):
         return "STAGE over something that is not a RANGE"
@@ -330,6 +321,7 @@ def _stage(node: Node, level: str) -> str | None:
     return _same_dtype(node, level) or _stored(node.dtype)
 
 
+@NODE_RULES(Ops.OUT)
 def _out(node: Node, level: str) -> str | None:
     array, value, *indices = node.src
     if array.op is not Ops.PARAM:
@@ -379,6 +371,7 @@ def _is_statement(node: Node) -> bool:
     return node.op in STATEMENTS
 
 
+@NODE_RULES(Ops.SEQ)
 def _sequence(node: Node, level: str) -> str | None:
     for child in node.src:
         if not _is_statement(child):
@@ -386,6 +379,7 @@ def _sequence(node: Node, level: str) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.LOOP)
 def _loop(node: Node, level: str) -> str | None:
     axis, body = node.src
     if axis.op is not Ops.RANGE:
@@ -395,6 +389,7 @@ def _loop(node: Node, level: str) -> str | None:
     return None if _is_statement(body) else f"{body.op.name} stands where a statement is wanted"
 
 
+@NODE_RULES(Ops.IF)
 def _branch(node: Node, level: str) -> str | None:
     condition, body = node.src
     if condition.dtype is not dtypes.bool:
@@ -402,6 +397,7 @@ def _branch(node: Node, level: str) -> str | None:
     return None if _is_statement(body) else f"{body.op.name} stands where a statement is wanted"
 
 
+@NODE_RULES(Ops.STORE)
 def _store(node: Node, level: str) -> str | None:
     array, value, *indices = node.src
     if array.op not in (Ops.PARAM, Ops.ALLOC):
@@ -411,6 +407,7 @@ def _store(node: Node, level: str) -> str | None:
     return _monoid_fault(node.arg, array.dtype) or _indices_fault(array, tuple(indices))
 
 
+@NODE_RULES(Ops.KERNEL)
 def _kernel(node: Node, level: str) -> str | None:
     if level == "kernel":
         for child in node.src:
@@ -420,12 +417,14 @@ def _kernel(node: Node, level: str) -> str | None:
     return _sequence(node, level)
 
 
+@NODE_RULES(Ops.ALLOC)
 def _alloc(node: Node, level: str) -> str | None:
     if node.arg.depth < 1:
         return f"an ALLOC of depth {node.arg.depth}"
     return _stored(node.dtype) or _extents(node)
 
 
+@NODE_RULES(Ops.BITFIELD)
 def _bitfield(node: Node, level: str) -> str | None:
     word, offset = node.src[0].dtype, node.src[1].dtype
     if word.kind != "uint" or not 1 <= node.arg <= word.bits:
@@ -438,12 +437,14 @@ def _bitfield(node: Node, level: str) -> str | None:
 # --- what runs at the same time ----------------------------------------------------------------
 
 
+@NODE_RULES(Ops.ROLE)
 def _role(node: Node, level: str) -> str | None:
     if node.arg.warps < 1:
         return f"the role {node.arg.name} has {node.arg.warps} warps"
     return _sequence(node, level)
 
 
+@NODE_RULES(Ops.PIPE)
 def _pipe(node: Node, level: str) -> str | None:
     for buffer in node.src:
         if buffer.op is not Ops.ALLOC or buffer.arg.depth != node.arg.depth:
@@ -451,6 +452,7 @@ def _pipe(node: Node, level: str) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.ACQUIRE, Ops.COMMIT, Ops.WAIT, Ops.RELEASE, Ops.DRAIN)
 def _pipe_step(node: Node, level: str) -> str | None:
     if not node.src and node.op is Ops.COMMIT:
         return None
@@ -462,6 +464,7 @@ def _pipe_step(node: Node, level: str) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.COPYTO)
 def _copy_to(node: Node, level: str) -> str | None:
     sources = node.src
     if len(sources) > 1 and sources[-2].op is Ops.PIPE:
@@ -484,6 +487,7 @@ def _warp_mma(node: Node) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.WORDS)
 def _words(node: Node, level: str) -> str | None:
     factors = PRODUCTS.get(node.arg)
     if factors is None:
@@ -510,6 +514,7 @@ def _words_mma(node: Node) -> str | None:
     return None
 
 
+@NODE_RULES(Ops.MMA)
 def _mma(node: Node, level: str) -> str | None:
     total, a, b, keep, *axes = node.src
     mma = node.arg
@@ -528,46 +533,3 @@ def _mma(node: Node, level: str) -> str | None:
     if extents[:2] != (m, n) or extents[2] % k or total.shape != (m, n):
         return f"MMA over {extents} into {list(total.shape)}, wanted {m}, {n} and a multiple of {k}"
     return None
-
-
-NODE_RULES: MappingProxyType[Op, NodeRule] = MappingProxyType(
-    {
-        Ops.ROLE: _role,
-        Ops.PIPE: _pipe,
-        **dict.fromkeys((Ops.ACQUIRE, Ops.COMMIT, Ops.WAIT, Ops.RELEASE, Ops.DRAIN), _pipe_step),
-        Ops.COPYTO: _copy_to,
-        Ops.MMA: _mma,
-        Ops.WORDS: _words,
-        Ops.CONVERT: _same_dtype,
-        Ops.CONST: _const,
-        Ops.BUFFER: lambda node, level: _extents(node),
-        Ops.PARAM: _param,
-        Ops.VAR: _var,
-        Ops.IOTA: _iota,
-        Ops.RANGE: _range,
-        **dict.fromkeys((Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND), _view),
-        **dict.fromkeys((Ops.CONTIGUOUS, Ops.DETACH, Ops.COPY), _same_dtype),
-        Ops.PAD: _pad,
-        Ops.SHRINK: _shrink,
-        Ops.FLIP: _flip,
-        Ops.WINDOW: _window,
-        Ops.FOLD: _window,
-        Ops.GATHER: _gather,
-        Ops.SCATTER: _scatter,
-        Ops.REDUCE: _folding,
-        Ops.SCAN: _folding,
-        Ops.PROJ: _project,
-        Ops.INDEX: _read,
-        Ops.LOAD: _read,
-        Ops.GUARD: _guard,
-        Ops.STAGE: _stage,
-        Ops.OUT: _out,
-        Ops.KERNEL: _kernel,
-        Ops.SEQ: _sequence,
-        Ops.LOOP: _loop,
-        Ops.IF: _branch,
-        Ops.STORE: _store,
-        Ops.ALLOC: _alloc,
-        Ops.BITFIELD: _bitfield,
-    }
-)
