@@ -23,7 +23,8 @@ class NvidiaGeneration:
     is the version of the launch descriptor; `launch_by_action` says whether kernels are launched by
     SEND_SIGNALING_PCAS2_B. `shared_sizes_kib` are the amounts of shared memory that a
     multiprocessor can be set up with, of which each block loses `shared_reserved_nbytes` to the
-    system (CUDA C++ Programming Guide, compute capabilities).
+    system (CUDA C++ Programming Guide, compute capabilities); `counts_reserved` says whether a
+    kernel's own shared memory in its cubin has these bytes already.
     """
 
     name: str
@@ -40,6 +41,7 @@ class NvidiaGeneration:
     copy_payload_bits: int
     shared_sizes_kib: tuple[int, ...]
     shared_reserved_nbytes: int = 1024
+    counts_reserved: bool = False
 
 
 _TO_100 = (8, 16, 32, 64, 100)
@@ -124,6 +126,7 @@ NVIDIA_ROWS = (
         host_address_bits=57,
         copy_payload_bits=64,
         shared_sizes_kib=_TO_228,
+        counts_reserved=True,
     ),
     NvidiaGeneration(
         name="Blackwell",
@@ -139,6 +142,7 @@ NVIDIA_ROWS = (
         host_address_bits=57,
         copy_payload_bits=64,
         shared_sizes_kib=_TO_228,
+        counts_reserved=True,
     ),
     NvidiaGeneration(
         name="Blackwell",
@@ -154,6 +158,7 @@ NVIDIA_ROWS = (
         host_address_bits=57,
         copy_payload_bits=64,
         shared_sizes_kib=_TO_100,
+        counts_reserved=True,
     ),
 )
 

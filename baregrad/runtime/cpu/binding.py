@@ -148,7 +148,7 @@ class _Draft:
                 self.sizes.setdefault((operand, size), f"{param.name!r} of {program.name}")
 
 
-class BoundList:
+class CpuBoundList:
     """The native form of a command list.
 
     `address` is where the executor finds it, and `scratch_nbytes` what each thread needs beside

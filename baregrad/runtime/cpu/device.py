@@ -17,7 +17,7 @@ from baregrad.program import CPU_OBJECT, Program
 from baregrad.runtime.buffers import Buffer, MemoryStats
 from baregrad.runtime.commands import CommandList, Kernel, Slot, Timeline
 from baregrad.runtime.cpu import executor
-from baregrad.runtime.cpu.binding import BoundList, Entries
+from baregrad.runtime.cpu.binding import CpuBoundList, Entries
 from baregrad.runtime.cpu.elf import MACHINES
 from baregrad.runtime.cpu.fallback import run_in_python
 from baregrad.runtime.cpu.host import HostProcessor, detect_host
@@ -104,7 +104,7 @@ class CpuDevice(Device):
             if self._closed:
                 raise DeviceError(f"the device {self.name} is closed")
             bound = commands.bound
-            if not isinstance(bound, BoundList):
+            if not isinstance(bound, CpuBoundList):
                 bound = self._bind(commands)
             bound.prepare(commands, buffers, variables or {})
             if bound.timed is not timed:
@@ -171,7 +171,7 @@ class CpuDevice(Device):
         if pool is not None:
             pool.close()
 
-    def _bind(self, commands: CommandList, streams: bool = True) -> BoundList:
+    def _bind(self, commands: CommandList, streams: bool = True) -> CpuBoundList:
         """The list in native form; with `streams` its large copies pass the caches by."""
         copy = fill = 0
         code = self._loaded_executor()
@@ -179,7 +179,7 @@ class CpuDevice(Device):
             copy, fill = code.address(executor.COPY), code.address(executor.FILL)
         host = self.host
         room = crowding_bytes(host.l2_nbytes, host.l3_nbytes, host.cores) if streams else None
-        bound = commands.bound = BoundList(commands, Entries(copy, fill, room))
+        bound = commands.bound = CpuBoundList(commands, Entries(copy, fill, room))
         return bound
 
     def _loaded_executor(self) -> LoadedObject | None:

@@ -9,7 +9,7 @@ import ctypes
 import time
 
 from baregrad.runtime.commands import CommandList, Copy, Fill
-from baregrad.runtime.cpu.binding import BoundList
+from baregrad.runtime.cpu.binding import CpuBoundList
 from baregrad.runtime.host_memory import HostAllocator
 
 _KERNEL = ctypes.CFUNCTYPE(
@@ -18,7 +18,7 @@ _KERNEL = ctypes.CFUNCTYPE(
 
 
 def run_in_python(
-    commands: CommandList, bound: BoundList, allocator: HostAllocator, timed: bool
+    commands: CommandList, bound: CpuBoundList, allocator: HostAllocator, timed: bool
 ) -> None:
     """Run the list, its commands one by one."""
     bound.apply_patches()

@@ -12,7 +12,7 @@ from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Command, CommandList, Copy, Exec, Operand, Slot
 from baregrad.runtime.cuda.driver import Driver
 from baregrad.runtime.cuda.progress import Names
-from baregrad.runtime.cuda.steps import CopyStep, FillStep, KernelStep, Step
+from baregrad.runtime.cuda.steps import CopyStep, FillStep, KernelStep, StreamStep
 from baregrad.runtime.slot_table import SlotTable
 
 _MASK = (1 << 64) - 1
@@ -29,7 +29,7 @@ class _SlotUses(NamedTuple):
     steps: frozenset[int]
 
 
-class BoundList:
+class CudaBoundList:
     """The steps of a list and the words that they read.
 
     `prepare` fills in buffers and variables; `stale` are the steps whose words or grid differ
@@ -93,7 +93,7 @@ class BoundList:
                 draft.append((value or 0) & _MASK)
         return len(draft) - start
 
-    def _step(self, command: Command, start: int, count: int) -> Step:
+    def _step(self, command: Command, start: int, count: int) -> StreamStep:
         words = self._words[start : start + count]
         if isinstance(command, Exec):
             function = command.kernel.handle.function  # type: ignore[attr-defined]
@@ -145,7 +145,7 @@ class ListGraph:
     those it was enqueued with (cuGraphExecKernelNodeSetParams, CUDA Driver API).
     """
 
-    def __init__(self, driver: Driver, context: int, steps: Sequence[Step]) -> None:
+    def __init__(self, driver: Driver, context: int, steps: Sequence[StreamStep]) -> None:
         self._driver = driver
         self._context = context
         self._steps = steps

@@ -18,7 +18,7 @@ from baregrad.runtime.buffers import Buffer, MemoryStats, flat_bytes
 from baregrad.runtime.commands import CommandList, Kernel, Timeline, check_buffer
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.allocator import CachingAllocator
-from baregrad.runtime.cuda.binding import BoundList
+from baregrad.runtime.cuda.binding import CudaBoundList
 from baregrad.runtime.cuda.context import Context
 from baregrad.runtime.cuda.driver import Functions
 from baregrad.runtime.cuda.list_runner import ListRunner
@@ -231,8 +231,8 @@ class CudaDevice(Device):
         with self._lock:
             self._check()
             bound = commands.bound
-            if not isinstance(bound, BoundList):
-                bound = commands.bound = BoundList(commands, self._code.dead_graphs)
+            if not isinstance(bound, CudaBoundList):
+                bound = commands.bound = CudaBoundList(commands, self._code.dead_graphs)
             bound.prepare(buffers, variables or {})
             # What `_current` does, without its cost.
             self.context.entered()

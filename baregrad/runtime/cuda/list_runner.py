@@ -9,7 +9,7 @@ import itertools
 from baregrad.base.options import options
 from baregrad.runtime.commands import Timeline
 from baregrad.runtime.cuda import abi
-from baregrad.runtime.cuda.binding import BoundList, ListGraph
+from baregrad.runtime.cuda.binding import CudaBoundList, ListGraph
 from baregrad.runtime.cuda.context import Context, who
 from baregrad.runtime.cuda.loaded_code import LoadedCode
 from baregrad.runtime.nvidia.driver.teardown import Teardown
@@ -33,7 +33,7 @@ class ListRunner:
         self._driver = context.driver
         self._code = code
 
-    def start(self, bound: BoundList) -> None:
+    def start(self, bound: CudaBoundList) -> None:
         """Enqueue a list in the way that costs less."""
         if self._prefers_graph(bound):
             self._run_graph(bound)
@@ -43,7 +43,7 @@ class ListRunner:
         if self._code.has_dead:
             self._code.bury()
 
-    def _prefers_graph(self, bound: BoundList) -> bool:
+    def _prefers_graph(self, bound: CudaBoundList) -> bool:
         """Whether a graph costs the host less than launching the steps one by one."""
         count = len(bound.steps)
         if bound.submits < GRAPH_AFTER or count * LAUNCH_US < GRAPH_US or bound.has_empty:
@@ -55,7 +55,7 @@ class ListRunner:
         by_graph = GRAPH_US + GRAPH_NODE_US * count + SET_NODE_US * stale
         return by_graph < LAUNCH_US * count
 
-    def _run_graph(self, bound: BoundList) -> None:
+    def _run_graph(self, bound: CudaBoundList) -> None:
         if bound.graph is None:
             graph = ListGraph(self._driver, self._context.handle, bound.steps)
             self._code.add_graph(graph.graph, graph.executable)
@@ -68,7 +68,7 @@ class ListRunner:
             raise self._driver.error(name, code, who(bound.names))
         self._context.progress.mark(bound.names)
 
-    def _run(self, bound: BoundList) -> None:
+    def _run(self, bound: CudaBoundList) -> None:
         """Enqueue the steps one by one; a new list marks each, so that a fault names one."""
         functions, stream = self._driver.functions, self._context.stream
         progress, blocking = self._context.progress, options.cuda_blocking
@@ -86,7 +86,7 @@ class ListRunner:
         if not closely:
             progress.mark(bound.names)
 
-    def run_timed(self, bound: BoundList) -> Timeline:
+    def run_timed(self, bound: CudaBoundList) -> Timeline:
         """Run the steps with an event between each two; wait."""
         events: list[int] = []
         times = [0]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-class Step(Protocol):
+class StreamStep(Protocol):
     """One command. `words` of its list hold its operands and variables, from `at` on."""
 
     name: str

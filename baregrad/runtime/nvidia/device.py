@@ -22,18 +22,17 @@ from baregrad.runtime.commands import CommandList, Kernel, Timeline
 from baregrad.runtime.interface import Device
 from baregrad.runtime.lifetime import follow_process
 from baregrad.runtime.nvidia.channel_pair import ChannelPair
-from baregrad.runtime.nvidia.copies.host_copies import Staging
+from baregrad.runtime.nvidia.copies.host_copies import HostCopies
 from baregrad.runtime.nvidia.copies.peers import PeerAccess, copy_between
 from baregrad.runtime.nvidia.device_channels import DeviceChannels
-from baregrad.runtime.nvidia.driver.device_memory import Block, DeviceAllocator
+from baregrad.runtime.nvidia.driver.device_memory import DeviceAllocator, MemoryBlock
 from baregrad.runtime.nvidia.driver.memory import Allocation
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.driver.process_client import CONNECTIONS
 from baregrad.runtime.nvidia.driver.teardown import Teardown
 from baregrad.runtime.nvidia.fault_report import nearest
-from baregrad.runtime.nvidia.lists.command_list import BoundList, check_parameters
-from baregrad.runtime.nvidia.lists.launch import Kernel as GpuKernel
-from baregrad.runtime.nvidia.lists.launch import Module
+from baregrad.runtime.nvidia.lists.command_list import NvBoundList, check_parameters
+from baregrad.runtime.nvidia.lists.launch import GpuKernel, GpuModule
 from baregrad.runtime.nvidia.lists.list_image import ListImage
 from baregrad.runtime.nvidia.lists.list_style import ListStyle, style_of
 from baregrad.runtime.nvidia.queue.channel import Channel
@@ -71,7 +70,7 @@ class Returns(deque[T]):
 class LoadedKernel:
     """What a kernel of the device refers to: its module, and the kernel in it."""
 
-    module: Module
+    module: GpuModule
     kernel: GpuKernel
     local_nbytes: int
 
@@ -102,8 +101,8 @@ class NvDevice(Device):
         self._lock = threading.RLock()
         self._closed = False
         self._process = os.getpid()
-        self._returned: Returns[ListImage | Module | Allocation] = Returns()
-        self._retired: list[tuple[int, int, ListImage | Module | Allocation]] = []
+        self._returned: Returns[ListImage | GpuModule | Allocation] = Returns()
+        self._retired: list[tuple[int, int, ListImage | GpuModule | Allocation]] = []
         # Something keeps submissions from going on as usual: closed, forked, things to free.
         self._attention = False
         self.client = CONNECTIONS.take(port, index)
@@ -120,7 +119,7 @@ class NvDevice(Device):
             self.allocator = DeviceAllocator(
                 self.gpu.memory, name, work.wait_quietly, self._other_nbytes
             )
-            self.staging = Staging(self.gpu, lambda: work.copies, work.wait, work.watch)
+            self.staging = HostCopies(self.gpu, lambda: work.copies, work.wait, work.watch)
         except BaseException as error:
             self._give_back(error)
             raise
@@ -161,7 +160,7 @@ class NvDevice(Device):
         self._check_transfer(buffer, source.nbytes)
         if not source.nbytes:
             return
-        block: Block = buffer.memory.block  # type: ignore[attr-defined]
+        block: MemoryBlock = buffer.memory.block  # type: ignore[attr-defined]
         with self._lock:
             self._begin()
             compute, used = self.work.compute, self._used(block)
@@ -184,7 +183,7 @@ class NvDevice(Device):
         self._check_transfer(buffer, target.nbytes)
         if not target.nbytes:
             return
-        block: Block = buffer.memory.block  # type: ignore[attr-defined]
+        block: MemoryBlock = buffer.memory.block  # type: ignore[attr-defined]
         with self._lock:
             self._begin()
             used = self._used(block)
@@ -227,14 +226,14 @@ class NvDevice(Device):
         self._check_transfer(target, source.nbytes)
         copy_between(self, other, target, source)
 
-    def wait_for_block(self, block: Block) -> None:
+    def wait_for_block(self, block: MemoryBlock) -> None:
         """Wait until no work uses a block."""
         with self._lock:
             self._begin()
             self._wait_for(self.work.compute, self._used(block))
             self._wait_for(self.work.copies, block.copy_value)
 
-    def copy_after(self, work: PushBuffer, *blocks: Block, nbytes: int = 0) -> None:
+    def copy_after(self, work: PushBuffer, *blocks: MemoryBlock, nbytes: int = 0) -> None:
         """Have the copying channel do work after all that uses these blocks.
 
         Waits for it where it is said how many bytes it copies.
@@ -254,7 +253,7 @@ class NvDevice(Device):
                 self.staging.look(copies, value, nbytes)
                 self._wait_for(copies, value)
 
-    def _used(self, block: Block) -> int:
+    def _used(self, block: MemoryBlock) -> int:
         """Return the value of the computing timeline when work with the block is done."""
         return self.work.compute.last_value if block.fixed else block.compute_value
 
@@ -283,7 +282,7 @@ class NvDevice(Device):
             )
         with self._lock:
             self._begin()
-            module = Module(self.gpu, program.code)
+            module = GpuModule(self.gpu, program.code)
             try:
                 kernel = module.kernel(program.entry)
                 check_parameters(program, kernel.facts)
@@ -311,7 +310,7 @@ class NvDevice(Device):
         with self._lock:
             bound, work = commands.bound, self.work
             if (
-                bound.__class__ is BoundList
+                bound.__class__ is NvBoundList
                 and bound.device is self
                 and not (timed or variables or self._attention or self._returned)
                 and not (work.code_is_new or work.broken)
@@ -341,7 +340,7 @@ class NvDevice(Device):
         if self._attention or self._returned or work.broken or work.alarmed:
             self._begin()
         bound = commands.bound
-        if not isinstance(bound, BoundList):
+        if not isinstance(bound, NvBoundList):
             bound = self._bind(commands)
         compute, copies = work.pair
         try:
@@ -369,8 +368,8 @@ class NvDevice(Device):
         times = image.stamps()
         return Timeline(bound.labels, tuple(times[::2]), tuple(times[1::2]))
 
-    def _bind(self, commands: CommandList) -> BoundList:
-        bound = BoundList(commands, self.style, self._returned.append)
+    def _bind(self, commands: CommandList) -> NvBoundList:
+        bound = NvBoundList(commands, self.style, self._returned.append)
         for block in bound.fixed:
             block.fixed = True
         self.work.grow_stacks(bound.local_nbytes)
@@ -451,7 +450,7 @@ class NvDevice(Device):
         gpu: Gpu | None = self.__dict__.get("gpu")
         if gpu is not None:
             teardown.push("the GPU", gpu.close)
-        staging: Staging | None = self.__dict__.get("staging")
+        staging: HostCopies | None = self.__dict__.get("staging")
         if staging is not None:
             teardown.push("pinned memory", staging.close)
             # Copies that were not waited for still read it.

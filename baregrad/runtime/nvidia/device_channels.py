@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import BaregradError, DeviceError, DriverError
 from baregrad.runtime.nvidia.channel_pair import open_channels
-from baregrad.runtime.nvidia.driver.doorbell import Pair
+from baregrad.runtime.nvidia.driver.doorbell import RingPair
 from baregrad.runtime.nvidia.fault_report import report
-from baregrad.runtime.nvidia.lists.command_list import BoundList
+from baregrad.runtime.nvidia.lists.command_list import NvBoundList
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
@@ -45,7 +45,7 @@ class DeviceChannels:
         self.lost: str | None = None
         # New code was loaded, of which the GPU may have something else in its caches.
         self.code_is_new = False
-        self.bound: weakref.WeakSet[BoundList] = weakref.WeakSet()
+        self.bound: weakref.WeakSet[NvBoundList] = weakref.WeakSet()
         self._open(0, 0)
 
     def _open(self, value: int, copy_value: int) -> None:
@@ -54,7 +54,7 @@ class DeviceChannels:
         self.compute, self.copies = self.pair
         self._alarms = tuple(channel.alarm for channel in self.pair)
         self._in_flight = tuple(channel.in_flight for channel in self.pair)
-        self._rings = Pair(*(ctypes.addressof(channel.ring_state) for channel in self.pair))
+        self._rings = RingPair(*(ctypes.addressof(channel.ring_state) for channel in self.pair))
         self._rings_address = ctypes.addressof(self._rings)
         port = self._gpu.client.port
         self.go, self.spin = port.go, port.spin

@@ -14,7 +14,7 @@ from baregrad.runtime.nvidia.channel_pair import ChannelPair
 from baregrad.runtime.nvidia.lists.list_image import ListImage
 
 if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.driver.device_memory import Block
+    from baregrad.runtime.nvidia.driver.device_memory import MemoryBlock
     from baregrad.runtime.nvidia.queue.channel import Channel, MmuFault
 
 _SHOWN = 4
@@ -76,7 +76,7 @@ def _who(suspects: list[tuple[str, str]], dead: Channel) -> str:
     return f"one of the kernels {', '.join(names[:_SHOWN])}{more}"
 
 
-def nearest(blocks: Sequence[Block], address: int) -> str:
+def nearest(blocks: Sequence[MemoryBlock], address: int) -> str:
     """Say which of the live blocks, sorted by address, an address lies in or next to."""
     place = bisect.bisect([block.address for block in blocks], address)
     found = []

@@ -1,4 +1,4 @@
-"""y = a x + y on a GPU that is not there, with every call of the driver and every word told.
+"""y = a x + y on a GPU that is not there, with every call of the driver and every word printed.
 
     python -m baregrad.testing.virtual_gpu.saxpy_traced
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
-from baregrad.runtime.nvidia.lists.launch import Module
+from baregrad.runtime.nvidia.lists.launch import GpuModule
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
@@ -64,7 +64,7 @@ def main(tell: Callable[[str], None] = print) -> list[float]:
         push.copy(device.gpu_va, host.gpu_va, 4 * COUNT)
         copies.wait(copies.submit(push), timeout_s=5)
         tell("# The kernel: y += 2.5 x.")
-        kernel = Module(gpu, VirtualAssembler().assemble(SAXPY)).kernel("saxpy")
+        kernel = GpuModule(gpu, VirtualAssembler().assemble(SAXPY)).kernel("saxpy")
         done = kernel.launch(compute, (1, 1, 1), (COUNT, 1, 1), (host, device, 2.5))
         compute.wait(done, timeout_s=5)
         found = [float(value) for value in host.view[: 4 * COUNT].cast("f")]

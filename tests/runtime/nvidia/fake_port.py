@@ -18,7 +18,7 @@ from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi import release_for
 from baregrad.runtime.nvidia.abi.layout import Record
 from baregrad.runtime.nvidia.code.descriptor_fields import descriptor_layout
-from baregrad.runtime.nvidia.code.launch_descriptor import Launch, decode
+from baregrad.runtime.nvidia.code.launch_descriptor import GridLaunch, decode
 from baregrad.runtime.nvidia.driver.doorbell import ByStores
 from baregrad.target.nvidia import nvidia_row
 
@@ -40,7 +40,7 @@ class FaultError(Exception):
 class FakeLaunch:
     """A descriptor that was run, the bytes of its bank 0, and where they lay."""
 
-    launch: Launch
+    launch: GridLaunch
     bank: bytes
     address: int
     first: bool

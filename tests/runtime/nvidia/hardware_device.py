@@ -25,7 +25,7 @@ import numpy as np
 from baregrad.base.errors import BaregradError, DriverError, OutOfMemory
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandList, Kernel, Slot
-from baregrad.runtime.nvidia.copies.peers import PeerAccess, copy_between, peer_access
+from baregrad.runtime.nvidia.copies.peers import PeerAccess, peer_access
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.lists.list_style import DEFAULT_STYLE, STYLES
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
@@ -494,13 +494,13 @@ def step_peers() -> None:
         best = 1e9
         for _ in range(5):
             begin = time.perf_counter()
-            copy_between(to, come)
+            to.device.copy_peer(to, come)
             best = min(best, time.perf_counter() - begin)
         print(f"  engine {engine}: 1 GiB at {(1 << 30) / best / 1e9:.0f} GB/s", flush=True)
         if engine is None:
             device.peers[second.gpu.uuid] = PeerAccess(False, "told so")
             begin = time.perf_counter()
-            copy_between(to, come)
+            to.device.copy_peer(to, come)
             seconds = time.perf_counter() - begin
             print(f"  by the host: {(1 << 30) / seconds / 1e9:.1f} GB/s")
         device.close()

@@ -15,7 +15,7 @@ from baregrad.base.errors import ArgumentError, DriverError
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.driver.port import KernelPort, Port
-from baregrad.runtime.nvidia.lists.launch import Module
+from baregrad.runtime.nvidia.lists.launch import GpuModule
 from baregrad.runtime.nvidia.queue.batch import Batch
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
@@ -35,9 +35,9 @@ def opened(*, strict: bool = False) -> Iterator[tuple[Gpu, Channel, Channel]]:
         yield gpu, *two_channels(gpu)
 
 
-def module_of(gpu: Gpu, name: str) -> Module:
+def module_of(gpu: Gpu, name: str) -> GpuModule:
     """Place one of the test's cubins on the GPU."""
-    return Module(gpu, (DATA / f"{name}.sm_90a.cuda13.cubin").read_bytes())
+    return GpuModule(gpu, (DATA / f"{name}.sm_90a.cuda13.cubin").read_bytes())
 
 
 def check_words(found: memoryview, wanted: list[int], what: str) -> None:

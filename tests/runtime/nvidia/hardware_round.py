@@ -33,8 +33,8 @@ from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandList, Kernel, Slot
 from baregrad.runtime.nvidia.copies.copy_code import copy_code
 from baregrad.runtime.nvidia.copies.copy_engines import copy_engines
-from baregrad.runtime.nvidia.copies.host_copies import Staging
-from baregrad.runtime.nvidia.copies.peers import copy_between, peer_access
+from baregrad.runtime.nvidia.copies.host_copies import HostCopies
+from baregrad.runtime.nvidia.copies.peers import peer_access
 from baregrad.runtime.nvidia.copies.staging_options import PYTHON_OPTIONS, default_options
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.driver.port import open_port
@@ -243,8 +243,8 @@ def part_ordinary() -> None:
     for row in rows[: few(len(rows), 3)]:
         row = row._replace(workers=row.workers or count)
         device.staging.close()
-        device.staging = Staging(
-            device.gpu, lambda: device.channels[1], device._await, device._watch, row
+        device.staging = HostCopies(
+            device.gpu, lambda: device.channels[1], device.work.wait, device.work.watch, row
         )
         rates = [_rates(device, host) for host in hosts]
         found.append((min(min(pair) for pair in rates[-2:]), row))
@@ -303,8 +303,8 @@ def part_slots() -> None:
     for workers, piece, depth in ((2, 128, 1), (8, 128, 1), (8, 4, 1), (8, 256, 2), (8, 2048, 4)):
         device.staging.close()
         row = default_options()._replace(workers=workers, piece_nbytes=piece << 10, depth=depth)
-        device.staging = Staging(
-            device.gpu, lambda: device.channels[1], device._await, device._watch, row
+        device.staging = HostCopies(
+            device.gpu, lambda: device.channels[1], device.work.wait, device.work.watch, row
         )
         back, times, host = device.pinned(size), few(60, 2), np.empty(size, np.uint8)
         for number in range(times):
@@ -438,7 +438,7 @@ def part_peers() -> None:
         nbytes = few(1 << 30, 4 * MIB)
         come, to = first.allocate(nbytes), second.allocate(nbytes)
         first.copy_in(come, bytes(nbytes))
-        best = best_us(functools.partial(copy_between, to, come), few(40, 1))
+        best = best_us(functools.partial(to.device.copy_peer, to, come), few(40, 1))
         print(f"  engine {first.channels[1].group.engine}: {nbytes / best / 1e3:.1f} GB/s",
               flush=True)
         first.close()

@@ -13,7 +13,7 @@ from baregrad.base.errors import ArgumentError, DeviceError, DriverError
 from baregrad.base.options import options
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Kernel, Slot
-from baregrad.runtime.nvidia import device_channels
+from baregrad.runtime.nvidia import channel_pair
 from baregrad.runtime.nvidia.code.cubin import read_cubin
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.lists.list_style import STYLES
@@ -358,8 +358,8 @@ def test_a_kernel_without_an_end_is_told_at_the_deadline(
     device.synchronize()
     port.stalled = True
     with monkeypatch.context() as patch:
-        clock = PretendedClock(patch, timeline, device_channels)
-        patch.setattr(device, "timeout_s", 5)
+        clock = PretendedClock(patch, timeline, channel_pair)
+        patch.setattr(device.work, "timeout_s", 5)
         device.run(kernel, [buffer], {"number": 1})
         with pytest.raises(DriverError, match=r"the kernel 'link64' did not end in 5 s"):
             device.synchronize()

@@ -12,7 +12,7 @@ import pytest
 
 from baregrad.base.errors import DeviceError, DriverError
 from baregrad.runtime.commands import Kernel, Slot
-from baregrad.runtime.nvidia import device_channels
+from baregrad.runtime.nvidia import channel_pair
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.queue import timeline
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
@@ -56,7 +56,7 @@ def test_a_loop_without_an_end_is_told_at_its_deadline(monkeypatch: pytest.Monke
     port = VirtualPort(stall=True, step_limit=3000)
     device = NvDevice(port=port, timeout_s=10)
     with monkeypatch.context() as patch:
-        clock = PretendedClock(patch, timeline, device_channels)
+        clock = PretendedClock(patch, timeline, channel_pair)
         text = told(device, "endless", {}, before=5)
         assert 10 <= clock.now_s < 11
     assert "the kernel 'endless' (endless train.py:17) did not end in 10 s" in text
@@ -127,7 +127,7 @@ class Deaf(VirtualPort):
 
 
 def test_a_doorbell_that_was_missed_is_rung_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_channels, "_RING_AGAIN_S", 0.05)
+    monkeypatch.setattr(channel_pair, "_RING_AGAIN_S", 0.05)
     port = Deaf()
     device = NvDevice(port=port, timeout_s=60)
     kernel, state = load(device, "link64"), ramp(32)

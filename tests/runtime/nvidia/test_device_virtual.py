@@ -16,8 +16,8 @@ from baregrad.base.errors import BaregradError, DeviceError, DriverError, OutOfM
 from baregrad.program import Program
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Kernel, Slot
-from baregrad.runtime.nvidia.copies.host_copies import Staging
-from baregrad.runtime.nvidia.copies.peers import copy_between, peer_access
+from baregrad.runtime.nvidia.copies.host_copies import HostCopies
+from baregrad.runtime.nvidia.copies.peers import peer_access
 from baregrad.runtime.nvidia.copies.staging_options import StagingOptions
 from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.lists.list_style import STYLES
@@ -59,7 +59,7 @@ def test_gpus_of_one_process_are_peers(pair: tuple[NvDevice, NvDevice]) -> None:
         assert there.device is second
         assert np.array_equal(there.contents().view(np.uint32), data)
         back = first.allocate(data.nbytes)
-        copy_between(back, there)
+        first.copy_peer(back, there)
         assert np.array_equal(back.contents().view(np.uint32), data)
 
 
@@ -70,7 +70,7 @@ def test_gpus_of_different_connections_copy_by_the_host() -> None:
     data = words(1 << 20)
     source, target = first.allocate(data.nbytes), second.allocate(data.nbytes)
     first.copy_in(source, data)
-    copy_between(target, source)
+    target.device.copy_peer(target, source)
     assert np.array_equal(target.contents().view(np.uint32), data)
     first.close()
     second.close()
@@ -224,8 +224,8 @@ def test_threads_share_large_copies(
     device = NvDevice(port=port)
     device.staging.close()
     options = StagingOptions(workers, 300_000, depth, 2, 1 << 20, large_pages, native=native)
-    device.staging = Staging(
-        device.gpu, lambda: device.channels[1], device._await, device._watch, options
+    device.staging = HostCopies(
+        device.gpu, lambda: device.channels[1], device.work.wait, device.work.watch, options
     )
     data = words((5 << 20) // 4 + 77)
     buffer = device.allocate(data.nbytes)

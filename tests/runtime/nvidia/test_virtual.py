@@ -21,7 +21,7 @@ from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.memory import Allocation
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.driver.port import KernelPort, open_port
-from baregrad.runtime.nvidia.lists.launch import Module
+from baregrad.runtime.nvidia.lists.launch import GpuModule
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
@@ -48,8 +48,8 @@ def ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[VirtualPort]]:
         made.append(VirtualPort())
         return made[-1]
 
-    def module_of(gpu: Gpu, name: str) -> Module:
-        return Module(gpu, data_cubin(name))
+    def module_of(gpu: Gpu, name: str) -> GpuModule:
+        return GpuModule(gpu, data_cubin(name))
 
     monkeypatch.setattr(hardware_smoke, "make_port", make)
     monkeypatch.setattr(hardware_launch, "make_port", make)
@@ -83,7 +83,7 @@ def bring_up(port: VirtualPort) -> None:
         host.view[:128] = np.arange(32, dtype=np.float32).tobytes()
         host.view[128:256] = np.ones(32, np.float32).tobytes()
         move(mover, device, host)
-        kernel = Module(gpu, data_cubin("saxpy")).kernel("saxpy")
+        kernel = GpuModule(gpu, data_cubin("saxpy")).kernel("saxpy")
         arguments = (device.gpu_va + 128, device, 2.0, 32)
         compute.wait(kernel.launch(compute, (1, 1, 1), (32, 1, 1), arguments), timeout_s=60)
         move(mover, host, device)

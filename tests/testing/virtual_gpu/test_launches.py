@@ -7,7 +7,7 @@ import pytest
 
 from baregrad.assemble.virtual_cubin import kernel_code
 from baregrad.base.errors import DriverError
-from baregrad.runtime.nvidia.lists.launch import Kernel, Module
+from baregrad.runtime.nvidia.lists.launch import GpuKernel, GpuModule
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
@@ -38,7 +38,7 @@ def check_saxpy(gpu: Opened, architecture: str) -> None:
     x = np.arange(count, dtype=np.float32) / 2
     y = np.arange(count, dtype=np.float32) % 77
     first, second = gpu.put(x), gpu.put(y)
-    kernel = Module(gpu.gpu, data_cubin("saxpy", architecture)).kernel("saxpy")
+    kernel = GpuModule(gpu.gpu, data_cubin("saxpy", architecture)).kernel("saxpy")
     gpu.run(kernel, second, first, 2.5, count, blocks=4, threads=256)
     assert np.array_equal(gpu.get(second, np.float32, count), np.float32(2.5) * x + y)
     assert gpu.port.launched == ["saxpy"]
@@ -75,7 +75,7 @@ def test_a_chain_keeps_its_order(architecture: str) -> None:
 
 def test_shared_and_local_memory_and_indices() -> None:
     with opened(VirtualPort()) as gpu:
-        module = Module(gpu.gpu, data_cubin("launch"))
+        module = GpuModule(gpu.gpu, data_cubin("launch"))
         out = gpu.gpu.memory.pinned(1 << 20)
         words = out.view.cast("I")
         value = module.kernel("shared").launch(
@@ -191,7 +191,7 @@ def test_descriptors_in_recycled_places_want_the_scheduler_told(told: bool) -> N
         memory = gpu.put(state)
         link, other = gpu.kernel(LINK, "link"), gpu.kernel(LINK.replace("1664525", "5"), "link")
 
-        def run(second: Kernel, timeout_s: float) -> None:
+        def run(second: GpuKernel, timeout_s: float) -> None:
             batch = gpu.batch()
             for number, kernel in enumerate((link, second)):
                 kernel.launch(batch, (1, 1, 1), (32, 1, 1), (memory, number))

@@ -15,7 +15,7 @@ from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.memory import Allocation
 from baregrad.runtime.nvidia.driver.objects import Gpu
-from baregrad.runtime.nvidia.lists.launch import Kernel, Module
+from baregrad.runtime.nvidia.lists.launch import GpuKernel, GpuModule
 from baregrad.runtime.nvidia.queue.batch import Batch
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
@@ -88,10 +88,10 @@ class Opened:
     compute: Channel
     copies: Channel
 
-    def kernel(self, text: str, name: str) -> Kernel:
+    def kernel(self, text: str, name: str) -> GpuKernel:
         """Place a text's module and return one of its kernels."""
         architecture = f"sm_{self.gpu.sm_version >> 8}{self.gpu.sm_version & 0xFF}"
-        return Module(self.gpu, cubin_of(text, architecture)).kernel(name)
+        return GpuModule(self.gpu, cubin_of(text, architecture)).kernel(name)
 
     def put(self, data: npt.NDArray[Any]) -> Allocation:
         """Copy an array into memory of the GPU."""
@@ -115,7 +115,7 @@ class Opened:
         host.close()
         return found
 
-    def run(self, kernel: Kernel, *arguments: Any, blocks: int = 1, threads: int = 32) -> None:
+    def run(self, kernel: GpuKernel, *arguments: Any, blocks: int = 1, threads: int = 32) -> None:
         """Launch a kernel and wait for it."""
         value = kernel.launch(self.compute, (blocks, 1, 1), (threads, 1, 1), arguments)
         self.compute.wait(value, timeout_s=LIMIT_S)

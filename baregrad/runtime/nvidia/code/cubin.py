@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from baregrad.base.errors import FileFormatError, UnsupportedError
 from baregrad.runtime.nvidia.code.cubin_elf import (
+    CubinRelocation,
     ElfFile,
     ElfSection,
     ElfSymbol,
-    Relocation,
     read_elf,
 )
 from baregrad.runtime.nvidia.code.local_memory import thread_nbytes
@@ -95,7 +95,7 @@ class CubinKernel:
         """Return the shared memory that one block takes in all.
 
         The system reserves `reserved_nbytes` at its begin: nothing on Turing, 1024 bytes later.
-        `counted` says whether the compiler counts them in the kernel's own: from sm_90 on.
+        `counted` says whether the compiler counts them in the kernel's own.
         """
         if counted:
             return max(self.shared_nbytes, reserved_nbytes) + dynamic_nbytes
@@ -115,7 +115,7 @@ class Cubin:
     kernels: Mapping[str, CubinKernel]
     sections: Mapping[int, ElfSection]
     symbols: tuple[ElfSymbol, ...]
-    relocations: tuple[Relocation, ...]
+    relocations: tuple[CubinRelocation, ...]
 
     def kernel(self, name: str) -> CubinKernel:
         """Return a kernel by name.
@@ -189,7 +189,7 @@ def _takes_memory(section: ElfSection) -> bool:
 
 
 def _wanted(
-    symbols: tuple[ElfSymbol, ...], relocations: tuple[Relocation, ...]
+    symbols: tuple[ElfSymbol, ...], relocations: tuple[CubinRelocation, ...]
 ) -> tuple[str, ...]:
     """Return the names of functions that are wanted from elsewhere."""
     wanted = (symbols[one.symbol] for one in relocations)

@@ -67,7 +67,7 @@ class ElfSymbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Relocation:
+class CubinRelocation:
     """Patch `kind` at `offset` of `section` with the address of `symbol` plus `addend`.
 
     An addend of None is found in the place that is patched.
@@ -88,7 +88,7 @@ class ElfFile:
     abi: int
     sections: Mapping[int, ElfSection]
     symbols: tuple[ElfSymbol, ...]
-    relocations: tuple[Relocation, ...]
+    relocations: tuple[CubinRelocation, ...]
 
 
 def read_elf(data: bytes) -> ElfFile:
@@ -206,7 +206,7 @@ def _read_symbols(table: ElfSection, sections: Mapping[int, ElfSection]) -> tupl
 
 def _read_relocations(
     section: ElfSection, patched: ElfSection, symbol_count: int
-) -> list[Relocation]:
+) -> list[CubinRelocation]:
     form = _RELA if section.kind == _RELA_KIND else _REL
     if section.nbytes % form.size:
         raise FileFormatError(f"the section {section.name} of a cubin is cut short")
@@ -220,5 +220,5 @@ def _read_relocations(
             )
         kind = info & 0xFFFFFFFF
         value = addend[0] if addend else None
-        found.append(Relocation(patched.index, offset, kind, symbol, value))
+        found.append(CubinRelocation(patched.index, offset, kind, symbol, value))
     return found

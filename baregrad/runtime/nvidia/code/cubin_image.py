@@ -9,7 +9,7 @@ from types import MappingProxyType
 from baregrad.base.bits import ceil_div, round_up
 from baregrad.base.errors import FileFormatError, UnsupportedError
 from baregrad.runtime.nvidia.code.cubin import Cubin, CubinKernel
-from baregrad.runtime.nvidia.code.cubin_elf import Relocation
+from baregrad.runtime.nvidia.code.cubin_elf import CubinRelocation
 
 # What an image must be aligned to: constant banks want the most.
 ALIGNMENT = 256
@@ -98,7 +98,7 @@ def _offsets(cubin: Cubin) -> tuple[dict[int, int], int]:
     return offsets, round_up(at, ALIGNMENT) + _TAIL_NBYTES
 
 
-def _patch(data: bytearray, relocation: Relocation, target: int) -> None:
+def _patch(data: bytearray, relocation: CubinRelocation, target: int) -> None:
     """Fill in one address; an addend that the file keeps in place is taken from there."""
     pieces = _FORMS.get(relocation.kind)
     if pieces is None:

@@ -23,7 +23,7 @@ from baregrad.base.errors import ArgumentError, FileFormatError, IndexOutOfRange
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class DescriptorField:
     """Bits of a descriptor: ranges (high, low), the least significant one first.
 
     The field holds the value without its `shift` lowest bits. There are `count` of it, `step` bits
@@ -50,7 +50,7 @@ _WORD = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class DescriptorSlot:
     """Where a field lies whose bits are zero yet, to be filled in quickly: 64 bits at `offset`."""
 
     offset: int
@@ -75,7 +75,7 @@ class DescriptorLayout:
     version: tuple[int, int]
     nbytes: int
     bank_alignment: int
-    fields: Mapping[str, Field]
+    fields: Mapping[str, DescriptorField]
 
     @property
     def nbytes_apart(self) -> int:
@@ -96,12 +96,12 @@ class DescriptorLayout:
             _put(data, low, width, rest & ((1 << width) - 1))
             rest >>= width
 
-    def slot(self, name: str, index: int = 0) -> Slot:
+    def slot(self, name: str, index: int = 0) -> DescriptorSlot:
         """Return where a field lies that has one range of bits."""
         field = self._field(name, index)
         ((low, _),) = field.pieces(index)
         offset = min(low // 8, self.nbytes - 8)
-        return Slot(offset, low - 8 * offset, field.shift)
+        return DescriptorSlot(offset, low - 8 * offset, field.shift)
 
     def read(self, data: bytes | bytearray | memoryview, name: str, index: int = 0) -> int:
         """Return a value of a descriptor."""
@@ -141,7 +141,7 @@ class DescriptorLayout:
                     values[name, index] = value
         return values
 
-    def _field(self, name: str, index: int) -> Field:
+    def _field(self, name: str, index: int) -> DescriptorField:
         field = self.fields.get(name)
         if field is None:
             raise UnsupportedError(
@@ -166,12 +166,12 @@ def _get(data: bytes | bytearray | memoryview, low: int, width: int) -> int:
     return int.from_bytes(data[begin:end], "little") >> shift & ((1 << width) - 1)
 
 
-def _at(high: int, low: int, shift: int = 0) -> Field:
-    return Field(((high, low),), shift)
+def _at(high: int, low: int, shift: int = 0) -> DescriptorField:
+    return DescriptorField(((high, low),), shift)
 
 
-def _each(high: int, low: int, step: int, count: int, shift: int = 0) -> Field:
-    return Field(((high, low),), shift, count, step)
+def _each(high: int, low: int, step: int, count: int, shift: int = 0) -> DescriptorField:
+    return DescriptorField(((high, low),), shift, count, step)
 
 
 # Fields that 2.3 and 3.0 have at the same places.
@@ -210,7 +210,7 @@ VERSION_TURING = DescriptorLayout((2, 3), 256, 256, MappingProxyType({
     "release_enable": _each(138, 138, 1, 2),
     "next_enable": _at(141, 141),
     "next_is_grid": _at(142, 142),
-    "prefetch_address": Field(((287, 256), (1000, 992)), shift=8),
+    "prefetch_address": DescriptorField(((287, 256), (1000, 992)), shift=8),
     "release_barrier": _at(366, 366),
     "shared_config_min": _at(568, 562),
     "shared_config_max": _at(575, 569),
@@ -227,7 +227,7 @@ VERSION_TURING = DescriptorLayout((2, 3), 256, 256, MappingProxyType({
 
 VERSION_AMPERE = DescriptorLayout((3, 0), 256, 256, MappingProxyType({
     **_TURING_TO_ADA,
-    "prefetch_address": Field(((287, 256), (1640, 1632)), shift=8),
+    "prefetch_address": DescriptorField(((287, 256), (1640, 1632)), shift=8),
     "next_enable": _at(512, 512),
     "next_action": _at(515, 513),
     "next_prefetch": _at(516, 516),

@@ -1,7 +1,7 @@
-"""Launch descriptors: one grid of a kernel, told to the compute engine in one structure.
+"""Launch descriptors: one grid of a kernel in the structure that the compute engine reads.
 
-`Launch` says it in plain values; `encode` and `decode` translate by the table of one version, so
-what is written is what is read. Sources of the bits: see descriptor_fields.py; values of the
+`GridLaunch` says it in plain values; `encode` and `decode` translate by the table of one version,
+so what is written is what is read. Sources of the bits: see descriptor_fields.py; values of the
 enumerations are from the same headers. That a grid of clusters is counted in clusters was seen on
 an H200.
 """
@@ -72,7 +72,7 @@ class Bank:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class SemaphoreRelease:
     """A 64-bit value stored when the grid has finished and its writes are seen by all.
 
     With `timestamp`, the GPU's time in nanoseconds follows it: 16 bytes, aligned to 16, else 8.
@@ -95,7 +95,7 @@ class SharedConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class GridLaunch:
     """One grid. Addresses are the GPU's; triples are (x, y, z).
 
     `grid` counts blocks, `block` threads, `cluster` blocks. `shared_nbytes` is what one block takes
@@ -117,7 +117,7 @@ class Launch:
     local_nbytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
     program_nbytes: int = 0
-    releases: tuple[Release, ...] = ()
+    releases: tuple[SemaphoreRelease, ...] = ()
     next_address: int = 0
     manners: Manners = THOROUGH
 
@@ -139,7 +139,7 @@ class Launch:
         if len({bank.number for bank in self.banks}) != len(self.banks):
             raise ArgumentError("a launch binds a constant bank twice", found=self.banks)
 
-    def with_local(self, nbytes: int) -> Launch:
+    def with_local(self, nbytes: int) -> GridLaunch:
         """Return the launch with another size of each thread's local memory."""
         return dataclasses.replace(self, local_nbytes=nbytes)
 
@@ -167,7 +167,7 @@ def choose_shared_config(nbytes: int, sizes_kib: tuple[int, ...], blocks: int = 
     return SharedConfig(fitting[0], sizes[-1], (wished or fitting[-1:])[0])
 
 
-def encode(launch: Launch, layout: DescriptorLayout) -> bytearray:
+def encode(launch: GridLaunch, layout: DescriptorLayout) -> bytearray:
     """Return the descriptor of a launch in one version of the structure.
 
     Raises ArgumentError for a value that does not fit, UnsupportedError for what the version lacks.
@@ -186,7 +186,7 @@ def encode(launch: Launch, layout: DescriptorLayout) -> bytearray:
 
 
 def write_grid_units(
-    data: bytearray | memoryview, launch: Launch, layout: DescriptorLayout
+    data: bytearray | memoryview, launch: GridLaunch, layout: DescriptorLayout
 ) -> None:
     """Change the grid to that of `launch`."""
     for axis, extent in zip(_AXES, grid_units(launch, layout), strict=True):
@@ -199,7 +199,9 @@ def release_payload_offset(layout: DescriptorLayout) -> int:
     return low // 8
 
 
-def write_release(data: bytearray | memoryview, release: Release, layout: DescriptorLayout) -> None:
+def write_release(
+    data: bytearray | memoryview, release: SemaphoreRelease, layout: DescriptorLayout
+) -> None:
     """Have a launch that releases nothing yet release something."""
     for (name, index), value in _releases((release,), layout).items():
         layout.write(data, name, value, index)
@@ -258,7 +260,7 @@ def _bits(values: Values, layout: DescriptorLayout) -> tuple[tuple[int, int], ..
     return tuple((offset, bits) for offset, bits in enumerate(data) if bits)
 
 
-def grid_units(launch: Launch, layout: DescriptorLayout) -> tuple[int, int, int]:
+def grid_units(launch: GridLaunch, layout: DescriptorLayout) -> tuple[int, int, int]:
     """Return what the descriptor's grid counts: clusters where there are some, else blocks."""
     if "grid_kind" not in layout.fields:
         return launch.grid
@@ -273,7 +275,7 @@ def _manners(manners: Manners) -> tuple[tuple[str, int], ...]:
     return (*textures, *data, barrier)
 
 
-def _program(launch: Launch) -> Values:
+def _program(launch: GridLaunch) -> Values:
     values: Values = {
         ("program_address", 0): launch.program_address,
         ("register_count", 0): launch.register_count,
@@ -287,7 +289,7 @@ def _program(launch: Launch) -> Values:
     return values
 
 
-def _shared(launch: Launch, layout: DescriptorLayout) -> Values:
+def _shared(launch: GridLaunch, layout: DescriptorLayout) -> Values:
     config = launch.shared_config
     if launch.shared_nbytes > config.least_kib * 1024:
         raise ArgumentError(
@@ -303,7 +305,7 @@ def _shared(launch: Launch, layout: DescriptorLayout) -> Values:
     }
 
 
-def _cluster(launch: Launch, layout: DescriptorLayout) -> Values:
+def _cluster(launch: GridLaunch, layout: DescriptorLayout) -> Values:
     clustered = launch.cluster != (1, 1, 1)
     if "grid_kind" not in layout.fields:
         if clustered:
@@ -316,7 +318,7 @@ def _cluster(launch: Launch, layout: DescriptorLayout) -> Values:
     return {("grid_kind", 0): _KIND_CLUSTERS} | values
 
 
-def _banks(launch: Launch, layout: DescriptorLayout) -> Values:
+def _banks(launch: GridLaunch, layout: DescriptorLayout) -> Values:
     values: Values = {}
     for bank in launch.banks:
         if bank.address % layout.bank_alignment:
@@ -332,7 +334,7 @@ def _banks(launch: Launch, layout: DescriptorLayout) -> Values:
     return values
 
 
-def _releases(releases: tuple[Release, ...], layout: DescriptorLayout) -> Values:
+def _releases(releases: tuple[SemaphoreRelease, ...], layout: DescriptorLayout) -> Values:
     values: Values = {}
     for index, release in enumerate(releases):
         grain = 16 if release.timestamp else 8
@@ -367,7 +369,7 @@ def _next(address: int, layout: DescriptorLayout) -> Values:
     return values | {("next_is_grid", 0): 1}
 
 
-def decode(data: bytes | bytearray | memoryview, layout: DescriptorLayout) -> Launch:
+def decode(data: bytes | bytearray | memoryview, layout: DescriptorLayout) -> GridLaunch:
     """Return the launch that a descriptor tells of, sizes as they were rounded.
 
     Raises FileFormatError for a descriptor of another version, or one that launches nothing.
@@ -384,7 +386,7 @@ def decode(data: bytes | bytearray | memoryview, layout: DescriptorLayout) -> La
     x, y, z = (a * b for a, b in zip(_triple(values, "grid"), cluster, strict=True))
     codes = (value(f"shared_config_{name}") for name in ("min", "max", "target"))
     try:
-        return Launch(
+        return GridLaunch(
             program_address=value("program_address"),
             grid=(x, y, z),
             block=_triple(values, "block"),
@@ -402,7 +404,7 @@ def decode(data: bytes | bytearray | memoryview, layout: DescriptorLayout) -> La
             cluster=cluster,
             program_nbytes=value("prefetch_nbytes"),
             releases=tuple(
-                Release(
+                SemaphoreRelease(
                     value("release_address", index),
                     value("release_payload", index),
                     value("release_words", index) == _FOUR_WORDS,

@@ -41,7 +41,7 @@ _TILE_ALIGNMENTS = (16, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
-class ElementType:
+class TensorMapType:
     """An element: its code in the map, whether values are rounded to tf32, its size."""
 
     code: int
@@ -52,19 +52,19 @@ class ElementType:
 
 # `ftz` flushes subnormal numbers to zero.
 ELEMENT_TYPES = MappingProxyType({
-    "uint8": ElementType(0, False, 1, False),
-    "uint16": ElementType(1, False, 2, False),
-    "uint32": ElementType(2, False, 4, False),
-    "int32": ElementType(3, False, 4, False),
-    "uint64": ElementType(4, False, 8, False),
-    "int64": ElementType(5, False, 8, False),
-    "float16": ElementType(6, False, 2, True),
-    "float32": ElementType(7, False, 4, True),
-    "float32_ftz": ElementType(8, False, 4, True),
-    "float64": ElementType(9, False, 8, True),
-    "bfloat16": ElementType(10, False, 2, True),
-    "tfloat32": ElementType(7, True, 4, True),
-    "tfloat32_ftz": ElementType(8, True, 4, True),
+    "uint8": TensorMapType(0, False, 1, False),
+    "uint16": TensorMapType(1, False, 2, False),
+    "uint32": TensorMapType(2, False, 4, False),
+    "int32": TensorMapType(3, False, 4, False),
+    "uint64": TensorMapType(4, False, 8, False),
+    "int64": TensorMapType(5, False, 8, False),
+    "float16": TensorMapType(6, False, 2, True),
+    "float32": TensorMapType(7, False, 4, True),
+    "float32_ftz": TensorMapType(8, False, 4, True),
+    "float64": TensorMapType(9, False, 8, True),
+    "bfloat16": TensorMapType(10, False, 2, True),
+    "tfloat32": TensorMapType(7, True, 4, True),
+    "tfloat32_ftz": TensorMapType(8, True, 4, True),
 })
 
 

@@ -11,7 +11,7 @@ _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1000
 
 
-class Crew:
+class CopyThreads:
     """`count` threads beside the caller's, which sleep until there is a job."""
 
     def __init__(self, count: int, name: str) -> None:

@@ -23,7 +23,7 @@ from baregrad.base.bits import round_up
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.copies.copy_code import copy_code
-from baregrad.runtime.nvidia.copies.copy_threads import Crew
+from baregrad.runtime.nvidia.copies.copy_threads import CopyThreads
 from baregrad.runtime.nvidia.copies.shared_copies import SharedCopies
 from baregrad.runtime.nvidia.copies.staging_options import (
     StagingOptions,
@@ -125,7 +125,7 @@ class _Job(NamedTuple):
     out: bool
 
 
-class Staging:
+class HostCopies:
     """Copies between host arrays and addresses of one GPU, through one copying channel.
 
     `wait` waits for a value of a channel's timeline, and raises what went wrong; `watch` makes what
@@ -150,7 +150,7 @@ class Staging:
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         self.workers = options.workers or max(1, min(_MOST_WORKERS, processors // 2))
         self._lock = threading.Lock()
-        self._crew: Crew | None = None
+        self._crew: CopyThreads | None = None
         self._memory: list[Allocation] = []
         self._senders: list[Sender] = []
         self._direct: Sender | None = None
@@ -262,7 +262,7 @@ class Staging:
         options = self.options
         if self._crew is None:
             self._make_shared()
-            self._crew = Crew(self.workers - 1, "copies")
+            self._crew = CopyThreads(self.workers - 1, "copies")
         helpers = min(self.workers, max(2, nbytes // _WORKER_NBYTES))
         step = round_up(-(-nbytes // (helpers * options.rounds)), PAGE_NBYTES)
         step = min(options.piece_nbytes, max(_LEAST_SHARED, step))

@@ -19,7 +19,7 @@ from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 if TYPE_CHECKING:
     from baregrad.runtime.buffers import Buffer, Contiguous
     from baregrad.runtime.nvidia.driver.client import Client
-    from baregrad.runtime.nvidia.driver.device_memory import Block
+    from baregrad.runtime.nvidia.driver.device_memory import MemoryBlock
     from baregrad.runtime.nvidia.driver.memory import Allocation
     from baregrad.runtime.nvidia.driver.objects import Gpu
 
@@ -51,10 +51,10 @@ class PeerDevice(Protocol):
     def copy_out(self, buffer: Buffer, data: bytearray | memoryview | np.ndarray[Any, Any]) -> None:
         """Copy a buffer to host bytes."""
 
-    def wait_for_block(self, block: Block) -> None:
+    def wait_for_block(self, block: MemoryBlock) -> None:
         """Wait until no work uses a block."""
 
-    def copy_after(self, work: PushBuffer, *blocks: Block, nbytes: int = 0) -> None:
+    def copy_after(self, work: PushBuffer, *blocks: MemoryBlock, nbytes: int = 0) -> None:
         """Have the copying channel do work after all that uses these blocks, and wait for it."""
 
 
@@ -114,7 +114,7 @@ def copy_between(to: PeerDevice, come: PeerDevice, target: Buffer, source: Buffe
 
 
 def _copy_directly(to: PeerDevice, come: PeerDevice, target: Buffer, source: Buffer) -> None:
-    block: Block = target.memory.block  # type: ignore[attr-defined]
+    block: MemoryBlock = target.memory.block  # type: ignore[attr-defined]
     to.wait_for_block(block)
     map_on(come.gpu, block.allocation)
     push = PushBuffer()

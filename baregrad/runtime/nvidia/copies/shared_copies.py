@@ -37,7 +37,7 @@ from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.copies.staging_options import StagingOptions, Wait, Watch
     from baregrad.runtime.nvidia.driver.objects import Gpu
-    from baregrad.runtime.nvidia.driver.pieces import Piece
+    from baregrad.runtime.nvidia.driver.suballocator import Suballocation
     from baregrad.runtime.nvidia.queue.channel import Channel
 
 # Pieces whose words are written at once; bytes of a copy at once, in pieces of the largest size:
@@ -254,6 +254,6 @@ def _entry(gpu_va: int, words: int) -> int:
     return gpu_va | words << m.GP_ENTRY_LENGTH_SHIFT | m.GP_ENTRY_SUBROUTINE
 
 
-def _word_array(piece: Piece) -> Words:
+def _word_array(piece: Suballocation) -> Words:
     """Return a piece of the GPU's memory as an array of words."""
     return np.frombuffer(piece.view, np.uint32)

@@ -32,7 +32,7 @@ _MIDDLE_SLAB_NBYTES = 32 << 20
 _SHOWN = 5
 
 
-class Block:
+class MemoryBlock:
     """A range of the GPU's addresses, all of an allocation or a part of one.
 
     `host` is the view of the bytes, None where the host does not see them. `compute_value` and
@@ -67,7 +67,9 @@ class GpuMemory(Memory):
 
     __slots__ = ("block",)
 
-    def __init__(self, block: Block, nbytes: int, release: Callable[[Block], None]) -> None:
+    def __init__(
+        self, block: MemoryBlock, nbytes: int, release: Callable[[MemoryBlock], None]
+    ) -> None:
         super().__init__(block.address, nbytes, release=release, token=block)
         self.block = block
 
@@ -79,7 +81,7 @@ class _Slab:
         self.memory = memory
         self.used = 0
 
-    def cut(self, nbytes: int) -> Block | None:
+    def cut(self, nbytes: int) -> MemoryBlock | None:
         """Return a block that nobody had before, None where no room is left."""
         begin = self.used
         if begin + nbytes > self.memory.nbytes:
@@ -87,7 +89,7 @@ class _Slab:
         self.used += nbytes
         host = self.memory.host
         part = None if host is None else host[begin : begin + nbytes]
-        return Block(self.memory.gpu_va + begin, nbytes, part, self.memory)
+        return MemoryBlock(self.memory.gpu_va + begin, nbytes, part, self.memory)
 
 
 class DeviceAllocator:
@@ -109,10 +111,10 @@ class DeviceAllocator:
         self._wait_idle = wait_idle
         self._others = others
         self._lock = threading.Lock()
-        self._returned: deque[Block] = deque()
-        self._spare: dict[int, list[Block]] = {}
+        self._returned: deque[MemoryBlock] = deque()
+        self._spare: dict[int, list[MemoryBlock]] = {}
         self._slabs: dict[bool, _Slab] = {}
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, MemoryBlock] = {}
         self._see_small = True
         self._in_use_nbytes = 0
         self._peak_nbytes = 0
@@ -144,7 +146,7 @@ class DeviceAllocator:
             self._take_back()
             self._give_back()
 
-    def live_blocks(self) -> list[Block]:
+    def live_blocks(self) -> list[MemoryBlock]:
         """Return the blocks of live buffers, by address."""
         with self._lock:
             self._take_back()
@@ -162,7 +164,7 @@ class DeviceAllocator:
             self._in_use_nbytes -= block.nbytes
             self._spare.setdefault(block.nbytes, []).append(block)
 
-    def _find(self, size: int) -> Block:
+    def _find(self, size: int) -> MemoryBlock:
         spare = self._spare.get(size)
         if spare:
             return spare.pop()
@@ -175,7 +177,7 @@ class DeviceAllocator:
                 if spare:
                     return spare.pop()
             allocation = self._from_driver(size)
-            return self._remember(Block(allocation.gpu_va, size, None, allocation))
+            return self._remember(MemoryBlock(allocation.gpu_va, size, None, allocation))
         small = size <= SMALL_NBYTES
         slab = self._slabs.get(small)
         block = None if slab is None else slab.cut(size)
@@ -185,7 +187,7 @@ class DeviceAllocator:
             assert block is not None
         return self._remember(block)
 
-    def _remember(self, block: Block) -> Block:
+    def _remember(self, block: MemoryBlock) -> MemoryBlock:
         self._blocks[block.address] = block
         return block
 

@@ -381,7 +381,7 @@ class Ticket(ctypes.Structure):
     )  # fmt: skip
 
 
-class Pair(ctypes.Structure):
+class RingPair(ctypes.Structure):
     """Addresses of the RingStates of two channels whose timelines `spin` looks at."""
 
     _fields_ = (("state", ctypes.c_uint64), ("copies", ctypes.c_uint64))
@@ -438,8 +438,8 @@ class ByStores:
         return value
 
     def spin(self, pair: int) -> int:
-        """Return whether the timelines of a Pair are at their last values; looks once."""
-        asked = Pair.from_address(pair)
+        """Return whether the timelines of a RingPair are at their last values; looks once."""
+        asked = RingPair.from_address(pair)
         states = [RingState.from_address(one) for one in (asked.state, asked.copies)]
         return int(all(one.open and _is_idle(one) for one in states))
 

@@ -13,7 +13,7 @@ from baregrad.runtime.nvidia.abi.rm_structs import WORD
 from baregrad.runtime.nvidia.driver.card import Card
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.memory import MemoryManager
-from baregrad.runtime.nvidia.driver.pieces import Pieces
+from baregrad.runtime.nvidia.driver.suballocator import Suballocator
 from baregrad.runtime.nvidia.driver.teardown import Teardown
 from baregrad.target.nvidia import NvidiaGeneration, nvidia_row
 
@@ -59,7 +59,7 @@ class Gpu(Card):
             self.teardown.push("memory", self.allocations.close)
             self.channels = Teardown()
             self.teardown.push("channels", self.channels.close)
-            self.pieces = Pieces(self.memory)
+            self.pieces = Suballocator(self.memory)
         self._token = client.teardown.push(self.node, self.teardown.close)
 
     def _open_address_space(self) -> None:

@@ -24,7 +24,7 @@ from baregrad.runtime.nvidia.lists.list_style import ListStyle
 if TYPE_CHECKING:
     from baregrad.program import Program
     from baregrad.runtime.nvidia.code.cubin import CubinKernel
-    from baregrad.runtime.nvidia.driver.device_memory import Block
+    from baregrad.runtime.nvidia.driver.device_memory import MemoryBlock
     from baregrad.runtime.nvidia.queue.channel import Channel
 
 # How many images of a kind a list has: while one is in flight, the other is patched.
@@ -33,7 +33,7 @@ _IMAGES = 2
 _PATCHES = 2
 
 
-class BoundList:
+class NvBoundList:
     """The native form of a command list.
 
     `ready` returns an image that is not in flight, patched for these buffers and variables but for
@@ -101,7 +101,7 @@ class BoundList:
         wait: Callable[[Channel, int], None],
         *,
         timed: bool,
-    ) -> tuple[ListImage, list[Block]]:
+    ) -> tuple[ListImage, list[MemoryBlock]]:
         """Return an image for a submission, and the blocks of the buffers.
 
         If all images are in flight, one is awaited by `wait`. Raises DeviceError for buffers and
@@ -120,7 +120,7 @@ class BoundList:
                 or (buffer.readonly and writes[index])
             ):
                 check_buffer(buffer, device, needed[index], writes[index], f"slot {index}")
-        blocks: list[Block] = [one.memory.block for one in buffers]  # type: ignore[attr-defined]
+        blocks: list[MemoryBlock] = [one.memory.block for one in buffers]  # type: ignore[attr-defined]
         addresses = [one.address for one in buffers]
         kind = self._kind
         images: list[ListImage] | None = self._plain
@@ -217,7 +217,7 @@ class BoundList:
         self._values = values
         self._stale = False
 
-    def _shared(self, buffers: Sequence[Buffer], blocks: Sequence[Block]) -> bool:
+    def _shared(self, buffers: Sequence[Buffer], blocks: Sequence[MemoryBlock]) -> bool:
         """Return whether two slots, or a slot and a fixed buffer, may be the same memory."""
         distinct = set(blocks)
         if len(distinct) == len(blocks) and distinct.isdisjoint(self.fixed):
@@ -239,7 +239,7 @@ class BoundList:
         return False
 
 
-def _fixed_blocks(commands: Sequence[object]) -> frozenset[Block]:
+def _fixed_blocks(commands: Sequence[object]) -> frozenset[MemoryBlock]:
     found = set()
     for command in commands:
         operands: tuple[Operand, ...]

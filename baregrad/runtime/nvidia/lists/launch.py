@@ -27,7 +27,7 @@ from baregrad.runtime.nvidia.code.launch_descriptor import (
     MAX_THREADS,
     THOROUGH,
     Bank,
-    Launch,
+    GridLaunch,
     Manners,
     choose_shared_config,
 )
@@ -47,12 +47,11 @@ _WARP_LANES = 32
 _WARP_GRAIN = 4
 _MAX_CLUSTER = 16
 _MAX_BLOCKS_PER_UNIT = 32
-_FIRST_COUNTED = 90
 # GPUs of compute capability 12.0 may give the number of their architecture instead.
 _ALIASES = MappingProxyType({0xA04: 0xC00})
 
 
-class Module:
+class GpuModule:
     """A cubin in a GPU's memory: code, constants and global variables.
 
     Code is where the host can write it; it stays until `close`, or until the GPU is closed.
@@ -74,7 +73,7 @@ class Module:
         except BaseException:
             self._piece.close()
             raise
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[str, GpuKernel] = {}
 
     def _check_capability(self) -> None:
         """Code runs on GPUs of its own major capability whose minor one is not below."""
@@ -87,11 +86,11 @@ class Module:
                 wanted=f"sm_{(version >> 8) * 10 + (version & 0xFF)}",
             )
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> GpuKernel:
         """Return a kernel by name; raise FileFormatError where there is none."""
         found = self._kernels.get(name)
         if found is None:
-            found = self._kernels[name] = Kernel(self, self.cubin.kernel(name))
+            found = self._kernels[name] = GpuKernel(self, self.cubin.kernel(name))
         return found
 
     def close(self) -> None:
@@ -110,10 +109,10 @@ class _Shape:
     manners: Manners
 
 
-class Kernel:
+class GpuKernel:
     """A kernel of a module, ready to be launched."""
 
-    def __init__(self, module: Module, facts: CubinKernel) -> None:
+    def __init__(self, module: GpuModule, facts: CubinKernel) -> None:
         self.module = module
         self.name = facts.name
         self.facts = facts
@@ -202,9 +201,9 @@ class Kernel:
             unit_count=gpu.counts.units,
         ))  # fmt: skip
         capability = self.module.cubin.capability
-        shared = facts.shared_total(shape.shared_nbytes, reserved, capability >= _FIRST_COUNTED)
+        shared = facts.shared_total(shape.shared_nbytes, reserved, self._row.counts_reserved)
         code = self.module.cubin.sections[facts.code]
-        launch = Launch(
+        launch = GridLaunch(
             program_address=self.module.image.entry(facts),
             grid=shape.grid,
             block=shape.block,

@@ -31,7 +31,7 @@ from baregrad.runtime.nvidia.lists.list_style import ListStyle
 from baregrad.runtime.nvidia.lists.list_words import HOLD, ComputeWriter, CopyWriter
 
 if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.driver.device_memory import Block
+    from baregrad.runtime.nvidia.driver.device_memory import MemoryBlock
     from baregrad.runtime.nvidia.queue.channel import Channel
 
 # So many addresses are patched one by one, more of them by NumPy.
@@ -59,7 +59,7 @@ class ListImage:
         # The buffers that the image was last patched for, if it may be submitted again for them
         # without a look at anything else, and their blocks.
         self.serials: list[int] | None = None
-        self.blocks: list[Block] = []
+        self.blocks: list[MemoryBlock] = []
         self.addresses: list[int] | None = None
         self.values: tuple[int, ...] | None = None
         self._commands = commands

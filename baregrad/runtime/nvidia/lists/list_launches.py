@@ -19,7 +19,7 @@ from baregrad.runtime.commands import Command, Exec, Slot
 from baregrad.runtime.nvidia.code.constant_bank import write_grid, write_place
 from baregrad.runtime.nvidia.code.launch_descriptor import (
     ALIGNMENT,
-    Release,
+    SemaphoreRelease,
     release_payload_offset,
     write_grid_units,
     write_kept,
@@ -29,7 +29,7 @@ from baregrad.runtime.nvidia.code.launch_descriptor import (
 from baregrad.runtime.nvidia.lists.list_style import ListStyle
 
 if TYPE_CHECKING:
-    from baregrad.runtime.nvidia.lists.launch import Kernel as GpuKernel
+    from baregrad.runtime.nvidia.lists.launch import GpuKernel
     from baregrad.runtime.nvidia.queue.batch import LaunchForm
 
 Triple = tuple[int, int, int]
@@ -208,7 +208,7 @@ class LaunchTable:
         can = "wait_latch" in launch.form.layout.fields
         return self.style.early and can and command.kernel.program.launch.waits
 
-    def finish(self, number: int, release: Release | None = None) -> int:
+    def finish(self, number: int, release: SemaphoreRelease | None = None) -> int:
         """Make a launch the last of a run; return where its release has its value, if any."""
         launch = self.launches[number]
         layout = launch.form.layout

@@ -19,7 +19,7 @@ _EVERYWHERE = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ChannelStep:
     """One thing that a channel does.
 
     `run`: command number `value`. `idle`: wait for the kernels so far. `signal`: let the other
@@ -68,8 +68,8 @@ class ListPlan:
     `relaxed` says whether some command does not wait for what was recorded before it.
     """
 
-    compute: list[Step] = field(default_factory=list)
-    copies: list[Step] = field(default_factory=list)
+    compute: list[ChannelStep] = field(default_factory=list)
+    copies: list[ChannelStep] = field(default_factory=list)
     relaxed: bool = False
 
     @property
@@ -122,7 +122,7 @@ class _Planner:
         if self._has_to_wait(self._unseen_copies, accesses):
             self._await_copies()
         if self._has_to_wait(self._running, accesses):
-            self._steps.compute.append(Step("idle"))
+            self._steps.compute.append(ChannelStep("idle"))
             self._running.clear()
         self._run(self._steps.compute, number)
         self._running.add(accesses)
@@ -140,23 +140,24 @@ class _Planner:
             return False
         return bool(others)
 
-    def _run(self, steps: list[Step], number: int) -> None:
+    def _run(self, steps: list[ChannelStep], number: int) -> None:
         if self._timed:
-            steps += Step("stamp", 2 * number), Step("run", number), Step("stamp", 2 * number + 1)
-            return
-        steps.append(Step("run", number))
+            steps.append(ChannelStep("stamp", 2 * number))
+        steps.append(ChannelStep("run", number))
+        if self._timed:
+            steps.append(ChannelStep("stamp", 2 * number + 1))
 
     def _call_copies(self) -> None:
         self._signals += 1
-        self._steps.compute.append(Step("signal", self._signals))
-        self._steps.copies.append(Step("wait", self._signals))
+        self._steps.compute.append(ChannelStep("signal", self._signals))
+        self._steps.copies.append(ChannelStep("wait", self._signals))
         self._unseen_kernels.clear()
         self._running.clear()
 
     def _await_copies(self) -> None:
         self._answers += 1
-        self._steps.copies.append(Step("signal", self._answers))
-        self._steps.compute.append(Step("wait", self._answers))
+        self._steps.copies.append(ChannelStep("signal", self._answers))
+        self._steps.compute.append(ChannelStep("wait", self._answers))
         self._unseen_copies.clear()
 
 

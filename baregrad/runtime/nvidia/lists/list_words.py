@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from baregrad.runtime.commands import Copy, Fill, Operand, Slot
 from baregrad.runtime.nvidia.abi import methods as m
-from baregrad.runtime.nvidia.code.launch_descriptor import Release
+from baregrad.runtime.nvidia.code.launch_descriptor import SemaphoreRelease
 from baregrad.runtime.nvidia.lists.list_launches import ANSWER, GATE, SIGNAL, LaunchTable
-from baregrad.runtime.nvidia.lists.list_plan import Step
+from baregrad.runtime.nvidia.lists.list_plan import ChannelStep
 from baregrad.runtime.nvidia.queue.pushbuffer import COMPUTE_SUBCHANNEL, PushBuffer
 
 # At which byte of the computing channel's words the value is that they wait for: behind the header
@@ -24,7 +24,7 @@ class ComputeWriter:
     """
 
     def __init__(
-        self, table: LaunchTable, steps: Sequence[Step], timeline_va: int, *, by_action: bool
+        self, table: LaunchTable, steps: Sequence[ChannelStep], timeline_va: int, *, by_action: bool
     ) -> None:
         self._table = table
         self._timeline_va = timeline_va
@@ -85,7 +85,7 @@ class ComputeWriter:
         """Whether the channel waits at a semaphore of the image."""
         return self._gates > 0
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: ChannelStep) -> None:
         table, push = self._table, self._push
         if step.kind == "run":
             self._wave.append(step.value)
@@ -150,7 +150,7 @@ class ComputeWriter:
             return
         self._gates += 1
         gate = self._table.semaphore(GATE)
-        self._table.finish(chain[-1], Release(gate, self._gates, timestamp=True))
+        self._table.finish(chain[-1], SemaphoreRelease(gate, self._gates, timestamp=True))
         self._push.acquire(gate, self._gates)
         self._running = False
 
@@ -161,7 +161,7 @@ class ComputeWriter:
         if self._style.released and chain and table.can_release:
             self.released, self.head_tells = True, len(chain) == 1
             barrier = self._style.release_barrier
-            return table.finish(chain[-1], Release(self._timeline_va, 0, barrier=barrier))
+            return table.finish(chain[-1], SemaphoreRelease(self._timeline_va, 0, barrier=barrier))
         self._end_chain()
         self._push.release(self._timeline_va, 0)
         # Lower and upper half of the value are the third and second word from the end.
@@ -174,7 +174,7 @@ class CopyWriter:
     The upper half of an address is the word, the lower half the one behind it.
     """
 
-    def __init__(self, table: LaunchTable, steps: Sequence[Step], timeline_va: int) -> None:
+    def __init__(self, table: LaunchTable, steps: Sequence[ChannelStep], timeline_va: int) -> None:
         self._table = table
         self._push = PushBuffer()
         self.patches: list[tuple[int, int, int]] = []
@@ -185,7 +185,7 @@ class CopyWriter:
             self._step(step)
         self._push.release(timeline_va, 0)
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: ChannelStep) -> None:
         table, push = self._table, self._push
         if step.kind == "run":
             command = table.command(step.value)

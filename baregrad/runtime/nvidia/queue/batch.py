@@ -11,8 +11,8 @@ from baregrad.base.errors import ArgumentError
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.code.descriptor_fields import DescriptorLayout
 from baregrad.runtime.nvidia.code.launch_descriptor import (
-    Launch,
-    Release,
+    GridLaunch,
+    SemaphoreRelease,
     encode,
     next_flags,
     progress_flags,
@@ -48,7 +48,12 @@ class LaunchForm:
     """
 
     def __init__(
-        self, name: str, launch: Launch, layout: DescriptorLayout, bank: bytes, local_nbytes: int
+        self,
+        name: str,
+        launch: GridLaunch,
+        layout: DescriptorLayout,
+        bank: bytes,
+        local_nbytes: int,
     ) -> None:
         self.name = name
         self.layout = layout
@@ -171,7 +176,7 @@ class Batch(PushBuffer):
         elif chain:
             address, value = self._memory.gate()
             last = chain[-1]
-            write_release(last.data, Release(address, value), last.form.layout)
+            write_release(last.data, SemaphoreRelease(address, value), last.form.layout)
             self.acquire(address, value)
             self._running = False
 

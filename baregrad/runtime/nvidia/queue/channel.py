@@ -10,7 +10,12 @@ from baregrad.runtime.nvidia.driver.memory import HUGE_PAGE_NBYTES
 from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.launch_memory import LaunchMemory
 from baregrad.runtime.nvidia.queue.pushbuffer import COMPUTE_SUBCHANNEL, COPY_SUBCHANNEL, PushBuffer
-from baregrad.runtime.nvidia.queue.ring import PUSH_NBYTES, RING_ENTRIES, USERD_OFFSET, Ring
+from baregrad.runtime.nvidia.queue.ring import (
+    PUSH_NBYTES,
+    RING_ENTRIES,
+    USERD_OFFSET,
+    SubmissionRing,
+)
 
 # Where shaders see shared and local memory: above all that memory.py hands out, in the 49 bits
 # that the windows of every generation have.
@@ -32,7 +37,7 @@ class MmuFault(NamedTuple):
     program: int
 
 
-class Channel(Ring):
+class Channel(SubmissionRing):
     """A ring of work for one engine object, either compute or copies.
 
     The graphics engine has a context only once a channel of the group computes: that one is made

@@ -12,7 +12,7 @@ from baregrad.runtime.nvidia.code.local_memory import LocalPool, local_pool
 from baregrad.runtime.nvidia.driver.memory import HUGE_PAGE_NBYTES, Allocation
 from baregrad.runtime.nvidia.driver.teardown import Teardown
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
-from baregrad.runtime.nvidia.queue.ring import Ring
+from baregrad.runtime.nvidia.queue.ring import SubmissionRing
 
 # With so many blocks in use, the host waits for the oldest instead of making another.
 _BLOCKS = 4
@@ -55,7 +55,7 @@ class LaunchPlace:
 class LaunchMemory:
     """Belongs to a channel, after which it is freed; takes nothing before the first launch."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: SubmissionRing) -> None:
         self._ring = ring
         self._memory = ring.gpu.memory
         self.teardown = Teardown()

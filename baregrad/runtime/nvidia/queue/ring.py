@@ -47,7 +47,7 @@ def _refuse(state: int, entry: int) -> None:
 _InFlight: TypeAlias = "tuple[int, int, Sequence[str] | Named]"
 
 
-class Ring:
+class SubmissionRing:
     """Entries that the GPU reads, each of which names words for it to execute.
 
     Every submission ends with the next value of `timeline`, whether or not anybody waits for it:

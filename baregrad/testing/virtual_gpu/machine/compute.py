@@ -17,7 +17,7 @@ from baregrad.base.errors import BaregradError, FileFormatError
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.code.constant_bank import BANK_LAYOUTS, BankLayout
 from baregrad.runtime.nvidia.code.descriptor_fields import DescriptorLayout, descriptor_layout
-from baregrad.runtime.nvidia.code.launch_descriptor import Bank, Launch, decode
+from baregrad.runtime.nvidia.code.launch_descriptor import Bank, GridLaunch, decode
 from baregrad.runtime.nvidia.code.local_memory import STACK_RESERVED
 from baregrad.testing.virtual_gpu.machine.engine import EngineChannel, Steps, always
 from baregrad.testing.virtual_gpu.machine.faults import (
@@ -171,7 +171,7 @@ class Grid:
             if not self._flag(data, name):
                 raise GpuFault(ENGINE_EXCEPTION, f"a grid begins early without {name}")
 
-    def _launch(self, launch: Launch, data: bytes) -> None:
+    def _launch(self, launch: GridLaunch, data: bytes) -> None:
         channel = self._unit.channel
         machine = channel.gpu.machine
         kernel = self._kernel(launch.program_address)
@@ -218,7 +218,7 @@ class Grid:
             caches.code[address] = found
         return found
 
-    def _bank(self, launch: Launch, data: bytes) -> bytes:
+    def _bank(self, launch: GridLaunch, data: bytes) -> bytes:
         bank = next((one for one in launch.banks if one.number == 0), None)
         if bank is None:
             raise GpuFault(ENGINE_EXCEPTION, "a launch without constant bank 0")
@@ -233,7 +233,7 @@ class Grid:
 
 
 def _translated(fault: KernelFault, name: str, program: int) -> GpuFault:
-    """Return what the hardware would tell of a kernel's fault, and more."""
+    """Return what the hardware would report of a kernel's fault, and more."""
     code = ENGINE_EXCEPTION
     if isinstance(fault, OutOfBoundsAccess) and not isinstance(fault, WindowOverrun):
         code = MMU_FAULT
@@ -254,7 +254,7 @@ class LaunchChecks:
     """What of a launch must agree with its kernel, its GPU and its channel."""
 
     def __init__(
-        self, unit: ComputeUnit, launch: Launch, kernel: PtxKernel, layout: BankLayout
+        self, unit: ComputeUnit, launch: GridLaunch, kernel: PtxKernel, layout: BankLayout
     ) -> None:
         self._unit = unit
         self._launch = launch
@@ -280,16 +280,16 @@ class LaunchChecks:
         return x, y, z
 
     def dynamic_shared(self, bank: bytes) -> int:
-        """Return the dynamic shared memory that bank 0 tells of."""
+        """Return the bytes of dynamic shared memory that bank 0 states."""
         return self._word(bank, "dynamic_shared_nbytes")
 
     def _bank(self, bank: bytes) -> str:
         wanted = self.layout.parameter_base + self._kernel.parameter_nbytes
         if len(bank) < wanted:
             return f"constant bank 0 has {len(bank)} bytes of {wanted}"
-        for name, told in (("grid", self._launch.grid), ("block", self._launch.block)):
-            if self._triple(bank, name) != told:
-                return f"bank 0 says {name} {self._triple(bank, name)}, the descriptor {told}"
+        for name, stated in (("grid", self._launch.grid), ("block", self._launch.block)):
+            if self._triple(bank, name) != stated:
+                return f"bank 0 says {name} {self._triple(bank, name)}, the descriptor {stated}"
         for name, method in (
             ("shared_window", "SET_SHADER_SHARED_MEMORY_WINDOW_A"),
             ("local_window", "SET_SHADER_LOCAL_MEMORY_WINDOW_A"),

@@ -27,8 +27,8 @@ from baregrad.runtime.nvidia.code.descriptor_fields import (
 )
 from baregrad.runtime.nvidia.code.launch_descriptor import (
     Bank,
-    Launch,
-    Release,
+    GridLaunch,
+    SemaphoreRelease,
     SharedConfig,
     carve_out_code,
     choose_shared_config,
@@ -39,7 +39,7 @@ from baregrad.runtime.nvidia.code.launch_descriptor import (
 EACH_VERSION = pytest.mark.parametrize(
     "layout", LAYOUTS, ids=[f"{one.version[0]}.{one.version[1]}" for one in LAYOUTS]
 )
-PLAIN = Launch(
+PLAIN = GridLaunch(
     program_address=0x20_1234_5600,
     grid=(100, 20, 3),
     block=(128, 2, 1),
@@ -51,7 +51,7 @@ PLAIN = Launch(
     barrier_count=2,
     local_nbytes=0x250,
     program_nbytes=0x1234,
-    releases=(Release(0x10_0000_0040, 0x8000_0001), Release(0x10_0000_0050, 7)),
+    releases=(SemaphoreRelease(0x10_0000_0040, 0x8000_0001), SemaphoreRelease(0x10_0000_0050, 7)),
     next_address=0x10_0000_0200,
 )
 
@@ -203,7 +203,7 @@ def test_older_chips_have_no_clusters(layout: DescriptorLayout) -> None:
     ({"shared_nbytes": 9000}, "least shared memory"),
     ({"next_address": 0x10_0000_0210}, "next_address"),
     ({"next_address": 1 << 40}, "next_address"),
-    ({"releases": (Release(0x1008, 1),)}, "release is not aligned"),
+    ({"releases": (SemaphoreRelease(0x1008, 1),)}, "release is not aligned"),
     ({"program_address": 1 << 57}, "program_address"),
 ])
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
 
 
 def test_releases_without_a_timestamp() -> None:
-    launch = dataclasses.replace(PLAIN, releases=(Release(0x1008, 1 << 40, False),))
+    launch = dataclasses.replace(PLAIN, releases=(SemaphoreRelease(0x1008, 1 << 40, False),))
     for layout in (VERSION_AMPERE, VERSION_HOPPER, VERSION_BLACKWELL):
         assert decode(encode(launch, layout), layout).releases == launch.releases
     with pytest.raises(UnsupportedError, match="timestamp"):

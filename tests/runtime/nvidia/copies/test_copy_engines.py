@@ -16,9 +16,9 @@ from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 GRAPHICS, SHARED, READ, NVLINK = 0x1, 0x2, 0x4, 0x10
 
 
-def opened(engines: tuple[tuple[int, int], ...], *, tells: bool = True) -> tuple[list[int], str]:
+def opened(engines: tuple[tuple[int, int], ...], *, shows: bool = True) -> tuple[list[int], str]:
     """The engines of a GPU of such a model, best first, and why."""
-    port = VirtualPort(models=(GpuModel(copy_engines=engines, tells_copy_parts=tells),))
+    port = VirtualPort(models=(GpuModel(copy_engines=engines, shows_copy_parts=shows),))
     device = NvDevice(port=port)
     numbers, why = copy_engines(device.gpu)
     used = device.channels[1].group
@@ -47,7 +47,7 @@ def test_most_physical_engines_are_best_then_abilities_then_the_last() -> None:
 
 def test_abilities_decide_where_physical_engines_are_not_told() -> None:
     engines = ((GRAPHICS, 1), (0, 1), (0, 6), (NVLINK, 8), (0, 4))
-    numbers, why = opened(engines, tells=False)
+    numbers, why = opened(engines, shows=False)
     assert numbers == [3, 4, 2, 1]
     assert why.startswith("by abilities, since physical engines are not told: 3 with 0x10")
 

@@ -11,7 +11,7 @@ import pytest
 
 from baregrad.base.errors import DeviceError, DriverError
 from baregrad.runtime.nvidia.copies.copy_code import copy_code
-from baregrad.runtime.nvidia.copies.host_copies import Staging
+from baregrad.runtime.nvidia.copies.host_copies import HostCopies
 from baregrad.runtime.nvidia.copies.piece_words import LEAST_PIECE_NBYTES, cut
 from baregrad.runtime.nvidia.copies.shared_copies import (
     _MOST_PIECES,
@@ -37,8 +37,8 @@ def port() -> VirtualPort:
 def device(port: VirtualPort) -> Iterator[NvDevice]:
     device = NvDevice(port=port, timeout_s=60)
     device.staging.close()
-    device.staging = Staging(
-        device.gpu, lambda: device.channels[1], device._await, device._watch, OPTIONS
+    device.staging = HostCopies(
+        device.gpu, lambda: device.channels[1], device.work.wait, device.work.watch, OPTIONS
     )
     yield device
     device.close()
@@ -126,7 +126,7 @@ def test_a_fault_is_told_and_the_next_copy_is_right(
             device.staging._wait(device.channels[1], device.channels[1].last_value)
 
     with pytest.raises(DriverError, match="MMU fault"):
-        device._guarded(once)
+        device.work.guarded(once)
     assert port.faults
     for seed in range(2):
         check(device, 1_000_000, seed)
@@ -137,11 +137,11 @@ def test_work_in_front_that_never_ends_is_told_in_time(device: NvDevice) -> None
     never = (device.channels[0].timeline.gpu_va, 1 << 40)
     target = noise(1_000_000)
     kept, buffer = target.copy(), device.allocate(1_000_000)
-    device.timeout_s = 0.3
+    device.work.timeout_s = 0.3
     with pytest.raises(DriverError, match="a copy did not end in 0.3 s"):
-        device._guarded(lambda: device.staging.copy_out(target, buffer.address, never))
+        device.work.guarded(lambda: device.staging.copy_out(target, buffer.address, never))
     assert np.array_equal(target, kept)
-    device.timeout_s = 60
+    device.work.timeout_s = 60
     check(device, 1_000_000)
 
 

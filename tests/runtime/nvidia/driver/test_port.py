@@ -18,7 +18,7 @@ from baregrad.runtime.nvidia.driver.doorbell import (
     PLACES,
     SOURCES,
     ByStores,
-    Pair,
+    RingPair,
     RingState,
     Ticket,
 )
@@ -74,7 +74,7 @@ class Bench:
             value_address=self.base + self.value_at, value=first, entry=0xA123456789ABCDE,
             clear_address=self.base + 8 * 41, clear_words=8, holds=0,
         )  # fmt: skip
-        self.pair = Pair(ctypes.addressof(self.state), ctypes.addressof(self.copies))
+        self.pair = RingPair(ctypes.addressof(self.state), ctypes.addressof(self.copies))
 
     def all(self) -> tuple[bytes, ...]:
         """All that there is, less the addresses of this bench."""

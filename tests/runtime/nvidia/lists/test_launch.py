@@ -14,7 +14,7 @@ from baregrad.runtime.nvidia.code.descriptor_fields import LAYOUTS, DescriptorLa
 from baregrad.runtime.nvidia.code.launch_descriptor import next_flags
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
-from baregrad.runtime.nvidia.lists.launch import Kernel, Module
+from baregrad.runtime.nvidia.lists.launch import GpuKernel, GpuModule
 from baregrad.runtime.nvidia.queue.batch import Batch
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
@@ -48,11 +48,11 @@ def compute_channel(gpu: Gpu, port: FakePort) -> Channel:
     return channel
 
 
-def module_of(gpu: Gpu, name: str = "launch.sm_90a.cuda13") -> Module:
-    return Module(gpu, (DATA / f"{name}.cubin").read_bytes())
+def module_of(gpu: Gpu, name: str = "launch.sm_90a.cuda13") -> GpuModule:
+    return GpuModule(gpu, (DATA / f"{name}.cubin").read_bytes())
 
 
-def link_kernel(gpu: Gpu) -> Kernel:
+def link_kernel(gpu: Gpu) -> GpuKernel:
     return module_of(gpu).kernel("link")
 
 

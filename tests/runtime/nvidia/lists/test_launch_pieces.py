@@ -24,7 +24,7 @@ from baregrad.runtime.nvidia.code.cubin_image import link
 from baregrad.runtime.nvidia.code.descriptor_fields import descriptor_layout
 from baregrad.runtime.nvidia.code.launch_descriptor import (
     Bank,
-    Launch,
+    GridLaunch,
     choose_shared_config,
     decode,
     encode,
@@ -75,7 +75,7 @@ def test_a_kernel_becomes_a_launch(one: Generation) -> None:
     for number, section in kernel.banks.items():
         nbytes = cubin.sections[section].nbytes
         banks.append(Bank(number, image.bank_address(kernel, number), nbytes))
-    launch = Launch(
+    launch = GridLaunch(
         program_address=image.entry(kernel),
         grid=facts.grid,
         block=facts.block,

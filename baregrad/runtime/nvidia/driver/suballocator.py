@@ -11,7 +11,7 @@ from baregrad.runtime.nvidia.driver.memory import HUGE_PAGE_NBYTES, Allocation, 
 
 
 @dataclass(eq=False)
-class Piece:
+class Suballocation:
     """Bytes of the GPU's memory at `gpu_va`, for the host to write."""
 
     gpu_va: int
@@ -43,7 +43,7 @@ class Piece:
             self._addresses.give(self.gpu_va)
 
 
-class Pieces:
+class Suballocator:
     """Cuts blocks of visible memory into pieces; the blocks stay until the GPU is closed."""
 
     def __init__(self, memory: MemoryManager) -> None:
@@ -55,14 +55,14 @@ class Pieces:
         """Bytes of the blocks."""
         return sum(block.nbytes for block, _ in self._blocks)
 
-    def take(self, nbytes: int, alignment: int) -> Piece:
+    def take(self, nbytes: int, alignment: int) -> Suballocation:
         """Return a piece of its own, whatever was in there before."""
         for block, addresses in self._blocks:
             try:
-                return Piece(addresses.take(nbytes, alignment), nbytes, block, addresses)
+                return Suballocation(addresses.take(nbytes, alignment), nbytes, block, addresses)
             except OutOfMemory:
                 continue
         block = self._memory.visible(round_up(nbytes, HUGE_PAGE_NBYTES))
         addresses = AddressRange(range(block.gpu_va, block.gpu_va + block.nbytes))
         self._blocks.append((block, addresses))
-        return Piece(addresses.take(nbytes, alignment), nbytes, block, addresses)
+        return Suballocation(addresses.take(nbytes, alignment), nbytes, block, addresses)
