@@ -28,7 +28,7 @@ from baregrad.kernel.applying.scope import (
     flat_array,
     plain,
 )
-from baregrad.kernel.applying.staged_accumulators import kept_by, kept_in_scratch
+from baregrad.kernel.applying.staged_accumulators import kept_in_scratch
 from baregrad.kernel.applying.staging_checks import check_room
 from baregrad.kernel.applying.tighten_loop_bounds import narrowed
 from baregrad.kernel.applying.window_copies import regions_of, without_parts
@@ -424,16 +424,16 @@ class Rewriter:
         early = self.early or scope.early or (self.masked and moves_reductions(values, own))
         for choice in self.axes.combinations(own):
             inside = self.scope({**outside, **choice}, scope.ranges, early, scope.copying)
-            if self.table.tensorized:
-                each = self.dotted(node, choice, inside)
-                if not each:
-                    each = state_parts(self.carried(self.piece(node, choice, inside)), monoid)
-            elif self.results is not None:
+            each = self.dotted(node, choice, inside) if self.table.tensorized else ()
+            if not each:
+                # Ahead of those of copies in it, as its loops are around theirs.
+                first = self.axes.first_id()
                 one = self.piece(node, choice, inside)
-                self.see_axes(free, one.ranges, inside)
-                each = (self.results.read(one),)
-            else:
-                each = state_parts(self.kept_piece(node, choice, inside), monoid)
+                if self.results is None:
+                    each = state_parts(self.carried(one, first), monoid)
+                else:
+                    self.see_axes(free, one.ranges, inside)
+                    each = (self.results.read(one),)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
         return total
@@ -451,27 +451,6 @@ class Rewriter:
                 node, whole, scope.pieces, lambda terms: finals_of(terms, scope), new, axes
             )
         return make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
-
-    def kept_piece(self, node: Node, choice: Pieces, scope: Scope) -> Node:
-        """One piece of a REDUCE; in scratch memory, if a step says so.
-
-        There it runs along axes of its own from the start.
-        """
-        if self.table.staged_reductions and node.arg.monoid.primitive is not None:
-            own = self.axes.of_pieces(choice)
-            free = [final for axis in node.ranges for final, _ in self.axes.finals(axis, scope)]
-            for step in self.table.staged_reductions:
-                first = self.axes.first_id()
-                kept = kept_by(step, own, frozenset(free), scope.ranges, self.axes.dead, first)
-                if kept is None:
-                    continue
-                self.copied_ranges.append(kept.ranges)
-                inside = Scope(scope.pieces, kept.ranges, scope.early, scope.copying)
-                one = self.piece(node, choice, inside)
-                if kept.holds(one):
-                    self.applied.add(step)
-                    return kept.read(one)
-        return self.piece(node, choice, scope)
 
     def see_axes(self, wanted: Iterable[Node], found: Collection[Node], scope: Scope) -> None:
         """Note whether what depends on some original axes has all final ones among its own."""
@@ -501,7 +480,9 @@ class Rewriter:
         product, excess = word_product(first, second, turned.dtype, other.dtype)
         axes = self.axes.of_pieces(choice)
         total, *off = [
-            self.carried(make_node(Ops.REDUCE, node.dtype, (value, *axes), node.arg))
+            self.carried(
+                make_node(Ops.REDUCE, node.dtype, (value, *axes), node.arg), self.axes.first_id()
+            )
             for value in (product, excess)
             if value is not None
         ]
@@ -516,17 +497,19 @@ class Rewriter:
         factors = tuple(sorted(found, key=lambda factor: _has_lanes(factor, scope)))
         words = tuple([self.read(factor, scope, Word(axis)) for factor in factors])
         reduce = sum_of_words(node, factors, words, self.axes.of_pieces(choice))
-        total = self.carried(reduce)
+        total = self.carried(reduce, self.axes.first_id())
         if total is reduce:
             raise without_array(self.table.tiled)
         return total
 
-    def carried(self, node: Node) -> Node:
-        """A REDUCE whose accumulators are kept in scratch memory, if a step says so."""
+    def carried(self, node: Node, first: int) -> Node:
+        """A REDUCE whose accumulators are kept in scratch memory, if a step says so.
+
+        first: from where on ids are free for the axes that it then runs along.
+        """
         for step in self.table.staged_reductions:
             axes = [self.axes.ranges[name] for name in step.axes if name not in self.axes.dead]
-            at, first = self.axes.ranges[step.axis], self.axes.first_id()
-            found = kept_in_scratch(node, at, axes, first, self.matrix)
+            found = kept_in_scratch(node, self.axes.ranges[step.axis], axes, first, self.matrix)
             if found is not None:
                 self.applied.add(step)
                 return found

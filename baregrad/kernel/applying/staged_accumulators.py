@@ -2,59 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from typing import NamedTuple
-
 from baregrad.ir.core.attrs import Stage
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.instructions.mma_sync import TILE
-from baregrad.kernel.language.schedule import StageReduce
-
-
-class KeptSum(NamedTuple):
-    """A sum that is kept for all of `axes`, which are `copies` in it, along the loop `at`.
-
-    ranges: of all final axes inside of it.
-    """
-
-    at: Node
-    axes: tuple[Node, ...]
-    copies: tuple[Node, ...]
-    ranges: Mapping[str, Node]
-
-    def holds(self, node: Node) -> bool:
-        """Whether a REDUCE runs along all of the copies, and along no tile beside them."""
-        tiles = [axis for axis in node.ranges if axis.arg.is_tile]
-        return node.ranges.issuperset(self.copies) and set(tiles).issubset(self.copies)
-
-    def read(self, node: Node) -> Node:
-        """The element in scratch memory of a REDUCE along the copies."""
-        value = in_parts(node, self.at)
-        stage = make_node(Ops.STAGE, node.dtype, (value, *self.copies), Stage("scratch"))
-        return make_node(Ops.INDEX, stage.dtype, (stage, *self.axes))
-
-
-def kept_by(
-    step: StageReduce,
-    own: Container[Node],
-    free: frozenset[Node],
-    ranges: Mapping[str, Node],
-    dead: Container[str],
-    first: int,
-) -> KeptSum | None:
-    """How a step would keep a sum over the final axes `own`, along those of `free`; None if not.
-
-    dead: the axes of one element. first: from where on ids of the copies' axes are free.
-    """
-    names = [name for name in step.axes if name not in dead]
-    axes = tuple([ranges[name] for name in names])
-    if ranges[step.axis] not in own or not free.issuperset(axes):
-        return None
-    copies = tuple([copy_of(axis, first) for axis in axes])
-    inside = {**ranges, **dict(zip(names, copies, strict=True))}
-    return KeptSum(ranges[step.axis], axes, copies, inside)
 
 
 def copy_of(axis: Node, first: int, bind: str = "") -> Node:
@@ -79,7 +31,7 @@ def in_parts(node: Node, at: Node) -> Node:
 def kept_in_scratch(
     node: Node, at: Node, axes: list[Node], first: int, matrix: tuple[Node, ...] = ()
 ) -> Node | None:
-    """The element in scratch memory of a sum of words along `at` for all of `axes`, or None.
+    """The element in scratch memory of a reduction along `at` for all of `axes`, or None.
 
     The axes inside `at` are reduced first, in registers, and their result is added. first: from
     where on ids of the copies' axes are free. matrix: the axes that a matrix unit does, which are
