@@ -62,7 +62,7 @@ _Offsets = dict[tuple[tuple[Dim, ...], tuple[Node, ...]], Offset]
 
 
 @dataclass(eq=False, slots=True)
-class Access:
+class ArrayAccess:
     """One array read or written: its array, offset and free axes.
 
     guard: what is right around it, if that is one. read: its node, where more may be asked of it.
@@ -133,7 +133,7 @@ class Facts:
     data: tuple[Node, ...]
     reduced: tuple[Node, ...]
     scanned: frozenset[Node]
-    accesses: tuple[Access, ...]
+    accesses: tuple[ArrayAccess, ...]
     reductions: tuple[Reduction, ...]
     stages: tuple[Node, ...]
     ordered: frozenset[Node]
@@ -254,8 +254,8 @@ def facts_of(kernel: Node) -> Facts:
     return found
 
 
-def _write(out: Node, known: _Offsets) -> Access:
-    return Access(out.src[0], _offset(out, out.src[2:], known), out_axes(out), True)
+def _write(out: Node, known: _Offsets) -> ArrayAccess:
+    return ArrayAccess(out.src[0], _offset(out, out.src[2:], known), out_axes(out), True)
 
 
 def _facts(kernel: Node) -> Facts:
@@ -287,7 +287,7 @@ def _facts(kernel: Node) -> Facts:
         elif op is Ops.INDEX:
             array = src[0]
             if array.op is Ops.PARAM:
-                accesses.append(Access(array, _offset(node, src[1:], offsets), axes, False))
+                accesses.append(ArrayAccess(array, _offset(node, src[1:], offsets), axes, False))
             else:
                 for child in src[1:]:
                     exposed |= child.ranges
@@ -378,7 +378,7 @@ def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
     return True
 
 
-def _ordered(outs: tuple[Node, ...], writes: list[Access]) -> frozenset[Node]:
+def _ordered(outs: tuple[Node, ...], writes: list[ArrayAccess]) -> frozenset[Node]:
     """OUTs that accumulate, write through loaded indices, or write an array that another writes."""
     arrays = [write.array for write in writes]
     found = []
@@ -465,7 +465,7 @@ def _cost(kernel: Node) -> Cost:
     return Cost(index.total(flops), index.total(read.values()), index.total(written.values()))
 
 
-def _reached(access: Access) -> Dim:
+def _reached(access: ArrayAccess) -> Dim:
     points = _points(access.axes)
     whole = index.product(access.array.shape)
     return index.minimum(points, whole)

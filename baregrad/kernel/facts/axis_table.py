@@ -125,7 +125,7 @@ class AxisTable:
         return self.instructions is None or instruction in self.instructions
 
 
-class Fresh(NamedTuple):
+class FreshAxis(NamedTuple):
     """An axis before any step: what `Axis` has of it."""
 
     name: str
@@ -136,14 +136,14 @@ class Fresh(NamedTuple):
     exact: str
 
 
-def fresh_axes(facts: Facts) -> dict[Node, Fresh]:
+def fresh_axes(facts: Facts) -> dict[Node, FreshAxis]:
     """The axes of a kernel before any step, in the order of loops; found once."""
     if facts.fresh is None:
         facts.fresh = _fresh_axes(facts)
     return facts.fresh
 
 
-def _fresh_axes(facts: Facts) -> dict[Node, Fresh]:
+def _fresh_axes(facts: Facts) -> dict[Node, FreshAxis]:
     labels = [node.arg.axis for node in facts.axes]
     serial = _serial_axes(facts) if facts.ordered else {}
     staged = {axis for stage in facts.stages for axis in stage.src[1:]}
@@ -153,12 +153,12 @@ def _fresh_axes(facts: Facts) -> dict[Node, Fresh]:
     if scanned:
         # A scan's accumulator must outlive the loops inside its own: its axis goes inside others.
         order.sort(key=lambda axis: axis in scanned)
-    found: dict[Node, Fresh] = {}
+    found: dict[Node, FreshAxis] = {}
     for node in order:
         reduced = node not in data
         whole = SCANNED if node in scanned else ""
         exact = "a value is staged along the axis" if node in staged else ""
-        found[node] = Fresh(axis_name(node, reduced, labels), extent_of(node), reduced,
+        found[node] = FreshAxis(axis_name(node, reduced, labels), extent_of(node), reduced,
                             whole or serial.get(node, ""), whole, exact)
     return found
 

@@ -24,13 +24,13 @@ THREAD = ".thread"
 class _State:
     """The shared arrays touched since the threads last met.
 
-    apart: those of several slots in the loop whose iterations take them in turns, so that what is
+    rings: those of several slots in the loop whose iterations take them in turns, so that what is
     read and what is written there do not meet before the next iteration.
     """
 
     written: set[Node] = field(default_factory=set)
     read: set[Node] = field(default_factory=set)
-    apart: frozenset[Node] = frozenset()
+    rings: frozenset[Node] = frozenset()
 
     def meet(self) -> None:
         self.written.clear()
@@ -48,7 +48,7 @@ class _State:
         clashing = touched.read & self.written | touched.written & self.read
         # Slots that are filled one after the other are different ones.
         again = {one for one in touched.written & self.written if one.arg.depth == 1}
-        return bool((clashing | again) - self.apart)
+        return bool((clashing | again) - self.rings)
 
 
 def with_barriers(kernel: Node) -> Node:
@@ -78,10 +78,10 @@ def _placed(node: Node, state: _State) -> list[Node]:
         return [node]
     if op is Ops.LOOP and _meets_first(node.src[1]):
         axis, body = node.src
-        before, apart = state.copy(), state.apart
-        state.apart = apart.union([one for one in touched.written if one.arg.depth > 1])
+        before, rings = state.copy(), state.rings
+        state.rings = rings.union([one for one in touched.written if one.arg.depth > 1])
         inside = _placed(body, state)
-        state.apart = apart
+        state.rings = rings
         state.include(before)
         return [make_node(op, dtypes.token, (axis, _sequence(inside)))]
     if op is Ops.LOOP:

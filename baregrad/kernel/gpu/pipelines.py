@@ -1,7 +1,7 @@
 """Copies that are begun some iterations ahead of the loop's iteration that reads them.
 
 What an iteration of the loop copies has several slots, taken in turns. Ahead of the loop the first
-slots are filled; each iteration waits for its own slot, meets, begins the copy that is so many
+slots are filled; each iteration waits for its own slot, meets, begins the copy that is some
 iterations ahead, and computes. One meeting of the threads an iteration is enough: whoever comes to
 it has read the slot that is filled next.
 """
@@ -22,7 +22,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
-from baregrad.kernel.gpu.shared_copies import Copy
+from baregrad.kernel.gpu.shared_copies import SharedCopy
 from baregrad.kernel.gpu.shared_layouts import layout_of
 from baregrad.kernel.language.schedule import Pipeline, StageInput, StageReduce
 from baregrad.kernel.loops.loop_blocks import StatementBlock
@@ -198,7 +198,7 @@ def open_ring(stage: Stage, outer: StatementBlock, body: StatementBlock) -> Ring
     return Ring(axis, stage.depth, stage.engine, ahead, begun, ended)
 
 
-def add_copy(ring: Ring, buffer: Node, copy: Copy, number: int) -> None:
+def add_copy(ring: Ring, buffer: Node, copy: SharedCopy, number: int) -> None:
     """Put a copy into a ring; `number` is that of a register array that it may need."""
     for iteration, block in ring.ahead:
         _fill(ring, block, buffer, copy, iteration)
@@ -225,7 +225,9 @@ def slot_now(ring: Ring) -> Node:
     return _slot(ring, ring.axis)
 
 
-def _fill(ring: Ring, block: StatementBlock, buffer: Node, copy: Copy, iteration: Dim) -> None:
+def _fill(
+    ring: Ring, block: StatementBlock, buffer: Node, copy: SharedCopy, iteration: Dim
+) -> None:
     """Copy what one iteration reads."""
     value = substitute(copy.value, {ring.axis: index.as_node(iteration)})
     places = (_slot(ring, iteration), *copy.places)
@@ -236,7 +238,7 @@ def _fill(ring: Ring, block: StatementBlock, buffer: Node, copy: Copy, iteration
         _put(block, copy, store(buffer, value, places))
 
 
-def _put(block: StatementBlock, copy: Copy, node: Node) -> None:
+def _put(block: StatementBlock, copy: SharedCopy, node: Node) -> None:
     """A statement of a copy, in its loop and under its condition."""
     for key in (copy.loop, copy.condition):
         if key is not None:
@@ -246,7 +248,7 @@ def _put(block: StatementBlock, copy: Copy, node: Node) -> None:
     block.items.append(node)
 
 
-def _held(buffer: Node, copy: Copy, number: int) -> tuple[Node, tuple[Node, ...]]:
+def _held(buffer: Node, copy: SharedCopy, number: int) -> tuple[Node, tuple[Node, ...]]:
     """Registers for what each thread copies, and the places in them."""
     tiles = {axis for place in copy.places for axis in place.ranges if axis.arg.is_tile}
     places = tuple(sorted(by_id(tiles), key=lambda axis: bool(axis.arg.bind == "vector")))
@@ -269,7 +271,7 @@ def _under(condition: Node, value: Node) -> Node:
     return guarded(condition, value)
 
 
-def _check_engine(buffer: Node, copy: Copy) -> None:
+def _check_engine(buffer: Node, copy: SharedCopy) -> None:
     """Refuse what the engine cannot copy: it takes whole words."""
     vectors = {a for place in copy.places for a in place.ranges if a.arg.bind == "vector"}
     lanes = prod([int(axis.src[0].arg) for axis in vectors])

@@ -2,7 +2,7 @@
 
 The elements are numbered in the order in which the input lies, and dealt out so that neighbouring
 threads read neighbours, several at a time where they lie together. The copy itself may lie in
-another order: then its rows are a little apart, so that writes do not meet in a bank.
+another order: then its rows are padded, so that writes have no bank conflicts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_ROUNDS_AHEAD = 16
 
 
 @dataclass(slots=True)
-class Copy:
+class SharedCopy:
     """A statement of a copy: in `loop` and under `condition`, if any, `value` goes to `places`."""
 
     loop: Node | None
@@ -57,8 +57,10 @@ def thread_axes(roots: list[Node]) -> tuple[Node, ...]:
     return tuple([found[bind] for bind in THREAD_BINDS if bind in found])
 
 
-def copied_by_threads(stage: Node, threads: tuple[Node, ...], number: int) -> tuple[Node, Copy]:
-    """The shared array of a STAGE, and what fills it; `number` tells arrays apart."""
+def copied_by_threads(
+    stage: Node, threads: tuple[Node, ...], number: int
+) -> tuple[Node, SharedCopy]:
+    """The shared array of a STAGE, and what fills it; `number` distinguishes arrays."""
     value, *axes = stage.src
     order = by_id(set(axes))
     sizes = tuple([_constant(axis) for axis in order])
@@ -100,7 +102,7 @@ def copied_by_threads(stage: Node, threads: tuple[Node, ...], number: int) -> tu
     digits = tuple([index.as_node(digit) for digit in index.unflatten(place, sizes)])
     mapping = dict(zip(order, digits, strict=True))
     places = in_rows([mapping[axis] for axis in axes], row)
-    return buffer, Copy(loop, condition, substitute(value, mapping), places)
+    return buffer, SharedCopy(loop, condition, substitute(value, mapping), places)
 
 
 def row_of(stage: Node) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""How a copy in shared memory lies: rows apart from each other, or their chunks exchanged.
+"""How a copy in shared memory lies: rows padded, or their chunks exchanged (swizzled).
 
 Threads that read down a column of rows as long as all banks would meet in one bank. Either each
 row is a little longer, or the chunks of 16 bytes of a row change places, in each row otherwise:

@@ -111,7 +111,7 @@ def product(total: Node, value: Node, axes: Sequence[Node], keep: Node) -> Node:
 
 
 def _lies(load: Node, strides: dict[Node, int | None]) -> bool:
-    """Whether a LOAD moves so many elements along each axis (None: any number), and stays inside.
+    """Whether a LOAD has these strides along axes (None: any stride), and stays inside.
 
     What is read beyond an argument's end would be another's memory, or nobody's.
     """

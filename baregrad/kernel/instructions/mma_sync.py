@@ -32,7 +32,7 @@ ROW = 8
 # Beyond the ids of a kernel's own axes, of its copies' and of its threads'.
 FIRST_ID = 1 << 23
 LANES = range_node(32, FIRST_ID, "lane", "thread")
-# The registers of a lane: two rows apart, two columns side by side.
+# The registers of a lane: two rows at a distance of 8, two columns side by side.
 HALVES, PAIR = range_node(2, FIRST_ID + 1, "", "unroll"), range_node(2, FIRST_ID + 2, "", "vector")
 
 

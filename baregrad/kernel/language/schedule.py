@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import keyword
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -18,7 +18,21 @@ from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.axes import THREAD_BINDS
 
 CPU_UNITS = ("loop", "pool", "vector", "unroll")
+_NONE: MappingProxyType[str, object] = MappingProxyType({})
 GPU_UNITS = ("loop", "grid", *THREAD_BINDS, "vector", "unroll")
+
+
+def _spelled(word: str, positional: Iterable[object], named: Mapping[str, object] = _NONE) -> str:
+    """A call of a word of the language."""
+    arguments = [*map(repr, positional), *[f"{key}={value!r}" for key, value in named.items()]]
+    return f"{word}({', '.join(arguments)})"
+
+
+def _changed(step: Step, *names: str) -> dict[str, Any]:
+    """What a step has in other fields than their defaults."""
+    defaults = {field.name: field.default for field in fields(step) if field.name in names}
+    values = {name: getattr(step, name) for name in names}
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +43,7 @@ class Collapse:
     name: str
 
     def __str__(self) -> str:
-        return f"collapse({', '.join(map(repr, self.axes))}, name={self.name!r})"
+        return _spelled("collapse", self.axes, {"name": self.name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +69,8 @@ class Split:
         return result
 
     def __str__(self) -> str:
-        inner = "".join(f", {name}={size}" for name, size in self.parts[1:])
-        tail = f", tail={self.tail!r}" if self.tail else ""
-        masked = ", masked=True" if self.masked else ""
-        return f"split({self.axis!r}, outer={self.parts[0][0]!r}{inner}{tail}{masked})"
+        named = {"outer": self.parts[0][0], **dict(self.parts[1:])}
+        return _spelled("split", (self.axis,), named | _changed(self, "tail", "masked"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class Reorder:
     axes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"reorder({', '.join(map(repr, self.axes))})"
+        return _spelled("reorder", self.axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +97,7 @@ class Bind:
     grain: int = 1
 
     def __str__(self) -> str:
-        grain = f", grain={self.grain}" if self.grain != 1 else ""
-        return f"bind({self.axis!r}, {self.unit!r}{grain})"
+        return _spelled("bind", (self.axis, self.unit), _changed(self, "grain"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +106,11 @@ class StageInput:
 
     The copy is laid out over `axes`, outermost first. It is made anew for every value of the other
     axes that the input's elements depend on, outside the loops that they do not depend on. With
-    `lanes`, it is made so many elements at a time along the axis on which the input's elements are
-    adjacent, which is padded to whole vectors; without, as its axes are bound.
+    `lanes`, it is made that number of elements at a time along the axis on which the input's
+    elements are adjacent, which is padded to whole vectors; without, as its axes are bound.
 
     In the shared memory of a GPU's block a row is the last of `axes`, as many as reach all banks
-    (128 bytes) but not the first. Rows are `pad` elements apart; or chunk c of 16 bytes of row r
+    (128 bytes) but not the first. Between rows are `pad` elements; or chunk c of 16 bytes of row r
     lies where chunk c ^ r would, in the lowest `swizzle` bits of both.
 
     On a CPU, vectors that are read of the copy ask for its line that lies `ahead` bytes further on.
@@ -114,15 +125,12 @@ class StageInput:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The axes that the step speaks of, those of sums apart."""
+        """The axes that the step names, each member of a sum by itself."""
         return tuple([name for axis in self.axes for name in axis.split("+")])
 
     def __str__(self) -> str:
-        how = f", lanes={self.lanes}" if self.lanes else ""
-        how += f", pad={self.pad}" if self.pad is not None else ""
-        how += f", swizzle={self.swizzle}" if self.swizzle else ""
-        how += f", ahead={self.ahead}" if self.ahead else ""
-        return f"stage_input({self.param}, {', '.join(map(repr, self.axes))}{how})"
+        how = _changed(self, "lanes", "pad", "swizzle", "ahead")
+        return _spelled("stage_input", (self.param, *self.axes), how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +145,12 @@ class StageReduce:
     axes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"stage_reduce({self.axis!r}, {', '.join(map(repr, self.axes))})"
+        return _spelled("stage_reduce", (self.axis, *self.axes))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOutput:
-    """Whole vectors that are written to the output `param` pass the caches by.
+    """Whole vectors that are written to the output `param` bypass the caches: non-temporal stores.
 
     That is worth it where the output is larger than the caches and its lines are not written one
     after the other: else each line is read before it is written.
@@ -156,7 +164,7 @@ class StreamOutput:
         return ()
 
     def __str__(self) -> str:
-        return f"stream_output({self.param})"
+        return _spelled("stream_output", (self.param,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +187,7 @@ class Prefetch:
         return tuple(name for name, _ in self.loops)
 
     def __str__(self) -> str:
-        shares = "".join(f", {name}={nbytes}" for name, nbytes in self.loops)
-        return f"prefetch({self.param}, {self.nbytes}{shares})"
+        return _spelled("prefetch", (self.param, self.nbytes), dict(self.loops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +212,7 @@ class Pipeline:
         return (self.axis,)
 
     def __str__(self) -> str:
-        engine = f", engine={self.engine!r}" if self.engine != "lanes" else ""
-        return f"pipeline({self.axis!r}, depth={self.depth}{engine})"
+        return _spelled("pipeline", (self.axis,), {"depth": self.depth, **_changed(self, "engine")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +235,7 @@ class Tensorize:
         return self.axes[-1]
 
     def __str__(self) -> str:
-        return f"tensorize({', '.join(map(repr, self.axes))}, instruction={self.instruction!r})"
+        return _spelled("tensorize", self.axes, {"instruction": self.instruction})
 
 
 _Copy = StageInput | StageReduce | StreamOutput | Prefetch | Pipeline
@@ -323,12 +329,12 @@ def stage_reduce(axis: str, *axes: str) -> StageReduce:
 
 
 def stream_output(param: int) -> StreamOutput:
-    """What is written to the output passes the caches by."""
+    """Stores to the output bypass the caches."""
     return _checked(StreamOutput(param))
 
 
 def prefetch(param: int, nbytes: int, **loops: int) -> Prefetch:
-    """Lines of the array are asked for so many bytes ahead, by loops so many bytes a step."""
+    """Lines of the array are prefetched `nbytes` bytes ahead, by `loops` these bytes a step."""
     return _checked(Prefetch(param, nbytes, tuple(loops.items())))
 
 
@@ -420,35 +426,16 @@ def _checked(step: _S) -> _S:
 
 
 def _is_well_typed(step: Step) -> bool:
-    if isinstance(step, Split):
-        sizes = [size for _, size in step.parts[1:]]
-        texts: tuple[Any, ...] = (step.axis, step.tail, *(name for name, _ in step.parts))
-        good = all(_is_count(size) for size in sizes) and type(step.masked) is bool
-        good = good and all(_is_word(name) for name, _ in step.parts[1:])
-    elif isinstance(step, Bind):
-        texts, good = (step.axis, step.unit), _is_count(step.grain)
-    elif isinstance(step, Collapse):
-        texts, good = (*step.axes, step.name), True
-    elif isinstance(step, StageInput):
-        texts, good = step.axes, step.pad is None or type(step.pad) is int
-        good = good and type(step.swizzle) is int
-        good = good and all(_is_count(number, 0) for number in (step.param, step.lanes, step.ahead))
-    elif isinstance(step, StreamOutput):
-        texts, good = step.axes, _is_count(step.param, 0)
-    elif isinstance(step, Prefetch):
-        shares = [nbytes for _, nbytes in step.loops]
-        texts, good = step.axes, _is_count(step.param, 0)
-        good = good and all(_is_count(nbytes) for nbytes in (step.nbytes, *shares))
-        good = good and all(_is_word(name) for name in step.axes)
-    elif isinstance(step, Tensorize):
-        texts, good = step.axes, bool(step.axes) and step.instruction in INSTRUCTIONS
-    elif isinstance(step, StageReduce):
-        texts, good = (step.axis, *step.axes), True
-    elif isinstance(step, Pipeline):
-        texts, good = (step.axis, step.engine), _is_count(step.depth)
-    else:
-        texts, good = step.axes, True
-    return good and all(type(text) is str for text in texts)
+    typed = all(_FIELDS[field.name](getattr(step, field.name)) for field in fields(step))
+    return typed and (not isinstance(step, Tensorize) or bool(step.axes))
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _are_texts(values: tuple[object, ...]) -> bool:
+    return all(map(_is_text, values))
 
 
 def _is_count(number: object, least: int = 1) -> bool:
@@ -458,3 +445,28 @@ def _is_count(number: object, least: int = 1) -> bool:
 def _is_word(name: str) -> bool:
     """Whether it prints as the name of an argument, which is how some steps name axes."""
     return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _are_shares(loops: tuple[tuple[str, int], ...]) -> bool:
+    return all(_is_text(name) and _is_word(name) and _is_count(size) for name, size in loops)
+
+
+def _are_parts(parts: tuple[tuple[str, int], ...]) -> bool:
+    return _is_text(parts[0][0]) and _are_shares(parts[1:])
+
+
+# What each field of a step may hold.
+_FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType(
+    {
+        **dict.fromkeys(("axis", "name", "unit", "tail", "engine"), _is_text),
+        **dict.fromkeys(("grain", "depth", "nbytes"), _is_count),
+        **dict.fromkeys(("param", "lanes", "ahead"), lambda number: _is_count(number, 0)),
+        "axes": _are_texts,
+        "parts": _are_parts,
+        "loops": _are_shares,
+        "masked": lambda value: type(value) is bool,
+        "pad": lambda value: value is None or type(value) is int,
+        "swizzle": lambda value: type(value) is int,
+        "instruction": lambda value: value in INSTRUCTIONS,
+    }
+)

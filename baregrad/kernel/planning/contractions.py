@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, prod
 
-from baregrad.kernel.facts.analysis import Access, itemsize
+from baregrad.kernel.facts.analysis import ArrayAccess, itemsize
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.tiling import PlannedAxis
 from baregrad.target.cpu import PAGE_NBYTES
 
-# Up to so many for each core, sums are shared out evenly at once; longer ones in smaller chunks, as
+# Sums of up to this for each core are shared out evenly at once; longer ones in smaller chunks, as
 # a core may be slower than another.
 SHORT_NS = 400_000.0
 # Ways of the first cache that are left for what streams past.
@@ -22,12 +22,12 @@ STREAMED_WAYS = 2
 class Contraction:
     """A sum of products of two operands: `rows` moves A alone, `lane` B alone, `steps` both.
 
-    together: so many steps are one instruction, and their elements one word.
+    together: the steps that one instruction does; their elements are one word.
     """
 
     plan: SumPlan
-    a: Access
-    b: Access
+    a: ArrayAccess
+    b: ArrayAccess
     rows: PlannedAxis
     lane: PlannedAxis
     steps: PlannedAxis
@@ -47,9 +47,9 @@ class Contraction:
 
 
 def rows_fit(found: Contraction, rows: int) -> bool:
-    """Whether so many rows of A stay in the first cache where they lie, beside what streams past.
+    """Whether this many rows of A stay in the first cache where they lie, beside what streams past.
 
-    Lines that are some pages apart meet in one set of it, whose ways are as many as it has pages.
+    Lines at a distance of whole pages meet in one set of it, which has as many ways as it pages.
     """
     nbytes = (found.rows.stride(found.a) or 0) * itemsize(found.a.array.dtype)
     apart = PAGE_NBYTES // gcd(nbytes, PAGE_NBYTES)
@@ -63,7 +63,7 @@ def split(plan: SumPlan, axis: PlannedAxis, parts: dict[str, int]) -> None:
 
 
 def shared_loop(found: Contraction, chunks: int, block: str) -> Bind | None:
-    """The loop that threads share, in so many chunks: an outer one, or that over `block`s."""
+    """The loop that threads share, in `chunks` chunks: an outer one, or that over `block`s."""
     if chunks < 2:
         return None
     for axis in found.outside:

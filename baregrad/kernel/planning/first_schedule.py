@@ -13,7 +13,7 @@ from baregrad.kernel.planning.cpu.ordered import plan_ordered
 from baregrad.kernel.planning.cpu.reductions import plan_reductions
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
-from baregrad.kernel.planning.tiling import Plan, Reason
+from baregrad.kernel.planning.tiling import CpuPlan, Reason
 from baregrad.target import AnyTarget
 
 
@@ -40,15 +40,15 @@ def choose(kernel: Node, target: AnyTarget) -> Choice:
         return Choice(*choose_gpu_schedule(facts, target))
     if is_tiny(facts):
         return Choice(Schedule(), (("no axis has two elements: one scalar after the other",),))
-    plan: Plan
+    plan: CpuPlan
     if facts.ordered or facts.scanned:
-        plan = Plan(facts, target)
+        plan = CpuPlan(facts, target)
         schedule = plan_ordered(plan)
     elif facts.reductions:
         plan = SumPlan(facts, target)
         schedule = plan_reductions(plan)
     else:
-        plan = Plan(facts, target)
+        plan = CpuPlan(facts, target)
         schedule = plan_elementwise(plan)
     return Choice(schedule, tuple(plan.reasons))
 

@@ -6,7 +6,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node
 from baregrad.kernel.facts.analysis import Facts, itemsize, out_axes
 from baregrad.kernel.language.schedule import Bind
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
 # More leave less to wait for at the end, where threads share what is left.
@@ -32,7 +32,7 @@ def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     return max(total_bytes / target.bytes_per_ns, computing)
 
 
-def choose_pool(plan: Plan, order: list[PlannedAxis]) -> tuple[list[PlannedAxis], Bind | None]:
+def choose_pool(plan: CpuPlan, order: list[PlannedAxis]) -> tuple[list[PlannedAxis], Bind | None]:
     """The order of the data axes and the bind of the one that threads share; None for one chunk.
 
     An axis is shared only if every output and every large reduction runs along it. Its chunks are

@@ -14,14 +14,14 @@ from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import (
-    Access,
+    ArrayAccess,
     Facts,
     as_one,
     axes_together,
     collapsible,
     itemsize,
 )
-from baregrad.kernel.facts.axis_table import Fresh, fresh_axes
+from baregrad.kernel.facts.axis_table import FreshAxis, fresh_axes
 from baregrad.kernel.language.schedule import (
     Bind,
     Collapse,
@@ -36,7 +36,7 @@ from baregrad.target.cpu import CpuTarget
 
 # The widest vector that is made of an axis which is not split, in lanes of a register.
 MOST_ODD_VECTORS = 2
-# A stride that was not asked for yet; told from strides by identity.
+# A stride that was not asked for yet; distinguished from strides by identity.
 _UNKNOWN: Any = object()
 # A text with places, as of str.format, and what goes there.
 Reason = tuple[Any, ...]
@@ -49,7 +49,7 @@ MOST_TOGETHER = 4
 def merged(count: int, lanes: int) -> tuple[int, int]:
     """`count` vectors of `lanes` as fewer that are wider: how many, and their lanes.
 
-    Compilers split values of a power of two of registers, and take others apart lane by lane.
+    Compilers split values of a power of two of registers, and handle others lane by lane.
     """
     times = min(count & -count, MOST_TOGETHER)
     return count // times, lanes * times
@@ -89,9 +89,9 @@ class PlannedAxis:
     loops: list[tuple[str, int]] = field(default_factory=list)
     tiles: list[tuple[str, ...]] = field(default_factory=list)
     planned: bool = False
-    _strides: dict[Access, int | None] = field(default_factory=dict)
+    _strides: dict[ArrayAccess, int | None] = field(default_factory=dict)
 
-    def stride(self, access: Access) -> int | None:
+    def stride(self, access: ArrayAccess) -> int | None:
         """Elements between neighbours in an access; 0 if reused, None if not affine."""
         # Every choice asks again for the strides of the same few accesses.
         found: int | None = self._strides.get(access, _UNKNOWN)
@@ -99,7 +99,7 @@ class PlannedAxis:
             found = self._strides[access] = self._stride(access)
         return found
 
-    def _stride(self, access: Access) -> int | None:
+    def _stride(self, access: ArrayAccess) -> int | None:
         nodes = self.nodes
         stride = access.stride(nodes[-1])
         if len(nodes) > 1 and not access.axes.isdisjoint(nodes):
@@ -112,7 +112,7 @@ class PlannedAxis:
 
 
 @dataclass(slots=True)
-class Plan:
+class CpuPlan:
     """A CPU's schedule in the making; neighbouring axes are one where every access sees them so.
 
     fresh: the kernel's own axes as its steps find them. lanes: of a register, for the widest
@@ -121,7 +121,7 @@ class Plan:
 
     facts: Facts
     target: CpuTarget
-    fresh: dict[Node, Fresh] = field(init=False)
+    fresh: dict[Node, FreshAxis] = field(init=False)
     lanes: int = field(init=False)
     axes: list[PlannedAxis] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -323,23 +323,29 @@ class Plan:
 
     def powers(self, axis: PlannedAxis, name: str, size: int) -> None:
         """Fewer elements than a register has lanes, as vectors of falling powers of two."""
-        while size:
-            lanes = previous_power_of_two(size)
-            size -= lanes
-            if not size:
-                if lanes > 1:
-                    self.bind(name, "vector")
-                axis.tiles.append((name,))
-                return
-            tail = f"{name}t"
-            self.steps.append(Split(name, ((f"{name}o", 0), (f"{name}v", lanes)), tail))
-            if lanes > 1:
-                self.bind(f"{name}v", "vector")
-            axis.tiles.append((f"{name}v",))
-            name = tail
+        steps, tiles = powers_of(name, size)
+        self.steps += steps
+        axis.tiles += tiles
 
 
-def _joins(plan: Plan, outer: Node, inner: Node) -> bool:
+def powers_of(name: str, size: int) -> tuple[list[Step], list[tuple[str, ...]]]:
+    """The steps that make vectors of falling powers of two of an axis, and those vectors' axes."""
+    steps: list[Step] = []
+    tiles: list[tuple[str, ...]] = []
+    while size:
+        lanes = previous_power_of_two(size)
+        size -= lanes
+        vector = f"{name}v" if size else name
+        if size:
+            steps.append(Split(name, ((f"{name}o", 0), (vector, lanes)), f"{name}t"))
+        if lanes > 1:
+            steps.append(Bind(vector, "vector"))
+        tiles.append((vector,))
+        name = f"{name}t"
+    return steps, tiles
+
+
+def _joins(plan: CpuPlan, outer: Node, inner: Node) -> bool:
     facts = plan.facts
     for each in (outer, inner):
         axis = plan.fresh[each]
@@ -348,7 +354,7 @@ def _joins(plan: Plan, outer: Node, inner: Node) -> bool:
     return collapsible(facts, outer, inner)
 
 
-def _planned(plan: Plan, group: list[Node], reduced: bool) -> PlannedAxis:
+def _planned(plan: CpuPlan, group: list[Node], reduced: bool) -> PlannedAxis:
     nodes = tuple(group)
     first = plan.fresh[nodes[0]]
     if len(nodes) == 1:

@@ -17,16 +17,16 @@ from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.search.estimate import estimated_ns
 from baregrad.kernel.search.mutate import Move, is_legal, neighbours, normal
 from baregrad.kernel.search.seeds import seeds
-from baregrad.target import AnyTarget, CpuTarget
+from baregrad.target import AnyTarget
 
 # Schedules to measure in a round, for each that is kept: by rank, and drawn at random.
 MEASURED = 3
 DRAWN = 1
-# After so many rounds that gain less than this there is no other.
+# After IDLE_ROUNDS rounds that gain less than this there is no other.
 LEAST_GAIN = 0.01
 IDLE_ROUNDS = 3
 MOST_ROUNDS = 24
-# So many changes of a schedule are estimated, drawn at random where there are more.
+# The changes of a schedule that are estimated, drawn at random where there are more.
 MOST_ESTIMATED = 40
 
 
@@ -139,9 +139,9 @@ def _next_round(
 def _estimate(kernel: Node, schedule: Schedule, target: AnyTarget) -> float:
     """The estimate; infinite for what cannot be applied, and 1 where there is no model.
 
-    A bug that a schedule uncovers is told, and costs that schedule alone.
+    A bug that a schedule uncovers is reported as a warning, and costs that schedule alone.
     """
-    if not isinstance(target, CpuTarget):
+    if target.kind == "gpu":
         return 1.0
     try:
         return max(estimated_ns(kernel, schedule, target), 1.0)

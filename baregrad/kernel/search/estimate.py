@@ -17,7 +17,7 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.applying.apply import apply_schedule
 from baregrad.kernel.facts.analysis import (
-    Access,
+    ArrayAccess,
     by_id,
     itemsize,
     iterations,
@@ -47,8 +47,8 @@ class Nest:
     """
 
     axes: tuple[Node, ...]
-    reads: tuple[Access, ...]
-    writes: tuple[Access, ...]
+    reads: tuple[ArrayAccess, ...]
+    writes: tuple[ArrayAccess, ...]
     flops: float
     sums: tuple[Node, ...] = ()
 
@@ -71,7 +71,7 @@ def nests_of(applied: Node) -> list[Nest]:
     found = []
     order = toposort(*applied.src)
     for out in applied.src:
-        write = Access(out.src[0], offset_of(out), out_axes(out), True)
+        write = ArrayAccess(out.src[0], offset_of(out), out_axes(out), True)
         found.append(_nest(by_id(out_axes(out)), tuple(out.src[1:]), (write,)))
     # Sums that are kept in scratch memory: their loops stand outside those of the copy.
     kept = {
@@ -95,7 +95,7 @@ def nests_of(applied: Node) -> list[Nest]:
 def _nest(
     axes: tuple[Node, ...],
     values: tuple[Node, ...],
-    writes: tuple[Access, ...],
+    writes: tuple[ArrayAccess, ...],
     sums: tuple[Node, ...] = (),
 ) -> Nest:
     reads = []
@@ -110,7 +110,7 @@ def _nest(
     for node in below:
         if node.op is Ops.INDEX:
             place = offset_of(node)
-            reads.append(Access(node.src[0], place, node.ranges, False, guards.get(node)))
+            reads.append(ArrayAccess(node.src[0], place, node.ranges, False, guards.get(node)))
     return Nest(axes, tuple(reads), writes, flops, sums)
 
 
@@ -185,7 +185,7 @@ def moved_cycles(
     return total
 
 
-def rounds_outside(access: Access, outside: list[Node]) -> float:
+def rounds_outside(access: ArrayAccess, outside: list[Node]) -> float:
     """How often what an array's inner loops touch is brought in again."""
     rounds, moved = 1.0, False
     for axis in reversed(outside):
@@ -195,7 +195,7 @@ def rounds_outside(access: Access, outside: list[Node]) -> float:
     return rounds
 
 
-def footprint(access: Access, axes: list[Node], line: int) -> float:
+def footprint(access: ArrayAccess, axes: list[Node], line: int) -> float:
     """Bytes of the lines that an array has touched after these loops."""
     size = itemsize(access.array.dtype)
     used = [axis for axis in axes if axis in access.axes]

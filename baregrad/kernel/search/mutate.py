@@ -29,8 +29,8 @@ from baregrad.kernel.language.schedule import (
     Tensorize,
 )
 from baregrad.kernel.planning.cpu.streams import AHEAD_NBYTES
-from baregrad.kernel.search.retile import names_of, retiled
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.kernel.search.retile import renamed, retiled
+from baregrad.target import AnyTarget
 
 BLOCKS = (4, 8, 16, 32, 64)
 LONGEST_UNROLL = 16
@@ -149,7 +149,7 @@ def _sizes(state: _State) -> _Changes:
 def _traded(state: _State) -> _Changes:
     """One spread-out axis shorter and another longer: register tiles of other proportions."""
     # A vector may be several registers.
-    units = ("unroll",) if isinstance(state.target, GpuTarget) else ("unroll", "vector")
+    units = ("unroll",) if state.target.kind == "gpu" else ("unroll", "vector")
     spread = [
         (step, place)
         for step in state.splits()
@@ -224,7 +224,7 @@ def _ordered(state: _State, loops: list[str], everything: list[str]) -> Schedule
 
 def _pool(state: _State) -> _Changes:
     """Chunks of other sizes, another parallel axis, or none."""
-    if isinstance(state.target, GpuTarget):
+    if state.target.kind == "gpu":
         return
     bound = next(
         (s for s in state.schedule.steps if isinstance(s, Bind) and s.unit == "pool"), None
@@ -257,7 +257,7 @@ def _units(state: _State) -> _Changes:
     for step in binds:
         if step.unit in ("unroll", "vector"):
             yield state.with_steps(dropped=(step,)), f"{step.axis} a loop"
-        if step.unit == "vector" and not isinstance(state.target, GpuTarget):
+        if step.unit == "vector" and state.target.kind == "cpu":
             other = Bind(step.axis, "unroll")
             yield state.with_steps(other, dropped=(step,)), f"{step.axis} over registers"
     has_lanes = any(axis.unit == "vector" for axis in table.axes.values())
@@ -273,7 +273,7 @@ def _units(state: _State) -> _Changes:
 
 
 def _lanes(target: AnyTarget) -> int:
-    return 4 if isinstance(target, GpuTarget) else target.lanes(4)
+    return 4 if target.kind == "gpu" else target.lanes(4)
 
 
 def _blocks(state: _State) -> _Changes:
@@ -337,13 +337,9 @@ def _blocked(
 
 def _renamed_loop(schedule: Schedule, old: str, new: str) -> Schedule:
     """What was said of the place of a loop is said of its outer part."""
-    steps: list[Step] = []
-    for step in schedule.steps:
-        if isinstance(step, Reorder):
-            steps.append(Reorder(tuple(new if name == old else name for name in step.axes)))
-        else:
-            steps.append(step)
-    return Schedule(tuple(steps))
+    return Schedule(tuple([
+        renamed(step, {old: new}) if isinstance(step, Reorder) else step for step in schedule.steps
+    ]))
 
 
 def _copies(state: _State) -> _Changes:
@@ -360,7 +356,7 @@ def _copies(state: _State) -> _Changes:
             if len(step.axes) > 1:
                 turned = replace(step, axes=(*step.axes[1:], step.axes[0]))
                 yield state.with_steps(turned, dropped=(step,)), f"another layout of input {param}"
-    if inputs and not isinstance(state.target, GpuTarget):
+    if inputs and state.target.kind == "cpu":
         lanes = 0 if inputs[0].lanes else _lanes(state.target)
         others = tuple(replace(step, lanes=lanes) for step in inputs)
         how = "vectors" if lanes else "elements"
@@ -389,8 +385,8 @@ def _more_copies(state: _State, inputs: list[StageInput]) -> _Changes:
 
 
 def _streams(state: _State) -> _Changes:
-    """An output past the caches, or through them."""
-    if isinstance(state.target, GpuTarget):
+    """Non-temporal stores to an output, or ordinary ones."""
+    if state.target.kind == "gpu":
         return
     steps = state.schedule.steps
     streamed = [step for step in steps if isinstance(step, StreamOutput)]
@@ -412,7 +408,7 @@ def _asks(step: Step, param: int) -> bool:
 
 def _requests(state: _State) -> _Changes:
     """An array asked for ahead of time, further ahead, or not at all."""
-    if isinstance(state.target, GpuTarget):
+    if state.target.kind == "gpu":
         return
     known = [step for step in state.schedule.steps if isinstance(step, Prefetch)]
     for step in known:
@@ -431,5 +427,3 @@ def _requests(state: _State) -> _Changes:
 _KINDS: tuple[Callable[[_State], _Changes], ...] = (
     _sizes, _pool, _streams, _requests, _order, _units, _copies, _blocks,
 )
-
-__all__ = ["Move", "is_legal", "names_of", "neighbours", "normal"]

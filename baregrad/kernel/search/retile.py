@@ -7,13 +7,13 @@ schedule would have made it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from math import prod
+from typing import Any
 
-from baregrad.base.bits import previous_power_of_two
 from baregrad.kernel.language.schedule import (
     Bind,
-    Pipeline,
     Reorder,
     Schedule,
     Split,
@@ -22,6 +22,7 @@ from baregrad.kernel.language.schedule import (
     Step,
     Tensorize,
 )
+from baregrad.kernel.planning.tiling import powers_of
 
 
 def retiled(schedule: Schedule, split: Split, sizes: tuple[int, ...], extent: int) -> Schedule:
@@ -35,16 +36,13 @@ def retiled(schedule: Schedule, split: Split, sizes: tuple[int, ...], extent: in
     kept = [part for part in kept if part[1] > 1]
     gone = set(old[1:]) - {name for name, _ in kept}
     ends = descendants(schedule, split.tail)
-    tile = 1
-    for _, size in kept:
-        tile *= size
-    rest = extent % tile
+    rest = extent % prod([size for _, size in kept])
     masked = split.masked and rest != 0
     tail = "" if not rest or masked else split.tail or f"{old[0]}t"
     outer = old[0]
     bare = without(schedule, gone, ends, split)
     if not kept:
-        return _renamed(bare, {outer: split.axis})
+        return Schedule(tuple([renamed(step, {outer: split.axis}) for step in bare.steps]))
     made: list[Step] = []
     tails: list[tuple[str, ...]] = []
     made.append(Split(split.axis, ((outer, 0), *kept), tail, masked))
@@ -83,21 +81,8 @@ def tail_steps(
         steps.append(Bind(f"{name}v", "vector"))
         tiles.append((f"{name}u", f"{name}v"))
         name = rest
-    while size:
-        width = previous_power_of_two(size)
-        size -= width
-        if not size:
-            if width > 1:
-                steps.append(Bind(name, "vector"))
-            tiles.append((name,))
-            break
-        rest = f"{name}t"
-        steps.append(Split(name, ((f"{name}o", 0), (f"{name}v", width)), rest))
-        if width > 1:
-            steps.append(Bind(f"{name}v", "vector"))
-        tiles.append((f"{name}v",))
-        name = rest
-    return steps, tiles
+    more, vectors = powers_of(name, size)
+    return steps + more, tiles + vectors
 
 
 def descendants(schedule: Schedule, name: str) -> set[str]:
@@ -143,31 +128,16 @@ def without(
     return Schedule(tuple(steps))
 
 
-def _renamed(schedule: Schedule, names: dict[str, str]) -> Schedule:
-    """`schedule` with axes called otherwise."""
-
-    def called(items: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(names.get(name, name) for name in items)
-
-    steps: list[Step] = []
-    for step in schedule.steps:
-        if isinstance(step, Split):
-            steps.append(Split(names.get(step.axis, step.axis), step.parts, step.tail, step.masked))
-        elif isinstance(step, Bind):
-            steps.append(Bind(names.get(step.axis, step.axis), step.unit, step.grain))
-        elif isinstance(step, Tensorize):
-            steps.append(replace(step, axes=called(step.axes)))
-        elif isinstance(step, Reorder):
-            steps.append(Reorder(called(step.axes)))
-        elif isinstance(step, StageInput):
-            steps.append(replace(step, axes=called(step.axes)))
-        elif isinstance(step, Pipeline):
-            steps.append(replace(step, axis=names.get(step.axis, step.axis)))
-        elif isinstance(step, StageReduce):
-            steps.append(StageReduce(names.get(step.axis, step.axis), called(step.axes)))
-        else:
-            steps.append(step)
-    return Schedule(tuple(steps))
+def renamed(step: Step, names: Mapping[str, str]) -> Step:
+    """A step with axes called otherwise."""
+    changes: dict[str, Any] = {}
+    for field in fields(step):
+        value = getattr(step, field.name)
+        if field.name == "axis":
+            changes["axis"] = names.get(value, value)
+        elif field.name == "axes":
+            changes["axes"] = tuple([names.get(name, name) for name in value])
+    return replace(step, **changes)
 
 
 def _with_tails(

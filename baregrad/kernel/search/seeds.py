@@ -17,7 +17,7 @@ from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.first_schedule import choose_schedule
 from baregrad.kernel.search.mutate import Move, is_legal
-from baregrad.target import AnyTarget, CpuTarget
+from baregrad.target import AnyTarget
 
 
 def seeds(kernel: Node, target: AnyTarget) -> Iterator[Move]:
@@ -35,7 +35,7 @@ def seeds(kernel: Node, target: AnyTarget) -> Iterator[Move]:
 
 
 def _rows(target: AnyTarget) -> Iterator[tuple[AnyTarget, str]]:
-    if not isinstance(target, CpuTarget):
+    if target.kind == "gpu":
         return
     for share in (2, 4):
         if target.vector_bytes // share >= 16:

@@ -8,7 +8,7 @@ from math import inf, sqrt
 from typing import NamedTuple
 
 from baregrad.ir.core import index
-from baregrad.kernel.facts.analysis import Access, iterations
+from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.planning.cpu.gemm_fallback import MOST_STEPS
 from baregrad.kernel.planning.cpu.images import Image
 from baregrad.kernel.planning.cpu.sum_plan import SPARE_REGISTERS, SumPlan, cycles_of_tiles
@@ -49,8 +49,8 @@ class Windows(NamedTuple):
     """
 
     plan: SumPlan
-    image: Access
-    filter: Access
+    image: ArrayAccess
+    filter: ArrayAccess
     moves_image: list[PlannedAxis]
     moves_filter: list[PlannedAxis]
     moves_both: list[PlannedAxis]
@@ -60,7 +60,7 @@ class Windows(NamedTuple):
     copied: Image | None = None
 
 
-class Tile(NamedTuple):
+class WindowTile(NamedTuple):
     """Vectors of the lane axis times steps of another, and all of a third one perhaps.
 
     cost: cycles for an element of the output.
@@ -81,12 +81,12 @@ class Share(NamedTuple):
     time: float
 
 
-def best_tile(found: Windows) -> tuple[Tile, Share]:
+def best_tile(found: Windows) -> tuple[WindowTile, Share]:
     """The tile that takes least where threads share it best; of equals that of fewest vectors."""
     plan = found.plan
     work = _Work.of(found)
     pairs = _pairs(found)
-    best: tuple[float, int, Tile, Share] | None = None
+    best: tuple[float, int, WindowTile, Share] | None = None
     most = inf
     for vectors in VECTORS:
         whole = -(-found.lane.size // plan.lanes)
@@ -103,7 +103,7 @@ def best_tile(found: Windows) -> tuple[Tile, Share]:
 
 def _tile_of(
     found: Windows, work: _Work, pairs: list[_Pair], vectors: int, most: float
-) -> Tile | None:
+) -> WindowTile | None:
     """The tile of this many vectors whose element of the output costs least; `most` at most."""
     plan, products = found.plan, work.steps
     whole = -(-found.lane.size // plan.lanes)
@@ -119,7 +119,7 @@ def _tile_of(
     def cycles(v: int, rows: int) -> float:
         return plan.cycles(v * rows, v + rows, v)
 
-    best: Tile | None = None
+    best: WindowTile | None = None
     for second, third, limit, times, near, beside in pairs:
         # Lines of the image are used whole where the first cache holds them till then.
         lines = panel + products * limit * 4
@@ -138,7 +138,7 @@ def _tile_of(
             cost *= 1.0 + TAIL_PENALTY * (len(parts) * len(rest) - 1)
             cost += STORE_CYCLES if beside and steps >= LEAST_LANES else SCATTER_CYCLES
             if cost < most:
-                best, most = Tile(second, third, vectors, steps, cost), cost * BETTER
+                best, most = WindowTile(second, third, vectors, steps, cost), cost * BETTER
     return best
 
 
@@ -205,7 +205,7 @@ class _Work(NamedTuple):
         return (sqrt(time * 2 * max(target.cores, 2)) - self.packed) / self.results
 
 
-def _share(found: Windows, tile: Tile, work: _Work) -> Share:
+def _share(found: Windows, tile: WindowTile, work: _Work) -> Share:
     """The loop whose iterations threads share, so that what is done anew takes least.
 
     Sharing a loop inside the one over panels, each chunk copies all panels anew.
@@ -249,7 +249,7 @@ def _share(found: Windows, tile: Tile, work: _Work) -> Share:
     return best
 
 
-def _trips(found: Windows, tile: Tile, width: int) -> list[tuple[PlannedAxis, int, bool]]:
+def _trips(found: Windows, tile: WindowTile, width: int) -> list[tuple[PlannedAxis, int, bool]]:
     """The loops of several trips that threads could share, and whether filters are copied anew."""
     trips: list[tuple[PlannedAxis, int, bool]] = []
     for axes, repeats in (

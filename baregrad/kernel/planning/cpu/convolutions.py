@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, iterations
+from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.language.schedule import Bind, Split, StageInput
 from baregrad.kernel.planning.cpu.convolution_tiles import (
     LEAST_LANES,
     NEAR_STEPS,
     Share,
-    Tile,
     Windows,
+    WindowTile,
     best_tile,
     carries,
     panel_rows,
@@ -40,7 +40,7 @@ from baregrad.kernel.planning.cpu.images import (
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.tiling import PlannedAxis
 
-# Neighbours that are copied at once from lanes that lie far apart.
+# Neighbours that are copied at once where lanes have a large stride.
 RUNS = (16, 8, 14, 12, 10, 7, 9, 11, 13, 15, 6, 5, 4)
 
 
@@ -51,7 +51,7 @@ def _runs(found: Windows) -> bool:
     return len(found.own) > 1 and 0 < step <= NEAR_STEPS and last.stride(found.filter) == 1
 
 
-def _skips(found: Windows, write: Access) -> bool:
+def _skips(found: Windows, write: ArrayAccess) -> bool:
     """Whether neighbours in the output are steps of more than one element in the image."""
     return any(
         axis.stride(write) == 1 and 1 < abs(axis.stride(found.image) or 0) <= NEAR_STEPS
@@ -105,7 +105,7 @@ def _size(axis: PlannedAxis) -> int:
     return axis.size
 
 
-def _slides(image: Access, moves_image: list[PlannedAxis], own: list[PlannedAxis]) -> bool:
+def _slides(image: ArrayAccess, moves_image: list[PlannedAxis], own: list[PlannedAxis]) -> bool:
     """Whether an axis of the output and a reduced one move the image by overlapping steps."""
     steps = [(abs(inner.stride(image) or 0), inner.size) for inner in own]
     for axis in moves_image:
@@ -191,7 +191,7 @@ def _image(found: Windows) -> Image | None:
 
 
 def _plan_image(
-    plan: SumPlan, found: Windows, image: Image, tile: Tile, share: Share
+    plan: SumPlan, found: Windows, image: Image, tile: WindowTile, share: Share
 ) -> tuple[list[PlannedAxis], Bind | None]:
     """The loops around a tile whose image is copied band by band, and what threads share of them.
 
@@ -222,7 +222,9 @@ def _plan_image(
     return _shared_out(plan, share, order, bands, "copies cost least")
 
 
-def _stage_filter(plan: SumPlan, found: Windows, tile: Tile, inside: list[PlannedAxis]) -> None:
+def _stage_filter(
+    plan: SumPlan, found: Windows, tile: WindowTile, inside: list[PlannedAxis]
+) -> None:
     """Copy the filter in panels of the first cache where sums of several are kept cheaply.
 
     Else all of the reduction is one panel, of the second cache.
@@ -252,7 +254,7 @@ def _cut_run(
 ) -> tuple[list[PlannedAxis], PlannedAxis | None, list[PlannedAxis]]:
     """The reduced axes, a long one whose steps are neighbours in the filter cut into short runs.
 
-    Lanes that lie far apart are then copied run by run. Also the axis that was cut, and its parts.
+    Lanes of a large stride are then copied run by run. Also the axis that was cut, and its parts.
     """
     own = list(found.own)
     for place, axis in enumerate(own):

@@ -11,7 +11,7 @@ from baregrad.kernel.language.schedule import Bind, Pipeline, StreamOutput
 from baregrad.kernel.loops.delayed_stores import times_taken
 from baregrad.kernel.loops.loop_pieces import scoped_below
 from baregrad.kernel.planning.cpu.elementwise import is_dear
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 
 
 class Late(NamedTuple):
@@ -21,7 +21,7 @@ class Late(NamedTuple):
     stores: PlannedAxis
 
 
-def late_stores(plan: Plan, order: list[PlannedAxis], pool: Bind | None) -> Late | None:
+def late_stores(plan: CpuPlan, order: list[PlannedAxis], pool: Bind | None) -> Late | None:
     """Where the stores of a row had better be made while the next one is read.
 
     That is where they pass the caches by, and what takes long to compute is kept for them: stores
@@ -67,7 +67,7 @@ def _folded_first(facts: Facts) -> Reduction | None:
     return first if set(first.own).isdisjoint(stage.src[1:]) else None
 
 
-def store_late(plan: Plan, late: Late) -> None:
+def store_late(plan: CpuPlan, late: Late) -> None:
     """Store each row while the next one is read."""
     plan.because("a row is stored while the next is read: its stores wait for memory")
     plan.stages.append(Pipeline(late.rows, engine=CPU_ENGINE))

@@ -5,19 +5,19 @@ from __future__ import annotations
 from baregrad.base.bits import is_power_of_two
 from baregrad.ir.analysis.rows import LEAST_NEIGHBOURS
 from baregrad.ir.core.node import Node, toposort
-from baregrad.kernel.facts.analysis import EXPENSIVE_OPS, Access, itemsize, op_flops
+from baregrad.kernel.facts.analysis import EXPENSIVE_OPS, ArrayAccess, itemsize, op_flops
 from baregrad.kernel.language.schedule import Schedule, Split
 from baregrad.kernel.loops.loop_pieces import SCOPED
 from baregrad.kernel.planning.cpu.streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.planning.pool import choose_pool
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 from baregrad.target.cpu import PAGE_NBYTES
 
 # Vectors at a time: their instructions take turns, so that none waits for the one before.
 SEVERAL = 4
-# Elements of fewer bits are converted on their way, which takes wide values apart.
+# Elements of fewer bits are converted on their way, which splits wide values.
 WIDE_BITS = 32
-# Rows of at most so many vectors that are read one at a time, and of so many that are read in
+# The most vectors of a row that are read one at a time, and of one whose vectors are read in
 # halves, where that leaves nothing over.
 FEW_VECTORS = 64
 SHORT_VECTORS = 4
@@ -30,7 +30,7 @@ LIGHT_FLOPS = 8
 LINE_USES = 16
 
 
-def plan_elementwise(plan: Plan) -> Schedule:
+def plan_elementwise(plan: CpuPlan) -> Schedule:
     """Vectors along the axis that most accesses are contiguous in, several at a time."""
     lanes = plan.lanes
     stream_outputs(plan)
@@ -67,11 +67,11 @@ def plan_elementwise(plan: Plan) -> Schedule:
     return plan.schedule(names, pool)
 
 
-def _vectorise(plan: Plan, axis: PlannedAxis) -> None:
+def _vectorise(plan: CpuPlan, axis: PlannedAxis) -> None:
     """Several vectors at a time: as one wide value where that is as good, else as several.
 
     A wide value is one instruction until machine code is made, and a tile that leaves nothing over
-    is written once. What is dear has values of its own in registers, and lanes that lie apart are
+    is written once. What is dear has values of its own in registers, and lanes with a stride are
     read in ways that know the registers' width.
     """
     accesses = plan.facts.accesses
@@ -101,7 +101,7 @@ def _even_width(axis: PlannedAxis, lanes: int) -> int:
     return lanes // 2 if short and lanes > 2 else 0
 
 
-def _in_pages(plan: Plan, axis: PlannedAxis, pages: int) -> bool:
+def _in_pages(plan: CpuPlan, axis: PlannedAxis, pages: int) -> bool:
     """Tiles that write to several pages in turns; whether the axis is made of such tiles.
 
     Where a core reads several rows at once fastest, memory takes up sooner what passes the caches
@@ -147,7 +147,7 @@ def is_dear(values: tuple[Node, ...]) -> bool:
 
 
 def best_vector_axis(
-    axes: list[PlannedAxis], accesses: tuple[Access, ...], lanes: int
+    axes: list[PlannedAxis], accesses: tuple[ArrayAccess, ...], lanes: int
 ) -> PlannedAxis | None:
     """The axis with the cheapest accesses for each element; None if scalars are as good."""
     best: PlannedAxis | None = None
@@ -178,9 +178,9 @@ def access_cost(stride: int | None, lanes: int) -> float:
 
 
 def _steps(
-    axes: list[PlannedAxis], lane: PlannedAxis, access: Access, lanes: int
+    axes: list[PlannedAxis], lane: PlannedAxis, access: ArrayAccess, lanes: int
 ) -> PlannedAxis | None:
-    """The axis along which vectors that lie far apart have neighbours, to be transposed with."""
+    """The axis along which vectors of a large stride have neighbours, to be transposed with."""
     stride = lane.stride(access)
     if stride is None or not is_power_of_two(lanes):
         return None
@@ -192,7 +192,7 @@ def _steps(
     return None
 
 
-def _beside(plan: Plan, vector: PlannedAxis) -> PlannedAxis | None:
+def _beside(plan: CpuPlan, vector: PlannedAxis) -> PlannedAxis | None:
     """The axis whose steps are transposed with the vectors of a write."""
     for access in plan.facts.accesses:
         if access.write and vector.stride(access) not in (0, 1):
@@ -200,7 +200,7 @@ def _beside(plan: Plan, vector: PlannedAxis) -> PlannedAxis | None:
     return None
 
 
-def _transposed(plan: Plan, vector: PlannedAxis) -> PlannedAxis | None:
+def _transposed(plan: CpuPlan, vector: PlannedAxis) -> PlannedAxis | None:
     """The axis in which an access that strides along `vector` is contiguous."""
     for access in plan.facts.accesses:
         if vector.stride(access) in (0, 1, None):
@@ -211,7 +211,7 @@ def _transposed(plan: Plan, vector: PlannedAxis) -> PlannedAxis | None:
     return None
 
 
-def _block(plan: Plan, axis: PlannedAxis) -> None:
+def _block(plan: CpuPlan, axis: PlannedAxis) -> None:
     """Leave a short loop inside, so that a line read is used whole before it leaves the cache."""
     if not isinstance(axis.extent, int) or axis.extent <= LINE_USES:
         plan.keep(axis)
@@ -225,7 +225,7 @@ def _block(plan: Plan, axis: PlannedAxis) -> None:
         axis.loops.append((tail, axis.extent % LINE_USES))
 
 
-def _by_write_stride(plan: Plan) -> list[PlannedAxis]:
+def _by_write_stride(plan: CpuPlan) -> list[PlannedAxis]:
     write = next(access for access in plan.facts.accesses if access.write)
 
     def key(axis: PlannedAxis) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from baregrad.ir.analysis.words import NAMES, TILE, WORD_NBYTES, in_word
 from baregrad.ir.core import index
-from baregrad.kernel.facts.analysis import Access
+from baregrad.kernel.facts.analysis import ArrayAccess
 from baregrad.kernel.instructions.amx import SIDES, instruction_of
 from baregrad.kernel.instructions.instruction import summed_factors
 from baregrad.kernel.language.schedule import Reorder, Schedule, StageInput, StageReduce, Tensorize
@@ -40,7 +40,7 @@ LEAST_TILES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class TileSizes:
     """Rows and columns of a run, steps of a k block, tiles of an n block and of a block of rows.
 
     by_rows: threads share blocks of rows. chunks: what is to be shared out.
@@ -81,8 +81,8 @@ def plan_tiles(plan: SumPlan, found: Contraction) -> Schedule | None:
     return _schedule(plan, found, sizes, numbers)
 
 
-def choose_sizes(found: Contraction, numbers: int) -> Sizes:
-    """Sizes of runs, panels and what threads share."""
+def choose_sizes(found: Contraction, numbers: int) -> TileSizes:
+    """TileSizes of runs, panels and what threads share."""
     plan = found.plan
     rows, columns = (
         SIDES[0] if axis.size <= SIDES[0] else SIDES[1] for axis in (found.rows, found.lane)
@@ -113,10 +113,10 @@ def choose_sizes(found: Contraction, numbers: int) -> Sizes:
     tiles = min(tiles, wide if by_rows else -(-wide // min(wanted, wide)))
     tiles = -(-wide // -(-wide // tiles))
     group = -(-high // min(wanted, high)) if by_rows else high
-    return Sizes(rows, columns, steps, tiles, group, chunks, by_rows)
+    return TileSizes(rows, columns, steps, tiles, group, chunks, by_rows)
 
 
-def _schedule(plan: SumPlan, found: Contraction, sizes: Sizes, numbers: int) -> Schedule:
+def _schedule(plan: SumPlan, found: Contraction, sizes: TileSizes, numbers: int) -> Schedule:
     n, m, k = found.lane.name, found.rows.name, found.steps.name
     for axis in plan.axes:
         plan.keep(axis)
@@ -155,8 +155,8 @@ def _schedule(plan: SumPlan, found: Contraction, sizes: Sizes, numbers: int) -> 
     return Schedule(tuple(steps))
 
 
-def lies_well(found: Contraction, sizes: Sizes, numbers: int) -> bool:
-    """Whether tiles of A are as good where they lie: whole words, whole tiles, rows apart."""
+def lies_well(found: Contraction, sizes: TileSizes, numbers: int) -> bool:
+    """Whether tiles of A are as good where they lie: whole words and tiles, in different sets."""
     a, k, m = found.a, found.steps, found.rows
     if a.guarded or k.stride(a) != 1 or len(k.nodes) != 1 or a.array is found.b.array:
         return False
@@ -165,7 +165,7 @@ def lies_well(found: Contraction, sizes: Sizes, numbers: int) -> bool:
     return rows_fit(found, sizes.rows)
 
 
-def in_words(access: Access, numbers: int) -> bool:
+def in_words(access: ArrayAccess, numbers: int) -> bool:
     """Whether an array is read in whole words, each at a multiple of its size."""
     offset = access.offset
     strides = [stride for stride in offset.strides.values() if stride != 1]

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import WORD_NBYTES, in_word
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, itemsize
+from baregrad.kernel.facts.analysis import ArrayAccess, itemsize
 from baregrad.kernel.instructions.dot_instructions import are_turned, dot_instruction
 from baregrad.kernel.language.schedule import Reorder, Schedule, StageInput, StageReduce, Tensorize
 from baregrad.kernel.planning.contractions import (
@@ -56,7 +56,7 @@ NARROWER = 4
 CACHED_ROWS = 8
 MASK_PENALTY = 0.02
 # Cycles to copy an element: in vectors as it lies, and where the panel's order is another. Rows of
-# A that are adjacent are read a few at a time, from pages far apart.
+# A that are adjacent are read a few at a time, from distant pages.
 NEAR = 0.5
 FAR_A = 2.7
 FAR_B = 1.2
@@ -77,7 +77,7 @@ PARTS_PENALTY = 0.02
 class Blocks:
     """A register tile of `rows` by `vectors`, `tiles` of them in a block, `steps` in a k block.
 
-    group: so many tiles of rows are a block. chunks: what is to be shared out among threads;
+    group: the tiles of rows of a block. chunks: what is to be shared out among threads;
     by_rows: as blocks of rows.
     """
 
@@ -160,7 +160,7 @@ def choose_steps(found: Contraction) -> int:
 
 
 def group_rows(found: Contraction, blocks: Blocks, panels: int) -> Blocks:
-    """`blocks` with so many tiles of rows in one: a chunk's, and what caches have room for.
+    """`blocks` with the tiles of rows of one: a chunk's, and what caches have room for.
 
     panels: of B, each of which is a chunk unless rows are.
     """
@@ -264,7 +264,7 @@ def recognise(plan: SumPlan) -> Contraction | None:
     return Contraction(plan, a, b, rows, lane, steps, outside, inside, together)
 
 
-def _plain(access: Access, axes: list[PlannedAxis]) -> bool:
+def _plain(access: ArrayAccess, axes: list[PlannedAxis]) -> bool:
     """Whether an access is affine in all axes, and may be copied."""
     return access.copyable and all(axis.stride(access) is not None for axis in axes)
 
@@ -405,7 +405,7 @@ def _is_in_line(found: Contraction) -> bool:
 
 
 def _copy(
-    found: Contraction, access: Access, axes: tuple[str, ...], other: PlannedAxis
+    found: Contraction, access: ArrayAccess, axes: tuple[str, ...], other: PlannedAxis
 ) -> StageInput:
     """The copy of an operand's panel, in vectors where elements along k or m are adjacent."""
     near = found.steps.stride(access) == 1 or other.stride(access) == 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, itemsize, iterations
+from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations
 from baregrad.kernel.language.schedule import Split, StageInput, StageReduce
 from baregrad.kernel.planning.cpu.lanes import READS_PER_COPY
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan, cycles_of_tiles
@@ -83,7 +83,7 @@ def plan_contraction(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class PanelAxes:
     """Reduced axes in two groups: those whose loops stand outside a panel, and those it spans.
 
     `factor`: the innermost outer axis is split, this many of its steps staying inside; 1 if not.
@@ -99,7 +99,7 @@ class Pieces:
         return bool(self.outer)
 
 
-def rows_that_fit(own: list[PlannedAxis], room: int) -> Pieces | None:
+def rows_that_fit(own: list[PlannedAxis], room: int) -> PanelAxes | None:
     """As many of the innermost reduced axes as make a panel of at most `room` rows."""
     rows = 1
     for place in range(len(own) - 1, -1, -1):
@@ -110,17 +110,17 @@ def rows_that_fit(own: list[PlannedAxis], room: int) -> Pieces | None:
             rows *= axis.extent
             continue
         if rows >= MANY_STEPS:
-            return Pieces(own[: place + 1], own[place + 1 :])
+            return PanelAxes(own[: place + 1], own[place + 1 :])
         most = room // rows
         factor = next((f for f in range(most, 1, -1) if axis.extent % f == 0), 0)
         if factor * rows < MANY_STEPS:
             return None
-        return Pieces(own[: place + 1], own[place + 1 :], factor)
-    return Pieces([], own)
+        return PanelAxes(own[: place + 1], own[place + 1 :], factor)
+    return PanelAxes([], own)
 
 
 def carry_panels(
-    plan: SumPlan, pieces: Pieces, lane: PlannedAxis, width: int, second: PlannedAxis,
+    plan: SumPlan, pieces: PanelAxes, lane: PlannedAxis, width: int, second: PlannedAxis,
     inside: list[PlannedAxis], third: PlannedAxis | None = None
 ) -> bool:
     """Keep sums of several panels in scratch memory; False where they would not fit a cache.
@@ -155,7 +155,7 @@ def carry_panels(
 def _stage_steps(
     plan: SumPlan, own: list[PlannedAxis], lane: PlannedAxis, second: PlannedAxis, nbytes: int
 ) -> PlannedAxis | None:
-    """Copy panels of an operand without lanes too, where its steps lie far apart.
+    """Copy panels of an operand without lanes too, where its steps have a large stride.
 
     A panel of it is then read by a block of panels of the others, a loop of its own inside.
     """
@@ -193,7 +193,7 @@ def _stage_steps(
     )
 
 
-def in_constant(access: Access, axes: list[PlannedAxis]) -> bool:
+def in_constant(access: ArrayAccess, axes: list[PlannedAxis]) -> bool:
     """Whether an access depends on these axes affinely and they have constant extents."""
     return all(
         axis.stride(access) is not None and isinstance(axis.extent, int) for axis in axes
@@ -293,7 +293,7 @@ def _step_cycles(
 
 
 def _worth_copy(
-    access: Access,
+    access: ArrayAccess,
     own: list[PlannedAxis],
     others: list[PlannedAxis],
     lane: PlannedAxis,
@@ -324,7 +324,7 @@ def _worth_copy(
 
 def stage_panels(
     plan: SumPlan,
-    access: Access,
+    access: ArrayAccess,
     own: list[PlannedAxis],
     lane: PlannedAxis,
     block: PlannedAxis | None,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baregrad.base.bits import round_up
-from baregrad.kernel.facts.analysis import Access, itemsize, moves_of
+from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, moves_of
 from baregrad.kernel.language.schedule import Split, StageInput
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
 # Rows of the output from which on few rows of the image are copied for two bands.
@@ -31,7 +31,7 @@ class Slide(NamedTuple):
     dilation: int
 
     def reach(self, count: int) -> int:
-        """Elements of the image that so many windows reach."""
+        """Elements of the image that `count` windows reach."""
         return self.stride * (count - 1) + self.dilation * (self.taps.size - 1) + 1
 
 
@@ -42,7 +42,7 @@ class Image(NamedTuple):
     band: the axis of rows of which `rows` are copied at a time; None where that is all of them.
     """
 
-    access: Access
+    access: ArrayAccess
     slides: tuple[Slide, ...]
     channels: tuple[PlannedAxis, ...]
     band: PlannedAxis | None
@@ -74,7 +74,7 @@ class Image(NamedTuple):
 
 
 def image_of(
-    image: Access,
+    image: ArrayAccess,
     moves_image: list[PlannedAxis],
     own: list[PlannedAxis],
     lanes: int,
@@ -122,7 +122,7 @@ def image_of(
     return Image(image, tuple(slides), tuple(channels), band, fits[-1])
 
 
-def _lies_in_zeros(image: Access, slides: list[Slide]) -> bool:
+def _lies_in_zeros(image: ArrayAccess, slides: list[Slide]) -> bool:
     """Whether what a read's conditions leave out lies around the image, however it is reached."""
     if image.guard is None:
         return True
@@ -138,7 +138,7 @@ def _lies_in_zeros(image: Access, slides: list[Slide]) -> bool:
     return True
 
 
-def _slide(image: Access, moves_image: list[PlannedAxis], taps: PlannedAxis) -> Slide | None:
+def _slide(image: ArrayAccess, moves_image: list[PlannedAxis], taps: PlannedAxis) -> Slide | None:
     """The axis of the output along which the windows lie whose elements are along `taps`."""
     step = abs(taps.stride(image) or 0)
     found: Slide | None = None
@@ -154,7 +154,7 @@ def _slide(image: Access, moves_image: list[PlannedAxis], taps: PlannedAxis) -> 
     return found
 
 
-def _rank(image: Access, stride: int) -> int:
+def _rank(image: ArrayAccess, stride: int) -> int:
     """How many of the array's axes lie inside the one that a stride runs along."""
     size, rank = 1, 0
     for extent in reversed(image.array.shape[1:]):
@@ -166,14 +166,14 @@ def _rank(image: Access, stride: int) -> int:
 
 
 def is_worth_copying(image: Image) -> bool:
-    """Whether there are so many channels that the loop along them gains what the copy takes."""
+    """Whether there are enough channels for the loop along them to gain what the copy takes."""
     count = 1
     for axis in image.channels:
         count *= axis.size
     return count >= LEAST_CHANNELS
 
 
-def cut_band(plan: Plan, image: Image) -> list[PlannedAxis]:
+def cut_band(plan: CpuPlan, image: Image) -> list[PlannedAxis]:
     """Cut the rows of the output into bands; the loop inside a band, if there are several."""
     axis = image.band
     if axis is None:
@@ -186,7 +186,7 @@ def cut_band(plan: Plan, image: Image) -> list[PlannedAxis]:
     return [PlannedAxis(inner, image.rows, axis.nodes, False, image.rows, loops, planned=True)]
 
 
-def stage_image(plan: Plan, image: Image, second: PlannedAxis) -> None:
+def stage_image(plan: CpuPlan, image: Image, second: PlannedAxis) -> None:
     """Copy the image, for the tiles of the main part and of each tail of the axis of the steps."""
     plan.because(
         "array {} is copied {} rows of windows at a time, rows that windows share once",

@@ -7,7 +7,7 @@ output, neighbouring ones as one (a convolution's rows and columns), and the red
 from __future__ import annotations
 
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, iterations
+from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.language.schedule import Collapse
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.tiling import PlannedAxis
@@ -63,8 +63,8 @@ def lane_axis(plan: SumPlan) -> PlannedAxis | None:
 
 
 def lane_cost(
-    plan: SumPlan, operands: list[tuple[Access, float]], free: list[tuple[PlannedAxis, list[bool]]],
-    lane: PlannedAxis
+    plan: SumPlan, operands: list[tuple[ArrayAccess, float]],
+    free: list[tuple[PlannedAxis, list[bool]]], lane: PlannedAxis
 ) -> float:
     """Cycles for each element and step with lanes along an axis.
 
@@ -102,7 +102,7 @@ def lane_cost(
 
 
 def access_cycles(
-    access: Access, lane: PlannedAxis, reads: int, broadcast: float, lanes: int
+    access: ArrayAccess, lane: PlannedAxis, reads: int, broadcast: float, lanes: int
 ) -> tuple[float, float]:
     """Cycles for each element to load an operand: with a second axis of the tile, and without.
 
@@ -127,7 +127,7 @@ def access_cycles(
     return place, fixed
 
 
-def broadcast_cycles(plan: SumPlan, access: Access) -> float:
+def broadcast_cycles(plan: SumPlan, access: ArrayAccess) -> float:
     """Cycles to load an element into all lanes of a tile."""
     if access.guarded:
         return 3.0
@@ -178,7 +178,7 @@ def _joined(plan: SumPlan) -> list[PlannedAxis]:
         found.append(joined)
 
 
-def _copied(plan: SumPlan, joined: PlannedAxis, access: Access) -> bool:
+def _copied(plan: SumPlan, joined: PlannedAxis, access: ArrayAccess) -> bool:
     if joined.stride(access) is not None:
         return True
     if not access.copyable:

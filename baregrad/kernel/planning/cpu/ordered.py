@@ -6,13 +6,13 @@ from baregrad.kernel.facts.analysis import itemsize
 from baregrad.kernel.language.schedule import Schedule, Split
 from baregrad.kernel.planning.cpu.elementwise import best_vector_axis
 from baregrad.kernel.planning.pool import choose_pool
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 
-# Of a row that is written somewhere, so many bytes are written at a time.
+# Bytes of a row that is written somewhere that are written at a time.
 PIECE_NBYTES = 1024
 
 
-def plan_ordered(plan: Plan) -> Schedule:
+def plan_ordered(plan: CpuPlan) -> Schedule:
     """Vectors and threads along axes whose points do not meet; everything else in order."""
     facts = plan.facts
     free = [axis for axis in plan.axes if not axis.reduced and not _serial(plan, axis)]
@@ -52,7 +52,7 @@ def plan_ordered(plan: Plan) -> Schedule:
     return plan.schedule(first + [n for n in rest if n in data], pool)
 
 
-def _runs_across(plan: Plan, vector: PlannedAxis) -> bool:
+def _runs_across(plan: CpuPlan, vector: PlannedAxis) -> bool:
     """Whether lanes along an axis are neighbours nowhere, but the steps of one in order are."""
     accesses = plan.facts.accesses
     if any(vector.stride(access) == 1 for access in accesses):
@@ -62,7 +62,7 @@ def _runs_across(plan: Plan, vector: PlannedAxis) -> bool:
     )
 
 
-def _in_pieces(plan: Plan, vector: PlannedAxis) -> None:
+def _in_pieces(plan: CpuPlan, vector: PlannedAxis) -> None:
     """Take whole pieces of each row in turn, where there are rows; threads share the pieces."""
     if len(vector.loops) != 1 or not any(_serial(plan, axis) for axis in plan.axes):
         return
@@ -78,6 +78,6 @@ def _in_pieces(plan: Plan, vector: PlannedAxis) -> None:
         plan.because("pieces of {} bytes of each row: neighbours come together", size * step)
 
 
-def _serial(plan: Plan, axis: PlannedAxis) -> bool:
+def _serial(plan: CpuPlan, axis: PlannedAxis) -> bool:
     known = plan.fresh[axis.nodes[-1]]
     return bool(known.serial or known.whole)

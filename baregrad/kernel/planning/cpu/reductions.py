@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, Reduction, iterations, out_axes
+from baregrad.kernel.facts.analysis import ArrayAccess, Reduction, iterations, out_axes
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.loop_pieces import scoped_below
 from baregrad.kernel.planning.cpu.convolutions import plan_windows, windows_of
@@ -42,7 +42,7 @@ MASKED_COST = 1.1
 
 
 def plan_reductions(plan: SumPlan) -> Schedule:
-    """Plan the largest reduction, then the others, then the outputs."""
+    """CpuPlan the largest reduction, then the others, then the outputs."""
     windows = windows_of(plan)
     if windows is not None:
         found = plan_windows(plan, windows)
@@ -77,7 +77,7 @@ def plan_reductions(plan: SumPlan) -> Schedule:
 
 
 def _plan_rest(plan: SumPlan, lane: PlannedAxis | None) -> None:
-    """Plan what is beside the main reduction."""
+    """CpuPlan what is beside the main reduction."""
     taken = lane if lane is not None and not lane.reduced else None
     for reduction in plan.facts.reductions:
         if reduction is not plan.main:
@@ -201,7 +201,7 @@ def _vectorise_sums(plan: SumPlan, reduction: Reduction, lane: PlannedAxis, toge
 def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:
     """The lanes, in one to `most` registers, in which an axis costs least; 0 to split it.
 
-    Powers of two: compilers take others apart. In part of an axis they cost as much as in all.
+    Powers of two: compilers split others. In part of an axis they cost as much as in all.
     """
     size = lane.extent
     if not isinstance(size, int) or size <= lanes:
@@ -262,7 +262,7 @@ def _rows_at_once(plan: SumPlan, count: int) -> PlannedAxis | None:
 
 
 def _lanes_from_memory(
-    main: Reduction, reads: list[Access], lanes: int, target: CpuTarget
+    main: Reduction, reads: list[ArrayAccess], lanes: int, target: CpuTarget
 ) -> int:
     """The lanes of the vectors in which a sum is read, where that is all that takes time.
 
@@ -292,7 +292,7 @@ def _short_rows(plan: SumPlan) -> PlannedAxis | None:
 
 
 def _accumulators(lane: PlannedAxis, lanes: int, others: int = 1) -> int:
-    """How many vectors of a reduced axis are summed apart, to hide the latency of one sum."""
+    """How many vectors of a reduced axis have sums of their own, to hide the latency of one sum."""
     vectors = lane.size // lanes
     most = max(min(SEVERAL * 2 // others, vectors), 1)
     for count in (most, most - 1, most - 2):

@@ -5,9 +5,16 @@ from __future__ import annotations
 from baregrad.ir.core.index import product, upper
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, Facts, itemsize, iterations, op_flops, out_axes
+from baregrad.kernel.facts.analysis import (
+    ArrayAccess,
+    Facts,
+    itemsize,
+    iterations,
+    op_flops,
+    out_axes,
+)
 from baregrad.kernel.language.schedule import Prefetch, StreamOutput
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 from baregrad.target.cpu import CpuTarget, crowding_bytes
 
 # Bytes that an access is ahead of: memory answers about when this much has been worked on.
@@ -20,8 +27,8 @@ ROW_SHARE = 8
 LEAST_SHARED = 0.75
 
 
-def stream_outputs(plan: Plan) -> None:
-    """Write past the caches what does not fit them, unless it is read as well.
+def stream_outputs(plan: CpuPlan) -> None:
+    """Store without the caches what does not fit them, unless it is read as well.
 
     That is less than the last cache is said to hold: many cores share it, and what is read has its
     part. On a server of 300 MiB x+1 of 64 MiB took 6.1 ms by way of it, and 3.4 past it (a
@@ -58,7 +65,7 @@ def stream_outputs(plan: Plan) -> None:
         plan.stages.append(StreamOutput(slot))
 
 
-def prefetch_arrays(plan: Plan, gone: PlannedAxis | None = None) -> None:
+def prefetch_arrays(plan: CpuPlan, gone: PlannedAxis | None = None) -> None:
     """Ask ahead of time for the lines of arrays that a core's caches do not hold.
 
     Most machines notice by themselves that lines are read one after the other, but not beyond a
@@ -94,23 +101,23 @@ def prefetch_arrays(plan: Plan, gone: PlannedAxis | None = None) -> None:
         plan.stages.append(Prefetch(slot, ahead, shares))
 
 
-def nbytes_of(access: Access) -> int:
+def nbytes_of(access: ArrayAccess) -> int:
     """The bytes of all elements that an access meets, once for each place of its axes."""
     return iterations(access.axes) * itemsize(access.array.dtype)
 
 
-def read_nbytes(access: Access) -> int:
+def read_nbytes(access: ArrayAccess) -> int:
     """The bytes of what an access meets, at most: windows meet some elements several times."""
     array = access.array
     return min(nbytes_of(access), upper(product(array.shape)) * itemsize(array.dtype))
 
 
-def _in_line(plan: Plan, access: Access) -> bool:
+def _in_line(plan: CpuPlan, access: ArrayAccess) -> bool:
     """Whether vectors of an access lie one after the other."""
     return any(axis.stride(access) == 1 for axis in plan.vectors)
 
 
-def _row_nbytes(accesses: list[Access], target: CpuTarget) -> int:
+def _row_nbytes(accesses: list[ArrayAccess], target: CpuTarget) -> int:
     """Bytes from a row to the next of an array that is read several times a row; else 0."""
     if len(accesses) < 2:
         return 0
@@ -125,7 +132,7 @@ def _row_nbytes(accesses: list[Access], target: CpuTarget) -> int:
 
 
 def _shares(
-    plan: Plan, accesses: list[Access], row: int, gone: PlannedAxis | None
+    plan: CpuPlan, accesses: list[ArrayAccess], row: int, gone: PlannedAxis | None
 ) -> tuple[tuple[str, int], ...]:
     """What the loops over a row of bytes ask for in each iteration, by the time that they take.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from baregrad.ir.core.node import Node, toposort, toposort_having
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Access, Reduction, offset_of
-from baregrad.kernel.planning.tiling import Plan, PlannedAxis
+from baregrad.kernel.facts.analysis import ArrayAccess, Reduction, offset_of
+from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 
 # What a step costs beside its products and loads: the loop, and what does not overlap.
 STEP_CYCLES = 0.5
@@ -19,14 +19,14 @@ _REDUCE = Ops.REDUCE.bit
 
 
 @dataclass(slots=True)
-class SumPlan(Plan):
+class SumPlan(CpuPlan):
     """A plan of which `main` is the largest reduction, and `reads` what that reads."""
 
     main: Reduction = field(init=False)
-    reads: list[Access] = field(init=False)
+    reads: list[ArrayAccess] = field(init=False)
 
     def __post_init__(self) -> None:
-        Plan.__post_init__(self)
+        CpuPlan.__post_init__(self)
         points = self.facts.points
         self.main = max(self.facts.reductions, key=lambda r: points(r.free.union(r.own)))
         self.reads = accesses_below(self.main.node)
@@ -48,7 +48,7 @@ class SumPlan(Plan):
         """The axes that the main reduction folds, but those of one element."""
         return [axis for axis in self.axes if axis.inside(self.main.own) and axis.size > 1]
 
-    def reused(self, reads: Iterable[Access], lane: PlannedAxis) -> list[PlannedAxis]:
+    def reused(self, reads: Iterable[ArrayAccess], lane: PlannedAxis) -> list[PlannedAxis]:
         """The axes of the main reduction's results, but `lane`, along which a read stands still."""
         return [
             axis
@@ -74,7 +74,7 @@ def cycles_of_tiles(
     return total
 
 
-def accesses_below(node: Node) -> list[Access]:
+def accesses_below(node: Node) -> list[ArrayAccess]:
     """The array reads in a reduction's values, without those of reductions inside it."""
     values = tuple([child for child in node.src if child.op is not Ops.RANGE])
     reads = []
@@ -90,6 +90,6 @@ def accesses_below(node: Node) -> list[Access]:
         elif below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
             guards[below.src[1]] = below
     return [
-        Access(read.src[0], offset_of(read), read.ranges, False, guards.get(read), read)
+        ArrayAccess(read.src[0], offset_of(read), read.ranges, False, guards.get(read), read)
         for read in reads
     ]

@@ -1,21 +1,20 @@
 """Schedules of contractions of 16-bit floats on GPUs: a warp's matrix unit does a tile at once.
 
 Panels of 64 steps come by asynchronous copies some iterations ahead. They lie as the inputs do, so
-that copies take 16 bytes; rows are swizzled, or apart where steps are across them, so that matrices
-are read without threads meeting in banks.
+that copies take 16 bytes; rows are swizzled, or padded where steps are across them, so that
+matrices are read without bank conflicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
 from typing import NamedTuple
 
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import Access
+from baregrad.kernel.facts.analysis import ArrayAccess
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
 from baregrad.kernel.language.schedule import Bind, Pipeline, Split, StageInput, Tensorize
-from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
+from baregrad.kernel.planning.gpu.gemm_factors import GemmFactors
+from baregrad.kernel.planning.gpu.gpu_plan import BUSY_BLOCKS, GpuPlan
 
 
 class WarpTile(NamedTuple):
@@ -44,39 +43,30 @@ LEAST_SIDE = 64
 # Elements that one copy takes: 16 bytes.
 CHUNK = 8
 MOST_SLOTS = 3
-# Blocks that keep a GPU busy.
-BLOCKS = 128
 
 
-def plan_matrix(
-    plan: GpuPlan,
-    reads: tuple[Access, Access],
-    sides: tuple[Sequence[Node], Sequence[Node], Sequence[Node]],
-    shared: Sequence[Node],
-) -> bool:
-    """Give a contraction to matrix units; False where it is none of theirs.
-
-    sides: the axes of rows, of columns and of the sum. shared: those of both factors and results.
-    """
+def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
+    """Give a contraction to matrix units; False where it is none of theirs."""
     dtype = operand_of(plan.facts)
     if not plan.target.async_copies or dtype is None:
         return False
     if (dtype.name, DEPTH) not in plan.target.warp_products:
         return False
+    sides = (factors.rows, factors.columns, factors.depth)
     if any(len(axes) != 1 for axes in sides):
         return False
     rows, columns, depth = (axes[0] for axes in sides)
-    m, n, k = map(_size, (rows, columns, depth))
+    m, n, k, outside = factors.sizes()
     if min(m, n) < LEAST_SIDE or k < PANEL:
         return False
+    reads = (factors.left, factors.right)
     across = [_across(read, own, depth) for read, own in zip(reads, (rows, columns), strict=True)]
     if None in across:
         return False
-    outside = prod(map(_size, shared))
     tile = next(
-        (t for t in TILES if outside * -(-m // t.m) * -(-n // t.n) >= BLOCKS), TILES[-1]
+        (t for t in TILES if outside * -(-m // t.m) * -(-n // t.n) >= BUSY_BLOCKS), TILES[-1]
     )
-    plan.grid(shared)
+    plan.grid(factors.shared)
     name = plan.name
     parts = (
         (name(rows), (("m_o", 0), ("m_w", tile.warps_m), ("m_u", tile.tiles_m), ("m_i", M))),
@@ -101,21 +91,15 @@ def plan_matrix(
     return True
 
 
-def _size(axis: Node) -> int:
-    extent = extent_of(axis)
-    assert isinstance(extent, int)
-    return extent
-
-
 def _slots(plan: GpuPlan, tile: WarpTile, k: int) -> int:
     """Panels that are under way or read at once, as room allows."""
-    # Rows may be a chunk apart.
+    # Rows may have a chunk between them.
     nbytes = 2 * (tile.m + tile.n) * (PANEL + CHUNK)
     room = plan.target.shared_bytes_per_block // nbytes
     return min(MOST_SLOTS, room, -(-k // PANEL))
 
 
-def _across(read: Access, own: Node, depth: Node) -> bool | None:
+def _across(read: ArrayAccess, own: Node, depth: Node) -> bool | None:
     """Whether a factor's neighbours lie along its own axis; None for what no copy takes whole."""
     if read.guarded or read.offset.rest:
         return None

@@ -9,7 +9,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import (
-    Access,
+    ArrayAccess,
     Facts,
     axes_together,
     itemsize,
@@ -27,6 +27,7 @@ WARP = 32
 WARPS = 8
 # Threads that keep a GPU busy, roughly: some thousand for each of its hundred multiprocessors.
 BUSY = 1 << 17
+BUSY_BLOCKS = 128
 # More operations than this are not written out several times for the lanes of a vector.
 MOST_VECTOR_OPS = 48
 MOST_LANES = 8
@@ -73,7 +74,7 @@ class GpuPlan:
         known = self.table.axes[self.name(axis)]
         return bool(known.serial or known.whole)
 
-    def by_stride(self, axes: Sequence[Node], access: Access) -> list[Node]:
+    def by_stride(self, axes: Sequence[Node], access: ArrayAccess) -> list[Node]:
         """Axes with those that an access strides furthest along first."""
 
         def key(axis: Node) -> tuple[int, int]:
@@ -160,7 +161,7 @@ class GpuPlan:
         self.grid([axis for axis in axes if axis is not longest])
         self.parts([longest], [("thread_y", WARPS)], "grid")
 
-    def vector(self, axes: Sequence[Node], accesses: Sequence[Access]) -> int:
+    def vector(self, axes: Sequence[Node], accesses: Sequence[ArrayAccess]) -> int:
         """Adjacent elements that one thread moves at once along the innermost of some axes."""
         axes = [axis for axis in axes if extent_of(axis) != 1]
         if not axes:
@@ -169,7 +170,7 @@ class GpuPlan:
         lanes = self.lanes(inner, accesses)
         return lanes if iterations(axes) >= lanes * BUSY else 1
 
-    def lanes(self, inner: Node, accesses: Sequence[Access]) -> int:
+    def lanes(self, inner: Node, accesses: Sequence[ArrayAccess]) -> int:
         """Lanes of an access of the widest kind along an axis; 1 where that does not fit."""
         extent = extent_of(inner)
         strides = {access.stride(inner) for access in accesses}

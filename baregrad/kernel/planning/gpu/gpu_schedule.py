@@ -13,13 +13,15 @@ from math import prod
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import (
-    Access,
+    ArrayAccess,
     Facts,
     Reduction,
     by_id,
     iterations,
 )
 from baregrad.kernel.language.schedule import Schedule
+from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
+from baregrad.kernel.planning.gpu.gemm_mma import plan_matrix
 from baregrad.kernel.planning.gpu.gemm_threads import plan_tiles
 from baregrad.kernel.planning.gpu.gpu_plan import BUSY, WARP, WARPS, GpuPlan
 from baregrad.kernel.planning.tiling import Reason
@@ -36,6 +38,7 @@ WARP_ROW = 24
 def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> tuple[Schedule, tuple[Reason, ...]]:
     """A good schedule for a kernel with these facts, and why."""
     plan = GpuPlan(facts, target)
+    factors = gemm_factors(plan)
     free = [axis for axis in facts.data if not plan.is_serial(axis)]
     if facts.ordered or facts.scanned:
         plan.because("writes keep their order, scans theirs: threads along the other axes")
@@ -44,7 +47,7 @@ def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> tuple[Schedule, tupl
         lanes = plan.vector(free, facts.accesses)
         plan.because("threads along the output, {} elements for each", lanes)
         plan.spread(free, BLOCK, lanes)
-    elif plan_tiles(plan):
+    elif factors and (plan_matrix(plan, factors) or plan_tiles(plan, factors)):
         plan.because("a contraction: tiles of the output for blocks, panels in shared memory")
     else:
         _reductions(plan)
@@ -91,7 +94,7 @@ def _in_threads(
     plan: GpuPlan,
     rows: frozenset[Node],
     main: Reduction,
-    reads: Sequence[Access],
+    reads: Sequence[ArrayAccess],
     points: int,
     length: int,
 ) -> bool:
