@@ -224,7 +224,7 @@ def _attempt(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
 
 
 def _run_row(row: Row, contest: Contest, unfit: str) -> list[dict[str, Any]]:
-    """Compare and time one row; a second record tells its share of the copy rate, if it has one."""
+    """Compare and time one row; a second record gives its share of the copy rate, if it has one."""
     bar = None if unfit or contest.effort.is_quick else row.bar
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record: dict[str, Any] = {"name": row.name, "bar": bar, "ratio": None, "measured": now}
@@ -260,17 +260,17 @@ def _compare(
     outputs: dict[str, Array] = {name: one.outputs() for name, one in subjects.items()}
     others = [name for name in outputs if name != "ours"]
     if prepared.reference is not None:
-        reference, told = prepared.reference(), "NumPy in float64"
+        reference, source = prepared.reference(), "NumPy in float64"
     elif others:
-        reference, told = outputs[others[0]], others[0]
+        reference, source = outputs[others[0]], others[0]
     else:
         return {"compared_with": None}
     errors = {
-        name: error_of(found, reference) for name, found in outputs.items() if name != told
+        name: error_of(found, reference) for name, found in outputs.items() if name != source
     }
     wrong = not errors["ours"] <= row.tolerance
     return {
-        "compared_with": told, "errors": errors, "tolerance": row.tolerance, "wrong": wrong,
+        "compared_with": source, "errors": errors, "tolerance": row.tolerance, "wrong": wrong,
     }
 
 

@@ -64,7 +64,7 @@ class CoreUse:
         self._begin = self._look()
 
     def share(self) -> float | None:
-        """Return others' share of the cores since this was made, 0 to 1; None where not told."""
+        """Return others' share of the cores since this was made, 0 to 1; None where unknown."""
         begin, end = self._begin, self._look()
         if begin is None or end is None or end[0] <= begin[0]:
             return None

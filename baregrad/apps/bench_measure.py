@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Run = Callable[[], Any]
-# Begins to look at other processes, and returns what tells the share of the cores they took.
+# Begins to look at other processes, and returns what reads the share of the cores they took.
 Watch = Callable[[], Callable[[], float | None]]
 
 # The threads of GNU's OpenMP, which PyTorch uses, spin for 300,000 pauses of the processor, 17 ms
@@ -125,7 +125,7 @@ def measure(
 ) -> dict[str, Times]:
     """Run each by turns and return its times; the runs are warm, a call takes about `once`.
 
-    `watch` begins to look at other processes and returns what tells their share of the cores. A
+    `watch` begins to look at other processes and returns what reads their share of the cores. A
     round that they disturbed is made again, up to twice as many rounds more, and left out where
     enough others are left.
     """

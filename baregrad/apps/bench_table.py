@@ -13,7 +13,7 @@ from baregrad.base.errors import ArgumentError, FileFormatError
 
 # Names of peers as they write them.
 _NAMES = (("torch", "PyTorch"), ("numpy", "NumPy"))
-# What follows a row's name where its share of the machine's copy rate is told.
+# What follows a row's name where its share of the machine's copy rate is given.
 COPY_SHARE = ", share of the copy rate"
 
 
@@ -92,8 +92,8 @@ def render_table(records: Mapping[str, Any]) -> str:
         f"{name} {versions.get(peer, '')}, eager. The second time of a share is that of the copy.",
     ]
     if disturbed:
-        told = "; ".join(disturbed)
-        lines += ["", f"Not shown, since other processes took part of the machine: {told}."]
+        names = "; ".join(disturbed)
+        lines += ["", f"Not shown, since other processes took part of the machine: {names}."]
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ BATCH = 4
 
 
 def calibrate(steps: int) -> float:
-    """Seconds of so many steps of a fixed kind of interpreter work (dicts, tuples, integers)."""
+    """Seconds of steps of a fixed kind of interpreter work (dicts, tuples, integers)."""
     begin = time.process_time()
     table: dict[tuple[int, int], int] = {}
     for step in range(steps):

@@ -55,8 +55,8 @@ class CAssembler(CachedAssembler):
     def version(self) -> str:
         """Everything but the text that decides what comes out, for cache keys."""
         if self._identity is None:
-            path, told = self._compiler()
-            self._identity = "\n".join((path, told, *self.flags, host_fingerprint()))
+            path, version = self._compiler()
+            self._identity = "\n".join((path, version, *self.flags, host_fingerprint()))
         return self._identity
 
     def disassemble(self, text: str) -> str:
@@ -79,10 +79,10 @@ class CAssembler(CachedAssembler):
                 found=f"none of {', '.join(names)} on PATH",
                 hint="install gcc or clang, or leave BAREGRAD_CPU_RENDERER at llvm",
             )
-        told = subprocess.run(
+        done = subprocess.run(
             [path, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=False
         )
-        self._found = (path, told.stdout.decode(errors="replace"))
+        self._found = (path, done.stdout.decode(errors="replace"))
         return self._found
 
     def _run(self, text: str, action: str) -> bytes:

@@ -25,7 +25,7 @@ _LIBRARY_FOLDERS = ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-li
 def find_program(name: str, package: str, command: str = "") -> Path:
     """Return the path of a program of the toolkit, `command` itself where it is given.
 
-    Raises MissingDependency, which tells the `package` that brings it and where it was looked for.
+    Raises MissingDependency, which names the `package` that brings it and where it was looked for.
     """
     if command:
         found = shutil.which(command)

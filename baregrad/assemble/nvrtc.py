@@ -51,7 +51,7 @@ class CudaAssembler(CachedAssembler):
     def version(self) -> str:
         """Everything but the text that decides what comes out, for cache keys.
 
-        A release of NVRTC is told by two numbers; the library's size tells its patches apart.
+        Two numbers name a release of NVRTC; the library's size distinguishes its patches.
         """
         library = self._library()
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -112,8 +112,8 @@ class CudaAssembler(CachedAssembler):
             raise CompileError(f"{name} failed ({self._status_name(status)})", source=source)
 
     def _status_name(self, status: int) -> str:
-        told = self._library().nvrtcGetErrorString(status)
-        return told.decode(errors="replace") if told else f"status {status}"
+        text = self._library().nvrtcGetErrorString(status)
+        return text.decode(errors="replace") if text else f"status {status}"
 
     def _library(self) -> ctypes.CDLL:
         if self._loaded is None:

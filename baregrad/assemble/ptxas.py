@@ -50,8 +50,8 @@ class PtxAssembler(CachedAssembler):
 
         The place of the program is left out: the same release makes the same code anywhere.
         """
-        _, told = self._program()
-        return "\n".join((told, self.architecture, *self.flags))
+        _, version = self._program()
+        return "\n".join((version, self.architecture, *self.flags))
 
     def disassemble(self, text: str) -> str:
         """Return the machine code of a PTX text, through nvdisasm."""
@@ -59,15 +59,15 @@ class PtxAssembler(CachedAssembler):
         with tempfile.TemporaryDirectory(prefix="baregrad-ptx-") as folder:
             path = Path(folder) / "kernel.cubin"
             path.write_bytes(self.assemble(text))
-            told = _run([str(program), "-c", str(path)], "", text)
-        return told.decode(errors="replace")
+            found = _run([str(program), "-c", str(path)], "", text)
+        return found.decode(errors="replace")
 
     def _program(self) -> tuple[Path, str]:
         """Return the path of ptxas and what it says of its version."""
         if self._found is None:
             path = find_program("ptxas", PACKAGE, self._command)
-            told = _run([str(path), "--version"], "", "")
-            self._found = (path, told.decode(errors="replace"))
+            version = _run([str(path), "--version"], "", "")
+            self._found = (path, version.decode(errors="replace"))
         return self._found
 
     def _build(self, text: str) -> bytes:

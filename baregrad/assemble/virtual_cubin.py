@@ -206,7 +206,7 @@ def _register_estimate(body: str) -> int:
 
 # ---- writing the file ---------------------------------------------------------------------------
 
-# cubin.py tells what each attribute of .nv.info means; these are those of the form 8 of the ABI.
+# cubin.py says what each attribute of .nv.info means; these are those of the form 8 of the ABI.
 _EM_CUDA, _LINKED, _ABI = 190, 2, 8
 _PROGRAM, _SYMBOLS, _STRINGS, _ZEROS, _INFO = 1, 2, 3, 8, 0x70000000
 _ALLOCATED, _CODE_FLAGS = 2, 6

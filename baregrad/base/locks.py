@@ -35,7 +35,7 @@ def give_lock(owner: Any) -> None:
     """Give an object a reentrant `lock`, and another one in a forked child.
 
     The thread that held it in the parent is not there in the child to let go of it. An owner that
-    has a method `after_fork` is told there.
+    has a method `after_fork` is notified there.
     """
     owner.lock = threading.RLock()
     _owners.add(owner)

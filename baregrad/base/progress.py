@@ -21,7 +21,7 @@ from baregrad.base.options import options
 
 T = TypeVar("T")
 
-# Work shorter than this needs no bar, and drawing oftener than this costs more than it tells.
+# Work shorter than this needs no bar, and drawing oftener than this costs more than it shows.
 FIRST_DRAW_S = 0.5
 REDRAW_S = 0.1
 

@@ -119,10 +119,10 @@ def _c_compiler() -> Finding:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=30, check=False
         )
-        told = (done.stdout or done.stderr).partition("\n")[0]
+        version = (done.stdout or done.stderr).partition("\n")[0]
     except (OSError, subprocess.TimeoutExpired) as error:
-        told = str(error)
-    return Finding("C compiler", "ready", needs, (f"{path}: {told}",))
+        version = str(error)
+    return Finding("C compiler", "ready", needs, (f"{path}: {version}",))
 
 
 def _cache(folder: Path) -> Finding:

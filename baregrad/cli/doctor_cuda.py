@@ -21,8 +21,8 @@ def examine_cuda() -> Finding:
     try:
         driver = Driver()
         facts.append(f"libcuda.so.1 of CUDA {version_text(driver.version)}")
-        told, advice = _gpus(driver)
-        facts += told
+        found, advice = _gpus(driver)
+        facts += found
     except BaregradError as error:
         facts.append(f"{error.message}" + (f": {error.found}" if error.found else ""))
         advice = error.hint or "use BAREGRAD_DEVICE=CPU"

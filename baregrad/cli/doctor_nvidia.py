@@ -21,8 +21,8 @@ def examine_nvidia() -> Finding:
     if options.nv_port == "kernel":
         facts, advice = _nodes()
     if not advice:
-        told, advice = _driver()
-        facts += told
+        found, advice = _driver()
+        facts += found
     fact, missing = _assembler()
     facts.append(fact)
     advice = advice or missing

@@ -33,7 +33,7 @@ def find_ptxas() -> tuple[str, str]:
     from baregrad.assemble.ptxas import PtxAssembler
 
     try:
-        told = PtxAssembler("sm_90a").version.splitlines()
+        lines = PtxAssembler("sm_90a").version.splitlines()
     except BaregradError as error:
         return str(error), 'pip install "baregrad[nvidia]"'
-    return next((line for line in told if "release" in line), told[0]), ""
+    return next((line for line in lines if "release" in line), lines[0]), ""

@@ -416,7 +416,7 @@ def _constants() -> dict[Name, object]:
             table[Name(module, name)] = kind
     for module in ("torch", "torch.storage"):
         table[Name(module, _UNTYPED)] = _StorageKind(None, 1)
-    # What a defaultdict may be told to make.
+    # What a defaultdict may make.
     for module in ("builtins", "__builtin__"):
         for name in ("dict", "list", "int", "float", "tuple"):
             table[Name(module, name)] = Name(module, name)

@@ -66,7 +66,7 @@ def _check_state(state: State, shape: tuple[int, ...]) -> None:
             )
 
 
-def _apart(x: Tensor) -> list[Tensor]:
+def _unstacked(x: Tensor) -> list[Tensor]:
     """Each x[i], stored by itself: cut by eights, and these again.
 
     Kernels of all steps are then alike, as they would not be for parts at different places of one
@@ -78,7 +78,7 @@ def _apart(x: Tensor) -> list[Tensor]:
     size = _PARTS
     while size * _PARTS < length:
         size *= _PARTS
-    return [step for part in x.split(size) for step in _apart(stored(part))]
+    return [step for part in x.split(size) for step in _unstacked(stored(part))]
 
 
 # --- one step -------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class _Recurrent(Module):
         given = x.linear(getattr(self, f"weight_ih_{name}"), getattr(self, f"bias_ih_{name}", None))
         weight, bias = getattr(self, f"weight_hh_{name}"), getattr(self, f"bias_hh_{name}", None)
         outputs: list[Tensor] = []
-        parts = _apart(given)
+        parts = _unstacked(given)
         for part in reversed(parts) if backwards else parts:
             # Stored, or the next steps would compute parts of this one again, each in its own way.
             state = tuple(map(stored, step(part, state[0].linear(weight, bias), state)))

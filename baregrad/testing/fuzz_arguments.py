@@ -44,7 +44,7 @@ _LONGEST_S = 5.0
 _DEAD_AFTER_S = 60.0
 _MEMORY_NBYTES = 6 << 30
 _CHUNK = 2000
-# One call of so many is compiled, which takes longer.
+# One call in this many is compiled, which takes longer.
 _COMPILED = 8
 _COUNTED = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple|got some positional)")
 

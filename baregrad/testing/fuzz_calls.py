@@ -21,7 +21,7 @@ from baregrad.engine.canonical import bind
 from baregrad.ir.core.index import variable
 from baregrad.tensor import Tensor
 
-# What waits, writes where it is told, prints, or changes what later calls do.
+# What waits, writes to a path it is given, prints, or changes what later calls do.
 _LEFT_OUT = frozenset((
     "set_grad_enabled", "search", "jit", "TinyJit", "options", "load_digits", "from_dlpack",
     "apply",

@@ -25,7 +25,7 @@ MIXED: Rows = (
     (structure.scatter, 2), (structure.write, 8), (axes.fold, 4), (axes.turn, 4), (axes.part, 5),
     (axes.write, 1), (draws.draw, 2), (foreign.argument, 4), (foreign.write, 1),
 )  # fmt: skip
-# Of numbers far apart: what folds them, and what does no more than move and choose them.
+# Of numbers of very different magnitudes: what folds them, and what only moves and chooses them.
 STEEP: Rows = (
     (scans.scan, 30), (structure.view, 8), (axes.turn, 4), (axes.part, 4), (structure.join, 2),
     (elementwise.scalar, 2),

@@ -12,7 +12,7 @@ from baregrad.testing.fuzz_values import Data, Known, either, multiplied, settle
 
 
 def factors(rng: random.Random, size: int) -> tuple[int, ...]:
-    """A random shape of so many elements."""
+    """A random shape of the given number of elements."""
     if size == 0:
         return rng.choice(((0,), (0, 3), (2, 0)))
     found = []

@@ -145,7 +145,7 @@ class Data:
         grain = _steep_grain(self.dtype)
         found = np.asarray(rng.uniform(-_STEEP, _STEEP, self.shape))
         if rng.random() < 0.5:
-            # Some far apart, some near each other.
+            # Some of very different magnitudes, some close to each other.
             found = np.where(rng.random(self.shape) < 0.5, found, found / 256)
         if not self.rough or self.dtype.bits < 32:
             found = np.trunc(found / grain) * grain

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PAGE = mmap.PAGESIZE
 # What fresh memory holds: a NaN in floats, and no small integer.
 FILL = 0xFF
-# A place for a temporary: so many pages for it, and one that may not be touched.
+# A place for a temporary: this many pages for it, and one that may not be touched.
 CELL_PAGES = 16
 CELL = (CELL_PAGES + 1) * PAGE
 _NONE, _BOTH = 0, mmap.PROT_READ | mmap.PROT_WRITE
@@ -134,7 +134,7 @@ class GuardedDevice(CpuDevice):
 
 
 class GuardedBackend(CompiledBackend):
-    """Compiles as ever, and places temporaries apart from each other."""
+    """Compiles as usual, and places temporaries on separate pages."""
 
     def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Executable:
         """Schedule the program and compile its kernels."""

@@ -35,7 +35,7 @@ from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 if TYPE_CHECKING:
     from baregrad.runtime.buffers import Contiguous
 
-# Buffers lie this far apart, so that an access just past the end of one is found out.
+# Buffers have this distance between them, so that an access just past the end of one is found out.
 _GAP = 4096
 _FIRST = 0x7F00_0000_0000
 

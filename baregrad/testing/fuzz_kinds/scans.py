@@ -1,4 +1,4 @@
-"""Random running folds and normalisations of numbers far apart, infinities among them."""
+"""Random running folds and normalisations of numbers of very different magnitudes."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ class TwinArray:
         """The extents."""
         return tuple(self.array.shape)
 
-    def _new(self, array: Any, dtype: DType) -> Self:
+    def _like(self, array: Any, dtype: DType) -> Self:
         return type(self)(array, dtype)
 
     def _moved(self, array: Array) -> Self:
-        return self._new(array, self.dtype)
+        return self._like(array, self.dtype)
 
     def cast(self, dtype: object) -> Self:
         """The elements in another dtype."""
@@ -49,7 +49,7 @@ class TwinArray:
         array = converted(self.array, self.dtype, wanted)
         if wanted.kind == "float":
             array = rounded(array, wanted)
-        return self._new(array, wanted)
+        return self._like(array, wanted)
 
     def long(self) -> Self:
         """In int64."""
@@ -61,14 +61,14 @@ class TwinArray:
 
     def _own(self, value: Any) -> Array:
         """A value in this dtype."""
-        made = value if isinstance(value, TwinArray) else self._new(value, scalar_dtype(value))
+        made = value if isinstance(value, TwinArray) else self._like(value, scalar_dtype(value))
         return converted(made.array, made.dtype, self.dtype)
 
     def _float(self, function: Callable[[Array], Array]) -> Self:
         """A function of the elements in float64, in this dtype or else in float32."""
         dtype = self.dtype if self.dtype.kind == "float" else dtypes.float32
         with np.errstate(all="ignore"):
-            return self._new(function(self.array.astype(np.float64)), dtype)
+            return self._like(function(self.array.astype(np.float64)), dtype)
 
     def _meet(self, other: Any) -> tuple[Array, Array, DType]:
         """Both arrays in the dtype in which they meet, and that."""

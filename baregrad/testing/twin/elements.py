@@ -19,7 +19,7 @@ def _operator(function: Any, swap: bool = False) -> Any:
     def method(self: TwinArray, other: Any) -> TwinArray:
         a, b, dtype = self._meet(other)
         with np.errstate(all="ignore"):
-            return self._new(function(b, a) if swap else function(a, b), dtype)
+            return self._like(function(b, a) if swap else function(a, b), dtype)
 
     return method
 
@@ -29,7 +29,7 @@ def _comparison(function: Any) -> Any:
 
     def method(self: TwinArray, other: Any) -> TwinArray:
         a, b, _ = self._meet(other)
-        return self._new(function(a, b), dtypes.bool)
+        return self._like(function(a, b), dtypes.bool)
 
     return method
 
@@ -87,23 +87,23 @@ class ElementTwin(TwinArray):
         a, b, dtype = self._meet(other)
         dtype = dtype if dtype.kind == "float" else dtypes.float32
         with np.errstate(all="ignore"):
-            return self._new(a.astype(np.float64) / b.astype(np.float64), dtype)
+            return self._like(a.astype(np.float64) / b.astype(np.float64), dtype)
 
     def __rtruediv__(self, other: Any) -> Self:
         return self._float(lambda x: np.asarray(np.divide(other, x)))
 
     def __invert__(self) -> Self:
-        return self._new(np.invert(self.array), self.dtype)
+        return self._like(np.invert(self.array), self.dtype)
 
     def __neg__(self) -> Self:
         with np.errstate(all="ignore"):
-            return self._new(np.negative(self.array), self.dtype)
+            return self._like(np.negative(self.array), self.dtype)
 
     def __matmul__(self, other: TwinArray) -> Self:
         if self.dtype is not other.dtype or self.dtype.kind == "bool":
             raise Uncovered("matmul")
         with np.errstate(all="ignore"):
-            return self._new(np.matmul(self.array, other.array), self.dtype)
+            return self._like(np.matmul(self.array, other.array), self.dtype)
 
     def clamp(self, low: Any, high: Any) -> Self:
         """Between two numbers."""
@@ -113,11 +113,11 @@ class ElementTwin(TwinArray):
 
     def abs(self) -> Self:
         """The magnitude."""
-        return self._new(np.abs(self.array), self.dtype)
+        return self._like(np.abs(self.array), self.dtype)
 
     def relu(self) -> Self:
         """At least 0."""
-        return self.maximum(0) if self.dtype.kind == "float" else self._new(
+        return self.maximum(0) if self.dtype.kind == "float" else self._like(
             np.maximum(self.array, 0), self.dtype
         )
 
@@ -128,19 +128,19 @@ class ElementTwin(TwinArray):
 
     def sign(self) -> Self:
         """-1, 0 or 1."""
-        return self._new(np.sign(self.array), self.dtype) if self.dtype.kind != "bool" else self
+        return self._like(np.sign(self.array), self.dtype) if self.dtype.kind != "bool" else self
 
     def isnan(self) -> Self:
         """Whether it is no number."""
-        return self._new(np.isnan(self.array.astype(np.float64)), dtypes.bool)
+        return self._like(np.isnan(self.array.astype(np.float64)), dtypes.bool)
 
     def where(self, a: Any, b: Any) -> Self:
         """`a` where it is true, else `b`."""
-        first = a if isinstance(a, TwinArray) else self._new(a, scalar_dtype(a))
+        first = a if isinstance(a, TwinArray) else self._like(a, scalar_dtype(a))
         x, y, dtype = first._meet(b)
-        return self._new(np.where(self.array, x, y), dtype)
+        return self._like(np.where(self.array, x, y), dtype)
 
     def masked_fill(self, mask: TwinArray, value: Any) -> Self:
         """`value` where the mask is true."""
         array = np.where(mask.array, np.asarray(value).astype(self.array.dtype), self.array)
-        return self._new(array, self.dtype)
+        return self._like(array, self.dtype)

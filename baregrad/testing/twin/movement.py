@@ -124,7 +124,7 @@ class MovementTwin(TwinArray):
 
     def one_hot(self, classes: Any) -> Self:
         """A 1 at the place that each element names."""
-        return self._new(self.array[..., None] == np.arange(classes), dtypes.int64)
+        return self._like(self.array[..., None] == np.arange(classes), dtypes.int64)
 
 
 def flat(values: tuple[Any, ...]) -> tuple[Any, ...]:

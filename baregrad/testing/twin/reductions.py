@@ -19,14 +19,14 @@ class ReductionTwin(TwinArray):
         if axes == ():
             axes = None
         with np.errstate(all="ignore"):
-            return self._new(function(self.array, axis=axes, keepdims=keepdim), dtype)
+            return self._like(function(self.array, axis=axes, keepdims=keepdim), dtype)
 
     def _whole(self) -> DType:
         return self.dtype if self.dtype.kind == "float" else dtypes.int64
 
     def sum(self, dim: Any = None, keepdim: bool = False) -> Self:
         """Sums over axes, of integers in int64."""
-        wide = self._new(converted(self.array, self.dtype, self._whole()), self._whole())
+        wide = self._like(converted(self.array, self.dtype, self._whole()), self._whole())
         return wide._fold(np.sum, dim, keepdim, wide.dtype)
 
     def mean(self, dim: Any = None, keepdim: bool = False) -> Self:
@@ -68,13 +68,13 @@ class ReductionTwin(TwinArray):
         """Running sums."""
         wide = converted(self.array, self.dtype, self._whole())
         with np.errstate(all="ignore"):
-            return self._new(np.cumsum(wide, axis=dim), self._whole())
+            return self._like(np.cumsum(wide, axis=dim), self._whole())
 
     def cumprod(self, dim: Any) -> Self:
         """Running products."""
         wide = converted(self.array, self.dtype, self._whole())
         with np.errstate(all="ignore"):
-            return self._new(np.cumprod(wide, axis=dim), self._whole())
+            return self._like(np.cumprod(wide, axis=dim), self._whole())
 
     def cummax(self, dim: Any) -> tuple[Self, Self]:
         """The largest so far, and where the last such is."""
@@ -88,7 +88,7 @@ class ReductionTwin(TwinArray):
         best = choose.accumulate(self.array, axis=dim)
         place = np.indices(self.shape)[dim]
         same = (self.array == best) | ((best != best) & (self.array != self.array))
-        return self._moved(best), self._new(
+        return self._moved(best), self._like(
             np.maximum.accumulate(np.where(same, place, 0), axis=dim), dtypes.int64
         )
 

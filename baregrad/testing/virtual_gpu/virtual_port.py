@@ -32,7 +32,7 @@ from baregrad.testing.virtual_gpu.machine.faults import FaultReport
 from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.machine.machine import HardwareGpu, HardwareMachine
 from baregrad.testing.virtual_gpu.machine.memory import address_of, fresh_pages, pages_at
-from baregrad.testing.virtual_gpu.machine.trace import told_call
+from baregrad.testing.virtual_gpu.machine.trace import call_line
 
 DEFAULT_RELEASE = "580.159.04"
 _FIRST_FD = 1 << 20
@@ -161,7 +161,7 @@ class VirtualPort(ByStores):
             name = f"ioctl {argument.struct.name}"
             if not self._count(name, argument):
                 self.driver.ioctl(fd, request, memory)
-            self._tell(lambda: told_call(request, argument, inner, self.driver.why))
+            self._tell(lambda: call_line(request, argument, inner, self.driver.why))
 
     def map_device(self, fd: int, nbytes: int) -> int:
         """Map what the driver attached to a descriptor."""

@@ -10,7 +10,7 @@ from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.testing.virtual_gpu import saxpy_traced
-from baregrad.testing.virtual_gpu.machine.trace import told_method
+from baregrad.testing.virtual_gpu.machine.trace import method_line
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 
 
@@ -52,4 +52,4 @@ def test_a_refusal_is_told_with_its_reason() -> None:
     (6, 0x6C0, 5, False, "6: method 0x6c0 0x5"),
 ])
 def test_methods(subchannel: int, method: int, data: int, is_compute: bool, text: str) -> None:
-    assert told_method(subchannel, method, data, is_compute).strip() == text
+    assert method_line(subchannel, method, data, is_compute).strip() == text

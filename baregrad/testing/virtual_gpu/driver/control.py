@@ -1,4 +1,4 @@
-"""RM_CONTROL of the virtual driver: what objects are asked and told."""
+"""RM_CONTROL of the virtual driver: queries to objects and settings of them."""
 
 from __future__ import annotations
 
@@ -87,21 +87,21 @@ class Controls:
         if not 0 < count <= _MAX_LISTED:
             raise Refusal("INVALID_ARGUMENT", f"a list of {count}")
         asked = struct.unpack(f"<{2 * count}I", self._user.read(place, 8 * count))[::2]
-        told = b""
+        data = b""
         for index in asked:
             if index not in facts:
                 raise Refusal("INVALID_ARGUMENT", f"no fact {index:#x} is known here")
-            told += struct.pack("<II", index, facts[index])
-        self._user.write(place, told)
+            data += struct.pack("<II", index, facts[index])
+        self._user.write(place, data)
 
     def heap(self, target: DriverObject, params: Arguments) -> None:
         """The GPU's memory in KiB: all of it, and what is free."""
         gpu = expect(target, DeviceObject).gpu
-        told = {
+        facts = {
             nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE: gpu.model.memory_nbytes >> 10,
             nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE: gpu.model.memory_nbytes - gpu.used_nbytes >> 10,
         }
-        self._list(params["fbInfoListSize"], params["fbInfoList"], told)
+        self._list(params["fbInfoListSize"], params["fbInfoList"], facts)
 
     def copy_caps(self, target: DriverObject, params: Arguments) -> None:
         """What the copy engines can do, and which there are."""
@@ -113,14 +113,14 @@ class Controls:
         """The physical engines of a copy engine."""
         model = expect(target, DeviceObject).gpu.model
         number = params["ceEngineType"] - nv.NV2080_ENGINE_TYPE_COPY0
-        if not model.tells_copy_parts:
+        if not model.shows_copy_parts:
             raise Refusal("INSUFFICIENT_PERMISSIONS", "it does not tell")
         if not 0 <= number < len(model.copy_engines) or not model.copy_engines[number][1]:
             raise Refusal("INVALID_ARGUMENT", f"there is no copy engine {number}")
         params["pceMask"] = model.copy_engines[number][1]
 
     def fault_info(self, target: DriverObject, params: Arguments) -> None:
-        """The last bad address of a channel, once; of what has none, as 580.159 tells a trap."""
+        """The last bad address of a channel, once; without one, what 580.159 reports."""
         channel = expect(target, ChannelObject).hardware
         fault, channel.fault = channel.fault, None
         if fault is None:

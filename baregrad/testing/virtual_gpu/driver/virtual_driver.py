@@ -150,7 +150,7 @@ class VirtualDriver:
             call = Arguments(self.release["uvm_mm_initialize"], memory)
             other = self.files.get(call["uvmFd"])
             known = other is not None and other.uvm is not None and other.uvm.space is not None
-            # Drivers whose kernel tells them of a process's memory need no second descriptor.
+            # Drivers whose kernel notifies them of a process's memory need no second descriptor.
             call["rmStatus"] = STATUS["NV_WARN_NOTHING_TO_DO" if known else "INVALID_ARGUMENT"]
             return
         name = uvm.struct_of(request)

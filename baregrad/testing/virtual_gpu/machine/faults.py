@@ -44,7 +44,7 @@ class GpuFault(BaregradError):
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """One stop of a channel group: on which GPU and channel, why, and how the log told it."""
+    """One stop of a channel group: on which GPU and channel, why, and its line in the log."""
 
     gpu: int
     channel: int

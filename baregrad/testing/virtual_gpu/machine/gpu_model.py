@@ -20,7 +20,7 @@ class GpuModel:
     """A GPU to pretend: its architecture ("sm_90"), its memory in bytes, and its counts.
 
     `copy_engines` are the abilities (NV2080_CTRL_CE_CAPS) and the mask of physical engines of each,
-    0 for one that is not there; `tells_copy_parts` whether an ordinary client is told the latter.
+    0 for one that is not there; `shows_copy_parts` whether an ordinary client sees the latter.
     """
 
     architecture: str = "sm_90"
@@ -30,7 +30,7 @@ class GpuModel:
     units_per_tpc: int = 2
     warps_per_unit: int = 64
     copy_engines: tuple[tuple[int, int], ...] = _COPY_ENGINES
-    tells_copy_parts: bool = True
+    shows_copy_parts: bool = True
 
     @property
     def sm_version(self) -> int:

@@ -29,7 +29,7 @@ from baregrad.testing.virtual_gpu.machine.engine import (
 )
 from baregrad.testing.virtual_gpu.machine.faults import BAD_CLASS, BAD_ENTRY, GpuFault
 from baregrad.testing.virtual_gpu.machine.memory import AddressSpace, Backing
-from baregrad.testing.virtual_gpu.machine.trace import told_method
+from baregrad.testing.virtual_gpu.machine.trace import method_line
 
 _HOST_METHODS_END = 0x100
 _NOTIFIER = struct.Struct("<QIHH")
@@ -49,7 +49,7 @@ class HardwareGroup:
     dead: int = 0
 
     def stop(self, code: int, time_ns: int) -> None:
-        """Stop all channels and tell each one's notifier; nothing that is left is done."""
+        """Stop all channels and fill in each one's notifier; nothing that is left is done."""
         if self.dead:
             return
         self.dead = code
@@ -114,11 +114,11 @@ class HardwareChannel(EngineChannel):
         self.outstanding.clear()
         notifier = self.place.notifier
         if notifier is not None:
-            told = _NOTIFIER.pack(time_ns, code, 1, _ERROR_STATUS)
-            notifier.data[: len(told)] = np.frombuffer(told, np.uint8)
+            record = _NOTIFIER.pack(time_ns, code, 1, _ERROR_STATUS)
+            notifier.data[: len(record)] = np.frombuffer(record, np.uint8)
 
     def forget(self) -> None:
-        """Do no more work; nobody is told."""
+        """Do no more work; nobody is notified."""
         self._program = None
         self.outstanding.clear()
 
@@ -206,7 +206,7 @@ class HardwareChannel(EngineChannel):
         note = self.gpu.machine.note
         if note is not None:
             is_compute = isinstance(self.bound.get(subchannel), ComputeUnit)
-            note(told_method(subchannel, method, data, is_compute))
+            note(method_line(subchannel, method, data, is_compute))
         if method >= _HOST_METHODS_END:
             unit = self.bound.get(subchannel)
             if unit is None:

@@ -1,7 +1,7 @@
 """The virtual GPUs of one machine: what they are, their clocks and channels, and who runs next.
 
-Work is taken apart into steps. Which of the steps that could be done now is done next is drawn
-from a seeded generator: only semaphores, waits for idle and the order within an engine hold, so a
+Work is divided into steps. Which of the steps that are ready is done next is drawn from a
+seeded generator: only semaphores, waits for idle and the order within an engine hold, so a
 wait that somebody forgot shows sooner or later, and the same seed shows it again.
 """
 
@@ -81,7 +81,7 @@ class HardwareMachine(MachineState):
         return found
 
     def run(self, steps: int | None = None) -> bool:
-        """Do so many steps, or all that can be done; return whether any was."""
+        """Do that number of steps, or all that can be done; return whether any was."""
         done = 0
         while steps is None or done < steps:
             ready = self.ready()

@@ -17,7 +17,7 @@ _SILENT = frozenset({
 _MAX_SHOWN_BYTES = 16
 
 
-def told_call(request: int, argument: Record, inner: Record | None, why: str) -> str:
+def call_line(request: int, argument: Record, inner: Record | None, why: str) -> str:
     """Return an ioctl as a line: its name, what it is given, what it answers."""
     fields = argument.struct.fields
     number = request & 0xFF
@@ -29,7 +29,7 @@ def told_call(request: int, argument: Record, inner: Record | None, why: str) ->
         head += f" {names.class_name(argument['hClass'])}"
     elif number == nv.NV_ESC_RM_CONTROL and "cmd" in fields:
         head += f" {names.command_name(argument['cmd'])}"
-    shown = [*_told_fields(argument), *(_told_fields(inner) if inner is not None else ())]
+    shown = [*_field_texts(argument), *(_field_texts(inner) if inner is not None else ())]
     answer = ""
     for name in ("status", "rmStatus", "params.status"):
         if name in fields and argument[name]:
@@ -37,7 +37,7 @@ def told_call(request: int, argument: Record, inner: Record | None, why: str) ->
     return f"ioctl {head} {' '.join(shown)}".rstrip() + answer
 
 
-def _told_fields(record: Record) -> list[str]:
+def _field_texts(record: Record) -> list[str]:
     shown = []
     for row in record.struct.fields.values():
         data = record.data(row.name)
@@ -55,7 +55,7 @@ def _told_fields(record: Record) -> list[str]:
     return shown
 
 
-def told_method(subchannel: int, method: int, data: int, is_compute: bool) -> str:
+def method_line(subchannel: int, method: int, data: int, is_compute: bool) -> str:
     """Return a method as a line: who takes it, its name, its data and their parts."""
     table = m.HOST
     if method >= 0x100:
@@ -64,9 +64,9 @@ def told_method(subchannel: int, method: int, data: int, is_compute: bool) -> st
     for one in table.values():
         if one.address == method:
             parts = [(name, one.read(data, name)) for name in one.parts]
-            told = " ".join(f"{name}={value:#x}" for name, value in parts if value)
+            words = " ".join(f"{name}={value:#x}" for name, value in parts if value)
             kind = f" {names.class_name(data)}" if one.name == "SET_OBJECT" else ""
             return f"  {who or subchannel}: {one.name} {data:#x}{kind}" + (
-                f" ({told})" if len(parts) > 1 else ""
+                f" ({words})" if len(parts) > 1 else ""
             )
     return f"  {who or subchannel}: method {method:#x} {data:#x}"

@@ -53,7 +53,7 @@ AT_PHASE: Final = 3
 DONE: Final = 4
 _STATES: Final = ("runs", "waits for its warp", "waits at a barrier", "waits for a phase", "done")
 
-# Every so many turns the thread that has waited longest is run.
+# Every this many turns the thread that has waited longest is run.
 _FAIR_TURN: Final = 64
 
 

@@ -27,7 +27,7 @@ class Race(NamedTuple):
 
 
 class SharedRaces:
-    """The accesses of one block's shared memory; `granule` is the bytes told apart."""
+    """The accesses of one block's shared memory; `granule` is the size in bytes of a cell."""
 
     def __init__(self, threads: int, nbytes: int, granule: int) -> None:
         self.threads = threads

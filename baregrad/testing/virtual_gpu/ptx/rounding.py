@@ -211,7 +211,7 @@ def _fma_moderate(left: Array, right: Array, addend: Array) -> Array:
     small, smaller = _sum_and_rest(addend, lost)
     high, low = _sum_and_rest(product, small)
     tail, rest = _sum_and_rest(smaller, low)
-    # Rounded to odd, the tail tells the last rounding on which side of a tie it is.
+    # Rounded to odd, the tail keeps for the last rounding on which side of a tie it is.
     even = (rest != 0) & (tail.view(np.int64) & 1 == 0)
     tail = np.where(even, np.nextafter(tail, np.where(rest > 0, np.inf, -np.inf)), tail)
     return np.asarray(high + tail)

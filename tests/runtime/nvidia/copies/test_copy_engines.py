@@ -1,4 +1,4 @@
-"""Which copy engine is used: by what the driver tells, and what is said where it tells less."""
+"""Which copy engine is used: by what the driver reports, and what is said where it reports less."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_abilities_decide_where_physical_engines_are_not_told() -> None:
     engines = ((GRAPHICS, 1), (0, 1), (0, 6), (NVLINK, 8), (0, 4))
     numbers, why = opened(engines, shows=False)
     assert numbers == [3, 4, 2, 1]
-    assert why.startswith("by abilities, since physical engines are not told: 3 with 0x10")
+    assert why.startswith("by abilities, since physical engines are not reported: 3 with 0x10")
 
 
 def test_no_engine_beside_the_graphics_engine() -> None:
@@ -68,7 +68,7 @@ def test_the_last_engine_is_taken_and_said_where_nothing_is_told(
     with caplog.at_level(logging.WARNING):
         numbers, why = copy_engines(device.gpu)
     assert numbers == tuple(range(9, -1, -1))
-    assert why.startswith("the last that works, since of none is told")
+    assert why.startswith("the last that works, since none is reported")
     assert "the last copy engine is taken" in caplog.text
     device.close()
 

@@ -1,7 +1,7 @@
 """Barriers in shared memory that count arrivals and bytes. Source: PTX ISA, "mbarrier".
 
 A phase ends when no arrival and no byte is pending. A wait for a phase that has not ended sleeps
-until some barrier's phase ends, so a kernel whose phase never comes is told that it hangs.
+until some barrier's phase ends, so a kernel whose phase never comes is reported to hang.
 """
 
 from __future__ import annotations
