@@ -1,0 +1,55 @@
+"""Long running folds in pieces, on GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.graph import canonicalise
+from baregrad.ir.core.attrs import Scan
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
+from tests.graph.gpu_graphs import F32, F64, HOPPER, I32, RNG, argument, changed
+
+
+def scanned(op: Any, dtype: DType, axis: int, *shape: int) -> Node:
+    scan = Scan(primitive(op, dtype), axis)
+    return Node(Ops.SCAN, dtype, (argument(0, dtype, *shape),), scan)
+
+
+def extents(root: Node) -> list[int]:
+    """How long the running folds are."""
+    scans = [node for node in toposort(root) if node.op is Ops.SCAN]
+    return sorted(node.shape[node.arg.axis] for node in scans)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "axis", "shape", "lengths"),
+    (
+        (Ops.ADD, F32, 0, (1024,), [16, 64]),
+        (Ops.ADD, F64, 1, (3, 601), [10, 64]),
+        (Ops.MAX, I32, 1, (2, 1536, 3), [24, 64]),
+        (Ops.MUL, I32, 0, (512, 2), [8, 64]),
+        # Of a prime length, which no piece divides, and no neutral element to go on with.
+        (Ops.MAX, I32, 0, (601,), [601]),
+        (Ops.ADD, F32, 0, (200,), [200]),
+        (Ops.ADD, F32, 1, (1 << 16, 256), [256]),
+        (Ops.ADD, dtypes.float16, 0, (1024,), [1024]),
+        (Ops.ADD, F32, 0, (32768,), [8, 64, 64]),
+    ),
+    ids=str,
+)
+def test_long_running_folds_are_cut(
+    op: Any, dtype: DType, axis: int, shape: tuple[int, ...], lengths: list[int]
+) -> None:
+    node = scanned(op, dtype, axis, *shape)
+    if np.prod(shape) > 1 << 20:
+        made = canonicalise(Node(Ops.SINK, dtypes.token, (node,)), None, HOPPER)
+    else:
+        small = RNG.integers(-3, 4, shape) if dtype.kind == "int" else RNG.standard_normal(shape)
+        made = changed(node, [small.astype(dtype.numpy)])
+    assert extents(made) == lengths

@@ -1,0 +1,68 @@
+"""Sums of products: factors that do not vary along the summed axes come out."""
+
+from __future__ import annotations
+
+from baregrad.dtypes import dtypes
+from baregrad.graph import canonicalise
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
+from tests.graph.canonical import canonical, count
+from tests.schedule.graphs import check, param, sink, value
+
+
+def test_factors_come_out_of_sums() -> None:
+    x, s = param(0, 30, 40), param(1, 30, 1)
+    found = canonical((x * s * 0.5).sum(1))
+    reduction = next(one for one in toposort(found) if one.op is Ops.REDUCE)
+    assert reduction.src[0] is x.node
+    check([(x * s * 0.5).sum(1), (x * s.expand(30, 40)).sum(0), (x * -2.0).sum()])
+
+
+def test_scale_of_an_operand_comes_out() -> None:
+    x, w = param(0, 8, 6), param(1, 6, 4)
+    found = canonical((x * 0.125) @ w)
+    reduction = next(one for one in toposort(found) if one.op is Ops.REDUCE)
+    assert count(reduction, Ops.MUL) == 1
+    check([(x * 0.125) @ w, x @ (w * 3.0)])
+
+
+def test_factors_stay_in_half_precision_sums() -> None:
+    """A sum of float16 may overflow where the scaled sum does not."""
+    x = param(0, 8, dtype=dtypes.float16)
+    found = canonical((x * value(0.125, dtypes.float16)).sum(0))
+    assert next(o for o in toposort(found) if o.op is Ops.REDUCE).src[0].op is Ops.MUL
+
+
+def test_a_mean_subtracted_inside_a_sum_stays_inside() -> None:
+    """sum(x - m) is not sum(x) - n*m: the difference would be lost in rounding."""
+    x = param(0, 20, 500)
+    found = canonical((x - x.mean(1, keep=True)).sum(1))
+    assert count(found, Ops.SUB) == 1
+    check([(x - x.mean(1, keep=True)).sum(1)])
+
+
+def test_sums_split_where_a_factor_is_a_reduction() -> None:
+    x, w = param(0, 20, 50), param(1, 20, 50)
+    d = (x * w).sum(1, keep=True)
+    made = (x * 2.0 + w * d).sum(1)
+    found = canonical(made)
+    depth = [one for one in toposort(found) if one.op is Ops.REDUCE]
+    assert all(not child.mask & Ops.REDUCE.bit for one in depth for child in one.src)
+    check([made], tolerance=1e-3)
+
+
+def test_sums_that_differ_by_a_factor_are_one() -> None:
+    """As in the gradient of a batch norm: a product that several read, but so they do its part."""
+    x, d, w = param(0, 20, 50), param(1, 20, 50), param(2, 20, 1)
+    scaled = x * w.expand(20, 50)
+    sums = [x.sum(1), scaled.sum(1), (x * d).sum(1), (scaled * d).sum(1)]
+    found = canonicalise(sink(*sums, scaled))
+    assert count(found, Ops.REDUCE) == 2
+    check([*sums, scaled], tolerance=1e-4)
+
+
+def test_a_product_that_others_read_is_summed_as_it_is() -> None:
+    x, w = param(0, 20, 50), param(1, 20, 1)
+    scaled = (x * 3.0).exp() * w.expand(20, 50)
+    found = canonicalise(sink((scaled * scaled).sum(1), scaled))
+    assert next(o for o in toposort(found) if o.op is Ops.REDUCE).src[0].src[0].op is Ops.MUL
