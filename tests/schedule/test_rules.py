@@ -1,8 +1,7 @@
-"""What becomes one kernel: elementwise work, views, epilogues, rows of reductions, siblings."""
+"""What is computed where it is read and what is stored: which values become one kernel."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from baregrad.dtypes import DType, dtypes
@@ -12,7 +11,7 @@ from baregrad.kernel import choose_schedule
 from baregrad.schedule import Decision, make_plan
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel.gpu_kernels import HOPPER
-from tests.schedule.graphs import I64, A, check, iota, param, run_plan, sink, value
+from tests.schedule.graphs import I64, A, check, iota, param, sink, value
 
 
 def reasons(plan: object, op: object) -> list[Decision]:
@@ -23,31 +22,6 @@ def test_elementwise_chain_is_one_kernel() -> None:
     x, y = param(0, 30, 40), param(1, 40)
     plan = check([((x + y) * 2.0).relu().exp()], kernels=1)
     assert plan.arena_nbytes == 0
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x.permute(1, 0),
-        lambda x: x.reshape(4, 6, 5),
-        lambda x: x.flip(0, 1),
-        lambda x: x.pad((1, 2), (0, 3)),
-        lambda x: x.pad((0, 0, 2), (1, 0, 1)),
-        lambda x: x.shrink((1, 11, 3), (2, 9)),
-        lambda x: x.reshape(12, 1, 10).expand(12, 3, 10),
-        lambda x: x.window(1, 3, 2, 2).window(0, 2),
-        lambda x: x.permute(1, 0).reshape(8, 15).flip(1).permute(1, 0).reshape(5, 24),
-        lambda x: x.pad((1, 1), (1, 1)).window(0, 3),
-    ],
-)
-def test_views_cost_no_kernel(view: object) -> None:
-    x = param(0, 12, 10)
-    check([view(x + 1.0) * 2.0], kernels=1)  # type: ignore[operator]
-
-
-def test_view_of_a_stored_value_is_read_in_place() -> None:
-    x = (param(0, 6, 8) * 2.0).contiguous()
-    check([x.permute(1, 0).reshape(4, 12) + 1.0], kernels=2)
 
 
 def test_softmax_is_one_kernel() -> None:
@@ -209,26 +183,6 @@ def test_diamond_does_not_make_a_cycle() -> None:
     check([a, b, b.sum(1)])
 
 
-def test_scan_reads_and_is_read_elementwise() -> None:
-    check([(param(0, 8, 30) * 2.0).scan(1) + 1.0], kernels=1)
-    check([param(0, 8, 30).scan(1).flip(1)], kernels=2)
-
-
-def test_guards_that_read_stay_inside_others() -> None:
-    """A condition that loads an index must not be evaluated where the index itself is a pad."""
-    x, places = param(0, 9), param(1, 4, dtype=I64)
-    check([x.gather(places).pad((2, 2)).window(0, 3).sum(1)])
-
-
-def test_out_of_range_reads_are_zero() -> None:
-    x, places = param(0, 5), param(1, 4, dtype=I64)
-    found = run_plan(
-        make_plan(sink(x.gather(places))),
-        {0: np.arange(5, dtype=np.float32) + 1, 1: np.array([0, 7, -1, 4])},
-    )
-    assert found[0].tolist() == [1.0, 0.0, 0.0, 5.0]
-
-
 def test_outputs_that_are_arguments_take_no_kernel() -> None:
     x = param(0, 6, 4)
     plan = check([x, x.reshape(24), x.contiguous()], kernels=0)
@@ -253,80 +207,6 @@ def test_an_output_of_constants_changes_no_other_kernel(constants: A) -> None:
     alone = check([constants.softmax()], kernels=1)
     beside = check([constants, constants.softmax()], kernels=2)
     assert set(alone.kernels) < set(beside.kernels)
-
-
-def test_reshaped_output_divides_nothing() -> None:
-    plan = check([(param(0, 12, 10) @ param(1, 10, 14)).reshape(6, 28)], kernels=1)
-    assert not plan.kernels[0].mask & (Ops.FLOORDIV.bit | Ops.MOD.bit)
-
-
-def test_merged_heads_are_read_without_division() -> None:
-    x = (param(0, 4, 8, 16) * 2.0).contiguous()
-    plan = check([x.permute(1, 0, 2).reshape(8, 64) * 3.0], kernels=2)
-    for kernel in plan.kernels:
-        assert not kernel.mask & (Ops.FLOORDIV.bit | Ops.MOD.bit)
-
-
-def test_equal_kernels_are_one_node() -> None:
-    x = param(0, 64, 64)
-    for slot in range(1, 5):
-        x = (x @ param(slot, 64, 64)).relu()
-    plan = check([x], kernels=4)
-    assert len(set(plan.kernels)) == 1
-
-
-def test_plans_of_equal_graphs_are_equal() -> None:
-    def make() -> A:
-        x = param(0, 20, 30)
-        return x.softmax() @ param(1, 30, 5)
-
-    assert make_plan(sink(make())) == make_plan(sink(make()))
-
-
-def test_origins_name_what_a_launch_computes() -> None:
-    x = param(0, 20, 30)
-    total = x.sum(1)
-    wanted = sink(total * 2.0)
-    assert total.node in make_plan(wanted, origins={}).steps[0].origins
-    assert make_plan(wanted).steps[0].origins == ()  # where nobody asks
-
-
-def loops_of(plan: object) -> int:
-    """How many different ranges the reductions of a plan's only kernel close."""
-    (kernel,) = plan.kernels  # type: ignore[attr-defined]
-    closed = set()
-    for node in toposort(kernel):
-        if node.op is Ops.REDUCE:
-            closed.update(node.src[node.arg.monoid.arity :])
-    return len(closed)
-
-
-def test_independent_reductions_of_different_depth_share_a_loop() -> None:
-    """One sum reads what other reductions made, the other does not: still one pass."""
-    x, w = param(0, 40, 300), param(1, 40, 300)
-    away = (x - x.mean(1, keep=True)).contiguous()
-    plan = check([(away * w).sum(1), w.sum(1)], kernels=2)
-    closed = {
-        axis
-        for node in toposort(plan.kernels[-1])
-        if node.op is Ops.REDUCE
-        for axis in node.src[1:]
-    }
-    assert len(closed) == 1
-
-
-def test_dependent_reductions_keep_their_own_loops() -> None:
-    x = param(0, 40, 300)
-    away = x - x.mean(1, keep=True)
-    assert loops_of(check([(away * away).mean(1)], kernels=1)) == 2
-
-
-def test_loops_that_would_wait_for_each_other_are_not_shared() -> None:
-    """Over x and over y one reduction each needs the other's array folded first."""
-    x, y = param(0, 40, 300), param(1, 40, 200)
-    over_x = (x * y.max(1, keep=True)).exp().sum(1)
-    over_y = (y * (x * x).sum(1, keep=True)).exp().max(1)
-    assert loops_of(check([over_x + over_y], kernels=1)) == 3
 
 
 def test_a_sum_of_what_is_stored_reads_what_is_stored() -> None:

@@ -1,0 +1,68 @@
+"""The gradient of a convolution's input, a FOLD, as a contraction of windows."""
+
+from __future__ import annotations
+
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
+from tests.schedule.graphs import A, check, param, value
+from tests.schedule.plan_facts import contractions, largest_buffer
+from tests.schedule.resnet import input_gradient
+
+
+@pytest.mark.parametrize(
+    ("extent", "taps", "pad", "stride", "dilation"),
+    [
+        (12, 3, 1, 1, 1),
+        (12, 3, 0, 1, 1),
+        (12, 3, 2, 1, 2),
+        (12, 3, 1, 2, 1),
+        (13, 3, 1, 2, 1),
+        (11, 5, 2, 3, 1),
+        (12, 1, 0, 2, 1),
+        (12, 2, 0, 2, 1),
+    ],
+)
+def test_input_gradient(extent: int, taps: int, pad: int, stride: int, dilation: int) -> None:
+    x, k = param(0, 4, 6, extent, extent), param(1, 8, 6, taps, taps)
+    places = (extent + 2 * pad - dilation * (taps - 1) - 1) // stride + 1
+    dy = param(2, 4, 8, places, places)
+    plan = check([input_gradient(x, k, dy, pad, stride, dilation)], most=3)
+    # One contraction, no condition in it, and no array of columns.
+    assert len(contractions(plan)) == 1
+    reduction = next(n for n in toposort(contractions(plan)[0]) if n.op is Ops.REDUCE)
+    if extent % stride == 0:
+        assert not reduction.mask & (Ops.GUARD.bit | Ops.FLOORDIV.bit)
+    columns = 4 * 4 * 6 * places * places * taps * taps
+    assert taps <= stride or largest_buffer(plan) < columns
+
+
+def test_dilated_and_strided_input_gradient_is_one_sum_with_conditions() -> None:
+    x, k, dy = param(0, 2, 3, 12, 12), param(1, 4, 3, 3, 3), param(2, 2, 4, 5, 5)
+    plan = check([input_gradient(x, k, dy, 1, 2, 2)], kernels=1)
+    assert sum(n.op is Ops.REDUCE for n in toposort(plan.kernels[0])) == 1
+
+
+def surrounded(x: A, fill: float) -> A:
+    """`x` with one element of `fill` around its last two axes."""
+    pads = ((0, 0), (0, 0), (1, 1), (1, 1))
+    inside = value(True, dtypes.bool).to(x.shape).pad(*pads)
+    return inside.where(x.pad(*pads), fill)
+
+
+def test_the_gradient_of_overlapping_windows_is_one_sum() -> None:
+    """Rows and columns of windows that overlap are folded together, padding is never computed."""
+    x, dy = param(0, 4, 3, 12, 12), param(1, 4, 3, 6, 6)
+    best = param(2, 4, 3, 6, 6)
+    windows = surrounded(x, -9.0).window(2, 3, 2).window(3, 3, 2)
+    hit = (windows - best.reshape(4, 3, 6, 6, 1, 1)) < 0.0
+    taps = hit.where(dy.reshape(4, 3, 6, 6, 1, 1).to(windows.shape), 0)
+    folded = taps.fold(3, 14, 2).fold(2, 14, 2)
+    inside = value(True, dtypes.bool).to(x.shape).pad((0, 0), (0, 0), (1, 1), (1, 1))
+    gradient = inside.where(folded, 0.0).shrink((0, 4), (0, 3), (1, 13), (1, 13))
+    plan = check([gradient], kernels=1)
+    (kernel,) = plan.kernels
+    assert not kernel.mask & (Ops.FLOORDIV.bit | Ops.MOD.bit)
+    assert sum(node.op is Ops.REDUCE for node in toposort(kernel)) == 1
