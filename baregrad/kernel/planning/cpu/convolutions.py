@@ -38,7 +38,7 @@ from baregrad.kernel.planning.cpu.images import (
     stage_image,
 )
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
-from baregrad.kernel.planning.tiling import PlannedAxis
+from baregrad.kernel.planning.tiling import PlannedAxis, loop_names
 
 # Neighbours that are copied at once where lanes have a large stride.
 RUNS = (16, 8, 14, 12, 10, 7, 9, 11, 13, 15, 6, 5, 4)
@@ -215,7 +215,7 @@ def _plan_image(
         plan.because("the second cache holds all of the filter: it is copied once")
     for place, part in enumerate(lane.tiles):
         first = [name for name, _ in lane.loops] if whole and place == 0 else []
-        axes = (*first, *[name for axis in own for name, _ in axis.loops], *part)
+        axes = (*first, *loop_names(own), *part)
         plan.stages.append(StageInput(found.filter.array.arg.slot, axes))
     stage_image(plan, image, second)
     order = [*bands, lane, *rows] if whole else [*outside, lane, *bands, *rows]

@@ -17,26 +17,34 @@ masked, so that one tile serves all sizes: no tails.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
-from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import WORD_NBYTES, in_word
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize
 from baregrad.kernel.instructions.dot_instructions import are_turned, dot_instruction
-from baregrad.kernel.language.schedule import Reorder, Schedule, StageInput, StageReduce, Tensorize
+from baregrad.kernel.language.schedule import (
+    Reorder,
+    Schedule,
+    StageInput,
+    StageReduce,
+    Step,
+    Tensorize,
+)
 from baregrad.kernel.planning.contractions import (
     SHORT_NS,
+    Blocks,
     Contraction,
+    blocked_schedule,
+    cut_blocks,
+    in_words,
     rows_fit,
-    shared_loop,
-    split,
 )
-from baregrad.kernel.planning.cpu.gemm_amx import in_words, plan_tiles
+from baregrad.kernel.planning.cpu.gemm_amx import plan_amx
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.pool import estimate_ns
-from baregrad.kernel.planning.tiling import PlannedAxis, merged
+from baregrad.kernel.planning.tiling import PlannedAxis, merged, points
 
 # What an instruction beside the products costs a core that another thread shares, in cycles.
 LOAD_CYCLES = 0.25
@@ -51,6 +59,8 @@ LEAST_STEPS = 16
 MOST_ROWS_IN_PLACE = 48
 # What part of a vector's lanes is enough where a step is a word: other ways convert each number.
 NARROWER = 4
+# Bytes of the sums that wait in memory, at most.
+WIDEST_SUM = 8
 # Rows whose elements of a k block fill most of the first cache, or half of it where k is split:
 # each further block costs reading and writing C once more.
 CACHED_ROWS = 8
@@ -73,39 +83,22 @@ ODD_ROWS_PENALTY = 0.05
 PARTS_PENALTY = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """A register tile of `rows` by `vectors`, `tiles` of them in a block, `steps` in a k block.
-
-    group: the tiles of rows of a block. chunks: what is to be shared out among threads;
-    by_rows: as blocks of rows.
-    """
-
-    rows: int
-    vectors: int
-    tiles: int
-    steps: int
-    group: int
-    chunks: int
-    by_rows: bool = False
-
-
 def plan_blocks(plan: SumPlan) -> Schedule | None:
     """The schedule of a contraction in blocks; None for kernels that are no such contraction."""
     found = recognise(plan)
     if found is None:
         return None
-    tiled = plan_tiles(plan, found)
+    tiled = plan_amx(plan, found)
     if tiled is not None:
         return tiled
     nanoseconds = estimate_ns(plan.facts, plan.target) / found.together
     blocks = choose_blocks(found, nanoseconds)
-    held = sums_nbytes(found, blocks) * blocks.rows * blocks.group
+    held = blocks.waiting_nbytes(found, WIDEST_SUM) * blocks.rows * blocks.group
     if blocks.steps < found.count and held > plan.target.l3_bytes:
         return None
     plan.because(
         "a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
-        blocks.rows, blocks.vectors, plan.lanes, plan.registers,
+        blocks.rows, blocks.columns // plan.lanes, plan.lanes, plan.registers,
     )
     plan.because(
         "{} steps and {} tiles at a time: their panel stays in the second cache",
@@ -129,19 +122,18 @@ def choose_blocks(found: Contraction, nanoseconds: float) -> Blocks:
     steps = choose_steps(found)
     room = plan.target.l2_bytes // 2 // (steps * size * plan.lanes)
     chunks, by_rows = choose_sharing(found, nanoseconds, room)
-    others = 1
-    for axis in found.outside:
-        others *= axis.size
+    others = points(found.outside)
     wanted = 1 if by_rows else -(-chunks // others)
     counts = []
     for vectors in range(1, min(MOST_VECTORS, -(-found.lane.size // plan.lanes)) + 1):
         count = -(-found.lane.size // (plan.lanes * vectors))
         most = max(min(room // vectors, -(-count // wanted)), 1)
         counts.append((count, fewest_left_over(count, most)))
-    rows, vectors = choose_tile(found, counts)
+    rows, vectors = choose_block_tile(found, counts)
     count, tiles = counts[vectors - 1]
     panels = -(-count // tiles) * others
-    return group_rows(found, Blocks(rows, vectors, tiles, steps, 1, chunks, by_rows), panels)
+    blocks = Blocks(rows, vectors * plan.lanes, tiles, steps, 1, chunks, by_rows)
+    return group_rows(found, blocks, panels)
 
 
 def choose_steps(found: Contraction) -> int:
@@ -178,18 +170,11 @@ def group_rows(found: Contraction, blocks: Blocks, panels: int) -> Blocks:
         group = fewest_left_over(trips, min(max(room, 1), group if by_rows else trips))
     if steps < found.count:
         # Sums wait in memory for the next k block: those of all rows inside its loop.
-        most = max(plan.target.l3_bytes // 2 // (sums_nbytes(found, blocks) * rows), 1)
+        nbytes = blocks.waiting_nbytes(found, WIDEST_SUM) * rows
+        most = max(plan.target.l3_bytes // 2 // nbytes, 1)
         if trips > most and (not by_rows or group > most):
             by_rows, group = True, fewest_left_over(trips, most)
     return replace(blocks, group=group, by_rows=by_rows)
-
-
-def sums_nbytes(found: Contraction, blocks: Blocks) -> int:
-    """Bytes, at most, of the sums of one row, of as many columns as a panel has."""
-    nbytes = blocks.tiles * blocks.vectors * found.plan.lanes * dtypes.float64.itemsize
-    for axis in found.inside:
-        nbytes *= axis.size
-    return nbytes
 
 
 def choose_sharing(found: Contraction, nanoseconds: float, room: int) -> tuple[int, bool]:
@@ -203,14 +188,10 @@ def choose_sharing(found: Contraction, nanoseconds: float, room: int) -> tuple[i
         return 1, False
     cores = max(plan.target.cores, 2)
     long = nanoseconds >= SHORT_NS * plan.target.cores
-    others = 1
-    for axis in found.outside:
-        others *= axis.size
+    others = points(found.outside)
     if others >= cores:
         return cores * (2 if long else 1), False
-    rows, columns = found.rows.size, found.lane.size
-    for axis in found.inside:
-        rows *= axis.size
+    rows, columns = found.rows.size * points(found.inside), found.lane.size
     products = rows * columns / (plan.lanes * plan.target.fma_per_cycle)
     a = rows * (FAR_A if found.rows.stride(found.a) == 1 else NEAR)
     b = columns * (NEAR if found.lane.stride(found.b) == 1 else FAR_B)
@@ -269,7 +250,7 @@ def _plain(access: ArrayAccess, axes: list[PlannedAxis]) -> bool:
     return access.copyable and all(axis.stride(access) is not None for axis in axes)
 
 
-def choose_tile(found: Contraction, counts: list[tuple[int, int]]) -> tuple[int, int]:
+def choose_block_tile(found: Contraction, counts: list[tuple[int, int]]) -> tuple[int, int]:
     """Rows and vectors of the register tile that takes least time for the whole contraction.
 
     counts: for each number of vectors from 1 on, the tiles beside each other and those of a block.
@@ -309,60 +290,31 @@ def fewest_left_over(count: int, most: int) -> int:
 
 
 def _schedule(plan: SumPlan, found: Contraction, blocks: Blocks) -> Schedule:
-    n, m, k = found.lane.name, found.rows.name, found.steps.name
-    for axis in plan.axes:
-        plan.keep(axis)
-    block, tile, unit, lanes = (f"{n}{part}" for part in "btuv")
-    count, width = blocks.vectors, plan.lanes
+    n, k = found.lane.name, found.steps.name
+    count, width = blocks.columns // plan.lanes, plan.lanes
     if found.together == 1:
         # An instruction that adds products of words is of one register.
         count, width = merged(count, width)
-    units = {unit: count} if count > 1 else {}
-    split(plan, found.lane, {block: 0, tile: blocks.tiles, **units, lanes: width})
-    for name in units:
-        plan.bind(name, "unroll")
-    plan.bind(lanes, "vector")
-    group, rows, row = f"{m}b", f"{m}o", f"{m}u"
-    grouped = {group: 0, rows: blocks.group} if blocks.group > 1 else {rows: 0}
-    split(plan, found.rows, {**grouped, row: blocks.rows})
-    groups = [group] if blocks.group > 1 else []
-    plan.bind(row, "unroll")
-    outer: list[str] = []
-    inner = k
-    dots = {f"{k}d": found.together} if found.together > 1 else {}
-    if blocks.steps < found.count:
-        outer, inner = [f"{k}o"], f"{k}i"
-        split(plan, found.steps, {outer[0]: 0, inner: blocks.steps, **dots})
-    elif dots:
-        inner = f"{k}i"
-        split(plan, found.steps, {inner: 0, **dots})
-    instruction = dot_instruction(plan.facts.reductions[0].node.src[0])
-    plan.steps += [Tensorize((name,), instruction) for name in dots]
-    outside = [name for axis in found.outside for name, _ in axis.loops]
-    inside = [name for axis in found.inside for name, _ in axis.loops]
-    steps = list(plan.steps)
-    pool = shared_loop(
-        found, blocks.chunks, [*groups, rows][0] if blocks.by_rows else block
-    )
-    shared = groups if blocks.by_rows else []
-    within = [*inside, *[name for name in groups if name not in shared], rows, tile]
-    order = [*shared, *outside, block, *outer, *within, inner, row, *units, lanes]
-    steps.append(Reorder(tuple(order)))
-    if pool is not None:
-        plan.because("threads share {}: {} chunks are enough", pool.axis, blocks.chunks)
-        steps.append(pool)
+    lanes = {f"{n}u": count, f"{n}v": width} if count > 1 else {f"{n}v": width}
+    word = {f"{k}d": found.together} if found.together > 1 else {}
+    loops = cut_blocks(found, blocks, blocks.group > 1, lanes, "unroll", word)
+    instruction = dot_instruction(plan.main.node.src[0])
+    order: list[Step] = [Tensorize((name,), instruction) for name in word]
+    order.append(Reorder((*loops.around, loops.inner, loops.row, *lanes)))
+    copies = []
     if not _lies_well(found, blocks):
-        panel = (tile, inner, *units, lanes)
-        ahead = _ahead(found, blocks)
-        steps.append(replace(_copy(found, found.b, panel, found.lane), ahead=ahead))
+        panel = (loops.tile, loops.inner, *lanes)
+        copy = _copy(found, found.b, panel, found.lane)
+        copies.append(replace(copy, ahead=_ahead(found, blocks)))
     if not _rows_lie_well(found, blocks):
-        near = (rows, inner, row) if found.rows.stride(found.a) == 1 else (row, inner)
-        steps.append(_copy(found, found.a, near, found.rows))
-    if outer:
-        steps.append(StageReduce(outer[0], (*within, row, *units, lanes)))
-    if dots and are_turned(found.a.array.dtype, found.b.array.dtype):
+        near = [loops.row, loops.inner]
+        if found.rows.stride(found.a) == 1:
+            near = [loops.rows, loops.inner, loops.row]
+        copies.append(_copy(found, found.a, tuple(near), found.rows))
+    steps = blocked_schedule(found, blocks, loops, order, copies)
+    if word and are_turned(found.a.array.dtype, found.b.array.dtype):
         # What a factor of the wrong sign makes too large: once for all rows.
-        steps.append(StageReduce([*outer, inner][0], (tile, *units, lanes)))
+        steps.append(StageReduce([*loops.outer, loops.inner][0], (loops.tile, *lanes)))
     return Schedule(tuple(steps))
 
 
@@ -376,7 +328,7 @@ def _lies_well(found: Contraction, blocks: Blocks) -> bool:
         return False
     stride = found.steps.stride(found.b) or 0
     nbytes = found.steps.size * abs(stride) * itemsize(found.b.array.dtype)
-    whole = found.lane.size % (plan.lanes * blocks.vectors * blocks.tiles) == 0
+    whole = found.lane.size % (blocks.columns * blocks.tiles) == 0
     whole = whole and found.steps.size % blocks.steps == 0
     return found.lane.stride(found.b) == 1 and whole and nbytes <= plan.target.l2_bytes // 4
 
@@ -419,8 +371,9 @@ def _ahead(found: Contraction, blocks: Blocks) -> int:
     take so few cycles.
     """
     plan = found.plan
-    row = blocks.vectors * plan.lanes * found.nbytes
+    row = blocks.columns * found.nbytes
     if row * blocks.steps * blocks.tiles <= plan.target.l1_bytes // 2:
         return 0
-    cycles = max(blocks.rows * blocks.vectors // plan.target.fma_per_cycle, plan.target.fma_latency)
+    products = blocks.rows * blocks.columns // plan.lanes
+    cycles = max(products // plan.target.fma_per_cycle, plan.target.fma_latency)
     return row * -(-plan.target.l2_latency // cycles)

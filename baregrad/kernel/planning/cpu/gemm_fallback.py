@@ -303,10 +303,7 @@ def _worth_copy(
     """Whether an operand's panels are read often and badly laid out."""
     if second.stride(access) != 0 or not access.copyable:
         return False
-    reads = -(-second.size // steps)
-    for axis in others:
-        if axis.stride(access) == 0:
-            reads *= axis.size
+    reads = -(-second.size // steps) * points([a for a in others if a.stride(access) == 0])
     if reads < READS_PER_COPY:
         return False
     elements = 1

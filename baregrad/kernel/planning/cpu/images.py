@@ -12,7 +12,7 @@ from typing import NamedTuple
 from baregrad.base.bits import round_up
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, moves_of
 from baregrad.kernel.language.schedule import Split, StageInput
-from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
+from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis, loop_names, points
 from baregrad.target.cpu import CpuTarget
 
 # Rows of the output from which on few rows of the image are copied for two bands.
@@ -65,10 +65,7 @@ class Image(NamedTuple):
     def order(self) -> list[PlannedAxis]:
         """The reduced axes as loops: taps, and channels inside them where those are more."""
         taps = [slide.taps for slide in self.slides]
-        count = 1
-        for axis in self.channels:
-            count *= axis.size
-        if count > taps[-1].size:
+        if points(self.channels) > taps[-1].size:
             return [*taps, *self.channels]
         return [*taps[:-1], *self.channels, taps[-1]]
 
@@ -100,8 +97,7 @@ def image_of(
     if min(abs(axis.stride(image) or 0) for axis in (last.axis, last.taps)) != 1:
         return None
     row = round_up(last.reach(last.axis.size), lanes) * max(itemsize(image.array.dtype), 4)
-    for axis in channels:
-        row *= axis.size
+    row *= points(channels)
     for slide in slides[1:-1]:
         row *= slide.reach(slide.axis.size)
     room = target.l2_bytes * 3 // 8
@@ -167,10 +163,7 @@ def _rank(image: ArrayAccess, stride: int) -> int:
 
 def is_worth_copying(image: Image) -> bool:
     """Whether there are enough channels for the loop along them to gain what the copy takes."""
-    count = 1
-    for axis in image.channels:
-        count *= axis.size
-    return count >= LEAST_CHANNELS
+    return points(image.channels) >= LEAST_CHANNELS
 
 
 def cut_band(plan: CpuPlan, image: Image) -> list[PlannedAxis]:
@@ -200,7 +193,7 @@ def stage_image(plan: CpuPlan, image: Image, second: PlannedAxis) -> None:
             if axis is image.band:
                 names = [f"{axis.name}i"]
             elif axis is second:
-                names = [*([] if place else [name for name, _ in axis.loops]), *tile]
+                names = [*([] if place else loop_names([axis])), *tile]
             else:
                 names = _names(axis)
             groups.append("+".join([*names, *_names(slide.taps)]))
@@ -210,7 +203,5 @@ def stage_image(plan: CpuPlan, image: Image, second: PlannedAxis) -> None:
 
 def _names(axis: PlannedAxis) -> list[str]:
     """The loops and tile axes of an axis without tails."""
-    names = [name for name, _ in axis.loops]
-    for tile in axis.tiles:
-        names.extend(tile)
-    return names or [axis.name]
+    tiles = [name for tile in axis.tiles for name in tile]
+    return [*loop_names([axis]), *tiles] or [axis.name]

@@ -10,7 +10,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.language.schedule import Collapse
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
-from baregrad.kernel.planning.tiling import PlannedAxis
+from baregrad.kernel.planning.tiling import PlannedAxis, points
 
 # Folding a register's lanes into one costs about this many operations.
 FOLD_OPS = 10.0
@@ -80,10 +80,7 @@ def lane_cost(
     seconds = [second for second in free if second[0].nodes[-1] not in lane.nodes]
     loads = []
     for position, (access, broadcast) in enumerate(operands):
-        reads = 1
-        for axis, still in seconds:
-            if still[position]:
-                reads *= axis.size
+        reads = points([axis for axis, still in seconds if still[position]])
         loads.append(access_cycles(access, lane, reads, broadcast, plan.lanes))
     cycles = sum([moving for moving, _ in loads]) / use
     for _, still in seconds:
@@ -167,9 +164,7 @@ def _joined(plan: SumPlan) -> list[PlannedAxis]:
         expected *= axis.extent
         if len(group) < 2:
             continue
-        size = 1
-        for member in group:
-            size *= member.size
+        size = points(group)
         nodes = tuple(node for member in group for node in member.nodes)
         name = "_".join(member.name for member in group)
         joined = PlannedAxis(name, size, nodes, False, size)
@@ -183,12 +178,9 @@ def _copied(plan: SumPlan, joined: PlannedAxis, access: ArrayAccess) -> bool:
         return True
     if not access.copyable:
         return False
-    reads = 1
-    for axis in plan.axes:
-        if axis.nodes[-1] not in joined.nodes and axis.inside(plan.main.free):
-            if axis.stride(access) == 0:
-                reads *= axis.size
-    return reads >= 2 * READS_PER_COPY
+    others = [axis for axis in plan.axes if axis.nodes[-1] not in joined.nodes]
+    still = [a for a in others if a.inside(plan.main.free) and a.stride(access) == 0]
+    return points(still) >= 2 * READS_PER_COPY
 
 
 def _collapse(plan: SumPlan, joined: PlannedAxis) -> None:

@@ -22,7 +22,7 @@ from baregrad.kernel.planning.cpu.lanes import FOLD_OPS, lane_axis
 from baregrad.kernel.planning.cpu.streams import nbytes_of, prefetch_arrays, stream_outputs
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan, accesses_below
 from baregrad.kernel.planning.pool import choose_pool
-from baregrad.kernel.planning.tiling import MOST_TOGETHER, PlannedAxis
+from baregrad.kernel.planning.tiling import MOST_TOGETHER, PlannedAxis, loop_names
 from baregrad.target.cpu import CpuTarget
 
 SEVERAL = 4
@@ -90,7 +90,7 @@ def _plan_rest(plan: SumPlan, lane: PlannedAxis | None) -> None:
 
 def _names(plan: SumPlan, order: list[PlannedAxis]) -> list[str]:
     """The loops from the outermost on."""
-    return [name for axis in order for name, _ in axis.loops] + _reduced_order(plan)
+    return loop_names(order) + _reduced_order(plan)
 
 
 def _tile(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
@@ -366,6 +366,6 @@ def _reduced_order(plan: SumPlan) -> list[str]:
     own = [axis for axis in plan.axes if axis.inside(plan.main.own) and axis.loops]
     if len(own) < 2 or plan.stages:
         # Copies lie in the order of the axes, as the operands that are not copied mostly do.
-        return [name for axis in own for name, _ in axis.loops] if len(own) > 1 else []
+        return loop_names(own) if len(own) > 1 else []
     own.sort(key=lambda axis: min(axis.loops[0][1], 16))
-    return [name for axis in own for name, _ in axis.loops]
+    return loop_names(own)

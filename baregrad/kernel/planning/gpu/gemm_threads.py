@@ -54,7 +54,7 @@ LEAST_DEPTH = 8
 ROW_GAP_NBYTES = 16
 
 
-def plan_tiles(plan: GpuPlan, factors: GemmFactors) -> bool:
+def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     """Bind a contraction's tiles to threads; False where it is too small."""
     m, n, k, outside = factors.sizes()
     if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:

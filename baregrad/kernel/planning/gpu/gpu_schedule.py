@@ -22,7 +22,7 @@ from baregrad.kernel.facts.analysis import (
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gemm_mma import plan_matrix
-from baregrad.kernel.planning.gpu.gemm_threads import plan_tiles
+from baregrad.kernel.planning.gpu.gemm_threads import plan_threads
 from baregrad.kernel.planning.gpu.gpu_plan import BUSY, WARP, WARPS, GpuPlan
 from baregrad.kernel.planning.tiling import Reason
 from baregrad.target.gpu import GpuTarget
@@ -47,7 +47,7 @@ def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> tuple[Schedule, tupl
         lanes = plan.vector(free, facts.accesses)
         plan.because("threads along the output, {} elements for each", lanes)
         plan.spread(free, BLOCK, lanes)
-    elif factors and (plan_matrix(plan, factors) or plan_tiles(plan, factors)):
+    elif factors and (plan_matrix(plan, factors) or plan_threads(plan, factors)):
         plan.because("a contraction: tiles of the output for blocks, panels in shared memory")
     else:
         _reductions(plan)
