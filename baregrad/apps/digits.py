@@ -135,11 +135,11 @@ class _Kernels:
 
     def __enter__(self) -> _Kernels:
         self._session = current_session()
-        self._session.observers.append(self._note)
+        self._session.watching.observers.append(self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._session.observers.remove(self._note)
+        self._session.watching.observers.remove(self._note)
 
     def _note(self, run: Run) -> None:
         self.count += len(getattr(run.executable, "launches", ()))

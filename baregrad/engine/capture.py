@@ -46,9 +46,9 @@ class Capture:
         self._asked: dict[Requirement, None] = {}
 
     def __enter__(self) -> Capture:
-        self.session.observers.append(self.runs.append)
-        self.session.uploads.append(self._uploaded)
-        self.session.downloads.append(self._downloaded)
+        self.session.watching.observers.append(self.runs.append)
+        self.session.watching.uploads.append(self._uploaded)
+        self.session.watching.downloads.append(self._downloaded)
         self._held = ExitStack()
         self._held.enter_context(self.session.apart())
         self._held.enter_context(noting(self._asked))
@@ -61,9 +61,9 @@ class Capture:
         trace: TracebackType | None,
     ) -> None:
         self._held.__exit__(kind, error, trace)
-        self.session.observers.remove(self.runs.append)
-        self.session.uploads.remove(self._uploaded)
-        self.session.downloads.remove(self._downloaded)
+        self.session.watching.observers.remove(self.runs.append)
+        self.session.watching.uploads.remove(self._uploaded)
+        self.session.watching.downloads.remove(self._downloaded)
 
     def _uploaded(self, ref: BufferRef, data: np.ndarray[Any, Any]) -> None:
         self.uploads.append((ref, data.tobytes()))

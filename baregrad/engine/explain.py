@@ -185,7 +185,7 @@ def kernels_of(path: Path) -> list[Found]:
 def _run_observed(path: Path, note: Callable[[Any, Session], None], **setting: Any) -> None:
     """Run a program on the NULL device, noting what it computes, with options set."""
     with use_session(Session()) as session, options.override(device="NULL", **setting):
-        session.observers.append(lambda run: note(run, session))
+        session.watching.observers.append(lambda run: note(run, session))
         run_script(path)
         session.close()
 

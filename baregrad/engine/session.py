@@ -10,7 +10,7 @@ import gc
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, cast
@@ -55,47 +55,14 @@ class Session:
         self._realised_by_all = Realised()
         self._plans: OrderedDict[Any, Any] = OrderedDict()
         self._places = Places()
-        self._watching = Watching()
+        self.watching = Watching()
         self.origins: MutableMapping[Node, str] = weakref.WeakKeyDictionary()
         self.random_states: dict[str, Any] = {}
         give_lock(self)
 
-    # --- watching: lists of this thread -----------------------------------------------------------
-
-    @property
-    def observers(self) -> list[Callable[[Run], None]]:
-        """Who is told of every run."""
-        return self._watching.observers
-
-    @property
-    def uploads(self) -> list[Callable[[BufferRef, np.ndarray[Any, Any]], None]]:
-        """Who is told of every upload of host data."""
-        return self._watching.uploads
-
-    @property
-    def downloads(self) -> list[Callable[[BufferRef], None]]:
-        """Who is told of every download; not empty while a function is captured."""
-        return self._watching.downloads
-
-    @property
-    def writes(self) -> list[Callable[[Any, Node], None]]:
-        """Who is told of every storage that changes in place, and what it held before."""
-        return self._watching.writes
-
-    @property
-    def companions(self) -> list[weakref.ref[Any]]:
-        """Storages to compute along with what is computed next."""
-        return self._watching.companions
-
-    @contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """Inside the block nobody is told of what this thread does."""
-        with self._watching.nobody():
-            yield
-
     @property
     def _realised(self) -> Realised:
-        return self._watching.apart or self._realised_by_all
+        return self.watching.apart or self._realised_by_all
 
     # --- devices
     # -------------------------------------------------------------------------------------
@@ -159,7 +126,7 @@ class Session:
         if flat.nbytes:
             target.copy_in(buffer, flat)
         ref = BufferRef(buffer, tuple(shape), device)
-        for observer in self.uploads if noted else ():
+        for observer in self.watching.uploads if noted else ():
             observer(ref, flat)
         return ref
 
@@ -172,7 +139,7 @@ class Session:
 
     def download(self, ref: BufferRef, dtype: DType) -> np.ndarray[Any, Any]:
         """A copy of a realised array as raw storage of its dtype."""
-        for observer in self.downloads:
+        for observer in self.watching.downloads:
             observer(ref)
         shape = cast(tuple[int, ...], ref.shape)
         count = prod(shape)
@@ -207,8 +174,8 @@ class Session:
         with self.lock:
             for handle in handles:
                 self._realised_by_all.forget(handle)
-                if self._watching.apart is not None:
-                    self._watching.apart.forget(handle)
+                if self.watching.apart is not None:
+                    self.watching.apart.forget(handle)
 
     @contextmanager
     def apart(self, kept: bool = True) -> Iterator[None]:
@@ -216,12 +183,12 @@ class Session:
 
         kept: so it does after the block, for everybody.
         """
-        outside = self._watching.apart
-        inside = self._watching.apart = Realised()
+        outside = self.watching.apart
+        inside = self.watching.apart = Realised()
         try:
             yield
         finally:
-            self._watching.apart = outside
+            self.watching.apart = outside
             if kept:
                 with self.lock:
                     self._realised.update(inside)
@@ -272,7 +239,7 @@ class Session:
         for node, ref in zip(nodes, refs, strict=True):
             self._remember(node, ref)
         run.outputs = tuple(refs)
-        for observer in self.observers:
+        for observer in self.watching.observers:
             observer(run)
         return refs
 
@@ -336,7 +303,7 @@ class Session:
         """
         setting = (backend.name, tuple(sorted(donated.items())), backend.setting())
         found = self._known_plan(program, setting)
-        if found is None and backend.compiles and not self.observers:
+        if found is None and backend.compiles and not self.watching.observers:
             other = self._places.alike(program, setting)
             if other is not None:
                 program = other

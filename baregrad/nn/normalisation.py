@@ -76,7 +76,7 @@ class _BatchNorm(Module):
     def _accompany(self) -> None:
         """Have the statistics computed along with the step, or they would hold its whole graph."""
         for _, buffer in self._own(buffers=True):
-            session().companions.append(weakref.ref(buffer._storage))
+            session().watching.companions.append(weakref.ref(buffer._storage))
 
     def extra_repr(self) -> str:
         """Return the settings."""

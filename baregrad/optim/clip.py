@@ -33,7 +33,7 @@ def clip_grad_norm_(
         factor = (max_norm / (total + 1e-6)).clamp(max=1.0).contiguous()
         for p, gradient in zip(holders, gradients, strict=True):
             p.grad = (gradient * factor).cast(gradient.dtype)
-    session().companions.append(weakref.ref(total._storage))
+    session().watching.companions.append(weakref.ref(total._storage))
     return total
 
 

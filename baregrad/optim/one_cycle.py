@@ -116,7 +116,7 @@ class OneCycleLR(LRScheduler):
                     group["momentum"] = momentum
                 elif group["betas"][0] is not momentum:
                     group["betas"] = (momentum, group["betas"][1])
-                session().companions.append(weakref.ref(momentum._storage))
+                session().watching.companions.append(weakref.ref(momentum._storage))
 
 
 def _cycled(group: ParamGroup) -> Tensor:

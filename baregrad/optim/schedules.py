@@ -48,7 +48,7 @@ class LRScheduler:
             for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
                 group["lr"].copy_(self.rate(base, self.steps).contiguous())
         # Computed with the optimiser's next step, and not later: the count would grow a chain.
-        session().companions.append(weakref.ref(self.steps._storage))
+        session().watching.companions.append(weakref.ref(self.steps._storage))
 
     def get_last_lr(self) -> list[float]:
         """Return the present rate of each group; computes them."""
@@ -273,7 +273,7 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer)
 
     def _set(self) -> None:
-        if session().downloads:
+        if session().watching.downloads:
             raise JitError(
                 "LambdaLR computes its rate in Python, which a replay would not",
                 hint="step it outside the captured function, which sees its rates",
@@ -321,7 +321,7 @@ class ReduceLROnPlateau:
 
     def step(self, metrics: float | Tensor) -> None:
         """Take note of a figure; change the rates if it is time. Raises JitError if captured."""
-        if session().downloads:
+        if session().watching.downloads:
             raise JitError(
                 "ReduceLROnPlateau looks at its figure in Python, which a replay would not",
                 hint="step it outside the captured function, which sees its rates",

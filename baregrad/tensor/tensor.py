@@ -101,7 +101,7 @@ class Tensor(TensorLike):
         self._gradient = value
         if value is not None and not value._storage.grad:
             # Computed along with what it shares a backward pass with, which would be run again.
-            session().companions.append(weakref.ref(value._storage))
+            session().watching.companions.append(weakref.ref(value._storage))
 
     @property
     def data(self) -> Tensor:

@@ -120,7 +120,7 @@ def test_a_variable_of_the_same_name_is_another(session: Session) -> None:
 
 def test_observers_see_the_program_as_it_was_written(session: Session) -> None:
     runs: list[Any] = []
-    session.observers.append(runs.append)
+    session.watching.observers.append(runs.append)
     x = Tensor(X).realize()
     for i in range(4):
         (x[i] * 2).realize()

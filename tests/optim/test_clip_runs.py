@@ -57,11 +57,11 @@ def test_a_step_is_one_run(name: str, jitted: bool, stepped: bool) -> None:
     x = Tensor(rng.normal(size=(3, 6)).astype(np.float32)).realize()
     run(x).realize()
     session = current_session()
-    session.observers.append(runs.append)
+    session.watching.observers.append(runs.append)
     try:
         loss = run(x).realize()
         gradients = [p.grad.numpy() for p in params if p.grad is not None]
     finally:
-        session.observers.remove(runs.append)
+        session.watching.observers.remove(runs.append)
     assert len(runs) == 1
     assert len(gradients) == 2 and np.isfinite(loss.item())

@@ -181,14 +181,14 @@ def test_a_step_computes_everything_in_one_run() -> None:
     for number in range(3):
         x = Tensor(np.random.default_rng(number).standard_normal((8, 4), np.float32))
         if number == 2:
-            current_session().observers.append(runs.append)
+            current_session().watching.observers.append(runs.append)
         optimiser.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
         optimiser.step()
         schedule.step()
         loss.item()
-    current_session().observers.remove(runs.append)
+    current_session().watching.observers.remove(runs.append)
     assert len(runs) == 1
 
 

@@ -68,11 +68,11 @@ def test_what_a_realised_value_reshapes_is_not_computed_again() -> None:
     shown = product.unsqueeze(0).realize()
     runs: list[Run] = []
     session = current_session()
-    session.observers.append(runs.append)
+    session.watching.observers.append(runs.append)
     try:
         assert shown.numpy().shape == (1, 5)
         np.testing.assert_array_equal((shown + 1).numpy()[0], product.numpy() + 1)
     finally:
-        session.observers.remove(runs.append)
+        session.watching.observers.remove(runs.append)
     assert runs
     assert not any(run.program.sink.mask & Ops.REDUCE.bit for run in runs)

@@ -22,7 +22,7 @@ from baregrad.base.errors import (
 )
 from baregrad.ir.core.node import Node
 from baregrad.tensor.array.axes import plain
-from baregrad.tensor.array.operands import is_tensor
+from baregrad.tensor.array.tensor_like import TensorLike
 
 # Names of annotations that stand for several.
 _ALIASES = MappingProxyType({
@@ -36,7 +36,7 @@ _ALIASES = MappingProxyType({
 # A test of each annotation that says something, and its words: for one, and for several. An index
 # node is a size that is known later.
 _KINDS: MappingProxyType[str, tuple[Callable[[Any], bool], str, str]] = MappingProxyType({
-    "Tensor": (is_tensor, "a tensor", "tensors"),
+    "Tensor": (lambda value: isinstance(value, TensorLike), "a tensor", "tensors"),
     "int": (
         lambda value: isinstance(plain(value), int | Node) and not isinstance(value, np.bool_),
         "an integer", "integers",

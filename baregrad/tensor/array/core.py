@@ -85,7 +85,7 @@ class Storage:
         self.known = None
         self.settled = False
         self.since = next(_clock)
-        for observer in session().writes:
+        for observer in session().watching.writes:
             observer(self, old)
 
 
@@ -231,7 +231,7 @@ class Array:
         storage.put(written, grad or (partial and storage.grad))
         if marks and marks[-1] is not None:
             # A parameter: left lazy, its graph would grow by one update a step.
-            session().companions.append(weakref.ref(storage))
+            session().watching.companions.append(weakref.ref(storage))
 
     # --- gradients --------------------------------------------------------------------------------
 
@@ -359,15 +359,16 @@ def realize_storages(storages: Iterable[Storage]) -> None:
 
 
 def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, None]]) -> None:
-    spent: list[Storage] = [held for ref in owner.companions if (held := ref()) is not None]
-    owner.companions.clear()
+    companions = owner.watching.companions
+    spent: list[Storage] = [held for ref in companions if (held := ref()) is not None]
+    companions.clear()
     for storage in spent:
         if storage.device in by_device and owner.realised(storage.node) is None:
             by_device[storage.device][storage] = None
     for device, asked in by_device.items():
         found = sorted(asked, key=lambda storage: storage.since)
         wanted = list(dict.fromkeys(storage.node for storage in found))
-        donate = donations(found, wanted, spent) if owner.downloads else {}
+        donate = donations(found, wanted, spent) if owner.watching.downloads else {}
         refs = dict(zip(wanted, owner.realize(wanted, device, donate), strict=True))
         for storage in found:
             storage.previous = None

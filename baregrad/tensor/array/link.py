@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
 
 from baregrad.dtypes import DType
 from baregrad.engine.session import current_session
+from baregrad.engine.watching import Watching
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 
@@ -18,17 +18,14 @@ from baregrad.ir.core.node import Node
 class SessionLike(Protocol):
     """What tensors need from a session; `baregrad.engine.session.Session` is one.
 
-    origins: the user's file:line of nodes, noted while debugging. writes: told of each storage that
-    changes in place. downloads: not empty while a function is captured. random_states: by device,
-    kept for `baregrad.tensor.ops.random`. companions: storages to compute along with the next ones.
-    lock: held while anything is computed.
+    origins: the user's file:line of nodes, noted while debugging. watching: who watches this
+    thread's work; `downloads` is not empty while a function is captured. random_states: by device,
+    kept for `baregrad.tensor.ops.random`. lock: held while anything is computed.
     """
 
     origins: MutableMapping[Node, str]
-    writes: list[Callable[[Any, Node], None]]
-    downloads: list[Callable[[BufferRef], None]]
+    watching: Watching
     random_states: dict[str, Any]
-    companions: list[weakref.ref[Any]]
     lock: threading.RLock
 
     def default_device(self) -> str:

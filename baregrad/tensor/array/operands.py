@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,20 +18,11 @@ from baregrad.dtypes import DEFAULT_FLOAT, DType, check_computed, dtypes, result
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import COMPARE, Op
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor, TensorLike
 from baregrad.tensor.array.views import twin
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def is_tensor(value: object) -> TypeIs[TensorLike]:
-    """Whether `value` is a tensor."""
-    return isinstance(value, Array)
 
 
 def one_device(tensors: Sequence[TensorLike]) -> str:
@@ -50,7 +41,7 @@ def one_device(tensors: Sequence[TensorLike]) -> str:
 
 def lift(value: Operand, beside: Tensor) -> Tensor | Scalar | Node:
     """A tensor or scalar as it is; an array or sequence as a tensor on the device of `beside`."""
-    if is_tensor(value):
+    if isinstance(value, TensorLike):
         return value  # type: ignore[return-value]
     if isinstance(value, bool | int | float | Node):
         return value
@@ -72,7 +63,7 @@ def common_dtype(operands: Sequence[Tensor | Scalar | Node]) -> DType:
     only: DType | None = None
     weak = 0
     for x in operands:
-        if is_tensor(x):
+        if isinstance(x, TensorLike):
             dtype = x.dtype
             if only is not None and dtype is not only:
                 return _promoted(operands)
@@ -89,15 +80,15 @@ _CATEGORY = MappingProxyType({"bool": 0, "uint": 1, "int": 1, "index": 1, "float
 
 
 def _promoted(operands: Sequence[Tensor | Scalar | Node]) -> DType:
-    arrays = [x.dtype for x in operands if is_tensor(x) and x.ndim]
-    zero_dim = [x.dtype for x in operands if is_tensor(x) and not x.ndim]
-    scalars = [1 if isinstance(x, Node) else x for x in operands if not is_tensor(x)]
+    arrays = [x.dtype for x in operands if isinstance(x, TensorLike) and x.ndim]
+    zero_dim = [x.dtype for x in operands if isinstance(x, TensorLike) and not x.ndim]
+    scalars = [1 if isinstance(x, Node) else x for x in operands if not isinstance(x, TensorLike)]
     return result_type(arrays, zero_dim, scalars)
 
 
 def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
     """An operand as a node of `dtype`."""
-    if is_tensor(value):
+    if isinstance(value, TensorLike):
         return nodes.cast(value.node, dtype)
     if isinstance(value, Node):
         return nodes.cast(value, dtype)
@@ -115,9 +106,9 @@ def elementwise(
 
     At least one operand is a tensor. Comparisons give bool.
     """
-    first = next(x for x in operands if is_tensor(x))
+    first = next(x for x in operands if isinstance(x, TensorLike))
     lifted = [lift(x, first) for x in operands]
-    tensors = [x for x in lifted if is_tensor(x)]
+    tensors = [x for x in lifted if isinstance(x, TensorLike)]
     if dtype is None:
         dtype = common_dtype(lifted)
     device = one_device(tensors) if len(tensors) > 1 else first.device
@@ -167,7 +158,7 @@ def broadcast_operands(
 
 def as_tensor(value: Tensor | Scalar | Node, beside: Tensor, dtype: DType) -> Tensor:
     """An operand as a tensor of `dtype`; a scalar becomes one of shape ()."""
-    if is_tensor(value):
+    if isinstance(value, TensorLike):
         return value.cast(dtype)
     return type(beside)._make(as_node(value, dtype), beside.device)
 

@@ -62,7 +62,7 @@ def backward(x: Tensor, gradient: Tensor | None = None, *, create_graph: bool = 
             hint="call backward(create_graph=True) the first time, or compute the tensor again",
         )
     if not create_graph and not x._steps:
-        session().companions.append(weakref.ref(x._storage))
+        session().watching.companions.append(weakref.ref(x._storage))
     sums: dict[Leaf, Node] = {}
     for node, part in found.items():
         known = sums.get(node.arg)
@@ -82,7 +82,7 @@ def _accumulate(owner: Array, total: Node, create_graph: bool) -> None:
     fixed = nodes.detach(total)
     sum_ = fixed if known is None else nodes.add(nodes.detach(known._value()), fixed)
     owner._gradient = type(owner)._make(sum_, owner.device)
-    session().companions.append(weakref.ref(owner._gradient._storage))
+    session().watching.companions.append(weakref.ref(owner._gradient._storage))
 
 
 def gradient(

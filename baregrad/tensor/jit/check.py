@@ -50,7 +50,7 @@ def _bytes_of(storage: Storage) -> bytes:
     session = current_session()
     node = storage.node
     ref = leaf_of(node) or session.realised(node)
-    with session.unwatched():
+    with session.watching.nobody():
         if ref is None:
             with session.apart(kept=False):
                 (ref,) = session.realize([node], storage.device)

@@ -12,14 +12,13 @@ from baregrad.engine.capture import Capture, Replay, copies_of_others
 from baregrad.engine.session import Run, Session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.core import Storage, buffer_node, realize_storages
 from baregrad.tensor.jit.closure import Surroundings
 from baregrad.tensor.jit.constants import differing_constant
+from baregrad.tensor.jit.gradients import Gradients
 from baregrad.tensor.jit.parts import Call, Histories, part_shared
 from baregrad.tensor.jit.results import Outlet, shown_apart, sort_results
 from baregrad.tensor.jit.state import (
-    Look,
     changed_state,
     every_storage,
     holders_of,
@@ -57,11 +56,11 @@ class Entry:
         realize_storages(tensor._storage for tensor in call.tensors)
         seen: list[bytes] = []
         runs: list[Run] = []
-        self.session.observers.append(runs.append)
+        self.session.watching.observers.append(runs.append)
         try:
             result = self.run(call, seen)
         finally:
-            self.session.observers.remove(runs.append)
+            self.session.watching.observers.remove(runs.append)
         self.uploads = seen
         self.sinks = [run.program.sink for run in runs]
         self.first_surroundings = self.surroundings
@@ -107,17 +106,17 @@ class Entry:
         def watch(storage: Storage, old: Node) -> None:
             written.setdefault(storage, old)
 
-        self.session.uploads.append(note)
-        self.session.writes.append(watch)
+        self.session.watching.uploads.append(note)
+        self.session.watching.writes.append(watch)
         # Somebody watches downloads: random numbers keep their state on the device, as in a
         # capture.
-        self.session.downloads.append(_ignore)
+        self.session.watching.downloads.append(_ignore)
         try:
             yield written
         finally:
-            self.session.uploads.remove(note)
-            self.session.writes.remove(watch)
-            self.session.downloads.remove(_ignore)
+            self.session.watching.uploads.remove(note)
+            self.session.watching.writes.remove(watch)
+            self.session.watching.downloads.remove(_ignore)
 
     def _settle_written(self, changed: Sequence[Storage]) -> None:
         """Let what the function changed hold its value alone, without gradients."""
@@ -174,7 +173,7 @@ class Entry:
             held.close()
             capture = Capture(self.session)
             with histories, capture:
-                args, kwargs = self._with_stand_ins(call, clones)
+                args, kwargs = _with_stand_ins(call, clones)
                 older, written, result = self._noting_writes(args, kwargs, held)
                 tensors = [t for t in leaves(result) if isinstance(t, Tensor)]
                 shown = [shown_apart(t) for t in tensors]
@@ -184,7 +183,7 @@ class Entry:
                 self.shapes = {storage: storage.node.shape for storage in storages}
                 realize_storages((*storages, *(t._storage for t in tensors)))
             self._check(capture, before)
-            self._settle_gradients(call, clones, gradients)
+            self.gradients = Gradients(call, clones, gradients)
             self.results = sort_results(result, shown, clones, older, before.tensors)
             last = self._build(call, clones, refs, capture, written, histories)
             self.surroundings = Surroundings(self.function)
@@ -195,15 +194,6 @@ class Entry:
                 # What this call made stays the capture's own.
                 outlet.clear()
             return given
-
-    @staticmethod
-    def _with_stand_ins(call: Call, clones: Sequence[Tensor]) -> tuple[Any, Any]:
-        """The call's arguments with its tensors stood in for."""
-        replacement = {id(t): clone for t, clone in zip(call.tensors, clones, strict=True)}
-        return cast(tuple[Any, Any], map_tree(
-            call.tree,
-            lambda leaf: replacement.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf,
-        ))
 
     def _noting_writes(
         self, args: Any, kwargs: Any, held: ExitStack
@@ -216,11 +206,11 @@ class Entry:
         older = every_storage()
         written: dict[Storage, Node] = {}
         watch = _note_write(written)
-        self.session.writes.append(watch)
+        self.session.watching.writes.append(watch)
         try:
             result = self.function(*args, **kwargs)
         finally:
-            self.session.writes.remove(watch)
+            self.session.watching.writes.remove(watch)
         held.enter_context(self.session.lock)
         older.update(self._random_states())
         # A storage that the function made itself (a clone, say) is no state.
@@ -228,7 +218,7 @@ class Entry:
 
     def _prepare(self, before: Surroundings, gradients: Sequence[Tensor]) -> Histories:
         """Compute what the function may read, and what is still to be computed of earlier work."""
-        pending = [held for ref in self.session.companions if (held := ref()) is not None]
+        pending = [held for ref in self.session.watching.companions if (held := ref()) is not None]
         closed = dict.fromkeys((*(t._storage for t in (*before.tensors, *gradients)), *self.states))
         realize_storages((*closed, *pending))
         part_shared(closed)
@@ -256,33 +246,6 @@ class Entry:
                 hint="keep what changes from call to call in a tensor and change it in place",
             )
 
-    def _settle_gradients(
-        self,
-        call: Call,
-        clones: Sequence[Tensor],
-        held: Sequence[tuple[Tensor, Tensor | None]],
-    ) -> None:
-        """Note whose gradients the function made: of what it closes over, and of arguments."""
-        self.gradients = [(t, old is None) for t, old in held]
-        self.renewed = [(t, t.grad) for t, old in held if t.grad is not old]
-        self.looks: dict[int, Look] = {
-            id(old._storage): _gradient_of(t) for t, old in held if old is not None
-        }
-        self.marked: list[int] = []
-        self.argument_gradients: list[tuple[int, Tensor | None]] = []
-        for position in range(call.given):
-            clone, tensor = clones[position], call.tensors[position]
-            place = call.grads.get(position)
-            if clone.grad is not (None if place is None else clones[place]):
-                if not tensor.is_leaf:
-                    raise JitError(
-                        "a gradient reaches an argument that was computed outside of the function",
-                        hint="pass what it was computed from, or detach() it",
-                    )
-                self.argument_gradients.append((position, clone.grad))
-            if clone.requires_grad and not tensor.requires_grad and clone.is_leaf:
-                self.marked.append(position)
-
     def _build(
         self,
         call: Call,
@@ -299,7 +262,8 @@ class Entry:
         own = {clone._storage for clone in clones}
         self._settle_written(list(written))
         self._note_written(clones, list(written))
-        updates, state = changed_state(written, own, self.looks)
+        looks = self.gradients.looks
+        updates, state = changed_state(written, own, looks)
         fresh_refs = [cast(BufferRef, self._ref_of(s.node)) for s in self.results.fresh]
         self.changed = [
             i for i, clone in enumerate(clones)
@@ -311,16 +275,14 @@ class Entry:
         kept = {id(ref.handle) for _, ref in state.values()}
         results = [*changed_refs, *fresh_refs]
         copies = copies_of_others(capture, results, kept)
-        made = [g for _, g in (*self.renewed, *self.argument_gradients) if g is not None]
+        made = self.gradients.made()
         shapes = self._take_shapes([clones[i] for i in self.changed], made)
         gradients = [cast(BufferRef, self._ref_of(g._storage.node)) for g in made]
         read = [*capture.reads(), *(ref for ref, _ in updates), *results, *gradients]
         known = {id(ref.handle) for ref in refs} | capture.own()
         outside = [ref for ref in read if id(ref.handle) not in known]
         closed = [tensor._storage for tensor in self.surroundings.tensors]
-        self.state = holders_of(
-            outside, state, closed, self.looks, histories.nodes, histories.cut
-        )
+        self.state = holders_of(outside, state, closed, looks, histories.nodes, histories.cut)
         self.changing = len(state)
         updated = [(ref.handle, handle) for ref, handle in updates]
         last_copies = copies_of_others(capture, gradients, kept)
@@ -376,7 +338,7 @@ class Entry:
         """Whether something the function closes over is not what it was at capture."""
         if self.surroundings.places and self.surroundings.changed():
             return True
-        for tensor, was_none in self.gradients:
+        for tensor, was_none in self.gradients.held:
             if (tensor.grad is None) is not was_none:
                 return True
         return bool(self.state) and any(one.is_stale() for one in self.state)
@@ -385,8 +347,8 @@ class Entry:
     def changes_what_is_given(self) -> bool:
         """Whether a replay changes its arguments, their gradients or those of other tensors."""
         return bool(
-            self.written_arguments or self.written or self.changed or self.marked
-            or self.renewed or self.argument_gradients
+            self.written_arguments or self.written or self.changed
+            or self.gradients.marked or self.gradients.are_renewed
         )
 
     def play(self, call: Call, handles: list[Any]) -> Any:
@@ -429,14 +391,15 @@ class Entry:
 
         `taken`: for each outlet what is used again, None where the memory is fresh.
         """
-        if self.changed or self.marked:
+        gradients = self.gradients
+        if self.changed or gradients.marked:
             self._change_arguments(call, made)
         storages = [
             storage or self._make(place, made, call.variables)
             for place, storage in enumerate(taken)
         ]
-        if self.renewed or self.argument_gradients:
-            self._renew_gradients(call, storages[len(self.results.fresh) :])
+        if gradients.are_renewed:
+            gradients.renew(call, storages[len(self.results.fresh) :])
         return self.results.give(call.tensors, storages)
 
     def _change_arguments(self, call: Call, made: Sequence[Any]) -> None:
@@ -447,7 +410,7 @@ class Entry:
             tensor = call.tensors[position]
             ref = self.replay.ref(place, made[place], call.variables)
             tensor._storage.put(buffer_node(ref, tensor.dtype))
-        for position in self.marked:
+        for position in self.gradients.marked:
             call.tensors[position].requires_grad_()
 
     def _make(self, place: int, made: Sequence[Any], variables: Mapping[str, int]) -> Storage:
@@ -455,20 +418,6 @@ class Entry:
         assert self.replay is not None
         position = len(self.changed) + place
         return self.outlets[place].make(self.replay.ref(position, made[position], variables))
-
-    def _renew_gradients(self, call: Call, storages: Sequence[Storage]) -> None:
-        """Put this call's gradients, in memory of their own, where the captured ones were."""
-        places = iter(storages)
-        targets: list[tuple[Tensor, Tensor | None]] = [
-            *self.renewed,
-            *((call.tensors[i], g) for i, g in self.argument_gradients),
-        ]
-        for tensor, gradient in targets:
-            if gradient is not None:
-                steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
-                gradient = Tensor._on(next(places), steps)
-            # It has the shape and dtype of the captured one, which were looked at then.
-            tensor._gradient = gradient
 
 
 def _ignore(ref: BufferRef) -> None:
@@ -482,11 +431,10 @@ def _note_write(written: dict[Storage, Node]) -> Callable[..., None]:
     return note
 
 
-def _gradient_of(tensor: Tensor) -> Look:
-    """Where the gradient that a tensor has now is stored."""
-
-    def look() -> Storage | None:
-        gradient = tensor.grad
-        return None if gradient is None else gradient._storage
-
-    return look
+def _with_stand_ins(call: Call, clones: Sequence[Tensor]) -> tuple[Any, Any]:
+    """The call's arguments with its tensors stood in for."""
+    replacement = {id(t): clone for t, clone in zip(call.tensors, clones, strict=True)}
+    return cast(tuple[Any, Any], map_tree(
+        call.tree,
+        lambda leaf: replacement.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf,
+    ))

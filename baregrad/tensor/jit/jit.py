@@ -69,7 +69,7 @@ class Jit(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, or replay what it did. Raises JitError for what cannot be replayed."""
         session = current_session()
-        if session.downloads:
+        if session.watching.downloads:
             return self.function(*args, **kwargs)
         settings = options.values()
         last = self._last

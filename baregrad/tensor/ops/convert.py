@@ -15,8 +15,8 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.core import buffer_node
 from baregrad.tensor.array.link import session
-from baregrad.tensor.array.operands import is_tensor, result
-from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.array.operands import result
+from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 from baregrad.tensor.ops.creation import as_raw, choose_device
 
 PRINTED = 1000  # elements from which printing shortens
@@ -39,7 +39,7 @@ def to(x: Tensor, *args: Any, dtype: object = None, device: str | None = None) -
     Positional arguments may be a dtype, a device's name, or a tensor to be like.
     """
     for arg in args:
-        if is_tensor(arg):
+        if isinstance(arg, TensorLike):
             dtype, device = arg.dtype, arg.device
         elif isinstance(arg, str) and not hasattr(dtypes, arg):
             device = arg

@@ -27,8 +27,7 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.core import buffer_node
 from baregrad.tensor.array.link import session
-from baregrad.tensor.array.operands import is_tensor
-from baregrad.tensor.array.tensor_like import Extents, Tensor
+from baregrad.tensor.array.tensor_like import Extents, Tensor, TensorLike
 
 RANGED = 1 << 20  # the most integers whose range is noted as they come in
 
@@ -81,7 +80,7 @@ def choose_device(device: str | None) -> str:
 def build(cls: type[Tensor], data: Any, dtype: object, device: str | None) -> Tensor:
     """A tensor of data; see `Tensor`."""
     wanted = None if dtype is None else array_dtype(dtype)
-    if is_tensor(data):
+    if isinstance(data, TensorLike):
         copy = data.detach().clone()
         copy = copy if device is None else copy.to(device)
         return copy if wanted is None else copy.cast(wanted)  # type: ignore[return-value]
@@ -107,14 +106,14 @@ def build(cls: type[Tensor], data: Any, dtype: object, device: str | None) -> Te
 def _holds_tensors(data: Sequence[Any]) -> bool:
     while isinstance(data, list | tuple) and data:
         data = data[0]
-    return is_tensor(data)
+    return isinstance(data, TensorLike)
 
 
 def _stack(cls: type[Tensor], data: Any) -> Tensor:
     if isinstance(data, list | tuple):
         parts = [_stack(cls, part) for part in data]
         return parts[0].stack(*parts[1:])
-    return data if is_tensor(data) else cls(data)  # type: ignore[return-value]
+    return data if isinstance(data, TensorLike) else cls(data)  # type: ignore[return-value]
 
 
 def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType]:
@@ -241,7 +240,7 @@ def full_like(
 ) -> Tensor:
     """Return a tensor of one value with the shape, device and (unless given) dtype of `x`."""
     found = x.dtype if dtype is None else array_dtype(dtype)
-    if is_tensor(fill_value):
+    if isinstance(fill_value, TensorLike):
         return fill_value.cast(found).expand(x.shape).clone()
     scalar_dtype(fill_value)
     return type(x)._make(nodes.full(plain(fill_value), x.shape, found), x.device)

@@ -15,12 +15,11 @@ from baregrad.tensor.array.operands import (
     common_dtype,
     elementwise,
     float_dtype,
-    is_tensor,
     lift,
     result,
     stepwise,
 )
-from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor
+from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor, TensorLike
 
 
 def unary(op: Op, x: Tensor) -> Tensor:
@@ -64,7 +63,7 @@ def sub(x: Tensor, other: Operand, *, alpha: float | None = None) -> Tensor:
 
 def _times(other: Operand, alpha: float, x: Tensor) -> Operand:
     lifted = lift(other, x)
-    if is_tensor(lifted) or isinstance(lifted, Node):
+    if isinstance(lifted, TensorLike | Node):
         return as_tensor(lifted, x, common_dtype((x, lifted))) * alpha
     return lifted * alpha
 
@@ -265,14 +264,14 @@ def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
     Called on a tensor of numbers it is PyTorch's method instead: x.where(condition, other) is `x`
     where the condition holds. Raises DTypeError unless the condition is a bool tensor.
     """
-    if not is_tensor(condition):
+    if not isinstance(condition, TensorLike):
         raise DTypeError(
             "where's condition",
             found=f"{type(condition).__name__} {condition!r:.40}",
             wanted="a bool tensor",
             hint="for a Python bool, use Python's own if",
         )
-    if condition.dtype is not dtypes.bool and is_tensor(a) and a.dtype is dtypes.bool:
+    if condition.dtype is not dtypes.bool and isinstance(a, TensorLike) and a.dtype is dtypes.bool:
         return where(a, condition, b)  # type: ignore[return-value]
     if condition.dtype is not dtypes.bool:
         raise DTypeError(
@@ -283,8 +282,11 @@ def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
         )
     a, b = lift(a, condition), lift(b, condition)
     dtype = common_dtype((a, b))
-    device_of = [x for x in (condition, a, b) if is_tensor(x)]
-    chosen = (nodes.cast(x.node, dtype) if is_tensor(x) else _scalar(x, dtype) for x in (a, b))
+    device_of = [x for x in (condition, a, b) if isinstance(x, TensorLike)]
+    chosen = (
+        nodes.cast(x.node, dtype) if isinstance(x, TensorLike) else _scalar(x, dtype)
+        for x in (a, b)
+    )
     return result(nodes.where(condition.node, *chosen), *device_of)
 
 
@@ -300,9 +302,9 @@ def lerp(x: Tensor, end: Operand, weight: Operand) -> Tensor:
     # First of all in the dtype of the result, where a difference of integers cannot wrap.
     end, weight = lift(end, x), lift(weight, x)
     dtype = common_dtype((x, end, weight))
-    x, end = x.cast(dtype), end.cast(dtype) if is_tensor(end) else end
+    x, end = x.cast(dtype), end.cast(dtype) if isinstance(end, TensorLike) else end
     difference = rsub(x, end)
-    if is_tensor(weight):
+    if isinstance(weight, TensorLike):
         near = weight.abs() < 0.5
         return near.where(x + difference * weight, rsub(difference * (1 - weight), end))
     assert isinstance(weight, int | float)
@@ -327,7 +329,7 @@ def addcdiv(x: Tensor, a: Operand, b: Operand, *, value: float = 1) -> Tensor:
 
 def _factors(name: str, x: Tensor, a: Operand, b: Operand) -> tuple[Operand, Operand]:
     a, b = lift(a, x), lift(b, x)
-    if not is_tensor(a) and not is_tensor(b):
+    if not isinstance(a, TensorLike) and not isinstance(b, TensorLike):
         raise DTypeError(
             f"{name} is of tensors", found=f"{a!r:.40} and {b!r:.40}", wanted="at least one tensor"
         )
@@ -505,7 +507,7 @@ def equal(x: Tensor, other: Tensor) -> bool:
 
 def _as_bool(x: Operand, beside: Tensor) -> Tensor:
     lifted = lift(x, beside)
-    if is_tensor(lifted):
+    if isinstance(lifted, TensorLike):
         return lifted if lifted.dtype is dtypes.bool else lifted != 0
     return beside.full_like(bool(lifted), dtype=dtypes.bool)
 

@@ -21,7 +21,7 @@ from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.requirements import value_of
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.operands import accumulator, as_node, is_tensor, lift, result
+from baregrad.tensor.array.operands import accumulator, as_node, lift, result
 from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 
 
@@ -64,7 +64,7 @@ def _as_entry(x: Tensor, entry: Any) -> Any:
         )
     if isinstance(entry, int | np.integer):
         return int(entry)
-    if isinstance(entry, Node) or is_tensor(entry):
+    if isinstance(entry, TensorLike | Node):
         return entry
     if isinstance(entry, list | tuple | range | np.ndarray):
         array = _as_array(entry)
@@ -93,12 +93,14 @@ def _as_array(entry: Any) -> np.ndarray[Any, Any]:
 
 def _is_array(entry: Any) -> bool:
     """Whether an entry is an index tensor or a mask."""
-    return isinstance(entry, np.ndarray) or is_tensor(entry)
+    return isinstance(entry, np.ndarray | TensorLike)
 
 
 def _is_mask(entry: Any) -> bool:
     """Whether an entry is a mask: a tensor, or what the host knows."""
-    return isinstance(entry, np.ndarray) or (is_tensor(entry) and entry.dtype is dtypes.bool)
+    if isinstance(entry, TensorLike):
+        return entry.dtype is dtypes.bool
+    return isinstance(entry, np.ndarray)
 
 
 def _width(entry: Any) -> int:
@@ -357,25 +359,26 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     Raises DTypeError for a value of a higher category (float into int), GradientError on a leaf
     that requires gradients.
     """
-    if is_tensor(key) and key.dtype is dtypes.bool and key.shape == x.shape:
-        if not is_tensor(value) or value.ndim == 0:
+    if isinstance(key, TensorLike) and key.dtype is dtypes.bool and key.shape == x.shape:
+        if not isinstance(value, TensorLike) or value.ndim == 0:
             lifted = lift(value, x)
-            if not is_tensor(lifted) or lifted.ndim == 0:
+            if not isinstance(lifted, TensorLike) or lifted.ndim == 0:
                 x.masked_fill_(key, lifted)  # type: ignore[arg-type]
                 return
     plan = _plan(x, key)
     view = _basic_view(x, plan)
     lifted = lift(value, x)
     if not plan.advanced:
-        if is_tensor(lifted) and lifted._storage is x._storage and lifted._steps == view._steps:
-            return  # x[key] += ... has already written through the view
+        if isinstance(lifted, TensorLike) and lifted._storage is x._storage:
+            if lifted._steps == view._steps:
+                return  # x[key] += ... has already written through the view
         view.copy_(lifted)
         return
     check_writable(view.dtype.kind, lifted)
     written = _written(view, plan, lifted, None)
     if written is None:
         return
-    grad = view.requires_grad or (is_tensor(lifted) and lifted.requires_grad)
+    grad = view.requires_grad or (isinstance(lifted, TensorLike) and lifted.requires_grad)
     view._write(written, grad)
 
 
@@ -389,7 +392,7 @@ def index_put(
     `accumulate` all are added. Raises DTypeError for other indices or values of a higher category.
     """
     for entry in indices:
-        if entry is not None and not is_tensor(entry):
+        if entry is not None and not isinstance(entry, TensorLike):
             raise DTypeError(
                 "places are named by tensors", found=f"{type(entry).__name__} {entry!r:.40}"
             )
@@ -397,7 +400,7 @@ def index_put(
     plan = _plan(x, key)
     lifted = lift(values, x)
     check_writable(x.dtype.kind, lifted)
-    others = [lifted] if is_tensor(lifted) else []
+    others = [lifted] if isinstance(lifted, TensorLike) else []
     if not plan.advanced:
         given = nodes.broadcast(_fit(as_node(lifted, x.dtype), x.shape), x.shape)
         if accumulate:
@@ -450,7 +453,7 @@ def check_writable(kind: str, value: Any) -> None:
     if isinstance(value, Node):
         found = dtypes.int64
     else:
-        found = value.dtype if is_tensor(value) else scalar_dtype(value)
+        found = value.dtype if isinstance(value, TensorLike) else scalar_dtype(value)
     rank = {"bool": 0, "uint": 1, "int": 1, "float": 2}
     if rank[found.kind] > rank[kind]:
         raise DTypeError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from baregrad.ir.core.node import const
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.operands import F, as_node, is_tensor, lift, one_device
+from baregrad.tensor.array.operands import F, as_node, lift, one_device
 from baregrad.tensor.array.tensor_like import Operand, Tensor, TensorLike
 from baregrad.tensor.ops.indexing import _fit, check_writable
 
@@ -16,10 +16,10 @@ def copy_(x: Tensor, value: Operand) -> Tensor:
     """Write a value, broadcast and cast, over the whole of `x`; return `x`."""
     lifted = lift(value, x)
     check_writable(x.dtype.kind, lifted)
-    if is_tensor(lifted) and lifted.device != x.device:
+    if isinstance(lifted, TensorLike) and lifted.device != x.device:
         lifted = lifted.to(x.device)
     node = nodes.broadcast(_fit(as_node(lifted, x.dtype), x.shape), x.shape)
-    x._write(node, is_tensor(lifted) and lifted.requires_grad)
+    x._write(node, isinstance(lifted, TensorLike) and lifted.requires_grad)
     return x
 
 
@@ -49,7 +49,7 @@ def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
 
 def as_tensor_like(value: Any, x: Tensor) -> Any:
     """A tensor cast to the dtype of `x`; a scalar as it is."""
-    return value.cast(x.dtype) if is_tensor(value) else value
+    return value.cast(x.dtype) if isinstance(value, TensorLike) else value
 
 
 def update(x: Tensor, value: Tensor) -> Tensor:

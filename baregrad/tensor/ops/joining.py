@@ -16,15 +16,15 @@ from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import one_axis, own_axis, plain
-from baregrad.tensor.array.operands import is_tensor, result
-from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.array.operands import result
+from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 
 
 def _several(x: Tensor | Sequence[Tensor], others: tuple[Tensor, ...]) -> list[Tensor]:
     """The tensors of cat(a, b), a.cat(b) and cat([a, b])."""
-    first = [x] if is_tensor(x) else list(x)
+    first = [x] if isinstance(x, TensorLike) else list(x)
     found = [*first, *others]
-    if not found or not all(is_tensor(one) for one in found):
+    if not found or not all(isinstance(one, TensorLike) for one in found):
         raise ShapeError(
             "joining wants at least one tensor, and tensors alone", found=f"{found}"[:80]
         )

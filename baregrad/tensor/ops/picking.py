@@ -13,8 +13,8 @@ from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import one_axis, own_axis, plain
-from baregrad.tensor.array.operands import accumulator, as_node, is_tensor, lift, result
-from baregrad.tensor.array.tensor_like import Operand, Tensor
+from baregrad.tensor.array.operands import accumulator, as_node, lift, result
+from baregrad.tensor.array.tensor_like import Operand, Tensor, TensorLike
 from baregrad.tensor.ops.indexing import check_class_ids, count_from_zero
 from baregrad.tensor.ops.reductions import check_integer
 
@@ -79,10 +79,10 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Operand, op: Op | None)
     values = lift(source, x)
     if not x.ndim:
         x, index = x.reshape(1), index.reshape(1)
-        values = values.reshape(1) if is_tensor(values) else values
+        values = values.reshape(1) if isinstance(values, TensorLike) else values
         return _scatter(x, 0, index, values, op).reshape(())
     places = _places(x, index, axis)
-    if is_tensor(values):
+    if isinstance(values, TensorLike):
         if values.dtype is not x.dtype:
             raise DTypeError(
                 "scattered values have the dtype of the tensor",
@@ -104,7 +104,7 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Operand, op: Op | None)
     wide = x.dtype if op is None else accumulator(x.dtype)
     base = nodes.cast(x.node, wide)
     written = nodes.scatter(base, nodes.cast(node, wide), places, op)
-    tensors = (values,) if is_tensor(values) else ()
+    tensors = (values,) if isinstance(values, TensorLike) else ()
     return result(nodes.cast(written, x.dtype), x, index, *tensors)
 
 
@@ -233,9 +233,9 @@ def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
             "a mask is of bools", found=f"dtype {mask.dtype}", hint="compare: mask != 0"
         )
     lifted = lift(value, x)
-    if is_tensor(lifted) and lifted.ndim:
+    if isinstance(lifted, TensorLike) and lifted.ndim:
         raise ShapeError("masked_fill wants one value", found=f"shape {list(lifted.shape)}")
-    chosen = lifted.cast(x.dtype) if is_tensor(lifted) else lifted
+    chosen = lifted.cast(x.dtype) if isinstance(lifted, TensorLike) else lifted
     return mask.where(chosen, x).cast(x.dtype)
 
 

@@ -85,7 +85,7 @@ class RandomState:
         return key, counter
 
     def _is_captured(self) -> bool:
-        return bool(self.owner.downloads)
+        return bool(self.owner.watching.downloads)
 
     def _read(self) -> None:
         realize_storages((self.storage,))

@@ -14,8 +14,8 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import Axes, one_axis, plain, several_axes
 from baregrad.tensor.array.core import check_float
-from baregrad.tensor.array.operands import accumulator, float_dtype, is_tensor, result, stepwise
-from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.array.operands import accumulator, float_dtype, result, stepwise
+from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 
 
 class Extreme(NamedTuple, Generic[Tensor]):
@@ -178,7 +178,7 @@ def max(
     """
     if dim is None:
         return amax(x)
-    if is_tensor(dim):
+    if isinstance(dim, TensorLike):
         return x.maximum(dim)
     return _extreme(Ops.MAX, x, one_axis(plain(dim), x.ndim), keepdim)
 
@@ -192,7 +192,7 @@ def min(
     """
     if dim is None:
         return amin(x)
-    if is_tensor(dim):
+    if isinstance(dim, TensorLike):
         return x.minimum(dim)
     return _extreme(Ops.MIN, x, one_axis(plain(dim), x.ndim), keepdim)
 

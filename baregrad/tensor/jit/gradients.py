@@ -1,0 +1,81 @@
+"""The gradients that a captured function makes: of what it closes over, and of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baregrad.base.errors import JitError
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array.core import Storage
+from baregrad.tensor.jit.parts import Call
+from baregrad.tensor.jit.state import Look
+from baregrad.tensor.tensor import Tensor
+
+
+class Gradients:
+    """What a capture did to gradients, and how a replay does it again.
+
+    held: tensors that the function closes over, and whether each had no gradient before. renewed:
+    those of them that have another gradient now. looks: where the gradients of before are stored.
+    marked: arguments that the function made leaves. of_arguments: the arguments, by position, whose
+    gradient it changed. are_renewed: there are any of `renewed` or `of_arguments`.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        clones: Sequence[Tensor],
+        before: Sequence[tuple[Tensor, Tensor | None]],
+    ) -> None:
+        """`clones` stood in for the call's tensors; `before`: the gradients before the call.
+
+        Raises JitError where a gradient reaches an argument that is no leaf.
+        """
+        self.held = [(t, old is None) for t, old in before]
+        self.renewed = [(t, t.grad) for t, old in before if t.grad is not old]
+        self.looks: dict[int, Look] = {
+            id(old._storage): _gradient_of(t) for t, old in before if old is not None
+        }
+        self.marked: list[int] = []
+        self.of_arguments: list[tuple[int, Tensor | None]] = []
+        for position in range(call.given):
+            clone, tensor = clones[position], call.tensors[position]
+            place = call.grads.get(position)
+            if clone.grad is not (None if place is None else clones[place]):
+                if not tensor.is_leaf:
+                    raise JitError(
+                        "a gradient reaches an argument that was computed outside of the function",
+                        hint="pass what it was computed from, or detach() it",
+                    )
+                self.of_arguments.append((position, clone.grad))
+            if clone.requires_grad and not tensor.requires_grad and clone.is_leaf:
+                self.marked.append(position)
+        self.are_renewed = bool(self.renewed or self.of_arguments)
+
+    def made(self) -> list[Tensor]:
+        """The gradients that the capture made, in the order in which a replay gives its."""
+        return [g for _, g in (*self.renewed, *self.of_arguments) if g is not None]
+
+    def renew(self, call: Call, storages: Sequence[Storage]) -> None:
+        """Put this call's gradients, in memory of their own, where the captured ones were."""
+        places = iter(storages)
+        targets: list[tuple[Tensor, Tensor | None]] = [
+            *self.renewed,
+            *((call.tensors[i], g) for i, g in self.of_arguments),
+        ]
+        for tensor, gradient in targets:
+            if gradient is not None:
+                steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
+                gradient = Tensor._on(next(places), steps)
+            # It has the shape and dtype of the captured one, which were looked at then.
+            tensor._gradient = gradient
+
+
+def _gradient_of(tensor: Tensor) -> Look:
+    """Where the gradient that a tensor has now is stored."""
+
+    def look() -> Storage | None:
+        gradient = tensor.grad
+        return None if gradient is None else gradient._storage
+
+    return look
