@@ -1,4 +1,4 @@
-"""Devices follow their process: those still open are closed at its exit, and told of its forks."""
+"""Devices follow their process: those still open are closed at its exit, notified of its forks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _open: weakref.WeakSet[Follower] = weakref.WeakSet()
 
 
 def follow_process(device: Follower) -> None:
-    """Have a device closed at exit and told of forks, without keeping it alive."""
+    """Have a device closed at exit and notified of forks, without keeping it alive."""
     _open.add(device)
 
 
@@ -37,11 +37,11 @@ def _close_all() -> None:
             print(f"baregrad: {device.name} did not close: {error}", file=sys.stderr)
 
 
-def _tell_all() -> None:
+def _notify_all() -> None:
     for device in list(_open):
         device.after_fork()
 
 
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tell_all)
+    os.register_at_fork(after_in_child=_notify_all)

@@ -19,20 +19,20 @@ What keeps this safe:
 Offsets in the pool: 0 sequence, 8 and 24 the two descriptors (command, chunks), 40 shutdown,
 48 spins before sleeping, 56 participants; 128 wake word (i32), 132 sleepers (i32); 256 chunks
 done (i64), 264 submitter asleep (i32); 512 + 128 p, participant p: 0 its word, 8 scratch,
-16 pool, 24 index, 32 its thread's number (i32). Of 64 to 80 and 272 executor_apart.py tells. A list
-is 0 commands, 8 their number, 16 patches, 24 their number, 32 slots, 40 times or null. A command is
-0 function, 8 buffers, 16 variables, 24 chunks, 32 serial, and is 64 bytes long. A patch is the
-place to write to, the slot and the offset to add.
+16 pool, 24 index, 32 its thread's number (i32). Bytes 64 to 80 and 272 are worker_affinity.py's.
+A list is 0 commands, 8 their number, 16 patches, 24 their number, 32 slots, 40 times or null. A
+command is 0 function, 8 buffers, 16 variables, 24 chunks, 32 serial, and is 64 bytes long. A patch
+is the place to write to, the slot and the offset to add.
 """
 
 from __future__ import annotations
 
 from baregrad.base.errors import UnsupportedDevice
-from baregrad.runtime.cpu.executor_apart import (
-    KEEP_APART,
+from baregrad.runtime.cpu.worker_affinity import (
+    KEEP_WORKERS_OFF,
     MASK_BITS,
-    POOL_APART_FROM,
-    POOL_KEEPS_APART,
+    POOL_KEEPS_OFF,
+    POOL_KEPT_OFF,
 )
 
 POOL_SPINS = 48
@@ -53,7 +53,7 @@ FILL = "baregrad_fill"
 
 # By machine: the numbers of the calls futex, gettid, sched_getaffinity and sched_setaffinity, the
 # pause of a spin loop, the reading and setting of the floating-point control register, and what
-# stores past the caches are followed by. Kernels always run with the default control register
+# non-temporal stores are followed by. Kernels always run with the default control register
 # (round to nearest, no flushing of subnormals), whatever the caller's library has set in its
 # thread, or results would depend on the thread.
 _MACHINES = (
@@ -91,12 +91,12 @@ def executor_source(machine: str) -> str:
     """Return the executor as LLVM IR text for "x86_64" or "aarch64", Linux."""
     for name, calls, pause, save, default, restore, fence, declare in _MACHINES:
         if name == machine:
-            text = _DATA + _WAKE + KEEP_APART + _SHARE + _PUBLISH + _SUBMIT + _WORKER
+            text = _DATA + _WAKE + KEEP_WORKERS_OFF + _SHARE + _PUBLISH + _SUBMIT + _WORKER
             marks = ("FUTEX", "GETTID", "GETAFFINITY", "SETAFFINITY")
             for mark, value in (
                 *zip(marks, calls, strict=True),
-                ("APART_FROM", str(POOL_APART_FROM)),
-                ("KEEPS_APART", str(POOL_KEEPS_APART)),
+                ("APART_FROM", str(POOL_KEPT_OFF)),
+                ("KEEPS_APART", str(POOL_KEEPS_OFF)),
                 ("MASK_BITS", str(MASK_BITS)),
                 ("MASK_BYTES", str(MASK_BITS // 8)),
                 ("MASK_WORDS", str(MASK_BITS // 64)),
@@ -114,7 +114,7 @@ def executor_source(machine: str) -> str:
 
 
 def _line_copied() -> str:
-    """A line from %s + %i to %d + %i, past the caches: the first of them must be aligned."""
+    """A line from %s + %i to %d + %i, non-temporal: the first of them must be aligned."""
     lines = []
     for at in range(0, 64, 16):
         lines.append(f"""  %o{at} = add i64 %i, {at}

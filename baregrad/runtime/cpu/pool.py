@@ -19,9 +19,9 @@ from typing import ClassVar
 from baregrad.base.errors import DriverError
 from baregrad.runtime.buffers import Memory
 from baregrad.runtime.cpu import executor
-from baregrad.runtime.cpu.executor_apart import POOL_APART_FROM
 from baregrad.runtime.cpu.host import usable_cores
 from baregrad.runtime.cpu.loader import LoadedObject
+from baregrad.runtime.cpu.worker_affinity import POOL_KEPT_OFF
 from baregrad.runtime.host_memory import HostAllocator, address_of
 
 # Long enough to bridge the gap between two kernels and most gaps between two submits, short
@@ -57,8 +57,8 @@ class NativePool:
         self._set(executor.POOL_SPINS, self._spins())
         self._set(executor.POOL_PARTICIPANTS, threads)
         # More threads than processors have to share some of them, the submitter's as well.
-        apart = 1 < threads <= usable_cores()
-        struct.pack_into("<ii", self._shared, POOL_APART_FROM, -1, int(apart))
+        keeps_off = 1 < threads <= usable_cores()
+        struct.pack_into("<ii", self._shared, POOL_KEPT_OFF, -1, int(keeps_off))
         for index, place in enumerate(self._places()):
             struct.pack_into("<QQQQ", self._shared, place, 0, 0, self._address, index)
         self._in_use.add(code)
@@ -121,7 +121,7 @@ class NativePool:
                         hint="set BAREGRAD_THREADS to fewer",
                     )
                 self._handles.append(handle.value)
-        # Each tells its number first thing; the submitter goes by these.
+        # Each writes its number first; the submitter reads these.
         for place in self._places()[1:]:
             while not struct.unpack_from("<i", self._shared, place + executor.THREAD_AT)[0]:
                 time.sleep(0)

@@ -49,7 +49,7 @@ class _Block:
 class CachingAllocator:
     """Hands out device memory and takes it back. Safe to use from several threads.
 
-    `take` gets a segment of so many bytes from the driver and returns its address (it raises
+    `take` gets a segment of that number of bytes from the driver and returns its address (it raises
     OutOfMemory), `give` returns one and may wait for the device. Blocks of up to 1 MiB share
     segments of 2 MiB, those under 10 MiB segments of 20 MiB; the smallest free block that fits is
     used and its rest stays free.

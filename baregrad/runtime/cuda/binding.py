@@ -56,7 +56,7 @@ class CudaBoundList:
         self.steps = tuple(
             self._step(command, *place) for command, place in zip(recorded, places, strict=True)
         )
-        self.names: Names = tuple(step.told for step in self.steps)
+        self.names: Names = tuple(step.labelled_name for step in self.steps)
         self._grids = tuple(
             (index, step)
             for index, step in enumerate(self.steps)

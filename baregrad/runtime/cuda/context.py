@@ -135,12 +135,12 @@ class Context:
         suspects = self.progress.suspects()
         if self.lost:
             return DriverError(f"the device {self.name} is lost: {self.lost}", hint=_GONE)
-        status, told = self.driver.status(code)
-        did = _FAULTS.get(code, f"failed ({told})")
+        status, text = self.driver.status(code)
+        did = _FAULTS.get(code, f"failed ({text})")
         self.lost = f"{who(suspects)} {did}"
         hint = _GONE
         if len(suspects) > 1:
-            hint = f"BAREGRAD_CUDA_BLOCKING=1 waits after each kernel and tells which; {_GONE}"
+            hint = f"BAREGRAD_CUDA_BLOCKING=1 waits after each kernel and says which; {_GONE}"
         return DriverError(
             self.lost, ioctl=called, status=f"{status} ({code})", code=code, hint=hint,
             at=_place(suspects),
@@ -220,18 +220,18 @@ class Context:
 
 
 def _place(names: Names) -> str | None:
-    """Return the user's file and line, where one kernel is meant and its label tells them."""
+    """Return the user's file and line, where one kernel is meant and its label has them."""
     found = _PLACE.search(names[0][1]) if len(names) == 1 else None
     return found.group() if found else None
 
 
 def who(names: Names) -> str:
-    """Return how a message speaks of kernels; a label is told where it says more than the name."""
+    """Return how a message names kernels; with the label where that says more than the name."""
     if not names:
         return "a kernel that nobody waited for"
-    told = [f"{name!r} ({label})" if label not in (name, "") else repr(name)
+    said = [f"{name!r} ({label})" if label not in (name, "") else repr(name)
             for name, label in names[:_NAMES_SHOWN]]
     if len(names) == 1:
-        return f"the kernel {told[0]}"
+        return f"the kernel {said[0]}"
     more = ", ..." if len(names) > _NAMES_SHOWN else ""
-    return f"one of {len(names)} kernels ({', '.join(told)}{more})"
+    return f"one of {len(names)} kernels ({', '.join(said)}{more})"

@@ -65,10 +65,10 @@ def load_functions(library: str = LIBRARY) -> Functions:
 
 def outdated(version: int, found: str = "") -> DriverError:
     """Return the error for a driver that is older than what we call."""
-    told = f"CUDA {version_text(version)}" if version else "an unknown version"
+    text = f"CUDA {version_text(version)}" if version else "an unknown version"
     return DriverError(
         "the CUDA driver is too old",
-        found=f"{told} ({found})" if found else told,
+        found=f"{text} ({found})" if found else text,
         wanted=f"CUDA {version_text(abi.OLDEST_VERSION)} or newer",
         hint="update NVIDIA's driver to release 525 or newer",
     )
@@ -93,9 +93,9 @@ class Driver:
 
     def __init__(self, functions: Functions | None = None) -> None:
         self.functions = load_functions() if functions is None else functions
-        # Told of answers after which nothing works any more; returns the error to raise.
+        # Receives answers after which nothing works any more; returns the error to raise.
         self.on_fault: Callable[[str, int], BaregradError] | None = None
-        # The version is told before anything is initialised.
+        # The version can be asked for before anything is initialised.
         self.version = self.integer("cuDriverGetVersion")
         if self.version < abi.OLDEST_VERSION:
             raise outdated(self.version)
@@ -130,17 +130,17 @@ class Driver:
         called = name.partition("_")[0]
         if code in abi.STICKY_ERRORS and self.on_fault is not None:
             return self.on_fault(called, code)
-        status, told = self.status(code)
+        status, text = self.status(code)
         hint = _HINTS.get(code)
         start = f"{about}: " if about else ""
         if code == abi.OUT_OF_MEMORY:
             found = f"{status} of {called}"
             return OutOfMemory(f"{start}the GPU has no memory left", found=found, hint=hint)
         if code in abi.IMAGE_ERRORS:
-            message = f"{start}the CUDA driver refused the code ({told})"
+            message = f"{start}the CUDA driver refused the code ({text})"
             return CompileError(message, found=f"{status} of {called}", hint=hint)
         return DriverError(
-            f"{start}the CUDA driver said no ({told})",
+            f"{start}the CUDA driver said no ({text})",
             ioctl=called, status=f"{status} ({code})", code=code, hint=hint,
         )  # fmt: skip
 

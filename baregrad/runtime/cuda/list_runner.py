@@ -78,9 +78,9 @@ class ListRunner:
                 continue
             code = step.enqueue(functions, stream)
             if code:
-                raise self._driver.error(step.called, code, who((step.told,)))
+                raise self._driver.error(step.called, code, who((step.labelled_name,)))
             if closely:
-                progress.mark((step.told,))
+                progress.mark((step.labelled_name,))
             if blocking:
                 self._context.synchronize()
         if not closely:
@@ -95,8 +95,8 @@ class ListRunner:
                 if step is not None and not step.empty:
                     code = step.enqueue(self._driver.functions, self._context.stream)
                     if code:
-                        raise self._driver.error(step.called, code, who((step.told,)))
-                    self._context.progress.mark((step.told,))
+                        raise self._driver.error(step.called, code, who((step.labelled_name,)))
+                    self._context.progress.mark((step.labelled_name,))
                 event = self._driver.handle("cuEventCreate", abi.EVENT_DEFAULT)
                 destroy = functools.partial(self._context.release, "cuEventDestroy_v2", event)
                 made.push("an event", destroy)

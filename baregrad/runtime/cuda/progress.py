@@ -15,8 +15,8 @@ from baregrad.runtime.cuda.driver import Driver
 _HALF = 1 << 31
 _MASK = (1 << 32) - 1
 # A command's name and its label, which may say more; of one command, or of several.
-Told = tuple[str, str]
-Names = tuple[Told, ...]
+LabelledName = tuple[str, str]
+Names = tuple[LabelledName, ...]
 
 
 class Progress:
@@ -71,9 +71,9 @@ class Progress:
         self._open.clear()
 
     def suspects(self) -> Names:
-        """Return the names of what was under way: of one command where the marks tell it apart."""
+        """Return the names of what was under way: of one command where the marks distinguish it."""
         if not self.offered:
-            return tuple(dict.fromkeys(told for _, names in self._open for told in names))
+            return tuple(dict.fromkeys(name for _, names in self._open for name in names))
         for number, names in self._open:
             if not self._arrived(number):
                 return tuple(dict.fromkeys(names))

@@ -23,7 +23,7 @@ class StreamStep(Protocol):
     """One command. `words` of its list hold its operands and variables, from `at` on."""
 
     name: str
-    told: tuple[str, str]
+    labelled_name: tuple[str, str]
     called: str
     empty: bool
 
@@ -47,7 +47,7 @@ class KernelStep:
         launch = command.kernel.program.launch
         assert launch is not None
         self.name = command.kernel.program.name
-        self.told = (self.name, command.label)
+        self.labelled_name = (self.name, command.label)
         self.block = launch.block
         self.shared_nbytes = launch.shared_nbytes
         self.cluster = launch.cluster
@@ -146,7 +146,7 @@ class CopyStep:
 
     def __init__(self, name: str, words: Words, nbytes: int) -> None:
         self.name = name
-        self.told = (name, name)
+        self.labelled_name = (name, name)
         self.empty = nbytes == 0
         self._words = words
         self._nbytes = nbytes
@@ -185,7 +185,7 @@ class FillStep:
 
     def __init__(self, name: str, words: Words, nbytes: int, byte: int) -> None:
         self.name = name
-        self.told = (name, name)
+        self.labelled_name = (name, name)
         self.empty = nbytes == 0
         self._words = words
         self._nbytes = nbytes

@@ -16,8 +16,8 @@ from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.objects import Gpu
 
-# After so many seconds without a sign of life doorbells are rung again, which changes nothing where
-# all is well, and wakes a GPU that has missed one.
+# After this time without a sign of life doorbells are rung again, which changes nothing where all
+# is well, and wakes a GPU that has missed one.
 _RING_AGAIN_S = 1.0
 
 

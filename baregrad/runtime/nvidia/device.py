@@ -80,7 +80,7 @@ class NvDevice(Device):
 
     `index` counts the GPUs that this process may open. Work is submitted without waiting for it;
     `timeout_s` is how long the GPU may take for one kernel (None: the option). `copy_engine` is the
-    copy engine to use: a number, None for the best by what the driver tells, -1 for the graphics
+    copy engine to use: a number, None for the best by what the driver says, -1 for the graphics
     engine's.
     """
 

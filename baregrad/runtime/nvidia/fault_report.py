@@ -42,7 +42,7 @@ def report(
     if fault is not None and fault.address is not None:
         parts.append(f"at {fault.address:#x} ({fault.kind}), {nearest_to(fault.address)}")
     elif code == ENGINE_EXCEPTION:
-        parts.append("(a trap or an instruction that is refused: the GPU tells no address for it)")
+        parts.append("(a trap or a refused instruction: the GPU reports no address for it)")
     places = [_PLACE.search(label) for _, label in suspects]
     at = places[0].group() if len(suspects) == 1 and places[0] else None
     return DriverError(

@@ -71,7 +71,7 @@ def test_a_trap_says_that_there_is_no_address() -> None:
     device = NvDevice(port=VirtualPort())
     text = told(device, "trapped64", {})
     assert "'trapped64' (trapped64 train.py:17) was stopped by graphics engine exception" in text
-    assert "the GPU tells no address for it" in text and "0x0" not in text
+    assert "the GPU reports no address for it" in text and "0x0" not in text
     assert "UNRECOGNIZED" not in text and "nearest" not in text
     check_goes_on(device)
     device.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-# What a trap, an illegal instruction and a shared address out of range are told by.
+# What a trap, an illegal instruction and a shared address out of range are reported as.
 ENGINE_EXCEPTION = 13
 CODES = MappingProxyType({
     ENGINE_EXCEPTION: "graphics engine exception (illegal instruction or address, shared memory "

@@ -1,4 +1,4 @@
-"""Constant bank 0: what the launcher tells each kernel before its parameters, and they.
+"""Constant bank 0: what the launcher gives each kernel, and behind it the parameters.
 
 Compiled code reads the shape of the launch, the addresses of the windows and its parameters from
 fixed places of this bank, which moved with the generations. They were found by compiling kernels
@@ -6,7 +6,7 @@ that read one special register each (nvcc 13.0, sm_75 to sm_120) and looking at 
 those of Hopper were filled in and read back on an H200.
 
 The windows are ranges of generic addresses that lead to shared and local memory: two addresses that
-the channel is told too.
+the channel is set up with as well.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ BANK_LAYOUTS = (BANK_TURING, BANK_AMPERE, BANK_HOPPER, BANK_BLACKWELL)
 
 @dataclass(frozen=True, slots=True)
 class BankFacts:
-    """What a launch tells its kernel; triples are (x, y, z), addresses the GPU's.
+    """What a launch gives its kernel; triples are (x, y, z), addresses the GPU's.
 
     `address` is where this bank lies. `grid` counts blocks, `block` threads; `cluster` is None for
     a launch without clusters. `reserved_shared_nbytes` is what the system takes of each block's

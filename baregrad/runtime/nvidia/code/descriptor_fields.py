@@ -1,6 +1,6 @@
 """Where each field of a launch descriptor lies, one table for each version.
 
-A launch descriptor tells the compute engine all about one grid: program, shape, resources,
+A launch descriptor holds all that the compute engine knows of one grid: program, shape, resources,
 constant banks, what to write when it is done and what to run next. It is a structure of bits that
 changed with the generations: version 2.3 on Turing, 3.0 on Ampere and Ada, 4.0 on Hopper and 5.0 on
 Blackwell.
@@ -26,8 +26,8 @@ from baregrad.base.errors import ArgumentError, FileFormatError, IndexOutOfRange
 class DescriptorField:
     """Bits of a descriptor: ranges (high, low), the least significant one first.
 
-    The field holds the value without its `shift` lowest bits. There are `count` of it, `step` bits
-    apart.
+    The field holds the value without its `shift` lowest bits. There are `count` of it, one every
+    `step` bits.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -78,7 +78,7 @@ class DescriptorLayout:
     fields: Mapping[str, DescriptorField]
 
     @property
-    def nbytes_apart(self) -> int:
+    def stride_nbytes(self) -> int:
         """Bytes from one descriptor to what may follow it, a descriptor or a bank."""
         return round_up(self.nbytes, 256)
 

@@ -370,7 +370,7 @@ def _next(address: int, layout: DescriptorLayout) -> Values:
 
 
 def decode(data: bytes | bytearray | memoryview, layout: DescriptorLayout) -> GridLaunch:
-    """Return the launch that a descriptor tells of, sizes as they were rounded.
+    """Return the launch that a descriptor describes, sizes as they were rounded.
 
     Raises FileFormatError for a descriptor of another version, or one that launches nothing.
     """

@@ -49,7 +49,7 @@ def thread_nbytes(stack_nbytes: int) -> int:
 def local_pool(
     nbytes_per_thread: int, *, warps_per_unit: int, units_per_tpc: int, tpcs_per_gpc: int, gpcs: int
 ) -> LocalPool:
-    """Return the pool for threads of so many bytes.
+    """Return the pool for threads that each need `nbytes_per_thread` bytes.
 
     The counts are the most that the chip can have, whatever is fused off, since places in the pool
     are found by number.

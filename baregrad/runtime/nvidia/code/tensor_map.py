@@ -107,7 +107,7 @@ class TensorMap:
 
     @property
     def box_nbytes(self) -> int:
-        """Bytes that a copy of one whole box moves: what its barrier is told to expect.
+        """Bytes that a copy of one whole box moves: what its barrier has to expect.
 
         Counts the steps that fit whole, as the vendor's encoder does; choose boxes that are
         multiples of their steps, since the copy takes a last partial step too.
@@ -201,7 +201,7 @@ def _check_kinds(wanted: TensorMap) -> None:
         value = getattr(wanted, name)
         if value not in allowed:
             raise ArgumentError(
-                f"a tensor map has no {name} of so many bytes",
+                f"a tensor map has no {name} of this size in bytes",
                 found=value,
                 wanted=" | ".join(map(str, allowed)),
             )

@@ -195,7 +195,7 @@ held:
     ebea              jmp held
 # The words are there now, and where they are.
 free:
-    4c0fafb390010000  imul r14, [rbx+S_apart]
+    4c0fafb390010000  imul r14, [rbx+S_entry_stride]
     4c03b380010000    add r14, [rbx+S_entry]
 lock_it:
     b801000000        mov eax, 1
@@ -255,12 +255,13 @@ reached:
 class CrewState(ctypes.Structure):
     """What threads of a copy share; offsets are those that the code has.
 
-    What all write is kept apart by 64 bytes. `called` is what they sleep on and `sleepers` how many
-    do; `mine` is the caller's piece plus 1 while it waits, else 0; `nap` a timespec. `cuts` is the
-    address of numbers of 64 bits: how many bytes of the array at `host` lie in front of each piece
-    of the copy that begins with number `base`, and of what would follow the last. `held` keeps them
-    from submitting, and `lock` from doing so at once; `ring` is the RingState of the channel,
-    `entry` that of the first piece's words, `apart` what the entries of two pieces differ by.
+    What all write lies in cache lines of its own. `called` is what they sleep on and `sleepers` how
+    many do; `mine` is the caller's piece plus 1 while it waits, else 0; `nap` a timespec. `cuts` is
+    the address of numbers of 64 bits: how many bytes of the array at `host` lie in front of each
+    piece of the copy that begins with number `base`, and of what would follow the last. `held`
+    keeps them from submitting, and `lock` from doing so at once; `ring` is the RingState of the
+    channel, `entry` that of the first piece's words, `entry_stride` what those of two pieces differ
+    by.
     """
 
     _fields_ = (
@@ -276,7 +277,7 @@ class CrewState(ctypes.Structure):
         ("move", ctypes.c_uint64), ("spins", ctypes.c_uint64), ("idle_spins", ctypes.c_uint64),
         ("nap", ctypes.c_uint64 * 2), ("mine", ctypes.c_uint64), ("turns", ctypes.c_uint64),
         ("ring", ctypes.c_uint64), ("entry", ctypes.c_uint64), ("ahead", ctypes.c_uint64),
-        ("apart", ctypes.c_uint64),
+        ("entry_stride", ctypes.c_uint64),
     )  # fmt: skip
 
 

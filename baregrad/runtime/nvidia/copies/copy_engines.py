@@ -1,9 +1,9 @@
-"""Which copy engine to use: what the driver tells of each, and which is best by that.
+"""Which copy engine to use: what the driver reports of each, and which is best by that.
 
 A logical engine moves data with the physical ones that the driver gave it: of an H200's three that
 work beside the graphics engine, one has most of them and copies to a peer at 393 GB/s, the others
-at 46 and 67. The driver tells how many each has; where that is refused (a sandbox may let only some
-questions through), what it tells of their abilities has to do: of the engines of a GPU on a switch
+at 46 and 67. The driver says how many each has; where that is refused (a sandbox may let only some
+questions through), what it says of their abilities has to do: of the engines of a GPU on a switch
 it names the one with most physical engines for NVLink (open-gpu-kernel-modules 580.95.05,
 `kernel_ce_gh100.c:1040`).
 """
@@ -27,7 +27,7 @@ _CAPS_NBYTES = 2
 
 
 class CopyEngine(NamedTuple):
-    """A copy engine: its number, its abilities, how many physical engines (None: not told)."""
+    """A copy engine: its number, its abilities, how many physical engines (None: unknown)."""
 
     number: int
     caps: int
@@ -51,13 +51,13 @@ class Engines(NamedTuple):
 
 
 def copy_engines(gpu: Gpu) -> Engines:
-    """Return what copy engines there are, by what the driver tells of them."""
+    """Return what copy engines there are, by what the driver reports of them."""
     try:
-        found = _told(gpu)
+        found = _reported(gpu)
     except DriverError as error:
-        _log.warning("the last copy engine is taken, since the driver tells of none: %s", error)
+        _log.warning("the last copy engine is taken, since the driver reports none: %s", error)
         numbers = tuple(range(MOST_ENGINES - 1, -1, -1))
-        return Engines(numbers, f"the last that works, since of none is told: {error}")
+        return Engines(numbers, f"the last that works, since none is reported: {error}")
     best = sorted(found, key=lambda one: one.rank, reverse=True)
     if not best:
         return Engines((), "the driver has none beside the graphics engine's")
@@ -66,25 +66,25 @@ def copy_engines(gpu: Gpu) -> Engines:
         shares = ", ".join(f"{one.number} with {one.parts}" for one in best)
         return Engines(numbers, f"by physical engines: {shares}")
     abilities = ", ".join(f"{one.number} with {one.caps:#x}" for one in best)
-    return Engines(numbers, f"by abilities, since physical engines are not told: {abilities}")
+    return Engines(numbers, f"by abilities, since physical engines are not reported: {abilities}")
 
 
-def _told(gpu: Gpu) -> list[CopyEngine]:
-    """Return the engines that have a runlist of their own; raise DriverError if none is told."""
+def _reported(gpu: Gpu) -> list[CopyEngine]:
+    """Return the engines with a runlist of their own; raise DriverError if none is reported."""
     client = gpu.client
     record = client.struct("all_copy_caps").record()
     client.control(gpu.subdevice, nv.NV2080_CTRL_CMD_CE_GET_ALL_CAPS, record)
     table, present = record.data("capsTbl"), record["present"]
     found = []
-    told = True
+    answers = True
     for number in range(MOST_ENGINES):
         caps = table[_CAPS_NBYTES * number]
         if not present >> number & 1 or caps & nv.COPY_CAPS_GRAPHICS:
             continue
-        parts = _parts(gpu, number) if told else None
-        told = parts is not None
+        parts = _parts(gpu, number) if answers else None
+        answers = parts is not None
         found.append(CopyEngine(number, caps, parts))
-    if not told:
+    if not answers:
         found = [one._replace(parts=None) for one in found]
     return found
 

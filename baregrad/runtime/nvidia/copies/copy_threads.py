@@ -52,7 +52,7 @@ class CopyThreads:
             raise interrupt
 
     def _work(self, number: int) -> None:
-        # Short naps end when they should, where the system can be told so.
+        # Short naps end when they should, where the system has a setting for that.
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)
         wake = self._wakes[number - 1]

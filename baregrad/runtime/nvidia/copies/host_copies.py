@@ -295,7 +295,7 @@ class HostCopies:
     ) -> None:
         """Do pieces until there are none left, or another thread has met an error.
 
-        So many of them, `depth`, are on their way to the host at a time.
+        At most `depth` of them are on their way to the host at a time.
         """
         host, gpu_va, nbytes, step, out = job
         move, lock = ctypes.memmove, self._lock

@@ -29,7 +29,7 @@ _KEPT_CUTS = 64
 SLOT_NBYTES = 64
 
 # Words of one piece, and where in them is what differs between copies: a pair of source and target
-# addresses, upper halves first; bytes; the value told.
+# addresses, upper halves first; bytes; the value released.
 PIECE_WORDS = 14
 _SOURCE, _TARGET, _NBYTES, _TOLD = 1, 3, 6, 11
 _MASK = 0xFFFFFFFF
@@ -53,7 +53,7 @@ class Cuts(NamedTuple):
 
 @functools.lru_cache(_KEPT_CUTS)
 def cut(nbytes: int, most: int, sharers: int, rounds: int) -> Cuts:
-    """Cut a copy into pieces of at most `most` bytes for so many threads that share them.
+    """Cut a copy into pieces of at most `most` bytes for `sharers` threads that share them.
 
     A piece is no more than what is left for each thread in `rounds` of them, for what one does when
     the others have nothing left is waited for. The first ones grow from thread to thread: threads
@@ -121,7 +121,7 @@ class PieceWords:
 
 
 def words_nbytes(most: int) -> int:
-    """Return how many bytes the words of so many pieces need, with what is around them."""
+    """Return how many bytes the words of `most` pieces need, with what is around them."""
     return 4 * (most * PIECE_WORDS + 32)
 
 

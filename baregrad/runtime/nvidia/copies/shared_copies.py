@@ -60,7 +60,7 @@ class SharedCopies:
     """Pinned memory in slots, their words, and `workers` less one threads; one copy at a time.
 
     `wait` waits for a value of a channel's timeline; `watch` makes what looks for faults, given the
-    channel and what tells of progress.
+    channel and what returns the progress.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class SharedCopies:
         assert code.move is not None
         state.stage, state.stride = self.stage.host_address, slots.stride
         state.words, state.mask = self._memory.host_address, slots.total - 1
-        state.move, state.apart = code.move, 4 * PIECE_WORDS
+        state.move, state.entry_stride = code.move, 4 * PIECE_WORDS
         state.spins, state.idle_spins = code.turns(_LOOK_S), code.turns(_IDLE_S)
         state.nap[1] = _NAP_NS
 

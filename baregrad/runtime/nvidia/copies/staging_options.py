@@ -24,7 +24,7 @@ class Watch(Protocol):
 class StagingOptions(NamedTuple):
     """How ordinary arrays are copied.
 
-    From `shared_from` bytes on, so many `workers` (0: half of the processors, 8 at most) copy
+    From `shared_from` bytes on, `workers` threads (0: half of the processors, 8 at most) copy
     pieces of `piece_nbytes` at most, each with `depth` of them under way, and cut what is left so
     that each would get `rounds` pieces of it at least. `large_pages`: pieces lie in pages of 2 MiB
     of the driver's own, where there are some. `native`: threads run machine code; `pipelined`: a

@@ -28,7 +28,7 @@ class Card:
             self._open_device()
 
     def register_fd(self, fd: int) -> None:
-        """Tell the driver which client a descriptor of the GPU's node belongs to."""
+        """Register which client a descriptor of the GPU's node belongs to."""
         record = self.client.struct("register_fd").record(ctl_fd=self.client.control_fd)
         self.client.resource_manager(
             nv.NV_ESC_REGISTER_FD, record, f"to register {self.node}", fd=fd, status=""

@@ -52,7 +52,7 @@ class Client:
             self._initialize_uvm(strict_faults)
 
     def _driver_version(self) -> str:
-        """Return the driver's release; the struct that tells it grew, so two sizes are tried."""
+        """Return the driver's release; the struct that holds it grew, so two sizes are tried."""
         for struct in (BUILD_VERSION, BUILD_VERSION_776):
             record = struct.record()
             try:

@@ -96,7 +96,7 @@ class DeviceAllocator:
     """Hands out blocks of a GPU's memory and takes them back, from any thread.
 
     `wait_idle` waits until the GPU uses no block that is not live; `free_nbytes` says what the
-    driver has left, None where it does not tell.
+    driver has left, None where that is unknown.
     """
 
     def __init__(

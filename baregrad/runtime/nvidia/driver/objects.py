@@ -17,7 +17,7 @@ from baregrad.runtime.nvidia.driver.suballocator import Suballocator
 from baregrad.runtime.nvidia.driver.teardown import Teardown
 from baregrad.target.nvidia import NvidiaGeneration, nvidia_row
 
-# The GPU's address space as the driver is told of it, of which we use what memory.py hands out.
+# The GPU's address space as the driver knows it, of which we use what memory.py hands out.
 _VA_BASE = 0x1000
 _VA_NBYTES = 0x1FFFFFB000000
 
@@ -105,16 +105,16 @@ class Gpu(Card):
         return tuple(listed["value", i] for i in range(count))
 
     def facts(self, *indices: int) -> tuple[int, ...]:
-        """Return numbers that the GPU tells of itself, by their NV2080_CTRL_GR_INFO_INDEX."""
-        return self._told(nv.NV2080_CTRL_CMD_GR_GET_INFO, "gr", indices)
+        """Return numbers that the GPU reports of itself, by their NV2080_CTRL_GR_INFO_INDEX."""
+        return self._ask(nv.NV2080_CTRL_CMD_GR_GET_INFO, "gr", indices)
 
     def memory_nbytes(self) -> tuple[int, int]:
         """Return how much memory the GPU has, and how much of it is free."""
         wanted = (nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE)
-        whole, free = self._told(nv.NV2080_CTRL_CMD_FB_GET_INFO, "fb", wanted)
+        whole, free = self._ask(nv.NV2080_CTRL_CMD_FB_GET_INFO, "fb", wanted)
         return whole << 10, free << 10
 
-    def _told(self, command: int, unit: str, indices: Sequence[int]) -> tuple[int, ...]:
+    def _ask(self, command: int, unit: str, indices: Sequence[int]) -> tuple[int, ...]:
         """Ask a unit of the GPU ("gr", "fb") for numbers by their indices."""
         client = self.client
         listed = Record(client.struct(f"{unit}_info"), len(indices))
@@ -145,11 +145,11 @@ class Gpu(Card):
 
     @property
     def doorbell_address(self) -> int:
-        """Where a channel's token is stored to tell the GPU of new work."""
+        """Where a channel's token is stored to notify the GPU of new work."""
         return self._registers + nv.NVC361_NOTIFY_CHANNEL_PENDING
 
     def timer_ns(self) -> int:
-        """Return the GPU's own clock, which its time stamps tell, in nanoseconds."""
+        """Return the GPU's own clock, that of its time stamps, in nanoseconds."""
         view = self.client.port.view(self._registers, nv.NVC361_NV_USERMODE__SIZE).cast("I")
         for _ in range(100):
             high = view[nv.NVC361_TIME_1 // 4]

@@ -5,7 +5,7 @@ file, on any machine, and raises FileFormatError where the runtime asks somethin
 trace is gzipped text of one JSON object a line, in the order of the calls.
 
 Structs are written field by field, and only the fields that the runtime knows, so that what else
-the driver tells (serial numbers, say) never reaches the file; nor do places on the bus. The GPU's
+the driver says (serial numbers, say) never reaches the file; nor do places on the bus. The GPU's
 UUID is replaced wherever it stands, addresses of this process by the mapping that they lie in, and
 descriptors by their order. From the first doorbell on, what changed in memory between two
 calls is recorded too, and appears in a replay with the first of the two: work that a doorbell
@@ -48,7 +48,7 @@ _DESCRIPTORS = frozenset({"fd", "ctl_fd", "uvmFd", "rmCtrlFd"})
 _POINTERS = frozenset({"pAllocParms", "params", "classList", "grInfoList", "fbInfoList"})
 _HOST_ADDRESSES = frozenset({"params.pMemory"})
 _OPAQUE = frozenset({"params.pLinearAddress", "pLinearAddress"})
-# What the driver tells of a machine and nobody needs for a replay.
+# What the driver says of a machine and nobody needs for a replay.
 _PRIVATE = ("pci_info.", "fb_address")
 # Lists that the driver reads and writes beside a struct: how many, and bytes of each.
 _LISTS = MappingProxyType({
@@ -174,7 +174,7 @@ class RecordingPort(ByStores):
         self._put(event)
 
     def ioctl(self, fd: int, request: int, argument: Record, inner: Record | None = None) -> None:
-        """Call the driver, and write down what it was told and what it changed."""
+        """Call the driver, and write down what it was given and what it changed."""
         event = _question(self._names, fd, request, argument, inner)
         before = (_values(argument, self._names), _values(inner, self._names))
         lists = _lists(inner)
@@ -246,7 +246,7 @@ class RecordingPort(ByStores):
             raise
 
     def _learn(self, argument: Record, inner: Record | None) -> None:
-        """Keep what later calls are told apart by: doorbells' objects, and the UUID."""
+        """Keep what distinguishes later calls: doorbells' objects, and the UUID."""
         fields = argument.struct.fields
         if "hClass" in fields and argument["hClass"] & 0xFF == _USERMODE_CLASS:
             self._usermode.add(argument["hObjectNew"])

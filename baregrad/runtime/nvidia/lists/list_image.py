@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.device_memory import MemoryBlock
     from baregrad.runtime.nvidia.queue.channel import Channel
 
-# So many addresses are patched one by one, more of them by NumPy.
+# Up to this many addresses are patched one by one, more of them by NumPy.
 _FEW = 24
 _NOTHING = bytes(STAMPS)
 _MASK = 0xFFFFFFFF
@@ -93,14 +93,14 @@ class ListImage:
         self.released = writer.released
         self._first, self._again = writer.first, writer.again
         self._order = writer.order
-        self._gated = writer.gated or bool(plan.copies) or table.tells_progress
+        self._gated = writer.gated or bool(plan.copies) or table.has_progress
         copier = CopyWriter(table, plan.copies, self._copies.timeline.gpu_va)
         self._copy_words = copier.words
         self._copy_patches = copier.patches
 
     @property
     def progress(self) -> int:
-        """How many launches are done, 0 where they do not tell."""
+        """How many launches are done, 0 where they do not report it."""
         return int.from_bytes(self._semaphores[PROGRESS : PROGRESS + 8], "little")
 
     @property
@@ -121,7 +121,7 @@ class ListImage:
         if meant:
             return table.described(meant[:1])
         return table.described(
-            order[:1] if table.tells_progress and not self._overlaps else order
+            order[:1] if table.has_progress and not self._overlaps else order
         )
 
     def _place_words(self) -> None:
@@ -185,7 +185,7 @@ class ListImage:
         self._change()
 
     def _change(self) -> None:
-        """Have the next submission tell the GPU that something is not what it may have cached."""
+        """Have the next submission drop what the GPU may have cached of the image."""
         self._fresh = True
         self._ticket.value = _NEVER
 
@@ -233,7 +233,7 @@ class ListImage:
         self.value, self.copy_value = value, copy_value
 
     def take_entry(self, hold: int = 0) -> int:
-        """Return the ring's entry for a submission; `set_values` was told its values.
+        """Return the ring's entry for a submission; its values are those of `set_values`.
 
         With `hold`, its words wait for that value of the timeline first.
         """

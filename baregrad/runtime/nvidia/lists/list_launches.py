@@ -196,7 +196,7 @@ class LaunchTable:
         - What a launch reads before the wait (descriptor, bank 0 with its arguments, code) is
           written by the host before the list is submitted, while nothing of the image is in flight.
         - A launch ends when all its threads have, so not before the one in front has: the last one
-          of a chain ends last, and what it tells then (gate, timeline) is true of all.
+          of a chain ends last, and what it releases then (gate, timeline) is true of all.
         - Copies and stamps are between chains: the channel goes on to them when the last launch of
           a chain has opened its gate. The head of a chain never begins early, nor do launches that
           need nothing of each other, which are in no chain. Where slots may be the same memory,
@@ -221,20 +221,20 @@ class LaunchTable:
         return launch.offset + release_payload_offset(layout)
 
     @property
-    def tells_progress(self) -> bool:
+    def has_progress(self) -> bool:
         """Whether launches write their numbers when they are done."""
         # Of one launch it is known which one fails.
         return self.style.progress and len(self.launches) > 1 and self.can_release
 
-    def tell_progress(self, number: int, value: int) -> None:
+    def write_progress(self, number: int, value: int) -> None:
         """Have the launch of a command write a value when it is done."""
         launch = self.launches[number]
-        launch.form.tell_progress(self.data, launch.offset, self._base + PROGRESS, value)
+        launch.form.write_progress(self.data, launch.offset, self._base + PROGRESS, value)
 
     @property
     def can_release(self) -> bool:
-        """Whether a launch can tell a timeline."""
-        return self.launches[next(iter(self.launches))].form.can_tell
+        """Whether a launch can release a timeline."""
+        return self.launches[next(iter(self.launches))].form.can_release
 
     def semaphore(self, which: int) -> int:
         """Return where a semaphore of the image lies."""

@@ -33,15 +33,15 @@ class ListStyle:
     not when it begins as well. With `progress`, every kernel writes its number when it is done, for
     reports of faults.
 
-    `released`: the last kernel tells the timeline itself, where the list ends with a chain: all
+    `released`: the last kernel releases the timeline itself, where the list ends with a chain: all
     other kernels have ended when the head of a chain begins, and those of the chain one after the
-    other. What is submitted next waits for the timeline. `release_barrier`: what tells the timeline
+    other. What is submitted next waits for the timeline. `release_barrier`: that release
     waits for the whole machine to see all writes; the memory of buffers is the GPU's own, so that
     its own view is enough.
 
     `keeps`: constants and descriptors that did not change since the list was last submitted stay in
     the GPU's caches; else constants are dropped each time. `refetched`: `action` has the GPU fetch
-    the descriptor that it launches, so that it need not be told to forget that one as well.
+    the descriptor that it launches, so that it need not drop that one as well.
     `action`: how launches are handed over, of PCAS_ACTION.
     """
 
@@ -66,8 +66,8 @@ _bare = dataclasses.replace(_LEAN, barrier=BARRIER_NONE)
 _early = dataclasses.replace(_chain, early=True)
 # For one launch and its end: nothing waits for more than the GPU's own memory.
 _light = dataclasses.replace(_chain, last=_LEAN)
-_told = dataclasses.replace(_light, progress=True, released=True, release_barrier=False)
-_early_told = dataclasses.replace(_told, early=True, keeps=True, refetched=True)
+_released = dataclasses.replace(_light, progress=True, released=True, release_barrier=False)
+_early_released = dataclasses.replace(_released, early=True, keeps=True, refetched=True)
 
 # What the hardware check times side by side. `thorough` drops every cache and waits for the whole
 # machine after each kernel. There is none whose kernels keep what their multiprocessor has cached
@@ -82,12 +82,12 @@ STYLES: Mapping[str, ListStyle] = MappingProxyType({
     "early-progress": dataclasses.replace(_early, progress=True),
     "early-light": dataclasses.replace(_early, late_drop=True, last=_LEAN),
     "light": _light,
-    "light-told-progress": _told,
-    "early-told-progress": _early_told,
-    "early-told-drops": dataclasses.replace(_early_told, keeps=False),
-    "early-told-forgets": dataclasses.replace(_early_told, refetched=False),
+    "light-told-progress": _released,
+    "early-told-progress": _early_released,
+    "early-told-drops": dataclasses.replace(_early_released, keeps=False),
+    "early-told-forgets": dataclasses.replace(_early_released, refetched=False),
     "early-told-kept": dataclasses.replace(
-        _early_told, refetched=False, action=PCAS_PREFETCH_SCHEDULE
+        _early_released, refetched=False, action=PCAS_PREFETCH_SCHEDULE
     ),
 })  # fmt: skip
 

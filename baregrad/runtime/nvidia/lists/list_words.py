@@ -35,23 +35,23 @@ class ComputeWriter:
         self._chain: list[int] = []
         self._wave: list[int] = []
         self._running = False
-        # Whether the last launch tells the timeline, and whether it is the head of its chain.
-        self.released = self.head_tells = False
+        # Whether the last launch releases the timeline, and whether it is the head of its chain.
+        self.released = self.head_releases = False
         self._gates = 0
         # Commands in the order in which they are launched.
         self.order: list[int] = []
-        # Only where a submission before tells the timeline by its last kernel, which may still run.
+        # Only where the last kernel of a submission before, which may still run, releases it.
         self._push.acquire(timeline_va, 0)
         marks = self._forget()
         self.first = marks[0]
         for step in steps:
             self._step(step)
         self.value_place = self._end()
-        if table.tells_progress:
-            # The last one's is the timeline's, where it tells that.
-            told = self.order[: len(self.order) - self.released]
-            for count, number in enumerate(told, 1):
-                table.tell_progress(number, count)
+        if table.has_progress:
+            # The last one's release is the timeline's, where it has that.
+            counted = self.order[: len(self.order) - self.released]
+            for count, number in enumerate(counted, 1):
+                table.write_progress(number, count)
         # Where a submission begins that changed nothing but the timeline's value.
         self.again = marks[self._kept()]
         self.words = self._push.words
@@ -76,8 +76,8 @@ class ComputeWriter:
     def _kept(self) -> int:
         """Return how much is kept where nothing changed: neither, one, or both of the two."""
         style = self._style
-        # The last launch of a chain is another each time where it tells the timeline.
-        same = not self.released or (self.head_tells and style.refetched)
+        # The last launch of a chain is another each time where it releases the timeline.
+        same = not self.released or (self.head_releases and style.refetched)
         return same + style.keeps
 
     @property
@@ -155,11 +155,11 @@ class ComputeWriter:
         self._running = False
 
     def _end(self) -> int:
-        """Tell the timeline; return the place of its value, negative for one among the words."""
+        """Release the timeline; return the place of its value, negative for one among the words."""
         self._end_wave()
         table, chain = self._table, self._chain
         if self._style.released and chain and table.can_release:
-            self.released, self.head_tells = True, len(chain) == 1
+            self.released, self.head_releases = True, len(chain) == 1
             barrier = self._style.release_barrier
             return table.finish(chain[-1], SemaphoreRelease(self._timeline_va, 0, barrier=barrier))
         self._end_chain()
@@ -232,6 +232,6 @@ class CopyWriter:
 
 
 def pieces_of(nbytes: int) -> list[tuple[int, int]]:
-    """Return (begin, bytes) of the pieces in which so many bytes are copied."""
+    """Return (begin, bytes) of the pieces in which `nbytes` bytes are copied."""
     step = 1 << 31
     return [(begin, min(step, nbytes - begin)) for begin in range(0, nbytes, step)]

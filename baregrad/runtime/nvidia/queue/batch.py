@@ -58,7 +58,7 @@ class LaunchForm:
         self.name = name
         self.layout = layout
         self.local_nbytes = local_nbytes
-        self.bank_offset = layout.nbytes_apart
+        self.bank_offset = layout.stride_nbytes
         self.nbytes = self.bank_offset + len(bank)
         self._bank = bank
         self.launch = launch
@@ -66,13 +66,13 @@ class LaunchForm:
         self.bank_slot = layout.slot("bank_address")
         self.next_slot = layout.slot("next_address")
         self.next_flags = next_flags(layout)
-        self.can_tell = "release_wide" in layout.fields
-        if self.can_tell:
+        self.can_release = "release_wide" in layout.fields
+        if self.can_release:
             self._progress_flags = progress_flags(layout)
             self._progress_address = layout.slot("release_address", 1)
             self._progress_value = layout.slot("release_payload", 1)
 
-    def tell_progress(self, data: bytearray, begin: int, address: int, value: int) -> None:
+    def write_progress(self, data: bytearray, begin: int, address: int, value: int) -> None:
         """Have the launch at byte `begin` write a value when it is done, for whoever looks."""
         for offset, bits in self._progress_flags:
             data[begin + offset] |= bits

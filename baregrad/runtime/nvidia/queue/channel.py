@@ -29,7 +29,7 @@ _NO_FAULT = "UNRECOGNIZED_FAULT"
 class MmuFault(NamedTuple):
     """A bad address, what is bad about it, and where the code begins that used it.
 
-    None and 0 where the driver does not tell.
+    None and 0 where the driver does not say.
     """
 
     address: int | None
@@ -133,7 +133,7 @@ class Channel(SubmissionRing):
         self.submit(push)
 
     def mmu_fault(self) -> MmuFault | None:
-        """Return what the driver tells of a bad address, once for each fault; None for nothing."""
+        """Return what the driver says of a bad address, once for each fault; None for nothing."""
         client = self.gpu.client
         record = client.struct("mmu_fault").record()
         try:
@@ -144,7 +144,7 @@ class Channel(SubmissionRing):
         address = record["addrHi"] << 32 | record["addrLo"]
         if not address and not kind:
             return None
-        # Of traps there is none: 580 then tells address 0 and no kind that it knows.
+        # Of traps there is none: 580 then reports address 0 and no kind that it knows.
         known = address or kind != _NO_FAULT
         return MmuFault(address if known else None, kind, record["shaderProgramVA[6]"])
 

@@ -14,7 +14,7 @@ from baregrad.runtime.nvidia.driver.teardown import Teardown
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.runtime.nvidia.queue.ring import SubmissionRing
 
-# With so many blocks in use, the host waits for the oldest instead of making another.
+# With this many blocks in use, the host waits for the oldest instead of making another.
 _BLOCKS = 4
 _GATE_NBYTES = 16
 
@@ -24,7 +24,7 @@ class LaunchBlock:
     """Memory that launches are written to one behind the other.
 
     It may be written anew when nobody in `holders` is going to submit what lies in there, and the
-    channel's timeline has reached `value`. `recycled` is set until the GPU was told so.
+    channel's timeline has reached `value`. `recycled` is set until the GPU's caches forget it.
     """
 
     memory: Allocation
@@ -105,7 +105,7 @@ class LaunchMemory:
         return 0 if self.pool is None else self.pool.thread_nbytes
 
     def grow(self, thread_nbytes: int) -> None:
-        """Give every thread at least so much local memory; waits for the channel to be idle."""
+        """Give every thread at least that much local memory; waits for the channel to be idle."""
         if thread_nbytes <= self.thread_nbytes:
             return
         ring = self._ring

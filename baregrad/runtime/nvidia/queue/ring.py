@@ -181,7 +181,7 @@ class SubmissionRing:
         self.ring(self._ring_state, entry)
 
     def make_room(self, entries: int) -> None:
-        """Wait until so many entries of the ring are free beside those of all submissions."""
+        """Wait until `entries` entries of the ring are free beside those of all submissions."""
         while len(self.in_flight) + entries > self._most:
             self._retire()
 

@@ -74,7 +74,7 @@ class Crew:
         place = self.ring.ctypes.data
         self.ring_state = RingState(place, place + 8 * RING, place + 8 * RING + 8, 0, RING - 1, 77)
         state.entry = ENTRY
-        state.ring, state.apart = ctypes.addressof(self.ring_state), APART
+        state.ring, state.entry_stride = ctypes.addressof(self.ring_state), APART
         state.nap[1] = 50_000
         self.threads = [
             threading.Thread(target=code.work, args=(self.address,), daemon=True)

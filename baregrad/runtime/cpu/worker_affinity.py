@@ -14,12 +14,12 @@ from __future__ import annotations
 
 # In the pool: 64 the processor that workers are kept off (i32), -1 none; 68 whether they are (i32);
 # 72 whether it was in their masks (i64); 272 the mask that they were given last.
-POOL_APART_FROM = 64
-POOL_KEEPS_APART = 68
-# The masks that are handed over have room for so many processors; on larger machines all stays.
+POOL_KEPT_OFF = 64
+POOL_KEEPS_OFF = 68
+# Masks have room for this many processors; on larger machines affinities are left as they are.
 MASK_BITS = 1024
 
-KEEP_APART = """
+KEEP_WORKERS_OFF = """
 declare i32 @sched_getcpu()
 
 define internal void @keep_apart(ptr %pool) noinline nounwind {
