@@ -76,7 +76,7 @@ def test_levels_show_what_they_promise(capsys: pytest.CaptureFixture[str]) -> No
     told = [shown(capsys, level, small) for level in range(7)]
     assert told[0] == ""
     assert LINE.fullmatch(told[1].strip())
-    signs = {2: "Schedule(", 3: "define void @reduce_5x7", 4: "-- lower: ", 5: "sums: REDUCE"}
+    signs = {2: "Schedule(", 3: "define void @reduce_5x7", 4: "-- prepare: ", 5: "sums: REDUCE"}
     for level, text in enumerate(told):
         assert len(LINE.findall(text)) == min(level, 1)
         for least, sign in signs.items():
@@ -107,3 +107,13 @@ def test_passes_that_replace_nothing_say_so(capsys: pytest.CaptureFixture[str]) 
     assert "the passes over the graph replace nothing" in shown(capsys, 5, program)
     assert "replace nothing" not in shown(capsys, 4, program)
     assert "replace nothing" not in shown(capsys, 5, small)
+
+
+def test_debug_tells_the_schedule_and_why(capfd: pytest.CaptureFixture[str]) -> None:
+    with options.override(debug=2, cache=False, device="CPU"):
+        # A size that no other test uses, so that it is compiled here.
+        (Tensor(np.ones(7919, np.float32)) * 3).realize()
+    told = capfd.readouterr().err
+    assert re.search(r"map_7919: Schedule\(split\(", told)
+    assert "  - vectors of up to" in told
+    assert re.search(r"map_7919 .* GB/s", told)

@@ -1,71 +1,44 @@
-"""Workers that crash, hang, or talk nonsense cost their candidate and nothing else."""
+"""Searches for the kernels of a program: time shared out, faults survived, results kept."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from baregrad.base.errors import FileFormatError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
-from baregrad.engine.search.child import Child, ChildLost
+from baregrad.engine.search import tuner
+from baregrad.engine.search.child import Child
 from baregrad.engine.search.records import Record, Records
 from baregrad.engine.search.tuner import Tuner
-from baregrad.engine.search.wire import receive, send
 from baregrad.ir.core.node import Node
 from baregrad.kernel.search import beam
 from tests.engine.search import faults
 from tests.kernel import kernels as k
 
-ECHO = (
-    "import sys, time; from baregrad.engine.search.wire import receive, send\n"
-    "while True:\n"
-    "    header, blobs = receive(sys.stdin.buffer)\n"
-    "    if header['ask'] == 'die': sys.exit(3)\n"
-    "    if header['ask'] == 'sleep': time.sleep(600)\n"
-    "    if header['ask'] == 'nonsense': sys.stdout.buffer.write(b'x' * 64); "
-    "sys.stdout.buffer.flush()\n"
-    "    send(sys.stdout.buffer, header, blobs)\n"
-)
 
-
-def echo() -> Child:
-    root = Path(__file__).resolve().parents[3]
-    return Child({}, f"import sys; sys.path.insert(0, {str(root)!r})\n{ECHO}")
-
-
-def test_messages_come_back_as_they_were_sent() -> None:
-    stream = io.BytesIO()
-    send(stream, {"ask": "x", "n": [1, 2]}, [b"", b"\x00\xff" * 1000])
-    stream.seek(0)
-    assert receive(stream) == ({"ask": "x", "n": [1, 2]}, [b"", b"\x00\xff" * 1000])
-    assert receive(stream) is None
-
-
-@pytest.mark.parametrize("text", [b"[]", b"{}", b'{"blobs": [-1]}', b'{"blobs": 3}', b"no"])
-def test_nonsense_is_no_message(text: bytes) -> None:
-    with pytest.raises(FileFormatError):
-        receive(io.BytesIO(b"x" * 64))
-    with pytest.raises(FileFormatError):
-        receive(io.BytesIO(len(text).to_bytes(8, "little") + text))
-
-
-def test_a_worker_that_dies_hangs_or_raves_is_replaced() -> None:
-    child = echo()
-    try:
-        for word, late in (("die", False), ("sleep", True), ("nonsense", False)):
-            with pytest.raises(ChildLost) as lost:
-                child.ask({"ask": word}, seconds=1.0 if late else 300.0)
-            assert lost.value.late is late
-            assert not child.alive
-            answer, blobs = child.ask({"ask": "hello"}, [b"abc"], 300.0)
-            assert (answer["ask"], blobs) == ("hello", [b"abc"])
-        assert child.started == 4
-    finally:
-        child.kill()
+@pytest.mark.parametrize("seconds", [540.0, 300.0, 60.0])
+def test_time_is_left_for_the_kernels_that_come_last(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """A hundred kernels that each take all the time they may, the longest ones first."""
+    now = 0.0
+    monkeypatch.setattr(tuner, "time", SimpleNamespace(monotonic=lambda: now))
+    kernels = [3e7 / (1 + number) for number in range(100)]
+    weights = [tuner.weight_of(ns) for ns in kernels]
+    spent = []
+    for number, ns in enumerate(kernels):
+        clock = tuner.Clock(seconds, sum(weights[number + 1 :]), len(kernels) - number - 1)
+        begin, now = now, clock.deadline(ns)
+        spent.append(now - begin)
+    assert now <= seconds
+    searched = sum(one >= tuner.KEPT_S - 1e-6 for one in spent)
+    # With little time some are searched well rather than all of them badly.
+    assert searched == 100 if seconds > 2 * 100 * tuner.KEPT_S else searched >= seconds / 12
+    assert spent[0] > spent[len(spent) // 2] and max(spent) <= tuner.MOST_S
 
 
 @pytest.fixture

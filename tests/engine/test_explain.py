@@ -6,75 +6,12 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from baregrad.base.errors import ArgumentError, OptionError
-from baregrad.base.options import options
+from baregrad.base.errors import OptionError
 from baregrad.cli import main
 from baregrad.engine import explain, explain_kernel
-from baregrad.engine.rates import Level, Rates, multiply_adds
-from baregrad.kernel import Schedule, parse_schedule
-from baregrad.target.cpu import CPU_ROWS
-from baregrad.tensor import Tensor
-
-PROGRAM = """
-from baregrad import Tensor
-a = Tensor([[1.0] * 64] * 48).realize()
-b = Tensor([[1.0] * 64] * 48).realize()
-(a @ b.T).realize()
-(a.exp() + b).realize()
-a.sum().realize()
-"""
-# A machine of round numbers: 10 operations a byte from memory, 5 from the cache.
-RATES = Rates((Level("cache", 1e5, 2e9), Level("memory", float("inf"), 1e9)), 1e10, 2)
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("explained") / "program.py"
-    path.write_text(PROGRAM)
-    return path
-
-
-@pytest.fixture(scope="module")
-def kernels(program: Path) -> list[explain_kernel.Found]:
-    return explain.kernels_of(program)
-
-
-def test_bytes_and_operations_are_counted(kernels: list[explain_kernel.Found]) -> None:
-    product, mapped, total = (explain_kernel.work_of(one) for one in kernels)
-    assert (product.bytes_read, product.bytes_written) == (2 * 4 * 48 * 64, 4 * 48 * 48)
-    assert product.operations == product.weighted == 2 * 48 * 48 * 64
-    assert product.intensity == product.operations / product.nbytes
-    assert (mapped.bytes_read, mapped.bytes_written) == (2 * 4 * 48 * 64, 4 * 48 * 64)
-    assert mapped.operations == 2 * 48 * 64
-    # An exponential is some fifteen additions more.
-    assert mapped.weighted == mapped.operations + 15 * 48 * 64
-    assert (total.bytes_read, total.bytes_written, total.operations) == (4 * 48 * 64, 4, 48 * 64)
-
-
-def test_the_roofline_is_the_longer_of_two_times(kernels: list[explain_kernel.Found]) -> None:
-    assert RATES.seconds(5e4, 1e6) == (2.5e-5, 1e-4)
-    assert RATES.seconds(2e5, 1e6) == (2e-4, 1e-4)
-    lines = explain_kernel.list_kernels(kernels, RATES).splitlines()
-    assert [line.split()[0] for line in lines] == ["1", "2", "3", "machine"]
-    # 29,491 operations take 29.5 us; 33,792 bytes take 16.9 us.
-    assert "operations" in lines[0]
-    assert "29.5 us" in lines[0]
-    assert "cache" in lines[2]
-    assert ":5" in lines[0]
-
-
-def test_a_kernel_is_picked_by_number_or_name(kernels: list[explain_kernel.Found]) -> None:
-    name = kernels[1].kernel.arg.name
-    assert explain_kernel.pick(kernels, "2") == (2, kernels[1])
-    assert explain_kernel.pick(kernels, name) == (2, kernels[1])
-    for wanted in ("0", "4", "moon"):
-        with pytest.raises(ArgumentError, match="there is no such kernel.*--kernels"):
-            explain_kernel.pick(kernels, wanted)
-    with pytest.raises(ArgumentError, match=r"2 kernels are called.*one of the numbers 1, 2"):
-        explain_kernel.pick([kernels[0], kernels[0]], kernels[0].kernel.arg.name)
+from baregrad.kernel import parse_schedule
 
 
 def test_a_kernel_is_run_and_explained(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,29 +79,6 @@ def test_a_saved_kernel_of_symbolic_size_is_refused(tmp_path: Path) -> None:
     path.write_text(dump(found.kernel))
     with pytest.raises(OptionError, match="symbolic sizes.*found n"):
         explain.kernels_of(path)
-
-
-def test_an_empty_schedule_is_python_too() -> None:
-    assert explain_kernel.schedule_text(Schedule()) == "Schedule()"
-
-
-@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
-def test_the_multiply_adds_of_every_row_are_llvm_ir(row: object) -> None:
-    from llvmlite import binding
-
-    module = binding.parse_assembly(multiply_adds(row, 8))  # type: ignore[arg-type]
-    module.verify()
-    assert [one.name for one in module.functions if not one.is_declaration] == ["multiply_adds"]
-
-
-def test_debug_tells_the_schedule_and_why(capfd: pytest.CaptureFixture[str]) -> None:
-    with options.override(debug=2, cache=False, device="CPU"):
-        # A size that no other test uses, so that it is compiled here.
-        (Tensor(np.ones(7919, np.float32)) * 3).realize()
-    told = capfd.readouterr().err
-    assert re.search(r"map_7919: Schedule\(split\(", told)
-    assert "  - vectors of up to" in told
-    assert re.search(r"map_7919 .* GB/s", told)
 
 
 def test_a_program_is_run_as_python_runs_it(
