@@ -21,9 +21,11 @@ blocks of how many threads run it.
 from __future__ import annotations
 
 import json
+import operator
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from baregrad.base.errors import DeviceError, FileFormatError
@@ -33,7 +35,15 @@ LaunchExpr: TypeAlias = int | tuple[Any, ...]
 
 CPU_OBJECT = "cpu-object"
 CUBIN = "cubin"
-BINARY_OPS = ("add", "mul", "floordiv", "mod", "max", "min")
+# Python's unbounded integers. By 0, which an extent of no elements is, quotient and rest are 0.
+BINARY_OPS: MappingProxyType[str, Callable[[int, int], int]] = MappingProxyType({
+    "add": operator.add,
+    "mul": operator.mul,
+    "floordiv": lambda a, b: a // b if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
+    "max": max,
+    "min": min,
+})
 ACCESSES = ("r", "w", "rw")
 MAX_DEPTH = 64
 
@@ -182,8 +192,7 @@ class Program:
 def evaluate(expr: LaunchExpr, bindings: Mapping[str, int]) -> int:
     """Return the value of a launch expression; raise DeviceError for an unbound variable.
 
-    Integers are unbounded; floordiv and mod round towards minus infinity, as Python's do. By 0,
-    which an extent of no elements is, both are 0.
+    Integers are unbounded; floordiv and mod round towards minus infinity, and by 0 are 0.
     """
     if isinstance(expr, int):
         return expr
@@ -197,17 +206,7 @@ def evaluate(expr: LaunchExpr, bindings: Mapping[str, int]) -> int:
                 hint="give its value when submitting",
             )
         return value
-    left = evaluate(expr[1], bindings)
-    right = evaluate(expr[2], bindings)
-    if op == "add":
-        return left + right
-    if op == "mul":
-        return left * right
-    if op == "floordiv":
-        return left // right if right else 0
-    if op == "mod":
-        return left % right if right else 0
-    return max(left, right) if op == "max" else min(left, right)
+    return BINARY_OPS[op](evaluate(expr[1], bindings), evaluate(expr[2], bindings))
 
 
 def substitute(expr: LaunchExpr, bindings: Mapping[str, int]) -> LaunchExpr:
@@ -252,7 +251,7 @@ def check(expr: LaunchExpr) -> None:
             raise ValueError(f"{top!r} is no launch expression")
         if top[0] == "var" and len(top) == 2 and isinstance(top[1], str):
             continue
-        if top[0] not in BINARY_OPS or len(top) != 3:
+        if len(top) != 3 or not isinstance(top[0], str) or top[0] not in BINARY_OPS:
             raise ValueError(f"{top!r} is no launch expression")
         stack.append((top[1], depth + 1))
         stack.append((top[2], depth + 1))

@@ -5,16 +5,7 @@ from __future__ import annotations
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.program import LaunchExpr
-
-_SPELLING = (
-    (Ops.ADD, "add"),
-    (Ops.MUL, "mul"),
-    (Ops.FLOORDIV, "floordiv"),
-    (Ops.MOD, "mod"),
-    (Ops.MAX, "max"),
-    (Ops.MIN, "min"),
-)
+from baregrad.program import BINARY_OPS, LaunchExpr
 
 
 def launch_expr(value: int | Node) -> LaunchExpr:
@@ -22,7 +13,6 @@ def launch_expr(value: int | Node) -> LaunchExpr:
     if isinstance(value, int):
         return value
     done: dict[Node, LaunchExpr] = {}
-    spelling = dict(_SPELLING)
     for node in toposort(value):
         if node.op is Ops.CONST:
             done[node] = int(node.arg)
@@ -30,8 +20,8 @@ def launch_expr(value: int | Node) -> LaunchExpr:
             done[node] = ("var", node.arg.name)
         elif node.op is Ops.SUB:
             done[node] = ("add", done[node.src[0]], ("mul", done[node.src[1]], -1))
-        elif node.op in spelling:
-            done[node] = (spelling[node.op], done[node.src[0]], done[node.src[1]])
+        elif (spelling := node.op.name.lower()) in BINARY_OPS:
+            done[node] = (spelling, done[node.src[0]], done[node.src[1]])
         else:
             raise CompilerBug(f"{node.op.name} cannot stand in a launch size")
     return done[value]

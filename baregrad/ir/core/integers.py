@@ -9,6 +9,7 @@ from typing import Any
 
 from baregrad.base.errors import ShapeError
 from baregrad.ir.core.op import Column, Op, Ops
+from baregrad.program import BINARY_OPS
 
 SIGNS = MappingProxyType(
     {Ops.ADD: " + ", Ops.SUB: " - ", Ops.MUL: " * ", Ops.FLOORDIV: " // ", Ops.MOD: " % "}
@@ -16,10 +17,10 @@ SIGNS = MappingProxyType(
 
 # What index arithmetic and conditions are worth, exactly; a quotient by 0 and its rest are 0.
 EXACT: MappingProxyType[Op, Callable[..., int]] = MappingProxyType({
-    Ops.ADD: operator.add, Ops.SUB: operator.sub, Ops.MUL: operator.mul, Ops.NEG: operator.neg,
-    Ops.MAX: max, Ops.MIN: min,
-    Ops.FLOORDIV: lambda a, b: a // b if b else 0,
-    Ops.MOD: lambda a, b: a % b if b else 0,
+    **{op: BINARY_OPS[op.name.lower()] for op in (
+        Ops.ADD, Ops.MUL, Ops.FLOORDIV, Ops.MOD, Ops.MAX, Ops.MIN
+    )},
+    Ops.SUB: operator.sub, Ops.NEG: operator.neg,
     Ops.CMPLT: operator.lt, Ops.CMPLE: operator.le,
     Ops.CMPEQ: operator.eq, Ops.CMPNE: operator.ne,
     Ops.AND: operator.and_, Ops.OR: operator.or_, Ops.NOT: operator.not_,
@@ -66,32 +67,14 @@ class IntegerArithmetic:
     def __neg__(self) -> Any:
         return _operate(Ops.MUL, self, -1)
 
-    def __lt__(self, other: Any) -> bool:
-        raise _unknown(self)
+    def _refuse(self, *_: Any) -> Any:
+        raise ShapeError(
+            "this needs an integer that is known now, not a symbolic one",
+            found=repr(self),
+            hint="cut or pad to a size that is known first, or give a Python integer",
+        )
 
-    def __le__(self, other: Any) -> bool:
-        raise _unknown(self)
-
-    def __gt__(self, other: Any) -> bool:
-        raise _unknown(self)
-
-    def __ge__(self, other: Any) -> bool:
-        raise _unknown(self)
-
-    def __bool__(self) -> bool:
-        raise _unknown(self)
-
-    def __index__(self) -> int:
-        raise _unknown(self)
-
-
-def _unknown(value: IntegerArithmetic) -> ShapeError:
-    """The error where Python asks for the value of a symbolic integer."""
-    return ShapeError(
-        "this needs an integer that is known now, not a symbolic one",
-        found=repr(value),
-        hint="cut or pad to a size that is known first, or give a Python integer",
-    )
+    __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __index__ = _refuse
 
 
 def _operate(op: Op, a: Any, b: Any) -> Any:
