@@ -11,24 +11,17 @@ from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.algebra.constants import fold
-from baregrad.ir.algebra.rewrite import Captures, Rule, floats, literal, number, term, var
+from baregrad.ir.algebra.rewrite import Captures, Rule, equation, floats, number, term, var
 from baregrad.ir.core.monoid import slot
 from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import Ops
 
 F32 = dtypes.float32
-
-
-def _x() -> Node:
-    return slot(0, F32)
+X, Y = slot(0, F32), slot(1, F32)
 
 
 def _c(value: float) -> Node:
     return const(value, F32)
-
-
-def _take_x(found: Captures, node: Node) -> Node:
-    return found["x"]
 
 
 def _is_power_of_two(value: Any) -> bool:
@@ -47,45 +40,30 @@ def _reciprocal_exactly(found: Captures, node: Node) -> Node | None:
 
 
 FLOAT_RULES = (
-    Rule(
-        name="add-negative-zero",
-        law="x + -0.0 → x",
-        reason="-0.0 is the identity of float addition; 0.0 is not, since -0.0 + 0.0 is 0.0",
-        pattern=term(Ops.ADD, var("x", floats), literal(-0.0)),
-        build=_take_x,
-        example=lambda: (alu(Ops.ADD, _x(), _c(-0.0)), _x()),
+    equation(
+        "add-negative-zero", "x + -0.0 → x",
+        "-0.0 is the identity of float addition; 0.0 is not, since -0.0 + 0.0 is 0.0",
+        alu(Ops.ADD, X, _c(-0.0)), X, floats,
     ),
-    Rule(
-        name="subtract-zero",
-        law="x - 0.0 → x",
-        reason="the same identity, written as a difference",
-        pattern=term(Ops.SUB, var("x", floats), literal(0.0)),
-        build=_take_x,
-        example=lambda: (alu(Ops.SUB, _x(), _c(0.0)), _x()),
+    equation(
+        "subtract-zero", "x - 0.0 → x",
+        "the same identity, written as a difference",
+        alu(Ops.SUB, X, _c(0.0)), X, floats,
     ),
-    Rule(
-        name="multiply-one",
-        law="x * 1.0 → x",
-        reason="gradients and normalisations multiply by one",
-        pattern=term(Ops.MUL, var("x", floats), literal(1.0)),
-        build=_take_x,
-        example=lambda: (alu(Ops.MUL, _x(), _c(1.0)), _x()),
+    equation(
+        "multiply-one", "x * 1.0 → x",
+        "gradients and normalisations multiply by one",
+        alu(Ops.MUL, X, _c(1.0)), X, floats,
     ),
-    Rule(
-        name="divide-one",
-        law="x / 1.0 → x",
-        reason="means over one element divide by one",
-        pattern=term(Ops.DIV, var("x", floats), literal(1.0)),
-        build=_take_x,
-        example=lambda: (alu(Ops.DIV, _x(), _c(1.0)), _x()),
+    equation(
+        "divide-one", "x / 1.0 → x",
+        "means over one element divide by one",
+        alu(Ops.DIV, X, _c(1.0)), X, floats,
     ),
-    Rule(
-        name="multiply-minus-one",
-        law="x * -1.0 → -x",
-        reason="a sign flip is cheaper than a product and fuses into sums",
-        pattern=term(Ops.MUL, var("x", floats), literal(-1.0)),
-        build=lambda found, node: alu(Ops.NEG, found["x"]),
-        example=lambda: (alu(Ops.MUL, _x(), _c(-1.0)), alu(Ops.NEG, _x())),
+    equation(
+        "multiply-minus-one", "x * -1.0 → -x",
+        "a sign flip is cheaper than a product and fuses into sums",
+        alu(Ops.MUL, X, _c(-1.0)), alu(Ops.NEG, X), floats,
     ),
     Rule(
         name="divide-power-of-two",
@@ -93,72 +71,42 @@ FLOAT_RULES = (
         reason="a product is many times faster than a quotient, and here exact",
         pattern=term(Ops.DIV, var("x", floats), number("c", floats, _is_power_of_two)),
         build=_reciprocal_exactly,
-        example=lambda: (alu(Ops.DIV, _x(), _c(8.0)), alu(Ops.MUL, _x(), _c(0.125))),
+        example=lambda: (alu(Ops.DIV, X, _c(8.0)), alu(Ops.MUL, X, _c(0.125))),
     ),
-    Rule(
-        name="one-over",
-        law="1.0 / x → reciprocal(x)",
-        reason="one name for one function",
-        pattern=term(Ops.DIV, literal(1.0), var("x", floats)),
-        build=lambda found, node: alu(Ops.RECIPROCAL, found["x"]),
-        example=lambda: (alu(Ops.DIV, _c(1.0), _x()), alu(Ops.RECIPROCAL, _x())),
+    equation(
+        "one-over", "1.0 / x → reciprocal(x)",
+        "one name for one function",
+        alu(Ops.DIV, _c(1.0), X), alu(Ops.RECIPROCAL, X), floats,
     ),
-    Rule(
-        name="power-of-one",
-        law="pow(x, 1.0) → x",
-        reason="a power is the dearest of the elementary functions",
-        pattern=term(Ops.POW, var("x", floats), literal(1.0)),
-        build=_take_x,
-        example=lambda: (alu(Ops.POW, _x(), _c(1.0)), _x()),
+    equation(
+        "power-of-one", "pow(x, 1.0) → x",
+        "a power is the dearest of the elementary functions",
+        alu(Ops.POW, X, _c(1.0)), X, floats,
     ),
-    Rule(
-        name="square",
-        law="pow(x, 2.0) → x * x, if x has at most 32 bits",
-        reason="squares are common; a float64 power may differ from the product in its last bit",
-        pattern=term(Ops.POW, var("x", _up_to_float32), literal(2.0)),
-        build=lambda found, node: alu(Ops.MUL, found["x"], found["x"]),
-        example=lambda: (alu(Ops.POW, _x(), _c(2.0)), alu(Ops.MUL, _x(), _x())),
+    equation(
+        "square", "pow(x, 2.0) → x * x, if x has at most 32 bits",
+        "squares are common; a float64 power may differ from the product in its last bit",
+        alu(Ops.POW, X, _c(2.0)), alu(Ops.MUL, X, X), _up_to_float32,
     ),
-    Rule(
-        name="power-of-minus-one",
-        law="pow(x, -1.0) → reciprocal(x), if x has at most 32 bits",
-        reason="x ** -1 is how reciprocals are written",
-        pattern=term(Ops.POW, var("x", _up_to_float32), literal(-1.0)),
-        build=lambda found, node: alu(Ops.RECIPROCAL, found["x"]),
-        example=lambda: (alu(Ops.POW, _x(), _c(-1.0)), alu(Ops.RECIPROCAL, _x())),
+    equation(
+        "power-of-minus-one", "pow(x, -1.0) → reciprocal(x), if x has at most 32 bits",
+        "x ** -1 is how reciprocals are written",
+        alu(Ops.POW, X, _c(-1.0)), alu(Ops.RECIPROCAL, X), _up_to_float32,
     ),
-    Rule(
-        name="add-negated",
-        law="x + -y → x - y",
-        reason="one operation instead of two",
-        pattern=term(Ops.ADD, var("x", floats), term(Ops.NEG, var("y"))),
-        build=lambda found, node: alu(Ops.SUB, found["x"], found["y"]),
-        example=lambda: (
-            alu(Ops.ADD, _x(), alu(Ops.NEG, slot(1, F32))),
-            alu(Ops.SUB, _x(), slot(1, F32)),
-        ),
+    equation(
+        "add-negated", "x + -y → x - y",
+        "one operation instead of two",
+        alu(Ops.ADD, X, alu(Ops.NEG, Y)), alu(Ops.SUB, X, Y), floats,
     ),
-    Rule(
-        name="subtract-negated",
-        law="x - -y → x + y",
-        reason="one operation instead of two",
-        pattern=term(Ops.SUB, var("x", floats), term(Ops.NEG, var("y"))),
-        build=lambda found, node: alu(Ops.ADD, found["x"], found["y"]),
-        example=lambda: (
-            alu(Ops.SUB, _x(), alu(Ops.NEG, slot(1, F32))),
-            alu(Ops.ADD, _x(), slot(1, F32)),
-        ),
+    equation(
+        "subtract-negated", "x - -y → x + y",
+        "one operation instead of two",
+        alu(Ops.SUB, X, alu(Ops.NEG, Y)), alu(Ops.ADD, X, Y), floats,
     ),
-    Rule(
-        name="negated-factors",
-        law="-x * -y → x * y",
-        reason="gradients of differences carry pairs of signs",
-        pattern=term(Ops.MUL, term(Ops.NEG, var("x", floats)), term(Ops.NEG, var("y"))),
-        build=lambda found, node: alu(Ops.MUL, found["x"], found["y"]),
-        example=lambda: (
-            alu(Ops.MUL, alu(Ops.NEG, _x()), alu(Ops.NEG, slot(1, F32))),
-            alu(Ops.MUL, _x(), slot(1, F32)),
-        ),
+    equation(
+        "negated-factors", "-x * -y → x * y",
+        "gradients of differences carry pairs of signs",
+        alu(Ops.MUL, alu(Ops.NEG, X), alu(Ops.NEG, Y)), alu(Ops.MUL, X, Y), floats,
     ),
     Rule(
         name="round-twice",
@@ -168,7 +116,7 @@ FLOAT_RULES = (
             (Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT),
             term((Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT), var("y"), name="x", kinds=floats),
         ),
-        build=_take_x,
-        example=lambda: (alu(Ops.CEIL, alu(Ops.FLOOR, _x())), alu(Ops.FLOOR, _x())),
+        build=lambda found, node: found["x"],
+        example=lambda: (alu(Ops.CEIL, alu(Ops.FLOOR, X)), alu(Ops.FLOOR, X)),
     ),
 )

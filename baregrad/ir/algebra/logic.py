@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.algebra.rewrite import Captures, Rule, booleans, literal, number, term, var
+from baregrad.ir.algebra.rewrite import (
+    Captures,
+    Rule,
+    booleans,
+    equation,
+    literal,
+    number,
+    term,
+    var,
+)
 from baregrad.ir.core.monoid import slot
 from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import COMPARE, Ops
 
 BOOL = dtypes.bool
 F32 = dtypes.float32
-
-
-def _p() -> Node:
-    return slot(0, BOOL)
-
-
-def _q() -> Node:
-    return slot(1, BOOL)
-
-
-def _f(position: int) -> Node:
-    return slot(position, F32)
-
-
-def _true() -> Node:
-    return const(True, BOOL)
-
-
-def _false() -> Node:
-    return const(False, BOOL)
+P, Q = slot(0, BOOL), slot(1, BOOL)
+X, Y, Z = slot(1, F32), slot(2, F32), slot(3, F32)
+TRUE, FALSE = const(True, BOOL), const(False, BOOL)
 
 
 def _not(node: Node) -> Node:
@@ -38,10 +30,6 @@ def _not(node: Node) -> Node:
 
 def _guard(condition: Node, value: Node) -> Node:
     return Node(Ops.GUARD, value.dtype, (condition, value))
-
-
-def _where_same(found: Captures, node: Node) -> Node:
-    return found["x"]
 
 
 def _compare_truth(found: Captures, node: Node) -> Node | None:
@@ -55,11 +43,11 @@ def _compare_truth(found: Captures, node: Node) -> Node | None:
     if node.op is Ops.CMPLT:
         # x < True is not x; False < x is x; nothing is below False or above True.
         if first:
-            return _not(x) if truth else _false()
-        return _false() if truth else x
+            return _not(x) if truth else FALSE
+        return FALSE if truth else x
     if first:
-        return _true() if truth else _not(x)
-    return x if truth else _true()
+        return TRUE if truth else _not(x)
+    return x if truth else TRUE
 
 
 def _compare_self(found: Captures, node: Node) -> Node | None:
@@ -82,12 +70,12 @@ def _negated_compare(found: Captures, node: Node) -> Node | None:
 
 def _bool_unit(found: Captures, node: Node) -> Node | None:
     """x & True, x | True and their arithmetic spellings, where the constant is True."""
-    return found["x"] if node.op in (Ops.AND, Ops.MUL, Ops.MIN) else _true()
+    return found["x"] if node.op in (Ops.AND, Ops.MUL, Ops.MIN) else TRUE
 
 
 def _bool_null(found: Captures, node: Node) -> Node:
     """x | False and so on, where the constant is False."""
-    return _false() if node.op in (Ops.AND, Ops.MUL, Ops.MIN) else found["x"]
+    return FALSE if node.op in (Ops.AND, Ops.MUL, Ops.MIN) else found["x"]
 
 
 def _readless(node: Node) -> bool:
@@ -111,48 +99,27 @@ _SELECTIONS = (
         reason="conditions fold to constants once indices are known",
         pattern=term(Ops.WHERE, number("c", booleans), var("x"), var("y")),
         build=lambda found, node: found["x"] if found["c"].arg else found["y"],
-        example=lambda: (alu(Ops.WHERE, _true(), _f(0), _f(1)), _f(0)),
+        example=lambda: (alu(Ops.WHERE, TRUE, slot(0, F32), X), slot(0, F32)),
     ),
-    Rule(
-        name="where-same",
-        law="where(p, x, x) → x",
-        reason="branches become equal after other rules",
-        pattern=term(Ops.WHERE, var("p"), var("x"), var("x")),
-        build=_where_same,
-        example=lambda: (alu(Ops.WHERE, _p(), _f(1), _f(1)), _f(1)),
+    equation(
+        "where-same", "where(p, x, x) → x",
+        "branches become equal after other rules",
+        alu(Ops.WHERE, P, X, X), X,
     ),
-    Rule(
-        name="where-not",
-        law="where(not p, x, y) → where(p, y, x)",
-        reason="one form for a choice, and no negation",
-        pattern=term(Ops.WHERE, term(Ops.NOT, var("p")), var("x"), var("y")),
-        build=lambda found, node: alu(Ops.WHERE, found["p"], found["y"], found["x"]),
-        example=lambda: (
-            alu(Ops.WHERE, alu(Ops.NOT, _p()), _f(1), _f(2)),
-            alu(Ops.WHERE, _p(), _f(2), _f(1)),
-        ),
+    equation(
+        "where-not", "where(not p, x, y) → where(p, y, x)",
+        "one form for a choice, and no negation",
+        alu(Ops.WHERE, alu(Ops.NOT, P), X, Y), alu(Ops.WHERE, P, Y, X),
     ),
-    Rule(
-        name="where-then-where",
-        law="where(p, where(p, x, y), z) → where(p, x, z)",
-        reason="inside the branch the condition is known",
-        pattern=term(Ops.WHERE, var("p"), term(Ops.WHERE, var("p"), var("x"), var("y")), var("z")),
-        build=lambda found, node: alu(Ops.WHERE, found["p"], found["x"], found["z"]),
-        example=lambda: (
-            alu(Ops.WHERE, _p(), alu(Ops.WHERE, _p(), _f(1), _f(2)), _f(3)),
-            alu(Ops.WHERE, _p(), _f(1), _f(3)),
-        ),
+    equation(
+        "where-then-where", "where(p, where(p, x, y), z) → where(p, x, z)",
+        "inside the branch the condition is known",
+        alu(Ops.WHERE, P, alu(Ops.WHERE, P, X, Y), Z), alu(Ops.WHERE, P, X, Z),
     ),
-    Rule(
-        name="where-else-where",
-        law="where(p, x, where(p, y, z)) → where(p, x, z)",
-        reason="inside the branch the condition is known",
-        pattern=term(Ops.WHERE, var("p"), var("x"), term(Ops.WHERE, var("p"), var("y"), var("z"))),
-        build=lambda found, node: alu(Ops.WHERE, found["p"], found["x"], found["z"]),
-        example=lambda: (
-            alu(Ops.WHERE, _p(), _f(1), alu(Ops.WHERE, _p(), _f(2), _f(3))),
-            alu(Ops.WHERE, _p(), _f(1), _f(3)),
-        ),
+    equation(
+        "where-else-where", "where(p, x, where(p, y, z)) → where(p, x, z)",
+        "inside the branch the condition is known",
+        alu(Ops.WHERE, P, X, alu(Ops.WHERE, P, Y, Z)), alu(Ops.WHERE, P, X, Z),
     ),
     Rule(
         name="where-truth",
@@ -161,8 +128,8 @@ _SELECTIONS = (
         pattern=term(Ops.WHERE, var("p"), var("x", booleans), var("y")),
         build=lambda found, node: _where_truth(found),
         example=lambda: (
-            alu(Ops.WHERE, _p(), _true(), _q()),
-            alu(Ops.OR, _p(), _q()),
+            alu(Ops.WHERE, P, TRUE, Q),
+            alu(Ops.OR, P, Q),
         ),
     ),
     Rule(
@@ -171,7 +138,7 @@ _SELECTIONS = (
         reason="bounds decide most guards when shapes are known",
         pattern=term(Ops.GUARD, number("c", booleans), var("x")),
         build=lambda found, node: found["x"] if found["c"].arg else const(0, node.dtype),
-        example=lambda: (_guard(_true(), _f(0)), _f(0)),
+        example=lambda: (_guard(TRUE, slot(0, F32)), slot(0, F32)),
     ),
     Rule(
         name="guard-twice",
@@ -180,8 +147,8 @@ _SELECTIONS = (
         pattern=term(Ops.GUARD, var("c"), term(Ops.GUARD, var("d"), var("x"))),
         build=_guard_twice,
         example=lambda: (
-            _guard(_p(), _guard(_q(), _f(2))),
-            _guard(alu(Ops.AND, _p(), _q()), _f(2)),
+            _guard(P, _guard(Q, Y)),
+            _guard(alu(Ops.AND, P, Q), Y),
         ),
     ),
 )
@@ -207,7 +174,7 @@ LOGIC_RULES = (
         reason="conditions are built from parts that are often certain",
         pattern=term(_BOOL_OPS, var("x", booleans), literal(True)),
         build=_bool_unit,
-        example=lambda: (alu(Ops.AND, _p(), _true()), _p()),
+        example=lambda: (alu(Ops.AND, P, TRUE), P),
     ),
     Rule(
         name="bool-null",
@@ -215,7 +182,7 @@ LOGIC_RULES = (
         reason="conditions are built from parts that are often certain",
         pattern=term(_BOOL_OPS, var("x", booleans), literal(False)),
         build=_bool_null,
-        example=lambda: (alu(Ops.OR, _p(), _false()), _p()),
+        example=lambda: (alu(Ops.OR, P, FALSE), P),
     ),
     Rule(
         name="compare-truth",
@@ -223,7 +190,7 @@ LOGIC_RULES = (
         reason="masks are compared with constants in user code",
         pattern=term(tuple(COMPARE), var("x", booleans), number("c")),
         build=_compare_truth,
-        example=lambda: (alu(Ops.CMPNE, _p(), _true()), alu(Ops.NOT, _p())),
+        example=lambda: (alu(Ops.CMPNE, P, TRUE), alu(Ops.NOT, P)),
     ),
     Rule(
         name="compare-truth-first",
@@ -231,7 +198,7 @@ LOGIC_RULES = (
         reason="the same, where order matters and the constant stands first",
         pattern=term((Ops.CMPLT, Ops.CMPLE), number("c"), var("x", booleans)),
         build=_compare_truth,
-        example=lambda: (alu(Ops.CMPLT, _false(), _q()), _q()),
+        example=lambda: (alu(Ops.CMPLT, FALSE, Q), Q),
     ),
     Rule(
         name="compare-self",
@@ -239,7 +206,7 @@ LOGIC_RULES = (
         reason="equal nodes are equal values, but for NaN",
         pattern=term(tuple(COMPARE), var("x"), var("x")),
         build=_compare_self,
-        example=lambda: (alu(Ops.CMPLT, _f(0), _f(0)), _false()),
+        example=lambda: (alu(Ops.CMPLT, slot(0, F32), slot(0, F32)), FALSE),
     ),
     Rule(
         name="not-compare",
@@ -248,8 +215,8 @@ LOGIC_RULES = (
         pattern=term(Ops.NOT, term(tuple(COMPARE), var("a"), var("b"), name="compare")),
         build=_negated_compare,
         example=lambda: (
-            alu(Ops.NOT, alu(Ops.CMPEQ, _f(0), _f(1))),
-            alu(Ops.CMPNE, _f(0), _f(1)),
+            alu(Ops.NOT, alu(Ops.CMPEQ, slot(0, F32), X)),
+            alu(Ops.CMPNE, slot(0, F32), X),
         ),
     ),
     *_SELECTIONS,

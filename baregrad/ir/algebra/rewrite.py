@@ -12,12 +12,12 @@ import contextvars
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.index import resimplify
-from baregrad.ir.core.node import Node, make_node, toposort
+from baregrad.ir.core.node import Node, alu, const, make_node, toposort
 from baregrad.ir.core.op import ALU, COMPARE, Op, Ops
 
 Captures = dict[str, Node]
@@ -234,6 +234,40 @@ class Rule:
         return None if result is None or result is node else _shaped(result, node)
 
 
+def equation(
+    name: str, law: str, reason: str, before: Node, after: Node,
+    kinds: Kinds | None = None, ops: tuple[Op, ...] = (),
+) -> Rule:
+    """The rule that makes `after` of `before`, terms in which SLOTs stand for any values.
+
+    kinds: of SLOT 0. ops: other ops of which the law holds with that of `before`.
+    """
+    pattern = _pattern_of(before, kinds)
+    if ops:
+        pattern = replace(pattern, ops=ops)
+    return Rule(name, law, reason, pattern, _build_of(after), lambda: (before, after))
+
+
+def _pattern_of(before: Node, kinds: Kinds | None) -> Pattern:
+    if before.op is Ops.SLOT:
+        return var(f"x{before.arg}", None if before.arg else kinds)
+    if before.op is Ops.CONST:
+        return literal(before.arg)
+    return term(before.op, *[_pattern_of(child, kinds) for child in before.src])
+
+
+def _build_of(after: Node) -> Callable[[Captures, Node], Node]:
+    """What makes `after` of captures; its constants have the dtype of the node that is replaced."""
+    op, value = after.op, after.arg
+    if op is Ops.SLOT:
+        name = f"x{value}"
+        return lambda found, node: found[name]
+    if op is Ops.CONST:
+        return lambda found, node: const(value, node.dtype)
+    parts = [_build_of(child) for child in after.src]
+    return lambda found, node: alu(op, *[part(found, node) for part in parts])
+
+
 def _shaped(result: Node, node: Node) -> Node:
     """A scalar that replaces an array is repeated over the array's shape (tensor level only)."""
     shape = node.shape
@@ -245,7 +279,7 @@ def _shaped(result: Node, node: Node) -> Node:
 
 Trace = Callable[[Rule, Node, Node], None]
 
-# Told of each rule that fires, in any rule set.
+# Called for each rule that fires, in any rule set.
 _watchers: contextvars.ContextVar[tuple[Trace, ...]] = contextvars.ContextVar(
     "watchers", default=()
 )
@@ -253,7 +287,7 @@ _watchers: contextvars.ContextVar[tuple[Trace, ...]] = contextvars.ContextVar(
 
 @contextmanager
 def watched(trace: Trace) -> Iterator[None]:
-    """Tell `trace` of each rule that fires inside the block: the rule, the old node, the new one.
+    """Call `trace` for each rule that fires inside the block: the rule, the old node, the new one.
 
     For reports: what is rewritten does not depend on it.
     """

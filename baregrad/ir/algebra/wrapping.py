@@ -6,11 +6,10 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.algebra.constants import fold
 from baregrad.ir.algebra.rewrite import (
     Captures,
-    Pattern,
     Rule,
+    equation,
     exact,
     integers,
-    literal,
     number,
     term,
     values,
@@ -21,26 +20,11 @@ from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import Op, Ops
 
 I32 = dtypes.int32
-
-
-def _x() -> Node:
-    return slot(0, I32)
-
-
-def _y() -> Node:
-    return slot(1, I32)
+X, Y = slot(0, I32), slot(1, I32)
 
 
 def _c(value: int) -> Node:
     return const(value, I32)
-
-
-def _take_x(found: Captures, node: Node) -> Node:
-    return found["x"]
-
-
-def _zero(found: Captures, node: Node) -> Node:
-    return const(0, node.dtype)
 
 
 def _signed(dtype: DType) -> bool:
@@ -60,17 +44,10 @@ def _regroup_rule(op: Op, sign: str, reason: str) -> Rule:
         pattern=term(op, term(op, var("x", exact), number("c")), number("d")),
         build=_regroup,
         example=lambda: (
-            alu(op, alu(op, _x(), _c(6)), _c(3)),
-            alu(op, _x(), fold(op, I32, _c(6), _c(3))),
+            alu(op, alu(op, X, _c(6)), _c(3)),
+            alu(op, X, fold(op, I32, _c(6), _c(3))),
         ),
     )
-
-
-def _identity_rule(
-    name: str, law: str, reason: str, pattern: Pattern, example: tuple[Op, int]
-) -> Rule:
-    op, value = example
-    return Rule(name, law, reason, pattern, _take_x, lambda: (alu(op, _x(), _c(value)), _x()))
 
 
 def _all_ones(found: Captures, node: Node) -> Node | None:
@@ -93,35 +70,26 @@ _ADDITIVE = (Ops.ADD, Ops.SUB, Ops.OR, Ops.XOR, Ops.SHL, Ops.SHR)
 _DIVISIONS = (Ops.MUL, Ops.FLOORDIV, Ops.TRUNCDIV)
 
 INTEGER_RULES = (
-    _identity_rule(
+    equation(
         "neutral-zero",
         "x op 0 → x, for add, sub, or, xor, shl and shr of integers, or and xor of bool",
         "zeros come from unrolled indices and default arguments",
-        term(_ADDITIVE, var("x", exact), literal(0)),
-        (Ops.ADD, 0),
+        alu(Ops.ADD, X, _c(0)), X, exact, ops=_ADDITIVE,
     ),
-    _identity_rule(
-        "neutral-one",
-        "x op 1 → x, for mul, floordiv and truncdiv of integers",
+    equation(
+        "neutral-one", "x op 1 → x, for mul, floordiv and truncdiv of integers",
         "strides of one are the commonest strides",
-        term(_DIVISIONS, var("x", integers), literal(1)),
-        (Ops.FLOORDIV, 1),
+        alu(Ops.FLOORDIV, X, _c(1)), X, integers, ops=_DIVISIONS,
     ),
-    Rule(
-        name="multiply-zero",
-        law="x * 0 → 0, for integers and bool",
-        reason="integers have no NaN that a zero would hide",
-        pattern=term((Ops.MUL, Ops.AND), var("x", exact), literal(0)),
-        build=_zero,
-        example=lambda: (alu(Ops.MUL, _x(), _c(0)), _c(0)),
+    equation(
+        "multiply-zero", "x * 0 → 0, for integers and bool",
+        "integers have no NaN that a zero would hide",
+        alu(Ops.MUL, X, _c(0)), _c(0), exact, ops=(Ops.MUL, Ops.AND),
     ),
-    Rule(
-        name="modulo-one",
-        law="x % 1 → 0, for integers",
-        reason="an axis of one element has one index",
-        pattern=term(Ops.MOD, var("x", integers), literal(1)),
-        build=_zero,
-        example=lambda: (alu(Ops.MOD, _x(), _c(1)), _c(0)),
+    equation(
+        "modulo-one", "x % 1 → 0, for integers",
+        "an axis of one element has one index",
+        alu(Ops.MOD, X, _c(1)), _c(0), integers,
     ),
     Rule(
         name="all-ones",
@@ -129,23 +97,17 @@ INTEGER_RULES = (
         reason="masks of whole words select everything",
         pattern=term((Ops.AND, Ops.OR), var("x", integers), number("c", integers)),
         build=_all_ones,
-        example=lambda: (alu(Ops.AND, _x(), _c(-1)), _x()),
+        example=lambda: (alu(Ops.AND, X, _c(-1)), X),
     ),
-    Rule(
-        name="same-operands",
-        law="x op x → x, for max, min, and, or",
-        reason="clamps and masks meet themselves when graphs share nodes",
-        pattern=term((Ops.MAX, Ops.MIN, Ops.AND, Ops.OR), var("x", values), var("x")),
-        build=_take_x,
-        example=lambda: (alu(Ops.MAX, _x(), _x()), _x()),
+    equation(
+        "same-operands", "x op x → x, for max, min, and, or",
+        "clamps and masks meet themselves when graphs share nodes",
+        alu(Ops.MAX, X, X), X, values, ops=(Ops.MAX, Ops.MIN, Ops.AND, Ops.OR),
     ),
-    Rule(
-        name="self-cancels",
-        law="x - x → 0 and x ^ x → 0, for integers and bool",
-        reason="differences of equal indices vanish; floats would give NaN for infinities",
-        pattern=term((Ops.SUB, Ops.XOR), var("x", exact), var("x")),
-        build=_zero,
-        example=lambda: (alu(Ops.SUB, _x(), _x()), _c(0)),
+    equation(
+        "self-cancels", "x - x → 0 and x ^ x → 0, for integers and bool",
+        "differences of equal indices vanish; floats would give NaN for infinities",
+        alu(Ops.SUB, X, X), _c(0), exact, ops=(Ops.SUB, Ops.XOR),
     ),
     Rule(
         name="extreme-limit",
@@ -153,7 +115,7 @@ INTEGER_RULES = (
         reason="reductions start from these limits",
         pattern=term((Ops.MAX, Ops.MIN), var("x", values), number("c")),
         build=_beyond_limit,
-        example=lambda: (alu(Ops.MAX, _x(), _c(-(1 << 31))), _x()),
+        example=lambda: (alu(Ops.MAX, X, _c(-(1 << 31))), X),
     ),
     Rule(
         name="double-negation",
@@ -161,7 +123,7 @@ INTEGER_RULES = (
         reason="gradients of gradients flip signs twice",
         pattern=term((Ops.NEG, Ops.NOT), term((Ops.NEG, Ops.NOT), var("x", values), name="inner")),
         build=lambda found, node: found["x"] if found["inner"].op is node.op else None,
-        example=lambda: (alu(Ops.NEG, alu(Ops.NEG, _x())), _x()),
+        example=lambda: (alu(Ops.NEG, alu(Ops.NEG, X)), X),
     ),
     Rule(
         name="absolute-of-sign",
@@ -169,7 +131,7 @@ INTEGER_RULES = (
         reason="the sign is dropped anyway",
         pattern=term(Ops.ABS, term((Ops.NEG, Ops.ABS), var("x", _signed))),
         build=lambda found, node: alu(Ops.ABS, found["x"]),
-        example=lambda: (alu(Ops.ABS, alu(Ops.NEG, _x())), alu(Ops.ABS, _x())),
+        example=lambda: (alu(Ops.ABS, alu(Ops.NEG, X)), alu(Ops.ABS, X)),
     ),
     Rule(
         name="subtract-constant",
@@ -177,7 +139,7 @@ INTEGER_RULES = (
         reason="sums with constants regroup, differences do not",
         pattern=term(Ops.SUB, var("x", integers), number("c")),
         build=lambda found, node: alu(Ops.ADD, found["x"], fold(Ops.NEG, node.dtype, found["c"])),
-        example=lambda: (alu(Ops.SUB, _x(), _c(7)), alu(Ops.ADD, _x(), _c(-7))),
+        example=lambda: (alu(Ops.SUB, X, _c(7)), alu(Ops.ADD, X, _c(-7))),
     ),
     Rule(
         name="integer-negated",
@@ -185,7 +147,7 @@ INTEGER_RULES = (
         reason="one operation instead of two",
         pattern=term((Ops.ADD, Ops.SUB), var("x", integers), term(Ops.NEG, var("y"))),
         build=_opposite,
-        example=lambda: (alu(Ops.ADD, _x(), alu(Ops.NEG, _y())), alu(Ops.SUB, _x(), _y())),
+        example=lambda: (alu(Ops.ADD, X, alu(Ops.NEG, Y)), alu(Ops.SUB, X, Y)),
     ),
     _regroup_rule(Ops.ADD, "+", "index arithmetic adds constants one at a time"),
     _regroup_rule(Ops.MUL, "*", "strides multiply up from the innermost axis"),

@@ -62,28 +62,6 @@ def _remember(
 
 def _find_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
     groups: list[tuple[Run, Run]] = []
-    if not _PLAIN.issuperset(map(type, old + new)):
-        return _find_symbolic_groups(old, new)
-    rank, wanted = len(old), len(new)
-    i = j = 0
-    while i < rank or j < wanted:
-        first, begin = i, j
-        left = right = 1
-        if i < rank:
-            left, i = old[i], i + 1
-        if j < wanted:
-            right, j = new[j], j + 1
-        while left != right and (i < rank or j < wanted):
-            if j >= wanted or (i < rank and left < right):
-                left, i = left * old[i], i + 1
-            else:
-                right, j = right * new[j], j + 1
-        groups.append(((first, i), (begin, j)))
-    return tuple(groups)
-
-
-def _find_symbolic_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
-    groups: list[tuple[Run, Run]] = []
     i = j = 0
     while i < len(old) or j < len(new):
         start = (i, j)

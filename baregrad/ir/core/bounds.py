@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Column, Ops
+from baregrad.ir.core.op import COMPARE, Column, Ops
 
 Bounds = tuple[int, int]
 # Larger than any extent or offset.
@@ -13,6 +13,8 @@ INFINITE = 1 << 62
 # Beyond every integer that memory can hold, so that arithmetic on unknown values stays sound.
 UNKNOWN = 1 << 64
 _KINDS = frozenset(("index", "int", "uint", "bool"))
+# Of a <= x <= b and c <= y <= d.
+PAIRS: Column[Callable[[int, int, int, int], Bounds | None]] = Column("rule of bounds")
 BOUNDS: Column[Callable[[Node], Bounds | None]] = Column("rule of bounds")
 
 
@@ -63,6 +65,10 @@ def _clamp(node: Node, found: Bounds | None) -> Bounds:
 def _rule(node: Node) -> Bounds | None:
     if node.dtype.kind not in _KINDS:
         return None
+    pair = PAIRS.get(node.op)
+    if pair is not None:
+        x, y = node.src
+        return pair(*bounds(x), *bounds(y))
     rule = BOUNDS.get(node.op)
     return None if rule is None else rule(node)
 
@@ -82,24 +88,18 @@ def _range(node: Node) -> Bounds:
     return (0, max(bounds(node.src[0])[1] - 1, 0))
 
 
-@BOUNDS(Ops.ADD)
-def _add(node: Node) -> Bounds:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+@PAIRS(Ops.ADD)
+def _add(a: int, b: int, c: int, d: int) -> Bounds:
     return (a + c, b + d)
 
 
-@BOUNDS(Ops.SUB)
-def _sub(node: Node) -> Bounds:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+@PAIRS(Ops.SUB)
+def _sub(a: int, b: int, c: int, d: int) -> Bounds:
     return (a - d, b - c)
 
 
-@BOUNDS(Ops.MUL)
-def _mul(node: Node) -> Bounds:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+@PAIRS(Ops.MUL)
+def _mul(a: int, b: int, c: int, d: int) -> Bounds:
     products = (a * c, a * d, b * c, b * d)
     return (min(products), max(products))
 
@@ -110,20 +110,16 @@ def _neg(node: Node) -> Bounds:
     return (-hi, -lo)
 
 
-@BOUNDS(Ops.FLOORDIV)
-def _floordiv(node: Node) -> Bounds | None:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+@PAIRS(Ops.FLOORDIV)
+def _floordiv(a: int, b: int, c: int, d: int) -> Bounds | None:
     if c <= 0:
         return None
     quotients = (a // c, a // d, b // c, b // d)
     return (min(quotients), max(quotients))
 
 
-@BOUNDS(Ops.MOD)
-def _mod(node: Node) -> Bounds | None:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+@PAIRS(Ops.MOD)
+def _mod(a: int, b: int, c: int, d: int) -> Bounds | None:
     if c <= 0:
         return None
     if a >= 0 and b < c:
@@ -131,17 +127,13 @@ def _mod(node: Node) -> Bounds | None:
     return (0, min(d - 1, b) if a >= 0 else d - 1)
 
 
-@BOUNDS(Ops.MAX)
-def _max(node: Node) -> Bounds:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+@PAIRS(Ops.MAX)
+def _max(a: int, b: int, c: int, d: int) -> Bounds:
     return (max(a, c), max(b, d))
 
 
-@BOUNDS(Ops.MIN)
-def _min(node: Node) -> Bounds:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+@PAIRS(Ops.MIN)
+def _min(a: int, b: int, c: int, d: int) -> Bounds:
     return (min(a, c), min(b, d))
 
 
@@ -152,44 +144,18 @@ def _where(node: Node) -> Bounds:
     return (min(a, c), max(b, d))
 
 
-def _operands(node: Node) -> tuple[Bounds, Bounds] | None:
-    """The bounds of both operands of a comparison, None for floats."""
-    if node.src[0].dtype.kind not in ("index", "int", "uint", "bool"):
+@BOUNDS(*COMPARE)
+def _compare(node: Node) -> Bounds | None:
+    x, y = node.src
+    if x.dtype.kind not in _KINDS:
         return None
-    return bounds(node.src[0]), bounds(node.src[1])
-
-
-@BOUNDS(Ops.CMPLT)
-def _cmplt(node: Node) -> Bounds | None:
-    operands = _operands(node)
-    if operands is None:
-        return None
-    (a, b), (c, d) = operands
-    return (1, 1) if b < c else (0, 0) if a >= d else (0, 1)
-
-
-@BOUNDS(Ops.CMPLE)
-def _cmple(node: Node) -> Bounds | None:
-    operands = _operands(node)
-    if operands is None:
-        return None
-    (a, b), (c, d) = operands
-    return (1, 1) if b <= c else (0, 0) if a > d else (0, 1)
-
-
-@BOUNDS(Ops.CMPEQ)
-def _cmpeq(node: Node) -> Bounds | None:
-    operands = _operands(node)
-    if operands is None:
-        return None
-    (a, b), (c, d) = operands
-    return (1, 1) if a == b == c == d else (0, 0) if b < c or d < a else (0, 1)
-
-
-@BOUNDS(Ops.CMPNE)
-def _cmpne(node: Node) -> Bounds | None:
-    found = _cmpeq(node)
-    return None if found is None else (1 - found[1], 1 - found[0])
+    (a, b), (c, d) = bounds(x), bounds(y)
+    if node.op is Ops.CMPLT:
+        return (int(b < c), int(a < d))
+    if node.op is Ops.CMPLE:
+        return (int(b <= c), int(a <= d))
+    least, most = int(a == b == c == d), int(a <= d and c <= b)
+    return (least, most) if node.op is Ops.CMPEQ else (1 - most, 1 - least)
 
 
 @BOUNDS(Ops.ABS)
@@ -204,10 +170,8 @@ def _not(node: Node) -> Bounds | None:
     return (1 - hi, 1 - lo) if node.dtype.kind == "bool" else None
 
 
-@BOUNDS(Ops.SHR)
-def _shr(node: Node) -> Bounds | None:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+@PAIRS(Ops.SHR)
+def _shr(a: int, b: int, c: int, d: int) -> Bounds | None:
     if c < 0 or d > 64:
         return None
     return (min(a >> c, a >> d), max(b >> c, b >> d))
@@ -215,7 +179,7 @@ def _shr(node: Node) -> Bounds | None:
 
 @BOUNDS(Ops.CAST)
 def _cast(node: Node) -> Bounds | None:
-    if node.src[0].dtype.kind not in ("index", "int", "uint", "bool"):
+    if node.src[0].dtype.kind not in _KINDS:
         return None
     lo, hi = bounds(node.src[0])
     if node.dtype.kind == "bool":
