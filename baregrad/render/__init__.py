@@ -30,21 +30,21 @@ def get(name: str) -> Renderer[Any]:
     Raises OptionError for another name.
     """
     if name == "llvm":
-        from baregrad.render.llvm.llvm import LlvmRenderer
+        from baregrad.render.llvm.llvm import LLVM
 
-        return LlvmRenderer()
+        return LLVM
     if name == "c":
-        from baregrad.render.c.c import CRenderer
+        from baregrad.render.c.c import C
 
-        return CRenderer()
+        return C
     if name == "ptx":
-        from baregrad.render.ptx.ptx import PtxRenderer
+        from baregrad.render.ptx.ptx import PTX
 
-        return PtxRenderer()
+        return PTX
     if name == "cuda":
-        from baregrad.render.c.cuda import CudaRenderer
+        from baregrad.render.c.cuda import CUDA
 
-        return CudaRenderer()
+        return CUDA
     from baregrad.base.errors import OptionError
 
     raise OptionError("unknown renderer", found=name, wanted="llvm, c, ptx or cuda")

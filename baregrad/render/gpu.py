@@ -129,7 +129,7 @@ def box_of(copy: Node) -> Box:
 
 
 def _threads(program: Node) -> int:
-    """The threads of a block: those that it was told apart into, or the bound of `.thread`."""
+    """The threads of a block: as many as the PROGRAM says, or as the bound of `.thread`."""
     if program.arg is not None and program.arg.block:
         return prod(program.arg.block)
     for node in program.src:

@@ -5,41 +5,57 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain, filterfalse
 from math import prod
 from operator import attrgetter
-from typing import NamedTuple, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
 
 from baregrad.base.bits import round_up
 from baregrad.dtypes import COMPUTED, dtypes
 from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Op, Ops
 from baregrad.target.cpu import CpuTarget
 from baregrad.target.gpu import NvidiaTarget
 
 SCRATCH_ALIGNMENT = 64
+# The instruction of bits that does an op of bools.
+BOOL_OPS: MappingProxyType[Op, str] = MappingProxyType(
+    {
+        **dict.fromkeys((Ops.ADD, Ops.OR, Ops.MAX), "or"),
+        **dict.fromkeys((Ops.MUL, Ops.AND, Ops.MIN), "and"),
+        **dict.fromkeys((Ops.SUB, Ops.XOR), "xor"),
+    }
+)
+# How C and LLVM call functions on floats.
+FLOAT_FUNCTIONS: MappingProxyType[Op, str] = MappingProxyType(
+    {
+        **{op: op.name.lower() for op in (Ops.SQRT, Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.FMA)},
+        Ops.RINT: "roundeven",
+    }
+)
 INTEGERS = tuple([dtype for dtype in COMPUTED if dtype.kind in ("int", "uint")])
 
 
-Target = TypeVar("Target", CpuTarget, NvidiaTarget, contravariant=True)
+Target = TypeVar("Target", CpuTarget, NvidiaTarget)
+# The writer of a language: of a PROGRAM, its target, and `variables` and `arrays` of `render`.
+Writer = Callable[[Node, Target, Sequence[str] | None, int], str]
 
 
-class Renderer(Protocol[Target]):
+@dataclass(frozen=True, slots=True)
+class Renderer(Generic[Target]):
     """Linear level to source text.
 
     `name` is what options call it; `assembler` is the kind of assembler that takes its text
     ("llvm", "c", "ptxas" or "nvrtc").
     """
 
-    @property
-    def name(self) -> str:
-        """What options call it."""
-
-    @property
-    def assembler(self) -> str:
-        """The kind of assembler that takes its text."""
+    name: str
+    assembler: str
+    write: Writer[Target]
 
     def render(
         self,
@@ -54,6 +70,7 @@ class Renderer(Protocol[Target]):
         the program uses, sorted. arrays: how many arrays the call passes, where the program may use
         fewer.
         """
+        return self.write(program, target, variables, arrays)
 
 
 class Signature(NamedTuple):

@@ -13,44 +13,27 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
-from baregrad.render.c.ops import instruction
+from baregrad.render.c.ops import instruction, vload, vstore
 from baregrad.render.c.text import CText, Dialect, Rule
 from baregrad.render.c.tile_runs import TILE_RULES, c_configured
-from baregrad.render.interface import alloc_nbytes, signature
+from baregrad.render.interface import INTEGERS, Renderer, signature
 from baregrad.target.cpu import CpuTarget
 
 
-class CRenderer:
-    """Renders programs for CPUs as C."""
+def _render(
+    program: Node, target: CpuTarget, variables: Sequence[str] | None, arrays: int
+) -> str:
+    """The translation unit of one PROGRAM: one function of the CPU kernels' signature.
 
-    name = "c"
-    assembler = "c"
-
-    def render(
-        self,
-        program: Node,
-        target: CpuTarget,
-        variables: Sequence[str] | None = None,
-        arrays: int = 0,
-    ) -> str:
-        """The translation unit of one PROGRAM: one function of the CPU kernels' signature.
-
-        It finds its arrays by slot, however many `arrays` there are.
-        """
-        return _Function(by_rows(program), variables).text()
+    It finds its arrays by slot, however many `arrays` there are.
+    """
+    return _Function(by_rows(program), variables).text()
 
 
 _TYPES: MappingProxyType[DType, str] = MappingProxyType(
     {
+        **{dtype: f"{dtype.name}_t" for dtype in INTEGERS},
         dtypes.bool: "uint8_t",
-        dtypes.int8: "int8_t",
-        dtypes.uint8: "uint8_t",
-        dtypes.int16: "int16_t",
-        dtypes.uint16: "uint16_t",
-        dtypes.int32: "int32_t",
-        dtypes.uint32: "uint32_t",
-        dtypes.int64: "int64_t",
-        dtypes.uint64: "uint64_t",
         dtypes.float16: "_Float16",
         dtypes.float32: "float",
         dtypes.float64: "double",
@@ -68,6 +51,7 @@ _C = Dialect(
     infinity="__builtin_inf()",
     helper="static inline",
     each="",
+    stride="LL",
     halves=MappingProxyType({}),
 )
 
@@ -96,18 +80,12 @@ class _Function(CText):
     def _prologue(self) -> list[str]:
         lines = []
         for param in self.signature.params:
-            name = self.names[param] = f"b{param.arg.slot}"
-            kind = self.type(param.dtype)
-            lines.append(f"  {kind} *{name} = ({kind} *)buffers[{param.arg.slot}];")
+            slot = param.arg.slot
+            lines.append(self.pointer(param, f"b{slot}", f"buffers[{slot}]"))
         for alloc, offset in self.signature.scratch.items():
-            name = self.names[alloc] = f"a{alloc.arg.id}"
-            kind = self.type(alloc.dtype)
-            lines.append(f"  {kind} *{name} = ({kind} *)((char *)scratch + {offset});")
-        for alloc in self.signature.stack:
-            name = self.names[alloc] = f"s{alloc.arg.id}"
-            count = alloc_nbytes(alloc) // alloc.dtype.itemsize
-            lines.append(f"  {self.type(alloc.dtype)} {name}[{max(count, 1)}];")
-        return lines
+            place = f"((char *)scratch + {offset})"
+            lines.append(self.pointer(alloc, f"a{alloc.arg.id}", place))
+        return lines + [self.local(alloc) for alloc in self.signature.stack]
 
     def variable(self, node: Node) -> str:
         """A bound of the chunks, or an argument."""
@@ -120,39 +98,12 @@ class _Function(CText):
 # --- memory --------------------------------------------------------------------------------------
 
 
-def _place(f: CText, node: Node) -> str:
-    """The element of an access; in a vector access, of its lane `l`."""
-    base, offset = node.src[:2]
-    access = node.arg
-    parts = [f.use(offset)]
-    if access.width > 1 and not offset.shape:
-        parts.append("l" if access.stride == 1 else f"l * {access.stride}LL")
-    if access.at:
-        parts.append(str(access.at))
-    return f"{f.names[base]}[{' + '.join(parts)}]"
-
-
-def _vload(f: CText, node: Node) -> None:
-    place = _place(f, node)
-    f.define(node, f"{f.use(node.src[2])} ? {place} : 0" if len(node.src) > 2 else place)
-
-
-def _vstore(f: CText, node: Node) -> None:
-    text = f"{_place(f, node)} = {f.use(node.src[2])};"
-    if len(node.src) > 3:
-        text = f"if ({f.use(node.src[3])}) {text}"
-    if node.arg.width > 1:
-        text = f"for (int l = 0; l < {node.arg.width}; l++) {text}"
-    f.line(text)
-
-
 def _turn(f: CText, node: Node) -> None:
     base, offset, *rows = node.src
     access = node.arg
     start = f"{f.names[base]}[{f.use(offset)} + l * {access.stride}LL"
     for place, row in enumerate(rows, access.at):
-        text = f"{start} + {place}] = {f.use(row)};"
-        f.line(f"for (int l = 0; l < {access.width}; l++) {text}")
+        f.each(access.width, f"{start} + {place}] = {f.use(row)};")
 
 
 def _prefetch(f: CText, node: Node) -> None:
@@ -161,10 +112,12 @@ def _prefetch(f: CText, node: Node) -> None:
 
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
-        Ops.VLOAD: _vload,
-        Ops.VSTORE: _vstore,
+        Ops.VLOAD: vload,
+        Ops.VSTORE: vstore,
         Ops.TURN: _turn,
         Ops.PREFETCH: _prefetch,
         **TILE_RULES,
     }
 )
+# Renders programs for CPUs as C.
+C = Renderer("c", "c", _render)

@@ -15,7 +15,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
-from baregrad.render.c.ops import CONTROL_RULES, instruction
+from baregrad.render.c.ops import CONTROL_RULES, instruction, place_text, vload, vstore
 from baregrad.render.c.text import CText, Dialect, Rule
 from baregrad.render.gpu import (
     BLOCK,
@@ -27,41 +27,24 @@ from baregrad.render.gpu import (
     pieces,
 )
 from baregrad.render.gpu_integers import narrow_integers
-from baregrad.render.interface import alloc_nbytes
+from baregrad.render.interface import INTEGERS, Renderer
 from baregrad.target.gpu import NvidiaTarget
 
 
-class CudaRenderer:
-    """Renders programs for NVIDIA's GPUs as CUDA C."""
-
-    name = "cuda"
-    assembler = "nvrtc"
-
-    def render(
-        self,
-        program: Node,
-        target: NvidiaTarget,
-        variables: Sequence[str] | None = None,
-        arrays: int = 0,
-    ) -> str:
-        """The translation unit of one PROGRAM: one kernel of the GPU programs' signature."""
-        narrowed = narrow_integers(by_rows(program))
-        signature = gpu_signature(narrowed, variables, arrays)
-        signature.check(target)
-        return _Kernel(narrowed, target, signature).text()
+def _render(
+    program: Node, target: NvidiaTarget, variables: Sequence[str] | None, arrays: int
+) -> str:
+    """The translation unit of one PROGRAM: one kernel of the GPU programs' signature."""
+    narrowed = narrow_integers(by_rows(program))
+    signature = gpu_signature(narrowed, variables, arrays)
+    signature.check(target)
+    return _Kernel(narrowed, target, signature).text()
 
 
 _TYPES: MappingProxyType[DType, str] = MappingProxyType(
     {
+        **{dtype: f"{dtype.kind[0]}{dtype.bits}" for dtype in INTEGERS},
         dtypes.bool: "u8",
-        dtypes.int8: "i8",
-        dtypes.uint8: "u8",
-        dtypes.int16: "i16",
-        dtypes.uint16: "u16",
-        dtypes.int32: "i32",
-        dtypes.uint32: "u32",
-        dtypes.int64: "i64",
-        dtypes.uint64: "u64",
         dtypes.float16: "u16",
         dtypes.bfloat16: "u16",
         dtypes.float32: "float",
@@ -108,6 +91,7 @@ _CUDA = Dialect(
     infinity="__longlong_as_double(0x7ff0000000000000LL)",
     helper="static __device__ __forceinline__",
     each="#pragma unroll",
+    stride="",
     halves=MappingProxyType({dtypes.float16: _FLOAT16, dtypes.bfloat16: _BFLOAT16}),
 )
 _HIDDEN: MappingProxyType[str, str] = MappingProxyType(
@@ -162,14 +146,9 @@ class _Kernel(CText):
                 f"  {linkage}__shared__ __align__({SHARED_ALIGNMENT}) u8 shared_memory[{size}];"
             )
         for alloc, offset in signature.shared.items():
-            name = self.names[alloc] = f"a{alloc.arg.id}"
-            kind = self.type(alloc.dtype)
-            lines.append(f"  {kind} *{name} = ({kind} *)(shared_memory + {offset});")
-        for alloc in signature.private:
-            name = self.names[alloc] = f"s{alloc.arg.id}"
-            count = max(alloc_nbytes(alloc) // alloc.dtype.itemsize, 1)
-            lines.append(f"  __align__(16) {self.type(alloc.dtype)} {name}[{count}];")
-        return lines
+            place = f"(shared_memory + {offset})"
+            lines.append(self.pointer(alloc, f"a{alloc.arg.id}", place))
+        return lines + [self.local(alloc, "__align__(16) ") for alloc in signature.private]
 
     def variable(self, node: Node) -> str:
         """The number of a block or thread, or an argument."""
@@ -192,23 +171,6 @@ class _Kernel(CText):
 # --- memory --------------------------------------------------------------------------------------
 
 
-def _place(f: CText, node: Node, more: str) -> str:
-    """The element of an access, `more` elements on."""
-    base, offset = node.src[:2]
-    parts = [f.use(offset), more, str(node.arg.at) if node.arg.at else ""]
-    return f"{f.names[base]}[{' + '.join([part for part in parts if part])}]"
-
-
-def _lane_place(f: CText, node: Node) -> str:
-    """The element of lane `l`."""
-    access = node.arg
-    if access.width == 1 or node.src[1].shape:
-        more = ""
-    else:
-        more = "l" if access.stride == 1 else f"l * {access.stride}"
-    return _place(f, node, more)
-
-
 def _pieces(f: CText, node: Node) -> list[tuple[int, int]]:
     """First element and number of each vector access; none where lanes go one by one."""
     assert isinstance(f, _Kernel)
@@ -225,14 +187,12 @@ def _vload(f: CText, node: Node) -> None:
     assert isinstance(f, _Kernel)
     spans = _pieces(f, node)
     if not spans:
-        place = _lane_place(f, node)
-        f.define(node, f"{f.use(node.src[2])} ? {place} : 0" if len(node.src) > 2 else place)
+        vload(f, node)
         return
-    f.count += 1
-    name = f.names[node] = f"v{f.count}"
+    name = f.fresh(node)
     f.line(f"{f.type(node.dtype)} {name}[{node.arg.width}];")
     for first, count in spans:
-        place = _place(f, node, str(first) if first else "")
+        place = place_text(f, node, str(first) if first else "")
         if count == 1:
             f.line(f"{name}[{first}] = {place};")
             continue
@@ -244,26 +204,19 @@ def _vload(f: CText, node: Node) -> None:
 
 def _vstore(f: CText, node: Node) -> None:
     assert isinstance(f, _Kernel)
-    value = f.use(node.src[2])
+    value = node.src[2]
     spans = _pieces(f, node)
     if not spans:
-        text = f"{_lane_place(f, node)} = {value};"
-        if len(node.src) > 3:
-            text = f"if ({f.use(node.src[3])}) {text}"
-        if node.arg.width > 1:
-            f.each(node.arg.width, text)
-        else:
-            f.line(text)
-        return
+        vstore(f, node)
     for first, count in spans:
-        place = _place(f, node, str(first) if first else "")
-        lane = f"{value[:-3]}[l + {first}]" if node.src[2].shape else value
+        place = place_text(f, node, str(first) if first else "")
         if count == 1:
-            f.line(f"{place} = {lane.replace('[l + ', '[')};")
+            f.line(f"{place} = {f'{f.array(value)}[{first}]' if value.shape else f.use(value)};")
             continue
         kind = f.vector(node.src[0].dtype, count)
         f.count += 1
         f.line(f"{kind} v{f.count};")
+        lane = f"{f.array(value)}[l + {first}]" if value.shape else f.use(value)
         f.each(count, f"v{f.count}.x[l] = {lane};")
         f.line(f"*({kind} *)&{place} = v{f.count};")
 
@@ -331,7 +284,7 @@ def _group(f: CText, node: Node) -> None:
 
 def _cells(f: CText, register: Node) -> list[str]:
     """The variables of a register, one a lane."""
-    name = f.use(register).removesuffix("[l]")
+    name = f.array(register)
     return [f"{name}[{lane}]" for lane in range(register.shape[0])] if register.shape else [name]
 
 
@@ -404,3 +357,5 @@ def _begin(f: CText, node: Node) -> None:
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.MACHINE: _machine, Ops.BEGIN: _begin}
 )
+# Renders programs for NVIDIA's GPUs as CUDA C.
+CUDA = Renderer("cuda", "nvrtc", _render)

@@ -12,26 +12,30 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, const, make_node
 from baregrad.ir.core.op import COMPARE, Op, Ops
 from baregrad.render.c.text import CText, Rule
+from baregrad.render.interface import BOOL_OPS, FLOAT_FUNCTIONS
 
 # --- elementwise --------------------------------------------------------------------------------
 
 Expression = Callable[..., str]
 
 
-def _operator(symbol: str) -> Expression:
-    def rule(f: CText, node: Node, x: str, y: str) -> str:
-        dtype = node.dtype
-        if dtype.kind == "float":
-            return f"{x} {symbol} {y}"
-        if dtype.kind == "bool":
-            return f"{x} {_BOOL_SYMBOLS.get(symbol, symbol)} {y}"
-        wide = f.unsigned(dtype)
-        return f"({f.type(dtype)})(({wide}){x} {symbol} ({wide}){y})"
-
-    return rule
+_SYMBOLS = MappingProxyType(
+    {Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.AND: "&", Ops.OR: "|", Ops.XOR: "^"}
+)
+_BOOL_SYMBOLS = MappingProxyType({"and": "&", "or": "|", "xor": "^"})
 
 
-_BOOL_SYMBOLS = MappingProxyType({"+": "|", "*": "&", "-": "^"})
+def _binary(f: CText, node: Node, x: str, y: str) -> str:
+    dtype = node.dtype
+    if dtype.kind == "bool":
+        return f"{x} {_BOOL_SYMBOLS[BOOL_OPS[node.op]]} {y}"
+    symbol = _SYMBOLS[node.op]
+    if dtype.kind == "float":
+        return f"{x} {symbol} {y}"
+    wide = f.unsigned(dtype)
+    return f"({f.type(dtype)})(({wide}){x} {symbol} ({wide}){y})"
+
+
 _COMPARISONS = MappingProxyType(
     {Ops.CMPLT: "<", Ops.CMPLE: "<=", Ops.CMPEQ: "==", Ops.CMPNE: "!="}
 )
@@ -58,15 +62,11 @@ def _extreme(f: CText, node: Node, x: str, y: str) -> str:
     kind, dtype = f.type(node.dtype), node.dtype
     sign = ">" if node.op is Ops.MAX else "<"
     if dtype.kind == "bool":
-        return f"{x} {'|' if node.op is Ops.MAX else '&'} {y}"
+        return _binary(f, node, x, y)
     # A NaN in either operand gives NaN.
     nan = " || x != x" if dtype.kind == "float" else ""
-    name = f.function(
-        f"{node.op.name.lower()}_{dtype.name}",
-        f"{kind} {node.op.name.lower()}_{dtype.name}({kind} x, {kind} y) "
-        f"{{ return x {sign} y{nan} ? x : y; }}",
-    )
-    return f"{name}({x}, {y})"
+    name = f"{node.op.name.lower()}_{dtype.name}"
+    return f.apply(name, kind, (kind, kind), f"return x {sign} y{nan} ? x : y;", x, y)
 
 
 def _builtin(name: str) -> Expression:
@@ -93,12 +93,11 @@ def _negate(f: CText, node: Node, x: str) -> str:
 def _negate_bits(f: CText, dtype: DType, x: str) -> str:
     kind, bits = f.type(dtype), f.unsigned(dtype)
     copy = f.dialect.functions["memcpy"]
-    name = f.function(
-        f"negated_{dtype.name}",
-        f"{kind} negated_{dtype.name}({kind} x) {{ {bits} b; {copy}(&b, &x, sizeof b); "
-        f"b ^= ({bits})1 << {dtype.bits - 1}; {copy}(&x, &b, sizeof x); return x; }}",
+    body = (
+        f"{bits} b; {copy}(&b, &x, sizeof b); "
+        f"b ^= ({bits})1 << {dtype.bits - 1}; {copy}(&x, &b, sizeof x); return x;"
     )
-    return f"{name}({x})"
+    return f.apply(f"negated_{dtype.name}", kind, (kind,), body, x)
 
 
 def _absolute(f: CText, node: Node, x: str) -> str:
@@ -123,12 +122,9 @@ def _where(f: CText, node: Node, cond: str, x: str, y: str) -> str:
 
 def _modulo(f: CText, node: Node, x: str, y: str) -> str:
     kind = f.type(node.dtype)
-    name = f.function(
-        f"mod_{node.dtype.name}",
-        f"{kind} mod_{node.dtype.name}({kind} x, {kind} y) {{ {kind} r = "
-        f"{f.math('fmod', node.dtype)}(x, y); return r != 0 && (r < 0) != (y < 0) ? r + y : r; }}",
-    )
-    return f"{name}({x}, {y})"
+    rest = f"{kind} r = {f.math('fmod', node.dtype)}(x, y);"
+    body = f"{rest} return r != 0 && (r < 0) != (y < 0) ? r + y : r;"
+    return f.apply(f"mod_{node.dtype.name}", kind, (kind, kind), body, x, y)
 
 
 def _cast(f: CText, node: Node, x: str) -> str:
@@ -150,16 +146,13 @@ def _converted(f: CText, x: str, source: DType, target: DType) -> str:
     if source.kind != "float" or target.kind == "float":
         return f"({kind}){x}"
     least, most = int(target.min), int(target.max)
-    old = f.type(source)
     low = f.constant(const(float(least), source))
     high = f.constant(const(float(most + 1), source))
-    name = f.function(
-        f"{source.name}_to_{target.name}",
-        f"{kind} {source.name}_to_{target.name}({old} x) {{ return x != x ? 0 : "
-        f"x < {low} ? {f.constant(const(least, target))} : "
-        f"x >= {high} ? {f.constant(const(most, target))} : ({kind})x; }}",
+    body = (
+        f"return x != x ? 0 : x < {low} ? {f.constant(const(least, target))} : "
+        f"x >= {high} ? {f.constant(const(most, target))} : ({kind})x;"
     )
-    return f"{name}({x})"
+    return f.apply(f"{source.name}_to_{target.name}", kind, (f.type(source),), body, x)
 
 
 def _bitcast(f: CText, node: Node, x: str) -> str:
@@ -167,36 +160,26 @@ def _bitcast(f: CText, node: Node, x: str) -> str:
     old, kind = f.type(source), f.type(target)
     if source.kind != "float" and target.kind != "float":
         return f"({kind}){x}"
-    name = f.function(
-        f"{source.name}_as_{target.name}",
-        f"{kind} {source.name}_as_{target.name}({old} x) {{ {kind} y; "
-        f"{f.dialect.functions['memcpy']}(&y, &x, sizeof y); return y; }}",
-    )
-    return f"{name}({x})"
+    body = f"{kind} y; {f.dialect.functions['memcpy']}(&y, &x, sizeof y); return y;"
+    return f.apply(f"{source.name}_as_{target.name}", kind, (old,), body, x)
 
 
 def _lookup(f: CText, node: Node, x: str) -> str:
     kind, place = f.type(node.dtype), f.type(node.src[0].dtype)
     numbers = ", ".join([f.constant(const(number, node.dtype)) for number in node.arg])
     name = f"table_{blake2s(f'{kind} {numbers}'.encode(), digest_size=8).hexdigest()}"
-    f.function(
-        name,
-        f"{kind} {name}({place} x) {{ const {kind} table[] = {{{numbers}}}; "
-        f"return table[x & {len(node.arg) - 1}]; }}",
-    )
-    return f"{name}({x})"
+    body = f"const {kind} table[] = {{{numbers}}}; return table[x & {len(node.arg) - 1}];"
+    return f.apply(name, kind, (place,), body, x)
 
 
 def _ldexp(f: CText, node: Node, x: str, y: str) -> str:
     kind = f.type(node.dtype)
     # What is further off is 0 or infinite as well, and no int.
-    name = f.function(
-        f"ldexp_{node.dtype.name}",
-        f"{kind} ldexp_{node.dtype.name}({kind} x, {kind} y) {{ if (y != y) return y; "
-        "int n = (int)(y < -5000 ? -5000 : y > 5000 ? 5000 : y); "
-        f"return {f.math('ldexp', node.dtype)}(x, n); }}",
+    body = (
+        "if (y != y) return y; int n = (int)(y < -5000 ? -5000 : y > 5000 ? 5000 : y); "
+        f"return {f.math('ldexp', node.dtype)}(x, n);"
     )
-    return f"{name}({x}, {y})"
+    return f.apply(f"ldexp_{node.dtype.name}", kind, (kind, kind), body, x, y)
 
 
 def _dot_bytes(f: CText, node: Node, x: str, y: str, z: str) -> str:
@@ -206,11 +189,7 @@ def _dot_bytes(f: CText, node: Node, x: str, y: str, z: str) -> str:
         f"({wide})(({kind})(({wide})x >> {place} & 255) * ({byte})(({wide})y >> {place}))"
         for place in range(0, 32, 8)
     )
-    name = f.function(
-        "dot4",
-        f"{kind} dot4({kind} x, {kind} y, {kind} z) {{ return ({kind})(({wide})z + {products}); }}",
-    )
-    return f"{name}({x}, {y}, {z})"
+    return f.apply("dot4", kind, (kind,) * 3, f"return ({kind})(({wide})z + {products});", x, y, z)
 
 
 def _dot_halves(f: CText, node: Node, x: str, y: str, z: str) -> str:
@@ -230,23 +209,16 @@ def _dot_halves(f: CText, node: Node, x: str, y: str, z: str) -> str:
         [f"{number}(({bits}){word_of}{change})" for word_of in "xy"]
         for change in (" & 0xffff0000", " << 16")
     ]
-    name = f.function(
-        "dot2",
-        f"{kind} dot2({word} x, {word} y, {kind} z) {{ "
+    body = (
         f"z = {flushed}({fma}({', '.join(upper)}, {flushed}(z))); "
-        f"return {flushed}({fma}({', '.join(lower)}, z)); }}",
+        f"return {flushed}({fma}({', '.join(lower)}, z));"
     )
-    return f"{name}({x}, {y}, {z})"
+    return f.apply("dot2", kind, (word, word, kind), body, x, y, z)
 
 
 _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
     {
-        Ops.ADD: _operator("+"),
-        Ops.SUB: _operator("-"),
-        Ops.MUL: _operator("*"),
-        Ops.AND: _operator("&"),
-        Ops.OR: _operator("|"),
-        Ops.XOR: _operator("^"),
+        **dict.fromkeys(_SYMBOLS, _binary),
         Ops.DIV: _divide,
         Ops.TRUNCDIV: _divide,
         Ops.MOD: _modulo,
@@ -254,12 +226,7 @@ _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
         Ops.SHR: _shift(">>"),
         **dict.fromkeys(COMPARE, _compare),
         **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
-        Ops.SQRT: _builtin("sqrt"),
-        Ops.FLOOR: _builtin("floor"),
-        Ops.CEIL: _builtin("ceil"),
-        Ops.TRUNC: _builtin("trunc"),
-        Ops.RINT: _builtin("roundeven"),
-        Ops.FMA: _builtin("fma"),
+        **{op: _builtin(name) for op, name in FLOAT_FUNCTIONS.items()},
         Ops.LDEXP: _ldexp,
         Ops.DOT4: _dot_bytes,
         Ops.DOT2: _dot_halves,
@@ -287,11 +254,11 @@ def _line(f: CText, node: Node) -> None:
 
 
 def _part(f: CText, node: Node) -> None:
-    f.define(node, f"{f.use(node.src[0])[:-3]}[l + {node.arg[0]}]")
+    f.define(node, f"{f.array(node.src[0])}[l + {node.arg[0]}]")
 
 
 def _extract(f: CText, node: Node) -> None:
-    f.define(node, f"{f.use(node.src[0])[:-3]}[{node.arg}]")
+    f.define(node, f"{f.array(node.src[0])}[{node.arg}]")
 
 
 def _across(f: CText, node: Node) -> None:
@@ -332,8 +299,7 @@ def _begin(f: CText, node: Node) -> None:
     start, stop = (f.use(child) for child in node.src[:2])
     if len(node.src) > 2 and f.program.arg.grain > 1:
         start, stop = (f"{end} * {f.program.arg.grain}" for end in (start, stop))
-    f.count += 1
-    name = f.names[node] = f"v{f.count}"
+    name = f.fresh(node)
     f.line(f"for ({f.type(node.dtype)} {name} = {start}; {name} < {stop}; {name}++) {{")
     f.depth += 1
 
@@ -346,6 +312,42 @@ def _test(f: CText, node: Node) -> None:
 def _end(f: CText, node: Node) -> None:
     f.depth -= 1
     f.line("}")
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def place_text(f: CText, node: Node, more: str) -> str:
+    """The element of an access, `more` elements on."""
+    base, offset = node.src[:2]
+    parts = [f.use(offset), more, str(node.arg.at) if node.arg.at else ""]
+    return f"{f.names[base]}[{' + '.join(filter(None, parts))}]"
+
+
+def _lane_place(f: CText, node: Node) -> str:
+    """The element of an access; in a vector access, of its lane `l`."""
+    access = node.arg
+    if access.width == 1 or node.src[1].shape:
+        return place_text(f, node, "")
+    stride = "l" if access.stride == 1 else f"l * {access.stride}{f.dialect.stride}"
+    return place_text(f, node, stride)
+
+
+def vload(f: CText, node: Node) -> None:
+    """VLOAD, one lane after the other."""
+    place = _lane_place(f, node)
+    f.define(node, f"{f.use(node.src[2])} ? {place} : 0" if len(node.src) > 2 else place)
+
+
+def vstore(f: CText, node: Node) -> None:
+    """VSTORE, one lane after the other."""
+    text = f"{_lane_place(f, node)} = {f.use(node.src[2])};"
+    if len(node.src) > 3:
+        text = f"if ({f.use(node.src[3])}) {text}"
+    if node.arg.width > 1:
+        f.each(node.arg.width, text)
+    else:
+        f.line(text)
 
 
 CONTROL_RULES: MappingProxyType[Op, Rule] = MappingProxyType(

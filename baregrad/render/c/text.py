@@ -7,7 +7,7 @@ defines wrapping; the compiler must not contract floating-point operations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes, encode
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.render.interface import round_float32
+from baregrad.render.interface import alloc_nbytes, round_float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Dialect:
 
     types: of elements by dtype. least: the least int64. functions: of mathematics, by what `math.h`
     calls them. nan, infinity: as doubles. helper: what stands before a function of our own. each: a
-    line before a loop over lanes. halves: for dtypes that are held as their codes, (name, text) of
-    the functions to float and from it.
+    line before a loop over lanes. stride: what ends a number of elements between lanes. halves: for
+    dtypes that are held as their codes, (name, text) of the functions to float and from it.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Dialect:
     infinity: str
     helper: str
     each: str
+    stride: str
     halves: Mapping[DType, tuple[tuple[str, str], tuple[str, str]]]
 
 
@@ -93,10 +94,20 @@ class CText:
         name = self.names[node]
         return f"{name}[l]" if node.shape else name
 
-    def define(self, node: Node, expression: str) -> None:
-        """Declare a value and compute it, lane by lane."""
+    def array(self, node: Node) -> str:
+        """The name of the array that a vector is."""
+        self.use(node)
+        return self.names[node]
+
+    def fresh(self, node: Node) -> str:
+        """Give a value a name that nothing has."""
         self.count += 1
         name = self.names[node] = f"v{self.count}"
+        return name
+
+    def define(self, node: Node, expression: str) -> None:
+        """Declare a value and compute it, lane by lane."""
+        name = self.fresh(node)
         kind = self.type(node.dtype)
         if node.shape:
             lanes = node.shape[0]
@@ -109,6 +120,26 @@ class CText:
         """The name of a function that is defined once before ours."""
         self.functions.setdefault(name, f"{self.dialect.helper} {text}")
         return name
+
+    def apply(
+        self, name: str, result: str, kinds: Sequence[str], body: str, *operands: str
+    ) -> str:
+        """The call of a function of x, y and z, of these types, that is defined before ours."""
+        parameters = ", ".join(map(" ".join, zip(kinds, "xyz", strict=False)))
+        self.function(name, f"{result} {name}({parameters}) {{ {body} }}")
+        return f"{name}({', '.join(operands)})"
+
+    def pointer(self, node: Node, name: str, place: str) -> str:
+        """The declaration of the pointer to an array's elements."""
+        self.names[node] = name
+        kind = self.type(node.dtype)
+        return f"  {kind} *{name} = ({kind} *){place};"
+
+    def local(self, alloc: Node, alignment: str = "") -> str:
+        """The declaration of an ALLOC that is a local array."""
+        name = self.names[alloc] = f"s{alloc.arg.id}"
+        count = max(alloc_nbytes(alloc) // alloc.dtype.itemsize, 1)
+        return f"  {alignment}{self.type(alloc.dtype)} {name}[{count}];"
 
     def math(self, name: str, dtype: DType) -> str:
         """A function of mathematics, of float32 or float64."""

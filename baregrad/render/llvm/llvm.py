@@ -14,10 +14,11 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
+from baregrad.render.interface import Renderer
 from baregrad.render.llvm.masks import doubts
 from baregrad.render.llvm.memory import MEMORY_RULES
 from baregrad.render.llvm.ops import ELEMENTWISE_RULES
-from baregrad.render.llvm.registers import Block
+from baregrad.render.llvm.registers import ControlBlock
 from baregrad.render.llvm.rows import AFTER_ROWS, flush_rows, write_rows
 from baregrad.render.llvm.text import POISON, FunctionText, Rule, each_row
 from baregrad.render.llvm.tile_runs import TILE_RULES, llvm_configured
@@ -27,38 +28,28 @@ from baregrad.target.cpu import CpuTarget
 _VSTORE = Ops.VSTORE
 
 
-class LlvmRenderer:
-    """Renders programs for CPUs as LLVM IR with opaque pointers."""
+def _render(
+    program: Node, target: CpuTarget, variables: Sequence[str] | None, arrays: int
+) -> str:
+    """The module of one PROGRAM: one function of the CPU kernels' signature.
 
-    name = "llvm"
-    assembler = "llvm"
-
-    def render(
-        self,
-        program: Node,
-        target: CpuTarget,
-        variables: Sequence[str] | None = None,
-        arrays: int = 0,
-    ) -> str:
-        """The module of one PROGRAM: one function of the CPU kernels' signature.
-
-        It finds its arrays by slot, however many `arrays` there are.
-        """
-        f = _written(program, target, variables, True)
-        entry = f.signature.entry
-        if not f.streamed:
-            return _text(f, _function(entry, "", f.lines))
-        # Where they are not aligned, or are read as well, the same kernel with ordinary stores.
-        plain = _written(program, target, variables, False).lines
-        if target.fences_streams:
-            # Such stores are not in order: they must be done before the chunk is reported as done.
-            f.run("llvm.x86.sse.sfence")
-        functions = [
-            *_function(entry, "", _choice(f)),
-            *_function(f"{entry}.streamed", "internal ", f.lines),
-            *_function(f"{entry}.plain", "internal ", plain),
-        ]
-        return _text(f, functions) + "!1 = !{i32 1}\n"
+    It finds its arrays by slot, however many `arrays` there are.
+    """
+    f = _written(program, target, variables, True)
+    entry = f.signature.entry
+    if not f.streamed:
+        return _text(f, _function(entry, "", f.lines))
+    # Where they are not aligned, or are read as well, the same kernel with ordinary stores.
+    plain = _written(program, target, variables, False).lines
+    if target.fences_streams:
+        # Such stores are not in order: they must be done before the chunk is reported as done.
+        f.run("llvm.x86.sse.sfence")
+    functions = [
+        *_function(entry, "", _choice(f)),
+        *_function(f"{entry}.streamed", "internal ", f.lines),
+        *_function(f"{entry}.plain", "internal ", plain),
+    ]
+    return _text(f, functions) + "!1 = !{i32 1}\n"
 
 
 def _written(
@@ -196,7 +187,7 @@ def _name_of(f: FunctionText, register: Node) -> str:
     return next(f.unused_rows) if len(register.shape) == 2 else next(f.unused)
 
 
-def _open(f: FunctionText) -> Block:
+def _open(f: FunctionText) -> ControlBlock:
     block = f.coming.pop()
     block.start = f.label
     if block.carried or block.merged:
@@ -266,3 +257,5 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
 )
 # Asked faster than a read-only view of it.
 _rule_of = dict(_RULES).get
+# Renders programs for CPUs as LLVM IR with opaque pointers.
+LLVM = Renderer("llvm", "llvm", _render)

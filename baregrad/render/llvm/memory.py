@@ -161,7 +161,7 @@ def _vload(f: FunctionText, node: Node) -> None:
         if masked and not access.at and _has_elements(base):
             _gather_or_first(f, node)
         else:
-            _gather(f, node, [_lane(f, offset, lane) for lane in range(lanes)], access.at)
+            _gather(f, node, [_lane(f, offset, lane) for lane in range(lanes)])
         return
     if access.rows:
         where = _row_place(f, access.rows, dtype)
@@ -233,8 +233,8 @@ def _lane(f: FunctionText, vector: Node, lane: int) -> str:
     return f.value(f"extractelement {value_type(vector)} {f.use(vector)}, i64 {lane}")
 
 
-def _gather(f: FunctionText, node: Node, offsets: list[str], at: int) -> None:
-    element, base = type_text(node.dtype), f.names[node.src[0]]
+def _gather(f: FunctionText, node: Node, offsets: list[str]) -> None:
+    element, base = type_text(node.dtype), f.pointer(node.src[0], "0", node.arg.at, node.dtype)
     addresses = [f.value(f"getelementptr {element}, ptr {base}, i64 {place}") for place in offsets]
     mask = node.src[2] if len(node.src) > 2 else None
     f.names[node] = _collect(f, node, addresses, mask)
@@ -265,7 +265,7 @@ def _has_elements(array: Node) -> bool:
 
 
 def _strided(f: FunctionText, node: Node, where: str) -> None:
-    """Lanes a constant number of elements apart; backwards is a load and a reversal."""
+    """Lanes at a constant stride; backwards is a load and a reversal."""
     lanes, stride = node.arg.width, node.arg.stride
     element, kinds = type_text(node.dtype), value_type(node)
     masked = len(node.src) > 2
@@ -333,10 +333,9 @@ def _every_other(f: FunctionText, node: Node, where: str) -> None:
 def _elements(f: FunctionText, node: Node, where: str, at: int) -> str:
     """Neighbours from element `at` of a load of every other one, of which its mask allows those."""
     lanes, align = node.arg.width, node.arg.align
-    masks, found = type_text(dtypes.bool, lanes), next(f.unused)
     if len(node.src) == 2:
-        f.lines.append(f"  {found} = load {value_type(node)}, ptr {where}, align {align}")
-        return found
+        return f.value(f"load {value_type(node)}, ptr {where}, align {align}")
+    masks = type_text(dtypes.bool, lanes)
     # A lane's condition for its own element, and that of no lane for the elements between.
     places = [(at + k) // 2 if (at + k) % 2 == 0 else lanes for k in range(lanes)]
     condition = f.use(node.src[2], lanes)
@@ -393,7 +392,7 @@ def _vstore(f: FunctionText, node: Node) -> None:
 
 
 def _spread(f: FunctionText, node: Node, where: str, operand: str) -> None:
-    """One store per lane, a constant number of elements apart."""
+    """One store per lane, at a constant stride."""
     access, dtype = node.arg, node.src[0].dtype
     kinds = type_text(dtype, access.width)
     function = _function(f, node)
@@ -467,7 +466,7 @@ def _form(node: Node) -> Form:
 
 @lru_cache(1 << 8)
 def _function_text(form: Form) -> tuple[str, str]:
-    """The name and text of a function that reads or writes lanes that lie apart."""
+    """The name and text of a function that reads or writes lanes at a stride."""
     loads, dtype, lanes, stride, align = form
     element, kinds = type_text(dtype), type_text(dtype, lanes)
     verb = "load" if loads else "store"

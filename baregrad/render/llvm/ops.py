@@ -9,6 +9,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import COMPARE, Op, Ops
+from baregrad.render.interface import BOOL_OPS, FLOAT_FUNCTIONS
 from baregrad.render.llvm.casts import bitcast, cast
 from baregrad.render.llvm.dots import dot_bytes, dot_halves
 from baregrad.render.llvm.ldexp import ldexp
@@ -25,33 +26,16 @@ from baregrad.render.llvm.types import (
 )
 
 _FLOAT_BINARY = MappingProxyType(
-    {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul", Ops.DIV: "fdiv"}
+    {op: f"f{op.name.lower()}" for op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.DIV)}
 )
 _INT_BINARY = MappingProxyType(
     {
-        Ops.ADD: "add",
-        Ops.SUB: "sub",
-        Ops.MUL: "mul",
-        Ops.AND: "and",
-        Ops.OR: "or",
-        Ops.XOR: "xor",
-        Ops.SHL: "shl",
+        op: op.name.lower()
+        for op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.AND, Ops.OR, Ops.XOR, Ops.SHL)
     }
 )
 _SIGNED_BINARY = MappingProxyType(
     {Ops.TRUNCDIV: ("sdiv", "udiv"), Ops.SHR: ("ashr", "lshr")}
-)
-_BOOL_BINARY = MappingProxyType(
-    {
-        Ops.ADD: "or",
-        Ops.SUB: "xor",
-        Ops.MUL: "and",
-        Ops.MAX: "or",
-        Ops.MIN: "and",
-        Ops.AND: "and",
-        Ops.OR: "or",
-        Ops.XOR: "xor",
-    }
 )
 
 
@@ -62,7 +46,7 @@ def _spelled(op: Op, dtype: DType, lanes: int) -> str:
     if kind == "float":
         spelling = _FLOAT_BINARY.get(op)
     elif kind == "bool":
-        spelling = _BOOL_BINARY.get(op)
+        spelling = BOOL_OPS.get(op)
     else:
         spelling = _INT_BINARY.get(op)
         if spelling is None and op in _SIGNED_BINARY:
@@ -149,16 +133,6 @@ def beyond_text(op: Op, dtype: DType, lanes: int, name: str, a: str, b: str) -> 
     )
 
 
-_INTRINSICS = MappingProxyType(
-    {
-        Ops.SQRT: "sqrt",
-        Ops.FLOOR: "floor",
-        Ops.CEIL: "ceil",
-        Ops.TRUNC: "trunc",
-        Ops.RINT: "roundeven",
-        Ops.FMA: "fma",
-    }
-)
 
 
 def _intrinsic(f: FunctionText, node: Node) -> None:
@@ -190,7 +164,7 @@ def _fma(f: FunctionText, node: Node) -> None:
 def _intrinsic_form(op: Op, dtype: DType, lanes: int, count: int) -> tuple[str, str, str]:
     """The type of a float intrinsic's operands and result, its name, and its declaration."""
     kinds = type_text(dtype, lanes)
-    name = f"llvm.{_INTRINSICS[op]}.{suffix_text(dtype, lanes)}"
+    name = f"llvm.{FLOAT_FUNCTIONS[op]}.{suffix_text(dtype, lanes)}"
     return kinds, f"@{name}", declaration_text(name, kinds, *[kinds] * count)
 
 
@@ -231,7 +205,7 @@ ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         **dict.fromkeys((*_FLOAT_BINARY, *_INT_BINARY, *_SIGNED_BINARY), _binary),
         **dict.fromkeys(COMPARE, _compare),
         **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
-        **dict.fromkeys(_INTRINSICS, _intrinsic),
+        **dict.fromkeys(FLOAT_FUNCTIONS, _intrinsic),
         Ops.FMA: _fma,
         **dict.fromkeys((Ops.NEG, Ops.NOT, Ops.ABS, Ops.RECIPROCAL), _unary),
         Ops.MOD: modulo,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
@@ -13,66 +14,49 @@ _REGISTERS = Ops.REG.bit
 _BEGIN, _END, _SET, _REG, _CONST = Ops.BEGIN, Ops.END, Ops.SET, Ops.REG, Ops.CONST
 
 
-class Block:
+@dataclass(eq=False, slots=True)
+class ControlBlock:
     """A loop or condition: what it does to registers, and what its END needs when it is written.
 
-    carried: written in a loop after being read there, so that an iteration sees the one before.
-    merged: written inside and read after the END before being written again. certain: whether the
-    body surely runs. To find these: what is written inside, what is surely written (`killed`), what
-    is read before that (`exposed`), and what will be read after the END (`after`).
+    loops: whether it is a loop. certain: whether the body surely runs. carried: written in a loop
+    after being read there, so that an iteration sees the one before. merged: written inside and
+    read after the END before being written again. To find these: what is written inside, what is
+    surely written (`killed`), what is read before that (`exposed`), and what will be read after the
+    END (`after`).
 
     start: the label of what it comes after. before: what registers held there. counter: a loop's
     name for its counter, its first value and its end. phis: the names of what is carried, from the
     line `phi_at` on. pointers: the addresses that are known inside.
     """
 
-    __slots__ = (
-        "after",
-        "before",
-        "carried",
-        "certain",
-        "counter",
-        "exposed",
-        "killed",
-        "label",
-        "loops",
-        "merged",
-        "phi_at",
-        "phis",
-        "pointers",
-        "start",
-        "written",
-    )
-
-    def __init__(self, label: int, loops: bool, certain: bool) -> None:
-        self.label = label
-        self.loops = loops
-        self.certain = certain
-        self.carried: tuple[Node, ...] = ()
-        self.merged: tuple[Node, ...] = ()
-        self.written: dict[Node, None] = {}
-        self.killed: set[Node] = set()
-        self.exposed: set[Node] = set()
-        self.after: set[Node] | None = None
-        self.start = ""
-        self.before: dict[Node, str] = {}
-        self.counter: tuple[str, str, str] | None = None
-        self.phis: list[str] = []
-        self.phi_at = 0
-        self.pointers: list[tuple[str, str]] = []
+    label: int
+    loops: bool
+    certain: bool
+    carried: tuple[Node, ...] = ()
+    merged: tuple[Node, ...] = ()
+    written: dict[Node, None] = field(default_factory=dict)
+    killed: set[Node] = field(default_factory=set)
+    exposed: set[Node] = field(default_factory=set)
+    after: set[Node] | None = None
+    start: str = ""
+    before: dict[Node, str] = field(default_factory=dict)
+    counter: tuple[str, str, str] | None = None
+    phis: list[str] = field(default_factory=list)
+    phi_at: int = 0
+    pointers: list[tuple[str, str]] = field(default_factory=list)
 
 
 # A block that begins or ends, or a register that is written, or what is read.
-_Event = tuple[Block | None, Node | None, Collection[Node]]
+_Event = tuple[ControlBlock | None, Node | None, Collection[Node]]
 
 
-def blocks_of(program: Node) -> list[Block]:
+def blocks_of(program: Node) -> list[ControlBlock]:
     """The block of every BEGIN and TEST of a PROGRAM, in their order."""
     known = frozenset([node for node in leaves(program) if node.op is _REG])
     read_of, unrelated = known.intersection, known.isdisjoint
-    blocks: list[Block] = []
+    blocks: list[ControlBlock] = []
     events: list[_Event] = []
-    innermost = Block(0, False, True)
+    innermost = ControlBlock(0, False, True)
     stack = [innermost]
     for node in program.src:
         op = node.op
@@ -112,20 +96,20 @@ def blocks_of(program: Node) -> list[Block]:
     return blocks
 
 
-def _opened(node: Node, label: int) -> Block:
+def _opened(node: Node, label: int) -> ControlBlock:
     """The block of a BEGIN or TEST."""
     if node.op is not _BEGIN:
-        return Block(label, False, False)
+        return ControlBlock(label, False, False)
     low, high = node.src[0], node.src[-1]
     certain = low.op is _CONST and high.op is _CONST and low.arg < high.arg
-    return Block(label, True, certain)
+    return ControlBlock(label, True, certain)
 
 
-def _read(reads: Collection[Node], stack: list[Block], events: list[_Event]) -> None:
-    """Tell the open blocks of registers that are read before they were surely written."""
+def _read(reads: Collection[Node], stack: list[ControlBlock], events: list[_Event]) -> None:
+    """Note in the open blocks the registers that are read before they were surely written."""
     for read in reads:
         for block in reversed(stack):
-            # What is exposed here was already told to the blocks around.
+            # What is exposed here is already noted in the blocks around.
             if read in block.exposed or read in block.killed:
                 break
             block.exposed.add(read)

@@ -11,7 +11,7 @@ from baregrad.dtypes import DType
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.render.interface import alloc_nbytes, signature
-from baregrad.render.llvm.registers import Block, blocks_of
+from baregrad.render.llvm.registers import ControlBlock, blocks_of
 from baregrad.render.llvm.types import constant_text, type_text
 from baregrad.target.cpu import CpuTarget
 
@@ -47,7 +47,7 @@ class FunctionText:
         self.label = "entry"
         # The blocks that are to come, the next one last, and those that are open.
         self.coming = blocks_of(program)[::-1]
-        self.blocks: list[Block] = []
+        self.blocks: list[ControlBlock] = []
         self.pointers: dict[tuple[str, str], str] = {}
         # Functions that are called: intrinsics are declared, our own are written out.
         self.declarations: dict[str, None] = {}

@@ -89,8 +89,7 @@ def _from_integer(f: PtxText, source: DType, target: DType, result: str, x: str)
     if target.bits >= 32:
         f.emit(f"cvt.rn.{ptx_type(target).compute}.{kind}", result, x)
         return
-    wide = f.register(F32)
-    f.emit(f"cvt.rn.f32.{kind}", wide, x)
+    wide = f.value(F32, f"cvt.rn.f32.{kind}", x)
     _between_floats(f, F32, target, result, wide)
 
 
@@ -112,8 +111,7 @@ def _to_integer(f: PtxText, source: DType, target: DType, result: str, x: str) -
         f.emit(f"selp.{kind.bits}", number, "0", found, unordered)
         found = number
     if limited and target.kind == "int":
-        above = f.register(target)
-        f.emit("max.s32", above, found, str(int(target.min)))
+        above = f.value(target, "max.s32", found, str(int(target.min)))
         f.emit("min.s32", result, above, str(int(target.max)))
     elif limited:
         f.emit("min.u32", result, found, str(int(target.max)))
@@ -130,8 +128,7 @@ def _between_floats(f: PtxText, source: DType, target: DType, result: str, x: st
         x, source = wide, F32
     if target.bits < 32:
         if source is F64:
-            single = f.register(F32)
-            f.emit("cvt.rn.f32.f64", single, x)
+            single = f.value(F32, "cvt.rn.f32.f64", x)
             x = single
         _round_half(f, target, result, x)
     elif target is F64:
@@ -147,10 +144,8 @@ def _widen(f: PtxText, source: DType, x: str, result: str = "") -> str:
         f.emit("cvt.f32.f16", found, x)
         return found
     # The code of a bfloat16 is the upper half of the float32.
-    word, moved = f.fresh("%r"), f.fresh("%r")
-    f.emit("cvt.u32.u16", word, x)
-    f.emit("shl.b32", moved, word, "16")
-    f.emit("mov.b32", found, moved)
+    word = f.made("%r", "cvt.u32.u16", x)
+    f.emit("mov.b32", found, f.made("%r", "shl.b32", word, "16"))
     return found
 
 

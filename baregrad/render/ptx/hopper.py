@@ -12,7 +12,7 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.render.gpu import box_of
-from baregrad.render.ptx.text import PtxText, Rule
+from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule
 
 # Swizzles by their bits, as a matrix descriptor names them: of 32, 64 and 128 bytes.
 _SWIZZLE_CODES: MappingProxyType[int, int] = MappingProxyType({1: 3, 2: 2, 3: 1})
@@ -31,13 +31,9 @@ def _shared(f: PtxText, node: Node) -> str:
     key = (f.program, (name,))
     found = f.addresses.get(key)
     if found is None:
-        found = f.word(node)
-        start, total = f.fresh("%r"), f.fresh("%r")
-        f.emit("mov.u32", start, "shared_memory")
-        f.emit("add.u32", total, start, found)
-        found = f.addresses[key] = total
-        if f.open:
-            f.open[-1].addresses.append(key)
+        word = f.word(node)
+        start = f.made("%r", "mov.u32", "shared_memory")
+        found = f.remember(key, f.made("%r", "add.u32", start, word))
     return found
 
 
@@ -46,8 +42,7 @@ def _in_register(f: PtxText, place: str) -> str:
     if place.startswith("%"):
         return place
     symbol, _, displacement = place.partition("+")
-    start = f.fresh("%r")
-    f.emit("mov.u32", start, symbol)
+    start = f.made("%r", "mov.u32", symbol)
     if displacement:
         f.emit("add.u32", start, start, displacement)
     return start
@@ -59,18 +54,15 @@ def _in_register(f: PtxText, place: str) -> str:
 def _warp(f: PtxText, node: Node) -> None:
     """The warp's number, taken from lane 0 so that the assembler knows it is the same in all."""
     (result,) = f.define(node)
-    thread, warp, same = (f.fresh("%r") for _ in range(3))
-    f.emit("mov.u32", thread, "%tid.x")
-    f.emit("shr.u32", warp, thread, "5")
-    f.emit("shfl.sync.idx.b32", same, warp, "0", "31", "0xFFFFFFFF")
+    warp = f.made("%r", "shr.u32", f.made("%r", "mov.u32", "%tid.x"), "5")
+    same = f.made("%r", "shfl.sync.idx.b32", warp, "0", "31", ALL_LANES)
     f.emit("cvt.u64.u32", result, same)
 
 
 def _special(register: str) -> Rule:
     def rule(f: PtxText, node: Node) -> None:
         (result,) = f.define(node)
-        word = f.fresh("%r")
-        f.emit("mov.u32", word, register)
+        word = f.made("%r", "mov.u32", register)
         f.emit("cvt.u64.u32", result, word)
 
     return rule
@@ -140,8 +132,7 @@ _TENSOR = "cp.async.bulk.tensor.2d"
 def _tensor(f: PtxText, node: Node) -> str:
     """The operand of a tensor map and the coordinates of a box, the column first."""
     place = f.signature.boxes.index(box_of(node))
-    address = f.fresh("%rd")
-    f.emit("mov.b64", address, f"m{place}")
+    address = f.made("%rd", "mov.b64", f"m{place}")
     f.emit("cvta.param.u64", address, address)
     column, row = (f.word(child) for child in node.src[2:4])
     return f"[{address}, {{{column}, {row}}}]"
@@ -153,8 +144,7 @@ def _load(f: PtxText, node: Node) -> None:
     operands = [f"[{target}]", _tensor(f, node), f"[{barrier}]"]
     if node.arg.immediates[3]:
         # To every block of the cluster, at the same place.
-        everyone = f.fresh("%h")
-        f.emit("mov.b16", everyone, str((1 << f.program.arg.cluster) - 1))
+        everyone = f.made("%h", "mov.b16", str((1 << f.program.arg.cluster) - 1))
         opcode += ".multicast::cluster"
         operands.append(everyone)
     f.emit(opcode, *operands)
@@ -181,13 +171,9 @@ def _descriptor(f: PtxText, node: Node, swizzle: int) -> str:
     start = _in_register(f, _shared(f, node))
     stride = (8 * (16 << swizzle)) >> 4
     rest = 1 << 16 | stride << 32 | _SWIZZLE_CODES[swizzle] << 62
-    low, short = f.fresh("%r"), f.fresh("%r")
-    wide, result = f.fresh("%rd"), f.fresh("%rd")
-    f.emit("and.b32", low, start, "0x3FFF0")
-    f.emit("shr.u32", short, low, "4")
-    f.emit("cvt.u64.u32", wide, short)
-    f.emit("or.b64", result, wide, f"0x{rest:016X}")
-    return result
+    short = f.made("%r", "shr.u32", f.made("%r", "and.b32", start, "0x3FFF0"), "4")
+    wide = f.made("%rd", "cvt.u64.u32", short)
+    return f.made("%rd", "or.b64", wide, f"0x{rest:016X}")
 
 
 def _multiply(f: PtxText, node: Node) -> None:
@@ -204,14 +190,13 @@ def _multiply(f: PtxText, node: Node) -> None:
 def _store_matrices(f: PtxText, node: Node) -> None:
     """8 x 8 matrices of 16-bit elements, a pair of values for each, four at once."""
     address, *values = node.src
-    words = []
-    for low, high in zip(values[0::2], values[1::2], strict=True):
-        word = f.fresh("%r")
-        f.emit("mov.b32", word, f"{{{f.one(low)}, {f.one(high)}}}")
-        words.append(word)
+    words = [
+        f.made("%r", "mov.b32", f"{{{f.one(low)}, {f.one(high)}}}")
+        for low, high in zip(values[0::2], values[1::2], strict=True)
+    ]
     count = len(words)
     if count not in (1, 2, 4):
-        raise CompilerBug("stmatrix of so many values", found=len(values), wanted="2, 4 or 8")
+        raise CompilerBug("stmatrix of too many values", found=len(values), wanted="2, 4 or 8")
     operand = f"{{{', '.join(words)}}}"
     place = f"[{_shared(f, address)}]"
     f.emit(f"stmatrix.sync.aligned.m8n8.x{count}.shared.b16", place, operand)

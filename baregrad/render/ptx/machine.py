@@ -3,7 +3,7 @@
 The names, with their immediates in brackets and their sources:
 
     bar.sync (barrier)                     all threads of the block meet
-    bar.sync (warps) barrier               so many warps meet
+    bar.sync (warps) barrier               that number of warps meet
     shfl.sync.bfly (mask) value            the value of lane `this ^ mask`
     shfl.sync.down (delta) value           that of lane `this + delta`, its own beyond the warp
     shfl.sync.up (delta) value             that of lane `this - delta`, its own before lane 0
@@ -24,11 +24,9 @@ from baregrad.ir.core.op import Ops
 from baregrad.render.gpu import WARP_LANES
 from baregrad.render.ptx.hopper import HOPPER_RULES
 from baregrad.render.ptx.memory import place_of
-from baregrad.render.ptx.text import PtxText, Rule
+from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule
 from baregrad.render.ptx.types import ptx_type
 from baregrad.render.ptx.warp import WARP_RULES
-
-_ALL_LANES = "0xFFFFFFFF"
 
 
 def machine(f: PtxText, node: Node) -> None:
@@ -71,17 +69,16 @@ def _shuffle_one(
         halves = [f.fresh("%r") for _ in range(4)]
         f.emit("mov.b64", f"{{{halves[0]}, {halves[1]}}}", name)
         for source, found in zip(halves[:2], halves[2:], strict=True):
-            f.emit(opcode, found, source, *rest, _ALL_LANES)
+            f.emit(opcode, found, source, *rest, ALL_LANES)
         f.emit("mov.b64", result, f"{{{halves[2]}, {halves[3]}}}")
     elif kind.bits == "b32" or dtype is dtypes.float32:
-        f.emit(opcode, result, name, *rest, _ALL_LANES)
+        f.emit(opcode, result, name, *rest, ALL_LANES)
     else:
-        word, found = f.fresh("%r"), f.fresh("%r")
         if dtype is dtypes.bool:
-            f.emit("selp.b32", word, "1", "0", name)
+            word = f.made("%r", "selp.b32", "1", "0", name)
         else:
-            f.emit("cvt.u32.u16", word, name)
-        f.emit(opcode, found, word, *rest, _ALL_LANES)
+            word = f.made("%r", "cvt.u32.u16", name)
+        found = f.made("%r", opcode, word, *rest, ALL_LANES)
         if dtype is dtypes.bool:
             f.emit("setp.ne.u32", result, found, "0")
         else:
@@ -108,9 +105,7 @@ def _atomic_add(f: PtxText, node: Node) -> None:
         raise CompilerBug(
             "no atomic sum of a dtype", found=buffer.dtype, wanted="int or float of 32 or 64 bits"
         )
-    space = "global"
-    if buffer.op is Ops.ALLOC:
-        space = "shared"
+    space = "shared" if buffer.op is Ops.ALLOC else "global"
     where = place_of(f, buffer, offset, 0, 0)
     operand = f.one(value)
     if node.dtype is dtypes.token:

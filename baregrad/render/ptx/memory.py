@@ -1,7 +1,7 @@
 """Lanes, registers, loads and stores in PTX: one rule per op.
 
 A vector access becomes the fewest instructions that its alignment allows: of 16 bytes, or 32 where
-the target has them. Elements of 8 and 16 bits travel in words of 32 and are taken apart by byte
+the target has them. Elements of 8 and 16 bits travel in words of 32, and are unpacked by byte
 permutations. Source: PTX ISA, "ld", "st", "prmt".
 """
 
@@ -22,9 +22,7 @@ from baregrad.render.ptx.types import ptx_type
 
 def copy(f: PtxText, node: Node, names: Names) -> None:
     """The value of a node is what some registers hold now."""
-    kind = ptx_type(node.dtype).bits
-    for result, name in zip(f.define(node), names, strict=True):
-        f.emit(f"mov.{kind}", result, name)
+    _move(f, node, f.define(node), names)
 
 
 def alias(f: PtxText, node: Node, source: Node, names: Names) -> None:
@@ -38,8 +36,7 @@ def alias(f: PtxText, node: Node, source: Node, names: Names) -> None:
 def _splat(f: PtxText, node: Node) -> None:
     (x,) = node.src
     if x.op is Ops.REG:
-        register = f.register(node.dtype)
-        f.emit(f"mov.{ptx_type(node.dtype).bits}", register, f.one(x))
+        register = f.value(node.dtype, f"mov.{ptx_type(node.dtype).bits}", f.one(x))
         f.names[node] = (register,) * f.width(node)
     else:
         f.names[node] = (f.one(x),) * f.width(node)
@@ -70,8 +67,7 @@ def _any(f: PtxText, node: Node) -> None:
     (result,) = f.define(node)
     total = names[0]
     for name in names[1:-1]:
-        either = f.fresh("%p")
-        f.emit("or.pred", either, total, name)
+        either = f.made("%p", "or.pred", total, name)
         total = either
     if len(names) > 1:
         f.emit("or.pred", result, total, names[-1])
@@ -85,11 +81,13 @@ def _read(f: PtxText, node: Node) -> None:
 
 def _set(f: PtxText, node: Node) -> None:
     register, value = node.src
-    if f.results.get(value) is register:
-        return
-    kind = ptx_type(register.dtype).bits
-    targets = f.use(register)
-    sources = f.lanes(value, len(targets))
+    if f.results.get(value) is not register:
+        targets = f.use(register)
+        _move(f, register, targets, f.lanes(value, len(targets)))
+
+
+def _move(f: PtxText, node: Node, targets: Names, sources: Names) -> None:
+    kind = ptx_type(node.dtype).bits
     for target, source in zip(targets, sources, strict=True):
         f.emit(f"mov.{kind}", target, source)
 
@@ -97,7 +95,7 @@ def _set(f: PtxText, node: Node) -> None:
 # --- addresses -----------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class PtxAddress(NamedTuple):
     """An address: a register or symbol, and a displacement in bytes."""
 
     base: str
@@ -116,15 +114,15 @@ def _space(buffer: Node) -> str:
     return "shared" if buffer.arg.space == "shared" else "local"
 
 
-def _base(f: PtxText, buffer: Node) -> Place:
+def _base(f: PtxText, buffer: Node) -> PtxAddress:
     if buffer.op is Ops.PARAM:
-        return Place(f.names[buffer][0], 0)
+        return PtxAddress(f.names[buffer][0], 0)
     if buffer.arg.space == "shared":
-        return Place("shared_memory", f.signature.shared[buffer])
-    return Place(f"local{buffer.arg.id}", 0)
+        return PtxAddress("shared_memory", f.signature.shared[buffer])
+    return PtxAddress(f"local{buffer.arg.id}", 0)
 
 
-def place_of(f: PtxText, buffer: Node, offset: Node, lane: int, elements: int) -> Place:
+def place_of(f: PtxText, buffer: Node, offset: Node, lane: int, elements: int) -> PtxAddress:
     """The address of `elements` behind the offset that one lane gives."""
     size = buffer.dtype.itemsize
     base, at = _base(f, buffer)
@@ -140,12 +138,11 @@ def place_of(f: PtxText, buffer: Node, offset: Node, lane: int, elements: int) -
 _FAR = 1 << 30
 
 
-def _near(f: PtxText, base: str, at: int, space: str) -> Place:
+def _near(f: PtxText, base: str, at: int, space: str) -> PtxAddress:
     if abs(at) < _FAR or space != "global":
-        return Place(base, at)
-    moved = f.fresh("%rd")
-    f.emit("add.s64", moved, base, str(at))
-    return Place(moved, 0)
+        return PtxAddress(base, at)
+    moved = f.made("%rd", "add.s64", base, str(at))
+    return PtxAddress(moved, 0)
 
 
 def _indexed(f: PtxText, buffer: Node, base: str, offset: Node, name: str) -> str:
@@ -154,98 +151,114 @@ def _indexed(f: PtxText, buffer: Node, base: str, offset: Node, name: str) -> st
     found = f.addresses.get(key)
     if found is not None:
         return found
-    size = buffer.dtype.itemsize
+    size = str(buffer.dtype.itemsize)
     wide = offset.dtype.bits == 64
     space = _space(buffer)
     if space == "shared":
-        word = name
-        if wide:
-            word = f.fresh("%r")
-            f.emit("cvt.u32.u64", word, name)
-        start = f.fresh("%r")
-        f.emit("mov.u32", start, base)
-        found = f.fresh("%r")
-        f.emit("mad.lo.s32", found, word, str(size), start)
+        word = f.made("%r", "cvt.u32.u64", name) if wide else name
+        found = f.made("%r", "mad.lo.s32", word, size, f.made("%r", "mov.u32", base))
     else:
         if space == "local":
-            start = f.fresh("%rd")
-            f.emit("mov.u64", start, base)
-            base = start
-        found = f.fresh("%rd")
+            base = f.made("%rd", "mov.u64", base)
         sign = "u" if offset.dtype.kind == "uint" else "s"
         if not wide:
-            f.emit(f"mad.wide.{sign}32", found, name, str(size), base)
-        elif size == 1:
-            f.emit("add.s64", found, base, name)
+            found = f.made("%rd", f"mad.wide.{sign}32", name, size, base)
+        elif size == "1":
+            found = f.made("%rd", "add.s64", base, name)
         else:
-            f.emit("mad.lo.s64", found, name, str(size), base)
-    if offset.op is not Ops.REG:
-        f.addresses[key] = found
-        if f.open:
-            f.open[-1].addresses.append(key)
-    return found
+            found = f.made("%rd", "mad.lo.s64", name, size, base)
+    return found if offset.op is Ops.REG else f.remember(key, found)
 
 
-# --- pieces of an access -------------------------------------------------------------------------
+# --- accesses ------------------------------------------------------------------------------------
 
 
-class Piece(NamedTuple):
-    """One load or store: its first element, how many words or elements, their type and bytes."""
+class PtxAccess(NamedTuple):
+    """One load or store: its address, its first lane and how many lanes, and its words.
 
-    first: int
-    elements: int
+    words: how many there are, and their type. guard: the predicate under which it is done, if any.
+    """
+
+    where: str
+    lane: int
+    lanes: int
     words: int
     kind: str
+    guard: str
+
+    @property
+    def suffix(self) -> str:
+        """What ends its opcode."""
+        return f".v{self.words}.{self.kind}" if self.words > 1 else f".{self.kind}"
 
 
-def _pieces(dtype: DType, width: int, align: int, most: int) -> list[Piece]:
-    """The accesses that `width` adjacent elements take, and the types of their words."""
-    size = dtype.itemsize
-    found: list[Piece] = []
-    for first, count in pieces(size, width, align, most):
-        if size < 4 <= count * size:
-            found.append(Piece(first, count, count * size // 4, "b32"))
-        elif size < 4 and count > 1:
-            found.append(Piece(first, count, 1, "u16"))
-        else:
-            found.append(Piece(first, count, count, ptx_type(dtype).memory))
+def _words(dtype: DType, lanes: int) -> tuple[int, str]:
+    """The number and type of the words that neighbours travel in."""
+    nbytes = lanes * dtype.itemsize
+    if dtype.itemsize < 4 <= nbytes:
+        return nbytes // 4, "b32"
+    if dtype.itemsize < 4 and lanes > 1:
+        return 1, "u16"
+    return lanes, ptx_type(dtype).memory
+
+
+def _accesses(f: PtxText, node: Node, masks: Names) -> list[PtxAccess]:
+    """The loads or stores of an access: as few as its alignment allows, or one for each lane."""
+    buffer, offset = node.src[:2]
+    access, dtype = node.arg, buffer.dtype
+    adjacent = access.width == 1 or (access.stride == 1 and not offset.shape)
+    if adjacent and len(set(masks)) <= 1:
+        where = place_of(f, buffer, offset, 0, access.at)
+        guard = masks[0] if masks else ""
+        return [
+            PtxAccess(where.text(lane * dtype.itemsize), lane, lanes, *_words(dtype, lanes), guard)
+            for lane, lanes in pieces(
+                dtype.itemsize, access.width, access.align, f.target.load_bytes
+            )
+        ]
+    found = []
+    for lane in range(access.width):
+        place, more = (lane, 0) if offset.shape else (0, access.stride * lane)
+        where = place_of(f, buffer, offset, place, access.at + more)
+        guard = masks[lane] if masks else ""
+        found.append(PtxAccess(where.text(), lane, 1, *_words(dtype, 1), guard))
     return found
+
+
+def _cells(f: PtxText, node: Node) -> Names:
+    """The registers that an access of an ALLOC in registers means; () for memory."""
+    cells, access = f.cells.get(node.src[0]), node.arg
+    if cells is None:
+        return ()
+    first = int(f.one(node.src[1])) + access.at
+    return tuple([cells[first + access.stride * lane] for lane in range(access.width)])
 
 
 def _vector(names: Names) -> str:
     return names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
 
 
-def _suffix(piece: Piece) -> str:
-    return f".v{piece.words}.{piece.kind}" if piece.words > 1 else f".{piece.kind}"
-
-
 # --- loads ---------------------------------------------------------------------------------------
 
 
 def _vload(f: PtxText, node: Node) -> None:
-    buffer, offset, *mask = node.src
-    access = node.arg
-    cells = f.cells.get(buffer)
-    masks = f.lanes(mask[0], access.width) if mask else ()
-    if cells is not None:
-        _load_cells(f, node, cells, masks)
+    buffer, _, *mask = node.src
+    kind = ptx_type(node.dtype).bits
+    masks = f.lanes(mask[0], node.arg.width) if mask else ()
+    cells = _cells(f, node)
+    if cells:
+        for lane, (name, cell) in enumerate(zip(f.define(node), cells, strict=True)):
+            if masks:
+                f.emit(f"mov.{kind}", name, f.zero(node.dtype))
+            f.emit(f"mov.{kind}", name, cell, guard=masks[lane] if masks else "")
         return
     opcode = f"ld.{_space(buffer)}"
-    if access.constant and _never_changes(f, buffer):
+    if node.arg.constant and _never_changes(f, buffer):
         opcode += ".nc"
-    if _is_adjacent(node) and len(set(masks)) <= 1:
-        where = place_of(f, buffer, offset, 0, access.at)
-        names = f.define(node)
-        guard = masks[0] if masks else ""
-        for piece in _pieces(buffer.dtype, access.width, access.align, f.target.load_bytes):
-            _load_piece(f, buffer.dtype, opcode, where, piece, names, guard)
-        return
-    spots = _spots(f, node)
-    for lane, name in enumerate(f.define(node)):
-        (piece,) = _pieces(buffer.dtype, 1, 1, 1)
-        guard = masks[lane] if masks else ""
-        _load_piece(f, buffer.dtype, opcode, spots[lane], piece, (name,), guard)
+    accesses = _accesses(f, node, masks)
+    names = f.define(node)
+    for access in accesses:
+        _load(f, buffer.dtype, opcode, access, names[access.lane : access.lane + access.lanes])
 
 
 def _never_changes(f: PtxText, buffer: Node) -> bool:
@@ -258,53 +271,17 @@ def _never_changes(f: PtxText, buffer: Node) -> bool:
     return is_read_only and not f.target.dependent_launch
 
 
-def _is_adjacent(node: Node) -> bool:
-    """Whether the lanes are neighbours in memory, in order."""
-    access = node.arg
-    return access.width == 1 or (access.stride == 1 and not node.src[1].shape)
-
-
-def _spots(f: PtxText, node: Node) -> list[Place]:
-    """The address of each lane."""
-    buffer, offset = node.src[:2]
-    access = node.arg
-    if offset.shape:
-        return [place_of(f, buffer, offset, lane, access.at) for lane in range(access.width)]
-    return [
-        place_of(f, buffer, offset, 0, access.at + access.stride * lane)
-        for lane in range(access.width)
-    ]
-
-
-def _load_cells(f: PtxText, node: Node, cells: Names, masks: Names) -> None:
-    """Elements that are registers."""
-    access = node.arg
-    first = int(f.one(node.src[1])) + access.at
-    kind = ptx_type(node.dtype).bits
-    for lane, name in enumerate(f.define(node)):
-        cell = cells[first + access.stride * lane]
-        if not masks:
-            f.emit(f"mov.{kind}", name, cell)
-        else:
-            f.emit(f"mov.{kind}", name, f.zero(node.dtype))
-            f.emit(f"mov.{kind}", name, cell, guard=masks[lane])
-
-
-def _load_piece(
-    f: PtxText, dtype: DType, opcode: str, where: Place, piece: Piece, names: Names, guard: str
-) -> None:
-    """One load: into the value's own registers, or into words that are taken apart."""
-    mine = names[piece.first : piece.first + piece.elements]
-    direct = piece.elements == piece.words and dtype is not dtypes.bool
-    targets = mine if direct else tuple([f.fresh("%r") for _ in range(piece.words)])
-    if guard:
+def _load(f: PtxText, dtype: DType, opcode: str, access: PtxAccess, names: Names) -> None:
+    """One load: into the value's own registers, or into words that are unpacked."""
+    direct = access.lanes == access.words and dtype is not dtypes.bool
+    targets = names if direct else tuple([f.fresh("%r") for _ in range(access.words)])
+    if access.guard:
         bits = ptx_type(dtype).bits if direct else "b32"
         for name in targets:
             f.emit(f"mov.{bits}", name, f.zero(dtype) if direct else "0")
-    text = where.text(piece.first * dtype.itemsize)
-    f.emit(f"{opcode}{_suffix(piece)}", _vector(targets), text, guard=guard)
+    f.emit(opcode + access.suffix, _vector(targets), access.where, guard=access.guard)
     if not direct:
-        _unpack(f, dtype, targets, mine)
+        _unpack(f, dtype, targets, names)
 
 
 def _unpack(f: PtxText, dtype: DType, words: Names, results: Names) -> None:
@@ -317,8 +294,7 @@ def _unpack(f: PtxText, dtype: DType, words: Names, results: Names) -> None:
                 other = results[place + 1] if place + 1 < len(results) else "_"
                 f.emit("mov.b32", f"{{{result}, {other}}}", word)
         elif dtype is dtypes.bool:
-            octet = f.fresh("%r")
-            f.emit("prmt.b32", octet, word, "0", selector(dtype, part))
+            octet = f.made("%r", "prmt.b32", word, "0", selector(dtype, part))
             f.emit("setp.ne.u32", result, octet, "0")
         else:
             f.emit("prmt.b32", result, word, "0", selector(dtype, part))
@@ -341,75 +317,44 @@ def selector(dtype: DType, part: int) -> str:
 
 
 def _vstore(f: PtxText, node: Node) -> None:
-    buffer, offset, value, *mask = node.src
-    access = node.arg
-    values = f.lanes(value, access.width)
-    masks = f.lanes(mask[0], access.width) if mask else ()
-    cells = f.cells.get(buffer)
-    if cells is not None:
-        first = int(f.one(offset)) + access.at
-        for lane, name in enumerate(values):
-            cell = cells[first + access.stride * lane]
-            guard = masks[lane] if masks else ""
-            f.emit(f"mov.{ptx_type(buffer.dtype).bits}", cell, name, guard=guard)
-        return
-    opcode = f"st.{_space(buffer)}"
-    if _is_adjacent(node) and len(set(masks)) <= 1:
-        where = place_of(f, buffer, offset, 0, access.at)
-        guard = masks[0] if masks else ""
-        for piece in _pieces(buffer.dtype, access.width, access.align, f.target.load_bytes):
-            _store_piece(f, buffer.dtype, opcode, where, piece, values, guard)
-        return
-    for lane, spot in enumerate(_spots(f, node)):
-        (piece,) = _pieces(buffer.dtype, 1, 1, 1)
+    buffer, _, value, *mask = node.src
+    values = f.lanes(value, node.arg.width)
+    masks = f.lanes(mask[0], node.arg.width) if mask else ()
+    cells = _cells(f, node)
+    for lane, cell in enumerate(cells):
         guard = masks[lane] if masks else ""
-        _store_piece(f, buffer.dtype, opcode, spot, piece, (values[lane],), guard)
+        f.emit(f"mov.{ptx_type(buffer.dtype).bits}", cell, values[lane], guard=guard)
+    if not cells:
+        for access in _accesses(f, node, masks):
+            names = values[access.lane : access.lane + access.lanes]
+            _store(f, buffer.dtype, f"st.{_space(buffer)}", access, names)
 
 
-def _store_piece(
-    f: PtxText, dtype: DType, opcode: str, where: Place, piece: Piece, values: Names, guard: str
-) -> None:
-    mine = values[piece.first : piece.first + piece.elements]
+def _store(f: PtxText, dtype: DType, opcode: str, access: PtxAccess, names: Names) -> None:
+    """One store: of the value's own registers, or of words that they are packed into."""
     if dtype is dtypes.bool:
-        mine = tuple([_octet(f, name) for name in mine])
-    if piece.words > 1 or piece.elements > 1:
-        mine = tuple([f.held(name, _register_dtype(dtype)) for name in mine])
-    if piece.elements != piece.words:
-        mine = _pack(f, dtype, mine)
-    text = where.text(piece.first * dtype.itemsize)
-    f.emit(f"{opcode}{_suffix(piece)}", text, _vector(mine), guard=guard)
-
-
-def _register_dtype(dtype: DType) -> DType:
-    return dtypes.uint8 if dtype is dtypes.bool else dtype
-
-
-def _octet(f: PtxText, name: str) -> str:
-    found = f.fresh("%r")
-    f.emit("selp.b32", found, "1", "0", name)
-    return found
+        names = tuple([f.made("%r", "selp.b32", "1", "0", name) for name in names])
+        dtype = dtypes.uint8
+    if access.lanes > 1:
+        names = tuple([f.held(name, dtype) for name in names])
+    if access.lanes != access.words:
+        names = _pack(f, dtype, names)
+    f.emit(opcode + access.suffix, access.where, _vector(names), guard=access.guard)
 
 
 def _pack(f: PtxText, dtype: DType, names: Names) -> Names:
     """Elements of 8 and 16 bits put together to 32-bit words."""
     if dtype.is_float:
-        pairs = list(zip(names[0::2], names[1::2], strict=True))
-        words = [f.fresh("%r") for _ in pairs]
-        for word, (low, high) in zip(words, pairs, strict=True):
-            f.emit("mov.b32", word, f"{{{low}, {high}}}")
-        return tuple(words)
+        pairs = zip(names[0::2], names[1::2], strict=True)
+        return tuple([f.made("%r", "mov.b32", f"{{{low}, {high}}}") for low, high in pairs])
     if dtype.itemsize == 1:
         names = _joined(f, names, "0x0040")
     return _joined(f, names, "0x5410") if len(names) > 1 else names
 
 
 def _joined(f: PtxText, names: Names, choice: str) -> Names:
-    found = []
-    for low, high in zip(names[0::2], names[1::2], strict=True):
-        word = f.fresh("%r")
-        f.emit("prmt.b32", word, low, high, choice)
-        found.append(word)
-    return tuple(found)
+    pairs = zip(names[0::2], names[1::2], strict=True)
+    return tuple([f.made("%r", "prmt.b32", low, high, choice) for low, high in pairs])
 
 
 MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(

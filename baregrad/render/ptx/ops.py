@@ -15,6 +15,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import COMPARE, Op, Ops
+from baregrad.render.interface import BOOL_OPS
 from baregrad.render.ptx.convert import CONVERSIONS, narrow
 from baregrad.render.ptx.text import PtxText
 from baregrad.render.ptx.types import literal, ptx_type
@@ -62,24 +63,10 @@ def _whole(f: PtxText, dtype: DType, opcode: str, result: str, *operands: str) -
     """An integer instruction, whose result of fewer than 32 bits wraps."""
     if dtype.bits >= 32:
         f.emit(opcode, result, *operands)
-        return
-    wide = f.register(dtype)
-    f.emit(opcode, wide, *operands)
-    narrow(f, dtype, result, wide)
+    else:
+        narrow(f, dtype, result, f.value(dtype, opcode, *operands))
 
 
-_BOOL_OPCODES: MappingProxyType[Op, str] = MappingProxyType(
-    {
-        Ops.ADD: "or.pred",
-        Ops.SUB: "xor.pred",
-        Ops.MUL: "and.pred",
-        Ops.MAX: "or.pred",
-        Ops.MIN: "and.pred",
-        Ops.AND: "and.pred",
-        Ops.OR: "or.pred",
-        Ops.XOR: "xor.pred",
-    }
-)
 _ARITHMETIC: MappingProxyType[Op, tuple[str, str]] = MappingProxyType(
     {
         # op: (of floats, of integers)
@@ -96,7 +83,7 @@ _ARITHMETIC: MappingProxyType[Op, tuple[str, str]] = MappingProxyType(
 def _arithmetic(f: PtxText, node: Node, result: str, *operands: str) -> None:
     dtype = node.dtype
     if dtype.kind == "bool":
-        f.emit(_BOOL_OPCODES[node.op], result, *operands)
+        f.emit(f"{BOOL_OPS[node.op]}.pred", result, *operands)
         return
     _refuse_narrow(node)
     if node.op is Ops.MUL and dtype is dtypes.int64 and all(map(_is_widened, node.src)):
@@ -151,9 +138,7 @@ def _shift(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
 def _low_word(f: PtxText, operand: str) -> str:
     if not operand.startswith("%"):
         return str(min(int(operand.rstrip("U")) & 0xFFFFFFFFFFFFFFFF, 64))
-    word = f.fresh("%r")
-    f.emit("cvt.u32.u64", word, operand)
-    return word
+    return f.made("%r", "cvt.u32.u64", operand)
 
 
 def _negate(f: PtxText, node: Node, result: str, x: str) -> None:
@@ -224,12 +209,10 @@ def _compare_bools(f: PtxText, op: Op, result: str, x: str, y: str) -> None:
     if op is Ops.CMPNE:
         f.emit("xor.pred", result, x, y)
         return
-    opposite = f.fresh("%p")
     if op is Ops.CMPEQ:
-        f.emit("xor.pred", opposite, x, y)
-        f.emit("not.pred", result, opposite)
+        f.emit("not.pred", result, f.made("%p", "xor.pred", x, y))
         return
-    f.emit("not.pred", opposite, x)
+    opposite = f.made("%p", "not.pred", x)
     f.emit("and.pred" if op is Ops.CMPLT else "or.pred", result, opposite, y)
 
 
@@ -237,7 +220,7 @@ def _extreme(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
     """MAX and MIN: a NaN in either operand gives NaN."""
     dtype = node.dtype
     if dtype.kind == "bool":
-        f.emit(_BOOL_OPCODES[node.op], result, x, y)
+        f.emit(f"{BOOL_OPS[node.op]}.pred", result, x, y)
         return
     _refuse_narrow(node)
     name = node.op.name.lower()
@@ -249,9 +232,8 @@ def _extreme(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
         f.emit(f"{name}.NaN.f32", result, x, y)
         return
     # Without `.NaN` a number wins over a NaN.
-    number, unordered = f.register(dtype), f.fresh("%p")
-    f.emit(f"{name}.{compute}", number, x, y)
-    f.emit(f"setp.nan.{compute}", unordered, x, y)
+    number = f.value(dtype, f"{name}.{compute}", x, y)
+    unordered = f.made("%p", f"setp.nan.{compute}", x, y)
     f.emit(f"selp.{compute}", result, literal(float("nan"), dtype), number, unordered)
 
 
@@ -260,11 +242,9 @@ def _where(f: PtxText, node: Node, result: str, cond: str, x: str, y: str) -> No
     if node.dtype.kind != "bool":
         f.emit(f"selp.{kind.bits}", result, x, y, cond)
         return
-    opposite, first, second = (f.fresh("%p") for _ in range(3))
-    f.emit("not.pred", opposite, cond)
-    f.emit("and.pred", first, cond, x)
-    f.emit("and.pred", second, opposite, y)
-    f.emit("or.pred", result, first, second)
+    opposite = f.made("%p", "not.pred", cond)
+    first = f.made("%p", "and.pred", cond, x)
+    f.emit("or.pred", result, first, f.made("%p", "and.pred", opposite, y))
 
 
 # --- remainders ----------------------------------------------------------------------------------
@@ -285,20 +265,17 @@ def _floor_divide(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
     if dtype.kind == "uint":
         f.emit(f"{'div' if quotient else 'rem'}.{compute}", result, x, y)
         return
-    rest, mixed = f.register(dtype), f.register(dtype)
-    nonzero, wrong = f.fresh("%p"), f.fresh("%p")
-    f.emit(f"rem.{compute}", rest, x, y)
-    f.emit(f"xor.{bits}", mixed, rest, y)
+    rest = f.value(dtype, f"rem.{compute}", x, y)
+    mixed = f.value(dtype, f"xor.{bits}", rest, y)
     # The remainder has the dividend's sign; one step of the divisor gives it the divisor's.
-    f.emit(f"setp.ne.{compute}", nonzero, rest, "0")
-    f.emit(f"setp.lt.and.{compute}", wrong, mixed, "0", nonzero)
-    found, step = f.register(dtype), f.register(dtype)
+    nonzero = f.made("%p", f"setp.ne.{compute}", rest, "0")
+    wrong = f.made("%p", f"setp.lt.and.{compute}", mixed, "0", nonzero)
     if quotient:
-        f.emit(f"div.{compute}", found, x, y)
-        f.emit(f"selp.{bits}", step, "-1", "0", wrong)
+        found = f.value(dtype, f"div.{compute}", x, y)
+        step = f.value(dtype, f"selp.{bits}", "-1", "0", wrong)
         _whole(f, dtype, f"add.{compute}", result, found, step)
     else:
-        f.emit(f"selp.{bits}", step, y, "0", wrong)
+        step = f.value(dtype, f"selp.{bits}", y, "0", wrong)
         f.emit(f"add.{compute}", result, rest, step)
 
 
@@ -306,7 +283,7 @@ def _modulo(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
     """MOD of floats: an exact remainder with the divisor's sign.
 
     `scale` goes up from |y| by powers of two while it stays far below |x|, then down again; at each
-    step |x| loses the multiple of it that a rounded quotient tells, which leaves an exact rest, and
+    step |x| loses the multiple of it that a rounded quotient gives, which leaves an exact rest, and
     puts a quotient that was one too large right.
     """
     dtype = node.dtype
@@ -318,34 +295,28 @@ def _modulo(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
     power = 22 if dtype is dtypes.float32 else 50
     up, down = literal(2.0**power, dtype), literal(2.0**-power, dtype)
     zero = literal(0.0, dtype)
-    rest, size, scale, high = (f.register(dtype) for _ in range(4))
-    more = f.fresh("%p")
-    number = f.fresh_label()
-    f.emit(f"abs.{kind}", rest, x)
-    f.emit(f"abs.{kind}", size, y)
-    f.emit(f"mov.{kind}", scale, size)
-    sound, positive = f.fresh("%p"), f.fresh("%p")
-    f.emit(f"setp.lt.{kind}", sound, rest, literal(float("inf"), dtype))
-    f.emit(f"setp.gt.and.{kind}", positive, size, zero, sound)
-    reach = f.fresh("%p")
-    f.emit(f"setp.le.and.{kind}", reach, size, rest, positive)
+    more, number = f.fresh("%p"), f.fresh_label()
+    rest = f.value(dtype, f"abs.{kind}", x)
+    size = f.value(dtype, f"abs.{kind}", y)
+    scale = f.value(dtype, f"mov.{kind}", size)
+    sound = f.made("%p", f"setp.lt.{kind}", rest, literal(float("inf"), dtype))
+    positive = f.made("%p", f"setp.gt.and.{kind}", size, zero, sound)
+    reach = f.made("%p", f"setp.le.and.{kind}", size, rest, positive)
     f.emit("bra", f"M{number}_done", guard=f"!{reach}")
     f.label(f"M{number}_up")
-    f.emit(f"mul.rn.{kind}", high, scale, up)
+    high = f.value(dtype, f"mul.rn.{kind}", scale, up)
     f.emit(f"setp.le.{kind}", more, high, rest)
     f.emit(f"selp.{kind}", scale, high, scale, more)
     f.emit("bra", f"M{number}_up", guard=more)
     f.label(f"M{number}_down")
-    ratio, whole, minus, left, back = (f.register(dtype) for _ in range(5))
-    below, last = f.fresh("%p"), f.fresh("%p")
-    f.emit(f"div.rn.{kind}", ratio, rest, scale)
-    f.emit(f"cvt.rzi.{kind}.{kind}", whole, ratio)
-    f.emit(f"neg.{kind}", minus, whole)
-    f.emit(f"fma.rn.{kind}", left, minus, scale, rest)
-    f.emit(f"add.rn.{kind}", back, left, scale)
-    f.emit(f"setp.lt.{kind}", below, left, zero)
+    ratio = f.value(dtype, f"div.rn.{kind}", rest, scale)
+    whole = f.value(dtype, f"cvt.rzi.{kind}.{kind}", ratio)
+    minus = f.value(dtype, f"neg.{kind}", whole)
+    left = f.value(dtype, f"fma.rn.{kind}", minus, scale, rest)
+    back = f.value(dtype, f"add.rn.{kind}", left, scale)
+    below = f.made("%p", f"setp.lt.{kind}", left, zero)
     f.emit(f"selp.{kind}", rest, back, left, below)
-    f.emit(f"setp.gt.{kind}", last, scale, size)
+    last = f.made("%p", f"setp.gt.{kind}", scale, size)
     f.emit(f"mul.rn.{kind}", scale, scale, down)
     f.emit("bra", f"M{number}_down", guard=last)
     f.label(f"M{number}_done")
@@ -360,16 +331,14 @@ def _sign_of_divisor(
     x, y, rest = values
     kind = ptx_type(dtype).compute
     zero = literal(0.0, dtype)
-    signed, moved, chosen = (f.register(dtype) for _ in range(3))
-    below, down, differ, nonzero, wrong = (f.fresh("%p") for _ in range(5))
-    f.emit(f"copysign.{kind}", signed, x, rest)
-    f.emit(f"setp.lt.{kind}", below, signed, zero)
-    f.emit(f"setp.lt.{kind}", down, y, zero)
-    f.emit("xor.pred", differ, below, down)
-    f.emit(f"setp.ne.{kind}", nonzero, signed, zero)
-    f.emit("and.pred", wrong, differ, nonzero)
-    f.emit(f"add.rn.{kind}", moved, signed, y)
-    f.emit(f"selp.{kind}", chosen, moved, signed, wrong)
+    signed = f.value(dtype, f"copysign.{kind}", x, rest)
+    below = f.made("%p", f"setp.lt.{kind}", signed, zero)
+    down = f.made("%p", f"setp.lt.{kind}", y, zero)
+    differ = f.made("%p", "xor.pred", below, down)
+    nonzero = f.made("%p", f"setp.ne.{kind}", signed, zero)
+    wrong = f.made("%p", "and.pred", differ, nonzero)
+    moved = f.value(dtype, f"add.rn.{kind}", signed, y)
+    chosen = f.value(dtype, f"selp.{kind}", moved, signed, wrong)
     f.emit(f"selp.{kind}", result, chosen, literal(float("nan"), dtype), positive)
 
 

@@ -1,7 +1,7 @@
 """Linear level to PTX text: one entry, the code of one thread.
 
 Values are PTX's virtual registers, named by kind: %p predicates, %r and %rd integers of 32 and 64
-bits, %h codes of 16-bit floats, %f and %fd floats. Vectors are taken apart into them. The entry
+bits, %h codes of 16-bit floats, %f and %fd floats. A vector is one of them for each lane. The entry
 takes an address for each parameter, `p0` for slot 0, then 64 bits for each symbolic integer.
 Source: PTX ISA 8.8.
 """
@@ -17,6 +17,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.render.gpu import WAIT, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
+from baregrad.render.interface import Renderer
 from baregrad.render.ptx.hopper import registers_at_launch
 from baregrad.render.ptx.machine import machine
 from baregrad.render.ptx.memory import MEMORY_RULES
@@ -29,24 +30,14 @@ from baregrad.target.gpu import NvidiaTarget
 _BEFORE_WAIT = mask_of(ELEMENTWISE) | Ops.SET.bit
 
 
-class PtxRenderer:
-    """Renders programs for NVIDIA's GPUs as PTX."""
-
-    name = "ptx"
-    assembler = "ptxas"
-
-    def render(
-        self,
-        program: Node,
-        target: NvidiaTarget,
-        variables: Sequence[str] | None = None,
-        arrays: int = 0,
-    ) -> str:
-        """The PTX module of one PROGRAM, for one generation of GPUs."""
-        narrowed = narrow_integers(by_rows(program))
-        signature = gpu_signature(narrowed, variables, arrays)
-        signature.check(target)
-        return _module(PtxText(narrowed, target, signature))
+def _render(
+    program: Node, target: NvidiaTarget, variables: Sequence[str] | None, arrays: int
+) -> str:
+    """The PTX module of one PROGRAM, for one generation of GPUs."""
+    narrowed = narrow_integers(by_rows(program))
+    signature = gpu_signature(narrowed, variables, arrays)
+    signature.check(target)
+    return _module(PtxText(narrowed, target, signature))
 
 
 def _module(f: PtxText) -> str:
@@ -142,13 +133,11 @@ def _begin(f: PtxText, node: Node) -> None:
     label = f.fresh_label()
     if high.op is Ops.REG:
         # The end is what it is when the loop begins.
-        held = f.register(node.dtype)
-        f.emit(f"mov.{kind.bits}", held, stop)
+        held = f.value(node.dtype, f"mov.{kind.bits}", stop)
         stop = held
     f.emit(f"mov.{kind.bits}", counter, start)
     if not (low.op is Ops.CONST and high.op is Ops.CONST and low.arg < high.arg):
-        none = f.fresh("%p")
-        f.emit(f"setp.ge.{kind.compute}", none, counter, stop)
+        none = f.made("%p", f"setp.ge.{kind.compute}", counter, stop)
         f.emit("bra", f"E{label}", guard=none)
     f.label(f"L{label}")
     f.enter(Open(label, counter, stop, kind.compute))
@@ -183,3 +172,5 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.MACHINE: machine,
     }
 )
+# Renders programs for NVIDIA's GPUs as PTX.
+PTX = Renderer("ptx", "ptxas", _render)

@@ -20,6 +20,7 @@ from baregrad.render.ptx.types import constant_text, literal, ptx_type
 from baregrad.target.gpu import NvidiaTarget
 
 Names = tuple[str, ...]
+ALL_LANES = "0xFFFFFFFF"
 _BLOCKS = mask_of((Ops.BEGIN, Ops.TEST, Ops.END))
 _STEPS = mask_of(ELEMENTWISE) | Ops.VLOAD.bit
 
@@ -103,7 +104,7 @@ class PtxText:
         return names[0]
 
     def lanes(self, node: Node, count: int) -> Names:
-        """The operands of a value, one for each of so many lanes."""
+        """The operands of a value, one for each of `count` lanes."""
         names = self.use(node)
         return names * count if len(names) == 1 else names
 
@@ -113,26 +114,20 @@ class PtxText:
         if node.dtype is not dtypes.bool and kind.bits != "b16":
             return constant_text(node)
         text = str(int(node.arg)) if node.dtype is dtypes.bool else constant_text(node)
-        register = self.fresh(kind.prefix)
-        self.emit(f"mov.{kind.bits}", register, text)
-        return register
+        return self.made(kind.prefix, f"mov.{kind.bits}", text)
 
     def held(self, operand: str, dtype: DType) -> str:
         """An operand in a register, for instructions that take no literals."""
         if operand.startswith("%"):
             return operand
-        register = self.register(dtype)
-        self.emit(f"mov.{ptx_type(dtype).bits}", register, operand)
-        return register
+        return self.value(dtype, f"mov.{ptx_type(dtype).bits}", operand)
 
     def word(self, node: Node) -> str:
         """An integer as 32 bits."""
         name = self.one(node)
         if node.dtype.bits != 64 or not name.startswith("%"):
             return name
-        found = self.fresh("%r")
-        self.emit("cvt.u32.u64", found, name)
-        return found
+        return self.made("%r", "cvt.u32.u64", name)
 
     def zero(self, dtype: DType) -> str:
         """The literal 0 of a dtype; of a bool, as `mov` takes it."""
@@ -153,13 +148,19 @@ class PtxText:
         text = f"{opcode} {', '.join(operands)}" if operands else opcode
         self.lines.append(f"{'  ' * len(self.open)}  {prefix}{text};")
 
+    def made(self, prefix: str, opcode: str, *operands: str) -> str:
+        """A fresh register, by the prefix of its kind, that an instruction writes."""
+        register = self.fresh(prefix)
+        self.emit(opcode, register, *operands)
+        return register
+
+    def value(self, dtype: DType, opcode: str, *operands: str) -> str:
+        """A fresh register for a value of a dtype, that an instruction writes."""
+        return self.made(ptx_type(dtype).prefix, opcode, *operands)
+
     def label(self, name: str) -> None:
         """Add a label."""
         self.lines.append(f"{'  ' * len(self.open)}{name}:")
-
-    def comment(self, text: str) -> None:
-        """Add a line for readers."""
-        self.lines.append(f"{'  ' * len(self.open)}  // {text}")
 
     def fresh_label(self) -> str:
         """The number of a label that nobody has."""
@@ -236,12 +237,17 @@ class PtxText:
         """What follows is inside a loop or condition."""
         self.open.append(block)
 
-    def leave(self) -> Open:
+    def leave(self) -> None:
         """Close the innermost block; addresses found in it are forgotten."""
-        block = self.open.pop()
-        for key in block.addresses:
+        for key in self.open.pop().addresses:
             self.addresses.pop(key, None)
-        return block
+
+    def remember(self, key: tuple[Node, Names], address: str) -> str:
+        """Keep an address for the innermost block, by its base and offset, and return it."""
+        self.addresses[key] = address
+        if self.open:
+            self.open[-1].addresses.append(key)
+        return address
 
 
 Rule = Callable[[PtxText, Node], None]

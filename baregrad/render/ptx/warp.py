@@ -24,9 +24,7 @@ from typing import NamedTuple
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.render.ptx.memory import place_of
-from baregrad.render.ptx.text import PtxText, Rule
-
-_ALL_LANES = "0xFFFFFFFF"
+from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule
 
 
 class Element(NamedTuple):
@@ -103,8 +101,7 @@ def _copy(f: PtxText, node: Node) -> None:
     # Whole sectors need not pass through the first level cache.
     operands = [target, source, str(nbytes)]
     if mask:
-        taken = f.fresh("%r")
-        f.emit("selp.b32", taken, str(nbytes), "0", f.one(mask[0]))
+        taken = f.made("%r", "selp.b32", str(nbytes), "0", f.one(mask[0]))
         operands.append(taken)
     f.emit(f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global", *operands)
 
@@ -123,10 +120,9 @@ def _elect(f: PtxText, node: Node) -> None:
     """Lane 0; an instruction for it lets the assembler know that it is one lane."""
     (result,) = f.define(node)
     if f.target.elects:
-        f.emit("elect.sync", f"_|{result}", _ALL_LANES)
+        f.emit("elect.sync", f"_|{result}", ALL_LANES)
         return
-    lane = f.fresh("%r")
-    f.emit("mov.u32", lane, "%laneid")
+    lane = f.made("%r", "mov.u32", "%laneid")
     f.emit("setp.eq.u32", result, lane, "0")
 
 

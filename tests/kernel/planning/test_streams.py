@@ -32,7 +32,7 @@ from baregrad.kernel.language.schedule import (
 from baregrad.kernel.linearise.points import TOGETHER, interleave
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.cpu.streams import AHEAD_NBYTES
-from baregrad.render.llvm.llvm import LlvmRenderer
+from baregrad.render import Renderer, get
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER
 from tests.render.harness import compiled, host
@@ -56,7 +56,7 @@ def run(kernel: Node, schedule: Schedule, arrays: list[Any], chunks: int) -> str
     """Compile and run; the text of the module."""
     program = linearised(lower(kernel, SMALL_CACHE, schedule))
     compiled(program)(arrays, chunks=(0, chunks))
-    return LlvmRenderer().render(program, host())
+    return get("llvm").render(program, host())
 
 
 @WAYS
@@ -93,14 +93,14 @@ def test_a_result_in_the_place_of_what_is_read_goes_by_way_of_the_caches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the call of what streams taken out, only the other way writes anything."""
-    render = LlvmRenderer.render
+    render = Renderer.render
 
     def without_streams(*args: Any) -> str:
         text = render(*args)
         assert text.count("call void @k.streamed") == 1
         return re.sub(r"  call void @k\.streamed.*", "", text)
 
-    monkeypatch.setattr(LlvmRenderer, "render", without_streams)
+    monkeypatch.setattr(Renderer, "render", without_streams)
     kernel = k.elementwise(4096)
     program = linearised(lower(kernel, SMALL_CACHE, choose_schedule(kernel, SMALL_CACHE)))
     call = compiled(program)
