@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from baregrad.base.errors import DeviceError
 from baregrad.program import LaunchExpr, substitute
 from baregrad.runtime.buffers import Buffer
-from baregrad.runtime.commands import CommandList, Exec, Operand, needed_nbytes
+from baregrad.runtime.commands import Command, CommandList, Exec, Operand, needed_nbytes
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -21,18 +21,7 @@ class SlotTable:
         self._static_needed = commands.slot_nbytes
         self._needed = list(commands.slot_nbytes)
         self._values: tuple[int, ...] | None = None
-        self._sizes: dict[tuple[Operand, LaunchExpr], str] = {}
-        for command in commands.commands:
-            if isinstance(command, Exec):
-                self._note(command)
-
-    def _note(self, command: Exec) -> None:
-        """Keep the sizes that depend on variables; the others were checked when recorded."""
-        program = command.kernel.program
-        for operand, param in zip(command.buffers, program.params, strict=True):
-            size = 0 if param.nbytes is None else substitute(param.nbytes, command.variables)
-            if not isinstance(size, int):
-                self._sizes.setdefault((operand, size), f"{param.name!r} of {program.name}")
+        self._sizes = symbolic_sizes(commands.commands)
 
     def fill(
         self, buffers: Sequence[Buffer], variables: Mapping[str, int]
@@ -57,3 +46,20 @@ class SlotTable:
         self._needed = needed_nbytes(
             self._static_needed, self._sizes.items(), variables, self._device
         )
+
+
+def symbolic_sizes(commands: Iterable[Command]) -> dict[tuple[Operand, LaunchExpr], str]:
+    """Return operands whose least size depends on variables, that size, and what they are called.
+
+    The others were checked when they were recorded.
+    """
+    found: dict[tuple[Operand, LaunchExpr], str] = {}
+    for command in commands:
+        if not isinstance(command, Exec):
+            continue
+        program = command.kernel.program
+        for operand, param in zip(command.buffers, program.params, strict=True):
+            size = 0 if param.nbytes is None else substitute(param.nbytes, command.variables)
+            if not isinstance(size, int):
+                found.setdefault((operand, size), f"{param.name!r} of {program.name}")
+    return found

@@ -16,7 +16,7 @@ from typing import Any
 from baregrad.base.bits import round_up
 from baregrad.base.errors import DeviceError, OutOfMemory
 from baregrad.runtime.buffers import Memory, MemoryStats
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 ALIGNMENT = 512
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from baregrad.base.errors import DriverError, UnsupportedDevice
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.driver import Driver, Functions
 from baregrad.runtime.cuda.progress import Names, Progress
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 # What kernels did, by the error that the context gives from then on (enum cudaError_enum).
 _FAULTS = MappingProxyType({

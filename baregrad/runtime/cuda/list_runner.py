@@ -12,7 +12,7 @@ from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.binding import CudaBoundList, ListGraph
 from baregrad.runtime.cuda.context import Context, who
 from baregrad.runtime.cuda.loaded_code import LoadedCode
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 # Microseconds of the host: a launch by itself, and what it costs as a node of a graph whose
 # operands changed; then of a graph's launch, once and for each node. What matters is their order;

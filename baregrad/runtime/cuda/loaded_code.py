@@ -9,7 +9,7 @@ from baregrad.base.errors import CompileError, UnsupportedDevice
 from baregrad.program import Program
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.context import Context
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 # Modules that nobody needs are worth a wait when there are this many.
 MANY_MODULES = 64

@@ -20,7 +20,7 @@ from baregrad.base.bits import round_up
 from baregrad.base.errors import BaregradError
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.driver import Driver
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 MIB = 1 << 20
 PIECE_NBYTES = 4 * MIB

@@ -29,7 +29,6 @@ from baregrad.runtime.nvidia.driver.device_memory import DeviceAllocator, Memory
 from baregrad.runtime.nvidia.driver.memory import Allocation
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.driver.process_client import CONNECTIONS
-from baregrad.runtime.nvidia.driver.teardown import Teardown
 from baregrad.runtime.nvidia.fault_report import nearest
 from baregrad.runtime.nvidia.lists.command_list import NvBoundList, check_parameters
 from baregrad.runtime.nvidia.lists.launch import GpuKernel, GpuModule
@@ -37,6 +36,7 @@ from baregrad.runtime.nvidia.lists.list_image import ListImage
 from baregrad.runtime.nvidia.lists.list_style import ListStyle, style_of
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
+from baregrad.runtime.teardown import Teardown
 
 if TYPE_CHECKING:
     from baregrad.runtime.buffers import Contiguous

@@ -6,7 +6,7 @@ import functools
 
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.driver.client import Client
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 
 class Card:

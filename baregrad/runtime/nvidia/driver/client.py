@@ -13,7 +13,7 @@ from baregrad.runtime.nvidia.abi import status as nv_status
 from baregrad.runtime.nvidia.abi.rm_structs import BUILD_VERSION, BUILD_VERSION_776
 from baregrad.runtime.nvidia.driver.addresses import HIGH_RANGE, LOW_RANGE, AddressRange
 from baregrad.runtime.nvidia.driver.port import Port
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 # The kernel answers EINVAL for a struct of the wrong size too, so say what it may mean.
 _ERRNO_HINTS = MappingProxyType({

@@ -17,7 +17,7 @@ from baregrad.runtime.nvidia.abi import Record
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.abi import status as nv_status
 from baregrad.runtime.nvidia.driver.card import Card
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 PAGE_NBYTES = 4 << 10
 HUGE_PAGE_NBYTES = 2 << 20

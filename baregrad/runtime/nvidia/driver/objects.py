@@ -14,7 +14,7 @@ from baregrad.runtime.nvidia.driver.card import Card
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.memory import MemoryManager
 from baregrad.runtime.nvidia.driver.suballocator import Suballocator
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 from baregrad.target.nvidia import NvidiaGeneration, nvidia_row
 
 # The GPU's address space as the driver knows it, of which we use what memory.py hands out.

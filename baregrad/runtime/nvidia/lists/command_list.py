@@ -9,17 +9,20 @@ from baregrad.base.errors import CompileError
 from baregrad.program import LaunchExpr, evaluate, substitute
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import (
+    Command,
     CommandList,
     Exec,
     Fill,
     Operand,
     Slot,
     check_buffer,
+    needed_nbytes,
 )
 from baregrad.runtime.nvidia.lists.list_image import ListImage
 from baregrad.runtime.nvidia.lists.list_launches import ImageKind
 from baregrad.runtime.nvidia.lists.list_plan import ListPlan, plan_list
 from baregrad.runtime.nvidia.lists.list_style import ListStyle
+from baregrad.runtime.slot_table import symbolic_sizes
 
 if TYPE_CHECKING:
     from baregrad.program import Program
@@ -55,7 +58,7 @@ class NvBoundList:
         self._writes = commands.slot_writes
         self._values: tuple[int, ...] = ()
         self._skipped: frozenset[int] = frozenset()
-        self._sizes = _symbolic_sizes(recorded)
+        self._sizes = symbolic_sizes(recorded)
         self._grids = _symbolic_grids(recorded)
         self._empty = frozenset(_empty_launches(recorded))
         self._skipped = self._empty
@@ -197,13 +200,7 @@ class NvBoundList:
         if values == self._values and not self._stale:
             return
         self._stale = True
-        needed = list(self._static_needed)
-        for operand, expr, what in self._sizes:
-            nbytes = evaluate(expr, variables)
-            if isinstance(operand, Slot):
-                needed[operand.index] = max(needed[operand.index], operand.offset + nbytes)
-            else:
-                check_buffer(operand, self.device, nbytes, False, f"the buffer {what}")
+        needed = needed_nbytes(self._static_needed, self._sizes.items(), variables, self.device)
         skipped = set(self._empty)
         for number, grid in self._grids:
             if any(evaluate(size, variables) < 1 for size in grid):
@@ -239,7 +236,7 @@ class NvBoundList:
         return False
 
 
-def _fixed_blocks(commands: Sequence[object]) -> frozenset[MemoryBlock]:
+def _fixed_blocks(commands: Sequence[Command]) -> frozenset[MemoryBlock]:
     found = set()
     for command in commands:
         operands: tuple[Operand, ...]
@@ -248,28 +245,14 @@ def _fixed_blocks(commands: Sequence[object]) -> frozenset[MemoryBlock]:
         elif isinstance(command, Fill):
             operands = (command.target,)
         else:
-            operands = (command.target, command.source)  # type: ignore[attr-defined]
+            operands = (command.target, command.source)
         for operand in operands:
             if not isinstance(operand, Slot):
                 found.add(operand.memory.block)  # type: ignore[attr-defined]
     return frozenset(found)
 
 
-def _symbolic_sizes(commands: Sequence[object]) -> list[tuple[Operand, LaunchExpr, str]]:
-    """Return operands whose least size follows from variables."""
-    found: dict[tuple[Operand, LaunchExpr], str] = {}
-    for command in commands:
-        if not isinstance(command, Exec):
-            continue
-        program = command.kernel.program
-        for operand, param in zip(command.buffers, program.params, strict=True):
-            size = 0 if param.nbytes is None else substitute(param.nbytes, command.variables)
-            if not isinstance(size, int):
-                found.setdefault((operand, size), f"{param.name!r} of {program.name}")
-    return [(operand, size, what) for (operand, size), what in found.items()]
-
-
-def _grids(commands: Sequence[object]) -> Iterator[tuple[int, tuple[LaunchExpr, ...]]]:
+def _grids(commands: Sequence[Command]) -> Iterator[tuple[int, tuple[LaunchExpr, ...]]]:
     for number, command in enumerate(commands):
         if isinstance(command, Exec):
             launch = command.kernel.program.launch
@@ -277,7 +260,7 @@ def _grids(commands: Sequence[object]) -> Iterator[tuple[int, tuple[LaunchExpr, 
             yield number, tuple(substitute(size, command.variables) for size in launch.grid)
 
 
-def _symbolic_grids(commands: Sequence[object]) -> list[tuple[int, tuple[LaunchExpr, ...]]]:
+def _symbolic_grids(commands: Sequence[Command]) -> list[tuple[int, tuple[LaunchExpr, ...]]]:
     return [
         (number, grid)
         for number, grid in _grids(commands)
@@ -285,7 +268,7 @@ def _symbolic_grids(commands: Sequence[object]) -> list[tuple[int, tuple[LaunchE
     ]
 
 
-def _empty_launches(commands: Sequence[object]) -> Iterator[int]:
+def _empty_launches(commands: Sequence[Command]) -> Iterator[int]:
     for number, grid in _grids(commands):
         if any(isinstance(size, int) and size < 1 for size in grid):
             yield number

@@ -7,7 +7,7 @@ from typing import Protocol
 from baregrad.base.errors import ArgumentError
 from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.driver.objects import Gpu
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 
 class GroupMember(Protocol):

@@ -10,9 +10,9 @@ from baregrad.base.bits import round_up
 from baregrad.runtime.nvidia.code.launch_descriptor import ALIGNMENT
 from baregrad.runtime.nvidia.code.local_memory import LocalPool, local_pool
 from baregrad.runtime.nvidia.driver.memory import HUGE_PAGE_NBYTES, Allocation
-from baregrad.runtime.nvidia.driver.teardown import Teardown
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.runtime.nvidia.queue.ring import SubmissionRing
+from baregrad.runtime.teardown import Teardown
 
 # With this many blocks in use, the host waits for the oldest instead of making another.
 _BLOCKS = 4

@@ -14,10 +14,10 @@ from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.abi.faults import fault_name
 from baregrad.runtime.nvidia.driver.doorbell import RingState
 from baregrad.runtime.nvidia.driver.memory import HUGE_PAGE_NBYTES
-from baregrad.runtime.nvidia.driver.teardown import Teardown
 from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.runtime.nvidia.queue.timeline import DEFAULT_TIMEOUT_S, TimelineSemaphore
+from baregrad.runtime.teardown import Teardown
 
 # Where the ring's memory has the GPU's pointers into it.
 USERD_OFFSET = 64 << 10

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.driver.objects import Gpu
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 DEFAULT_TIMEOUT_S = 30.0
 _QUICK_LOOKS = range(500)

@@ -23,7 +23,7 @@ from baregrad.runtime.nvidia.driver.doorbell import (
     Ticket,
 )
 from baregrad.runtime.nvidia.driver.port import KernelPort
-from baregrad.runtime.nvidia.driver.teardown import Teardown
+from baregrad.runtime.teardown import Teardown
 
 WINDOW = struct("winsize", "asm-generic/termios.h", 8, "0 u16 rows\n2 u16 columns")
 
@@ -275,7 +275,7 @@ def test_a_block_that_raises_is_undone_and_one_that_does_not_is_kept() -> None:
 def test_a_forked_process_gives_back_nothing() -> None:
     text = (
         "import os\n"
-        "from baregrad.runtime.nvidia.driver.teardown import Teardown\n"
+        "from baregrad.runtime.teardown import Teardown\n"
         "teardown = Teardown()\n"
         "teardown.push('a', lambda: print('ran', flush=True))\n"
         "child = os.fork()\n"
