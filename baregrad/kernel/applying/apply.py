@@ -7,7 +7,7 @@ REDUCEs that are combined.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import in_word
@@ -21,7 +21,6 @@ from baregrad.kernel.applying import partial_tiles
 from baregrad.kernel.applying.axes import table_after
 from baregrad.kernel.applying.final_axes import FinalAxes
 from baregrad.kernel.applying.input_copies import copied_places, copy_loops
-from baregrad.kernel.applying.reduction_registers import ReductionResults, are_plain
 from baregrad.kernel.applying.scope import (
     Pieces,
     Scope,
@@ -80,8 +79,7 @@ def apply_chunked(kernel: Node, schedule: Schedule, target: AnyTarget) -> Node:
 
     The parallel axis is a loop of chunks and one inside, unless it is around all others: then it is
     one loop, of which some iterations are a chunk. Inputs are read by LOADs as at the loop level,
-    so that most expressions are made once. On CPUs so are the results of plain reductions: a STORE
-    beside the OUTs says which register array holds each.
+    so that most expressions are made once.
     """
     return _rewritten(kernel, schedule, target, chunked=True)
 
@@ -89,16 +87,9 @@ def apply_chunked(kernel: Node, schedule: Schedule, target: AnyTarget) -> Node:
 def _rewritten(
     kernel: Node, schedule: Schedule, target: AnyTarget | None, chunked: bool
 ) -> Node:
-    facts = facts_of(kernel)
-    table = table_after(facts, schedule, target)
-    plain = chunked and table.gpu is None and not (table.staged or table.tensorized)
-    results = ReductionResults() if plain and are_plain(facts) else None
-    rewriter = Rewriter(table, chunked, results)
+    table = table_after(facts_of(kernel), schedule, target)
+    rewriter = Rewriter(table, chunked)
     result = rewriter.kernel(kernel)
-    if rewriter.hides_axes:
-        # What reads a result no longer says where the reduction stands: it is to be seen there.
-        rewriter = Rewriter(table, chunked)
-        result = rewriter.kernel(kernel)
     if table.gpu is not None:
         partial_tiles.check_threads(result)
     check_applied(table, rewriter.applied, rewriter.axes.empty, rewriter.axes.dead)
@@ -108,13 +99,8 @@ def _rewritten(
 class Rewriter:
     """Rewrites a kernel from its original axes to the final ones of a table."""
 
-    def __init__(
-        self, table: AxisTable, chunked: bool, results: ReductionResults | None = None
-    ) -> None:
+    def __init__(self, table: AxisTable, chunked: bool) -> None:
         self.table = table
-        self.results = results
-        # Whether some expression runs along axes that it has from the results that it reads alone.
-        self.hides_axes = False
         self.read_op = Ops.LOAD if chunked else Ops.INDEX
         self.axes = FinalAxes(table, chunked)
         self.flat: dict[Node, Node] = {}
@@ -145,17 +131,12 @@ class Rewriter:
         """The rewritten KERNEL."""
         statements: list[Node] = []
         for out in kernel.src:
-            free = by_id(out_axes(out))
-            for pieces in self.axes.combinations(free):
+            for pieces in self.axes.combinations(by_id(out_axes(out))):
                 scope = self.scope(pieces, self.axes.ranges)
                 (value,) = self.values((out.src[1],), scope)
                 place = self.target(out, scope)
-                if self.results is not None:
-                    self.see_axes(free, value.ranges | place.ranges, scope)
                 src = (self.array(out.src[0]), value, place)
                 statements.append(instruction(Ops.OUT, dtypes.token, src, out.arg))
-        if self.results is not None:
-            statements += self.results.stores()
         info = kernel.arg if self.axes.grain == 1 else kernel.arg._replace(grain=self.axes.grain)
         return instruction(Ops.KERNEL, dtypes.token, tuple(statements), info)
 
@@ -429,11 +410,7 @@ class Rewriter:
                 # Ahead of those of copies in it, as its loops are around theirs.
                 first = self.axes.first_id()
                 one = self.piece(node, choice, inside)
-                if self.results is None:
-                    each = state_parts(self.carried(one, first), monoid)
-                else:
-                    self.see_axes(free, one.ranges, inside)
-                    each = (self.results.read(one),)
+                each = state_parts(self.carried(one, first), monoid)
             total = combined(monoid, total, each) if total else each
         self.reduced[key] = total
         return total
@@ -451,13 +428,6 @@ class Rewriter:
                 node, whole, scope.pieces, lambda terms: finals_of(terms, scope), new, axes
             )
         return make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
-
-    def see_axes(self, wanted: Iterable[Node], found: Collection[Node], scope: Scope) -> None:
-        """Note whether what depends on some original axes has all final ones among its own."""
-        for axis in wanted:
-            for final, _ in self.axes.finals(axis, scope):
-                if final not in found:
-                    self.hides_axes = True
 
     # --- words of several numbers ----------------------------------------------------------------
 

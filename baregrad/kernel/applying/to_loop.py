@@ -29,7 +29,6 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.applying.apply import NOWHERE
-from baregrad.kernel.applying.reduction_registers import in_registers, results_of
 from baregrad.kernel.applying.scope import is_sum_alone
 from baregrad.kernel.applying.stage_in_output import Kept, behind, kept_in_output
 from baregrad.kernel.facts.analysis import by_id
@@ -38,7 +37,13 @@ from baregrad.kernel.gpu.shared_copies import copied_by_threads, row_of, thread_
 from baregrad.kernel.gpu.shared_layouts import in_rows
 from baregrad.kernel.instructions.amx import product as tiles_product
 from baregrad.kernel.instructions.mma_sync import TILE, product
-from baregrad.kernel.loops.loop_blocks import Placed, StatementBlock, nest_position, statement
+from baregrad.kernel.loops.loop_blocks import (
+    Placed,
+    StatementBlock,
+    in_registers,
+    nest_position,
+    statement,
+)
 from baregrad.kernel.loops.loop_pieces import (
     SCOPED,
     Masks,
@@ -73,15 +78,14 @@ def to_loop(
     `ordered` may meet, so no loops of theirs are shared but the parallel one. Loops over axes bound
     to the grid are around everything else.
     """
-    outs = [each for each in kernel.src if each.op is Ops.OUT]
-    axes = NO_RANGES.union(*[node.ranges for out in outs for node in out.src[1:]])
+    axes = NO_RANGES.union(*[node.ranges for out in kernel.src for node in out.src[1:]])
     pools = [axis for axis in axes if axis.arg.bind == "pool"]
     if len(pools) > 1:
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = pools[0] if pools else None
     grid = {axis for axis in axes if axis.arg.bind == "grid"}
     builder = _Builder(fma, masks, pool, by_id(grid), kernel)
-    for out in outs:
+    for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     return instruction(Ops.KERNEL, dtypes.token, (statement(builder.root),), kernel.arg)
 
@@ -102,8 +106,6 @@ class _Builder:
         self.pool = pool
         self.grid = grid
         self.kernel = kernel
-        self.results = results_of(kernel)
-        self.below = self.results.below if self.results.reads else scoped_below
         self.root = StatementBlock(frozenset())
         self.placed: dict[Node, Placed] = {}
         # Expressions of the loop level that read what is placed, by what they were.
@@ -124,7 +126,7 @@ class _Builder:
         self.owned: dict[frozenset[Node], tuple[Ranges, list[Node], Ranges]] = {}
         self.sorts: dict[frozenset[Node], tuple[frozenset[Node], Ranges]] = {}
         self.known_masks: Masks = {}
-        self.count = self.results.count
+        self.count = 0
 
     # --- places ---------------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ class _Builder:
         """The loops and the STORE of one OUT; `crowded`: its writes may meet another's."""
         loops = looped(by_id(out.src[1].ranges | out.src[2].ranges))
         roots = out.src[1:]
-        below = self.below(roots)
+        below = scoped_below(roots)
         if (roots[0].mask | roots[1].mask) & _STAGE:
             if not crowded and is_sum_alone(out, self.kernel):
                 self.in_place[out.src[1].src[0]] = out
@@ -254,23 +256,17 @@ class _Builder:
         matrix = len(own) > len(loops) + len(lanes)
         monoid, values = widened(node.arg.monoid, node.src[:count])
         _, tiles = self.loops_and_tiles(node.ranges)
-        below = self.below(values)
+        below = scoped_below(values)
         self.reductions(below, path)
-        result = self.results.reads.get(node)
         places = register_places(lanes + tiles)
-        if result is None:
-            accumulators = self.accumulators(monoid, places)
-        else:
-            known = self.results.lanes_of(node, places) if lanes else result.src[0]
-            accumulators = (known,)
+        accumulators = self.accumulators(monoid, places)
         loads = tuple([load(buffer, places) for buffer in accumulators])
         conditions, values = peeled_guards(monoid, values)
         if lanes and self.masks:
             masks, values = peeled_masks(monoid, values, frozenset(lanes), self.known_masks)
             conditions += masks
-        if result is None:
-            # Conditions that were peeled off may have read some.
-            below = self.below(values)
+        # Conditions that were peeled off may have read some.
+        below = scoped_below(values)
         needs = self.needs(behind(below, values, own), block)
         inner = list(path)
         start = [
@@ -285,8 +281,7 @@ class _Builder:
             update = self.update(monoid, accumulators, loads, values, places)
         inner[-1].items.extend(update)
         if lanes:
-            arrays = self.accumulators(monoid, tiles) if result is None else result.src[:1]
-            loads = self.horizontal(monoid, loads, lanes, tiles, block, arrays)
+            loads = self.horizontal(monoid, loads, lanes, tiles, block)
         position = len(block.items) - 1 if lanes else nest_position(block, inner, path)
         parts = narrowed(loads, node.arg.monoid)
         self.place(node, Placed(parts, block, position))
@@ -389,9 +384,9 @@ class _Builder:
         lanes: tuple[Node, ...],
         tiles: tuple[Node, ...],
         block: StatementBlock,
-        results: tuple[Node, ...],
     ) -> tuple[Node, ...]:
-        """Fold the lanes of finished accumulators into `results` over the free tile axes."""
+        """Fold the lanes of finished accumulators into others over the free tile axes."""
+        results = self.accumulators(monoid, tiles)
         fold = make_node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
         for position, result in enumerate(results):
             part = fold

@@ -8,12 +8,11 @@ Montgomery, "Division by invariant integers using multiplication", PLDI 1994.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import MappingProxyType
-from typing import Any
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.bounds import bounds
+from baregrad.ir.core.integers import EXACT
 from baregrad.ir.core.node import Node, cast, const
 from baregrad.ir.core.op import Op, Ops
 
@@ -274,33 +273,10 @@ def floor_divide(x: Node, y: Node) -> tuple[Node, Node]:
     return floor, remainder
 
 
-# --- folding ------------------------------------------------------------------------------------
-
-_FOLDS: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType(
-    {
-        Ops.ADD: lambda x, y: x + y,
-        Ops.SUB: lambda x, y: x - y,
-        Ops.MUL: lambda x, y: x * y,
-        Ops.FLOORDIV: lambda x, y: x // y if y else 0,
-        Ops.MOD: lambda x, y: x % y if y else 0,
-        Ops.MAX: max,
-        Ops.MIN: min,
-        Ops.AND: lambda x, y: x & y,
-        Ops.OR: lambda x, y: x | y,
-        Ops.CMPLT: lambda x, y: x < y,
-        Ops.CMPLE: lambda x, y: x <= y,
-        Ops.CMPEQ: lambda x, y: x == y,
-        Ops.CMPNE: lambda x, y: x != y,
-        Ops.WHERE: lambda c, x, y: x if c else y,
-        Ops.NEG: lambda x: -x,
-    }
-)
-
-
 def fold_integers(op: Op, dtype: DType, operands: Sequence[Node]) -> Node | None:
     """The constant that an op of integer constants is, or None."""
-    rule = _FOLDS.get(op)
-    if rule is None or dtype.kind == "float":
+    rule = EXACT.get(op)
+    if rule is None or op is Ops.NOT or dtype.kind == "float":
         return None
     if any(operand.dtype.kind == "float" for operand in operands):
         return None

@@ -69,38 +69,25 @@ def _truncdiv(node: Node) -> Node:
     return truncate_divide(x, y)
 
 
-def _shl(node: Node) -> Node | None:
+def _shift(node: Node) -> Node | None:
+    """By as many bits as there are or more: 0, or the sign of what is shifted right."""
     x, y = node.src
-    dtype = node.dtype
-    low, high = bounds(y)
-    if 0 <= low and high < dtype.bits:
-        return None
-    zero = const(0, dtype)
-    fits = _fits(y, dtype.bits)
-    shifted = plain(Ops.SHL, dtype, x, plain(Ops.WHERE, dtype, fits, y, zero))
-    return plain(Ops.WHERE, dtype, fits, shifted, zero)
-
-
-def _shr(node: Node) -> Node | None:
-    x, y = node.src
-    dtype = node.dtype
+    op, dtype = node.op, node.dtype
     low, high = bounds(y)
     if 0 <= low and high < dtype.bits:
         return None
     fits = _fits(y, dtype.bits)
-    if dtype.kind == "int":
-        last = const(dtype.bits - 1, dtype)
-        return plain(Ops.SHR, dtype, x, plain(Ops.WHERE, dtype, fits, y, last))
-    zero = const(0, dtype)
-    shifted = plain(Ops.SHR, dtype, x, plain(Ops.WHERE, dtype, fits, y, zero))
-    return plain(Ops.WHERE, dtype, fits, shifted, zero)
+    signed = op is Ops.SHR and dtype.kind == "int"
+    otherwise = const(dtype.bits - 1 if signed else 0, dtype)
+    shifted = plain(op, dtype, x, plain(Ops.WHERE, dtype, fits, y, otherwise))
+    return shifted if signed else plain(Ops.WHERE, dtype, fits, shifted, otherwise)
 
 
 def _bitfield(node: Node) -> Node:
     """A shift and a mask, in the word's own dtype."""
     word, offset = node.src
     shifted = plain(Ops.SHR, word.dtype, word, offset)
-    defined = _shr(shifted) or shifted
+    defined = _shift(shifted) or shifted
     return plain(Ops.AND, word.dtype, defined, const((1 << node.arg) - 1, word.dtype))
 
 
@@ -119,8 +106,8 @@ _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
         Ops.FLOORDIV: _floordiv,
         Ops.MOD: _mod,
         Ops.TRUNCDIV: _truncdiv,
-        Ops.SHL: _shl,
-        Ops.SHR: _shr,
+        Ops.SHL: _shift,
+        Ops.SHR: _shift,
         Ops.BITFIELD: _bitfield,
     }
 )

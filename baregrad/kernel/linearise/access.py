@@ -359,8 +359,8 @@ def is_streamed(buffer: Node) -> bool:
     return buffer.op is Ops.PARAM and buffer.arg.streamed
 
 
-def streamed_nbytes(lanes: int, dtype: DType) -> int:
-    """Bytes of a vector that may be streamed to its own place; of an element for odd ones."""
+def vector_nbytes(lanes: int, dtype: DType) -> int:
+    """Bytes of a vector that addresses may be multiples of; of an element for odd ones."""
     nbytes = lanes * dtype.itemsize
     return nbytes if is_power_of_two(nbytes) else dtype.itemsize
 

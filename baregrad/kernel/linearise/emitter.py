@@ -10,7 +10,13 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, const, instruction
 from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel.legalise.divide import fold_integers
-from baregrad.kernel.linearise.access import Address, MemoryUse, register_of
+from baregrad.kernel.linearise.access import (
+    Address,
+    MemoryUse,
+    is_streamed,
+    register_of,
+    vector_nbytes,
+)
 from baregrad.kernel.linearise.scopes import MOMENT, Scopes, number
 
 # Where a register ALLOC's tile begins, and its rows: elements from there.
@@ -115,14 +121,15 @@ class Emitter:
         """The integers in which an offset is summed up: on GPUs of 32 bits, if all parts fit."""
         return dtypes.int32 if self.gpu and address.is_narrow else dtypes.int64
 
-    def alignment(self, address: Address, lanes: int, stride: int, at: int, dtype: DType) -> int:
+    def alignment(self, buffer: Node, address: Address, lanes: int, stride: int, at: int) -> int:
         """Bytes that an access's addresses are multiples of, arrays being aligned to vectors.
 
-        Only GPUs care for more than those of an element.
+        Only GPUs and non-temporal stores care for more than those of an element.
         """
-        if self.gpu and lanes > 1 and stride == 1 and not at % lanes and address.is_even(lanes):
-            return lanes * dtype.itemsize
-        return dtype.itemsize
+        matters = self.gpu or is_streamed(buffer)
+        if matters and lanes > 1 and stride == 1 and not at % lanes and address.is_even(lanes):
+            return vector_nbytes(lanes, buffer.dtype)
+        return buffer.dtype.itemsize
 
     # --- registers and tiles ----------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ the order of the evaluator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from baregrad.base.bits import is_power_of_two, next_power_of_two
@@ -119,9 +120,7 @@ def fold_threads(values: Reader, monoid: Monoid, parts: Parts, axes: list[Node])
     """States of each thread folded along some axes of the block; every thread gets the result."""
     for axis in sorted(axes, key=lambda axis: THREAD_BINDS.index(axis.arg.bind)):
         count = lanes_of(axis)
-        stride = 1
-        for size in values.block[: THREAD_BINDS.index(axis.arg.bind)]:
-            stride *= size
+        stride = prod(values.block[: THREAD_BINDS.index(axis.arg.bind)])
         if _in_warp(values, monoid, parts, count, stride):
             parts = _through_lanes(values, monoid, parts, count, stride)
         else:
@@ -129,16 +128,9 @@ def fold_threads(values: Reader, monoid: Monoid, parts: Parts, axes: list[Node])
     return parts
 
 
-def _threads(values: Reader) -> int:
-    total = 1
-    for size in values.block:
-        total *= size
-    return total
-
-
 def _in_warp(values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int) -> bool:
     """Whether lanes of one warp can fold an axis among themselves."""
-    if _threads(values) % WARP or any(part.shape for part in parts):
+    if prod(values.block) % WARP or any(part.shape for part in parts):
         return False
     # Both partners of an exchange must compute the same bits.
     if monoid.primitive is None and not monoid.idempotent:
@@ -178,7 +170,7 @@ def _through_memory(
     values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int
 ) -> Parts:
     scopes = values.scopes
-    total = _threads(values)
+    total = prod(values.block)
     thread = Node(Ops.VAR, dtypes.int32, (), Var(".thread", 0, total - 1))
     used = len(values.exchanges)
     inner = [scope.opening for scope in scopes.stack if scope.opening is not None]

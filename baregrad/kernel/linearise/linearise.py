@@ -22,8 +22,6 @@ from baregrad.kernel.linearise.access import (
     Address,
     MemoryUse,
     access_of,
-    is_streamed,
-    streamed_nbytes,
 )
 from baregrad.kernel.linearise.copies import commit, copy_to, done
 from baregrad.kernel.linearise.folds import BARRIER, combine
@@ -313,9 +311,7 @@ def _store_at(
     offset, at = place
     lanes = values.memory.addresses[node].width if stride else 1
     address = values.memory.addresses[node]
-    align = values.alignment(address, lanes, stride, at, buffer.dtype)
-    if is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
-        align = streamed_nbytes(lanes, buffer.dtype)
+    align = values.alignment(buffer, address, lanes, stride, at)
     ahead = values.memory.ahead.get(node, 0) if mask is None and monoid is None else 0
     access = access_of(lanes, stride or 1, at, align, False, ahead)
     test = mask is not None and not mask.shape and _is_tested(values, lanes, buffer.dtype)

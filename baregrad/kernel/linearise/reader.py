@@ -180,45 +180,46 @@ class Reader(Emitter):
         elif place.shape or address.lanes or lanes == 1 or stride == 0:
             lanes = max(lanes, width)
             place, at, stride = self.lane_offsets(address, place, at, lanes), 0, 1
-        written = buffer in memory.written
-        align = self.alignment(address, lanes, stride, at, dtype) if self.gpu else dtype.itemsize
-        ahead = memory.ahead.get(node, 0) if memory.ahead else 0
-        constant = memory.single and not written
-        strays = mask is not None and bool(mask.shape) and address.strays(buffer)
-        access = access_of(lanes, stride, at, align, constant, ahead, strays=strays)
-        src: tuple[Node, ...] = (buffer, place)
-        if mask is not None:
-            src += (self.vector(mask, lanes),)
-        floor = MOMENT if written or (self.masks and self.gpu) else self.scopes.innermost.floor
-        if self.masks and mask is not None:
-            floor = max(floor, len(self.scopes.stack) - 1)
-        node = instruction(Ops.VLOAD, dtype, src, access, (lanes,) if lanes > 1 else ())
-        return self.scopes.place(node, floor)
+        align = self.alignment(buffer, address, lanes, stride, at) if self.gpu else dtype.itemsize
+        shape = (lanes,) if lanes > 1 else ()
+        return self._loaded(node, place, mask, (lanes, stride, at, align), shape)
 
     def load_rows(self, load: Node, mask: Node | None) -> Node:
         """The value of a LOAD whose place differs from point to point, for all of them."""
         buffer = load.src[0]
-        memory, scopes, tile = self.memory, self.scopes, self.tile
+        memory, tile = self.memory, self.tile
         assert tile is not None
         if buffer in memory.registers:
             return self.register_rows(buffer)
         address = memory.addresses[load]
-        dtype = load.dtype
+        if mask is not None and mask.op is Ops.CONST:
+            return const(0, load.dtype)
         lanes = address.width
-        src: tuple[Node, ...] = (buffer, self.base(address))
-        if mask is not None:
-            if mask.op is Ops.CONST:
-                return const(0, dtype)
-            src += (self.vector(mask, lanes),)
-        written = buffer in memory.written
         stride = 1 if lanes == 1 else address.stride
-        constant = memory.single and not written
-        ahead = memory.ahead.get(load, 0) if memory.ahead else 0
+        where = (lanes, stride, address.constant, load.dtype.itemsize)
         rows = address.places(tile.axes)
-        strays = mask is not None and bool(mask.shape) and address.strays(buffer)
-        access = access_of(
-            lanes, stride, address.constant, dtype.itemsize, constant, ahead, rows, strays
-        )
-        floor = MOMENT if written else scopes.innermost.floor
-        node = instruction(Ops.VLOAD, dtype, src, access, (tile.rows, lanes))
-        return scopes.place(node, floor)
+        return self._loaded(load, self.base(address), mask, where, (tile.rows, lanes), rows)
+
+    def _loaded(
+        self,
+        load: Node,
+        place: Node,
+        mask: Node | None,
+        where: tuple[int, int, int, int],
+        shape: tuple[int, ...],
+        rows: tuple[int, ...] = (),
+    ) -> Node:
+        """The VLOAD of a LOAD at `place`; where: its lanes, their stride, begin and alignment."""
+        buffer, memory, scopes = load.src[0], self.memory, self.scopes
+        written = buffer in memory.written
+        ahead = memory.ahead.get(load, 0) if memory.ahead else 0
+        src: tuple[Node, ...] = (buffer, place)
+        floor = MOMENT if written or (self.masks and self.gpu) else scopes.innermost.floor
+        strays = False
+        if mask is not None:
+            strays = bool(mask.shape) and memory.addresses[load].strays(buffer)
+            src += (self.vector(mask, where[0]),)
+            if self.masks:
+                floor = max(floor, len(scopes.stack) - 1)
+        access = access_of(*where, memory.single and not written, ahead, rows, strays)
+        return scopes.place(instruction(Ops.VLOAD, load.dtype, src, access, shape), floor)

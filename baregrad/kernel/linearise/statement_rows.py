@@ -15,9 +15,7 @@ from baregrad.kernel.linearise.access import (
     Address,
     MemoryUse,
     access_of,
-    is_streamed,
     lanes_of,
-    streamed_nbytes,
 )
 from baregrad.kernel.linearise.emitter import Layout, StatementTile
 from baregrad.kernel.linearise.lazy import is_lazy
@@ -203,9 +201,7 @@ def _store_plain(values: Values, store: Node, tile: StatementTile) -> None:
     result = values.vector(_computed(values, value), tile.lanes)
     offset = values.base(address)
     lanes, stride, at = tile.lanes, address.stride, address.constant
-    align = buffer.dtype.itemsize
-    if is_streamed(buffer) and stride == 1 and not at % lanes and address.is_even(lanes):
-        align = streamed_nbytes(lanes, buffer.dtype)
+    align = values.alignment(buffer, address, lanes, stride, at)
     ahead = values.memory.ahead.get(store, 0)
     access = access_of(
         lanes, stride or 1, at, align, False, ahead, address.places(tile.axes)

@@ -23,7 +23,7 @@ from baregrad.kernel.linearise.access import (
     access_of,
     is_streamed,
     lanes_of,
-    streamed_nbytes,
+    vector_nbytes,
 )
 from baregrad.kernel.linearise.values import Values
 
@@ -59,7 +59,7 @@ def store_transposed(
     """Write a tile over the unrolled `axes`: for each lane the neighbours along `near` at once."""
     buffer, value = store.src[:2]
     address = values.memory.addresses[store]
-    lanes, dtype = address.width, buffer.dtype
+    lanes = address.width
     others = tuple(axis for axis in axes if axis not in near)
     for point in values.tiles.points(others, values.point):
         rows = []
@@ -67,9 +67,7 @@ def store_transposed(
             rows.append(values.vector(compute(value), lanes))
         values.point = _first(point, near)
         offset, at = values.offset(address)
-        align = dtype.itemsize
-        if is_streamed(buffer) and _in_line(address, near, at, len(rows)):
-            align = streamed_nbytes(len(rows), dtype)
+        align = _alignment(buffer, address, near, at, len(rows))
         _turn(values, buffer, offset, rows, access_of(lanes, address.stride, at, align))
     values.point = {}
 
@@ -89,9 +87,7 @@ def turn(
     """
     address, buffer = values.memory.addresses[store], store.src[0]
     at = address.constant + place
-    align = buffer.dtype.itemsize
-    if is_streamed(buffer) and _in_line(address, near, at, count):
-        align = streamed_nbytes(count, buffer.dtype)
+    align = _alignment(buffer, address, near, at, count)
     places = address.places(values.tile.axes) if mixed and values.tile is not None else ()
     access = access_of(address.width, address.stride, at, align, rows=places)
     _turn(values, buffer, values.base(address), rows, access)
@@ -106,10 +102,17 @@ def _turn(
     values.scopes.forget_since(mark)
 
 
-def _in_line(address: Address, near: tuple[Node, ...], at: int, count: int) -> bool:
-    """Whether every group of `count` neighbours begins at a multiple of it."""
+def _alignment(
+    buffer: Node, address: Address, near: tuple[Node, ...], at: int, count: int
+) -> int:
+    """Bytes that the addresses of groups of `count` neighbours are multiples of.
+
+    Only non-temporal stores care for more than those of an element.
+    """
     outer = [scale for axis, scale in (*address.fixed, *address.unrolled) if axis not in near]
-    return all(scale % count == 0 for scale in (*outer, at, address.stride))
+    if is_streamed(buffer) and all(s % count == 0 for s in (*outer, at, address.stride)):
+        return vector_nbytes(count, buffer.dtype)
+    return buffer.dtype.itemsize
 
 
 def copied_transposed(

@@ -22,9 +22,8 @@ from baregrad.ir.core.node import (
 )
 from baregrad.ir.core.op import STATEMENTS, Op, Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.applying.reduction_registers import in_registers
 from baregrad.kernel.language.schedule import Pipeline
-from baregrad.kernel.loops.loop_blocks import StatementBlock, statement
+from baregrad.kernel.loops.loop_blocks import StatementBlock, in_registers, statement
 from baregrad.kernel.loops.loop_pieces import load, store
 
 # Iterations of the loop of stores that one iteration of the other loop makes, at most.

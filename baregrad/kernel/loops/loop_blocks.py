@@ -1,10 +1,12 @@
-"""The tree of statements that `to_loop` builds: blocks that later statements may still go into."""
+"""What `to_loop` builds: blocks that later statements may still go into, and register arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.attrs import Alloc
 from baregrad.ir.core.node import Node, instruction
 from baregrad.ir.core.op import Ops
 
@@ -66,3 +68,10 @@ def nest_position(
     if len(inner) == len(path):
         return len(block.items) - 1
     return block.items.index(inner[len(path)])
+
+
+@lru_cache(1 << 10)
+def in_registers(number: int, dtype: DType, shape: tuple[int, ...]) -> Node:
+    """The `number`-th array of a kernel: those of kernels are alike."""
+    where = Alloc(number, "register", shape, name=f"a{number}")
+    return instruction(Ops.ALLOC, dtype, (), where, shape)
