@@ -54,10 +54,11 @@ class CpuTarget:
     `alone_ns`: what takes less is one chunk, since waking a thread costs some microseconds;
     `chunk_ns`: what a chunk takes at least. The rates are rough: `bytes_per_cycle` of the second
     cache, the third and memory, for one core; `panel_bytes_per_cycle` of the second one while the
-    core computes, `l2_latency` the cycles until a line of it comes; `bytes_per_ns` and
-    `vector_ops_per_ns` of simple kernels; `chunk_handout_ns` for each chunk, `wake_ns` once for the
-    threads. `features` and `llvm_cpu` are LLVM's names of what the code uses; `needs` is the least
-    of them, `extras` what it would use besides.
+    core computes, `image_bytes_per_cycle` of an image that it does not hold; `tile_step_ns` of a
+    step of four tiles of a matrix unit; `l2_latency` the cycles until a line of it comes;
+    `bytes_per_ns` and `vector_ops_per_ns` of simple kernels; `chunk_handout_ns` for each chunk,
+    `wake_ns` once for the threads. `features` and `llvm_cpu` are LLVM's names of what the code
+    uses; `needs` is the least of them, `extras` what it would use besides.
     """
 
     kind: ClassVar[Literal["cpu"]] = "cpu"
@@ -91,6 +92,8 @@ class CpuTarget:
     loads_per_cycle: float = 2.0
     bytes_per_cycle: tuple[float, float, float] = (32.0, 10.0, 4.0)
     panel_bytes_per_cycle: float = 26.0
+    image_bytes_per_cycle: float = 8.0
+    tile_step_ns: float = 40.0
     l2_latency: int = 20
     bytes_per_ns: float = 8.0
     vector_ops_per_ns: float = 3.0

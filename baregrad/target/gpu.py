@@ -46,7 +46,7 @@ class GpuTarget:
     beside their threads. `warp_products`: what the lanes of a warp multiply together, as the dtype
     of both factors and the steps of a sum. `dependent_launch` says whether a kernel may begin
     before the one in front of it has ended, and waits for that by itself: every kernel of ours does
-    so then.
+    so then. `busy_threads` and `busy_blocks` keep all its multiprocessors busy, roughly.
     """
 
     kind: ClassVar[Literal["gpu"]] = "gpu"
@@ -74,6 +74,8 @@ class GpuTarget:
     async_copies: bool
     warp_products: tuple[tuple[str, int], ...]
     dependent_launch: bool
+    busy_threads: int
+    busy_blocks: int
 
     @property
     def fma(self) -> bool:
@@ -168,6 +170,8 @@ _HOPPER = NvidiaTarget(
     async_copies=True,
     warp_products=_WARP_PRODUCTS,
     dependent_launch=True,
+    busy_threads=1 << 17,
+    busy_blocks=128,
     elects=True,
     nan_extremes=True,
 )

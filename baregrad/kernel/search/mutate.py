@@ -7,13 +7,15 @@ knowing beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.index import Dim
 from baregrad.kernel.applying.axes import apply_step, table_after
-from baregrad.kernel.facts.analysis import Facts
+from baregrad.kernel.facts.analysis import ArrayAccess, Facts
 from baregrad.kernel.facts.axis_table import AxisTable, table_for
 from baregrad.kernel.language.schedule import (
     Bind,
@@ -47,6 +49,31 @@ class Move:
     what: str
 
 
+_Kind = TypeVar("_Kind", bound=Step)
+
+
+class _Part(NamedTuple):
+    """An inner part of an axis that is split: which one, and the unit that it runs on."""
+
+    split: Split
+    extent: int
+    place: int
+    unit: str
+
+    @property
+    def size(self) -> int:
+        return self.split.parts[self.place + 1][1]
+
+    def sizes(self, size: int) -> tuple[int, ...]:
+        """The sizes of all inner parts, this one's being another."""
+        parts = enumerate(self.split.parts[1:])
+        return tuple([size if place == self.place else old for place, (_, old) in parts])
+
+    def resized(self, schedule: Schedule, size: int) -> Schedule:
+        """A schedule with this part of another size."""
+        return retiled(schedule, self.split, self.sizes(size), self.extent)
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     """A legal schedule, in its normal form, and its axes.
@@ -60,8 +87,30 @@ class _State:
     table: AxisTable
     before: dict[str, Dim]
 
-    def splits(self) -> list[Split]:
-        return [step for step in self.schedule.steps if isinstance(step, Split)]
+    def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
+        """The steps of one kind."""
+        return tuple([step for step in self.schedule.steps if isinstance(step, kind)])
+
+    def parts(self) -> list[_Part]:
+        """The inner parts of axes of a constant extent, but those of tails."""
+        tails = {step.tail for step in self.of(Split)}
+        found = []
+        for step in self.of(Split):
+            extent = self.before[step.axis]
+            if isinstance(extent, int) and step.axis not in tails:
+                units = [self.unit(name) for name, _ in step.parts[1:]]
+                found += [_Part(step, extent, at, unit) for at, unit in enumerate(units)]
+        return found
+
+    def arrays(self, taken: Iterable[int], writes: bool | None = None) -> Iterator[ArrayAccess]:
+        """The first access to each argument, but those `taken`; writes or reads alone."""
+        seen = set(taken)
+        for access in self.facts.accesses:
+            slot = access.array.arg.slot
+            wanted = writes is None or access.write is writes
+            if wanted and (writes is not False or access.copyable) and slot not in seen:
+                seen.add(slot)
+                yield access
 
     def loops(self) -> list[str]:
         """The axes that are loops, outermost first."""
@@ -132,17 +181,10 @@ _Changes = Iterator[tuple[Schedule, str]]
 
 def _sizes(state: _State) -> _Changes:
     """Tiles of other sizes: each part by itself, and parts of two axes against each other."""
-    for step in state.splits():
-        extent = state.before[step.axis]
-        if not isinstance(extent, int) or _is_tail(state, step.axis):
-            continue
-        parts = step.parts[1:]
-        old = tuple(size for _, size in parts)
-        for place, (name, size) in enumerate(parts):
-            for new in _other_sizes(size, extent, state.unit(name)):
-                sizes = (*old[:place], new, *old[place + 1 :])
-                changed = retiled(state.schedule, step, sizes, extent)
-                yield changed, f"{name}={new}"
+    for part in state.parts():
+        for new in _other_sizes(part.size, part.extent, part.unit):
+            name = part.split.parts[part.place + 1][0]
+            yield part.resized(state.schedule, new), f"{name}={new}"
     yield from _traded(state)
 
 
@@ -150,36 +192,18 @@ def _traded(state: _State) -> _Changes:
     """One spread-out axis shorter and another longer: register tiles of other proportions."""
     # A vector may be several registers.
     units = ("unroll",) if state.target.kind == "gpu" else ("unroll", "vector")
-    spread = [
-        (step, place)
-        for step in state.splits()
-        for place, (name, _) in enumerate(step.parts[1:])
-        if state.unit(name) in units and isinstance(state.before[step.axis], int)
-        and not _is_tail(state, step.axis)
-    ]
-    for one, first in spread:
-        for other, second in spread:
-            if one is other:
+    spread = [part for part in state.parts() if part.unit in units]
+    for one, other in itertools.product(spread, spread):
+        if one.split is other.split:
+            continue
+        for factor in (2,) if "vector" in (one.unit, other.unit) else (2, 3):
+            fewer, more = one.size // factor, other.size * factor
+            if not fewer:
                 continue
-            sizes = [size for _, size in one.parts[1:]]
-            has_lanes = any(
-                state.unit(step.parts[place + 1][0]) == "vector"
-                for step, place in ((one, first), (other, second))
-            )
-            for factor in (2,) if has_lanes else (2, 3):
-                fewer = sizes[first] // factor
-                if not fewer:
-                    continue
-                shorter = (*sizes[:first], fewer, *sizes[first + 1 :])
-                extent = state.before[one.axis]
-                assert isinstance(extent, int)
-                changed = retiled(state.schedule, one, shorter, extent)
-                theirs = [size for _, size in other.parts[1:]]
-                longer = (*theirs[:second], theirs[second] * factor, *theirs[second + 1 :])
-                extent = state.before[other.axis]
-                assert isinstance(extent, int)
-                if other in changed.steps and longer[second] <= extent:
-                    yield retiled(changed, other, longer, extent), f"{shorter} by {longer}"
+            changed = one.resized(state.schedule, fewer)
+            if other.split in changed.steps and more <= other.extent:
+                what = f"{one.sizes(fewer)} by {other.sizes(more)}"
+                yield other.resized(changed, more), what
 
 
 def _other_sizes(size: int, extent: int, unit: str) -> list[int]:
@@ -193,10 +217,6 @@ def _other_sizes(size: int, extent: int, unit: str) -> list[int]:
         found = [size * 2, size // 2, size * 4, size // 4, 1]
         found += [d for d in range(size // 2, size * 2) if d and extent % d == 0][:4]
     return [new for new in dict.fromkeys(found) if 1 <= new <= extent and new != size]
-
-
-def _is_tail(state: _State, name: str) -> bool:
-    return any(step.tail == name for step in state.splits())
 
 
 def _order(state: _State) -> _Changes:
@@ -218,17 +238,14 @@ def _ordered(state: _State, loops: list[str], everything: list[str]) -> Schedule
     names = iter(loops)
     members = set(loops)
     order = tuple(next(names) if name in members else name for name in everything)
-    dropped = tuple(step for step in state.schedule.steps if isinstance(step, Reorder))
-    return state.with_steps(Reorder(order), dropped=dropped)
+    return state.with_steps(Reorder(order), dropped=state.of(Reorder))
 
 
 def _pool(state: _State) -> _Changes:
     """Chunks of other sizes, another parallel axis, or none."""
     if state.target.kind == "gpu":
         return
-    bound = next(
-        (s for s in state.schedule.steps if isinstance(s, Bind) and s.unit == "pool"), None
-    )
+    bound = next((step for step in state.of(Bind) if step.unit == "pool"), None)
     table = state.table
     if bound is not None:
         extent = table.axes[bound.axis].extent
@@ -253,8 +270,7 @@ def _pool(state: _State) -> _Changes:
 def _units(state: _State) -> _Changes:
     """An axis spread over registers that was a loop, or the other way round; lanes elsewhere."""
     table = state.table
-    binds = [step for step in state.schedule.steps if isinstance(step, Bind)]
-    for step in binds:
+    for step in state.of(Bind):
         if step.unit in ("unroll", "vector"):
             yield state.with_steps(dropped=(step,)), f"{step.axis} a loop"
         if step.unit == "vector" and state.target.kind == "cpu":
@@ -297,7 +313,7 @@ def _blocks(state: _State) -> _Changes:
                 break
             rest = "" if extent % size == 0 else tail
             cut = Split(name, ((f"{name}_o", 0), (inner, size)), rest)
-            dropped = tuple(s for s in state.schedule.steps if isinstance(s, Reorder))
+            dropped = state.of(Reorder)
             place = loops.index(name)
             first = [*loops[:place], f"{name}_o", *loops[place + 1 :]]
             yield from _blocked(state, cut, dropped, [*first, inner], f"{name} in {size}s")
@@ -344,10 +360,10 @@ def _renamed_loop(schedule: Schedule, old: str, new: str) -> Schedule:
 
 def _copies(state: _State) -> _Changes:
     """A copy less, copies of one input less, or an input copied as another one is."""
-    stages = [s for s in state.schedule.steps if isinstance(s, StageInput | StageReduce)]
-    inputs = [step for step in stages if isinstance(step, StageInput)]
+    inputs = state.of(StageInput)
+    stages: tuple[StageInput | StageReduce, ...] = (*inputs, *state.of(StageReduce))
     if stages:
-        yield state.with_steps(dropped=tuple(stages)), "no copies"
+        yield state.with_steps(dropped=stages), "no copies"
     for param in dict.fromkeys(step.param for step in inputs):
         own = tuple(step for step in inputs if step.param == param)
         if len(own) < len(stages):
@@ -360,18 +376,14 @@ def _copies(state: _State) -> _Changes:
         lanes = 0 if inputs[0].lanes else _lanes(state.target)
         others = tuple(replace(step, lanes=lanes) for step in inputs)
         how = "vectors" if lanes else "elements"
-        yield state.with_steps(*others, dropped=tuple(inputs)), f"copies by {how}"
+        yield state.with_steps(*others, dropped=inputs), f"copies by {how}"
     yield from _more_copies(state, inputs)
 
 
-def _more_copies(state: _State, inputs: list[StageInput]) -> _Changes:
+def _more_copies(state: _State, inputs: Iterable[StageInput]) -> _Changes:
     table = state.table
-    taken = {step.param for step in inputs}
-    for access in state.facts.accesses:
+    for access in state.arrays([step.param for step in inputs], writes=False):
         param = access.array.arg.slot
-        if access.write or not access.copyable or param in taken:
-            continue
-        taken.add(param)
         used: set[str] = set()
         for node in access.axes:
             used.update(name for name, _ in table.pieces_of(node)[0].terms)
@@ -388,40 +400,29 @@ def _streams(state: _State) -> _Changes:
     """Non-temporal stores to an output, or ordinary ones."""
     if state.target.kind == "gpu":
         return
-    steps = state.schedule.steps
-    streamed = [step for step in steps if isinstance(step, StreamOutput)]
+    streamed = state.of(StreamOutput)
     for step in streamed:
         yield state.with_steps(dropped=(step,)), f"output {step.param} through the caches"
-    taken = {step.param for step in streamed}
-    for access in state.facts.accesses:
+    for access in state.arrays([step.param for step in streamed], writes=True):
         param = access.array.arg.slot
-        if access.write and param not in taken:
-            taken.add(param)
-            asked = tuple([step for step in steps if _asks(step, param)])
-            found = state.with_steps(StreamOutput(param), dropped=asked)
-            yield found, f"output {param} past the caches"
-
-
-def _asks(step: Step, param: int) -> bool:
-    return isinstance(step, Prefetch) and step.param == param
+        asked = tuple([step for step in state.of(Prefetch) if step.param == param])
+        found = state.with_steps(StreamOutput(param), dropped=asked)
+        yield found, f"output {param} past the caches"
 
 
 def _requests(state: _State) -> _Changes:
     """An array asked for ahead of time, further ahead, or not at all."""
     if state.target.kind == "gpu":
         return
-    known = [step for step in state.schedule.steps if isinstance(step, Prefetch)]
+    known = state.of(Prefetch)
     for step in known:
         yield state.with_steps(dropped=(step,)), f"array {step.param} not asked for"
         if step.nbytes < FURTHEST_NBYTES:
             further = replace(step, nbytes=2 * step.nbytes)
             yield state.with_steps(further, dropped=(step,)), f"array {step.param} asked earlier"
-    taken = {step.param for step in known}
-    for access in state.facts.accesses:
+    for access in state.arrays([step.param for step in known]):
         param = access.array.arg.slot
-        if param not in taken:
-            taken.add(param)
-            yield state.with_steps(Prefetch(param, AHEAD_NBYTES)), f"array {param} asked for"
+        yield state.with_steps(Prefetch(param, AHEAD_NBYTES)), f"array {param} asked for"
 
 
 _KINDS: tuple[Callable[[_State], _Changes], ...] = (

@@ -18,8 +18,6 @@ from baregrad.target.cpu import CpuTarget
 # Cycles for each element of the output: neighbours in a register, and one by one.
 STORE_CYCLES = 0.3
 SCATTER_CYCLES = 2.5
-# Of an image that the second cache does not hold.
-IMAGE_NBYTES_PER_CYCLE = 8.0
 # Cycles to copy an element of the filter.
 PACK_CYCLES = 2.5
 # What a tile takes more where each of its steps reads a line of the image that the next does not.
@@ -217,8 +215,12 @@ def _share(found: Windows, tile: WindowTile, work: _Work) -> Share:
     passes = -(-found.lane.size // width)
     # Windows that overlap use a line several times while the next ones come.
     both = max if work.slides else operator.add
-    read = image * (passes if image > plan.target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
-    alone = packed + both(total, read)
+
+    def reading(part: int) -> float:
+        times = passes if part > plan.target.l2_bytes else 1
+        return image * times / plan.target.image_bytes_per_cycle
+
+    alone = packed + both(total, reading(image))
     best = Share(None, 1, alone * alone)
     if total < ALONE_CYCLES:
         return best
@@ -235,8 +237,7 @@ def _share(found: Windows, tile: WindowTile, work: _Work) -> Share:
             chunks = -(-count // grain)
             # While it computes it reads the image: once, if the second cache holds a chunk's part.
             part = image * grain // count if repeats else image
-            read = image * (passes if part > plan.target.l2_bytes else 1) / IMAGE_NBYTES_PER_CYCLE
-            cycles = both(total, read) * grain
+            cycles = both(total, reading(part)) * grain
             time = 1.0 + 0.1 / chunks
             for cores in machines:
                 rounds = -(-chunks // cores)

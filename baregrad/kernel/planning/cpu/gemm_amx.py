@@ -37,8 +37,6 @@ from baregrad.kernel.planning.contractions import (
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.tiling import points
 
-# What a step of a run of 2 x 2 tiles takes a core, panels streaming from the second cache.
-RUN_STEP_NS = 40.0
 # Fewer rows than this leave most of a tile empty.
 LEAST_ROWS = 12
 # Columns of a panel of B, at least, in tiles of two; a longer sum is made in blocks instead.
@@ -82,7 +80,7 @@ def choose_sizes(found: Contraction, numbers: int) -> Blocks:
     high, wide = -(-found.rows.size // rows), -(-found.lane.size // columns)
     others = points(found.outside)
     runs = high * wide * total * others * points(found.inside)
-    nanoseconds = runs * RUN_STEP_NS * (rows * columns) / SIDES[1] ** 2
+    nanoseconds = runs * plan.target.tile_step_ns * (rows * columns) / SIDES[1] ** 2
     cores = max(plan.target.cores, 1)
     chunks = 1
     if nanoseconds >= plan.target.alone_ns:

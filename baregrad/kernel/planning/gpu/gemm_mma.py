@@ -14,7 +14,7 @@ from baregrad.kernel.facts.analysis import ArrayAccess
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
 from baregrad.kernel.language.schedule import Bind, Pipeline, Split, StageInput, Tensorize
 from baregrad.kernel.planning.gpu.gemm_factors import GemmFactors
-from baregrad.kernel.planning.gpu.gpu_plan import BUSY_BLOCKS, GpuPlan
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 
 class WarpTile(NamedTuple):
@@ -63,9 +63,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     across = [_across(read, own, depth) for read, own in zip(reads, (rows, columns), strict=True)]
     if None in across:
         return False
-    tile = next(
-        (t for t in TILES if outside * -(-m // t.m) * -(-n // t.n) >= BUSY_BLOCKS), TILES[-1]
-    )
+    busy = plan.target.busy_blocks
+    tile = next((t for t in TILES if outside * -(-m // t.m) * -(-n // t.n) >= busy), TILES[-1])
     plan.grid(factors.shared)
     name = plan.name
     parts = (

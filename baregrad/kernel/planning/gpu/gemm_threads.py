@@ -13,7 +13,7 @@ from baregrad.base.bits import previous_power_of_two
 from baregrad.kernel.facts.analysis import itemsize
 from baregrad.kernel.language.schedule import Bind, Reorder, Split, StageInput
 from baregrad.kernel.planning.gpu.gemm_factors import GemmFactors
-from baregrad.kernel.planning.gpu.gpu_plan import BUSY, BUSY_BLOCKS, GpuPlan
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 
 class ThreadTile(NamedTuple):
@@ -59,7 +59,7 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     m, n, k, outside = factors.sizes()
     if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
         return False
-    tile = _tile(m, n, outside)
+    tile = _tile(m, n, outside, plan.target.busy_blocks)
     plan.grid(factors.shared)
     rows = plan.joined(plan.by_stride(factors.rows, plan.write))
     columns = plan.joined(plan.by_stride(factors.columns, plan.write))
@@ -67,7 +67,7 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     depth_tile = min(DEPTH, previous_power_of_two(k))
     blocks = outside * tile.covering(m, n)
     room = plan.target.shared_bytes_per_block // _nbytes_of_group(tile, factors, depth_tile)
-    groups = _groups(tile, blocks, min(k // (2 * depth_tile), room))
+    groups = _groups(tile, blocks, min(k // (2 * depth_tile), room), plan.target.busy_threads)
     wide = {"n_u": tile.vectors} if tile.vectors > 1 else {}
     inner = {"k_z": groups} if groups > 1 else {}
     for axis, parts in (
@@ -87,23 +87,23 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     return True
 
 
-def _tile(m: int, n: int, outside: int) -> ThreadTile:
-    """The largest tile that leaves blocks for the whole machine, and is not mostly empty."""
+def _tile(m: int, n: int, outside: int, busy: int) -> ThreadTile:
+    """The largest tile that leaves `busy` blocks for the machine, and is not mostly empty."""
     for tile in TILES:
         blocks = outside * tile.covering(m, n)
-        if blocks >= BUSY_BLOCKS and 2 * m > tile.m and 2 * n > tile.n:
+        if blocks >= busy and 2 * m > tile.m and 2 * n > tile.n:
             return tile
     return TILES[-1]
 
 
-def _groups(tile: ThreadTile, blocks: int, most: int) -> int:
+def _groups(tile: ThreadTile, blocks: int, most: int, busy: int) -> int:
     """Groups of a block's threads that share the summed axis, where there are few blocks."""
     threads = tile.threads_m * tile.threads_n
     groups = 1
     while (
         2 * groups <= min(most, MOST_GROUPS)
         and 2 * groups * threads <= MOST_THREADS
-        and blocks * threads * groups < BUSY
+        and blocks * threads * groups < busy
     ):
         groups *= 2
     return groups

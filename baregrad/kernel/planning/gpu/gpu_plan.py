@@ -22,12 +22,8 @@ from baregrad.kernel.language.schedule import Bind, Collapse, Schedule, Split, S
 from baregrad.kernel.planning.tiling import Reason
 from baregrad.target.gpu import GpuTarget
 
-WARP = 32
 # Warps that share a row, or rows that share a block.
 WARPS = 8
-# Threads that keep a GPU busy, roughly: some thousand for each of its hundred multiprocessors.
-BUSY = 1 << 17
-BUSY_BLOCKS = 128
 # More operations than this are not written out several times for the lanes of a vector.
 MOST_VECTOR_OPS = 48
 MOST_LANES = 8
@@ -39,6 +35,7 @@ class GpuPlan:
     def __init__(self, facts: Facts, target: GpuTarget) -> None:
         self.facts = facts
         self.target = target
+        self.warp = target.warp_lanes
         self.table = table_for(facts, target)
         self.steps: list[Step] = []
         self.write = next(access for access in facts.accesses if access.write)
@@ -145,8 +142,8 @@ class GpuPlan:
         if not size:
             return
         threads = min(block, -(-size // lanes))
-        if threads > WARP:
-            threads = -(-threads // WARP) * WARP
+        if threads > self.warp:
+            threads = -(-threads // self.warp) * self.warp
         units = [("thread", threads)]
         if lanes > 1:
             units.append(("vector", lanes))
@@ -168,7 +165,7 @@ class GpuPlan:
             return 1
         inner = self.by_stride(axes, self.write)[-1]
         lanes = self.lanes(inner, accesses)
-        return lanes if iterations(axes) >= lanes * BUSY else 1
+        return lanes if iterations(axes) >= lanes * self.target.busy_threads else 1
 
     def lanes(self, inner: Node, accesses: Sequence[ArrayAccess]) -> int:
         """Lanes of an access of the widest kind along an axis; 1 where that does not fit."""

@@ -23,7 +23,7 @@ from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gemm_mma import plan_matrix
 from baregrad.kernel.planning.gpu.gemm_threads import plan_threads
-from baregrad.kernel.planning.gpu.gpu_plan import BUSY, WARP, WARPS, GpuPlan
+from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 from baregrad.kernel.planning.tiling import Reason
 from baregrad.target.gpu import GpuTarget
 
@@ -75,10 +75,9 @@ def _reductions(plan: GpuPlan) -> None:
         _nested(plan, by_id(rows), by_id(columns), nested)
         return
     longest = max(length, iterations(columns))
-    short = longest <= BLOCK_ROW and points * WARP * 4 >= BUSY
-    if longest <= 4 * WARP:
-        short = True
-    units = [("thread", WARP)] if short else [("thread_y", WARPS), ("thread", WARP)]
+    busy = points * plan.warp * 4 >= plan.target.busy_threads
+    short = longest <= BLOCK_ROW if busy else longest <= 4 * plan.warp
+    units = [("thread", plan.warp)] if short else [("thread_y", WARPS), ("thread", plan.warp)]
     who = "a warp" if short else "a block"
     plan.because("{} rows, sums of {}: {} for each row", points, length, who)
     if short and rows:
@@ -105,10 +104,10 @@ def _in_threads(
     own = [axis for axis in main.own if extent_of(axis) != 1]
     along = sum(any(read.stride(axis) == 1 for axis in own) for read in reads)
     across = sum(read.stride(inner) == 1 for read in reads)
-    if length <= WARP_ROW or (across >= along and points >= BUSY // 8):
+    if length <= WARP_ROW or (across >= along and points >= plan.target.busy_threads // 8):
         plan.spread(by_id(rows), SMALL_BLOCK)
         return True
-    if across > along or (across == along and across and points >= WARP):
+    if across > along or (across == along and across and points >= plan.warp):
         return _split_columns(plan, rows, inner, main)
     return False
 
@@ -123,7 +122,7 @@ def _split_columns(
         plan.spread(by_id(rows), SMALL_BLOCK)
         return True
     plan.grid([axis for axis in by_id(rows) if axis is not inner])
-    plan.parts([inner], [("thread", WARP)], "grid")
+    plan.parts([inner], [("thread", plan.warp)], "grid")
     plan.parts([longest], [("thread_y", WARPS)])
     return True
 
@@ -139,7 +138,7 @@ def _nested(
     done: set[Node] = set()
     for reduction in plan.facts.reductions:
         for axes, unit, size in (
-            (inner - taken, "thread", WARP), (taken - inner, "thread_y", WARPS)
+            (inner - taken, "thread", plan.warp), (taken - inner, "thread_y", WARPS)
         ):
             mine = [a for a in reduction.own if a in axes and extent_of(a) != 1]
             if not mine or not done.isdisjoint(reduction.own):
@@ -148,7 +147,7 @@ def _nested(
             done.update(reduction.own)
             plan.parts([best], [(unit, size)])
     if not any(reduction.free & frozenset(columns) for reduction in plan.facts.reductions):
-        _columns(plan, columns, [("thread_y", WARPS), ("thread", WARP)])
+        _columns(plan, columns, [("thread_y", WARPS), ("thread", plan.warp)])
 
 
 def _across(
