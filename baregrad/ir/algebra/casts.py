@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.algebra.rewrite import Captures, Rule, booleans, literal, term, values, var
+from baregrad.ir.algebra.rewrite import Captures, Rule, booleans, equation, term, values, var
 from baregrad.ir.core.monoid import slot
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
@@ -66,12 +66,7 @@ def _bitcast_example() -> tuple[Node, Node]:
     return Node(Ops.BITCAST, dtypes.int32, (there,)), x
 
 
-def _truth_example() -> tuple[Node, Node]:
-    p = slot(0, dtypes.bool)
-    as_float = cast(p, dtypes.float32)
-    return alu(Ops.CMPNE, as_float, const(0.0, dtypes.float32)), p
-
-
+P = slot(0, dtypes.bool)
 CAST_RULES = (
     Rule(
         name="cast-same",
@@ -100,12 +95,9 @@ CAST_RULES = (
         build=_bitcast_pair,
         example=_bitcast_example,
     ),
-    Rule(
-        name="truth-of-cast",
-        law="cast(p) != 0 → p, if p is bool",
-        reason="masks become numbers to be multiplied with, and are then compared again",
-        pattern=term(Ops.CMPNE, term(Ops.CAST, var("x", booleans)), literal(0)),
-        build=lambda found, node: found["x"],
-        example=_truth_example,
+    equation(
+        "truth-of-cast", "cast(p) != 0 → p, if p is bool",
+        "masks become numbers to be multiplied with, and are then compared again",
+        alu(Ops.CMPNE, cast(P, dtypes.float32), const(0.0, dtypes.float32)), P, booleans,
     ),
 )

@@ -93,13 +93,20 @@ class Layout:
 
     def place(self, element: Mapping[str, int]) -> dict[str, int]:
         """Where an element lies (its first place, where replicas hold several)."""
-        where = dict.fromkeys(self.physical_axes(), 0)
-        if self.offset or "bit" in where:
-            where["bit"] = self.offset
+        where = self._origin()
         for digit in self.digits:
             if digit.logical and digit.physical:
                 step = element[digit.logical] // digit.logical_stride % digit.extent
                 where[digit.physical] += step * digit.physical_stride
+        return self._swizzled(where)
+
+    def _origin(self) -> dict[str, int]:
+        where = dict.fromkeys(self.physical_axes(), 0)
+        if self.offset or "bit" in where:
+            where["bit"] = self.offset
+        return where
+
+    def _swizzled(self, where: dict[str, int]) -> dict[str, int]:
         if self.swizzle is not None:
             byte, rest = divmod(where["bit"], 8)
             where["bit"] = self.swizzle(byte) * 8 + rest
@@ -124,9 +131,7 @@ class Layout:
         """Every (element, place) pair, replicas and broadcasts included."""
         for steps in product(*(range(digit.extent) for digit in self.digits)):
             element: dict[str, int] = {}
-            where = dict.fromkeys(self.physical_axes(), 0)
-            if self.offset or "bit" in where:
-                where["bit"] = self.offset
+            where = self._origin()
             for step, digit in zip(steps, self.digits, strict=True):
                 if digit.logical:
                     element[digit.logical] = (
@@ -134,38 +139,7 @@ class Layout:
                     )
                 if digit.physical:
                     where[digit.physical] += step * digit.physical_stride
-            if self.swizzle is not None:
-                byte, rest = divmod(where["bit"], 8)
-                where["bit"] = self.swizzle(byte) * 8 + rest
-            yield element, where
-
-    def is_injective(self) -> bool:
-        """Whether no two different elements share a place: each physical axis is a mixed radix."""
-        for axis in self.physical_axes():
-            digits = sorted(
-                (d for d in self.digits if d.physical == axis and d.extent > 1),
-                key=lambda d: d.physical_stride,
-            )
-            reach = 0
-            for digit in digits:
-                if digit.physical_stride <= reach:
-                    return False
-                reach += (digit.extent - 1) * digit.physical_stride
-        return not any(d.logical and not d.physical and d.extent > 1 for d in self.digits)
-
-    def is_covering(self) -> bool:
-        """Whether each logical axis's digits reach each of its indices exactly once."""
-        for axis in {digit.logical for digit in self.digits if digit.logical}:
-            digits = sorted(
-                (d for d in self.digits if d.logical == axis and d.extent > 1),
-                key=lambda d: d.logical_stride,
-            )
-            expected = 1
-            for digit in digits:
-                if digit.logical_stride != expected:
-                    return False
-                expected *= digit.extent
-        return True
+            yield element, self._swizzled(where)
 
     def renamed(self, names: Mapping[str, str]) -> Layout:
         """The same arrangement of axes of other names."""

@@ -332,29 +332,20 @@ def _kept(key: Key, entry: _Entry, node: Node) -> Node:
 
 
 def _symbols(op: Op, shape: tuple[Any, ...], arg: Any) -> int:
-    """The ops of what is symbolic in a node's shape and attribute."""
+    """The ops of what is symbolic in a node's shape and attribute, whose ends it need not show."""
     mask = 0
     for extent in shape:
         if extent.__class__ is not int:
             mask |= extent.mask
     if op is Ops.SHRINK or op is Ops.PAD:
-        mask |= _symbolic_mask(arg)
-    return mask
-
-
-def _symbolic_mask(arg: Any) -> int:
-    """The bits of symbolic ends of a SHRINK or PAD, which the shape need not show."""
-    mask = 0
-    for one in arg:
-        ends = (one.start, one.stop) if hasattr(one, "start") else (one.lo, one.hi)
-        for end in ends:
+        for end in [end for one in arg for end in one[:2]]:
             if end.__class__ is not int:
                 mask |= end.mask
     return mask
 
 
 def _const_key(value: Any) -> Any:
-    """A hashable that tells 0.0 from -0.0, one NaN from a number, and True from 1."""
+    """A hashable that differs for 0.0 and -0.0, for True and 1; NaNs are one."""
     kind = value.__class__
     if kind is float:
         if value != value:

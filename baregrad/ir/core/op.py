@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import NoneType
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin
 
@@ -56,6 +57,10 @@ class Op:
     commutative: bool = False
     kinds: tuple[str, ...] = ()
 
+    def __set_name__(self, _: type, name: str) -> None:
+        # The table's class gives the row the name that it has there.
+        object.__setattr__(self, "name", name)
+
     def __repr__(self) -> str:
         return self.name
 
@@ -99,7 +104,6 @@ class _Rows:
 
     def row(
         self,
-        name: str,
         family: str,
         levels: tuple[str, ...],
         arity: int | tuple[int, int],
@@ -112,196 +116,183 @@ class _Rows:
         span = (arity, arity) if isinstance(arity, int) else arity
         bit = 1 << self.count
         self.count += 1
-        op = Op(name, family, levels, span, meaning, bit, commutative, kinds)
+        op = Op("", family, levels, span, meaning, bit, commutative, kinds)
         if attribute is not None:
             ATTRIBUTES.add(attribute, op)
         return op
 
 
 _r = _Rows().row
+_unary = partial(_r, "unary", ALL, 1)
+_binary = partial(_r, "binary", ALL, 2)
 
 
 class _Table:
     """Every op of every level. `Ops.ADD` is the row itself."""
 
     # leaves
-    CONST = _r("CONST", "leaf", ALL, 0, "a scalar constant", attribute=bool | int | float)
-    BUFFER = _r("BUFFER", "leaf", T, 0, "the contents of a realised buffer")
-    PARAM = _r("PARAM", "leaf", ALL, 0, "the n-th argument array of a program")
-    VAR = _r("VAR", "leaf", ALL, 0, "a symbolic integer with bounds")
-    IOTA = _r("IOTA", "leaf", T, (0, 1),
-        "0, 1, ..., n-1 (n symbolic: the source)", attribute=int | None)
-    RANGE = _r("RANGE", "leaf", KL, 1, "an axis: every value in [0, extent)")
-    SLOT = _r("SLOT", "leaf", ALL, 0,
-        "the i-th input of a small expression (monoid)", attribute=int)
+    CONST = _r("leaf", ALL, 0, "a scalar constant", attribute=bool | int | float)
+    BUFFER = _r("leaf", T, 0, "the contents of a realised buffer")
+    PARAM = _r("leaf", ALL, 0, "the n-th argument array of a program")
+    VAR = _r("leaf", ALL, 0, "a symbolic integer with bounds")
+    IOTA = _r("leaf", T, (0, 1), "0, 1, ..., n-1 (n symbolic: the source)", attribute=int | None)
+    RANGE = _r("leaf", KL, 1, "an axis: every value in [0, extent)")
+    SLOT = _r("leaf", ALL, 0, "the i-th input of a small expression (monoid)", attribute=int)
 
     # unary arithmetic
-    NEG = _r("NEG", "unary", ALL, 1, "-x", kinds=NUMBERS)
-    NOT = _r("NOT", "unary", ALL, 1, "logical not of a bool, bitwise not of an integer", kinds=BITS)
-    ABS = _r("ABS", "unary", ALL, 1, "absolute value", kinds=NUMBERS)
-    RECIPROCAL = _r("RECIPROCAL", "unary", ALL, 1, "1/x, correctly rounded", kinds=FLOATS)
-    SQRT = _r("SQRT", "unary", ALL, 1, "square root, correctly rounded", kinds=FLOATS)
-    EXP = _r("EXP", "unary", ALL, 1, "e**x", kinds=FLOATS)
-    EXP2 = _r("EXP2", "unary", ALL, 1, "2**x", kinds=FLOATS)
-    LOG = _r("LOG", "unary", ALL, 1, "natural logarithm", kinds=FLOATS)
-    LOG2 = _r("LOG2", "unary", ALL, 1, "base 2 logarithm", kinds=FLOATS)
-    SIN = _r("SIN", "unary", ALL, 1, "sine", kinds=FLOATS)
-    COS = _r("COS", "unary", ALL, 1, "cosine", kinds=FLOATS)
-    TANH = _r("TANH", "unary", ALL, 1, "hyperbolic tangent", kinds=FLOATS)
-    ERF = _r("ERF", "unary", ALL, 1, "error function", kinds=FLOATS)
-    GELU = _r("GELU", "unary", ALL, 1,
-        "x times the normal distribution's integral up to x", kinds=FLOATS)
-    ATAN = _r("ATAN", "unary", ALL, 1, "inverse tangent", kinds=FLOATS)
-    FLOOR = _r("FLOOR", "unary", ALL, 1, "round toward minus infinity", kinds=FLOATS)
-    CEIL = _r("CEIL", "unary", ALL, 1, "round toward plus infinity", kinds=FLOATS)
-    TRUNC = _r("TRUNC", "unary", ALL, 1, "round toward zero", kinds=FLOATS)
-    RINT = _r("RINT", "unary", ALL, 1, "round to nearest, ties to even", kinds=FLOATS)
+    NEG = _unary("-x", kinds=NUMBERS)
+    NOT = _unary("logical not of a bool, bitwise not of an integer", kinds=BITS)
+    ABS = _unary("absolute value", kinds=NUMBERS)
+    RECIPROCAL = _unary("1/x, correctly rounded", kinds=FLOATS)
+    SQRT = _unary("square root, correctly rounded", kinds=FLOATS)
+    EXP = _unary("e**x", kinds=FLOATS)
+    EXP2 = _unary("2**x", kinds=FLOATS)
+    LOG = _unary("natural logarithm", kinds=FLOATS)
+    LOG2 = _unary("base 2 logarithm", kinds=FLOATS)
+    SIN = _unary("sine", kinds=FLOATS)
+    COS = _unary("cosine", kinds=FLOATS)
+    TANH = _unary("hyperbolic tangent", kinds=FLOATS)
+    ERF = _unary("error function", kinds=FLOATS)
+    GELU = _unary("x times the normal distribution's integral up to x", kinds=FLOATS)
+    ATAN = _unary("inverse tangent", kinds=FLOATS)
+    FLOOR = _unary("round toward minus infinity", kinds=FLOATS)
+    CEIL = _unary("round toward plus infinity", kinds=FLOATS)
+    TRUNC = _unary("round toward zero", kinds=FLOATS)
+    RINT = _unary("round to nearest, ties to even", kinds=FLOATS)
 
     # binary arithmetic
-    ADD = _r("ADD", "binary", ALL, 2,
-        "x + y (wraps for integers, or for bool)", commutative=True, kinds=ANYTHING)
-    SUB = _r("SUB", "binary", ALL, 2, "x - y", kinds=NUMBERS)
-    MUL = _r("MUL", "binary", ALL, 2, "x * y (and for bool)", commutative=True, kinds=ANYTHING)
-    DIV = _r("DIV", "binary", ALL, 2, "x / y of floats, correctly rounded", kinds=FLOATS)
-    FLOORDIV = _r("FLOORDIV", "binary", ALL, 2,
-        "floor(x / y) of integers; y == 0 gives 0", kinds=INTEGERS)
-    MOD = _r("MOD", "binary", ALL, 2,
-        "x - y*floor(x / y); integers: y == 0 gives 0; floats: NaN", kinds=NUMBERS)
-    TRUNCDIV = _r("TRUNCDIV", "binary", ALL, 2,
-        "trunc(x / y) of integers; y == 0 gives 0", kinds=INTEGERS)
-    POW = _r("POW", "binary", ALL, 2, "x ** y of floats", kinds=FLOATS)
-    LDEXP = _r("LDEXP", "binary", KLL, 2,
-        "x * 2**y of floats, y whole, with one rounding", kinds=FLOATS)
-    MAX = _r("MAX", "binary", ALL, 2,
-        "the larger; NaN if either is NaN", commutative=True, kinds=ANYTHING)
-    MIN = _r("MIN", "binary", ALL, 2,
-        "the smaller; NaN if either is NaN", commutative=True, kinds=ANYTHING)
-    AND = _r("AND", "binary", ALL, 2, "bitwise and", commutative=True, kinds=BITS)
-    OR = _r("OR", "binary", ALL, 2, "bitwise or", commutative=True, kinds=BITS)
-    XOR = _r("XOR", "binary", ALL, 2, "bitwise exclusive or", commutative=True, kinds=BITS)
-    SHL = _r("SHL", "binary", ALL, 2, "x << y; y >= bits gives 0", kinds=INTEGERS)
-    SHR = _r("SHR", "binary", ALL, 2,
-        "x >> y, arithmetic if signed; y >= bits fills with the sign", kinds=INTEGERS)
-    CMPLT = _r("CMPLT", "binary", ALL, 2, "x < y -> bool", kinds=ANYTHING)
-    CMPLE = _r("CMPLE", "binary", ALL, 2, "x <= y -> bool", kinds=ANYTHING)
-    CMPEQ = _r("CMPEQ", "binary", ALL, 2, "x == y -> bool", commutative=True, kinds=ANYTHING)
-    CMPNE = _r("CMPNE", "binary", ALL, 2, "x != y -> bool", commutative=True, kinds=ANYTHING)
-    THREEFRY = _r("THREEFRY", "binary", ALL, 2,
-        "Threefry-2x32-20 of (counter u64, key u64) -> u64", kinds=("uint",))
+    ADD = _binary("x + y (wraps for integers, or for bool)", commutative=True, kinds=ANYTHING)
+    SUB = _binary("x - y", kinds=NUMBERS)
+    MUL = _binary("x * y (and for bool)", commutative=True, kinds=ANYTHING)
+    DIV = _binary("x / y of floats, correctly rounded", kinds=FLOATS)
+    FLOORDIV = _binary("floor(x / y) of integers; y == 0 gives 0", kinds=INTEGERS)
+    MOD = _binary("x - y*floor(x / y); integers: y == 0 gives 0; floats: NaN", kinds=NUMBERS)
+    TRUNCDIV = _binary("trunc(x / y) of integers; y == 0 gives 0", kinds=INTEGERS)
+    POW = _binary("x ** y of floats", kinds=FLOATS)
+    LDEXP = _r("binary", KLL, 2, "x * 2**y of floats, y whole, with one rounding", kinds=FLOATS)
+    MAX = _binary("the larger; NaN if either is NaN", commutative=True, kinds=ANYTHING)
+    MIN = _binary("the smaller; NaN if either is NaN", commutative=True, kinds=ANYTHING)
+    AND = _binary("bitwise and", commutative=True, kinds=BITS)
+    OR = _binary("bitwise or", commutative=True, kinds=BITS)
+    XOR = _binary("bitwise exclusive or", commutative=True, kinds=BITS)
+    SHL = _binary("x << y; y >= bits gives 0", kinds=INTEGERS)
+    SHR = _binary("x >> y, arithmetic if signed; y >= bits fills with the sign", kinds=INTEGERS)
+    CMPLT = _binary("x < y -> bool", kinds=ANYTHING)
+    CMPLE = _binary("x <= y -> bool", kinds=ANYTHING)
+    CMPEQ = _binary("x == y -> bool", commutative=True, kinds=ANYTHING)
+    CMPNE = _binary("x != y -> bool", commutative=True, kinds=ANYTHING)
+    THREEFRY = _binary("Threefry-2x32-20 of (counter u64, key u64) -> u64", kinds=("uint",))
 
     # ternary arithmetic
-    WHERE = _r("WHERE", "ternary", ALL, 3, "y if cond else z, element by element", kinds=ANYTHING)
-    FMA = _r("FMA", "ternary", ALL, 3, "x*y + z with one rounding", kinds=NUMBERS)
-    DOT4 = _r("DOT4", "ternary", KLL, 3,
-        "z + the products of the four unsigned bytes of x and the signed ones of y, of int32",
-        kinds=("int",))
-    DOT2 = _r("DOT2", "ternary", KLL, 3,
-        "z + the product of the upper bfloat16 of x and y, + that of the lower, each rounded "
-        "once: of int32, int32 and float32; subnormal numbers are 0", kinds=FLOATS)
+    WHERE = _r("ternary", ALL, 3, "y if cond else z, element by element", kinds=ANYTHING)
+    FMA = _r("ternary", ALL, 3, "x*y + z with one rounding", kinds=NUMBERS)
+    DOT4 = _r("ternary", KLL, 3,
+        "z + the products of the four unsigned bytes of x and the signed ones of "
+        "y, of int32", kinds=("int",))
+    DOT2 = _r("ternary", KLL, 3,
+        "z + the product of the upper bfloat16 of x and y, + that of the lower, each"
+        " rounded once: of int32, int32 and float32; subnormal numbers are 0", kinds=FLOATS)
 
     # conversions
-    CAST = _r("CAST", "convert", ALL, 1,
-        "to the node's dtype, C rules; float to int saturates, NaN -> 0")
-    BITCAST = _r("BITCAST", "convert", ALL, 1, "the same bits as the node's dtype, of equal size")
-    LOOKUP = _r("LOOKUP", "convert", LL, 1,
+    CAST = _r("convert", ALL, 1, "to the node's dtype, C rules; float to int saturates, NaN -> 0")
+    BITCAST = _r("convert", ALL, 1, "the same bits as the node's dtype, of equal size")
+    LOOKUP = _r("convert", LL, 1,
         "the number of a table at an unsigned place, modulo the table's "
         "length, a power of two", attribute=tuple[float])
 
     # movement: views, they cost no copy
-    RESHAPE = _r("RESHAPE", "movement", T, (1, MANY), "new shape, row-major order", attribute=tuple)
-    PERMUTE = _r("PERMUTE", "movement", T, 1, "axes reordered", attribute=tuple[int])
-    EXPAND = _r("EXPAND", "movement", T, (1, MANY), "axes of extent 1 repeated", attribute=tuple)
-    PAD = _r("PAD", "movement", T, 1, "(lo, hi, interior) zeros per axis")
-    SHRINK = _r("SHRINK", "movement", T, 1, "start:stop:step per axis")
-    FLIP = _r("FLIP", "movement", T, 1, "axes reversed", attribute=tuple[int])
-    WINDOW = _r("WINDOW", "movement", T, 1, "axis -> (positions, taps), a sliding window")
+    RESHAPE = _r("movement", T, (1, MANY), "new shape, row-major order", attribute=tuple)
+    PERMUTE = _r("movement", T, 1, "axes reordered", attribute=tuple[int])
+    EXPAND = _r("movement", T, (1, MANY), "axes of extent 1 repeated", attribute=tuple)
+    PAD = _r("movement", T, 1, "(lo, hi, interior) zeros per axis")
+    SHRINK = _r("movement", T, 1, "start:stop:step per axis")
+    FLIP = _r("movement", T, 1, "axes reversed", attribute=tuple[int])
+    WINDOW = _r("movement", T, 1, "axis -> (positions, taps), a sliding window")
 
     # structure over whole arrays
-    REDUCE = _r("REDUCE", "reduce", TKL, (1, MANY), "fold of a monoid over axes or ranges")
-    PROJ = _r("PROJ", "reduce", TKL, 1, "one part of a tuple-valued reduction", attribute=int)
-    FOLD = _r("FOLD", "reduce", T, 1, "adjoint of WINDOW: overlapping taps are summed")
-    SCAN = _r("SCAN", "reduce", TK, (1, 2), "running fold along one axis, inclusive")
-    GATHER = _r("GATHER", "index", T, (1, MANY), "x[i0, i1, ...], one index array per axis of x")
-    SCATTER = _r("SCATTER", "index", T, (2, MANY), "base, values, *indices")
-    CONTIGUOUS = _r("CONTIGUOUS", "place", T, 1,
+    REDUCE = _r("reduce", TKL, (1, MANY), "fold of a monoid over axes or ranges")
+    PROJ = _r("reduce", TKL, 1, "one part of a tuple-valued reduction", attribute=int)
+    FOLD = _r("reduce", T, 1, "adjoint of WINDOW: overlapping taps are summed")
+    SCAN = _r("reduce", TK, (1, 2), "running fold along one axis, inclusive")
+    GATHER = _r("index", T, (1, MANY), "x[i0, i1, ...], one index array per axis of x")
+    SCATTER = _r("index", T, (2, MANY), "base, values, *indices")
+    CONTIGUOUS = _r("place", T, 1,
         "the same value, staged in device memory; its gradient likewise "
         "where True", attribute=bool | None)
-    DETACH = _r("DETACH", "place", T, 1, "the same value, where gradients stop")
-    COPY = _r("COPY", "place", T, 1, "the same value on another device", attribute=str)
-    SINK = _r("SINK", "place", ALL, (0, MANY), "several values wanted together")
+    DETACH = _r("place", T, 1, "the same value, where gradients stop")
+    COPY = _r("place", T, 1, "the same value on another device", attribute=str)
+    SINK = _r("place", ALL, (0, MANY), "several values wanted together")
 
     # kernel level
-    INDEX = _r("INDEX", "memory", KL, (1, MANY), "one element of an array, by one index per axis")
-    GUARD = _r("GUARD", "memory", KL, 2,
-        "value where cond, else 0; value is not evaluated elsewhere")
-    STAGE = _r("STAGE", "memory", K, (1, MANY), "keep value over ranges in a space")
-    OUT = _r("OUT", "memory", K, (2, MANY), "param, value, *indices: write")
-    KERNEL = _r("KERNEL", "structure", KL, (1, MANY), "one launch")
+    INDEX = _r("memory", KL, (1, MANY), "one element of an array, by one index per axis")
+    GUARD = _r("memory", KL, 2, "value where cond, else 0; value is not evaluated elsewhere")
+    STAGE = _r("memory", K, (1, MANY), "keep value over ranges in a space")
+    OUT = _r("memory", K, (2, MANY), "param, value, *indices: write")
+    KERNEL = _r("structure", KL, (1, MANY), "one launch")
 
     # loop level: statements (an effect executes where it stands, children in order)
-    SEQ = _r("SEQ", "statement", L, (0, MANY), "statements in order")
-    LOOP = _r("LOOP", "statement", L, 2, "range, body: the body once per value of the range")
-    IF = _r("IF", "statement", L, 2, "cond, body")
-    ROLE = _r("ROLE", "statement", L, 1, "a body that some warps run")
-    ALLOC = _r("ALLOC", "memory", LL, (0, MANY),
-        "a buffer in a space; symbolic extents are sources")
-    LOAD = _r("LOAD", "memory", L, (1, MANY), "buffer, *indices: read now")
-    STORE = _r("STORE", "statement", L, (2, MANY), "buffer, value, *indices: write")
-    COPYTO = _r("COPYTO", "statement", L, (2, MANY),
+    SEQ = _r("statement", L, (0, MANY), "statements in order")
+    LOOP = _r("statement", L, 2, "range, body: the body once per value of the range")
+    IF = _r("statement", L, 2, "cond, body")
+    ROLE = _r("statement", L, 1, "a body that some warps run")
+    ALLOC = _r("memory", LL, (0, MANY), "a buffer in a space; symbolic extents are sources")
+    LOAD = _r("memory", L, (1, MANY), "buffer, *indices: read now")
+    STORE = _r("statement", L, (2, MANY), "buffer, value, *indices: write")
+    COPYTO = _r("statement", L, (2, MANY),
         "buffer, value, *indices[, pipe, counter]: an engine stores a tile, later")
-    PIPE = _r("PIPE", "memory", L, (1, MANY), "the ring protocol of buffers")
-    ACQUIRE = _r("ACQUIRE", "statement", L, 2,
+    PIPE = _r("memory", L, (1, MANY), "the ring protocol of buffers")
+    ACQUIRE = _r("statement", L, 2,
         "pipe, counter: wait until the slot is empty, then announce what will arrive")
-    COMMIT = _r("COMMIT", "statement", L, (0, 2),
+    COMMIT = _r("statement", L, (0, 2),
         "pipe, counter: nothing more is put in, full on arrival; of none, copies are a group")
-    WAIT = _r("WAIT", "statement", L, 2, "pipe, counter: wait until the slot is full")
-    RELEASE = _r("RELEASE", "statement", L, 2, "pipe, counter: the slot may be reused")
-    DRAIN = _r("DRAIN", "statement", L, 2, "pipe, count: wait until every slot was released")
-    MMA = _r("MMA", "statement", L, (7, 8),
+    WAIT = _r("statement", L, 2, "pipe, counter: wait until the slot is full")
+    RELEASE = _r("statement", L, 2, "pipe, counter: the slot may be reused")
+    DRAIN = _r("statement", L, 2, "pipe, count: wait until every slot was released")
+    MMA = _r("statement", L, (7, 8),
         "acc, a, b, keep, m, n, k[, outer k]: issue acc = (acc if keep) + a @ b.T as one group")
-    DONE = _r("DONE", "statement", L, 0, "wait until at most n groups are in flight")
-    BARRIER = _r("BARRIER", "statement", L, 0, "all threads of a scope meet")
-    FENCE = _r("FENCE", "statement", L, 0, "order accesses between proxies")
-    CONVERT = _r("CONVERT", "memory", L, 1, "the same tile under another layout")
-    BITFIELD = _r("BITFIELD", "memory", KLL, 2,
+    DONE = _r("statement", L, 0, "wait until at most n groups are in flight")
+    BARRIER = _r("statement", L, 0, "all threads of a scope meet")
+    FENCE = _r("statement", L, 0, "order accesses between proxies")
+    CONVERT = _r("memory", L, 1, "the same tile under another layout")
+    BITFIELD = _r("memory", KLL, 2,
         "word, bit offset: some bits of an unsigned word", attribute=int)
 
-    WORDS = _r("WORDS", "memory", K, 2,
+    WORDS = _r("memory", K, 2,
         "the products of the numbers in two words, added up, as the instruction of "
         "that name does", attribute=str)
 
     # linear level: an instruction is a node in PROGRAM's sources, executed where it stands; its
     # value, of shape (), (lanes,) or of a tile (rows, lanes), is that of its latest execution
-    REG = _r("REG", "leaf", LIN, 0, "a mutable register, read when used")
-    SET = _r("SET", "instruction", LIN, 2, "register, value: write it; a CONST to every lane")
-    READ = _r("READ", "memory", LIN, 1, "a copy of a register as it is now")
-    VLOAD = _r("VLOAD", "memory", LIN, (2, 3),
+    REG = _r("leaf", LIN, 0, "a mutable register, read when used")
+    SET = _r("instruction", LIN, 2, "register, value: write it; a CONST to every lane")
+    READ = _r("memory", LIN, 1, "a copy of a register as it is now")
+    VLOAD = _r("memory", LIN, (2, 3),
         "PARAM or ALLOC, offset (one per lane: a gather), mask: read; 0 where the mask is false")
-    VSTORE = _r("VSTORE", "instruction", LIN, (3, 4),
+    VSTORE = _r("instruction", LIN, (3, 4),
         "PARAM or ALLOC, offset, value, mask: write lanes, with a mask contiguous ones")
-    PREFETCH = _r("PREFETCH", "instruction", LIN, 2,
+    PREFETCH = _r("instruction", LIN, 2,
         "PARAM, offset: bring the lines of these elements near, if there is memory")
-    TURN = _r("TURN", "instruction", LIN, (3, MANY),
+    TURN = _r("instruction", LIN, (3, MANY),
         "PARAM or ALLOC, offset, vectors: write a tile by its columns: lanes, stride apart, of "
         "all rows, in order or as the access has them")
-    TURNED = _r("TURNED", "instruction", LIN, 4,
+    TURNED = _r("instruction", LIN, 4,
         "PARAM or ALLOC, offset, and those of the source: copy a tile, its rows as columns")
-    SPLAT = _r("SPLAT", "memory", LIN, 1, "a scalar in every lane", attribute=int)
-    ROWS = _r("ROWS", "memory", LIN, 1, "a vector in every row of a tile", attribute=int)
-    ROW = _r("ROW", "memory", LIN, 1, "one row of a tile", attribute=int)
-    LANES = _r("LANES", "memory", LIN, 0, "0, 1, ..., lanes-1", attribute=int)
-    EXTRACT = _r("EXTRACT", "memory", LIN, 1, "one lane of a vector", attribute=int)
-    PART = _r("PART", "memory", LIN, 1, "lanes first, count of a vector", attribute=tuple[int])
-    ACROSS = _r("ACROSS", "memory", LIN, 1,
+    SPLAT = _r("memory", LIN, 1, "a scalar in every lane", attribute=int)
+    ROWS = _r("memory", LIN, 1, "a vector in every row of a tile", attribute=int)
+    ROW = _r("memory", LIN, 1, "one row of a tile", attribute=int)
+    LANES = _r("memory", LIN, 0, "0, 1, ..., lanes-1", attribute=int)
+    EXTRACT = _r("memory", LIN, 1, "one lane of a vector", attribute=int)
+    PART = _r("memory", LIN, 1, "lanes first, count of a vector", attribute=tuple[int])
+    ACROSS = _r("memory", LIN, 1,
         "the lanes of a vector folded by a commutative primitive monoid, by halves")
-    ANY = _r("ANY", "memory", LIN, 1, "whether any lane of a vector of bools is true")
-    BEGIN = _r("BEGIN", "instruction", LIN, (2, 3),
+    ANY = _r("memory", LIN, 1, "whether any lane of a vector of bools is true")
+    BEGIN = _r("instruction", LIN, (2, 3),
         "from, to: the counter of a loop up to END; of the pool loop by chunks, and"
         " third, its end", attribute=int)
-    TEST = _r("TEST", "instruction", LIN, 1, "runs up to END if the condition holds")
-    END = _r("END", "instruction", LIN, 0, "closes the innermost BEGIN or TEST")
-    MACHINE = _r("MACHINE", "instruction", LIN, (0, MANY), "a target instruction")
-    PROGRAM = _r("PROGRAM", "structure", LIN, (0, MANY), "instructions in order")
+    TEST = _r("instruction", LIN, 1, "runs up to END if the condition holds")
+    END = _r("instruction", LIN, 0, "closes the innermost BEGIN or TEST")
+    MACHINE = _r("instruction", LIN, (0, MANY), "a target instruction")
+    PROGRAM = _r("structure", LIN, (0, MANY), "instructions in order")
 
 
 Ops = namespace(_Table)

@@ -367,16 +367,16 @@ def _is_affine(index: Node) -> bool:
 # --- statements --------------------------------------------------------------------------------
 
 
-def _is_statement(node: Node) -> bool:
-    return node.op in STATEMENTS
+def _statement_fault(*nodes: Node) -> str | None:
+    for node in nodes:
+        if node.op not in STATEMENTS:
+            return f"{node.op.name} stands where a statement is wanted"
+    return None
 
 
 @NODE_RULES(Ops.SEQ)
 def _sequence(node: Node, level: str) -> str | None:
-    for child in node.src:
-        if not _is_statement(child):
-            return f"{child.op.name} stands where a statement is wanted"
-    return None
+    return _statement_fault(*node.src)
 
 
 @NODE_RULES(Ops.LOOP)
@@ -386,7 +386,7 @@ def _loop(node: Node, level: str) -> str | None:
         return f"LOOP over {axis.op.name}, wanted RANGE"
     if axis.arg.is_tile:
         return f"LOOP over a range bound to {axis.arg.bind}, which is never looped over"
-    return None if _is_statement(body) else f"{body.op.name} stands where a statement is wanted"
+    return _statement_fault(body)
 
 
 @NODE_RULES(Ops.IF)
@@ -394,7 +394,7 @@ def _branch(node: Node, level: str) -> str | None:
     condition, body = node.src
     if condition.dtype is not dtypes.bool:
         return f"IF by {condition.dtype}, wanted bool"
-    return None if _is_statement(body) else f"{body.op.name} stands where a statement is wanted"
+    return _statement_fault(body)
 
 
 @NODE_RULES(Ops.STORE)

@@ -5,6 +5,7 @@ Figures that are not in the target's row: NVIDIA, PTX ISA (`cp.async.bulk.tensor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from baregrad.base.bits import round_up
@@ -44,15 +45,11 @@ def shared_nbytes(kernel: Node) -> int:
 def slot_nbytes(buffer: Node) -> int:
     """Bytes from one slot of a shared buffer to the next, with its rows at their layout's pitch."""
     layout = buffer.arg.layout
-    count = 1
-    for extent in buffer.shape:
-        count *= extent
+    count = math.prod(buffer.shape)
     dense = count * buffer.dtype.bits // 8
     if layout is None:
         return int(dense)
-    tile = 1
-    for extent in layout.extents().values():
-        tile *= extent
+    tile = math.prod(layout.extents().values())
     return int(max(dense, count // tile * layout.nbytes()))
 
 

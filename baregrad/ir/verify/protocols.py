@@ -9,6 +9,7 @@ marked graph; shared memory, registers, boxes and layouts.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -58,16 +59,9 @@ def _derived_faults(kernel: Node, target: GpuTarget) -> Iterator[str]:
                 found, right = getattr(pipe.arg, name), getattr(wanted, name)
                 if found != right:
                     yield f"the pipe {pipe.arg.name} has {name} {found}, its roles give {right}"
-            slot = sum(_slot_nbytes(buffer) for buffer in pipe.src)
+            slot = sum(math.prod(b.shape) * b.dtype.bits // 8 for b in pipe.src)
             if wanted.full_nbytes != slot:
                 yield f"copies fill {wanted.full_nbytes} of {slot} bytes of a slot"
-
-
-def _slot_nbytes(buffer: Node) -> int:
-    count = 1
-    for extent in buffer.shape:
-        count *= extent
-    return int(count * buffer.dtype.bits // 8)
 
 
 def _counter_faults(agents: tuple[Agent, ...]) -> Iterator[str]:

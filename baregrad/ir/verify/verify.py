@@ -44,20 +44,10 @@ def node_fault(node: Node, level: str) -> str | None:
     return None if rule is None else rule(node, level)
 
 
-_EFFECTS = frozenset(
-    (
-        *STATEMENTS,
-        Ops.OUT,
-        Ops.KERNEL,
-        Ops.PROGRAM,
-        Ops.SET,
-        Ops.VSTORE,
-        Ops.TURN,
-        Ops.TURNED,
-        Ops.PREFETCH,
-        Ops.END,
-    )
-)
+_EFFECTS = STATEMENTS | {
+    Ops.OUT, Ops.KERNEL, Ops.PROGRAM, Ops.SET, Ops.VSTORE, Ops.TURN, Ops.TURNED, Ops.PREFETCH,
+    Ops.END,
+}
 _EITHER = frozenset((Ops.SINK, Ops.MACHINE, Ops.PIPE, Ops.TEST))
 
 
