@@ -123,7 +123,9 @@ class NvBoundList:
                 or (buffer.readonly and writes[index])
             ):
                 check_buffer(buffer, device, needed[index], writes[index], f"slot {index}")
-        blocks: list[MemoryBlock] = [one.memory.block for one in buffers]  # type: ignore[attr-defined]
+        blocks: list[MemoryBlock] = [
+            one.memory.block for one in buffers  # type: ignore[attr-defined]
+        ]
         addresses = [one.address for one in buffers]
         kind = self._kind
         images: list[ListImage] | None = self._plain
