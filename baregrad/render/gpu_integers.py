@@ -106,11 +106,13 @@ class _Narrowing:
         elif op.bit & _READS and node.src[-1].dtype is I64 and all(map(self.fits, node.src)):
             self._of_short(node)
         else:
-            self._same(node, tuple(map(self.full, node.src)))
+            self._same(node)
         if op is Ops.TEST or op is Ops.BEGIN:
             self.blocks.append([])
 
-    def _same(self, node: Node, src: tuple[Node, ...]) -> None:
+    def _same(self, node: Node, src: tuple[Node, ...] | None = None) -> None:
+        """Append an instruction of the same dtype, of replaced operands or others."""
+        src = tuple(map(self.full, node.src)) if src is None else src
         unchanged = all(map(_is, src, node.src))
         self.wide[node] = self.put(node if unchanged else Node(node.op, node.dtype, src, node.arg))
 
@@ -131,7 +133,7 @@ class _Narrowing:
             src = self.short(low), self.short(high)
             self.narrow[node] = self.put(Node(Ops.BEGIN, I32, src, node.arg))
         else:
-            self._same(node, tuple(map(self.full, node.src)))
+            self._same(node)
 
     def _widening(self, node: Node) -> None:
         """A CAST to int64: of what has 32 bits or fewer there is nothing to do."""
@@ -149,7 +151,7 @@ class _Narrowing:
                 # A register may change: its value now is meant.
                 self.narrow[node] = self.put(Node(Ops.READ, I32, (source,)))
         else:
-            self._same(node, (self.full(x),))
+            self._same(node)
 
     def _counted(self, node: Node) -> None:
         """Integer arithmetic: in 32 bits if all operands and the result fit."""
@@ -170,7 +172,7 @@ class _Narrowing:
             self.wide.pop(node, None)
             self.narrow[node] = self.put(Node(node.op, I32, src, node.arg))
             return
-        self._same(node, tuple(map(self.full, node.src)))
+        self._same(node)
         self.narrow.pop(node, None)
         if fits:
             self.narrow[node] = self.put(Node(Ops.CAST, I32, (self.wide[node],)))

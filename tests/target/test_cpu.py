@@ -77,6 +77,18 @@ def test_an_unknown_machine_is_refused(features: frozenset[str]) -> None:
         cpu_row_named("z80")
 
 
+def test_rows_say_what_instructions_take() -> None:
+    wide, avx, sse, arm = CPU_ROWS
+    assert wide.ldexp_bits == (512, 256, 128) and avx.ldexp_bits == ()
+    assert [row.saturates for row in CPU_ROWS] == [False, False, False, True]
+    assert [row.fences_streams for row in CPU_ROWS] == [True, True, True, False]
+    assert wide.masks_loads(1) and avx.masks_loads(4)
+    assert not (avx.masks_loads(2) or sse.masks_loads(8) or arm.masks_loads(8))
+    # AVX-VNNI has registers of 32 bytes at most.
+    assert cpu_row(V4 - {"avx512f"}).dot_lanes("dot4") == (4, 8)
+    assert cpu_row(V4 | {"avx512_vnni"}).dot_lanes("dot4") == (4, 8, 16)
+
+
 def test_rows_are_plausible() -> None:
     for one in CPU_ROWS:
         assert one.lanes(4) * 4 == one.vector_bytes in (16, 32, 64)

@@ -61,6 +61,15 @@ def test_limits_are_the_programming_guides(
     assert row.shared_bytes_per_block == block_kib * 1024
 
 
+def test_generations_have_what_the_ptx_manual_says() -> None:
+    """The first architecture of `cp.async`, `max.NaN.f32`, `elect.sync` and `mma` of bfloat16."""
+    for row in GPU_ROWS:
+        assert row.async_copies == row.nan_extremes == (row.capability >= (8, 0))
+        assert row.elects == row.dependent_launch == (row.capability >= (9, 0))
+        assert (("bfloat16", 16) in row.warp_products) == (row.capability >= (8, 0))
+        assert ("float16", 8) in row.warp_products
+
+
 @pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
 def test_names_follow_the_compute_capability(row: NvidiaTarget) -> None:
     major, minor = row.capability

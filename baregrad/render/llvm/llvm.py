@@ -20,7 +20,7 @@ from baregrad.render.llvm.memory import MEMORY_RULES
 from baregrad.render.llvm.ops import ELEMENTWISE_RULES
 from baregrad.render.llvm.registers import ControlBlock
 from baregrad.render.llvm.rows import AFTER_ROWS, flush_rows, write_rows
-from baregrad.render.llvm.text import POISON, FunctionText, Rule, each_row
+from baregrad.render.llvm.text import POISON, FunctionText, IntrinsicCall, Rule, each_row
 from baregrad.render.llvm.tile_runs import TILE_RULES, llvm_configured
 from baregrad.render.llvm.types import value_type
 from baregrad.target.cpu import CpuTarget
@@ -43,7 +43,7 @@ def _render(
     plain = _written(program, target, variables, False).lines
     if target.fences_streams:
         # Such stores are not in order: they must be done before the chunk is reported as done.
-        f.run("llvm.x86.sse.sfence")
+        f.run(IntrinsicCall.of("llvm.x86.sse.sfence", "void"))
     functions = [
         *_function(entry, "", _choice(f)),
         *_function(f"{entry}.streamed", "internal ", f.lines),

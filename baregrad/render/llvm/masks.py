@@ -5,7 +5,7 @@ from __future__ import annotations
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.render.llvm.text import FunctionText
+from baregrad.render.llvm.text import FunctionText, IntrinsicCall
 from baregrad.render.llvm.types import suffix_text, type_text
 
 
@@ -82,19 +82,22 @@ def guarded_load(f: FunctionText, dtype: DType, where: str, condition: str, cons
     return f.value(f"select i1 {condition}, {element} {found}, {element} zeroinitializer")
 
 
-def masked_load(
-    f: FunctionText, dtype: DType, lanes: int, where: str, align: int, condition: str
-) -> str:
-    """Neighbours from an address on, those of a mask, else 0."""
+def masked_load_call(dtype: DType, lanes: int, where: str, align: int, mask: str) -> IntrinsicCall:
+    """A load of neighbours from an address on, those of a mask, else 0."""
     kinds, masks = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
-    return f.call(
-        f"llvm.masked.load.{suffix_text(dtype, lanes)}.p0",
-        kinds,
-        ("ptr", where),
-        ("i32", str(align)),
-        (masks, condition),
-        (kinds, "zeroinitializer"),
-    )
+    name = f"llvm.masked.load.{suffix_text(dtype, lanes)}.p0"
+    place = ("ptr", where), ("i32", str(align))
+    return IntrinsicCall.of(name, kinds, *place, (masks, mask), (kinds, "zeroinitializer"))
+
+
+def masked_store_call(
+    dtype: DType, lanes: int, value: str, where: str, align: int, mask: str
+) -> IntrinsicCall:
+    """A store of neighbours from an address on, those of a mask."""
+    kinds, masks = type_text(dtype, lanes), type_text(dtypes.bool, lanes)
+    name = f"llvm.masked.store.{suffix_text(dtype, lanes)}.p0"
+    place = ("ptr", where), ("i32", str(align))
+    return IntrinsicCall.of(name, "void", (kinds, value), *place, (masks, mask))
 
 
 def or_zeros(f: FunctionText, condition: str, where: str, nbytes: int) -> str:

@@ -12,10 +12,17 @@ from baregrad.ir.analysis.words import WORD_NBYTES
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
-from baregrad.render.llvm.masks import any_of, doubted, guarded_load, masked_load, or_zeros
+from baregrad.render.llvm.masks import (
+    any_of,
+    doubted,
+    guarded_load,
+    masked_load_call,
+    masked_store_call,
+    or_zeros,
+)
 from baregrad.render.llvm.ops import beyond_text, folding_text
 from baregrad.render.llvm.parts import shuffled
-from baregrad.render.llvm.text import PLACE, ROW, FunctionText, Rule
+from baregrad.render.llvm.text import PLACE, ROW, FunctionText, IntrinsicCall, Rule
 from baregrad.render.llvm.tiles import turn, turn_copy
 from baregrad.render.llvm.types import (
     STREAMED_NBYTES,
@@ -202,7 +209,8 @@ def _masked_load(f: FunctionText, node: Node, where: str, condition: str) -> str
     if access.strays or not f.target.masks:
         wanted = any_of(f, node.src[2], access.width)
         where = or_zeros(f, wanted, where, access.width * node.dtype.itemsize)
-    return masked_load(f, node.dtype, access.width, where, access.align, condition)
+    call = masked_load_call(node.dtype, access.width, where, access.align, condition)
+    return f.given(call)
 
 
 def _row_place(f: FunctionText, rows: tuple[int, ...], dtype: DType) -> str:
@@ -216,7 +224,7 @@ def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool)
     how = ("i32", str(int(write))), ("i32", "3"), ("i32", "1")
     for at in range(ahead, ahead + nbytes, f.target.line_bytes):
         place = f.value(f"getelementptr i8, ptr {where}, i64 {at}")
-        f.run("llvm.prefetch.p0", ("ptr", place), *how)
+        f.run(IntrinsicCall.of("llvm.prefetch.p0", "void", ("ptr", place), *how))
 
 
 def _request(f: FunctionText, node: Node) -> None:
@@ -310,14 +318,10 @@ def _masked_gather(f: FunctionText, node: Node, where: str) -> None:
     kinds, masks = value_type(node), type_text(dtypes.bool, lanes)
     places = lanes_text([stride * lane for lane in range(lanes)])
     addresses = f.value(f"getelementptr {type_text(node.dtype)}, ptr {where}, {places}")
-    f.names[node] = f.call(
-        f"llvm.masked.gather.{suffix_text(node.dtype, lanes)}.v{lanes}p0",
-        kinds,
-        (f"<{lanes} x ptr>", addresses),
-        ("i32", str(node.arg.align)),
-        (masks, f.use(node.src[2], lanes)),
-        (kinds, "zeroinitializer"),
-    )
+    name = f"llvm.masked.gather.{suffix_text(node.dtype, lanes)}.v{lanes}p0"
+    place = (f"<{lanes} x ptr>", addresses), ("i32", str(node.arg.align))
+    mask = masks, f.use(node.src[2], lanes)
+    f.names[node] = f.call(name, kinds, *place, mask, (kinds, "zeroinitializer"))
 
 
 def _every_other(f: FunctionText, node: Node, where: str) -> None:
@@ -342,7 +346,7 @@ def _elements(f: FunctionText, node: Node, where: str, at: int) -> str:
     taken = f.value(
         f"shufflevector {masks} {condition}, {masks} zeroinitializer, {lanes_text(places)}"
     )
-    return masked_load(f, node.dtype, lanes, where, align, taken)
+    return f.given(masked_load_call(node.dtype, lanes, where, align, taken))
 
 
 def _collect(f: FunctionText, node: Node, addresses: list[str], mask: Node | None) -> str:
@@ -382,13 +386,8 @@ def _vstore(f: FunctionText, node: Node) -> None:
             _prefetch(f, where, access.ahead, lanes * base.dtype.itemsize, True)
         f.lines.append(f"  store {kinds} {operand}, ptr {where}, {ending}")
         return
-    f.run(
-        f"llvm.masked.store.{suffix_text(base.dtype, lanes)}.p0",
-        (kinds, operand),
-        ("ptr", where),
-        ("i32", str(access.align)),
-        (type_text(dtypes.bool, lanes), f.use(mask[0], lanes)),
-    )
+    condition = f.use(mask[0], lanes)
+    f.run(masked_store_call(base.dtype, lanes, operand, where, access.align, condition))
 
 
 def _spread(f: FunctionText, node: Node, where: str, operand: str) -> None:

@@ -16,17 +16,7 @@ from baregrad.render.llvm.text import ROW, FunctionText, Rule, row_numbers
 
 # What rows are written out before; anything else reads no tile and may come before its rows.
 AFTER_ROWS = frozenset(
-    (
-        Ops.BEGIN,
-        Ops.TEST,
-        Ops.END,
-        Ops.SET,
-        Ops.VSTORE,
-        Ops.TURN,
-        Ops.TURNED,
-        Ops.ROW,
-        Ops.READ,
-    )
+    (Ops.BEGIN, Ops.TEST, Ops.END, Ops.SET, Ops.VSTORE, Ops.TURN, Ops.TURNED, Ops.ROW, Ops.READ)
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, count
+from typing import NamedTuple
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType
@@ -25,6 +26,19 @@ _NUMBERS = tuple(map(str, range(256)))
 # As many names as most functions need, spelled once.
 _SPELLED = 1 << 10
 _NAMES = tuple([f"%v{number}" for number in range(1, _SPELLED)])
+
+
+class IntrinsicCall(NamedTuple):
+    """The call of an intrinsic function, and its declaration."""
+
+    text: str
+    declaration: str
+
+    @staticmethod
+    def of(name: str, result: str, *operands: tuple[str, str]) -> IntrinsicCall:
+        """The call of a function, of operands with their types."""
+        text = f"call {result} @{name}({', '.join(map(' '.join, operands))})"
+        return IntrinsicCall(text, declaration_text(name, result, *[kind for kind, _ in operands]))
 
 
 class FunctionText:
@@ -131,15 +145,17 @@ class FunctionText:
 
     def call(self, name: str, result: str, *operands: tuple[str, str]) -> str:
         """A fresh name for what an intrinsic function gives for operands, each with its type."""
-        return self.value(self._call_text(name, result, operands))
+        return self.given(IntrinsicCall.of(name, result, *operands))
 
-    def run(self, name: str, *operands: tuple[str, str]) -> None:
-        """Call an intrinsic function that gives nothing."""
-        self.lines.append(f"  {self._call_text(name, 'void', operands)}")
+    def given(self, call: IntrinsicCall) -> str:
+        """A fresh name for what a call gives."""
+        self.declarations[call.declaration] = None
+        return self.value(call.text)
 
-    def _call_text(self, name: str, result: str, operands: Sequence[tuple[str, str]]) -> str:
-        self.declare(name, result, *[kind for kind, _ in operands])
-        return f"call {result} @{name}({', '.join(map(' '.join, operands))})"
+    def run(self, call: IntrinsicCall) -> None:
+        """Call a function that gives nothing."""
+        self.declarations[call.declaration] = None
+        self.lines.append(f"  {call.text}")
 
     def streamed_ending(self, base: Node, align: int) -> str:
         """What ends a store that bypasses the caches, or one in its place to any address."""

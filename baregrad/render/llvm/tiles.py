@@ -21,14 +21,14 @@ from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import Turned
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.render.llvm.text import ROW, FunctionText, declaration_text, row_numbers
+from baregrad.render.llvm.masks import masked_load_call, masked_store_call
+from baregrad.render.llvm.text import ROW, FunctionText, row_numbers
 from baregrad.render.llvm.types import (
     STREAMED_NBYTES,
     lanes_of,
     lanes_text,
     mask_text,
     order_text,
-    suffix_text,
     type_text,
     value_type,
 )
@@ -94,13 +94,13 @@ def turn_copy(f: FunctionText, node: Node) -> None:
         columns = min(width, form.columns - first)
         for above in range(0, form.rows, width):
             rows = min(width, form.rows - above)
-            tile = Tile(dtype, rows, width, columns, form.apart, ending, f.target.masks)
+            tile = Tile(dtype, rows, width, columns, form.pitch, ending, f.target.masks)
             declared = _masked_store(tile)
             if declared:
                 f.declarations[declared] = None
             name, texts = _copy_function(tile, form.stride, whole)
             f.declarations.update(dict.fromkeys(texts))
-            where = f.pointer(base, to, form.start + first * form.apart + above, dtype)
+            where = f.pointer(base, to, form.start + first * form.pitch + above, dtype)
             read = f.pointer(source, start, form.at + above * form.stride + first, dtype)
             f.lines.append(f"  call void {name}(ptr {where}, ptr {read})")
 
@@ -122,25 +122,15 @@ def _copy_function(tile: Tile, stride: int, masks: bool) -> tuple[str, tuple[str
         if columns == lanes:
             lines.append(f"  %x{row} = load {kinds}, ptr %q{row}, align {dtype.itemsize}")
         elif masks:
-            call, declared = _masked_load(dtype, lanes, columns)
-            texts = (declared,)
-            lines.append(f"  %x{row} = {call.format(f'%q{row}')}")
+            mask = mask_text(columns, lanes)
+            call = masked_load_call(dtype, lanes, f"%q{row}", dtype.itemsize, mask)
+            texts = (call.declaration,)
+            lines.append(f"  %x{row} = {call.text}")
         else:
             lines += _elements(dtype, lanes, columns, row)
     rows = [f"%x{row}" for row in range(tile.rows)]
     lines += [_body(tile).format("%t", "%p", *rows), "  ret void\n}"]
     return name, (*texts, "\n".join(lines))
-
-
-def _masked_load(dtype: DType, lanes: int, columns: int) -> tuple[str, str]:
-    """A load of the first columns of a vector, as a format of its place; and its declaration."""
-    kinds, masks = type_text(dtype, lanes), f"<{lanes} x i1>"
-    name = f"llvm.masked.load.{suffix_text(dtype, lanes)}.p0"
-    call = (
-        f"call {kinds} @{name}(ptr {{0}}, i32 {dtype.itemsize}, {mask_text(columns, lanes)}, "
-        f"{kinds} zeroinitializer)"
-    )
-    return call, declaration_text(name, kinds, "ptr", "i32", masks, kinds)
 
 
 def _elements(dtype: DType, lanes: int, columns: int, row: int) -> list[str]:
@@ -285,14 +275,12 @@ def _column(tile: Tile, size: int, name: str, first: int, column: int) -> list[s
             lines.append(
                 f"  {name} = shufflevector {kinds} {source}, {kinds} poison, {order}"
             )
-    kinds = type_text(dtype, kept)
     if masked:
-        lines.append(
-            f"  call void @llvm.masked.store.{suffix_text(dtype, size)}.p0({kinds} {name}, "
-            f"ptr {where}, i32 {dtype.itemsize}, {mask_text(count, size)})"
-        )
-        return lines
-    lines.append(f"  store {kinds} {name}, ptr {where}, {tile.ending}")
+        mask = mask_text(count, size)
+        call = masked_store_call(dtype, size, name, where, dtype.itemsize, mask)
+        lines.append(f"  {call.text}")
+    else:
+        lines.append(f"  store {type_text(dtype, kept)} {name}, ptr {where}, {tile.ending}")
     return lines
 
 
@@ -302,6 +290,4 @@ def _masked_store(tile: Tile) -> str:
     size = next_power_of_two(tile.rows)
     if not tile.masks or tile.rows == size:
         return ""
-    name = f"llvm.masked.store.{suffix_text(tile.dtype, size)}.p0"
-    kinds, masks = type_text(tile.dtype, size), f"<{size} x i1>"
-    return declaration_text(name, "void", kinds, "ptr", "i32", masks)
+    return masked_store_call(tile.dtype, size, "", "", 0, "").declaration

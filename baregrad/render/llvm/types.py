@@ -55,7 +55,7 @@ def lanes_text(lanes: Sequence[int]) -> str:
 def mask_text(count: int, lanes: int) -> str:
     """A constant mask of the first lanes."""
     each = ", ".join(["i1 true"] * count + ["i1 false"] * (lanes - count))
-    return f"<{lanes} x i1> <{each}>"
+    return f"<{each}>"
 
 
 def suffix_text(dtype: DType, lanes: int) -> str:

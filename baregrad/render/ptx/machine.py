@@ -85,23 +85,11 @@ def _shuffle_one(
             f.emit("cvt.u16.u32", result, found)
 
 
-_ATOMIC_TYPES: MappingProxyType[DType, str] = MappingProxyType(
-    {
-        dtypes.int32: "s32",
-        dtypes.uint32: "u32",
-        # Sums wrap alike whatever their sign.
-        dtypes.int64: "u64",
-        dtypes.uint64: "u64",
-        dtypes.float32: "f32",
-        dtypes.float64: "f64",
-    }
-)
-
-
 def _atomic_add(f: PtxText, node: Node) -> None:
     buffer, offset, value = node.src
-    kind = _ATOMIC_TYPES.get(buffer.dtype)
-    if kind is None:
+    # Sums wrap alike whatever their sign.
+    kind = "u64" if buffer.dtype is dtypes.int64 else ptx_type(buffer.dtype).compute
+    if buffer.dtype.bits < 32:
         raise CompilerBug(
             "no atomic sum of a dtype", found=buffer.dtype, wanted="int or float of 32 or 64 bits"
         )

@@ -16,7 +16,7 @@ from baregrad.render.gpu import (
     GpuSignature,
 )
 from baregrad.render.interface import alloc_nbytes
-from baregrad.render.ptx.types import constant_text, literal, ptx_type
+from baregrad.render.ptx.types import literal, ptx_type
 from baregrad.target.gpu import NvidiaTarget
 
 Names = tuple[str, ...]
@@ -90,10 +90,7 @@ class PtxText:
         if op is Ops.CONST:
             return (self.constant(node),)
         if op is Ops.REG:
-            names = self.names[node] = tuple(
-                [self.register(node.dtype) for _ in range(self.width(node))]
-            )
-            return names
+            return self.define(node)
         raise CompilerBug("a value is used before it was made", found=node)
 
     def one(self, node: Node) -> str:
@@ -110,11 +107,11 @@ class PtxText:
 
     def constant(self, node: Node) -> str:
         """A constant: a literal, or where instructions take none, a register that holds it."""
-        kind = ptx_type(node.dtype)
-        if node.dtype is not dtypes.bool and kind.bits != "b16":
-            return constant_text(node)
-        text = str(int(node.arg)) if node.dtype is dtypes.bool else constant_text(node)
-        return self.made(kind.prefix, f"mov.{kind.bits}", text)
+        dtype = node.dtype
+        text = str(int(node.arg)) if dtype is dtypes.bool else literal(node.arg, dtype)
+        if ptx_type(dtype).bits in ("pred", "b16"):
+            return self.value(dtype, f"mov.{ptx_type(dtype).bits}", text)
+        return text
 
     def held(self, operand: str, dtype: DType) -> str:
         """An operand in a register, for instructions that take no literals."""

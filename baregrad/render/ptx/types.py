@@ -16,8 +16,7 @@ import numpy as np
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes, encode
-from baregrad.ir.core.node import Node
-from baregrad.render.interface import round_float32
+from baregrad.render.interface import INTEGERS, round_float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +35,18 @@ class PtxType:
     memory: str
 
 
+def _integer(dtype: DType) -> PtxType:
+    sign = "s" if dtype.kind == "int" else "u"
+    if dtype.bits == 64:
+        return PtxType("%rd", "b64", f"{sign}64", "b64", "b64")
+    memory = "b32" if dtype.bits == 32 else f"{sign}{dtype.bits}"
+    return PtxType("%r", "b32", f"{sign}32", "b32", memory)
+
+
 TYPES: MappingProxyType[DType, PtxType] = MappingProxyType(
     {
         dtypes.bool: PtxType("%p", "pred", "pred", "pred", "u8"),
-        dtypes.int8: PtxType("%r", "b32", "s32", "b32", "s8"),
-        dtypes.uint8: PtxType("%r", "b32", "u32", "b32", "u8"),
-        dtypes.int16: PtxType("%r", "b32", "s32", "b32", "s16"),
-        dtypes.uint16: PtxType("%r", "b32", "u32", "b32", "u16"),
-        dtypes.int32: PtxType("%r", "b32", "s32", "b32", "b32"),
-        dtypes.uint32: PtxType("%r", "b32", "u32", "b32", "b32"),
-        dtypes.int64: PtxType("%rd", "b64", "s64", "b64", "b64"),
-        dtypes.uint64: PtxType("%rd", "b64", "u64", "b64", "b64"),
+        **{dtype: _integer(dtype) for dtype in INTEGERS},
         dtypes.float16: PtxType("%h", "b16", "f16", "b16", "b16"),
         dtypes.bfloat16: PtxType("%h", "b16", "bf16", "b16", "b16"),
         dtypes.float32: PtxType("%f", "f32", "f32", "f32", "f32"),
@@ -65,11 +65,6 @@ def ptx_type(dtype: DType) -> PtxType:
     if found is None:
         raise CompilerBug("PTX has no registers for a dtype; it was to be lowered", found=dtype)
     return found
-
-
-def constant_text(node: Node) -> str:
-    """A constant, not a bool, as an operand; of 16-bit floats, their code."""
-    return literal(node.arg, node.dtype)
 
 
 def literal(value: float, dtype: DType) -> str:
