@@ -50,7 +50,7 @@ class Capture:
         self.session.watching.uploads.append(self._uploaded)
         self.session.watching.downloads.append(self._downloaded)
         self._held = ExitStack()
-        self._held.enter_context(self.session.apart())
+        self._held.enter_context(self.session.isolated())
         self._held.enter_context(noting(self._asked))
         return self
 

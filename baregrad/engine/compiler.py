@@ -50,7 +50,7 @@ _COMPILER_ROOMS = (
     "engine/compiler.py",
 )
 
-# So many kernels' texts are held before they are assembled.
+# The texts of this number of kernels are held before they are assembled.
 _TOGETHER = 64
 
 # What the stages that are no `Pass` are called, and why they are there.

@@ -99,7 +99,7 @@ class Executable:
     ) -> None:
         """Append the plan's work to a command list; `resolve` places each buffer of the plan.
 
-        `where` tells the user's file:line of a launch, "" where it is not known, for reports.
+        `where` gives the user's file:line of a launch, "" where it is not known, for reports.
         """
         for launch in self.launches:
             known = {

@@ -2,7 +2,7 @@
 
 FILE is either a Python program, which is run on the NULL device with every stage of every kernel
 printed, or the saved text of one kernel (as CompilerBug writes it), whose compilation is replayed.
-`--kernels` lists its kernels instead, `--kernel` tells all about one of them, having run it.
+`--kernels` lists its kernels instead, `--kernel` describes one of them in full, having run it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one kernel does, how fast it could and does run, and why it runs as it does.
 
-The roofline: a kernel that moves so many bytes and does so many operations takes at least the
-longer of the times that the machine needs for either (S. Williams and others, CACM 52(4), 2009).
+The roofline: a kernel takes at least the longer of two times: what the machine needs to
+move its bytes, and what it needs to do its operations (S. Williams and others, CACM 52(4), 2009).
 Bytes are those of every array once, whatever the caches do.
 """
 

@@ -36,7 +36,7 @@ _CARRYING = mask_of((*MOVEMENT, Ops.CONTIGUOUS, Ops.WHERE, Ops.SINK))
 _LEAST, _MOST = int(dtypes.int64.min), int(dtypes.int64.max)
 
 
-class Place(NamedTuple):
+class WindowOffset(NamedTuple):
     """Where `size` neighbours among `extent` begin: those that a SHRINK takes, or a PAD places."""
 
     extent: int
@@ -55,13 +55,13 @@ class Number(NamedTuple):
 class _Kind:
     """Programs that are the same but for places and numbers: the first one's, and what differed."""
 
-    first: tuple[Place | Number, ...]
+    first: tuple[WindowOffset | Number, ...]
     seen: int = 0
     varied: set[int] = field(default_factory=set)
 
 
-class Places:
-    """Remembers the programs that were planned, to tell those that differ in places and numbers."""
+class GeneralPrograms:
+    """Remembers the programs that were planned, to find those alike but for offsets and numbers."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
@@ -74,7 +74,7 @@ class Places:
         if program.sink.mask & _WINDOWED:
             return None
         order = program.order()
-        found: tuple[Place | Number, ...] = tuple(
+        found: tuple[WindowOffset | Number, ...] = tuple(
             dict.fromkeys((*_places(order), *_numbers(order)))
         )
         if not 0 < len(found) <= MOST_PLACES:
@@ -101,7 +101,7 @@ class Places:
         )
 
 
-def _places(order: Iterable[Node]) -> Iterable[Place]:
+def _places(order: Iterable[Node]) -> Iterable[WindowOffset]:
     for node in order:
         if node.op.bit & _VIEWS:
             for extent, part in zip(node.src[0].shape, node.arg, strict=True):
@@ -135,18 +135,18 @@ def _number(node: Node) -> Number | None:
     return Number(node, value) if _LEAST <= value <= _MOST else None
 
 
-def _place(extent: Any, part: Slice | Pad) -> Place | None:
+def _place(extent: Any, part: Slice | Pad) -> WindowOffset | None:
     """The place that one axis of a view has, if there are others and all is constant."""
     if isinstance(part, Slice):
         start, stop = part.start, part.stop
         if part.step != 1 or not all(isinstance(each, int) for each in (extent, start, stop)):
             return None
-        found = Place(extent, stop - start, start)  # type: ignore[operator, arg-type]
+        found = WindowOffset(extent, stop - start, start)  # type: ignore[operator, arg-type]
     else:
         lo, hi = part.lo, part.hi
         if part.interior or not all(isinstance(each, int) for each in (extent, lo, hi)):
             return None
-        found = Place(extent + lo + hi, extent, lo)  # type: ignore[arg-type]
+        found = WindowOffset(extent + lo + hi, extent, lo)  # type: ignore[arg-type]
     return found if 0 < found.size < found.extent else None
 
 

@@ -44,7 +44,7 @@ class Rates:
     threads: int
 
     def level(self, nbytes: float) -> Level:
-        """Return where arrays of so many bytes lie."""
+        """Return where arrays of `nbytes` bytes lie."""
         return next(level for level in self.levels if nbytes <= level.holds)
 
     def seconds(self, nbytes: float, operations: float) -> tuple[float, float]:
@@ -88,7 +88,7 @@ def _flops_per_s(device: CpuDevice, compiler: Compiler) -> float:
 
 
 def multiply_adds(target: CpuTarget, chains: int) -> str:
-    """Return LLVM IR of a kernel of so many independent chains of multiply-adds, in vectors."""
+    """Return LLVM IR of a kernel of `chains` independent chains of multiply-adds, in vectors."""
     vector = f"<{target.lanes(4)} x float>"
     suffix = f"v{target.lanes(4)}f32"
     half = f"splat (float {0.5:e})"

@@ -44,7 +44,7 @@ class Realised:
     def set(self, node: Node, ref: BufferRef) -> None:
         """Note where the value of a node lies."""
         key = id(node)
-        # What is popped is told of the reference that died, which is the default where nothing is.
+        # The callback's argument, the reference that died, is the default where nothing is popped.
         self._entries[key] = (weakref.ref(node, partial(self._entries.pop, key)), ref)
         self._there.setdefault(id(ref.handle), set()).add(key)
         if len(self._there) > self._most:

@@ -24,7 +24,7 @@ from baregrad.base.tracing import span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
-from baregrad.engine.generalise_offsets import Places
+from baregrad.engine.generalise_offsets import GeneralPrograms
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.realised import Realised
 from baregrad.engine.watching import Watching
@@ -54,7 +54,7 @@ class Session:
         self._backends: dict[str, backends.Backend] = {}
         self._realised_by_all = Realised()
         self._plans: OrderedDict[Any, Any] = OrderedDict()
-        self._places = Places()
+        self._general = GeneralPrograms()
         self.watching = Watching()
         self.origins: MutableMapping[Node, str] = weakref.WeakKeyDictionary()
         self.random_states: dict[str, Any] = {}
@@ -62,7 +62,7 @@ class Session:
 
     @property
     def _realised(self) -> Realised:
-        return self.watching.apart or self._realised_by_all
+        return self.watching.isolated or self._realised_by_all
 
     # --- devices
     # -------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ class Session:
     ) -> BufferRef:
         """A copy of raw host data (the dtype's storage type, C order) on a device.
 
-        `noted`: the observers of uploads are told. What the stack keeps for itself is not: a
-        function that is captured has not made it.
+        `noted`: the observers of uploads are notified. Of what the stack keeps for itself they are
+        not: a function that is captured has not made it.
         """
         flat = np.ascontiguousarray(data)
         target = self.backend(device).device
@@ -169,26 +169,26 @@ class Session:
     def forget(self, handles: Iterable[int]) -> None:
         """Forget values by where they lie in memory (ids of handles) that is overwritten.
 
-        A thread that keeps values apart writes over memory in which others know of some.
+        A thread with values of its own writes over memory in which others know of some.
         """
         with self.lock:
             for handle in handles:
                 self._realised_by_all.forget(handle)
-                if self.watching.apart is not None:
-                    self.watching.apart.forget(handle)
+                if self.watching.isolated is not None:
+                    self.watching.isolated.forget(handle)
 
     @contextmanager
-    def apart(self, kept: bool = True) -> Iterator[None]:
+    def isolated(self, kept: bool = True) -> Iterator[None]:
         """Inside the block only what the block itself realised counts as realised.
 
         kept: so it does after the block, for everybody.
         """
-        outside = self.watching.apart
-        inside = self.watching.apart = Realised()
+        outside = self.watching.isolated
+        inside = self.watching.isolated = Realised()
         try:
             yield
         finally:
-            self.watching.apart = outside
+            self.watching.isolated = outside
             if kept:
                 with self.lock:
                     self._realised.update(inside)
@@ -304,7 +304,7 @@ class Session:
         setting = (backend.name, tuple(sorted(donated.items())), backend.setting())
         found = self._known_plan(program, setting)
         if found is None and backend.compiles and not self.watching.observers:
-            other = self._places.alike(program, setting)
+            other = self._general.alike(program, setting)
             if other is not None:
                 program = other
                 found = self._known_plan(program, setting)

@@ -19,8 +19,8 @@ class Watching(threading.local):
     """What a session keeps for each thread by itself: watchers of what the thread does.
 
     observers: of runs. uploads, downloads: of data that comes and goes. writes: of storages that
-    change in place. companions: storages to compute along with the next ones. apart: the values
-    that count as realised in this thread alone, while a function is captured in it.
+    change in place. companions: storages to compute along with the next ones. isolated: the
+    values that count as realised in this thread alone, while a function is captured in it.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Watching(threading.local):
         self.downloads: list[Callable[[BufferRef], None]] = []
         self.writes: list[Callable[[Any, Node], None]] = []
         self.companions: list[weakref.ref[Any]] = []
-        self.apart: Realised | None = None
+        self.isolated: Realised | None = None
 
     @contextmanager
     def nobody(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ _DEPTH = 12  # nodes between an array and its IOTA
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class AffineIndex:
     """An array of integers that is start + step * (place along `axis`); axis -1: constant."""
 
     axis: int
@@ -25,7 +25,7 @@ class Places:
     step: int
 
 
-def places_of(node: Node) -> Places | None:
+def affine_index_of(node: Node) -> AffineIndex | None:
     """What `node` is if it counts along one of its axes; never wraps around in its dtype."""
     chain: list[Node] = []
     while node.op is not Ops.IOTA:
@@ -33,7 +33,7 @@ def places_of(node: Node) -> Places | None:
             return None
         chain.append(node)
         node = _counting_operand(node)
-    found: Places | None = Places(0, 0, 1)
+    found: AffineIndex | None = AffineIndex(0, 0, 1)
     extent = node.shape[0]
     for above in reversed(chain):
         rule = _RULES.get(above.op)
@@ -52,7 +52,7 @@ def _counting_operand(node: Node) -> Node:
     return node.src[0]
 
 
-def _representable(found: Places, extent: Dim, chain: list[Node]) -> bool:
+def _representable(found: AffineIndex, extent: Dim, chain: list[Node]) -> bool:
     most = max(abs(found.start), abs(found.start + found.step * index.upper(extent)))
     least = min(node.dtype.bits for node in chain)
     signed = all(node.dtype.kind == "int" for node in chain)
@@ -60,7 +60,7 @@ def _representable(found: Places, extent: Dim, chain: list[Node]) -> bool:
     return most < 1 << (least - 1) and (signed or low >= 0)
 
 
-def _through_reshape(node: Node, found: Places) -> Places | None:
+def _through_reshape(node: Node, found: AffineIndex) -> AffineIndex | None:
     """Axes of extent 1 that come and go."""
     old, new = node.src[0].shape, node.shape
     kept_old = [axis for axis, extent in enumerate(old) if not is_one(extent)]
@@ -69,48 +69,48 @@ def _through_reshape(node: Node, found: Places) -> Places | None:
         return None
     if found.axis not in kept_old:
         return None
-    return Places(kept_new[kept_old.index(found.axis)], found.start, found.step)
+    return AffineIndex(kept_new[kept_old.index(found.axis)], found.start, found.step)
 
 
-def _through_shrink(node: Node, found: Places) -> Places | None:
+def _through_shrink(node: Node, found: AffineIndex) -> AffineIndex | None:
     piece = node.arg[found.axis]
     if not isinstance(piece.start, int):
         return None
     start = found.start + found.step * piece.start
-    return Places(found.axis, start, found.step * piece.step)
+    return AffineIndex(found.axis, start, found.step * piece.step)
 
 
-def _through_flip(node: Node, found: Places) -> Places | None:
+def _through_flip(node: Node, found: AffineIndex) -> AffineIndex | None:
     if found.axis not in node.arg:
         return found
     extent = node.shape[found.axis]
     if not isinstance(extent, int):
         return None
-    return Places(found.axis, found.start + found.step * (extent - 1), -found.step)
+    return AffineIndex(found.axis, found.start + found.step * (extent - 1), -found.step)
 
 
-def _through_add(node: Node, found: Places) -> Places | None:
+def _through_add(node: Node, found: AffineIndex) -> AffineIndex | None:
     constants = [constant_of(child) for child in node.src]
     value = next((c for c in constants if c is not None), None)
     if value is None:
         return None
     start, step = found.start, found.step
     if node.op is Ops.ADD:
-        return Places(found.axis, start + int(value.arg), step)
+        return AffineIndex(found.axis, start + int(value.arg), step)
     if constants[0] is not None:
-        return Places(found.axis, int(value.arg) - start, -step)
-    return Places(found.axis, start - int(value.arg), step)
+        return AffineIndex(found.axis, int(value.arg) - start, -step)
+    return AffineIndex(found.axis, start - int(value.arg), step)
 
 
-def _through_cast(node: Node, found: Places) -> Places | None:
+def _through_cast(node: Node, found: AffineIndex) -> AffineIndex | None:
     return found if node.dtype.kind in ("int", "uint") else None
 
 
-_RULES: MappingProxyType[Op, Callable[[Node, Places], Places | None]] = MappingProxyType(
+_RULES: MappingProxyType[Op, Callable[[Node, AffineIndex], AffineIndex | None]] = MappingProxyType(
     {
         Ops.RESHAPE: _through_reshape,
         Ops.EXPAND: lambda node, found: found,
-        Ops.PERMUTE: lambda node, found: Places(
+        Ops.PERMUTE: lambda node, found: AffineIndex(
             node.arg.index(found.axis), found.start, found.step
         ),
         Ops.SHRINK: _through_shrink,

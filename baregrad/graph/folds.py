@@ -3,7 +3,7 @@
 y[i] = sum over k of x[i - k*dilation, k], where x[p, k] = sum over o of a[p, o] * b[k, o], is the
 sum over k and o of z[i, k, o] * b[k, o], where z is a padded and read through flipped windows: its
 inner loops have no conditions. Windows that do not overlap are a rearrangement, of whatever is
-folded. With stride s, y is computed for each residue of i modulo s apart,
+folded. With stride s, y is computed for each residue of i modulo s separately,
 each with its own taps: no multiplication by zeros, and again no conditions.
 """
 
@@ -247,7 +247,7 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
     """y[q*s + r] = sum over m of x[q - m, m*s + r]: a FOLD of unit stride for each residue r.
 
     A crop that does not start at a multiple of s is met by zeros before the first tap. What is no
-    contraction stays a FOLD, whose positions no division tells apart.
+    contraction stays a FOLD, whose positions no division distinguishes.
     """
     window = node.arg
     taps = node.src[0]

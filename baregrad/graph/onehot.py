@@ -7,7 +7,7 @@ lies outside. So an embedding written as a matmul with a one-hot matrix is a GAT
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.affine_index import Places, places_of
+from baregrad.graph.affine_index import AffineIndex, affine_index_of
 from baregrad.graph.repeats import is_repeated
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import constant_of, cut, expand, reshape
@@ -78,7 +78,7 @@ def _select(node: Node, condition: Node, kept: Node) -> Node | None:
         place = _with_views(right, views)
         if line.shape != shape:
             continue
-        found = places_of(line)
+        found = affine_index_of(line)
         if found is None or found.axis not in node.arg.axes or found.step not in (1, -1):
             continue
         if place.shape and not is_repeated(place, found.axis):
@@ -87,7 +87,7 @@ def _select(node: Node, condition: Node, kept: Node) -> Node | None:
     return None
 
 
-def _gather(node: Node, line: Places, place: Node, kept: Node) -> Node:
+def _gather(node: Node, line: AffineIndex, place: Node, kept: Node) -> Node:
     shape = node.src[0].shape
     axis = line.axis
     rest = tuple(extent for i, extent in enumerate(shape) if i != axis)

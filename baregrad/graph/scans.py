@@ -1,4 +1,4 @@
-"""Long running folds in pieces, on GPUs: pieces are folded side by side, then told their start.
+"""Long running folds in pieces, on GPUs: pieces are folded side by side, then given their start.
 
 `cumsum(x)` over a million elements is a million steps of one thread. Cut into pieces it is a fold
 of each piece, a running fold of what the pieces come to, and the one combined with the other.

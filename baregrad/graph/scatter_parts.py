@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baregrad.base.bits import greatest_divisor
 from baregrad.dtypes import dtypes
-from baregrad.graph.affine_index import places_of
+from baregrad.graph.affine_index import affine_index_of
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import expand, full, reshape
 from baregrad.ir.core import index
@@ -37,7 +37,7 @@ def _visit(node: Node) -> Node | None:
         return None
     if any(place.shape != values.shape for place in places):
         return None
-    counted = [places_of(place) for place in places]
+    counted = [affine_index_of(place) for place in places]
     if any(found is not None and found.axis == 0 for found in counted):
         return None  # these writes do not meet
     writes = values.shape[0]

@@ -8,7 +8,7 @@ the gradient of picking one class a row.
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.affine_index import Places, places_of
+from baregrad.graph.affine_index import AffineIndex, affine_index_of
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import constant_of, expand, permute, reshape
 from baregrad.ir.core.index import Dim
@@ -28,7 +28,7 @@ def _visit(node: Node) -> Node | None:
     chosen: int | None = None
     axis_of: dict[int, int] = {}
     for axis, place in enumerate(places):
-        counted = places_of(place)
+        counted = affine_index_of(place)
         if counted is not None and _covers(counted, values, base.shape[axis]):
             axis_of[axis] = counted.axis
         elif chosen is None:
@@ -47,7 +47,7 @@ def _thin(node: Node) -> Node:
     return reshape(node, tuple(extent for extent in node.shape if not is_one(extent)))
 
 
-def _covers(counted: Places, values: Node, extent: Dim) -> bool:
+def _covers(counted: AffineIndex, values: Node, extent: Dim) -> bool:
     """Whether the places are 0, 1, ... through the whole axis, one for each of the values."""
     return counted.start == 0 and counted.step == 1 and values.shape[counted.axis] == extent
 

@@ -4,7 +4,7 @@
 in a contraction's operands. A sum of several such products is split when a factor is itself the
 result of a reduction: the new sums no longer wait for it, so that all of them are made in one pass
 over memory (the gradient of a batch norm: four sums at once, instead of one after the other).
-What others read as well is not taken apart, since it will be in memory, unless what is left of it
+What others read as well is not factored, since it will be in memory, unless what is left of it
 without such a factor is read by others too: sums of the same are then one sum.
 """
 
@@ -139,7 +139,7 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
 
 
 def _is_taken(this: _Sum, product: Node) -> bool:
-    """Whether a MUL is taken apart.
+    """Whether a MUL is factored.
 
     Nobody else reads it, or a factor repeats along the summed axes and others read the rest alone.
     """

@@ -58,7 +58,7 @@ _FUSED = Verdict(False)
 
 
 class _Dearer(NamedTuple):
-    """Storing is cheaper; told in words when somebody asks, since most decisions are not read."""
+    """Storing is cheaper; put in words when somebody asks, since most decisions are not read."""
 
     rate: float
     times: float
@@ -337,7 +337,7 @@ def find_sibling(
         other = neighbours(fusion, draft.outs[0].target)
         if not _share_values(fusion, near, other) or not _reduce_alike(fusion, near, other):
             continue
-        if not _sum_apart(fusion, node, draft.outs[0].target):
+        if not _sum_separately(fusion, node, draft.outs[0].target):
             return draft
     return None
 
@@ -353,7 +353,7 @@ def _kernels_of_parts(fusion: Fusion, node: Node) -> list[Draft]:
     return [draft for draft in homes if draft.extents == loop_extents(part.shape)]
 
 
-def _sum_apart(fusion: Fusion, left: Node, right: Node) -> bool:
+def _sum_separately(fusion: Fusion, left: Node, right: Node) -> bool:
     """Whether two values are computed from sums of their own, and one of them wants a kernel.
 
     A contraction wants tiles of its own; what makes a part of a tuple is to make the others too.

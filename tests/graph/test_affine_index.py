@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baregrad.graph import canonicalise
-from baregrad.graph.affine_index import places_of
+from baregrad.graph.affine_index import affine_index_of
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from tests.schedule.graphs import F32, I64, A, check, iota, iota_along, param, sink, value
@@ -90,11 +90,11 @@ def test_array_that_is_there_is_written_in_place() -> None:
 
 def test_places() -> None:
     x = (iota(10).shrink((2, 9, 3)).flip(0) * value(1, I64) + value(5, I64)).reshape(1, 3, 1)
-    found = places_of(canonicalise(sink(x)).src[0])
+    found = affine_index_of(canonicalise(sink(x)).src[0])
     assert found is not None
     assert (found.axis, found.start, found.step) == (1, 13, -3)
-    assert places_of(param(0, 4, dtype=I64).node) is None
-    assert places_of((iota(4) * iota(4)).node) is None
+    assert affine_index_of(param(0, 4, dtype=I64).node) is None
+    assert affine_index_of((iota(4) * iota(4)).node) is None
 
 
 def test_gather_of_places_is_read_directly() -> None:

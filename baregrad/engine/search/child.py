@@ -49,7 +49,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs and knows what it was told."""
+        """Whether the process runs and still holds what it was sent."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:

@@ -236,7 +236,7 @@ def differs(found: Array, wanted: Array, dtype: DType, exact: bool, terms: int) 
 
 
 def tolerance(dtype: DType, terms: int) -> float:
-    """The relative error that another order of a sum of so many terms may make."""
+    """The relative error that another order of a sum of `terms` terms may make."""
     bits = {16: 10, 32: 23, 64: 52}.get(dtype.bits, 3)
     if dtype is dtypes.bfloat16:
         bits = 7

@@ -25,7 +25,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SearchRecord:
     """The outcome of one search.
 
     kernel, target, toolchain: what it is good for, as digests. width: of the search. schedule: the
@@ -62,19 +62,19 @@ class Records:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int] | None = None
-        self._found: dict[Key, Record] = {}
+        self._found: dict[Key, SearchRecord] = {}
 
-    def get(self, kernel: str, target: str, toolchain: str) -> Record | None:
+    def get(self, kernel: str, target: str, toolchain: str) -> SearchRecord | None:
         """The last record of a kernel."""
         self._read()
         return self._found.get((kernel, target, toolchain))
 
-    def all(self) -> list[Record]:
+    def all(self) -> list[SearchRecord]:
         """Every record of the file."""
         self._read()
         return list(self._found.values())
 
-    def put(self, record: Record) -> None:
+    def put(self, record: SearchRecord) -> None:
         """Append a record. A file that cannot be written costs a warning, and the record."""
         self._found[record.kernel, record.target, record.toolchain] = record
         line = json.dumps({"version": VERSION, **asdict(record)}, sort_keys=True) + "\n"
@@ -112,13 +112,13 @@ class Records:
                 self._found[record.kernel, record.target, record.toolchain] = record
 
 
-def parse_record(line: bytes) -> Record | None:
+def parse_record(line: bytes) -> SearchRecord | None:
     """The record that a line holds; None for any other line."""
     try:
         found: Any = json.loads(line)
         if not isinstance(found, dict) or found.pop("version", None) != VERSION:
             return None
-        record = Record(**found)
+        record = SearchRecord(**found)
     except (ValueError, TypeError, RecursionError):
         return None
     texts = (record.kernel, record.target, record.toolchain, record.name, record.schedule)

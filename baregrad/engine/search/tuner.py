@@ -24,7 +24,7 @@ from baregrad.base.progress import ProgressBar
 from baregrad.base.tracing import span
 from baregrad.engine.search.child import Child
 from baregrad.engine.search.crew import Bout, Crew, Losses
-from baregrad.engine.search.records import Record, Records, short_digest
+from baregrad.engine.search.records import Records, SearchRecord, short_digest
 from baregrad.engine.search.verdict import is_faster, ratio
 from baregrad.engine.search.wire import target_fields
 from baregrad.ir.core.digest import digest, stable_repr
@@ -42,7 +42,7 @@ RACE_ROUNDS = (3, 60)
 FINAL_S = 0.8
 FINAL_ROUNDS = (12, 200)
 FINALISTS = 3
-# What is this much slower than the best is not raced, and no more than so many are.
+# What is this many times slower than the best is not raced, and no more than RACED are.
 HOPELESS = 1.4
 RACED = 8
 # Fewer schedules than this are no search, if it was time that ran out.
@@ -51,7 +51,7 @@ ENOUGH = 6
 OVERTIME_S = 5.0
 # Seconds that are kept for each kernel that is still to come, half of what is left at most.
 KEPT_S = 2.0
-# Seconds that a kernel is given at least, with so many of its runs, and at most.
+# Seconds that a kernel is given at least, with LEAST_RUNS of its runs, and at most.
 LEAST_S = 4.0
 LEAST_RUNS = 150
 MOST_S = 120.0
@@ -77,7 +77,7 @@ class Tuner:
     device: Device
     make_child: Callable[[], Child] | None = None
     spent_s: float = 0.0
-    found: list[Record] = field(default_factory=list)
+    found: list[SearchRecord] = field(default_factory=list)
     skipped: int = 0
     problems: list[str] = field(default_factory=list)
     losses: Losses = field(default_factory=Losses)
@@ -122,7 +122,7 @@ class Tuner:
             )
         return self._files.setdefault(path, Records(path))
 
-    def _fitting(self, kernel: Node, record: Record) -> Schedule | None:
+    def _fitting(self, kernel: Node, record: SearchRecord) -> Schedule | None:
         """A record's schedule; None, with a warning, where it does not fit the kernel."""
         found = record.parsed()
         if found is None:
@@ -200,7 +200,7 @@ class Tuner:
     def _keep(
         self,
         kernel: Node,
-        record: Record | None,
+        record: SearchRecord | None,
         records: Records | None,
         chosen: dict[Node, Schedule],
     ) -> None:
@@ -230,7 +230,7 @@ class Tuner:
         clock: Clock,
         earlier: Schedule | None,
         late: list[Node],
-    ) -> Record | None:
+    ) -> SearchRecord | None:
         """Search for the schedule of one kernel; None where even the first could not be tried.
 
         A kernel whose time was too short joins those that are `late`.
@@ -261,9 +261,9 @@ class Tuner:
 
     def _record(
         self, kernel: Node, winner: Schedule | None, first_ns: float, ns: float, tried: int
-    ) -> Record:
+    ) -> SearchRecord:
         key, target, toolchain = self._key(kernel)
-        return Record(
+        return SearchRecord(
             key, target, toolchain, str(kernel.arg.name), options.beam,
             "" if winner is None else str(winner), max(first_ns, 1.0), max(ns, 1.0), tried,
         )
@@ -423,7 +423,7 @@ class Judge:
         return finalists[best - 1].schedule, float(middle), middle / ratio(again[0], again[1])
 
 
-def _line(kernel: Node, record: Record | None) -> str:
+def _line(kernel: Node, record: SearchRecord | None) -> str:
     """What a search found, in a line."""
     if record is None:
         return f"{kernel.arg.name}: not searched"

@@ -28,7 +28,7 @@ def main(setting: dict[str, Any]) -> None:
 
     setting: `device`, `options` (values to override) and `target` as `target_fields` gives it.
     """
-    # Only the program that we work for is told of an interrupt; it lets us know.
+    # Only the program that we work for handles an interrupt; it ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     questions = sys.stdin.buffer

@@ -1,4 +1,4 @@
-"""Which argument a function does not take, told where something went wrong because of it."""
+"""Which argument a function does not take, said where something went wrong because of it."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ _KINDS: MappingProxyType[str, tuple[Callable[[Any], bool], str, str]] = MappingP
 
 
 def explain_arguments(owner: type) -> None:
-    """Let the public methods of a class tell what they were given that they do not take.
+    """Let the public methods of a class say what they were given that they do not take.
 
     Nothing is looked at before something has gone wrong, and nothing that a method itself refuses
-    in so many words: most arguments are checked where they are used.
+    with an error of the tree: most arguments are checked where they are used.
     """
     made: dict[Any, Any] = {}
     for name, member in list(vars(owner).items()):
@@ -105,7 +105,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def explained(function: F, name: str = "") -> F:
-    """`function`, which tells what a user gave it that it does not take where it fails over that.
+    """`function`, which says what a user gave it that it does not take where it fails over that.
 
     name: what they call it, its own by default.
     """
@@ -205,7 +205,7 @@ def _alternatives(annotation: str) -> list[str]:
 def _element(annotation: str) -> str:
     """What a sequence is annotated to hold, "" for what is no sequence.
 
-    Of a tuple of so many that is what all of them are.
+    Of a tuple of a fixed length that is what all of its parts are.
     """
     if annotation.startswith("Sequence["):
         return annotation[len("Sequence[") : -1]

@@ -20,7 +20,7 @@ from baregrad.ir.core.requirements import require, requirements
 
 Dim = int | Node
 Shape = tuple[Any, ...]
-# More arrays than this are joined in groups of so many: one kernel would read them all.
+# More arrays than this are joined in groups of _GROUP: one kernel would read them all.
 _JOINED_AT_ONCE, _GROUP = 12, 8
 _VAR = Ops.VAR.bit
 
@@ -286,7 +286,7 @@ def keep(x: Node, axes: tuple[int, ...], ndim: int) -> Node:
 
 
 def arg_reduce(op: Op, x: Node, places: Node, axes: tuple[int, ...]) -> Node:
-    """The (value, place) of the extreme over axes, ties to the lowest place; PROJ takes them apart.
+    """The (value, place) of the extreme over axes, ties to the lowest place; PROJ gives each.
 
     op: MAX or MIN. places: integers, of the shape of `x`.
     """

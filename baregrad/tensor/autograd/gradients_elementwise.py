@@ -85,7 +85,7 @@ def _div(node: Node, gradient: Node) -> Gradients:
 def _mod(node: Node, gradient: Node) -> Gradients:
     a, b = node.src
     quotient = Node(Ops.FLOOR, node.dtype, (div(a, b),))
-    # Of different signs the quotient is below 0, though it may be too small to be told from it.
+    # Of different signs the quotient is below 0, though it may be too small to differ from it.
     zero = scalar(0, a)
     apart = alu(Ops.CMPNE, alu(Ops.CMPLT, a, zero), alu(Ops.CMPLT, b, zero))
     small = alu(Ops.AND, alu(Ops.CMPEQ, quotient, zero), alu(Ops.CMPNE, a, zero))

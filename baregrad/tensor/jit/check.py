@@ -52,7 +52,7 @@ def _bytes_of(storage: Storage) -> bytes:
     ref = leaf_of(node) or session.realised(node)
     with session.watching.nobody():
         if ref is None:
-            with session.apart(kept=False):
+            with session.isolated(kept=False):
                 (ref,) = session.realize([node], storage.device)
         return session.download(ref, node.dtype).tobytes()
 

@@ -17,7 +17,7 @@ from baregrad.tensor.jit.closure import Surroundings
 from baregrad.tensor.jit.constants import differing_constant
 from baregrad.tensor.jit.gradients import Gradients
 from baregrad.tensor.jit.parts import Call, Histories, part_shared
-from baregrad.tensor.jit.results import Outlet, shown_apart, sort_results
+from baregrad.tensor.jit.results import Outlet, settled_view, sort_results
 from baregrad.tensor.jit.state import (
     changed_state,
     every_storage,
@@ -75,8 +75,8 @@ class Entry:
             tensors = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
             older.update(self._random_states())
             changed = [s for s in written if id(s) in older]
-            shown = [shown_apart(t) for t in tensors]
-            # Of a view that is shown apart, what it is a view of as well, as `realize` does.
+            shown = [settled_view(t) for t in tensors]
+            # Of a settled view, what it is a view of as well, as `realize` does.
             realize_storages((*(t._storage for t in (*shown, *tensors)), *changed))
         self._settle_written(changed)
         self._note_written(call.tensors, changed)
@@ -176,7 +176,7 @@ class Entry:
                 args, kwargs = _with_stand_ins(call, clones)
                 older, written, result = self._noting_writes(args, kwargs, held)
                 tensors = [t for t in leaves(result) if isinstance(t, Tensor)]
-                shown = [shown_apart(t) for t in tensors]
+                shown = [settled_view(t) for t in tensors]
                 made = [t.grad for t in (*leafs, *clones) if t.grad is not None]
                 storages = (*(t._storage for t in shown), *written, *(g._storage for g in made))
                 # Those that are symbolic are so no more once they are computed.
@@ -233,10 +233,10 @@ class Entry:
         if first is not None and not first.changed():
             numbers = differing_constant(sinks, [run.program.sink for run in capture.runs])
         if numbers is not None or (self.uploads and now != self.uploads):
-            told = "" if numbers is None else f": {numbers[0]!r}, then {numbers[1]!r}"
+            values = "" if numbers is None else f": {numbers[0]!r}, then {numbers[1]!r}"
             raise JitError(
                 "host data made inside the function differs from call to call (a Python number "
-                f"that changes, np.random, ...){told}; a replay would repeat the old values",
+                f"that changes, np.random, ...){values}; a replay would repeat the old values",
                 hint="pass it as an argument, or use the stack's own random numbers",
             )
         changed = before.changed()
@@ -308,7 +308,7 @@ class Entry:
         first = len(self.changed)
         slots = [replay.slot_of(place) for place in range(first + len(dtypes))]
         return [
-            # Storages that share their memory are told apart by being made anew.
+            # Storages that share their memory are distinguished by being made anew.
             Outlet(dtype, slot if slots.count(slot) == 1 else -1)
             for dtype, slot in zip(dtypes, slots[first:], strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Calls of a jitted function that are of the same kind as the one before, told at a glance."""
+"""Calls of a jitted function that are like the one before, recognised at a glance."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Call:
             if len(set(storages)) < len(storages):
                 key.append(tuple(map(storages.index, storages)))
             key.extend(self.grads)
-        # What tells this call from calls of other kinds.
+        # What distinguishes this call from calls of other kinds.
         self.key = tuple(key)
 
     @classmethod
@@ -87,8 +87,8 @@ class Call:
     def references(self) -> list[BufferRef]:
         """Where each tensor's value lies, as a contiguous array of its own handle.
 
-        A view has an identity of its own, so that an argument that is also closed over is told
-        apart. Others may read the same memory, so nothing is written there.
+        A view has an identity of its own, so that it differs from the same array closed
+        over. Others may read the same memory, so nothing is written there.
         """
         refs = []
         for ref in self._computed():

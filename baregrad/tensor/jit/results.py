@@ -21,8 +21,8 @@ from baregrad.tensor.jit.parts import is_whole
 from baregrad.tensor.jit.trees import map_tree
 from baregrad.tensor.tensor import Tensor
 
-# Results of up to so many bytes are used again as they are. Of larger ones the last few of all
-# functions are, so many bytes together: the rest goes back to its device, where anything else can
+# Results of up to _REUSED_NBYTES are used again as they are. Of larger ones the last few of all
+# functions are, _LARGE_NBYTES together: the rest goes back to its device, where anything else can
 # have the memory.
 _REUSED_NBYTES = 1 << 20
 _LARGE_NBYTES = 64 << 20
@@ -204,7 +204,7 @@ class Hole:
     """The place of a tensor in a result."""
 
 
-def shown_apart(tensor: Tensor) -> Tensor:
+def settled_view(tensor: Tensor) -> Tensor:
     """The tensor, or where its view has symbolic extents or places, one that holds what it shows.
 
     A step with a symbolic extent holds the value that the extent has now.

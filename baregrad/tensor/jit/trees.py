@@ -72,7 +72,7 @@ def _is_dataclass(tree: Any) -> bool:
 def describe(
     items: Iterable[Any], tensors: list[Tensor], variables: dict[str, int], key: list[Any]
 ) -> None:
-    """Append the items' tensors, symbolic integers' values and what tells their kinds to lists.
+    """Append the items' tensors, symbolic integers' values and their kinds to lists.
 
     Keys are equal for trees of equal containers and equal plain leaves. Tensors count by shape,
     dtype, device and whether they require gradients; symbolic integers by name and bounds. Every

@@ -199,7 +199,7 @@ def reduce(x: Tensor) -> tuple[Any, ...]:
 def rebuild(
     cls: type[Tensor], raw: np.ndarray[Any, Any], dtype: DType, device: str, requires_grad: bool
 ) -> Tensor:
-    """Return the tensor of raw elements that `reduce` took apart."""
+    """Return the tensor of the raw elements that `reduce` gave."""
     from baregrad.tensor.array.core import buffer_node
 
     made = cls._make(buffer_node(session().upload(raw, dtype, raw.shape, device), dtype), device)

@@ -186,7 +186,7 @@ def sign(x: Tensor) -> Tensor:
 
 
 def signbit(x: Tensor) -> Tensor:
-    """Return whether the sign bit is set, which tells -0.0 from 0.0."""
+    """Return whether the sign bit is set, which distinguishes -0.0 from 0.0."""
     if x.dtype.kind != "float":
         return x < 0 if x.dtype.kind == "int" else x.zeros_like(dtype=dtypes.bool)
     check_computed(x.dtype)

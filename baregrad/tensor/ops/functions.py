@@ -122,7 +122,7 @@ def logaddexp(x: Tensor, other: Operand) -> Tensor:
 def _logaddexp(x: Tensor, other: Tensor) -> Tensor:
     first = x >= other
     high, below = first.where(x, other), first.where(other - x, x - other)
-    # What equal infinities are apart is no number.
+    # The difference of equal infinities is no number.
     return ((x == other) & x.isinf()).where(high, high + log1p(exp(below)))
 
 

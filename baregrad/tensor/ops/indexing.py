@@ -27,7 +27,7 @@ from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 
 @dataclass(slots=True)
 class _Plan:
-    """A key taken apart: slices of every axis, the axes that go or come, and index tensors."""
+    """The parts of a key: slices of every axis, the axes that go or come, and index tensors."""
 
     slices: list[Slice]
     flips: list[int]

@@ -279,7 +279,7 @@ def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
     side = count + abs(offset)
     row, column = max(-offset, 0), max(offset, 0)
     pads = [Pad() for _ in x.shape[:-1]]
-    # Laid out as one axis, the diagonal's elements stand side + 1 apart.
+    # Laid out as one axis, the diagonal's elements have a distance of side + 1.
     start = row * side + column
     end = index.sub(side * side, start + max((count - 1) * (side + 1) + 1, 0))
     flat = nodes.pad(x.node, (*pads, Pad(start, end, side)))

@@ -326,7 +326,7 @@ def narrow(x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
 
 
 def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Return a view of all windows of `size` along an axis, `step` apart, as a new last axis.
+    """Return a view of all windows of `size` along an axis, one every `step`, as a new last axis.
 
     Raises ShapeError for a size that the axis has not, and a step below 1.
     """

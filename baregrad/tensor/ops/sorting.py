@@ -207,7 +207,7 @@ _UNSIGNED = (dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64)
 def _greatest(
     dtype: DType, bits: int, shape: tuple[int, ...], fits: Callable[[Node], Node]
 ) -> Node:
-    """The greatest integers of so many bits that fit, where 0 does and all below one that does."""
+    """The greatest integers of `bits` bits that fit, where 0 does and all below one that does."""
     found = nodes.full(0, shape, dtype)
     for bit in reversed(range(bits)):
         trial = nodes.alu(Ops.OR, found, const(1 << bit, dtype))

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from baregrad.engine.search.records import Record, Records, parse_record
+from baregrad.engine.search.records import Records, SearchRecord, parse_record
 
-RECORD = Record("k", "t", "c", "matmul", 4, "Schedule(bind('i0', 'unroll'))", 200.0, 100.0, 30)
+RECORD = SearchRecord(
+    "k", "t", "c", "matmul", 4, "Schedule(bind('i0', 'unroll'))", 200.0, 100.0, 30
+)
 
 
 def test_records_come_back_and_the_last_one_holds(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
 from baregrad.engine.search import tuner
 from baregrad.engine.search.child import Child
-from baregrad.engine.search.records import Record, Records
+from baregrad.engine.search.records import Records, SearchRecord
 from baregrad.engine.search.tuner import Tuner
 from baregrad.ir.core.node import Node
 from baregrad.kernel.search import beam
@@ -142,7 +142,7 @@ def test_a_kernel_whose_time_was_too_short_has_what_is_left(
 
     def search_one(
         tuner: Tuner, crew: object, kernel: Node, clock: object, earlier: object, late: list[Node]
-    ) -> Record | None:
+    ) -> SearchRecord | None:
         asked.append(kernel.arg.name)
         if asked == ["long"]:
             late.append(kernel)
