@@ -8,6 +8,7 @@ precision first, refitting the others after each, so that rounding costs next to
 from __future__ import annotations
 
 import struct
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -253,7 +254,7 @@ def gelu_text() -> str:
     found, error = fit(gelu_quotient, mpf(0), GELU_END, terms, 32, by_gelu_quotient)
     what = "The polynomial of `gelu` / x: one of degree 2, and steps of (offset, constant)"
     lines = [f"# {what}: {error:.2f}", "GELU_BASE_F32: Final = ("]
-    lines += [*(f"    {value!r}," for value in found[2:]), ")", "GELU_STEPS_F32: Final = ("]
+    lines += [numbers_text(found[2:], "    "), ")", "GELU_STEPS_F32: Final = ("]
     steps = zip(offsets, reversed(found[:2]), strict=True)
     return "\n".join([*lines, *(f"    {step!r}," for step in steps), ")"])
 
@@ -289,7 +290,7 @@ def gelu_parts_text() -> str:
     what = "The normal distribution's integral from |x| on in parts, by powers of |x|"
     lines = [f"# {what}: {max(error for _, error in parts):.2f}", f"{GELU_PARTS}: Final = ("]
     for row in zip(*(coefficients for coefficients, _ in parts), strict=True):
-        lines += ["    (", *(f"        {value!r}," for value in (*row, 0.0)), "    ),"]
+        lines += ["    (", numbers_text((*row, 0.0), "        "), "    ),"]
     return "\n".join([*lines, ")"])
 
 
@@ -379,6 +380,14 @@ GELU, GELU_PARTS = "GELU_STEPS_F32", "GELU_PARTS_F32"
 NAMES = (*(row[0] for row in TABLES), GELU, GELU_PARTS)
 
 
+def numbers_text(numbers: Sequence[float], indent: str) -> str:
+    """Numbers side by side in lines of 100 columns."""
+    text = ", ".join(map(repr, numbers)) + ","
+    return textwrap.fill(
+        text, 100, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
 def table_text(name: str) -> str:
     """One table, or those of a way of GELU, as they stand in the package."""
     if name == GELU:
@@ -389,7 +398,7 @@ def table_text(name: str) -> str:
     _, what, function, low, high, count, bits, weight = row
     coefficients, error = fit(function, low, high, powers(count), bits, weight)
     lines = [f"# {what}: {error:.2f}", f"{name}: Final = ("]
-    return "\n".join([*lines, *(f"    {value!r}," for value in coefficients), ")"])
+    return "\n".join([*lines, numbers_text(coefficients, "    "), ")"])
 
 
 if __name__ == "__main__":
