@@ -8,7 +8,7 @@ from math import gcd, prod
 
 from baregrad.ir.core import index
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize
-from baregrad.kernel.language.schedule import Bind, Split, StageInput, StageReduce, Step
+from baregrad.kernel.language.schedule import Bind, StageInput, StageReduce, Step
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.tiling import PlannedAxis, loop_names, points
 from baregrad.target.cpu import PAGE_NBYTES
@@ -120,19 +120,15 @@ def cut_blocks(
     for axis in plan.axes:
         plan.keep(axis)
     block, tile, group, rows, row = f"{n}b", f"{n}t", f"{m}b", f"{m}o", f"{m}u"
-    _split(plan, found.lane, {block: 0, tile: blocks.tiles, **lanes})
-    for name in lanes:
-        plan.bind(name, "vector" if name == [*lanes][-1] else "unroll")
-    _split(plan, found.rows, {group: 0, rows: blocks.group, row: blocks.rows} if grouped else
-           {rows: 0, row: blocks.rows})  # fmt: skip
-    if unit != "loop":
-        plan.bind(row, unit)
+    units = {name: "vector" if name == [*lanes][-1] else "unroll" for name in lanes}
+    _cut(plan, found.lane, {block: 0, tile: blocks.tiles, **lanes}, units)
+    parts = {group: 0, rows: blocks.group} if grouped else {rows: 0}
+    _cut(plan, found.rows, {**parts, row: blocks.rows}, {} if unit == "loop" else {row: unit})
     several = blocks.steps < -(-found.steps.size // prod(word.values()))
     outer, inner = [f"{k}o"] if several else [], f"{k}i" if several or word else k
-    if several:
-        _split(plan, found.steps, {outer[0]: 0, inner: blocks.steps, **word})
-    elif word:
-        _split(plan, found.steps, {inner: 0, **word})
+    parts = {outer[0]: 0, inner: blocks.steps} if several else {inner: 0}
+    if several or word:
+        _cut(plan, found.steps, {**parts, **word}, {})
     groups = [group] if grouped else []
     first = groups if blocks.by_rows else []
     inside = [*loop_names(found.inside), *([] if blocks.by_rows else groups), rows, tile]
@@ -141,10 +137,12 @@ def cut_blocks(
     return BlockLoops(tile, rows, row, tuple(lanes), outer, inner, inside, around, shared)
 
 
-def _split(plan: SumPlan, axis: PlannedAxis, parts: dict[str, int]) -> None:
-    """Split an axis into parts, the first of which, of size 0, takes what is left."""
+def _cut(
+    plan: SumPlan, axis: PlannedAxis, parts: dict[str, int], units: dict[str, str]
+) -> None:
+    """Split an axis into parts, the last one masked where they do not divide it."""
     size = prod([max(count, 1) for count in parts.values()])
-    plan.steps.append(Split(axis.name, tuple(parts.items()), masked=axis.size % size != 0))
+    plan.cut(axis, parts, units, masked=axis.size % size != 0)
 
 
 def blocked_schedule(

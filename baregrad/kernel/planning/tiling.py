@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -208,37 +208,49 @@ class CpuPlan:
             if axis.extent != 1:
                 axis.loops = [(axis.name, axis.size)]
 
+    def cut(
+        self, axis: PlannedAxis, parts: Mapping[str, int], units: Mapping[str, str],
+        tail: str = "", masked: bool = False,
+    ) -> None:
+        """Split an axis into parts, outermost first, of which the first takes what is left.
+
+        They are loops, but those that have `units`.
+        """
+        tile = prod([size or 1 for size in parts.values()])
+        trips = -(-axis.size // tile) if masked else max(axis.size // tile, 1)
+        self.steps.append(Split(axis.name, tuple(parts.items()), tail, masked))
+        for name, unit in units.items():
+            self.bind(name, unit)
+        axis.planned = True
+        axis.loops = [(name, size or trips) for name, size in parts.items() if name not in units]
+
+    def whole(self, axis: PlannedAxis, name: str, size: int, unit: str) -> None:
+        """All of an axis, or of its tail called `name`, is a tile."""
+        axis.planned = True
+        axis.tiles.append((name,))
+        if size > 1:
+            self.bind(name, unit)
+
     def unroll(self, axis: PlannedAxis, count: int) -> None:
         """Spread `count` neighbours of an axis over registers, the rest is a loop."""
         if count <= 1:
             self.keep(axis)
             return
-        axis.planned = True
         if axis.extent == count:
-            self.bind(axis.name, "unroll")
-            axis.tiles.append((axis.name,))
+            self.whole(axis, axis.name, count, "unroll")
             return
         rest = index.mod(axis.extent, count)
         tail = "" if rest == 0 else f"{axis.name}t"
-        outer = f"{axis.name}o"
         inner = f"{axis.name}u"
-        self.steps.append(Split(axis.name, ((outer, 0), (inner, count)), tail))
-        self.bind(inner, "unroll")
+        self.cut(axis, {f"{axis.name}o": 0, inner: count}, {inner: "unroll"}, tail)
         axis.tiles.append((inner,))
-        axis.loops = [(outer, max(axis.size // count, 1))]
         if tail and isinstance(rest, int):
-            if rest > 1:
-                self.bind(tail, "unroll")
-            axis.tiles.append((tail,))
+            self.whole(axis, tail, rest, "unroll")
         elif tail:
             axis.loops.append((tail, 1))
 
     def vectorise(
-        self,
-        axis: PlannedAxis,
-        lanes: int,
-        count: int = 1,
-        carried: bool = False,
+        self, axis: PlannedAxis, lanes: int, count: int = 1, carried: bool = False,
         wide: bool = False,
     ) -> None:
         """Tiles of `count` vectors of `lanes` elements; what is left over is a smaller tile.
@@ -254,26 +266,19 @@ class CpuPlan:
             self.powers(axis, axis.name, size)
             return
         if size is not None and (size <= lanes or (size < 2 * lanes and count > 1 and not carried)):
-            axis.tiles.append((axis.name,))
-            if size > 1:
-                self.bind(axis.name, "vector")
+            self.whole(axis, axis.name, size, "vector")
             return
         if size is not None:
             count = max(min(count, size // lanes), 1)
-        tile = lanes * count
-        rest = index.mod(axis.extent, tile)
+        rest = index.mod(axis.extent, lanes * count)
         tail = "" if rest == 0 else f"{axis.name}t"
-        outer = f"{axis.name}o"
         each, width = merged(count, lanes) if wide else (count, lanes)
-        names = (f"{axis.name}u", f"{axis.name}v") if each > 1 else (f"{axis.name}v",)
-        sizes = (each, width) if each > 1 else (width,)
-        parts = ((outer, 0), *zip(names, sizes, strict=True))
-        self.steps.append(Split(axis.name, parts, tail))
-        if each > 1:
-            self.bind(names[0], "unroll")
-        self.bind(names[-1], "vector")
-        axis.tiles.append(names)
-        axis.loops = [(outer, max(axis.size // tile, 1))]
+        tiles = {f"{axis.name}u": each, f"{axis.name}v": width}
+        units = {f"{axis.name}u": "unroll", f"{axis.name}v": "vector"}
+        if each == 1:
+            del tiles[f"{axis.name}u"], units[f"{axis.name}u"]
+        self.cut(axis, {f"{axis.name}o": 0, **tiles}, units, tail)
+        axis.tiles.append(tuple(tiles))
         if tail and isinstance(rest, int):
             self.vector_tail(axis, tail, rest, lanes, carried, wide)
         elif tail:
@@ -281,18 +286,14 @@ class CpuPlan:
 
     def vectorise_masked(self, axis: PlannedAxis, lanes: int) -> None:
         """Vectors of `lanes` elements; the last one is masked if they do not divide the axis."""
-        axis.planned = True
         self.vectors.append(axis)
         if axis.extent == lanes:
-            axis.tiles.append((axis.name,))
-            self.bind(axis.name, "vector")
+            self.whole(axis, axis.name, lanes, "vector")
             return
-        outer, inner = f"{axis.name}o", f"{axis.name}v"
+        inner = f"{axis.name}v"
         masked = index.mod(axis.extent, lanes) != 0
-        self.steps.append(Split(axis.name, ((outer, 0), (inner, lanes)), masked=masked))
-        self.bind(inner, "vector")
+        self.cut(axis, {f"{axis.name}o": 0, inner: lanes}, {inner: "vector"}, masked=masked)
         axis.tiles.append((inner,))
-        axis.loops = [(outer, -(-axis.size // lanes))]
 
     def vector_tail(
         self, axis: PlannedAxis, tail: str, rest: int, lanes: int, carried: bool, wide: bool
@@ -302,9 +303,7 @@ class CpuPlan:
             self.powers(axis, tail, rest)
             return
         if rest < MOST_ODD_VECTORS * lanes and rest != lanes and not carried:
-            if rest > 1:
-                self.bind(tail, "vector")
-            axis.tiles.append((tail,))
+            self.whole(axis, tail, rest, "vector")
             return
         vectors, left = divmod(rest, lanes)
         last = f"{tail}t" if left else ""
@@ -317,9 +316,7 @@ class CpuPlan:
         if left and carried:
             self.powers(axis, last, left)
         elif left:
-            if left > 1:
-                self.bind(last, "vector")
-            axis.tiles.append((last,))
+            self.whole(axis, last, left, "vector")
 
     def powers(self, axis: PlannedAxis, name: str, size: int) -> None:
         """Fewer elements than a register has lanes, as vectors of falling powers of two."""

@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
-from baregrad.kernel.language.schedule import Bind, Split, StageInput
+from baregrad.kernel.language.schedule import Bind, StageInput
 from baregrad.kernel.planning.cpu.convolution_tiles import (
     LEAST_LANES,
     NEAR_STEPS,
@@ -263,13 +263,10 @@ def _cut_run(
         run = next((r for r in RUNS if axis.extent > r and axis.extent % r == 0), 0)
         if not run or axis.extent <= RUNS[0]:
             break
-        names = (f"{axis.name}a", f"{axis.name}b")
-        plan.steps.append(Split(axis.name, ((names[0], 0), (names[1], run))))
-        axis.planned = True
-        sizes = (axis.extent // run, run)
+        plan.cut(axis, {f"{axis.name}a": 0, f"{axis.name}b": run}, {})
         parts = [
             PlannedAxis(name, size, axis.nodes, True, size, [(name, size)])
-            for name, size in zip(names, sizes, strict=True)
+            for name, size in axis.loops
         ]
         own[place : place + 1] = parts
         return own, axis, parts

@@ -6,7 +6,7 @@ from baregrad.base.bits import is_power_of_two
 from baregrad.ir.analysis.rows import LEAST_NEIGHBOURS
 from baregrad.ir.core.node import Node, toposort
 from baregrad.kernel.facts.analysis import EXPENSIVE_OPS, ArrayAccess, itemsize, op_flops
-from baregrad.kernel.language.schedule import Schedule, Split
+from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.loop_pieces import SCOPED
 from baregrad.kernel.planning.cpu.streams import prefetch_arrays, stream_outputs
 from baregrad.kernel.planning.pool import choose_pool
@@ -123,18 +123,14 @@ def _in_pages(plan: CpuPlan, axis: PlannedAxis, pages: int) -> bool:
     if rows < 2 or not isinstance(axis.extent, int) or axis.extent % tile:
         return False
     name = axis.name
-    sizes = tuple(zip(
+    sizes = dict(zip(
         [f"{name}{part}" for part in "wiuv"], (pages, rows, several, plan.lanes), strict=True
     ))
-    plan.steps.append(Split(name, ((f"{name}o", 0), *sizes)))
-    plan.bind(f"{name}w", "unroll")
-    plan.bind(f"{name}u", "unroll")
-    plan.bind(f"{name}v", "vector")
+    units = {f"{name}w": "unroll", f"{name}u": "unroll", f"{name}v": "vector"}
+    plan.cut(axis, {f"{name}o": 0, **sizes}, units)
     plan.vectors.append(axis)
-    plan.tile_order.extend((f"{name}w", f"{name}u", f"{name}v"))
-    axis.planned = True
-    axis.tiles.append((f"{name}w", f"{name}u", f"{name}v"))
-    axis.loops = [(f"{name}o", axis.extent // tile), (f"{name}i", rows)]
+    plan.tile_order.extend(units)
+    axis.tiles.append(tuple(units))
     return True
 
 
@@ -216,11 +212,8 @@ def _block(plan: CpuPlan, axis: PlannedAxis) -> None:
     if not isinstance(axis.extent, int) or axis.extent <= LINE_USES:
         plan.keep(axis)
         return
-    axis.planned = True
     tail = f"{axis.name}t" if axis.extent % LINE_USES else ""
-    parts = ((f"{axis.name}o", 0), (f"{axis.name}i", LINE_USES))
-    plan.steps.append(Split(axis.name, parts, tail))
-    axis.loops = [(parts[0][0], axis.extent // LINE_USES), (parts[1][0], LINE_USES)]
+    plan.cut(axis, {f"{axis.name}o": 0, f"{axis.name}i": LINE_USES}, {}, tail)
     if tail:
         axis.loops.append((tail, axis.extent % LINE_USES))
 

@@ -139,9 +139,7 @@ def carry_panels(
     at = last.name
     if pieces.factor > 1:
         at, kept = f"{last.name}o", f"{last.name}i"
-        plan.steps.append(Split(last.name, ((at, 0), (kept, pieces.factor))))
-        last.planned = True
-        last.loops = [(at, last.size // pieces.factor), (kept, pieces.factor)]
+        plan.cut(last, {at: 0, kept: pieces.factor}, {})
         part = PlannedAxis(kept, pieces.factor, last.nodes, True, pieces.factor)
         pieces.inner.insert(0, part)
     names, loops = loop_names(inside), loop_names([second])
@@ -227,12 +225,9 @@ def plan_columns(plan: SumPlan, lane: PlannedAxis) -> bool:
     count = max(range(wanted // 2 + 1, wanted + 1), key=lambda c: (-(units % c), c))
     names = [f"{lane.name}{part}" for part in "pquv"]
     tail = f"{lane.name}t" if lane.extent % (unit * count) else ""
-    parts = tuple(zip(names, (0, count, COLUMN_VECTORS, plan.lanes), strict=True))
-    plan.steps.append(Split(lane.name, parts, tail))
-    plan.bind(names[2], "unroll")
-    plan.bind(names[3], "vector")
-    lane.planned = True
-    lane.loops = [(names[0], units // count)]
+    parts = dict(zip(names, (0, count, COLUMN_VECTORS, plan.lanes), strict=True))
+    plan.cut(lane, parts, {names[2]: "unroll", names[3]: "vector"}, tail)
+    del lane.loops[1:]
     if tail:
         left = lane.extent % (unit * count)
         rest = PlannedAxis(tail, left, lane.nodes, False, left)

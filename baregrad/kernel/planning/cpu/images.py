@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from baregrad.base.bits import round_up
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, moves_of
-from baregrad.kernel.language.schedule import Split, StageInput
+from baregrad.kernel.language.schedule import StageInput
 from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis, loop_names, points
 from baregrad.target.cpu import CpuTarget
 
@@ -172,10 +172,8 @@ def cut_band(plan: CpuPlan, image: Image) -> list[PlannedAxis]:
     if axis is None:
         return []
     outer, inner = f"{axis.name}o", f"{axis.name}i"
-    plan.steps.append(Split(axis.name, ((outer, 0), (inner, image.rows))))
-    axis.planned = True
-    axis.loops = [(outer, axis.size // image.rows)]
-    loops = [(inner, image.rows)]
+    plan.cut(axis, {outer: 0, inner: image.rows}, {})
+    loops = [axis.loops.pop()]
     return [PlannedAxis(inner, image.rows, axis.nodes, False, image.rows, loops, planned=True)]
 
 
