@@ -9,13 +9,19 @@ complete.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
 
 from baregrad.ir.core.node import Node
+from baregrad.ir.evaluate.alu import Array
 from baregrad.ir.protocol.attributes import ProtocolError
 from baregrad.target.gpu import GpuTarget
+
+Block = TypeVar("Block", bound="ClusterBlock")
 
 
 class MBarrier:
@@ -152,7 +158,7 @@ class Meeting:
         )
 
 
-class Agent(Protocol):
+class ClusterAgent(Protocol):
     """What runs by itself in a block: a thread of control, or threads in step."""
 
     blocked: Blocked | None
@@ -191,13 +197,13 @@ class Cluster:
         # In some, engines do nothing before they are waited for.
         self.lazy = rng.random() < 0.5
 
-    def run(self, agents: Sequence[Agent]) -> None:
+    def run(self, agents: Sequence[ClusterAgent]) -> None:
         """Until every agent has ended; raises ProtocolError for a deadlock."""
         for agent in agents:
             agent.block.running += 1
-        # Some hardly get to run.
-        paces = dict.fromkeys(agent.pace for agent in agents)
-        speed = {pace: self.rng.choice((1.0, 1.0, 0.2, 0.003)) for pace in paces}
+        # Some blocks hardly get to run, and some agents of others.
+        keys = dict.fromkeys(key for one in agents for key in (one.block, one.pace))
+        speed = {key: self.rng.choice((1.0, 1.0, 0.2, 0.003)) for key in keys}
         waiting = list(agents)
         while waiting:
             ready = [one for one in waiting if one.blocked is None or one.blocked.over()]
@@ -209,7 +215,9 @@ class Cluster:
             if not ready:
                 lines = [f"{one} waits for {one.blocked.what()}" for one in waiting if one.blocked]
                 raise ProtocolError("deadlock: " + "; ".join(lines))
-            (agent,) = self.rng.choices(ready, [speed[one.pace] for one in ready])
+            (agent,) = self.rng.choices(
+                ready, [speed[one.block] * speed[one.pace] for one in ready]
+            )
             agent.step()
             if agent.ended:
                 waiting.remove(agent)
@@ -223,6 +231,14 @@ class Cluster:
         if key not in self.meetings:
             self.meetings[key] = Meeting(" ".join(map(str, key)), size)
         return self.meetings[key].arrive()
+
+    def deliver(
+        self, blocks: Iterable[Block], count: int, land: Callable[[Block, Array], None]
+    ) -> None:
+        """Let `count` elements land in each block, in random pieces at random times."""
+        for block in blocks:
+            for piece in np.array_split(np.arange(count), self.rng.randint(1, 4)):
+                self.events.append(partial(land, block, piece))
 
     def mbarrier(self, name: str, count: int) -> MBarrier:
         """A new barrier that counts arrivals and bytes."""

@@ -132,16 +132,15 @@ def _tma_load(warp: Threads, node: Node) -> None:
     size = array.dtype.bits // 8
     memory = warp.memory[array.arg.slot]
     data = np.where(inside, memory[np.where(inside, offset, 0)], 0).astype(memory.dtype)
-    for block in warp.blocks if node.arg.immediates[3] else [warp.block]:
-        for piece in np.array_split(np.arange(address.size), warp.cluster.rng.randint(1, 3)):
 
-            def land(block: ThreadBlock = block, piece: Array = piece) -> None:
-                block.touch("a copy lands")
-                raw = data[piece].view(np.uint8).reshape(-1, size)
-                block.shared[address[piece][:, None] + np.arange(size)] = raw
-                block.barrier(barrier).complete(int(piece.size) * size)
+    def land(block: ThreadBlock, piece: Array) -> None:
+        block.touch("a copy lands")
+        raw = data[piece].view(np.uint8).reshape(-1, size)
+        block.shared[address[piece][:, None] + np.arange(size)] = raw
+        block.barrier(barrier).complete(piece.size * size)
 
-            warp.cluster.events.append(land)
+    blocks = warp.blocks if node.arg.immediates[3] else [warp.block]
+    warp.cluster.deliver(blocks, address.size, land)
 
 
 def _tma_store(warp: Threads, node: Node) -> None:

@@ -23,13 +23,11 @@ from baregrad.ir.evaluate.gpu_cluster import Blocked, Cluster, ClusterBlock, Gro
 from baregrad.ir.evaluate.loop_level import (
     Expression,
     LoopMachine,
-    Tile,
     flat_arguments,
     poisoned,
-    tile_of,
 )
 from baregrad.ir.protocol.attributes import ProtocolError, Role
-from baregrad.ir.protocol.derive import box_nbytes
+from baregrad.ir.protocol.derive import box_axes, box_nbytes
 from baregrad.target.gpu import GpuTarget
 
 _LAUNCHED = ("grid", "cluster", "warpgroup")
@@ -242,10 +240,14 @@ class ControlThread(LoopMachine):
         self._store(node)
 
     def places(self, node: Node, target: Node, indices: tuple[Node, ...]) -> Array:
-        """Flat positions that a statement's indices touch."""
-        expression = Expression(self, tile_of(node, ()))
-        flat = expression.offset(target, indices, expression.masks[0])
-        return np.asarray(np.broadcast_to(flat, expression.tile.extents).reshape(-1))
+        """Flat positions that a statement's indices touch, in row-major order of its box."""
+        scope = Expression(self)
+        return scope.matrix(scope.offset(target, indices), box_axes(node))
+
+    def box(self, node: Node) -> Array:
+        """The tile that a COPYTO moves, as raw codes in row-major order of its box."""
+        scope = Expression(self)
+        return to_raw(scope.matrix(scope.value(node.src[1]), box_axes(node)), node.src[0].dtype)
 
 
 # --- pipes ---------------------------------------------------------------------------------------
@@ -304,33 +306,23 @@ def _copy(thread: ControlThread, node: Node) -> None:
         raise CompilerBug("an engine that nobody knows", found=node.arg)
 
 
-def _tile_value(thread: ControlThread, node: Node) -> tuple[Array, Expression]:
-    """The tile that a COPYTO moves, as raw codes in row-major order of its box."""
-    expression = Expression(thread, tile_of(node, ()))
-    value = np.broadcast_to(expression.value(node.src[1]), expression.tile.extents)
-    return to_raw(value.reshape(-1), node.src[0].dtype), expression
-
-
 def _bulk_load(thread: ControlThread, node: Node) -> None:
     """Pieces of the tile land at random times; each completes its bytes on the slot's barrier."""
     target, pipe = node.src[0], node.src[-2]
     counter = int(thread.scalar(node.src[-1]))
     indices = node.src[2:-2]
-    data, _ = _tile_value(thread, node)
+    data = thread.box(node)
     places = thread.places(node, target, indices)
-    pieces = np.array_split(np.arange(places.size), thread.cluster.rng.randint(1, 4))
-    blocks = thread.launch.blocks if node.arg.multicast else [thread.block]
     nbytes = box_nbytes(node) // places.size
-    for block in blocks:
-        for piece in pieces:
 
-            def land(block: LoopBlock = block, piece: Array = piece) -> None:
-                barrier = block.barrier((pipe.arg.name, "full", counter % pipe.arg.depth))
-                for view in ("lanes", "async"):
-                    block.memory(target, view)[places[piece]] = data[piece]
-                barrier.complete(int(piece.size) * nbytes)
+    def land(block: LoopBlock, piece: Array) -> None:
+        barrier = block.barrier((pipe.arg.name, "full", counter % pipe.arg.depth))
+        for view in ("lanes", "async"):
+            block.memory(target, view)[places[piece]] = data[piece]
+        barrier.complete(piece.size * nbytes)
 
-            thread.cluster.events.append(land)
+    blocks = thread.launch.blocks if node.arg.multicast else [thread.block]
+    thread.cluster.deliver(blocks, places.size, land)
 
 
 def _bulk_store(thread: ControlThread, node: Node) -> None:
@@ -342,7 +334,7 @@ def _bulk_store(thread: ControlThread, node: Node) -> None:
     reading = frozenset(thread.places(node, source, read.src[1:]).tolist())
 
     def complete() -> None:
-        data, _ = _tile_value(engine, node)
+        data = engine.box(node)
         engine.memory[target.arg.slot][engine.places(node, target, indices)] = data
 
     group = Group([complete], source, reading)
@@ -367,8 +359,9 @@ def _mma(thread: ControlThread, node: Node) -> None:
         thread.hidden[total] = np.zeros_like(thread.hidden[total])
 
     def retire() -> None:
-        left = _operand(engine, a, (axes[0], axes[2]))
-        right = _operand(engine, b, (axes[1], axes[2]))
+        scope = Expression(engine)
+        left = scope.matrix(scope.value(a), axes[:1], axes[2:])
+        right = scope.matrix(scope.value(b), axes[1:2], axes[2:])
         product = left.astype(np.float64) @ right.astype(np.float64).T
         if dirty:
             product[:] = np.nan
@@ -388,16 +381,6 @@ def _mma(thread: ControlThread, node: Node) -> None:
 
 def _in_registers(node: Node) -> bool:
     return node.op is Ops.ALLOC and node.arg.space == "register"
-
-
-def _operand(engine: ControlThread, value: Node, axes: tuple[Node, Node]) -> Array:
-    """The matrix of an operand over its two tile ranges."""
-    tile = Tile()
-    for axis in axes:
-        tile.axes[axis] = len(tile.extents)
-        tile.extents.append(int(axis.src[0].arg))
-    found = Expression(engine, tile).value(value)
-    return np.asarray(np.broadcast_to(found, tile.extents))
 
 
 def _done(thread: ControlThread, node: Node) -> None:

@@ -66,7 +66,7 @@ class Threads(LinearMachine):
         super().__init__(program, params, known, threads=threads)
         self.lanes_are_threads = is_of_warps(program)
         self.number = int(threads[0]) // cluster.target.warp_lanes
-        self.pace = rank
+        self.pace = (rank, self.number)
         self.blocked: Blocked | None = None
         # Who has touched each element of shared memory since the last barrier, and where copies
         # are under way.

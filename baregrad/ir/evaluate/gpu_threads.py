@@ -75,7 +75,7 @@ def _in_step(program: Node, target: GpuTarget) -> list[Array]:
 
 
 def _bar_sync(machine: Threads, node: Node) -> None:
-    """All threads of the block, or so many warps at the barrier of a number."""
+    """All threads of the block meet, or a number of warps at a numbered barrier."""
     machine.meet("a barrier")
     machine.writers.clear()
     machine.readers.clear()

@@ -16,29 +16,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from baregrad.base.errors import CompilerBug, IndexOutOfRange
+from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import PRODUCTS, tiles_value
 from baregrad.ir.core.axes import THREAD_BINDS
-from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import ELEMENTWISE, Ops
-from baregrad.ir.evaluate.alu import (
-    apply_scalar_op,
-    constant,
-    to_array,
-    to_raw,
-    working_dtype,
-)
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.evaluate.alu import Array, to_array, to_raw
 from baregrad.ir.evaluate.monoids import States, combine, fold_axis
+from baregrad.ir.evaluate.ranged_values import (
+    SHARED_RULES,
+    Rule,
+    Value,
+    aligned,
+    axis_order,
+    elementwise,
+    guard,
+    leaf,
+    need_unmarked,
+    places_of,
+    reduced,
+    split_reduce,
+    union,
+    value_of,
+    whole,
+)
 
-Array = npt.NDArray[Any]
 STRUCTURE = frozenset((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
 _GARBAGE = 0xA5
 
@@ -69,21 +77,6 @@ def flat_arguments(params: Sequence[Array] | Mapping[int, Array]) -> dict[int, A
         if not array.flags.c_contiguous:
             raise CompilerBug("an argument array is not contiguous", found=f"slot {slot}")
     return {slot: array.reshape(-1) for slot, array in given.items()}
-
-
-@dataclass(slots=True)
-class Tile:
-    """How a statement's tile ranges lie on NumPy axes: axis of each range, and their extents."""
-
-    axes: dict[Node, int] = field(default_factory=dict)
-    extents: list[int] = field(default_factory=list)
-
-    def line(self, axis: Node) -> Array:
-        """0, 1, ..., extent - 1 along the axis of a tile range."""
-        position = self.axes[axis]
-        shape = [1] * len(self.extents)
-        shape[position] = self.extents[position]
-        return np.arange(self.extents[position], dtype=np.int64).reshape(shape)
 
 
 class LoopMachine:
@@ -151,7 +144,9 @@ class LoopMachine:
 
     def scalar(self, node: Node) -> Any:
         """The value of an expression without free tile ranges."""
-        return Expression(self, Tile()).value(node).item()
+        value = Expression(self).value(node)
+        need_unmarked(value, node)
+        return value.parts[0].item()
 
     def _branch(self, node: Node, stack: list[Any]) -> None:
         cond, body = node.src
@@ -184,19 +179,15 @@ class LoopMachine:
         return (node.arg.depth, *extents) if slots else extents
 
     def _store(self, node: Node) -> None:
-        buffer, value, *indices = node.src
-        tile = tile_of(node, self.conditions)
-        expression = Expression(self, tile)
-        mask = expression.all_true(self.conditions)
-        data = expression.value(value, mask)
-        offset = expression.offset(buffer, indices, mask)
-        shape = tuple(tile.extents)
-        # Points along a closed axis (a horizontal REDUCE's) are one point.
-        kept = open_axes(node, tile, self.conditions)
-        shape = tuple(e if p in kept else 1 for p, e in enumerate(shape))
-        active = np.broadcast_to(mask, shape).reshape(-1)
-        places = np.broadcast_to(offset, shape).reshape(-1)[active]
-        data = np.broadcast_to(data, shape).reshape(-1)[active]
+        buffer, source, *indices = node.src
+        scope = Expression(self)
+        holds = scope.holds(self.conditions)
+        value, offset = scope.value(source), scope.offset(buffer, indices)
+        for one in (value, offset):
+            need_unmarked(guard(holds, one), node)
+        axes = union([holds, value, offset])
+        active = whole(holds, axes, scope)
+        places, data = (whole(one, axes, scope)[active] for one in (offset, value))
         memory = self.buffer(buffer)
         if node.op is Ops.COPYTO:
             # It lands at any time from now on: nobody can count on what is there before.
@@ -211,46 +202,29 @@ class LoopMachine:
             (total,) = combine(node.arg, (old,), (one.reshape(1),), round_narrow=True)
             memory[place] = to_raw(total, buffer.dtype)[0]
 
-
     def _multiply(self, node: Node) -> None:
         """A product of matrices is added, exactly, and rounded once; of words, as tiles do it."""
-        total, left, right = node.src[:3]
-        if node.arg.name in PRODUCTS:
-            self._multiply_words(node)
-            return
-        tile = tile_of(node, self.conditions)
-        expression = Expression(self, tile)
-        mask = expression.all_true(self.conditions)
-        old = expression.value(total, mask)
-        factors = [expression.value(side, mask).astype(np.float64) for side in (left, right)]
-        summed = (factors[0] * factors[1]).sum(axis=tile.axes[node.src[6]], keepdims=True)
-        offset = expression.offset(total.src[0], total.src[1:], mask)
-        new = (old + summed).astype(np.float32)
-        memory = self.buffer(total.src[0])
-        memory[np.broadcast_to(offset, new.shape).reshape(-1)] = new.reshape(-1)
-
-    def _multiply_words(self, node: Node) -> None:
         total, left, right, keep, *axes = node.src
-        tile = tile_of(node, self.conditions)
-        expression = Expression(self, tile)
-        rows, columns, words, *steps = [tile.axes[axis] for axis in axes]
-        offset = expression.offset(total.src[0], total.src[1:], expression.masks[0])
-
-        def flat(values: Array, *sides: list[int]) -> Array:
-            """Values over these axes of the tile, the others being of one element, as a matrix."""
-            order = [place for side in sides for place in side]
-            shape = [e if p in order else 1 for p, e in enumerate(tile.extents)]
-            moved = np.moveaxis(np.broadcast_to(values, shape), order, range(-len(order), 0))
-            return moved.reshape([math.prod(tile.extents[p] for p in side) for side in sides])
-
+        scope = Expression(self)
+        offset = scope.offset(total.src[0], total.src[1:])
         memory = self.buffer(total.src[0])
-        places = flat(offset, [rows], [columns])
-        old = memory[places]
-        if not self.scalar(keep):
-            old = np.zeros_like(old)
-        a = flat(expression.value(left), [rows], [*steps, words])
-        b = flat(expression.value(right), [*steps, words], [columns])
-        memory[places] = tiles_value(node.arg.name, old, a, b)
+        if node.arg.name in PRODUCTS:
+            rows, columns, words, *steps = axes
+            places = scope.matrix(offset, [rows], [columns])
+            old = memory[places] if self.scalar(keep) else np.zeros_like(memory[places])
+            a = scope.matrix(scope.value(left), [rows], [*steps, words])
+            b = scope.matrix(scope.value(right), [*steps, words], [columns])
+            memory[places] = tiles_value(node.arg.name, old, a, b)
+            return
+        values = [offset, *map(scope.value, (total, left, right))]
+        holds = scope.holds(self.conditions)
+        for one in values:
+            need_unmarked(guard(holds, one), node)
+        order = union(values)
+        places, old, a, b = (aligned(one.parts[0], one.axes, order) for one in values)
+        product = a.astype(np.float64) * b.astype(np.float64)
+        new = (old + product.sum(axis=order.index(axes[2]), keepdims=True)).astype(np.float32)
+        memory[np.broadcast_to(places, new.shape)] = new
 
     def _done(self, node: Node) -> None:
         """Let all but the last groups land, as late as possible."""
@@ -283,128 +257,82 @@ class _Counter:
 
 
 class Expression:
-    """Evaluates the expressions of one statement execution; every node once per mask."""
+    """Where the expressions of one execution of a statement are evaluated."""
 
-    def __init__(self, machine: LoopMachine, tile: Tile) -> None:
+    def __init__(self, machine: LoopMachine) -> None:
         self.machine = machine
-        self.tile = tile
-        self.known: dict[tuple[Node, int], Any] = {}
-        self.masks: list[Array] = [np.ones((1,) * len(tile.extents), np.bool_)]
+        self.values: dict[Node, Value] = {}
 
-    def all_true(self, conditions: Sequence[Node]) -> Array:
+    def extent(self, axis: Node) -> int:
+        """The points of a tile range."""
+        if axis.src[0].op is not Ops.CONST:
+            raise CompilerBug("a tile range needs a constant extent", found=axis)
+        return int(axis.src[0].arg)
+
+    def value(self, node: Node) -> Value:
+        """The value of an expression."""
+        return value_of(node, self, LOOP_RULES)
+
+    def holds(self, conditions: Sequence[Node]) -> Value:
         """The conjunction of conditions, each evaluated where those before it hold."""
-        mask = self.masks[0]
-        for cond in conditions:
-            mask = mask & self.value(cond, mask)
-        return mask
-
-    def value(self, root: Node, mask: Array | None = None) -> Any:
-        """The array (tuple of arrays for REDUCE) of an expression; 0 where a guard is false."""
-        start = self._mask_id(self.masks[0] if mask is None else mask)
-        stack: list[tuple[Node, int]] = [(root, start)]
-        while stack:
-            node, where = stack[-1]
-            if (node, where) in self.known:
-                stack.pop()
-                continue
-            needs = self._needs(node, where)
-            missing = [need for need in needs if need not in self.known]
-            if missing:
-                stack.extend(reversed(missing))
-                continue
-            stack.pop()
-            self.known[node, where] = self._compute(node, where, needs)
-        return self.known[root, start]
-
-    def offset(self, buffer: Node, indices: Sequence[Node], mask: Array) -> Array:
-        """Flat element positions; raises IndexOutOfRange for an active point outside."""
-        extents = self.machine.shape(buffer)
-        flat = np.zeros((1,) * len(self.tile.extents), np.int64)
-        if len(extents) != len(indices):
-            raise CompilerBug("as many indices as axes are wanted", found=buffer, wanted=extents)
-        for axis, (index, extent) in enumerate(zip(indices, extents, strict=True)):
-            position = self.value(index, mask)
-            outside = mask & ((position < 0) | (position >= extent))
-            if outside.any():
-                worst = np.broadcast_to(position, outside.shape)[outside][0]
-                raise IndexOutOfRange(
-                    f"an access to axis {axis} of {buffer!r}",
-                    found=int(worst),
-                    wanted=f"0 <= index < {extent}",
-                )
-            flat = flat * extent + np.where(mask, position, 0)
-        return flat
-
-    def _mask_id(self, mask: Array) -> int:
-        for position, known in enumerate(self.masks):
-            if known is mask:
-                return position
-        self.masks.append(mask)
-        return len(self.masks) - 1
-
-    def _needs(self, node: Node, where: int) -> list[tuple[Node, int]]:
-        if node.op in (Ops.RANGE, Ops.CONST, Ops.VAR):
-            return []
-        if node.op is Ops.LOAD:
-            return [(child, where) for child in node.src[1:]]
-        if node.op is Ops.GUARD:
-            if (node.src[0], where) not in self.known:
-                return [(node.src[0], where)]
-            return [(node.src[0], where), (node.src[1], self._narrowed(node, where))]
-        if node.op is Ops.REDUCE:
-            return [(child, where) for child in node.src if child.op is not Ops.RANGE]
-        return [(child, where) for child in node.src]
-
-    def _narrowed(self, node: Node, where: int) -> int:
-        key = (node, -1 - where)
-        if key not in self.known:
-            self.known[key] = self._mask_id(self.masks[where] & self.known[node.src[0], where])
-        found: int = self.known[key]
+        found = leaf(np.ones((), np.bool_))
+        for condition in conditions:
+            found = guard(found, self.value(condition))
+            need_unmarked(found, condition)
         return found
 
-    def _compute(self, node: Node, where: int, needs: list[tuple[Node, int]]) -> Any:
-        values = [self.known[need] for need in needs]
-        op = node.op
-        ones = (1,) * len(self.tile.extents)
-        if op is Ops.CONST:
-            return constant(node).reshape(ones)
-        if op is Ops.VAR:
-            return np.asarray(self.machine.variables[node.arg.name], np.int64).reshape(ones)
-        if op is Ops.RANGE:
-            if node in self.tile.axes:
-                return self.tile.line(node)
-            return np.asarray(self.machine.counters[node], np.int64).reshape(ones)
-        if op is Ops.LOAD:
-            mask = self.masks[where]
-            flat = self.offset(node.src[0], node.src[1:], mask)
-            memory = self.machine.buffer(node.src[0])
-            if not mask.any():
-                return np.zeros(flat.shape, working_dtype(node.dtype))
-            loaded = to_array(memory[np.asarray(flat)], node.dtype)
-            return np.where(mask, loaded, np.zeros((), loaded.dtype))
-        if op is Ops.GUARD:
-            return np.where(values[0], values[1], np.zeros((), working_dtype(node.dtype)))
-        if op is Ops.PROJ:
-            return values[0][node.arg]
-        if op is Ops.REDUCE:
-            return self._reduce(node, values)
-        if op is Ops.CONVERT:
-            return values[0]
-        if op in ELEMENTWISE or op is Ops.BITFIELD:
-            return apply_scalar_op(node, *values)
-        raise CompilerBug("not an expression of the CPU's loop level", found=node)
+    def offset(self, buffer: Node, indices: Sequence[Node]) -> Value:
+        """Flat positions of elements; those outside are marked."""
+        values = [self.value(index) for index in indices]
+        axes, shape = union(values), self.machine.shape(buffer)
+        places, marked = places_of(values, shape, axes)
+        flat = np.zeros((1,) * len(axes), np.int64)
+        for place, extent in zip(places, shape, strict=True):
+            flat = flat * extent + place
+        return Value(axes, (flat,), marked)
 
-    def _reduce(self, node: Node, values: list[Array]) -> Any:
-        monoid: Monoid = node.arg.monoid
-        ranges = [child for child in node.src if child.op is Ops.RANGE]
-        ranges.sort(key=fold_rank)
-        shape = list(np.broadcast_shapes(*(value.shape for value in values)))
-        for axis in ranges:
-            shape[self.tile.axes[axis]] = self.tile.extents[self.tile.axes[axis]]
-        parts: States = tuple(np.broadcast_to(value, shape) for value in values)
-        for axis in ranges:
-            parts = fold_axis(monoid, parts, self.tile.axes[axis])
-        return parts if monoid.arity > 1 else parts[0]
+    def matrix(self, value: Value, *sides: Sequence[Node]) -> Array:
+        """A value with an axis for each side: the ranges of a side are joined, the first slowest.
+
+        Raises IndexOutOfRange for a marked point.
+        """
+        order = [axis for side in sides for axis in side]
+        need_unmarked(value, order[0])
+        axes = tuple(sorted(order, key=axis_order))
+        moved = whole(value, axes, self).transpose([axes.index(axis) for axis in order])
+        return moved.reshape([math.prod(map(self.extent, side)) for side in sides])
+
+
+def _range(node: Node, args: list[Value], scope: Expression) -> Value:
+    if node.arg.is_tile:
+        return Value((node,), (np.arange(scope.extent(node), dtype=np.int64),))
+    return leaf(np.asarray(scope.machine.counters[node], np.int64))
+
+
+def _variable(node: Node, args: list[Value], scope: Expression) -> Value:
+    return leaf(np.asarray(scope.machine.variables[node.arg.name], np.int64))
+
+
+def _load(node: Node, args: list[Value], scope: Expression) -> Value:
+    offset = scope.offset(node.src[0], node.src[1:])
+    memory = scope.machine.buffer(node.src[0])
+    if not memory.size:
+        # Nothing can be read; whatever is wanted here is out of bounds.
+        memory = np.zeros(1, memory.dtype)
+    loaded = to_array(memory[offset.parts[0]], node.dtype)
+    return Value(offset.axes, (loaded,), offset.marked)
+
+
+def _reduce(node: Node, args: list[Value], scope: Expression) -> Value:
+    _, ranges = split_reduce(node)
+
+    def fold(states: States, closed: list[int]) -> States:
+        places = dict(zip(ranges, closed, strict=True))
+        for axis in sorted(ranges, key=fold_rank):
+            states = fold_axis(node.arg.monoid, states, places[axis])
+        return tuple(state.squeeze(tuple(closed)) for state in states)
+
+    return reduced(node, args, scope, fold)
 
 
 def fold_rank(axis: Node) -> int:
@@ -412,30 +340,6 @@ def fold_rank(axis: Node) -> int:
     if axis.arg.is_thread:
         return 2 + THREAD_BINDS.index(axis.arg.bind)
     return int(axis.arg.bind == "vector")
-
-
-def tile_of(statement: Node, conditions: Sequence[Node]) -> Tile:
-    """An axis for every tile range below a statement, in the order of range ids."""
-    found = {
-        node
-        for node in toposort(statement, *conditions)
-        if node.op is Ops.RANGE and node.arg.is_tile
-    }
-    tile = Tile()
-    for axis in sorted(found, key=lambda node: node.arg.id):
-        if axis.src[0].op is not Ops.CONST:
-            raise CompilerBug("a tile range needs a constant extent", found=axis)
-        tile.axes[axis] = len(tile.extents)
-        tile.extents.append(int(axis.src[0].arg))
-    return tile
-
-
-def open_axes(statement: Node, tile: Tile, conditions: Sequence[Node]) -> set[int]:
-    """The axes of a tile that a statement's own points lie along."""
-    found: set[int] = set()
-    for node in (*statement.src[1:], *conditions):
-        found |= {tile.axes[axis] for axis in node.ranges if axis in tile.axes}
-    return found
 
 
 # --- memory's form of a value -------------------------------------------------------------------
@@ -466,3 +370,16 @@ def poisoned(count: int, dtype: DType) -> Array:
     if dtype is dtypes.bool:
         memory[:] = True
     return memory
+
+
+LOOP_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
+    {
+        **SHARED_RULES,
+        Ops.LOOKUP: elementwise,
+        Ops.RANGE: _range,
+        Ops.VAR: _variable,
+        Ops.LOAD: _load,
+        Ops.REDUCE: _reduce,
+        Ops.CONVERT: lambda node, args, scope: args[0],
+    }
+)

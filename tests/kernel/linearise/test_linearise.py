@@ -217,7 +217,7 @@ def test_a_gather_outside_its_array_is_an_error() -> None:
     x, places, out = param(1, 4), param(2, 4, dtype=I64), param(0, 4)
     node = kernel(loop(i, store(out, load(x, cast(load(places, i), dtypes.index)), i)))
     arrays = [zeros(4), data(4), np.array([0, 1, 4, 2])]
-    with pytest.raises(IndexOutOfRange, match="0 <= index < 4"):
+    with pytest.raises(IndexOutOfRange, match="leaves its array"):
         evaluate_loop(node, arrays)
     with pytest.raises(IndexOutOfRange, match="0 <= offset < 4"):
         evaluate_linear(lower(node), arrays)
