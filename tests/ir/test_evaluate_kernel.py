@@ -8,7 +8,7 @@ import pytest
 from baregrad.base.errors import CompilerBug, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce, Scan, Stage
+from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce, Scan, StageInfo
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, cast, const, range_node
 from baregrad.ir.core.op import Ops
@@ -59,7 +59,7 @@ def test_one_kernel_softmax_with_staged_powers() -> None:
     x = param(1, 3, 7)
     most = fold(MAX, at(x, i, k), k)
     power = alu(Ops.EXP, alu(Ops.SUB, at(x, i, k), most))
-    stage = Node(Ops.STAGE, F32, (power, k), Stage("scratch"))
+    stage = Node(Ops.STAGE, F32, (power, k), StageInfo("scratch"))
     total = fold(ADD, at(stage, k), k)
     node = kernel(out(param(0, 3, 7), alu(Ops.DIV, at(stage, j), total), i, j))
     a = RNG.standard_normal((3, 7)).astype(np.float32)
@@ -71,7 +71,7 @@ def test_one_kernel_softmax_with_staged_powers() -> None:
 
 def test_a_stage_read_backwards_and_across_its_axes() -> None:
     i, j = range_node(3, 0), range_node(4, 1)
-    stage = Node(Ops.STAGE, F32, (at(param(1, 3, 4), i, j), j, i), Stage("scratch"))
+    stage = Node(Ops.STAGE, F32, (at(param(1, 3, 4), i, j), j, i), StageInfo("scratch"))
     assert stage.shape == (4, 3)
     k, m = range_node(4, 2), range_node(3, 3)
     value = at(stage, index.sub(3, k), m)

@@ -13,7 +13,7 @@ from baregrad.apps.instructions import count
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce, Stage, Window
+from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce, StageInfo, Window
 from baregrad.ir.core.digest import digest, stable_repr
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import (
@@ -159,7 +159,7 @@ def test_free_ranges() -> None:
     assert element.ranges == {i, j}
     total = Node(Ops.REDUCE, F32, (element, j), Reduce(primitive(Ops.ADD, F32)))
     assert total.ranges == {i}
-    stage = Node(Ops.STAGE, F32, (element, j), Stage("scratch"))
+    stage = Node(Ops.STAGE, F32, (element, j), StageInfo("scratch"))
     assert stage.ranges == {i} and stage.shape == (5,)
     again = Node(Ops.INDEX, F32, (stage, k))
     assert again.ranges == {i, k}

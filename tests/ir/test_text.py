@@ -20,7 +20,7 @@ from baregrad.ir.core.attrs import (
     Param,
     Reduce,
     Reg,
-    Stage,
+    StageInfo,
 )
 from baregrad.ir.core.monoid import Monoid, primitive, slot
 from baregrad.ir.core.node import Node, alu, cast, const, range_node
@@ -88,7 +88,7 @@ GRAPHS = {
     "symbolic": symbolic_graph,
     "monoid": own_monoid,
     "stage": lambda: Node(
-        Ops.STAGE, F32, (cast(range_node(4, 0), F32), range_node(4, 0)), Stage("shared", depth=3)
+        Ops.STAGE, F32, (cast(range_node(4, 0), F32), range_node(4, 0)), StageInfo("shared", depth=3)
     ),
 }
 

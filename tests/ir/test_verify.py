@@ -22,7 +22,7 @@ from baregrad.ir.core.attrs import (
     Scan,
     Scatter,
     Slice,
-    Stage,
+    StageInfo,
     Window,
 )
 from baregrad.ir.core.axes import Range, Var
@@ -142,8 +142,8 @@ KERNEL: list[tuple[str, Callable[[], Node]]] = [
     ("each once", lambda: Node(Ops.REDUCE, F32, (ELEMENT, J, J), Reduce(ADD))),
     ("at least one", lambda: Node(Ops.REDUCE, F32, (ELEMENT,), Reduce(ADD))),
     ("below the tensor level", lambda: Node(Ops.REDUCE, F32, (ELEMENT, J), Reduce(ADD, (0,)))),
-    ("STAGE over", lambda: Node(Ops.STAGE, F32, (ELEMENT, J, J), Stage("scratch"))),
-    ("never stored", lambda: Node(Ops.STAGE, INDEX, (index.as_node(index.add(I, 1)), I), Stage())),
+    ("STAGE over", lambda: Node(Ops.STAGE, F32, (ELEMENT, J, J), StageInfo("scratch"))),
+    ("never stored", lambda: Node(Ops.STAGE, INDEX, (index.as_node(index.add(I, 1)), I), StageInfo())),
     ("a KERNEL of INDEX", lambda: kernel(ELEMENT)),
     ("OUT writes INDEX", lambda: kernel(Node(Ops.OUT, TOKEN, (ELEMENT, ELEMENT, I, J), Out()))),
     ("OUT writes int32", lambda: kernel(out(cast(ELEMENT, I32), I, J))),

@@ -44,7 +44,7 @@ def pack(
     """Offsets such that intervals that share a step share no byte.
 
     alignment: every offset is a multiple of it. spare: the part of the largest interval's bytes
-    that may be wasted to save time: so many of the smallest get memory of their own. The largest
+    that may be wasted to save time: as many of the smallest get memory of their own. The largest
     interval is placed first, each into the smallest gap that holds it among those already placed
     that are live with it; what is longest in use goes first among equals. Raises CompilerBug for an
     interval that ends before it begins.

@@ -1,4 +1,4 @@
-"""Tiles of the linear level taken apart: one instruction for each of their rows."""
+"""Tiles of the linear level split into rows: one instruction for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORTEST = 12
 # From this many neighbours in memory on, rows are exchanged for them: one access serves them all.
 LEAST_NEIGHBOURS = 4
 _PLACE = itemgetter(0)
-# Rows of a register get ids of their own: its own one, then theirs in so many bits.
+# Rows of a register get ids of their own: its own one, then theirs in this number of bits.
 _BITS = 12
 
 
@@ -48,7 +48,7 @@ class _Rows:
         self.moved: dict[Node, Node] = {}
 
     def program(self, program: Node) -> Node:
-        """The PROGRAM with its instructions taken apart, in order."""
+        """The PROGRAM with its instructions split into rows, in order."""
         code: list[Node] = []
         for node in program.src:
             if len(node.shape) == 2:
@@ -127,7 +127,7 @@ class _Rows:
             )
             for row in range(form.rows)
         ]
-        access = Access(form.columns, form.apart, form.start, dtype.itemsize)
+        access = Access(form.columns, form.pitch, form.start, dtype.itemsize)
         return [*code, *rows, Node(Ops.TURN, node.dtype, (base, place, *rows), access)]
 
     def _row(self, node: Node, row: int) -> Node:

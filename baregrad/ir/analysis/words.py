@@ -18,7 +18,7 @@ from baregrad.dtypes import DType, dtypes
 
 Array = npt.NDArray[Any]
 WORD_NBYTES = 4
-# Words in a row of a tile of factors, so many of which are one instruction, and rows in a tile.
+# Words in a row of a tile of factors, which are one instruction, and rows in a tile.
 TILE = 16
 _SMALLEST = np.float32(2.0**-126)
 
@@ -77,7 +77,7 @@ def tiles_value(name: str, total: Array, left: Array, right: Array) -> Array:
     """total[m, n] plus the sum over w of the products of left[m, w] and right[w, n], as tiles do.
 
     Integers wrap. Floats are added up as the instruction does: first and second halves of words
-    apart, each product fused with its addition, every 16 words one sum; subnormal numbers are 0.
+    separately, each product fused with its addition, a sum for every 16 words; subnormals are 0.
     """
     factors = PRODUCTS[name]
     a, b = (

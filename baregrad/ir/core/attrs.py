@@ -1,10 +1,10 @@
 """Typed attributes of nodes: small frozen values that compare by content.
 
 Those of which every kernel has many are named tuples, which are hashed without running Python: a
-node's attribute is hashed each time the node is looked up. Code that tells attributes from plain
-tuples asks `attribute_fields`. The others are dataclasses.
+node's attribute is hashed each time the node is looked up. `attribute_fields` distinguishes
+attributes from plain tuples. The others are dataclasses.
 
-Attributes of the GPU levels (layouts, roles, pipes) live in `layout.py` and `protocol.py`.
+Axes and variables are in `axes.py`, layouts in `layout.py`, roles and pipes in `ir/protocol`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class BufferRef(NamedTuple):
     """A realised array: the runtime's buffer, its shape and its device's name.
 
     The graph keeps `handle` alive, so a buffer lives exactly as long as something can read it.
-    `version` tells what a buffer holds from what it held before it was overwritten in place: what
-    was computed from the one is not taken for what is computed from the other.
+    `version` differs for what a buffer holds and what it held before it was overwritten in place,
+    so that a value computed from the one is not taken for one computed from the other.
     """
 
     handle: Any
@@ -45,10 +45,9 @@ class BufferRef(NamedTuple):
 class Param(NamedTuple):
     """The `slot`-th argument array of a program, row-major with this shape.
 
-    streamed: what is written to it passes the caches by, where whole vectors are. ahead: so many
-    bytes before a vector is read or written, its line is asked for; 0 where it is not. shares: of
-    the loops that do so instead, by the name of their axis, the first byte and how many bytes each
-    iteration asks for.
+    streamed: whole vectors are written to it by non-temporal stores. ahead: the prefetch distance
+    in bytes, 0 for no prefetch. shares: loops that prefetch instead, each as the name of its axis,
+    the first byte and how many bytes an iteration prefetches.
     """
 
     slot: int
@@ -118,14 +117,14 @@ class Scatter(NamedTuple):
 
 
 @ATTRIBUTES(Ops.STAGE)
-class Stage(NamedTuple):
+class StageInfo(NamedTuple):
     """Where a value is kept: the one node for every level of the memory hierarchy.
 
     `space` is register, shared, scratch (per thread host memory), device, host, peer or disk;
     `layout` None means row-major over the ranges; `depth` slots (1 plain, n a ring); `engine` moves
     it; `at` names the loop outside which the storage lives; `by` is the role that moves it; `id`
-    tells stages apart that must not be merged (0: merge freely). `ahead`: so many bytes before a
-    vector is read, its line is asked for; 0 where it is not.
+    differs for stages that must not be merged (0: merge freely). `ahead` is the prefetch distance
+    in bytes, 0 for no prefetch.
     """
 
     space: str = "device"
@@ -149,8 +148,8 @@ class Out(NamedTuple):
 class KernelInfo(NamedTuple):
     """A kernel's name and launch facts.
 
-    `block` has the threads of a block along each of its dimensions, once one thread's code is told
-    apart from its block's. `grain` iterations of the pool's loop, which divide it, are one chunk.
+    `block` has the threads of a block along each of its dimensions, once the code is that of one
+    thread. `grain` iterations of the pool's loop, which divide it, are one chunk.
     """
 
     name: str = "kernel"
@@ -165,9 +164,9 @@ class KernelInfo(NamedTuple):
 
 @ATTRIBUTES(Ops.ALLOC)
 class Alloc(NamedTuple):
-    """A buffer of the loop level, private to the kernel. `id` tells equal ones apart.
+    """A buffer of the loop level, private to the kernel. `id` distinguishes equal ones.
 
-    `ahead`: so many bytes before a vector is read, its line is asked for; 0 where it is not.
+    `ahead` is the prefetch distance in bytes, 0 for no prefetch.
     """
 
     id: int
@@ -195,10 +194,10 @@ class Reg(NamedTuple):
 class Access(NamedTuple):
     """A memory access of the linear level.
 
-    `width` lanes, `stride` elements apart, from the offset plus `at` elements; addresses are
+    `width` lanes at a stride of `stride` elements from the offset plus `at`; addresses are
     multiples of `align` bytes. `constant`: a load that may pass any store, because nothing that the
-    kernel writes changes what it reads. `ahead`: what lies so many bytes further on is brought into
-    the nearest cache meanwhile, if there is memory; 0 for nothing. `rows`: of a tile, how many
+    kernel writes changes what it reads. `ahead`: the prefetch distance in bytes, 0 for no
+    prefetch; it does no harm where there is no memory. `rows`: of a tile, how many
     elements after `at` each of its rows is; () for a single vector. `strays`: lanes that are masked
     off may lie pages away from the array, where there need be no memory.
     """
@@ -217,7 +216,7 @@ class Access(NamedTuple):
 class Turned(NamedTuple):
     """A copy that transposes: `rows` of `columns` neighbours each become columns.
 
-    stride: elements between rows where they are read, from the offset plus `at` elements. apart,
+    stride: elements between rows where they are read, from the offset plus `at` elements. pitch,
     start: the same of columns where they are written; a column's elements are neighbours there.
     """
 
@@ -225,7 +224,7 @@ class Turned(NamedTuple):
     columns: int
     stride: int
     at: int
-    apart: int
+    pitch: int
     start: int
 
 

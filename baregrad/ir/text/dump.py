@@ -152,5 +152,5 @@ class _Printer:
 
 
 def _same(value: object, default: object) -> bool:
-    """Equality that tells True from 1."""
+    """Equality of values and of their types: True is not 1."""
     return type(value) is type(default) and value == default

@@ -10,7 +10,7 @@ from collections import Counter
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.ir.verify.protocol_traces import Agent, Step
+from baregrad.ir.verify.protocol_traces import Agent, TraceStep
 
 
 def deadlock(agents: tuple[Agent, ...], cluster: int) -> str | None:
@@ -51,7 +51,7 @@ class _Play:
         ]
         return "; ".join(stuck) if stuck else None
 
-    def passes(self, number: int, step: Step) -> bool:
+    def passes(self, number: int, step: TraceStep) -> bool:
         """Whether a step can be taken now; if so, its tokens are moved."""
         pipe = step.pipe
         if step.op is Ops.BARRIER:
@@ -81,7 +81,7 @@ class _Play:
         needed: int = pipe.arg.empty_arrivals
         return self.released[pipe, counter] >= needed
 
-    def meets(self, number: int, step: Step) -> bool:
+    def meets(self, number: int, step: TraceStep) -> bool:
         """A barrier opens when every agent of its scope stands at one of the same scope."""
         scope = step.node.arg.scope
         if scope == "warpgroup":
@@ -97,7 +97,7 @@ class _Play:
         return False
 
 
-def _said(step: Step) -> str:
+def _said(step: TraceStep) -> str:
     if step.pipe is not None:
         return f"{step.op.name} {step.pipe.arg.name} {step.counter}"
     return f"{step.op.name} of the {step.node.arg.scope}"

@@ -24,7 +24,7 @@ Region = tuple[Node, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """One statement of a trace, its numbers evaluated.
 
     counter: of a pipe operation. reads and writes: regions of shared memory and registers. keep: of
@@ -46,7 +46,7 @@ class Agent:
 
     role: Role
     group: int
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
 
     def __str__(self) -> str:
         return f"{self.role.name}[{self.group}]"
@@ -90,7 +90,7 @@ class _Tracer(LoopMachine):
             if node.op is Ops.RANGE and node.arg.bind in where:
                 self.counters[node] = where[node.arg.bind]
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[TraceStep]:
         """Every statement in order."""
         stack: list[Any] = [self.kernel]
         count = 0
@@ -109,26 +109,25 @@ class _Tracer(LoopMachine):
                     raise CompilerBug("a trace is too long to be checked", wanted=LONGEST)
                 yield self.step(item)
 
-    def step(self, node: Node) -> Step:
+    def step(self, node: Node) -> TraceStep:
         """One statement."""
         op = node.op
         if op in (Ops.ACQUIRE, Ops.COMMIT, Ops.WAIT, Ops.RELEASE, Ops.DRAIN):
-            return Step(op, node, node.src[0], int(self.scalar(node.src[1])))
+            return TraceStep(op, node, node.src[0], int(self.scalar(node.src[1])))
         if op is Ops.COPYTO:
             piped = node.src[-2].op is Ops.PIPE
             indices = node.src[2:-2] if piped else node.src[2:]
             reads, writes = self.reads(node.src[1]), self.region(node.src[0], indices)
-            if piped:
-                return Step(op, node, node.src[-2], int(self.scalar(node.src[-1])), reads, writes)
-            return Step(op, node, None, 0, reads, writes)
+            pipe, counter = (node.src[-2], int(self.scalar(node.src[-1]))) if piped else (None, 0)
+            return TraceStep(op, node, pipe, counter, reads, writes)
         if op is Ops.MMA:
             reads = self.reads(node.src[1]) | self.reads(node.src[2])
             keep = bool(self.scalar(node.src[3]))
-            return Step(op, node, None, 0, reads, frozenset(((node.src[0], ()),)), keep)
+            return TraceStep(op, node, None, 0, reads, frozenset(((node.src[0], ()),)), keep)
         if op is Ops.STORE:
             reads = self.reads(node.src[1])
-            return Step(op, node, None, 0, reads, self.region(node.src[0], node.src[2:]))
-        return Step(op, node)
+            return TraceStep(op, node, None, 0, reads, self.region(node.src[0], node.src[2:]))
+        return TraceStep(op, node)
 
     def scalar(self, node: Node) -> Any:
         """The value of index arithmetic, on plain integers."""

@@ -20,7 +20,14 @@ from baregrad.ir.protocol.attributes import ProtocolError
 from baregrad.ir.protocol.derive import derived_pipe
 from baregrad.ir.verify.deadlocks import deadlock
 from baregrad.ir.verify.protocol_limits import limit_faults
-from baregrad.ir.verify.protocol_traces import Agent, Region, Step, in_registers, roles_of, trace
+from baregrad.ir.verify.protocol_traces import (
+    Agent,
+    Region,
+    TraceStep,
+    in_registers,
+    roles_of,
+    trace,
+)
 from baregrad.target.gpu import GpuTarget
 
 Slots = frozenset[tuple[Node, int]]
@@ -115,7 +122,7 @@ class _Checker:
         for fault in self.at_exit():
             yield f"{self.agent}, at exit: {fault}"
 
-    def step(self, step: Step) -> Iterator[str]:
+    def step(self, step: TraceStep) -> Iterator[str]:
         """The rules for one step."""
         if step.op in _PIPED or step.pipe is not None:
             yield from self.remote(step)
@@ -140,7 +147,7 @@ class _Checker:
             self.fenced.clear()
             self.stores = [store for store in self.stores if not store[1]]
 
-    def remote(self, step: Step) -> Iterator[str]:
+    def remote(self, step: TraceStep) -> Iterator[str]:
         """A pipe is used only after its barriers are known to be made everywhere it reaches."""
         assert step.pipe is not None
         scope = step.pipe.arg.scope
@@ -148,7 +155,7 @@ class _Checker:
             yield f"{step.op.name} before a barrier of the {scope} after the pipe was made"
             self.met.add(scope)
 
-    def piped(self, step: Step) -> Iterator[str]:
+    def piped(self, step: TraceStep) -> Iterator[str]:
         """ACQUIRE to COMMIT, WAIT to RELEASE."""
         pipe, counter = step.pipe, step.counter
         assert pipe is not None
@@ -166,7 +173,7 @@ class _Checker:
             else:
                 held.remove(counter)
 
-    def holds(self, step: Step, regions: frozenset[Region]) -> Iterator[str]:
+    def holds(self, step: TraceStep, regions: frozenset[Region]) -> Iterator[str]:
         """Slots of a pipe are touched only while they are held."""
         for pipe in self.every_pipe:
             for buffer, where in regions:
@@ -175,7 +182,7 @@ class _Checker:
                     if where[:1] == () or where[0] not in slots:
                         yield f"{step.op.name} touches {buffer.arg.name}{list(where)}, not held"
 
-    def copied(self, step: Step) -> Iterator[str]:
+    def copied(self, step: TraceStep) -> Iterator[str]:
         """Bulk copies: into a held slot, or out of what was fenced and met over."""
         if step.pipe is not None:
             yield from self.holds(step, step.writes)
@@ -189,7 +196,7 @@ class _Checker:
                 yield f"a bulk store of {_name(region)} without a barrier after the fence"
         self.stores.append((step.reads, False))
 
-    def issued(self, step: Step) -> Iterator[str]:
+    def issued(self, step: TraceStep) -> Iterator[str]:
         """Matrix instructions: operands held and fenced, registers fenced."""
         shared = frozenset(region for region in step.reads if not in_registers(region))
         registers = frozenset(region for region in step.reads if in_registers(region))
@@ -208,7 +215,7 @@ class _Checker:
                     slots |= {(pipe, max(now))} if now else set()
         self.groups.append((total, step.reads, frozenset(slots)))
 
-    def stored(self, step: Step) -> Iterator[str]:
+    def stored(self, step: TraceStep) -> Iterator[str]:
         """Lanes: no register in flight, no staging that may still be read."""
         for total, reads, _ in self.groups:
             if total in step.reads | step.writes:
@@ -224,7 +231,7 @@ class _Checker:
         self.dirty |= {r for r in step.reads | step.writes if in_registers(r)}
         yield from self.holds(step, step.reads | step.writes)
 
-    def done(self, step: Step) -> None:
+    def done(self, step: TraceStep) -> None:
         """Older groups are complete."""
         keep = step.node.arg.keep
         if step.node.arg.engine == "mma":

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import in_word
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Stage
+from baregrad.ir.core.attrs import StageInfo
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, const, extent_of, fill, instruction, make_node, scalar
@@ -357,7 +357,7 @@ class Rewriter:
             self.copied_ranges.append(ranges)
             early = self.masked or copy.pieces is not pieces
             value = self.read(node, Scope(copy.pieces, ranges, early, True), word)
-            space = Stage("scratch", ahead=step.ahead)
+            space = StageInfo("scratch", ahead=step.ahead)
             if gpu:
                 pipelines, space = slots_of(self.table.pipelines, step, value, copy.axes)
                 self.applied.update(pipelines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baregrad.ir.core.attrs import Stage
+from baregrad.ir.core.attrs import StageInfo
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
@@ -55,5 +55,5 @@ def kept_in_scratch(
         if axis in own:
             changed[axis] = axis.replace(arg=axis.arg._replace(bind=TILE))
     value = substitute(node, changed)
-    stage = make_node(Ops.STAGE, node.dtype, (value, *copies), Stage("scratch"))
+    stage = make_node(Ops.STAGE, node.dtype, (value, *copies), StageInfo("scratch"))
     return make_node(Ops.INDEX, stage.dtype, (stage, *axes))

@@ -14,7 +14,7 @@ from math import prod
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Alloc, Stage
+from baregrad.ir.core.attrs import Alloc, StageInfo
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of, make_node
 from baregrad.ir.core.op import Ops
@@ -99,7 +99,7 @@ def _check_stores(table: AxisTable, axis: Axis, step: Pipeline) -> None:
 
 def slots_of(
     pipelines: list[Pipeline], step: StageInput, value: Node, own: tuple[Node, ...]
-) -> tuple[list[Pipeline], Stage]:
+) -> tuple[list[Pipeline], StageInfo]:
     """The pipelines that a copy `value` over the axes `own` is part of, and how it is kept.
 
     Raises ScheduleError where a pipeline's loop has one inside that makes the copy anew.
@@ -117,9 +117,9 @@ def slots_of(
                 found=names[-1],
                 wanted=f"pipeline({names[-1]!r}, ...), or the loop {pipeline.axis} innermost",
             )
-        stage = Stage("shared", layout, pipeline.depth, pipeline.engine, pipeline.axis)
+        stage = StageInfo("shared", layout, pipeline.depth, pipeline.engine, pipeline.axis)
         return [pipeline], stage
-    return [], Stage("shared", layout)
+    return [], StageInfo("shared", layout)
 
 
 def check_applied(
@@ -167,7 +167,7 @@ class Ring:
     ended: StatementBlock
 
 
-def open_ring(stage: Stage, outer: StatementBlock, body: StatementBlock) -> Ring:
+def open_ring(stage: StageInfo, outer: StatementBlock, body: StatementBlock) -> Ring:
     """The ring of the loop whose body is `body`, in `outer`; statements around the copies."""
     axis = body.key
     if axis is None or axis.op is not Ops.RANGE or axis.arg.axis != stage.at:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from baregrad.base.bits import round_up
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Stage
+from baregrad.ir.core.attrs import StageInfo
 from baregrad.ir.core.node import Node, extent_of, range_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
@@ -108,13 +108,13 @@ def _staged(value: Node, axis: Node, id: int, alone: bool) -> Node:
     extent = extent_of(axis)
     assert isinstance(extent, int)
     if alone and extent % SEVERAL_LANES == 0:
-        return Node(Ops.STAGE, value.dtype, (value, axis), Stage("scratch"))
+        return Node(Ops.STAGE, value.dtype, (value, axis), StageInfo("scratch"))
     size = round_up(extent, LONG_LANES if extent >= LONG_EXTENT else LANES)
     place = range_node(size, id)
     kept = substitute(value, {axis: place})
     if extent != size:
         kept = Node(Ops.GUARD, kept.dtype, (index.less(place, extent), kept))
-    return Node(Ops.STAGE, value.dtype, (kept, place), Stage("scratch"))
+    return Node(Ops.STAGE, value.dtype, (kept, place), StageInfo("scratch"))
 
 
 def _fits(axis: Node) -> bool:
