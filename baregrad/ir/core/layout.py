@@ -91,27 +91,6 @@ class Layout:
                 found[digit.logical] = found.get(digit.logical, 0) + reach
         return {axis: reach + 1 for axis, reach in found.items()}
 
-    def place(self, element: Mapping[str, int]) -> dict[str, int]:
-        """Where an element lies (its first place, where replicas hold several)."""
-        where = self._origin()
-        for digit in self.digits:
-            if digit.logical and digit.physical:
-                step = element[digit.logical] // digit.logical_stride % digit.extent
-                where[digit.physical] += step * digit.physical_stride
-        return self._swizzled(where)
-
-    def _origin(self) -> dict[str, int]:
-        where = dict.fromkeys(self.physical_axes(), 0)
-        if self.offset or "bit" in where:
-            where["bit"] = self.offset
-        return where
-
-    def _swizzled(self, where: dict[str, int]) -> dict[str, int]:
-        if self.swizzle is not None:
-            byte, rest = divmod(where["bit"], 8)
-            where["bit"] = self.swizzle(byte) * 8 + rest
-        return where
-
     def address(self, element: Mapping[str, Dim], axis: str = "bit") -> Dim:
         """Where an element lies on one physical axis, as index arithmetic; the swizzle left out."""
         where: Dim = self.offset if axis == "bit" else 0
@@ -131,7 +110,9 @@ class Layout:
         """Every (element, place) pair, replicas and broadcasts included."""
         for steps in product(*(range(digit.extent) for digit in self.digits)):
             element: dict[str, int] = {}
-            where = self._origin()
+            where = dict.fromkeys(self.physical_axes(), 0)
+            if self.offset or "bit" in where:
+                where["bit"] = self.offset
             for step, digit in zip(steps, self.digits, strict=True):
                 if digit.logical:
                     element[digit.logical] = (
@@ -139,7 +120,10 @@ class Layout:
                     )
                 if digit.physical:
                     where[digit.physical] += step * digit.physical_stride
-            yield element, self._swizzled(where)
+            if self.swizzle is not None:
+                byte, rest = divmod(where["bit"], 8)
+                where["bit"] = self.swizzle(byte) * 8 + rest
+            yield element, where
 
     def renamed(self, names: Mapping[str, str]) -> Layout:
         """The same arrangement of axes of other names."""
@@ -164,57 +148,6 @@ class Layout:
             and mine.extent % theirs.extent == 0
             for mine, theirs in zip(self.digits, part.digits, strict=True)
         )
-
-    def canonical(self) -> Layout:
-        """Digits of extent 1 dropped, neighbours that continue each other merged, sorted."""
-        digits = sorted(
-            (d for d in self.digits if d.extent > 1),
-            key=lambda d: (d.physical, d.physical_stride, d.logical, d.logical_stride),
-        )
-        merged: list[Digit] = []
-        for digit in digits:
-            if merged and _continues(merged[-1], digit):
-                last = merged.pop()
-                digit = Digit(
-                    last.extent * digit.extent,
-                    last.logical,
-                    last.logical_stride,
-                    last.physical,
-                    last.physical_stride,
-                )
-            merged.append(digit)
-        return Layout(tuple(merged), self.swizzle, self.offset)
-
-    def contiguous(self, axis: str, bits: int) -> int:
-        """How many elements of `bits` bits lie one after another along a logical axis."""
-        run = 1
-        while True:
-            step = next(
-                (
-                    d
-                    for d in self.digits
-                    if d.logical == axis
-                    and d.physical == "bit"
-                    and d.logical_stride == run
-                    and d.physical_stride == run * bits
-                ),
-                None,
-            )
-            if step is None or step.extent == 1:
-                break
-            run *= step.extent
-        if self.swizzle is not None:
-            run = min(run, (1 << self.swizzle.base) * 8 // bits)
-        return run
-
-
-def _continues(low: Digit, high: Digit) -> bool:
-    return (
-        low.logical == high.logical
-        and low.physical == high.physical
-        and high.logical_stride == low.logical_stride * low.extent
-        and high.physical_stride == low.physical_stride * low.extent
-    )
 
 
 def row_major(bits: int, *axes: tuple[str, int], pitch: int = 0) -> Layout:
