@@ -383,11 +383,12 @@ class NvDevice(Device):
             work = self.work
             if self._attention or work.broken:
                 self._begin()
-            if not work.all_done():
+            if not work.spin(work.rings_address):
                 for channel in work.pair:
                     self._wait_for(channel, channel.last_value)
             # Nothing is in flight any more, and nothing of it need be held on to.
-            work.forget_done()
+            for in_flight in work.in_flight:
+                in_flight.clear()
 
     def _wait_for(self, channel: Channel, value: int) -> None:
         """Wait for a timeline; raise a report of the fault if it never gets there."""

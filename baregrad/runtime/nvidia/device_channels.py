@@ -53,9 +53,10 @@ class DeviceChannels:
         self.pair, self._engine = open_channels(self._gpu, self._engine, value, copy_value)
         self.compute, self.copies = self.pair
         self._alarms = tuple(channel.alarm for channel in self.pair)
-        self._in_flight = tuple(channel.in_flight for channel in self.pair)
+        self.in_flight = tuple(channel.in_flight for channel in self.pair)
         self._rings = RingPair(*(ctypes.addressof(channel.ring_state) for channel in self.pair))
-        self._rings_address = ctypes.addressof(self._rings)
+        # For the port's `spin`.
+        self.rings_address = ctypes.addressof(self._rings)
         port = self._gpu.client.port
         self.go, self.spin = port.go, port.spin
 
@@ -95,15 +96,6 @@ class DeviceChannels:
             bound.forget()
 
     # Waiting.
-
-    def all_done(self) -> bool:
-        """Look for the end of all work for a while; return whether it was reached."""
-        return bool(self.spin(self._rings_address))
-
-    def forget_done(self) -> None:
-        """Let go of what submissions hold; all are done."""
-        for in_flight in self._in_flight:
-            in_flight.clear()
 
     def wait(self, channel: Channel, value: int) -> None:
         """Wait for a timeline, or raise DriverError and leave the channel for dead."""

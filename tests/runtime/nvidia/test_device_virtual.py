@@ -72,6 +72,10 @@ def test_gpus_of_different_connections_copy_by_the_host() -> None:
     first.copy_in(source, data)
     target.device.copy_peer(target, source)
     assert np.array_equal(target.contents().view(np.uint32), data)
+    with pytest.raises(DeviceError, match="two devices"):
+        first.copy_peer(target, source)
+    with pytest.raises(DeviceError, match="as many bytes"):
+        second.copy_peer(target.view(0, 4), source)
     first.close()
     second.close()
 
