@@ -49,13 +49,11 @@ def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]
     elif node.op is Ops.IF:
         yield f"{indent}if {_cut(texts[node.src[0]])}:"
         yield from _statement(node.src[1], texts, deeper)
-    elif node.op is Ops.STORE:
+    elif node.op is Ops.STORE or node.op is Ops.COPYTO:
         target = _element([texts[node.src[0]], *(texts[place] for place in node.src[2:])])
-        yield f"{indent}{_cut(target)} = {_cut(texts[node.src[1]])}{_tile(node, texts)}"
-    elif node.op is Ops.COPYTO:
-        target = _element([texts[node.src[0]], *(texts[place] for place in node.src[2:])])
-        how = _tile(node, texts) or "  # "
-        how = f"{how}{', ' if _tile(node, texts) else ''}{node.arg.engine}"
+        how = _tile(node, texts)
+        if node.op is Ops.COPYTO:
+            how = f"{how}, {node.arg.engine}" if how else f"  # {node.arg.engine}"
         yield f"{indent}{_cut(target)} = {_cut(texts[node.src[1]])}{how}"
     elif node.op is Ops.MMA and (node.arg.name == "mma.sync" or node.arg.name in PRODUCTS):
         total, left, right = [texts[one] for one in node.src[:3]]

@@ -91,6 +91,27 @@ class Layout:
                 found[digit.logical] = found.get(digit.logical, 0) + reach
         return {axis: reach + 1 for axis, reach in found.items()}
 
+    def place(self, element: Mapping[str, int]) -> dict[str, int]:
+        """Where an element lies (its first place, where replicas hold several)."""
+        where = self._origin()
+        for digit in self.digits:
+            if digit.logical and digit.physical:
+                step = element[digit.logical] // digit.logical_stride % digit.extent
+                where[digit.physical] += step * digit.physical_stride
+        return self._swizzled(where)
+
+    def _origin(self) -> dict[str, int]:
+        where = dict.fromkeys(self.physical_axes(), 0)
+        if self.offset or "bit" in where:
+            where["bit"] = self.offset
+        return where
+
+    def _swizzled(self, where: dict[str, int]) -> dict[str, int]:
+        if self.swizzle is not None:
+            byte, rest = divmod(where["bit"], 8)
+            where["bit"] = self.swizzle(byte) * 8 + rest
+        return where
+
     def address(self, element: Mapping[str, Dim], axis: str = "bit") -> Dim:
         """Where an element lies on one physical axis, as index arithmetic; the swizzle left out."""
         where: Dim = self.offset if axis == "bit" else 0
@@ -110,9 +131,7 @@ class Layout:
         """Every (element, place) pair, replicas and broadcasts included."""
         for steps in product(*(range(digit.extent) for digit in self.digits)):
             element: dict[str, int] = {}
-            where = dict.fromkeys(self.physical_axes(), 0)
-            if self.offset or "bit" in where:
-                where["bit"] = self.offset
+            where = self._origin()
             for step, digit in zip(steps, self.digits, strict=True):
                 if digit.logical:
                     element[digit.logical] = (
@@ -120,10 +139,7 @@ class Layout:
                     )
                 if digit.physical:
                     where[digit.physical] += step * digit.physical_stride
-            if self.swizzle is not None:
-                byte, rest = divmod(where["bit"], 8)
-                where["bit"] = self.swizzle(byte) * 8 + rest
-            yield element, where
+            yield element, self._swizzled(where)
 
     def renamed(self, names: Mapping[str, str]) -> Layout:
         """The same arrangement of axes of other names."""

@@ -65,16 +65,11 @@ class _Play:
         elif step.op is Ops.WAIT:
             return (pipe, step.counter) in self.filled
         elif step.op is Ops.RELEASE:
-            self.released[pipe, step.counter] += self.cluster if self.wide(pipe) else 1
+            self.released[pipe, step.counter] += self.cluster if pipe.arg.scope == "cluster" else 1
         elif step.op is Ops.DRAIN:
             last = range(max(step.counter - pipe.arg.depth, 0), step.counter)
             return all(self.empty(pipe, counter) for counter in last)
         return True
-
-    def wide(self, pipe: Node) -> bool:
-        """Whether arrivals go to every block of the cluster."""
-        scope: str = pipe.arg.scope
-        return scope == "cluster"
 
     def empty(self, pipe: Node, counter: int) -> bool:
         """Whether the slot's use number `counter` has been released by all."""

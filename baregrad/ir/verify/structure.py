@@ -15,18 +15,15 @@ Fault = tuple[Node, str]
 def structure_faults(order: list[Node], level: str) -> Iterator[Fault]:
     """What is wrong with the graph as a whole; `order` has every node, sources first."""
     yield from _leaf_faults(order, level)
-    if level == "kernel":
+    roots = {
+        "kernel": (Ops.KERNEL, _writer_faults), "loop": (Ops.KERNEL, _loop_faults),
+        "linear": (Ops.PROGRAM, _program_faults),
+    }  # fmt: skip
+    if level in roots:
+        op, faults = roots[level]
         for node in order:
-            if node.op is Ops.KERNEL:
-                yield from _writer_faults(node)
-    elif level == "loop":
-        for node in order:
-            if node.op is Ops.KERNEL:
-                yield from _loop_faults(node)
-    elif level == "linear":
-        for node in order:
-            if node.op is Ops.PROGRAM:
-                yield from _program_faults(node)
+            if node.op is op:
+                yield from faults(node)
 
 
 def _leaf_faults(order: list[Node], level: str) -> Iterator[Fault]:
