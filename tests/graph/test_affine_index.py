@@ -101,3 +101,7 @@ def test_gather_of_places_is_read_directly() -> None:
     plan = check([param(0, 20).gather(iota(5) * value(3, I64) + value(2, I64))], kernels=1)
     kernel = plan.kernels[0]
     assert not kernel.mask & (Ops.GUARD.bit | Ops.CAST.bit)
+
+
+def test_iota_through_views_stays_a_place() -> None:
+    check([iota(12).reshape(3, 4).permute(1, 0).flip(0).cast(param(0, 4).node.dtype)], kernels=1)

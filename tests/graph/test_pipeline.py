@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baregrad.graph import canonicalise
+from baregrad.graph import canonicalise, passes, stages
 from baregrad.ir.core.op import Ops
 from tests.graph.canonical import one_by_one, ops_of
 from tests.schedule.graphs import param, sink
@@ -27,3 +27,9 @@ def test_what_one_pass_makes_goes_through_those_after_it() -> None:
     top = made.src[0]
     assert top.op is Ops.MUL
     assert "CONTIGUOUS" in ops_of(top)
+
+
+def test_stages_show_every_pass() -> None:
+    root = sink(param(0, 4) + 1.0)
+    names = [name for name, _, _ in stages(root)]
+    assert names == ["input", *(one.name for one in passes)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.graph import canonicalise, passes, stages
+from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import MOVEMENT, Ops
-from tests.schedule.graphs import A, check, iota, param, sink, value
+from tests.schedule.graphs import A, check, param, sink, value
 
 
 def canonical(x: A) -> Node:
@@ -119,28 +119,3 @@ def test_constants_have_no_views() -> None:
     found = canonical(made)
     assert moves(found) <= 2
     check([made, value(0.0).to((3,)).pad((1, 1)), value(3.0).to((3,)).pad((1, 1))])
-
-
-def test_stages_show_every_pass() -> None:
-    root = sink(param(0, 4) + 1.0)
-    names = [name for name, _, _ in stages(root)]
-    assert names == ["input", *(one.name for one in passes)]
-
-
-def test_origins_lead_back_to_what_the_user_built() -> None:
-    x = param(0, 4, 6)
-    wanted = (x.reshape(24).reshape(6, 4) * 1.0 + 0.0 * 1.0).exp()
-    origins: dict[Node, Node] = {}
-    made = canonicalise(sink(wanted), origins).src[0]
-    assert origins.get(made, made) is wanted.node
-
-
-def test_markers_go() -> None:
-    x = param(0, 4)
-    detached = A(Node(Ops.DETACH, x.node.dtype, ((x + 1.0).node,)))
-    found = canonicalise(sink(detached * 2.0, x.contiguous().contiguous()))
-    assert not found.mask & (Ops.DETACH.bit | Ops.CONTIGUOUS.bit)
-
-
-def test_iota_through_views_stays_a_place() -> None:
-    check([iota(12).reshape(3, 4).permute(1, 0).flip(0).cast(param(0, 4).node.dtype)], kernels=1)
