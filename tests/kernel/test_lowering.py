@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.algebra.passes import check_order
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, cast, const, range_node, toposort
 from baregrad.ir.core.op import Ops
@@ -18,9 +19,19 @@ from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.evaluate.linear_level import evaluate_linear
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.ir.verify.verify import verify
-from baregrad.kernel import Schedule, apply_schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel import (
+    Lowering,
+    Schedule,
+    apply_schedule,
+    choose_schedule,
+    codegen_passes,
+    lower,
+    parse_schedule,
+    prepare_pass,
+)
 from baregrad.kernel.language.schedule import parallelise, vectorise
 from baregrad.target.cpu import cpu_row_named
+from baregrad.target.gpu import gpu_row
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel, any_schedule
 from tests.render.harness import check as differential
@@ -495,3 +506,23 @@ def test_sums_side_by_side_share_the_registers(count: int, rows: int) -> None:
     }
     vectors = sum(-(-int(np.prod(shape)) // AVX512.lanes(4)) for shape in held.values())
     assert count <= vectors <= AVX512.vector_registers // 2
+
+
+@pytest.mark.parametrize("target", [AVX, gpu_row("sm_90a")], ids=["cpu", "gpu"])
+def test_passes_join_up_from_the_kernel_level_to_the_linear_level(target: Any) -> None:
+    lowering = Lowering(target, Schedule())
+    check_order((prepare_pass(target), *lowering.passes, *codegen_passes(target)), "kernel")
+
+
+def test_each_pass_leaves_a_graph_of_its_level() -> None:
+    kernel = k.softmax(8, 64)
+    node, left = prepare_pass(AVX).run(kernel), []
+    for each in Lowering(AVX, choose_schedule(kernel, AVX)).passes:
+        node = each.run(node)
+        left.append((each.name, node.op))
+        if each.level_out == "loop":
+            verify(node, "loop")
+    assert node is lower(kernel, AVX)
+    assert left == [(name, Ops.KERNEL) for name in (
+        "apply-schedule", "to-loops", "join-reads", "delay-stores",
+    )]

@@ -25,28 +25,22 @@ U32, U64 = dtypes.uint32, dtypes.uint64
 # Without LOOKUP float32's is 2.7; PyTorch's own reaches 9.5.
 ERRORS: MappingProxyType[tuple[Op, DType], float] = MappingProxyType(
     {
-        (Ops.EXP, dtypes.float32): 1.5,
-        (Ops.EXP, dtypes.float64): 1.5,
-        (Ops.EXP2, dtypes.float32): 1.5,
-        (Ops.EXP2, dtypes.float64): 1.5,
-        (Ops.LOG, dtypes.float32): 1.5,
-        (Ops.LOG, dtypes.float64): 1.5,
-        (Ops.LOG2, dtypes.float32): 1.5,
-        (Ops.LOG2, dtypes.float64): 1.5,
-        (Ops.SIN, dtypes.float32): 1.6,
-        (Ops.SIN, dtypes.float64): 2.0,
-        (Ops.COS, dtypes.float32): 1.6,
-        (Ops.COS, dtypes.float64): 2.0,
-        (Ops.TANH, dtypes.float32): 2.0,
-        (Ops.TANH, dtypes.float64): 2.0,
-        (Ops.ERF, dtypes.float32): 2.0,
-        (Ops.ERF, dtypes.float64): 2.0,
-        (Ops.GELU, dtypes.float32): 4.1,
-        (Ops.GELU, dtypes.float64): 1.5,
-        (Ops.ATAN, dtypes.float32): 2.0,
-        (Ops.ATAN, dtypes.float64): 2.0,
-        (Ops.POW, dtypes.float32): 1.5,
-        (Ops.POW, dtypes.float64): 2.0,
+        (op, dtype): error
+        for op, *errors in (
+            # of float32 and of float64
+            (Ops.EXP, 1.5, 1.5),
+            (Ops.EXP2, 1.5, 1.5),
+            (Ops.LOG, 1.5, 1.5),
+            (Ops.LOG2, 1.5, 1.5),
+            (Ops.SIN, 1.6, 2.0),
+            (Ops.COS, 1.6, 2.0),
+            (Ops.TANH, 2.0, 2.0),
+            (Ops.ERF, 2.0, 2.0),
+            (Ops.GELU, 4.1, 1.5),
+            (Ops.ATAN, 2.0, 2.0),
+            (Ops.POW, 1.5, 2.0),
+        )
+        for dtype, error in zip((dtypes.float32, dtypes.float64), errors, strict=True)
     }
 )
 
