@@ -1,7 +1,7 @@
 """Reference evaluator of the tensor level: whole arrays in NumPy, node by node.
 
 It is the oracle that every back end is compared with, so it prefers plain NumPy to speed. Values
-are held in working types (see `evaluate_alu`); `to_array` and `to_raw` convert at the boundary.
+are held in working types (see `alu.py`); `to_array` and `to_raw` convert at the boundary.
 """
 
 from __future__ import annotations
