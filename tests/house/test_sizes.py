@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import ast
+from collections import Counter, defaultdict
 
 import pytest
 
-from tests.house.source import PACKAGE, assert_none, functions, sources
+from tests.house.source import PACKAGE, FunctionNode, assert_none, functions, sources
 
 FILE_LINES = 600
 FUNCTION_LINES = 60
 MODULES = 20
+METHODS = 25
+# What users know from elsewhere, with as many methods as they expect.
+WIDE = {"Tensor", "Module"}
 COLUMNS = 100
 WHEEL_BYTES = 5_000_000
 
@@ -53,6 +57,33 @@ def test_folders_have_few_modules() -> None:
         if source.path.name != "__init__.py"
     )
     assert_none(f"{path}: {count}" for path, count in counts.items() if count > MODULES)
+
+
+def classes() -> list[tuple[str, ast.ClassDef]]:
+    """Return the file's name and the class of each class at the top of a module."""
+    return [
+        (source.name, node)
+        for source in sources()
+        for node in source.tree.body
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def test_classes_have_few_methods() -> None:
+    found = []
+    for name, node in classes():
+        count = sum(isinstance(part, FunctionNode) for part in node.body)
+        if count > METHODS and node.name not in WIDE:
+            found.append(f"{name}:{node.lineno} {node.name}: {count}")
+    assert_none(found)
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    places = defaultdict(list)
+    for name, node in classes():
+        if not node.name.startswith("_"):
+            places[node.name].append(name)
+    assert_none(f"{name}: {', '.join(files)}" for name, files in places.items() if len(files) > 1)
 
 
 def test_the_package_fits_in_a_small_wheel() -> None:
