@@ -156,14 +156,14 @@ def _check_dot(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
     table.tensorized.add(axis.name)
 
 
-_BYTE_PRODUCTS = [product for product in NAMES if product.total is I32]
+_BYTE_PRODUCTS = tuple([product for product in NAMES if product.total is I32])
 DOT4 = Instruction(
     "dot4", "lane", MappingProxyType(dict.fromkeys(_BYTE_PRODUCTS, "dot4")), ((4,),), 1,
     "all in lanes, each factor's four bytes in a word",
     "a CPU with avx512vnni or avxvnni, and a sum of products of int8 or uint8, each cast to int32",
     _check_dot,
 )
-_HALF_PRODUCTS = [product for product in NAMES if product.total is not I32]
+_HALF_PRODUCTS = tuple([product for product in NAMES if product.total is not I32])
 DOT2 = Instruction(
     "dot2", "lane", MappingProxyType(dict.fromkeys(_HALF_PRODUCTS, "dot2")), ((2,),), 1,
     "all in lanes, each factor's two numbers in a word",

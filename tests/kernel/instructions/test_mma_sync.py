@@ -111,7 +111,7 @@ def test_sums_are_those_of_numpy_in_float64() -> None:
 
 
 REFUSED = (
-    ("tensorize('m', 'n', instruction='mma')", "found 2 axes, wanted loops of 16, 8, 8 or 16 summed"),
+    ("tensorize('m', 'n', instruction='mma')", "found 2 axes, wanted loops of 16, 8, 8 or"),
     ("tensorize('n', 'm', 'kk', instruction='mma')", "found n of 8 on loop"),
     ("tensorize('m', 'n', 'ki', instruction='mma')", "found ki of 2 on loop"),
     ("tensorize('u', 'n', 'kk', instruction='mma')", "found u of 2 on unroll"),
