@@ -7,8 +7,7 @@ import pytest
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
-from tests.schedule.graphs import A, check, param, value
-from tests.schedule.plan_facts import contractions, largest_buffer
+from tests.schedule.graphs import A, check, contractions, largest_buffer, param, value
 from tests.schedule.resnet import input_gradient
 
 

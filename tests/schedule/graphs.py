@@ -10,7 +10,7 @@ import numpy as np
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index, monoid
 from baregrad.ir.core.attrs import Pad, Param, Reduce, Scan, Scatter, Slice, Window
-from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import Node, const, toposort
 from baregrad.ir.core.node import alu as make_alu
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
@@ -295,3 +295,11 @@ __all__ = [
     "sink",
     "value",
 ]
+
+
+def contractions(plan: Plan) -> list[object]:
+    return [k for k in plan.kernels if any(n.op is Ops.REDUCE for n in toposort(k))]
+
+
+def largest_buffer(plan: Plan) -> int:
+    return max(int(b.nbytes) for b in plan.buffers)

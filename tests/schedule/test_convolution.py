@@ -6,8 +6,7 @@ import pytest
 
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
-from tests.schedule.graphs import check, param
-from tests.schedule.plan_facts import contractions
+from tests.schedule.graphs import check, contractions, param
 from tests.schedule.resnet import batch_norm, batch_norm_back, convolve, weight_gradient
 
 

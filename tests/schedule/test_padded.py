@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.schedule.graphs import check, param
-from tests.schedule.plan_facts import largest_buffer
+from tests.schedule.graphs import check, largest_buffer, param
 from tests.schedule.resnet import convolve, input_gradient
 
 
