@@ -88,7 +88,8 @@ GRAPHS = {
     "symbolic": symbolic_graph,
     "monoid": own_monoid,
     "stage": lambda: Node(
-        Ops.STAGE, F32, (cast(range_node(4, 0), F32), range_node(4, 0)), StageInfo("shared", depth=3)
+        Ops.STAGE, F32, (cast(range_node(4, 0), F32), range_node(4, 0)),
+        StageInfo("shared", depth=3)
     ),
 }
 

@@ -143,7 +143,8 @@ KERNEL: list[tuple[str, Callable[[], Node]]] = [
     ("at least one", lambda: Node(Ops.REDUCE, F32, (ELEMENT,), Reduce(ADD))),
     ("below the tensor level", lambda: Node(Ops.REDUCE, F32, (ELEMENT, J), Reduce(ADD, (0,)))),
     ("STAGE over", lambda: Node(Ops.STAGE, F32, (ELEMENT, J, J), StageInfo("scratch"))),
-    ("never stored", lambda: Node(Ops.STAGE, INDEX, (index.as_node(index.add(I, 1)), I), StageInfo())),
+    ("never stored", lambda:
+     Node(Ops.STAGE, INDEX, (index.as_node(index.add(I, 1)), I), StageInfo())),
     ("a KERNEL of INDEX", lambda: kernel(ELEMENT)),
     ("OUT writes INDEX", lambda: kernel(Node(Ops.OUT, TOKEN, (ELEMENT, ELEMENT, I, J), Out()))),
     ("OUT writes int32", lambda: kernel(out(cast(ELEMENT, I32), I, J))),
