@@ -1,4 +1,4 @@
-"""What a kernel does, found once: axes, accesses as strides, costs.
+"""What a kernel does, found once: axes, accesses as strides, costs; and the table of its axes.
 
-In: a KERNEL. Out: `Kernel` facts. Imports `language`.
+In: a KERNEL. Out: `Facts` and `AxisTable`. Imports `language`.
 """

@@ -1,5 +1,5 @@
 """The first schedule of a kernel, chosen without measuring.
 
-In: facts and a target. Out: a `Schedule` with its reasons. Imports what applies schedules, for
-what is legal.
+In: facts and a target. Out: a `Schedule` with its reasons. Imports `language`, `facts`, `loops`,
+`instructions` and `gpu`.
 """
