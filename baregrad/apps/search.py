@@ -17,7 +17,7 @@ from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.script import run_script
 from baregrad.engine.search import search
-from baregrad.engine.search.records import Record, Records
+from baregrad.engine.search.records import Records, SearchRecord
 from baregrad.engine.search.tuner import records_path
 from baregrad.engine.session import current_session
 
@@ -76,7 +76,7 @@ def train_resnet18(batch: int) -> None:
     loss.realize(*gradients)
 
 
-def report(records: Iterable[Record]) -> str:
+def report(records: Iterable[SearchRecord]) -> str:
     """A line for each kernel: what it took at first, what it takes now, and the median gain."""
     rows = sorted(records, key=lambda record: record.ns - record.first_ns)
     if not rows:
