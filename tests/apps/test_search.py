@@ -14,7 +14,7 @@ from baregrad import Tensor
 from baregrad.apps import search as command
 from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.options import options
-from baregrad.engine.search.records import Record, Records
+from baregrad.engine.search.records import Records, SearchRecord
 from baregrad.engine.search.tuner import Tuner
 from baregrad.engine.session import Session, use_session
 from baregrad.kernel import parse_schedule
@@ -133,7 +133,7 @@ def test_a_shipped_schedule_is_used_and_one_that_does_not_fit_is_not(
             ("Schedule(bind('zz', 'vector'))", False),
         ):
             key, target, toolchain = tuner._key(kernel)
-            records.put(Record(key, target, toolchain, "m", 4, text, 2.0, 1.0, 9))
+            records.put(SearchRecord(key, target, toolchain, "m", 4, text, 2.0, 1.0, 9))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 chosen = tuner.schedules([kernel])
