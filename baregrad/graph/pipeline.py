@@ -30,7 +30,7 @@ _STEPS: tuple[Traced | Joined, ...] = (
     FOLDS,
     Joined((SUMS, ONE_HOT, PARTIALS)),
 )
-_STEPS_OF_MANY_THREADS = (
+_STEPS_OF_GPUS = (
     *_STEPS[:-1], Joined((SUMS, ONE_HOT, PARTIALS_ON_GPU)), SCANS, SCATTER_PARTS,
 )
 # What is shown before the first pass.
@@ -39,7 +39,7 @@ passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in ste
 
 
 def _steps_for(target: AnyTarget | None) -> tuple[Traced | Joined, ...]:
-    return _STEPS_OF_MANY_THREADS if target is not None and target.many_threads else _STEPS
+    return _STEPS_OF_GPUS if target is not None and target.kind == "gpu" else _STEPS
 
 
 def canonicalise(

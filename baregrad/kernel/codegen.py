@@ -13,7 +13,7 @@ from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
 from baregrad.kernel.legalise.lower_integers import lower_integers
 from baregrad.kernel.legalise.transcendental import FUNCTIONS, functions_of, lower_functions
 from baregrad.kernel.linearise.linearise import linearise
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.target import AnyTarget
 
 _THREADS = Pass(
     "threads",
@@ -27,9 +27,8 @@ _THREADS = Pass(
 
 def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
     """The passes from a loop-level KERNEL to the PROGRAM that `render` takes."""
-    gpu = isinstance(target, GpuTarget)
     functions: Mapping[Op, Callable[..., Node]] = FUNCTIONS
-    if not isinstance(target, GpuTarget):
+    if target.kind == "cpu":
         functions = functions_of(target.has_ldexp, target.slow_underflow, target.has_lookup)
     native = frozenset(map(as_dtype, target.converted_floats))
     return (
@@ -56,7 +55,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             lower_integers,
             ("lower-dtypes",),
         ),
-        *((_THREADS,) if gpu else ()),
+        *((_THREADS,) if target.kind == "gpu" else ()),
         Pass(
             "linearise",
             "the machine runs one instruction after the other",

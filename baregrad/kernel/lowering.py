@@ -16,7 +16,7 @@ from baregrad.kernel.loops.loop_pieces import note_plain
 from baregrad.kernel.loops.select_of_loads import join_reads
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.first_schedule import choose_schedule
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.target import AnyTarget
 
 
 def prepare_pass(target: AnyTarget) -> Pass:
@@ -60,7 +60,7 @@ class Lowering:
                 "what the threads of a block share has to fit their memory",
                 "loop", "loop", self.check_shared, ("to-loops",),
             )
-            if isinstance(target, GpuTarget)
+            if target.kind == "gpu"
             else Pass(
                 "delay-stores",
                 "stores that wait for memory are made while the next row is computed",
@@ -76,7 +76,7 @@ class Lowering:
     def to_loops(self, kernel: Node) -> Node:
         """The loop level of what `apply` made."""
         ordered = frozenset([out.src[0].arg.slot for out in self.facts.ordered])
-        masks = not isinstance(self.target, GpuTarget) and self.target.masks
+        masks = self.target.kind == "cpu" and self.target.masks
         return to_loop(kernel, self.target.fma, ordered, masks)
 
     def delay_stores(self, loop: Node) -> Node:
@@ -89,8 +89,8 @@ class Lowering:
 
     def check_shared(self, loop: Node) -> Node:
         """The KERNEL itself. Raises ScheduleError where a block has no room for what it shares."""
-        assert isinstance(self.target, GpuTarget)
-        check_shared(loop, self.target)
+        if self.target.kind == "gpu":
+            check_shared(loop, self.target)
         note_plain(loop, self.facts)
         return loop
 

@@ -38,7 +38,7 @@ def make_plan(
         raise CompilerBug("a plan is made of a SINK", found=repr(sink))
     if sink.mask & Ops.COPY.bit:
         raise CompilerBug("a plan is of one device", found="a COPY, which is done before planning")
-    fusion = fuse(sink, target is not None and target.many_threads)
+    fusion = fuse(sink, target is not None and target.kind == "gpu")
     return plan_memory(fusion, partition(fusion), donate, origins)
 
 

@@ -40,7 +40,6 @@ def crowding_bytes(l2_bytes: int, l3_bytes: int, cores: int) -> int:
 class CpuTarget:
     """What a CPU kernel may assume about its machine.
 
-    `many_threads`: whether a kernel is run by thousands of threads, of which each has little to do.
     `vector_bytes` is the width of a vector register and `vector_registers` their number. With
     `fma`, a multiply-add is one instruction, of which `fma_per_cycle` start in a cycle and take
     `fma_latency` cycles: at least their product must be in flight. `masks` says whether loads and
@@ -62,7 +61,6 @@ class CpuTarget:
     """
 
     kind: ClassVar[Literal["cpu"]] = "cpu"
-    many_threads: ClassVar[bool] = False
     name: str
     architecture: str
     llvm_cpu: str

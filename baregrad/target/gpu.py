@@ -50,7 +50,6 @@ class GpuTarget:
     """
 
     kind: ClassVar[Literal["gpu"]] = "gpu"
-    many_threads: ClassVar[bool] = True
     name: str
     warp_lanes: int
     warps_per_unit: int

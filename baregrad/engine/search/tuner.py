@@ -31,7 +31,7 @@ from baregrad.ir.core.digest import digest, stable_repr
 from baregrad.ir.core.node import Node
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import Schedule, apply_schedule, facts_of
-from baregrad.kernel.planning.pool import estimate_ns
+from baregrad.kernel.planning.common.pool import estimate_ns
 from baregrad.kernel.search import Trial, beam_search
 from baregrad.runtime.interface import Device
 

@@ -16,7 +16,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
 from baregrad.kernel.loops.guards import push_guards
-from baregrad.target import AnyTarget, GpuTarget
+from baregrad.target import AnyTarget
 
 _MEMO = "kernel.prepared"
 # Rows that fit the first or second cache, and are worth a loop of their own.
@@ -35,7 +35,7 @@ def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
 
     A GPU's threads compute such values again sooner than they keep them.
     """
-    if isinstance(target, GpuTarget):
+    if target is not None and target.kind == "gpu":
         return push_guards(kernel)
     memo = kernel.memo
     if _MEMO not in memo:

@@ -8,12 +8,12 @@ from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import Facts, facts_of
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.sharing import prepare
+from baregrad.kernel.planning.common.tiling import CpuPlan, Reason
 from baregrad.kernel.planning.cpu.elementwise import plan_elementwise
 from baregrad.kernel.planning.cpu.ordered import plan_ordered
 from baregrad.kernel.planning.cpu.reductions import plan_reductions
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
-from baregrad.kernel.planning.tiling import CpuPlan, Reason
 from baregrad.target import AnyTarget
 
 

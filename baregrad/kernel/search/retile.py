@@ -22,7 +22,7 @@ from baregrad.kernel.language.schedule import (
     Step,
     Tensorize,
 )
-from baregrad.kernel.planning.tiling import powers_of
+from baregrad.kernel.planning.common.tiling import powers_of
 
 
 def retiled(schedule: Schedule, split: Split, sizes: tuple[int, ...], extent: int) -> Schedule:

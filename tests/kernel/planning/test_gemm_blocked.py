@@ -21,7 +21,7 @@ from baregrad.kernel import (
     to_linear,
 )
 from baregrad.kernel.language.schedule import Bind, Split, StageInput, StageReduce
-from baregrad.kernel.planning.tiling import merged
+from baregrad.kernel.planning.common.tiling import merged
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER

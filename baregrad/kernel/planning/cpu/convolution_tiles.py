@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from baregrad.ir.core import index
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
+from baregrad.kernel.planning.common.tiling import PlannedAxis, parts_of, points
 from baregrad.kernel.planning.cpu.gemm_fallback import MOST_STEPS
 from baregrad.kernel.planning.cpu.images import Image
 from baregrad.kernel.planning.cpu.sum_plan import SPARE_REGISTERS, SumPlan, cycles_of_tiles
-from baregrad.kernel.planning.tiling import PlannedAxis, parts_of, points
 from baregrad.target.cpu import CpuTarget
 
 # Cycles for each element of the output: neighbours in a register, and one by one.

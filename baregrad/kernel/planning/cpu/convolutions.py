@@ -15,6 +15,7 @@ from collections.abc import Collection
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.language.schedule import Bind, StageInput
+from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names
 from baregrad.kernel.planning.cpu.convolution_tiles import (
     LEAST_LANES,
     NEAR_STEPS,
@@ -38,7 +39,6 @@ from baregrad.kernel.planning.cpu.images import (
     stage_image,
 )
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
-from baregrad.kernel.planning.tiling import PlannedAxis, loop_names
 
 # Neighbours that are copied at once where lanes have a large stride.
 RUNS = (16, 8, 14, 12, 10, 7, 9, 11, 13, 15, 6, 5, 4)

@@ -10,8 +10,8 @@ from baregrad.kernel.gpu.pipelines import CPU_ENGINE
 from baregrad.kernel.language.schedule import Bind, Pipeline, StreamOutput
 from baregrad.kernel.loops.delayed_stores import times_taken
 from baregrad.kernel.loops.loop_pieces import scoped_below
+from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis
 from baregrad.kernel.planning.cpu.elementwise import is_dear
-from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 
 
 class Late(NamedTuple):

@@ -8,9 +8,9 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.kernel.facts.analysis import EXPENSIVE_OPS, ArrayAccess, itemsize, op_flops
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.loop_pieces import SCOPED
+from baregrad.kernel.planning.common.pool import choose_pool
+from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis
 from baregrad.kernel.planning.cpu.streams import prefetch_arrays, stream_outputs
-from baregrad.kernel.planning.pool import choose_pool
-from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 from baregrad.target.cpu import PAGE_NBYTES
 
 # Vectors at a time: their instructions take turns, so that none waits for the one before.

@@ -25,7 +25,8 @@ from baregrad.kernel.language.schedule import (
     Step,
     Tensorize,
 )
-from baregrad.kernel.planning.contractions import (
+from baregrad.kernel.planning.common.tiling import points
+from baregrad.kernel.planning.cpu.contractions import (
     SHORT_NS,
     Blocks,
     Contraction,
@@ -35,7 +36,6 @@ from baregrad.kernel.planning.contractions import (
     rows_fit,
 )
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
-from baregrad.kernel.planning.tiling import points
 
 # Fewer rows than this leave most of a tile empty.
 LEAST_ROWS = 12

@@ -32,7 +32,9 @@ from baregrad.kernel.language.schedule import (
     Step,
     Tensorize,
 )
-from baregrad.kernel.planning.contractions import (
+from baregrad.kernel.planning.common.pool import estimate_ns
+from baregrad.kernel.planning.common.tiling import PlannedAxis, merged, points
+from baregrad.kernel.planning.cpu.contractions import (
     SHORT_NS,
     Blocks,
     Contraction,
@@ -43,8 +45,6 @@ from baregrad.kernel.planning.contractions import (
 )
 from baregrad.kernel.planning.cpu.gemm_amx import plan_amx
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
-from baregrad.kernel.planning.pool import estimate_ns
-from baregrad.kernel.planning.tiling import PlannedAxis, merged, points
 
 # What an instruction beside the products costs a core that another thread shares, in cycles.
 LOAD_CYCLES = 0.25

@@ -16,9 +16,9 @@ from functools import cache
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations
 from baregrad.kernel.language.schedule import Split, StageInput, StageReduce
+from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names, parts_of, points
 from baregrad.kernel.planning.cpu.lanes import READS_PER_COPY
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan, cycles_of_tiles
-from baregrad.kernel.planning.tiling import PlannedAxis, loop_names, parts_of, points
 
 # Strides in bytes between steps from which an operand's lines are used badly.
 FAR_NBYTES = 256

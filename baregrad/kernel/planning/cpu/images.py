@@ -12,7 +12,7 @@ from typing import NamedTuple
 from baregrad.base.bits import round_up
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, moves_of
 from baregrad.kernel.language.schedule import StageInput
-from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis, loop_names, points
+from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis, loop_names, points
 from baregrad.target.cpu import CpuTarget
 
 # Rows of the output from which on few rows of the image are copied for two bands.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.language.schedule import Collapse
+from baregrad.kernel.planning.common.tiling import PlannedAxis, points
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
-from baregrad.kernel.planning.tiling import PlannedAxis, points
 
 # Folding a register's lanes into one costs about this many operations.
 FOLD_OPS = 10.0

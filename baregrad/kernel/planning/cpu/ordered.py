@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from baregrad.kernel.facts.analysis import itemsize
 from baregrad.kernel.language.schedule import Schedule, Split
+from baregrad.kernel.planning.common.pool import choose_pool
+from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis
 from baregrad.kernel.planning.cpu.elementwise import best_vector_axis
-from baregrad.kernel.planning.pool import choose_pool
-from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
 
 # Bytes of a row that is written somewhere that are written at a time.
 PIECE_NBYTES = 1024

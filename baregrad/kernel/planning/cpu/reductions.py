@@ -13,6 +13,8 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, Reduction, iterations, out_axes
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.loop_pieces import scoped_below
+from baregrad.kernel.planning.common.pool import choose_pool
+from baregrad.kernel.planning.common.tiling import MOST_TOGETHER, PlannedAxis, loop_names
 from baregrad.kernel.planning.cpu.convolutions import plan_windows, windows_of
 from baregrad.kernel.planning.cpu.delays import late_stores, store_late
 from baregrad.kernel.planning.cpu.elementwise import is_dear
@@ -21,8 +23,6 @@ from baregrad.kernel.planning.cpu.gemm_fallback import plan_contraction
 from baregrad.kernel.planning.cpu.lanes import FOLD_OPS, lane_axis
 from baregrad.kernel.planning.cpu.streams import nbytes_of, prefetch_arrays, stream_outputs
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan, accesses_below
-from baregrad.kernel.planning.pool import choose_pool
-from baregrad.kernel.planning.tiling import MOST_TOGETHER, PlannedAxis, loop_names
 from baregrad.target.cpu import CpuTarget
 
 SEVERAL = 4

@@ -14,7 +14,7 @@ from baregrad.kernel.facts.analysis import (
     out_axes,
 )
 from baregrad.kernel.language.schedule import Prefetch, StreamOutput
-from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
+from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis
 from baregrad.target.cpu import CpuTarget, crowding_bytes
 
 # Bytes that an access is ahead of: memory answers about when this much has been worked on.

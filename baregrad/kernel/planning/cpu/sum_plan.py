@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from baregrad.ir.core.node import Node, toposort, toposort_having
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, Reduction, offset_of
-from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
+from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis
 
 # What a step costs beside its products and loads: the loop, and what does not overlap.
 STEP_CYCLES = 0.5

@@ -19,7 +19,7 @@ from baregrad.kernel.facts.analysis import (
 )
 from baregrad.kernel.facts.axis_table import table_for
 from baregrad.kernel.language.schedule import Bind, Collapse, Schedule, Split, Step
-from baregrad.kernel.planning.tiling import Reason
+from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.target.gpu import GpuTarget
 
 # Warps that share a row, or rows that share a block.

@@ -20,11 +20,11 @@ from baregrad.kernel.facts.analysis import (
     iterations,
 )
 from baregrad.kernel.language.schedule import Schedule
+from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gemm_mma import plan_matrix
 from baregrad.kernel.planning.gpu.gemm_threads import plan_threads
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
-from baregrad.kernel.planning.tiling import Reason
 from baregrad.target.gpu import GpuTarget
 
 # Threads of a block where nothing asks for another number.

@@ -6,7 +6,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node
 from baregrad.kernel.facts.analysis import Facts, itemsize, out_axes
 from baregrad.kernel.language.schedule import Bind
-from baregrad.kernel.planning.tiling import CpuPlan, PlannedAxis
+from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis
 from baregrad.target.cpu import CpuTarget
 
 # More leave less to wait for at the end, where threads share what is left.

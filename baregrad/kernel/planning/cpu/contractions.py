@@ -9,8 +9,8 @@ from math import gcd, prod
 from baregrad.ir.core import index
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize
 from baregrad.kernel.language.schedule import Bind, StageInput, StageReduce, Step
+from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names, points
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
-from baregrad.kernel.planning.tiling import PlannedAxis, loop_names, points
 from baregrad.target.cpu import PAGE_NBYTES
 
 # Sums of up to this for each core are shared out evenly at once; longer ones in smaller chunks, as
