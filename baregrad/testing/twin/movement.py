@@ -116,7 +116,11 @@ class MovementTwin(TwinArray):
 
     def gather(self, dim: Any, index: TwinArray) -> Self:
         """Elements by place along an axis."""
-        return self._moved(np.take_along_axis(self.array, index.array.astype(np.int64), dim))
+        # As many of the other axes as the index has: `take_along_axis` would repeat the index.
+        cuts = [slice(extent) for extent in index.shape]
+        cuts[dim] = slice(None)
+        part = self.array[tuple(cuts)]
+        return self._moved(np.take_along_axis(part, index.array.astype(np.int64), dim))
 
     def index_select(self, dim: Any, index: TwinArray) -> Self:
         """Parts of an axis by place."""
