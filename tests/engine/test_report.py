@@ -90,7 +90,7 @@ def test_watchers_hear_of_rules_inside_the_block_alone() -> None:
     from baregrad.ir.algebra.wrapping import INTEGER_RULES
 
     rule = INTEGER_RULES[0]
-    before, _ = rule.example()
+    before = rule.before
     heard: list[tuple[str, Node]] = []
     rules = RuleSet("one", (rule,))
     with watched(lambda rule, old, new: heard.append((rule.name, old))):

@@ -75,7 +75,7 @@ def grow_rule(count: list[int]) -> Rule:
         return alu(Ops.NEG, node)
 
     pattern = term((Ops.NEG, Ops.EXP), var("x"))
-    return Rule("grow", "x → -x", "to see it stop", pattern, build, lambda: (X, X))
+    return Rule("grow", "x → -x", "to see it stop", pattern, build, X, X)
 
 
 def test_rewriting_at_a_node_is_bounded() -> None:

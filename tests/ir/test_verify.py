@@ -145,9 +145,9 @@ KERNEL: list[tuple[str, Callable[[], Node]]] = [
     ("STAGE over", lambda: Node(Ops.STAGE, F32, (ELEMENT, J, J), StageInfo("scratch"))),
     ("never stored", lambda:
      Node(Ops.STAGE, INDEX, (index.as_node(index.add(I, 1)), I), StageInfo())),
-    ("a KERNEL of INDEX", lambda: kernel(ELEMENT)),
-    ("OUT writes INDEX", lambda: kernel(Node(Ops.OUT, TOKEN, (ELEMENT, ELEMENT, I, J), Out()))),
-    ("OUT writes int32", lambda: kernel(out(cast(ELEMENT, I32), I, J))),
+    ("KERNEL of INDEX", lambda: kernel(ELEMENT)),
+    ("OUT of INDEX", lambda: kernel(Node(Ops.OUT, TOKEN, (ELEMENT, ELEMENT, I, J), Out()))),
+    ("OUT of int32", lambda: kernel(out(cast(ELEMENT, I32), I, J))),
     ("accumulating", lambda: kernel(out(ELEMENT, I, J, monoid=primitive(Ops.ADD, I32)))),
     ("has dtype float32", lambda: Node(Ops.OUT, F32, (X, ELEMENT, I, J), Out())),
     ("index 1 reaches 0 to 9", lambda: kernel(
@@ -167,12 +167,12 @@ KERNEL: list[tuple[str, Callable[[], Node]]] = [
 LOOP: list[tuple[str, Callable[[], Node]]] = [
     ("no LOOP around", lambda: kernel(store(at_loop(I, J), I, J))),
     ("never looped over", lambda: loop(LANES, store(const(0.0, F32), c(0), LANES))),
-    ("LOOP over CONST", lambda: loop(c(4), store(const(0.0, F32), c(0), c(0)))),
-    ("where a statement is wanted", lambda: Node(Ops.SEQ, TOKEN, (const(1.0, F32),))),
-    ("where a statement is wanted", lambda: loop(I, const(1.0, F32))),
+    ("LOOP of CONST", lambda: loop(c(4), store(const(0.0, F32), c(0), c(0)))),
+    ("wanted a statement", lambda: Node(Ops.SEQ, TOKEN, (const(1.0, F32),))),
+    ("wanted a statement", lambda: loop(I, const(1.0, F32))),
     ("IF by float32", lambda: Node(
         Ops.IF, TOKEN, (const(1.0, F32), store(const(0.0, F32), c(0), c(0))))),
-    ("STORE into CONST", lambda: store(const(0.0, F32), array=const(0.0, F32))),
+    ("STORE of CONST", lambda: store(const(0.0, F32), array=const(0.0, F32))),
     ("STORE of int32", lambda: store(const(0, I32), c(0), c(0))),
     ("1 indices for 2", lambda: store(const(0.0, F32), c(0))),
     ("use LOOP and an accumulator", lambda: Node(

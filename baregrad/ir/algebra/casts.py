@@ -55,45 +55,27 @@ def _bitcast_pair(found: Captures, node: Node) -> Node | None:
     return x if x.dtype is node.dtype else Node(Ops.BITCAST, node.dtype, (x,))
 
 
-def _cast_example() -> tuple[Node, Node]:
-    x = slot(0, dtypes.int8)
-    return cast(cast(x, dtypes.int32), dtypes.int16), cast(x, dtypes.int16)
-
-
-def _bitcast_example() -> tuple[Node, Node]:
-    x = slot(0, dtypes.int32)
-    there = Node(Ops.BITCAST, dtypes.uint32, (x,))
-    return Node(Ops.BITCAST, dtypes.int32, (there,)), x
-
-
-P = slot(0, dtypes.bool)
+P, I8, I32 = slot(0, dtypes.bool), slot(0, dtypes.int8), slot(0, dtypes.int32)
 CAST_RULES = (
     Rule(
-        name="cast-same",
-        law="cast(x, dtype of x) → x, and bitcast likewise",
-        reason="generic code casts to a dtype that is there already",
-        pattern=term((Ops.CAST, Ops.BITCAST), var("x", values)),
-        build=lambda found, node: found["x"] if found["x"].dtype is node.dtype else None,
-        example=lambda: (
-            Node(Ops.CAST, dtypes.int8, (slot(0, dtypes.int8),)),
-            slot(0, dtypes.int8),
-        ),
+        "cast-same", "cast(x, dtype of x) → x, and bitcast likewise",
+        "generic code casts to a dtype that is there already",
+        term((Ops.CAST, Ops.BITCAST), var("x", values)),
+        lambda found, node: found["x"] if found["x"].dtype is node.dtype else None,
+        Node(Ops.CAST, dtypes.int8, (slot(0, dtypes.int8),)), slot(0, dtypes.int8),
     ),
     Rule(
-        name="cast-pair",
-        law="cast(cast(x, B), C) → cast(x, C), if B holds every x, or B and C only cut bits off",
-        reason="mixed precision casts up and down around every operation",
-        pattern=term(Ops.CAST, term(Ops.CAST, var("x", values)), kinds=values),
-        build=_cast_pair,
-        example=_cast_example,
+        "cast-pair",
+        "cast(cast(x, B), C) → cast(x, C), if B holds every x, or B and C only cut bits off",
+        "mixed precision casts up and down around every operation",
+        term(Ops.CAST, term(Ops.CAST, var("x", values)), kinds=values), _cast_pair,
+        cast(cast(I8, dtypes.int32), dtypes.int16), cast(I8, dtypes.int16),
     ),
     Rule(
-        name="bitcast-pair",
-        law="bitcast(bitcast(x, B), C) → bitcast(x, C), if B is not bool",
-        reason="bits that go there and back have not changed",
-        pattern=term(Ops.BITCAST, term(Ops.BITCAST, var("x", values)), kinds=values),
-        build=_bitcast_pair,
-        example=_bitcast_example,
+        "bitcast-pair", "bitcast(bitcast(x, B), C) → bitcast(x, C), if B is not bool",
+        "bits that go there and back have not changed",
+        term(Ops.BITCAST, term(Ops.BITCAST, var("x", values)), kinds=values), _bitcast_pair,
+        Node(Ops.BITCAST, dtypes.int32, (Node(Ops.BITCAST, dtypes.uint32, (I32,)),)), I32,
     ),
     equation(
         "truth-of-cast", "cast(p) != 0 → p, if p is bool",

@@ -11,9 +11,9 @@ from baregrad.ir.core.op import BINARY, COMPARE, ELEMENTWISE, Op, Ops
 from baregrad.ir.evaluate.alu import apply, constant
 
 _COMMUTATIVE = tuple(op for op in BINARY if op.commutative)
-
-
 _PLAIN = (Ops.ADD, Ops.MUL)
+I32 = dtypes.int32
+X, TWO = slot(0, dtypes.float32), const(2.0, dtypes.float32)
 
 
 def fold(op: Op, dtype: DType, *operands: Node) -> Node:
@@ -46,48 +46,24 @@ def _decided(found: Captures, node: Node) -> Node | None:
     return const(lo, node.dtype) if lo == hi else None
 
 
-def _fold_example() -> tuple[Node, Node]:
-    four = const(4, dtypes.int32)
-    return alu(Ops.MUL, four, const(5, dtypes.int32)), const(20, dtypes.int32)
-
-
-def _swap_example() -> tuple[Node, Node]:
-    x, two = slot(0, dtypes.float32), const(2.0, dtypes.float32)
-    return alu(Ops.ADD, two, x), alu(Ops.ADD, x, two)
-
-
-def _decided_example() -> tuple[Node, Node]:
-    small = cast(slot(0, dtypes.uint8), dtypes.int32)
-    return alu(Ops.CMPLT, small, const(256, dtypes.int32)), const(True, dtypes.bool)
-
-
 CONSTANT_RULES = (
     Rule(
-        name="fold-constants",
-        law="op(c1, c2, ...) → c, if every source is a constant",
-        reason="what is known now need not be computed later",
-        pattern=Pattern(tuple(ELEMENTWISE - {Ops.LOOKUP}), each=number(""), kinds=values),
-        build=_fold,
-        example=_fold_example,
+        "fold-constants", "op(c1, c2, ...) → c, if every source is a constant",
+        "what is known now need not be computed later",
+        Pattern(tuple(ELEMENTWISE - {Ops.LOOKUP}), each=number(""), kinds=values), _fold,
+        alu(Ops.MUL, const(4, I32), const(5, I32)), const(20, I32),
     ),
     Rule(
-        name="constant-second",
-        law="op(c, x) → op(x, c), if op is commutative",
-        reason="one place for constants, so that equal expressions are one node",
-        pattern=Pattern(
-            _COMMUTATIVE,
-            (number("c", values), var("x")),
-            ordered=True,
-        ),
-        build=_swap,
-        example=_swap_example,
+        "constant-second", "op(c, x) → op(x, c), if op is commutative",
+        "one place for constants, so that equal expressions are one node",
+        Pattern(_COMMUTATIVE, (number("c", values), var("x")), ordered=True), _swap,
+        alu(Ops.ADD, TWO, X), alu(Ops.ADD, X, TWO),
     ),
     Rule(
-        name="decided-by-bounds",
-        law="x op y → c, if the bounds of x and y leave one value (op compares integers)",
-        reason="guards that always hold cost a test in the innermost loop",
-        pattern=term(tuple(COMPARE), var("x"), var("y")),
-        build=_decided,
-        example=_decided_example,
+        "decided-by-bounds",
+        "x op y → c, if the bounds of x and y leave one value (op compares integers)",
+        "guards that always hold cost a test in the innermost loop",
+        term(tuple(COMPARE), var("x"), var("y")), _decided,
+        alu(Ops.CMPLT, cast(slot(0, dtypes.uint8), I32), const(256, I32)), const(True, dtypes.bool),
     ),
 )

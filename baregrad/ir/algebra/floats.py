@@ -18,6 +18,7 @@ from baregrad.ir.core.op import Ops
 
 F32 = dtypes.float32
 X, Y = slot(0, F32), slot(1, F32)
+_ROUNDING = (Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT)
 
 
 def _c(value: float) -> Node:
@@ -66,12 +67,10 @@ FLOAT_RULES = (
         alu(Ops.MUL, X, _c(-1.0)), alu(Ops.NEG, X), floats,
     ),
     Rule(
-        name="divide-power-of-two",
-        law="x / c → x * (1/c), if c is a power of two and so is 1/c",
-        reason="a product is many times faster than a quotient, and here exact",
-        pattern=term(Ops.DIV, var("x", floats), number("c", floats, _is_power_of_two)),
-        build=_reciprocal_exactly,
-        example=lambda: (alu(Ops.DIV, X, _c(8.0)), alu(Ops.MUL, X, _c(0.125))),
+        "divide-power-of-two", "x / c → x * (1/c), if c is a power of two and so is 1/c",
+        "a product is many times faster than a quotient, and here exact",
+        term(Ops.DIV, var("x", floats), number("c", floats, _is_power_of_two)), _reciprocal_exactly,
+        alu(Ops.DIV, X, _c(8.0)), alu(Ops.MUL, X, _c(0.125)),
     ),
     equation(
         "one-over", "1.0 / x → reciprocal(x)",
@@ -109,14 +108,11 @@ FLOAT_RULES = (
         alu(Ops.MUL, alu(Ops.NEG, X), alu(Ops.NEG, Y)), alu(Ops.MUL, X, Y), floats,
     ),
     Rule(
-        name="round-twice",
-        law="round(round(x)) → round(x), for floor, ceil, trunc and rint, whichever comes second",
-        reason="rounding an integer changes nothing",
-        pattern=term(
-            (Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT),
-            term((Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT), var("y"), name="x", kinds=floats),
-        ),
-        build=lambda found, node: found["x"],
-        example=lambda: (alu(Ops.CEIL, alu(Ops.FLOOR, X)), alu(Ops.FLOOR, X)),
+        "round-twice",
+        "round(round(x)) → round(x), for floor, ceil, trunc and rint, whichever comes second",
+        "rounding an integer changes nothing",
+        term(_ROUNDING, term(_ROUNDING, var("y"), name="x", kinds=floats)),
+        lambda found, node: found["x"],
+        alu(Ops.CEIL, alu(Ops.FLOOR, X)), alu(Ops.FLOOR, X),
     ),
 )

@@ -78,28 +78,36 @@ def _bool_null(found: Captures, node: Node) -> Node:
     return FALSE if node.op in (Ops.AND, Ops.MUL, Ops.MIN) else found["x"]
 
 
-def _readless(node: Node) -> bool:
-    return not node.has(Ops.INDEX, Ops.LOAD)
-
-
 def _guard_twice(found: Captures, node: Node) -> Node | None:
     # The inner condition will be evaluated everywhere, so it must not read memory.
-    if not _readless(found["d"]):
+    if found["d"].has(Ops.INDEX, Ops.LOAD):
         return None
     both = found["c"] if found["c"] is found["d"] else alu(Ops.AND, found["c"], found["d"])
     return _guard(both, found["x"])
+
+
+def _where_truth(found: Captures, node: Node) -> Node | None:
+    p, x, y = found["p"], found["x"], found["y"]
+    if x.op is Ops.CONST:
+        if x is y:
+            return x
+        if y.op is Ops.CONST:
+            return p if x.arg else _not(p)
+        return alu(Ops.OR, p, y) if x.arg else alu(Ops.AND, _not(p), y)
+    if y.op is Ops.CONST:
+        return alu(Ops.OR, _not(p), x) if y.arg else alu(Ops.AND, p, x)
+    return None
 
 
 _BOOL_OPS = (Ops.AND, Ops.MUL, Ops.MIN, Ops.OR, Ops.ADD, Ops.MAX)
 
 _SELECTIONS = (
     Rule(
-        name="where-known",
-        law="where(True, x, y) → x, where(False, x, y) → y",
-        reason="conditions fold to constants once indices are known",
-        pattern=term(Ops.WHERE, number("c", booleans), var("x"), var("y")),
-        build=lambda found, node: found["x"] if found["c"].arg else found["y"],
-        example=lambda: (alu(Ops.WHERE, TRUE, slot(0, F32), X), slot(0, F32)),
+        "where-known", "where(True, x, y) → x, where(False, x, y) → y",
+        "conditions fold to constants once indices are known",
+        term(Ops.WHERE, number("c", booleans), var("x"), var("y")),
+        lambda found, node: found["x"] if found["c"].arg else found["y"],
+        alu(Ops.WHERE, TRUE, slot(0, F32), X), slot(0, F32),
     ),
     equation(
         "where-same", "where(p, x, x) → x",
@@ -122,102 +130,66 @@ _SELECTIONS = (
         alu(Ops.WHERE, P, X, alu(Ops.WHERE, P, Y, Z)), alu(Ops.WHERE, P, X, Z),
     ),
     Rule(
-        name="where-truth",
-        law="where(p, True, q) → p or q, where(p, q, False) → p and q, of bool",
-        reason="logic is cheaper than a choice and simplifies further",
-        pattern=term(Ops.WHERE, var("p"), var("x", booleans), var("y")),
-        build=lambda found, node: _where_truth(found),
-        example=lambda: (
-            alu(Ops.WHERE, P, TRUE, Q),
-            alu(Ops.OR, P, Q),
-        ),
+        "where-truth", "where(p, True, q) → p or q, where(p, q, False) → p and q, of bool",
+        "logic is cheaper than a choice and simplifies further",
+        term(Ops.WHERE, var("p"), var("x", booleans), var("y")), _where_truth,
+        alu(Ops.WHERE, P, TRUE, Q), alu(Ops.OR, P, Q),
     ),
     Rule(
-        name="guard-known",
-        law="guard(True, x) → x, guard(False, x) → 0",
-        reason="bounds decide most guards when shapes are known",
-        pattern=term(Ops.GUARD, number("c", booleans), var("x")),
-        build=lambda found, node: found["x"] if found["c"].arg else const(0, node.dtype),
-        example=lambda: (_guard(TRUE, slot(0, F32)), slot(0, F32)),
+        "guard-known", "guard(True, x) → x, guard(False, x) → 0",
+        "bounds decide most guards when shapes are known",
+        term(Ops.GUARD, number("c", booleans), var("x")),
+        lambda found, node: found["x"] if found["c"].arg else const(0, node.dtype),
+        _guard(TRUE, slot(0, F32)), slot(0, F32),
     ),
     Rule(
-        name="guard-twice",
-        law="guard(p, guard(q, x)) → guard(p and q, x), if q reads no memory",
-        reason="one test, and the reader sees the whole condition",
-        pattern=term(Ops.GUARD, var("c"), term(Ops.GUARD, var("d"), var("x"))),
-        build=_guard_twice,
-        example=lambda: (
-            _guard(P, _guard(Q, Y)),
-            _guard(alu(Ops.AND, P, Q), Y),
-        ),
+        "guard-twice", "guard(p, guard(q, x)) → guard(p and q, x), if q reads no memory",
+        "one test, and the reader sees the whole condition",
+        term(Ops.GUARD, var("c"), term(Ops.GUARD, var("d"), var("x"))), _guard_twice,
+        _guard(P, _guard(Q, Y)), _guard(alu(Ops.AND, P, Q), Y),
     ),
 )
 
 
-def _where_truth(found: Captures) -> Node | None:
-    p, x, y = found["p"], found["x"], found["y"]
-    if x.op is Ops.CONST:
-        if x is y:
-            return x
-        if y.op is Ops.CONST:
-            return p if x.arg else _not(p)
-        return alu(Ops.OR, p, y) if x.arg else alu(Ops.AND, _not(p), y)
-    if y.op is Ops.CONST:
-        return alu(Ops.OR, _not(p), x) if y.arg else alu(Ops.AND, p, x)
-    return None
-
-
 LOGIC_RULES = (
     Rule(
-        name="bool-unit",
-        law="p and True → p, p or True → True, of bool, and as mul, min, add and max",
-        reason="conditions are built from parts that are often certain",
-        pattern=term(_BOOL_OPS, var("x", booleans), literal(True)),
-        build=_bool_unit,
-        example=lambda: (alu(Ops.AND, P, TRUE), P),
+        "bool-unit", "p and True → p, p or True → True, of bool, and as mul, min, add and max",
+        "conditions are built from parts that are often certain",
+        term(_BOOL_OPS, var("x", booleans), literal(True)), _bool_unit,
+        alu(Ops.AND, P, TRUE), P,
     ),
     Rule(
-        name="bool-null",
-        law="p and False → False, p or False → p, of bool, and as mul, min, add and max",
-        reason="conditions are built from parts that are often certain",
-        pattern=term(_BOOL_OPS, var("x", booleans), literal(False)),
-        build=_bool_null,
-        example=lambda: (alu(Ops.OR, P, FALSE), P),
+        "bool-null", "p and False → False, p or False → p, of bool, and as mul, min, add and max",
+        "conditions are built from parts that are often certain",
+        term(_BOOL_OPS, var("x", booleans), literal(False)), _bool_null,
+        alu(Ops.OR, P, FALSE), P,
     ),
     Rule(
-        name="compare-truth",
-        law="p == True → p, p != True → not p, and so on for every comparison with a known bool",
-        reason="masks are compared with constants in user code",
-        pattern=term(tuple(COMPARE), var("x", booleans), number("c")),
-        build=_compare_truth,
-        example=lambda: (alu(Ops.CMPNE, P, TRUE), alu(Ops.NOT, P)),
+        "compare-truth",
+        "p == True → p, p != True → not p, and so on for every comparison with a known bool",
+        "masks are compared with constants in user code",
+        term(tuple(COMPARE), var("x", booleans), number("c")), _compare_truth,
+        alu(Ops.CMPNE, P, TRUE), alu(Ops.NOT, P),
     ),
     Rule(
-        name="compare-truth-first",
-        law="False < p → p, True < p → False, False <= p → True, True <= p → p",
-        reason="the same, where order matters and the constant stands first",
-        pattern=term((Ops.CMPLT, Ops.CMPLE), number("c"), var("x", booleans)),
-        build=_compare_truth,
-        example=lambda: (alu(Ops.CMPLT, FALSE, Q), Q),
+        "compare-truth-first", "False < p → p, True < p → False, False <= p → True, True <= p → p",
+        "the same, where order matters and the constant stands first",
+        term((Ops.CMPLT, Ops.CMPLE), number("c"), var("x", booleans)), _compare_truth,
+        alu(Ops.CMPLT, FALSE, Q), Q,
     ),
     Rule(
-        name="compare-self",
-        law="x < x → False; x == x, x <= x → True and x != x → False unless x is a float",
-        reason="equal nodes are equal values, but for NaN",
-        pattern=term(tuple(COMPARE), var("x"), var("x")),
-        build=_compare_self,
-        example=lambda: (alu(Ops.CMPLT, slot(0, F32), slot(0, F32)), FALSE),
+        "compare-self",
+        "x < x → False; x == x, x <= x → True and x != x → False unless x is a float",
+        "equal nodes are equal values, but for NaN",
+        term(tuple(COMPARE), var("x"), var("x")), _compare_self,
+        alu(Ops.CMPLT, slot(0, F32), slot(0, F32)), FALSE,
     ),
     Rule(
-        name="not-compare",
-        law="not (x == y) → x != y and back; not (x < y) → y <= x and back, unless floats",
-        reason="comparisons come in both senses; NaN makes x < y and y <= x both false",
-        pattern=term(Ops.NOT, term(tuple(COMPARE), var("a"), var("b"), name="compare")),
-        build=_negated_compare,
-        example=lambda: (
-            alu(Ops.NOT, alu(Ops.CMPEQ, slot(0, F32), X)),
-            alu(Ops.CMPNE, slot(0, F32), X),
-        ),
+        "not-compare",
+        "not (x == y) → x != y and back; not (x < y) → y <= x and back, unless floats",
+        "comparisons come in both senses; NaN makes x < y and y <= x both false",
+        term(Ops.NOT, term(tuple(COMPARE), var("a"), var("b"), name="compare")), _negated_compare,
+        alu(Ops.NOT, alu(Ops.CMPEQ, slot(0, F32), X)), alu(Ops.CMPNE, slot(0, F32), X),
     ),
     *_SELECTIONS,
 )

@@ -92,36 +92,21 @@ def _compare_positions(found: Captures, node: Node) -> Node | None:
     return index.less(left, right)
 
 
-def _position(dtype: DType) -> Node:
-    return cast(range_node(8, 0), dtype)
-
-
-def _cast_example() -> tuple[Node, Node]:
-    i = range_node(8, 0)
-    shifted = alu(Ops.ADD, _position(dtypes.int32), const(3, dtypes.int32))
-    return cast(shifted, dtypes.index), index.as_node(index.add(i, 3))
-
-
-def _compare_example() -> tuple[Node, Node]:
-    doubled = alu(Ops.MUL, _position(dtypes.int64), const(2, dtypes.int64))
-    return alu(Ops.CMPLT, doubled, const(6, dtypes.int64)), index.less(range_node(8, 0), 3)
-
-
+I, I32 = range_node(8, 0), dtypes.int32
 INDEX_RULES = (
     Rule(
-        name="index-of-integers",
-        law="cast(x, index) → the same arithmetic over index, if bounds show that x never wraps",
-        reason="gathers by computed positions become affine, and fold into their arrays' indices",
-        pattern=term(Ops.CAST, var("x", integers), kinds=_is_index),
-        build=_cast_to_index,
-        example=_cast_example,
+        "index-of-integers",
+        "cast(x, index) → the same arithmetic over index, if bounds show that x never wraps",
+        "gathers by computed positions become affine, and fold into their arrays' indices",
+        term(Ops.CAST, var("x", integers), kinds=_is_index), _cast_to_index,
+        cast(alu(Ops.ADD, cast(I, I32), const(3, I32)), dtypes.index),
+        index.as_node(index.add(I, 3)),
     ),
     Rule(
-        name="compare-positions",
-        law="x < y → index x < index y, if both are positions that never wrap; x <= y likewise",
-        reason="masks become guards whose bounds are known, and loops can be cut at them",
-        pattern=term((Ops.CMPLT, Ops.CMPLE), var("x", integers), var("y", integers)),
-        build=_compare_positions,
-        example=_compare_example,
+        "compare-positions",
+        "x < y → index x < index y, if both are positions that never wrap; x <= y likewise",
+        "masks become guards whose bounds are known, and loops can be cut at them",
+        term((Ops.CMPLT, Ops.CMPLE), var("x", integers), var("y", integers)), _compare_positions,
+        alu(Ops.CMPLT, alu(Ops.MUL, cast(I, I32), const(2, I32)), const(6, I32)), index.less(I, 3),
     ),
 )

@@ -215,7 +215,7 @@ class Rule:
 
     name: unique. law: `before → after, if condition`. reason: why it is worth it. pattern: of the
     node that is replaced. build: makes the replacement, or None when the condition does not hold.
-    example: makes a node that the rule changes and what it should become, over SLOT leaves.
+    before, after: an example over SLOT leaves: a node that it changes, and what it becomes.
     """
 
     name: str
@@ -223,7 +223,8 @@ class Rule:
     reason: str
     pattern: Pattern
     build: Build
-    example: Callable[[], tuple[Node, Node]]
+    before: Node
+    after: Node
 
     def __call__(self, node: Node) -> Node | None:
         """The replacement of `node`, or None where the rule does not apply."""
@@ -245,7 +246,7 @@ def equation(
     pattern = _pattern_of(before, kinds)
     if ops:
         pattern = replace(pattern, ops=ops)
-    return Rule(name, law, reason, pattern, _build_of(after), lambda: (before, after))
+    return Rule(name, law, reason, pattern, _build_of(after), before, after)
 
 
 def _pattern_of(before: Node, kinds: Kinds | None) -> Pattern:

@@ -10,9 +10,62 @@ from baregrad.ir.analysis.words import PRODUCTS, TILE
 from baregrad.ir.core.axes import BINDS
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import COMPARE, INTEGERS, STATEMENTS, Column, Ops
+from baregrad.ir.core.op import COMPARE, INTEGERS, MOVEMENT, STATEMENTS, Column, Op, Ops
 
 NODE_RULES: Column[Callable[[Node, str], str | None]] = Column("rule of the verifier")
+
+# --- sources -----------------------------------------------------------------------------------
+
+_RANGES = frozenset((Ops.RANGE,))
+# Which ops the sources may be of, None for any; the last set is that of all sources that follow.
+_SOURCES: MappingProxyType[Op, tuple[frozenset[Op] | None, ...]] = MappingProxyType({
+    Ops.PROJ: (frozenset((Ops.REDUCE, Ops.SCAN)),),
+    Ops.STAGE: (None, _RANGES),
+    **dict.fromkeys((Ops.INDEX, Ops.LOAD), (frozenset((Ops.PARAM, Ops.STAGE, Ops.ALLOC)), None)),
+    Ops.OUT: (frozenset((Ops.PARAM,)), None),
+    Ops.STORE: (frozenset((Ops.PARAM, Ops.ALLOC)), None),
+    # At the kernel level no statement is legal, below it no OUT.
+    Ops.KERNEL: (STATEMENTS | {Ops.OUT},),
+    **dict.fromkeys((Ops.SEQ, Ops.ROLE), (STATEMENTS,)),
+    Ops.LOOP: (_RANGES, STATEMENTS),
+    Ops.IF: (None, STATEMENTS),
+    Ops.PIPE: (frozenset((Ops.ALLOC,)),),
+    **dict.fromkeys(
+        (Ops.ACQUIRE, Ops.COMMIT, Ops.WAIT, Ops.RELEASE, Ops.DRAIN),
+        (frozenset((Ops.PIPE,)), None),
+    ),
+})  # fmt: skip
+_CONDITIONAL = frozenset((Ops.WHERE, Ops.GUARD, Ops.IF))
+_WRITES = frozenset((Ops.OUT, Ops.STORE, Ops.SCATTER))
+# Which source has the dtype of the value.
+_SAME_DTYPE: MappingProxyType[Op, int] = MappingProxyType({
+    **dict.fromkeys(MOVEMENT, 0),
+    **dict.fromkeys((
+        Ops.CONTIGUOUS, Ops.DETACH, Ops.COPY, Ops.CONVERT, Ops.FOLD, Ops.GATHER, Ops.SCATTER,
+        Ops.INDEX, Ops.LOAD, Ops.STAGE,
+    ), 0),
+    Ops.GUARD: 1,
+})  # fmt: skip
+
+
+def sources_fault(node: Node) -> str | None:
+    """What is wrong with the ops and the dtypes of a node's sources, as far as tables say it."""
+    op, src = node.op, node.src
+    wanted = _SOURCES.get(op, (None,))
+    for place, child in enumerate(src):
+        ops = wanted[min(place, len(wanted) - 1)]
+        if ops is not None and child.op not in ops:
+            names = "a statement" if ops >= STATEMENTS else ", ".join(sorted(map(repr, ops)))
+            return f"{op.name} of {child.op.name}, wanted {names}"
+    if op in _CONDITIONAL and src[0].dtype is not dtypes.bool:
+        return f"{op.name} by {src[0].dtype}, wanted bool"
+    if op in _WRITES and src[1].dtype is not src[0].dtype:
+        return f"{op.name} of {src[1].dtype} into {src[0].dtype}"
+    same = _SAME_DTYPE.get(op)
+    if same is not None and src[same].dtype is not node.dtype:
+        return f"{op.name} of {src[same].dtype} has dtype {node.dtype}"
+    return None
+
 
 # --- elementwise -------------------------------------------------------------------------------
 
@@ -36,8 +89,6 @@ def elementwise_rule(node: Node) -> str | None:
             return None
         return f"DOT2 of {', '.join(map(str, found[:3]))}, wanted two int32 and a float32"
     if op is Ops.WHERE:
-        if operands[0].dtype is not dtypes.bool:
-            return f"WHERE chooses by {operands[0].dtype}, wanted bool"
         operands = operands[1:]
     kind = operands[0].dtype
     if any(operand.dtype is not kind for operand in operands):
@@ -93,7 +144,7 @@ def _stored(dtype: DType) -> str | None:
     return None if dtype.bits else f"an array of {dtype}, which is never stored"
 
 
-@NODE_RULES(Ops.BUFFER)
+@NODE_RULES(Ops.BUFFER, Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND)
 def _extents(node: Node, level: str = "") -> str | None:
     for extent in node.shape:
         if isinstance(extent, Node):
@@ -136,27 +187,15 @@ def _range(node: Node, level: str) -> str | None:
 # --- tensor level ------------------------------------------------------------------------------
 
 
-@NODE_RULES(Ops.CONTIGUOUS, Ops.DETACH, Ops.COPY, Ops.CONVERT)
-def _same_dtype(node: Node, level: str) -> str | None:
-    if node.src[0].dtype is not node.dtype:
-        return f"{node.op.name} of {node.src[0].dtype} has dtype {node.dtype}"
-    return None
-
-
 def _axes_fault(axes: tuple[int, ...], rank: int) -> str | None:
     if len(set(axes)) != len(axes) or any(not 0 <= axis < rank for axis in axes):
         return f"axes {list(axes)} of an array of {rank} axes"
     return None
 
 
-@NODE_RULES(Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND)
-def _view(node: Node, level: str) -> str | None:
-    return _same_dtype(node, level) or _extents(node)
-
-
 @NODE_RULES(Ops.FLIP)
 def _flip(node: Node, level: str) -> str | None:
-    return _same_dtype(node, level) or _axes_fault(node.arg, len(node.src[0].shape))
+    return _axes_fault(node.arg, len(node.src[0].shape))
 
 
 @NODE_RULES(Ops.PAD)
@@ -164,14 +203,14 @@ def _pad(node: Node, level: str) -> str | None:
     for pad in node.arg:
         if pad.interior < 0 or any(isinstance(e, int) and e < 0 for e in (pad.lo, pad.hi)):
             return f"a negative pad {pad}"
-    return _view(node, level)
+    return _extents(node)
 
 
 @NODE_RULES(Ops.SHRINK)
 def _shrink(node: Node, level: str) -> str | None:
     if any(cut.step < 1 for cut in node.arg):
         return "SHRINK with a step below 1"
-    return _view(node, level)
+    return _extents(node)
 
 
 @NODE_RULES(Ops.WINDOW, Ops.FOLD)
@@ -183,7 +222,7 @@ def _window(node: Node, level: str) -> str | None:
         fault = _fold(node)
         if fault is not None:
             return fault
-    return _view(node, level)
+    return _extents(node)
 
 
 def _fold(node: Node) -> str | None:
@@ -202,14 +241,12 @@ def _fold(node: Node) -> str | None:
 def _gather(node: Node, level: str) -> str | None:
     if any(index.dtype.kind not in INTEGERS for index in node.src[1:]):
         return "GATHER by indices that are not integers"
-    return _same_dtype(node, level)
+    return None
 
 
 @NODE_RULES(Ops.SCATTER)
 def _scatter(node: Node, level: str) -> str | None:
     base, values, *indices = node.src
-    if values.dtype is not base.dtype:
-        return f"SCATTER of {values.dtype} into {base.dtype}"
     if len(indices) != len(base.shape):
         return f"SCATTER with {len(indices)} indices for {len(base.shape)} axes"
     if any(index.dtype.kind not in INTEGERS for index in indices):
@@ -217,7 +254,7 @@ def _scatter(node: Node, level: str) -> str | None:
     shapes = {operand.shape for operand in (values, *indices) if operand.shape}
     if len(shapes) > 1:
         return "SCATTER's values and indices must have one shape"
-    return _monoid_fault(node.arg.monoid, base.dtype) or _same_dtype(node, level)
+    return _monoid_fault(node.arg.monoid, base.dtype)
 
 
 def _monoid_fault(monoid: object, dtype: DType) -> str | None:
@@ -270,10 +307,7 @@ def _axis_bindings(node: Node, ranges: tuple[Node, ...], level: str) -> str | No
 
 @NODE_RULES(Ops.PROJ)
 def _project(node: Node, level: str) -> str | None:
-    source = node.src[0]
-    if source.op is not Ops.REDUCE and source.op is not Ops.SCAN:
-        return f"PROJ of {source.op.name}, wanted REDUCE or SCAN"
-    states = source.arg.monoid.states
+    states = node.src[0].arg.monoid.states
     if not 0 <= node.arg < len(states):
         return f"PROJ of part {node.arg} of {len(states)}"
     return None if node.dtype is states[node.arg] else f"PROJ of {states[node.arg]}"
@@ -296,40 +330,21 @@ def _indices_fault(array: Node, indices: tuple[Node, ...]) -> str | None:
 
 @NODE_RULES(Ops.INDEX, Ops.LOAD)
 def _read(node: Node, level: str) -> str | None:
-    array = node.src[0]
-    if array.op not in (Ops.PARAM, Ops.STAGE, Ops.ALLOC):
-        return f"{node.op.name} of {array.op.name}, wanted PARAM, STAGE or ALLOC"
-    return _same_dtype(node, level) or _indices_fault(array, node.src[1:])
-
-
-@NODE_RULES(Ops.GUARD)
-def _guard(node: Node, level: str) -> str | None:
-    condition, value = node.src
-    if condition.dtype is not dtypes.bool:
-        return f"GUARD by {condition.dtype}, wanted bool"
-    if value.dtype is not node.dtype:
-        return f"GUARD of {value.dtype} has dtype {node.dtype}"
-    return None
+    return _indices_fault(node.src[0], node.src[1:])
 
 
 @NODE_RULES(Ops.STAGE)
 def _stage(node: Node, level: str) -> str | None:
-    if any(axis.op is not Ops.RANGE for axis in node.src[1:]):
-        return "STAGE over something that is not a RANGE"
     if len(set(node.src[1:])) != len(node.src[1:]):
         return "STAGE over a range twice"
-    return _same_dtype(node, level) or _stored(node.dtype)
+    return _stored(node.dtype)
 
 
 @NODE_RULES(Ops.OUT)
 def _out(node: Node, level: str) -> str | None:
-    array, value, *indices = node.src
-    if array.op is not Ops.PARAM:
-        return f"OUT writes {array.op.name}, wanted PARAM"
-    if value.dtype is not array.dtype:
-        return f"OUT writes {value.dtype} into {array.dtype}"
+    array, indices = node.src[0], node.src[2:]
     monoid = _monoid_fault(node.arg.monoid, array.dtype)
-    return monoid or _indices_fault(array, tuple(indices)) or _write_bounds(array, tuple(indices))
+    return monoid or _indices_fault(array, indices) or _write_bounds(array, indices)
 
 
 def _write_bounds(array: Node, indices: tuple[Node, ...]) -> str | None:
@@ -367,54 +382,18 @@ def _is_affine(index: Node) -> bool:
 # --- statements --------------------------------------------------------------------------------
 
 
-def _statement_fault(*nodes: Node) -> str | None:
-    for node in nodes:
-        if node.op not in STATEMENTS:
-            return f"{node.op.name} stands where a statement is wanted"
-    return None
-
-
-@NODE_RULES(Ops.SEQ)
-def _sequence(node: Node, level: str) -> str | None:
-    return _statement_fault(*node.src)
-
-
 @NODE_RULES(Ops.LOOP)
 def _loop(node: Node, level: str) -> str | None:
-    axis, body = node.src
-    if axis.op is not Ops.RANGE:
-        return f"LOOP over {axis.op.name}, wanted RANGE"
-    if axis.arg.is_tile:
-        return f"LOOP over a range bound to {axis.arg.bind}, which is never looped over"
-    return _statement_fault(body)
-
-
-@NODE_RULES(Ops.IF)
-def _branch(node: Node, level: str) -> str | None:
-    condition, body = node.src
-    if condition.dtype is not dtypes.bool:
-        return f"IF by {condition.dtype}, wanted bool"
-    return _statement_fault(body)
+    axis = node.src[0].arg
+    if axis.is_tile:
+        return f"LOOP over a range bound to {axis.bind}, which is never looped over"
+    return None
 
 
 @NODE_RULES(Ops.STORE)
 def _store(node: Node, level: str) -> str | None:
-    array, value, *indices = node.src
-    if array.op not in (Ops.PARAM, Ops.ALLOC):
-        return f"STORE into {array.op.name}, wanted PARAM or ALLOC"
-    if value.dtype is not array.dtype:
-        return f"STORE of {value.dtype} into {array.dtype}"
-    return _monoid_fault(node.arg, array.dtype) or _indices_fault(array, tuple(indices))
-
-
-@NODE_RULES(Ops.KERNEL)
-def _kernel(node: Node, level: str) -> str | None:
-    if level == "kernel":
-        for child in node.src:
-            if child.op is not Ops.OUT:
-                return f"a KERNEL of {child.op.name}, wanted OUT"
-        return None
-    return _sequence(node, level)
+    array = node.src[0]
+    return _monoid_fault(node.arg, array.dtype) or _indices_fault(array, node.src[2:])
 
 
 @NODE_RULES(Ops.ALLOC)
@@ -441,13 +420,13 @@ def _bitfield(node: Node, level: str) -> str | None:
 def _role(node: Node, level: str) -> str | None:
     if node.arg.warps < 1:
         return f"the role {node.arg.name} has {node.arg.warps} warps"
-    return _sequence(node, level)
+    return None
 
 
 @NODE_RULES(Ops.PIPE)
 def _pipe(node: Node, level: str) -> str | None:
     for buffer in node.src:
-        if buffer.op is not Ops.ALLOC or buffer.arg.depth != node.arg.depth:
+        if buffer.arg.depth != node.arg.depth:
             return f"the pipe {node.arg.name} wants buffers of its depth {node.arg.depth}"
     return None
 
@@ -458,10 +437,8 @@ def _pipe_step(node: Node, level: str) -> str | None:
         return None
     if len(node.src) != 2:
         return f"{node.op.name} of {len(node.src)} sources, wanted a pipe and a counter"
-    pipe, counter = node.src
-    if pipe.op is not Ops.PIPE or counter.dtype is not dtypes.index:
-        return f"{node.op.name} of {pipe.op.name} and {counter.dtype}, wanted PIPE and index"
-    return None
+    counter = node.src[1].dtype
+    return None if counter is dtypes.index else f"{node.op.name} at {counter}, wanted index"
 
 
 @NODE_RULES(Ops.COPYTO)
@@ -479,11 +456,9 @@ def _copy_to(node: Node, level: str) -> str | None:
 
 
 def _warp_mma(node: Node) -> str | None:
-    total, a, b, _, *axes = node.src
+    total, a, b = node.src[:3]
     if any(one.op is not Ops.LOAD for one in (total, a, b)) or a.dtype is not b.dtype:
         return "MMA of a warp wants a LOAD of registers, and two of shared memory"
-    if any(axis.op is not Ops.RANGE or not axis.arg.is_tile for axis in axes):
-        return "MMA over something that is not a tile range"
     return None
 
 
@@ -504,8 +479,8 @@ def _words_mma(node: Node) -> str | None:
         return f"MMA of words wants three LOADs, the first of {factors.total}"
     if a.dtype is not dtypes.int32 or b.dtype is not a.dtype or keep.dtype is not dtypes.bool:
         return f"MMA of {a.dtype} and {b.dtype} if {keep.dtype}, wanted words (int32), bool"
-    if any(axis.op is not Ops.RANGE or axis.arg.bind != "tile" for axis in axes):
-        return "MMA over something that is not a tile range"
+    if any(axis.arg.bind != "tile" for axis in axes):
+        return "MMA of words over something that is not a tile range"
     extents = [axis.src[0].arg for axis in axes]
     if any(type(e) is not int for e in extents) or any(e % TILE for e in extents[:2]):
         return f"MMA of words over {extents}, wanted multiples of {TILE} and whole numbers"
@@ -518,6 +493,8 @@ def _words_mma(node: Node) -> str | None:
 def _mma(node: Node, level: str) -> str | None:
     total, a, b, keep, *axes = node.src
     mma = node.arg
+    if any(axis.op is not Ops.RANGE or not axis.arg.is_tile for axis in axes):
+        return "MMA over something that is not a tile range"
     if mma.name == "mma.sync":
         return _warp_mma(node)
     if mma.name in PRODUCTS:
@@ -526,8 +503,6 @@ def _mma(node: Node, level: str) -> str | None:
         return f"MMA into {total.op.name} of {total.dtype}, wanted a register ALLOC"
     if a.dtype is not mma.operand or b.dtype is not mma.operand or keep.dtype is not dtypes.bool:
         return f"MMA of {a.dtype} and {b.dtype} if {keep.dtype}, wanted {mma.operand}, bool"
-    if any(axis.op is not Ops.RANGE or not axis.arg.is_tile for axis in axes):
-        return "MMA over something that is not a tile range"
     extents = tuple(axis.src[0].arg for axis in axes)
     m, n, k = mma.shape
     if extents[:2] != (m, n) or extents[2] % k or total.shape != (m, n):

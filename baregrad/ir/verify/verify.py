@@ -10,7 +10,7 @@ from baregrad.base.errors import CompilerBug, VerifyError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ELEMENTWISE, LEVELS, STATEMENTS, Ops, form_fault
-from baregrad.ir.verify.node_rules import NODE_RULES, elementwise_rule
+from baregrad.ir.verify.node_rules import NODE_RULES, elementwise_rule, sources_fault
 from baregrad.ir.verify.structure import structure_faults
 
 
@@ -35,7 +35,7 @@ def node_fault(node: Node, level: str) -> str | None:
     op = node.op
     if level not in op.levels:
         return f"{op.name} stands at the {level} level, legal at: {', '.join(op.levels)}"
-    fault = form_fault(op, len(node.src), node.arg) or _dtype_fault(node)
+    fault = form_fault(op, len(node.src), node.arg) or _dtype_fault(node) or sources_fault(node)
     if fault is not None:
         return fault
     if op in ELEMENTWISE:
