@@ -73,29 +73,13 @@ def _rule(node: Node) -> Bounds | None:
     return None if rule is None else rule(node)
 
 
-@BOUNDS(Ops.CONST)
-def _const(node: Node) -> Bounds:
-    return (int(node.arg), int(node.arg))
-
-
-@BOUNDS(Ops.VAR)
-def _var(node: Node) -> Bounds:
-    return (node.arg.lo, node.arg.hi)
-
-
-@BOUNDS(Ops.RANGE)
-def _range(node: Node) -> Bounds:
-    return (0, max(bounds(node.src[0])[1] - 1, 0))
-
-
-@PAIRS(Ops.ADD)
-def _add(a: int, b: int, c: int, d: int) -> Bounds:
-    return (a + c, b + d)
-
-
-@PAIRS(Ops.SUB)
-def _sub(a: int, b: int, c: int, d: int) -> Bounds:
-    return (a - d, b - c)
+BOUNDS.add(lambda node: (int(node.arg), int(node.arg)), Ops.CONST)
+BOUNDS.add(lambda node: (node.arg.lo, node.arg.hi), Ops.VAR)
+BOUNDS.add(lambda node: (0, max(bounds(node.src[0])[1] - 1, 0)), Ops.RANGE)
+PAIRS.add(lambda a, b, c, d: (a + c, b + d), Ops.ADD)
+PAIRS.add(lambda a, b, c, d: (a - d, b - c), Ops.SUB)
+PAIRS.add(lambda a, b, c, d: (max(a, c), max(b, d)), Ops.MAX)
+PAIRS.add(lambda a, b, c, d: (min(a, c), min(b, d)), Ops.MIN)
 
 
 @PAIRS(Ops.MUL)
@@ -127,29 +111,17 @@ def _mod(a: int, b: int, c: int, d: int) -> Bounds | None:
     return (0, min(d - 1, b) if a >= 0 else d - 1)
 
 
-@PAIRS(Ops.MAX)
-def _max(a: int, b: int, c: int, d: int) -> Bounds:
-    return (max(a, c), max(b, d))
-
-
-@PAIRS(Ops.MIN)
-def _min(a: int, b: int, c: int, d: int) -> Bounds:
-    return (min(a, c), min(b, d))
-
-
 @BOUNDS(Ops.WHERE)
 def _where(node: Node) -> Bounds:
-    _, x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+    (a, b), (c, d) = map(bounds, node.src[1:])
     return (min(a, c), max(b, d))
 
 
 @BOUNDS(*COMPARE)
 def _compare(node: Node) -> Bounds | None:
-    x, y = node.src
-    if x.dtype.kind not in _KINDS:
+    if node.src[0].dtype.kind not in _KINDS:
         return None
-    (a, b), (c, d) = bounds(x), bounds(y)
+    (a, b), (c, d) = map(bounds, node.src)
     if node.op is Ops.CMPLT:
         return (int(b < c), int(a < d))
     if node.op is Ops.CMPLE:
@@ -189,8 +161,7 @@ def _cast(node: Node) -> Bounds | None:
 
 @BOUNDS(Ops.AND)
 def _and(node: Node) -> Bounds | None:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+    (a, b), (c, d) = map(bounds, node.src)
     if node.dtype.kind == "bool":
         return (min(a, c), min(b, d))
     return (0, min(b, d)) if a >= 0 and c >= 0 else None
@@ -198,15 +169,13 @@ def _and(node: Node) -> Bounds | None:
 
 @BOUNDS(Ops.OR)
 def _or(node: Node) -> Bounds | None:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+    (a, b), (c, d) = map(bounds, node.src)
     return (max(a, c), max(b, d)) if node.dtype.kind == "bool" else None
 
 
 @BOUNDS(Ops.XOR)
 def _xor(node: Node) -> Bounds | None:
-    x, y = node.src
-    (a, b), (c, d) = bounds(x), bounds(y)
+    (a, b), (c, d) = map(bounds, node.src)
     if node.dtype.kind == "bool" or a < 0 or c < 0:
         return None
     return (0, (1 << max(b, d).bit_length()) - 1)

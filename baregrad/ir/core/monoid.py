@@ -50,18 +50,8 @@ def slot(position: int, dtype: DType) -> Node:
 def primitive(op: Op, dtype: DType) -> Monoid:
     """The monoid of one op: ADD, MUL, MAX, MIN, AND, OR or XOR over `dtype`."""
     all_ones: bool | int = True if dtype.kind == "bool" else (1 << dtype.bits) - 1
-    identity: bool | int | float
-    match op:
-        case Ops.MAX:
-            identity = dtype.lowest
-        case Ops.MIN:
-            identity = dtype.highest
-        case Ops.MUL:
-            identity = 1
-        case Ops.AND:
-            identity = all_ones
-        case _:
-            identity = 0
+    special = {Ops.MAX: dtype.lowest, Ops.MIN: dtype.highest, Ops.MUL: 1, Ops.AND: all_ones}
+    identity = special.get(op, 0)
     a, b = slot(0, dtype), slot(1, dtype)
     return Monoid(
         op.name.lower(),
@@ -74,16 +64,12 @@ def primitive(op: Op, dtype: DType) -> Monoid:
     )
 
 
+@cache
 def arg_extreme(op: Op, dtype: DType, index: DType = dtypes.int64) -> Monoid:
     """Argmax (op MAX) or argmin (op MIN) over (value, index).
 
     A tie goes to the lower index; a NaN beats every number.
     """
-    return _arg_extreme(op, dtype, index)
-
-
-@cache
-def _arg_extreme(op: Op, dtype: DType, index: DType) -> Monoid:
     value, other = slot(0, dtype), slot(2, dtype)
     place, other_place = slot(1, index), slot(3, index)
     nearer = alu(Ops.CMPLT, place, other_place)

@@ -12,17 +12,14 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.shape_table import INTS, SHAPES, Operands, Shape, like_operands, like_source
 
-SHAPES(Ops.SCATTER)(like_source)
-
-
-@SHAPES(Ops.BUFFER, Ops.PARAM, Ops.ALLOC)
-def _from_arg(op: Op, src: Operands, arg: Any) -> Shape:
-    return tuple(arg.shape)
-
-
-@SHAPES(Ops.IOTA)
-def _iota(op: Op, src: Operands, arg: Any) -> Shape:
-    return (src[0],) if src else (arg,)
+SHAPES.add(like_source, Ops.SCATTER)
+SHAPES.add(lambda op, src, arg: tuple(arg.shape), Ops.BUFFER, Ops.PARAM, Ops.ALLOC)
+SHAPES.add(lambda op, src, arg: (src[0],) if src else (arg,), Ops.IOTA)
+SHAPES.add(lambda op, src, arg: src[0].shape if arg.axis >= 0 else (), Ops.SCAN)
+SHAPES.add(lambda op, src, arg: (*src[0].shape[:-1], arg) if src else (arg,), Ops.SPLAT, Ops.LANES)
+SHAPES.add(lambda op, src, arg: _from_width(src[0].shape[1]), Ops.ROW)
+SHAPES.add(lambda op, src, arg: (arg, *(src[0].shape or (1,))), Ops.ROWS)
+SHAPES.add(lambda op, src, arg: (arg[1],), Ops.PART)
 
 
 def _product(shape: Shape) -> Dim:
@@ -50,11 +47,8 @@ def _permute(op: Op, src: Operands, arg: Any) -> Shape:
 @SHAPES(Ops.EXPAND)
 def _expand(op: Op, src: Operands, arg: Any) -> Shape:
     old = src[0].shape
-    fits = len(old) == len(arg)
-    for before, after in zip(old, arg, strict=False):
-        if before != after and before != 1:
-            fits = False
-    if not fits:
+    fits = [before in (after, 1) for before, after in zip(old, arg, strict=False)]
+    if len(old) != len(arg) or not all(fits):
         raise ShapeError(f"cannot expand {list(old)} to {list(arg)}: only axes of extent 1 expand")
     return tuple(arg)
 
@@ -147,11 +141,6 @@ def _reduce(op: Op, src: Operands, arg: Any) -> Shape:
     return tuple([extent for axis, extent in enumerate(src[0].shape) if axis not in closed])
 
 
-@SHAPES(Ops.SCAN)
-def _scan(op: Op, src: Operands, arg: Any) -> Shape:
-    return src[0].shape if arg.axis >= 0 else ()
-
-
 @SHAPES(Ops.GATHER)
 def _gather(op: Op, src: Operands, arg: Any) -> Shape:
     array, *indices = src
@@ -166,35 +155,12 @@ def _stage(op: Op, src: Operands, arg: Any) -> Shape:
     return tuple([size.arg if size.op is Ops.CONST else size for size in sizes])
 
 
-@SHAPES(Ops.REG)
-def _register(op: Op, src: Operands, arg: Any) -> Shape:
-    return (arg.rows, arg.width) if arg.rows else _from_width(arg.width)
-
-
-@SHAPES(Ops.VLOAD)
-def _loaded(op: Op, src: Operands, arg: Any) -> Shape:
-    return (len(arg.rows), arg.width) if arg.rows else _from_width(arg.width)
+@SHAPES(Ops.REG, Ops.VLOAD)
+def _lanes(op: Op, src: Operands, arg: Any) -> Shape:
+    if not arg.rows:
+        return _from_width(arg.width)
+    return (arg.rows if op is Ops.REG else len(arg.rows), arg.width)
 
 
 def _from_width(width: int) -> Shape:
     return (width,) if width > 1 else ()
-
-
-@SHAPES(Ops.SPLAT, Ops.LANES)
-def _lanes(op: Op, src: Operands, arg: Any) -> Shape:
-    return (*src[0].shape[:-1], arg) if src else (arg,)
-
-
-@SHAPES(Ops.ROW)
-def _row(op: Op, src: Operands, arg: Any) -> Shape:
-    return _from_width(src[0].shape[1])
-
-
-@SHAPES(Ops.ROWS)
-def _rows(op: Op, src: Operands, arg: Any) -> Shape:
-    return (arg, *(src[0].shape or (1,)))
-
-
-@SHAPES(Ops.PART)
-def _part(op: Op, src: Operands, arg: Any) -> Shape:
-    return (arg[1],)

@@ -44,19 +44,6 @@ def _single(warp: Threads, node: Node) -> None:
         raise ProtocolError(f"{warp} runs {node.arg.name} in {lanes} lanes", wanted="one lane")
 
 
-def _number(of: Callable[[Threads], int]) -> Callable[[Threads, Node], None]:
-    """Gives who a warp is."""
-
-    def rule(warp: Threads, node: Node) -> None:
-        warp.values[node] = np.asarray(of(warp), np.int64)
-
-    return rule
-
-
-def _nothing(warp: Threads, node: Node) -> None:
-    """Order that this evaluator keeps anyway."""
-
-
 # --- barriers ------------------------------------------------------------------------------------
 
 
@@ -86,8 +73,7 @@ def _wait(warp: Threads, node: Node) -> None:
 
 
 def _cluster_sync(warp: Threads, node: Node) -> None:
-    everybody = sum(len(block.warps) for block in warp.blocks)
-    warp.blocked = warp.cluster.meet(("cluster",), everybody)
+    warp.blocked = warp.cluster.meet(("cluster",), sum(len(block.warps) for block in warp.blocks))
 
 
 def _fence_proxy(warp: Threads, node: Node) -> None:
@@ -155,14 +141,6 @@ def _tma_store(warp: Threads, node: Node) -> None:
         memory[offset[inside]] = raw.reshape(-1).view(memory.dtype)[inside]
 
     warp.loose["store"].work.append(complete)
-
-
-def _bulk_commit(warp: Threads, node: Node) -> None:
-    warp.cluster.events.append(warp.commit("store").finish)
-
-
-def _bulk_wait(warp: Threads, node: Node) -> None:
-    wait_for(warp.groups["store"], node.arg.immediates[0])
 
 
 # --- the matrix unit -----------------------------------------------------------------------------
@@ -252,11 +230,12 @@ def _stmatrix(warp: Threads, node: Node) -> None:
 
 HOPPER_INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType(
     {
-        "warp": _number(lambda warp: warp.number),
-        "cluster.rank": _number(lambda warp: warp.block.rank),
-        "cluster.id": _number(lambda warp: warp.cluster.number),
+        "warp": lambda warp, node: warp.give(node, warp.number),
+        "cluster.rank": lambda warp, node: warp.give(node, warp.block.rank),
+        "cluster.id": lambda warp, node: warp.give(node, warp.cluster.number),
         "mbarrier.init": _init,
-        "mbarrier.fence_init": _nothing,
+        # Order that this evaluator keeps anyway.
+        **dict.fromkeys(("mbarrier.fence_init", "wgmma.fence"), lambda warp, node: None),
         "mbarrier.arrive.expect_tx": _expect,
         "mbarrier.arrive.remote": _arrive_remote,
         "mbarrier.wait": _wait,
@@ -265,9 +244,8 @@ HOPPER_INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = Ma
         "setmaxnreg": _setmaxnreg,
         "tma.load": _tma_load,
         "tma.store": _tma_store,
-        "bulk.commit": _bulk_commit,
-        "bulk.wait": _bulk_wait,
-        "wgmma.fence": _nothing,
+        "bulk.commit": lambda warp, node: warp.cluster.events.append(warp.commit("store").finish),
+        "bulk.wait": lambda warp, node: wait_for(warp.groups["store"], node.arg.immediates[0]),
         "wgmma.mma": _mma,
         "wgmma.commit": _mma_commit,
         "wgmma.wait": _mma_wait,

@@ -119,6 +119,10 @@ class Threads(LinearMachine):
             )
         return int(values[0])
 
+    def give(self, node: Node, number: int) -> None:
+        """Make a number the value of an instruction in all threads."""
+        self.values[node] = np.asarray(number, np.int64)
+
     def commit(self, kind: str) -> Group:
         """Close the group of what was started last."""
         group, self.loose[kind] = self.loose[kind], Group()

@@ -92,13 +92,10 @@ class LinearMachine:
 
     def execute(self, node: Node) -> None:
         """Run an instruction for the active threads."""
-        rule = LINEAR_RULES.get(node.op)
-        if rule is not None:
-            rule(self, node)
-        elif node.op is Ops.MACHINE:
-            self.machine(node)
-        elif node.op in ELEMENTWISE:
-            self.values[node] = apply_scalar_op(node, *map(self.use, node.src))
+        if node.op in VALUE_RULES:
+            self.values[node] = VALUE_RULES[node.op](self, node)
+        elif node.op in LINEAR_RULES:
+            LINEAR_RULES[node.op](self, node)
         else:
             raise CompilerBug("not an instruction of this machine's linear level", found=node)
 
@@ -266,18 +263,13 @@ def _set(machine: LinearMachine, node: Node) -> None:
     machine.values[register] = new
 
 
-def _read(machine: LinearMachine, node: Node) -> None:
-    machine.values[node] = machine.use(node.src[0])
-
-
-def _vload(machine: LinearMachine, node: Node) -> None:
+def _vload(machine: LinearMachine, node: Node) -> Array:
     offset, active = machine.places(node)
     zero = np.zeros((), working_dtype(node.dtype))
     if not active.any():
-        machine.values[node] = np.broadcast_to(zero, offset.shape)
-        return
+        return np.broadcast_to(zero, offset.shape)
     found = to_array(machine.buffer(node.src[0])[offset.reshape(-1)], node.dtype)
-    machine.values[node] = np.where(active, found.reshape(offset.shape), zero)
+    return np.where(active, found.reshape(offset.shape), zero)
 
 
 def _vstore(machine: LinearMachine, node: Node) -> None:
@@ -289,64 +281,59 @@ def _vstore(machine: LinearMachine, node: Node) -> None:
     machine.buffer(node.src[0])[offset[active]] = data[active]
 
 
-def _prefetch(machine: LinearMachine, node: Node) -> None:
-    """Nothing: it changes no value, and what it names need not be there."""
-
-
 def _turn(machine: LinearMachine, node: Node) -> None:
     base, offset, *rows = node.src
     for place, row in enumerate(rows):
         # Neighbours in memory are one lane of one vector after the other.
         access = node.arg._replace(at=node.arg.at + place)
         lanes = Node(Ops.PART, row.dtype, (row,), (0, access.width))
-        _part(machine, lanes)
+        machine.values[lanes] = _part(machine, lanes)
         _vstore(machine, Node(Ops.VSTORE, node.dtype, (base, offset, lanes), access))
 
 
-def _splat(machine: LinearMachine, node: Node) -> None:
-    value = machine.use(node.src[0])
-    machine.values[node] = np.broadcast_to(value[..., None], (*value.shape, *node.shape))
-
-
-def _lanes(machine: LinearMachine, node: Node) -> None:
-    machine.values[node] = np.arange(node.arg, dtype=working_dtype(node.dtype))
-
-
-def _extract(machine: LinearMachine, node: Node) -> None:
-    machine.values[node] = machine.use(node.src[0])[..., node.arg]
-
-
-def _any(machine: LinearMachine, node: Node) -> None:
-    machine.values[node] = np.asarray(machine.use(node.src[0]).any(axis=-1))
-
-
-def _across(machine: LinearMachine, node: Node) -> None:
+def _across(machine: LinearMachine, node: Node) -> Array:
     value = machine.use(node.src[0])
     (folded,) = fold_axis(node.arg.monoid, (value,), value.ndim - 1)
-    machine.values[node] = folded[..., 0]
+    return folded[..., 0]
 
 
-def _part(machine: LinearMachine, node: Node) -> None:
+def _part(machine: LinearMachine, node: Node) -> Array:
     first, count = node.arg
-    machine.values[node] = machine.use(node.src[0])[..., first : first + count]
+    return machine.use(node.src[0])[..., first : first + count]
 
 
+def _splat(machine: LinearMachine, node: Node) -> Array:
+    value = machine.use(node.src[0])
+    return np.broadcast_to(value[..., None], (*value.shape, *node.shape))
+
+
+# Instructions that do nothing but give a value.
+VALUE_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], Array]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ELEMENTWISE,
+            lambda machine, node: apply_scalar_op(node, *map(machine.use, node.src)),
+        ),
+        Ops.READ: lambda machine, node: machine.use(node.src[0]),
+        Ops.VLOAD: _vload,
+        Ops.SPLAT: _splat,
+        Ops.LANES: lambda machine, node: np.arange(node.arg, dtype=working_dtype(node.dtype)),
+        Ops.EXTRACT: lambda machine, node: machine.use(node.src[0])[..., node.arg],
+        Ops.PART: _part,
+        Ops.ACROSS: _across,
+        Ops.ANY: lambda machine, node: np.asarray(machine.use(node.src[0]).any(axis=-1)),
+    }
+)
 LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = MappingProxyType(
     {
         Ops.BEGIN: _begin,
         Ops.TEST: _test,
         Ops.END: _end,
         Ops.SET: _set,
-        Ops.READ: _read,
-        Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
         Ops.TURN: _turn,
-        Ops.PREFETCH: _prefetch,
-        Ops.SPLAT: _splat,
-        Ops.LANES: _lanes,
-        Ops.EXTRACT: _extract,
-        Ops.PART: _part,
-        Ops.ACROSS: _across,
-        Ops.ANY: _any,
+        # It changes no value, and what it names need not be there.
+        Ops.PREFETCH: lambda machine, node: None,
+        Ops.MACHINE: lambda machine, node: machine.machine(node),
     }
 )
