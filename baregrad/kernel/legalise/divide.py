@@ -13,7 +13,7 @@ from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.integers import EXACT
-from baregrad.ir.core.node import Node, cast, const
+from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Op, Ops
 
 Apply = Callable[..., Node]
@@ -28,11 +28,8 @@ def magic(divisor: int, limit: int) -> tuple[int, int]:
         # d - 1 modulo d, it must not reach the next integer.
         excess = multiplier * divisor - (1 << shift)
         worst = limit - 1 - limit % divisor
-        if worst < 0:
-            # No x reaches d - 1 modulo d, so all quotients are 0.
-            if (limit - 1) * multiplier < (1 << shift):
-                return multiplier, shift
-        elif worst * excess < (1 << shift):
+        # If no x reaches d - 1 modulo d, all quotients are 0.
+        if (worst * excess if worst >= 0 else (limit - 1) * multiplier) < (1 << shift):
             return multiplier, shift
         shift += 1
 
@@ -122,32 +119,27 @@ def _divide_by_any(apply: Apply, dtype: DType, x: Node, y: Node) -> tuple[Node, 
 # --- integers of fixed width --------------------------------------------------------------------
 
 
-def plain(op: Op, dtype: DType, *operands: Node) -> Node:
-    """The `apply` of the loop level: a node."""
-    return Node(op, dtype, operands)
-
-
 def divide_unsigned(x: Node, divisor: int, limit: int) -> Node:
     """x // divisor for an unsigned x < limit and divisor > 0."""
     dtype = x.dtype
     if divisor >= limit:
         return const(0, dtype)
     if is_power_of_two(divisor):
-        return plain(Ops.SHR, dtype, x, const(divisor.bit_length() - 1, dtype))
+        return alu(Ops.SHR, x, const(divisor.bit_length() - 1, dtype))
     multiplier, shift = magic(divisor, limit)
     for wide in (dtype, dtypes.uint32, dtypes.uint64):
         if wide.bits >= dtype.bits and (limit - 1) * multiplier < 1 << wide.bits:
-            product = plain(Ops.MUL, wide, cast(x, wide), const(multiplier, wide))
-            return cast(plain(Ops.SHR, wide, product, const(shift, wide)), dtype)
+            product = alu(Ops.MUL, cast(x, wide), const(multiplier, wide))
+            return cast(alu(Ops.SHR, product, const(shift, wide)), dtype)
     bits = dtype.bits
     multiplier, shift = magic_of_width(divisor, bits)
     high = multiply_high(x, const(multiplier & ((1 << bits) - 1), dtype))
     if multiplier >> bits:
         # The multiplier's top bit adds x itself; halving first keeps the sum in width.
-        half = plain(Ops.SHR, dtype, plain(Ops.SUB, dtype, x, high), const(1, dtype))
-        high = plain(Ops.ADD, dtype, half, high)
+        half = alu(Ops.SHR, alu(Ops.SUB, x, high), const(1, dtype))
+        high = alu(Ops.ADD, half, high)
         shift -= 1
-    return plain(Ops.SHR, dtype, high, const(shift, dtype)) if shift else high
+    return alu(Ops.SHR, high, const(shift, dtype)) if shift else high
 
 
 def magic_of_width(divisor: int, bits: int) -> tuple[int, int]:
@@ -163,21 +155,20 @@ def multiply_high(x: Node, y: Node) -> Node:
     u64 = dtypes.uint64
     half, mask = const(32, u64), const(0xFFFFFFFF, u64)
     if x.dtype.bits == 32:
-        product = plain(Ops.MUL, u64, _widened(x), _widened(y))
-        return cast(plain(Ops.SHR, u64, product, half), x.dtype)
-    x_low, x_high = plain(Ops.AND, u64, x, mask), plain(Ops.SHR, u64, x, half)
+        return cast(alu(Ops.SHR, alu(Ops.MUL, _widened(x), _widened(y)), half), x.dtype)
+    x_low, x_high = alu(Ops.AND, x, mask), alu(Ops.SHR, x, half)
     if y.op is Ops.CONST:
         y_low, y_high = const(y.arg & 0xFFFFFFFF, u64), const(y.arg >> 32, u64)
     else:
-        y_low, y_high = plain(Ops.AND, u64, y, mask), plain(Ops.SHR, u64, y, half)
-    low_low = plain(Ops.MUL, u64, x_low, y_low)
-    low_high = plain(Ops.MUL, u64, x_low, y_high)
-    high_low = plain(Ops.MUL, u64, x_high, y_low)
-    high_high = plain(Ops.MUL, u64, x_high, y_high)
-    middle = plain(Ops.ADD, u64, plain(Ops.SHR, u64, low_low, half), high_low)
-    lower = plain(Ops.ADD, u64, plain(Ops.AND, u64, middle, mask), low_high)
-    upper = plain(Ops.ADD, u64, high_high, plain(Ops.SHR, u64, middle, half))
-    return plain(Ops.ADD, u64, upper, plain(Ops.SHR, u64, lower, half))
+        y_low, y_high = alu(Ops.AND, y, mask), alu(Ops.SHR, y, half)
+    low_low = alu(Ops.MUL, x_low, y_low)
+    low_high = alu(Ops.MUL, x_low, y_high)
+    high_low = alu(Ops.MUL, x_high, y_low)
+    high_high = alu(Ops.MUL, x_high, y_high)
+    middle = alu(Ops.ADD, alu(Ops.SHR, low_low, half), high_low)
+    lower = alu(Ops.ADD, alu(Ops.AND, middle, mask), low_high)
+    upper = alu(Ops.ADD, high_high, alu(Ops.SHR, middle, half))
+    return alu(Ops.ADD, upper, alu(Ops.SHR, lower, half))
 
 
 def _widened(x: Node) -> Node:
@@ -204,19 +195,19 @@ def floor_divide_constant(x: Node, divisor: int) -> Node:
         return cast(quotient, dtype)
     if divisor > 0:
         if is_power_of_two(divisor):
-            return plain(Ops.SHR, dtype, x, const(divisor.bit_length() - 1, dtype))
+            return alu(Ops.SHR, x, const(divisor.bit_length() - 1, dtype))
         # floor(x / d) of a negative x is ~(~x // d), and ~x is not negative.
-        sign = plain(Ops.SHR, dtype, x, const(dtype.bits - 1, dtype))
-        size = cast(plain(Ops.XOR, dtype, x, sign), unsigned)
+        sign = alu(Ops.SHR, x, const(dtype.bits - 1, dtype))
+        size = cast(alu(Ops.XOR, x, sign), unsigned)
         quotient = divide_unsigned(size, divisor, 1 << (dtype.bits - 1))
-        return plain(Ops.XOR, dtype, cast(quotient, dtype), sign)
+        return alu(Ops.XOR, cast(quotient, dtype), sign)
     # floor(x / -d) is -x // d where x <= 0, else ~((x - 1) // d).
-    positive = plain(Ops.CMPLT, dtypes.bool, const(0, dtype), x)
-    below = plain(Ops.SUB, dtype, x, const(1, dtype))
-    size = plain(Ops.WHERE, dtype, positive, below, plain(Ops.NEG, dtype, x))
+    positive = alu(Ops.CMPLT, const(0, dtype), x)
+    below = alu(Ops.SUB, x, const(1, dtype))
+    size = alu(Ops.WHERE, positive, below, alu(Ops.NEG, x))
     limit = (1 << (dtype.bits - 1)) + 1
     quotient = cast(divide_unsigned(cast(size, unsigned), -divisor, limit), dtype)
-    return plain(Ops.WHERE, dtype, positive, plain(Ops.NOT, dtype, quotient), quotient)
+    return alu(Ops.WHERE, positive, alu(Ops.NOT, quotient), quotient)
 
 
 def truncate_divide_constant(x: Node, divisor: int) -> Node:
@@ -226,50 +217,47 @@ def truncate_divide_constant(x: Node, divisor: int) -> Node:
     if divisor == 0 or divisor == 1 or dtype.kind == "uint" or (low >= 0 and divisor > 0):
         return floor_divide_constant(x, divisor)
     unsigned = unsigned_of(dtype)
-    sign = plain(Ops.SHR, dtype, x, const(dtype.bits - 1, dtype))
-    size = plain(Ops.SUB, dtype, plain(Ops.XOR, dtype, x, sign), sign)
+    sign = alu(Ops.SHR, x, const(dtype.bits - 1, dtype))
+    size = alu(Ops.SUB, alu(Ops.XOR, x, sign), sign)
     limit = (1 << (dtype.bits - 1)) + 1
     quotient = cast(divide_unsigned(cast(size, unsigned), abs(divisor), limit), dtype)
     if divisor < 0:
-        sign = plain(Ops.NOT, dtype, sign)
-    return plain(Ops.SUB, dtype, plain(Ops.XOR, dtype, quotient, sign), sign)
+        sign = alu(Ops.NOT, sign)
+    return alu(Ops.SUB, alu(Ops.XOR, quotient, sign), sign)
 
 
 def truncate_divide(x: Node, y: Node) -> Node:
     """trunc(x / y) by the machine's division, which never meets 0 or an overflow; 0 for y == 0."""
     dtype = x.dtype
     zero, one = const(0, dtype), const(1, dtype)
-    by_zero = plain(Ops.CMPEQ, dtypes.bool, y, zero)
+    by_zero = alu(Ops.CMPEQ, y, zero)
     if dtype.kind == "uint":
-        safe = plain(Ops.WHERE, dtype, by_zero, one, y)
-        return plain(Ops.WHERE, dtype, by_zero, zero, plain(Ops.TRUNCDIV, dtype, x, safe))
-    by_minus_one = plain(Ops.CMPEQ, dtypes.bool, y, const(-1, dtype))
-    special = plain(Ops.OR, dtypes.bool, by_zero, by_minus_one)
-    safe = plain(Ops.WHERE, dtype, special, one, y)
-    quotient = plain(Ops.TRUNCDIV, dtype, x, safe)
-    negated = plain(Ops.NEG, dtype, x)
-    quotient = plain(Ops.WHERE, dtype, by_minus_one, negated, quotient)
-    return plain(Ops.WHERE, dtype, by_zero, zero, quotient)
+        safe = alu(Ops.WHERE, by_zero, one, y)
+        return alu(Ops.WHERE, by_zero, zero, alu(Ops.TRUNCDIV, x, safe))
+    by_minus_one = alu(Ops.CMPEQ, y, const(-1, dtype))
+    special = alu(Ops.OR, by_zero, by_minus_one)
+    safe = alu(Ops.WHERE, special, one, y)
+    quotient = alu(Ops.TRUNCDIV, x, safe)
+    quotient = alu(Ops.WHERE, by_minus_one, alu(Ops.NEG, x), quotient)
+    return alu(Ops.WHERE, by_zero, zero, quotient)
 
 
 def floor_divide(x: Node, y: Node) -> tuple[Node, Node]:
     """(floor(x / y), remainder) of integers of fixed width; both 0 for y == 0."""
     dtype = x.dtype
     zero = const(0, dtype)
+    by_zero = alu(Ops.CMPEQ, y, zero)
     quotient = truncate_divide(x, y)
-    rest = plain(Ops.SUB, dtype, x, plain(Ops.MUL, dtype, quotient, y))
+    rest = alu(Ops.SUB, x, alu(Ops.MUL, quotient, y))
     if dtype.kind == "uint":
-        by_zero = plain(Ops.CMPEQ, dtypes.bool, y, zero)
-        return quotient, plain(Ops.WHERE, dtype, by_zero, zero, rest)
+        return quotient, alu(Ops.WHERE, by_zero, zero, rest)
     # The remainder has the divisor's sign; one step of the divisor puts it right.
-    opposite = plain(Ops.CMPLT, dtypes.bool, plain(Ops.XOR, dtype, rest, y), zero)
-    nonzero = plain(Ops.CMPNE, dtypes.bool, rest, zero)
-    by_zero = plain(Ops.CMPEQ, dtypes.bool, y, zero)
-    wrong = plain(Ops.AND, dtypes.bool, opposite, nonzero)
-    step = plain(Ops.WHERE, dtype, wrong, y, zero)
-    one = plain(Ops.WHERE, dtype, wrong, const(-1, dtype), zero)
-    floor = plain(Ops.WHERE, dtype, by_zero, zero, plain(Ops.ADD, dtype, quotient, one))
-    remainder = plain(Ops.WHERE, dtype, by_zero, zero, plain(Ops.ADD, dtype, rest, step))
+    opposite = alu(Ops.CMPLT, alu(Ops.XOR, rest, y), zero)
+    wrong = alu(Ops.AND, opposite, alu(Ops.CMPNE, rest, zero))
+    step = alu(Ops.WHERE, wrong, y, zero)
+    one = alu(Ops.WHERE, wrong, const(-1, dtype), zero)
+    floor = alu(Ops.WHERE, by_zero, zero, alu(Ops.ADD, quotient, one))
+    remainder = alu(Ops.WHERE, by_zero, zero, alu(Ops.ADD, rest, step))
     return floor, remainder
 
 

@@ -269,14 +269,17 @@ class _Lowering:
         memory = self.memory(node.dtype)
         return node if memory is node.dtype else node.replace(dtype=memory)
 
+    def codes(self, load: Node) -> Node:
+        """What a LOAD finds in memory."""
+        src = tuple([self.done[child] for child in load.src])
+        return Node(Ops.LOAD, src[0].dtype, src)
+
     def load(self, node: Node) -> Node:
         """A LOAD: of codes, then decoded; of accumulators, then rounded."""
-        buffer = self.done[node.src[0]]
-        src = (buffer, *[self.done[child] for child in node.src[1:]])
-        found = Node(Ops.LOAD, buffer.dtype, src)
+        found = self.codes(node)
         if not _is_coded(node.dtype):
             return found
-        if buffer.dtype is F32:
+        if found.dtype is F32:
             self.raw[node] = found
             return self.round(found, node.dtype)
         return self.decode(found, node.dtype)
@@ -297,18 +300,17 @@ class _Lowering:
         monoid = node.arg.monoid
         wide = self.wide_monoid(monoid)
         src = tuple(self.raw.get(child, self.done[child]) for child in node.src)
-        if monoid.arity > 1:
-            return Node(Ops.REDUCE, wide.states[0], src, Reduce(wide))
-        if not is_narrow(node.dtype):
-            return Node(Ops.REDUCE, node.dtype, src, Reduce(wide))
-        found = self.raw[node] = Node(Ops.REDUCE, F32, src, Reduce(wide))
-        return self.round(found, node.dtype)
+        found = Node(Ops.REDUCE, wide.states[0], src, Reduce(wide))
+        return found if monoid.arity > 1 else self.rounded(node, found)
 
     def proj(self, node: Node) -> Node:
         """One part of a tuple."""
         (whole,) = node.src
         dtype = self.done[whole].arg.monoid.states[node.arg]
-        found = Node(Ops.PROJ, dtype, (self.done[whole],), node.arg)
+        return self.rounded(node, Node(Ops.PROJ, dtype, (self.done[whole],), node.arg))
+
+    def rounded(self, node: Node, found: Node) -> Node:
+        """What a fold comes to: of narrow floats rounded, and kept as it is as well."""
         if not is_narrow(node.dtype):
             return found
         self.raw[node] = found
@@ -319,21 +321,19 @@ class _Lowering:
         target, value, *indices = node.src
         buffer = self.done[target]
         places = tuple(self.done[child] for child in indices)
-        if not _is_coded(target.dtype):
-            return Node(Ops.STORE, node.dtype, (buffer, self.done[value], *places), self.arg(node))
-        if buffer.dtype is F32:
+        held, monoid_of = self.done[value], self.wide_monoid
+        if _is_coded(target.dtype) and buffer.dtype is F32:
             held = self.accumulated(target, value)
-            return Node(Ops.STORE, node.dtype, (buffer, held, *places), self.arg(node))
-        monoid = None if node.arg is None else self.coded_monoid(node.arg)
-        code = self.encode(self.done[value], target.dtype)
-        return Node(Ops.STORE, node.dtype, (buffer, code, *places), monoid)
+        elif _is_coded(target.dtype):
+            held, monoid_of = self.encode(held, target.dtype), self.coded_monoid
+        monoid = None if node.arg is None else monoid_of(node.arg)
+        return Node(Ops.STORE, node.dtype, (buffer, held, *places), monoid)
 
     def copy(self, node: Node) -> Node:
         """A COPYTO: of codes as they are."""
         target, value, *indices = node.src
         read = value.src[1] if value.op is Ops.GUARD else value
-        src = tuple([self.done[child] for child in read.src])
-        code = Node(Ops.LOAD, src[0].dtype, src)
+        code = self.codes(read)
         if value.op is Ops.GUARD:
             code = Node(Ops.GUARD, code.dtype, (self.done[value.src[0]], code))
         places = tuple([self.done[child] for child in indices])
@@ -342,15 +342,8 @@ class _Lowering:
     def multiply(self, node: Node) -> Node:
         """An MMA: of factors as they lie in memory."""
         total, *factors = node.src[:3]
-        codes = []
-        for load in factors:
-            src = tuple([self.done[child] for child in load.src])
-            codes.append(Node(Ops.LOAD, src[0].dtype, src))
+        codes = map(self.codes, factors)
         return Node(Ops.MMA, node.dtype, (self.done[total], *codes, *node.src[3:]), node.arg)
-
-    def arg(self, store: Node) -> Monoid | None:
-        """The monoid of an accumulating STORE whose buffer holds plain values."""
-        return None if store.arg is None else self.wide_monoid(store.arg)
 
     def accumulated(self, buffer: Node, value: Node) -> Node:
         """The float32 that a register keeps: not rounded where it carries on an accumulation."""
@@ -394,25 +387,13 @@ class _Lowering:
         code = self.encode(self.done[monoid.combine[0]], dtype)
         for node in inside:
             del self.done[node]
-        start = Node(Ops.CONST, memory, (), 0)
-        return Monoid(
-            f"{monoid.name}_coded",
-            (memory,),
-            (start,),
-            (Node(Ops.SLOT, memory, (), 0),),
-            (code,),
-            monoid.commutative,
-            monoid.idempotent,
-        )
+        start, slot = Node(Ops.CONST, memory, (), 0), Node(Ops.SLOT, memory, (), 0)
+        alike = monoid.commutative, monoid.idempotent
+        return Monoid(f"{monoid.name}_coded", (memory,), (start,), (slot,), (code,), *alike)
 
 
 def _widened(node: Node) -> Node:
-    def visit(below: Node) -> Node | None:
-        if not is_narrow(below.dtype):
-            return None
-        return below.replace(dtype=F32)
-
-    return rebuild(node, visit)
+    return rebuild(node, lambda n: n.replace(dtype=F32) if is_narrow(n.dtype) else None)
 
 
 def _guard_loads(cond: Node, value: Node, chosen: bool) -> Node:

@@ -11,27 +11,19 @@ from types import MappingProxyType
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.bounds import bounds
-from baregrad.ir.core.node import Node, const, rebuild
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.node import Node, alu, const, rebuild
+from baregrad.ir.core.op import Op, Ops, mask_of
 from baregrad.kernel.legalise.divide import (
     floor_divide,
     floor_divide_constant,
-    plain,
     truncate_divide,
     truncate_divide_constant,
     unsigned_of,
 )
 
-_MASK = sum(
-    op.bit
-    for op in (Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV, Ops.SHL, Ops.SHR, Ops.BITFIELD)
-)
-
 
 def lower_integers(kernel: Node) -> Node:
     """A loop-level KERNEL whose divisions and shifts of integers the machine does as they stand."""
-    if not kernel.mask & _MASK:
-        return kernel
     return rebuild(kernel, _visit, enter=lambda node: bool(node.mask & _MASK))
 
 
@@ -44,9 +36,7 @@ def _visit(node: Node) -> Node | None:
 
 def _floordiv(node: Node) -> Node:
     x, y = node.src
-    if y.op is Ops.CONST:
-        return floor_divide_constant(x, y.arg)
-    return floor_divide(x, y)[0]
+    return floor_divide_constant(x, y.arg) if y.op is Ops.CONST else floor_divide(x, y)[0]
 
 
 def _mod(node: Node) -> Node:
@@ -57,16 +47,14 @@ def _mod(node: Node) -> Node:
     if y.arg == 0:
         return const(0, dtype)
     if y.arg > 0 and y.arg & (y.arg - 1) == 0:
-        return plain(Ops.AND, dtype, x, const(y.arg - 1, dtype))
+        return alu(Ops.AND, x, const(y.arg - 1, dtype))
     quotient = floor_divide_constant(x, y.arg)
-    return plain(Ops.SUB, dtype, x, plain(Ops.MUL, dtype, quotient, y))
+    return alu(Ops.SUB, x, alu(Ops.MUL, quotient, y))
 
 
 def _truncdiv(node: Node) -> Node:
     x, y = node.src
-    if y.op is Ops.CONST:
-        return truncate_divide_constant(x, y.arg)
-    return truncate_divide(x, y)
+    return truncate_divide_constant(x, y.arg) if y.op is Ops.CONST else truncate_divide(x, y)
 
 
 def _shift(node: Node) -> Node | None:
@@ -79,16 +67,16 @@ def _shift(node: Node) -> Node | None:
     fits = _fits(y, dtype.bits)
     signed = op is Ops.SHR and dtype.kind == "int"
     otherwise = const(dtype.bits - 1 if signed else 0, dtype)
-    shifted = plain(op, dtype, x, plain(Ops.WHERE, dtype, fits, y, otherwise))
-    return shifted if signed else plain(Ops.WHERE, dtype, fits, shifted, otherwise)
+    shifted = alu(op, x, alu(Ops.WHERE, fits, y, otherwise))
+    return shifted if signed else alu(Ops.WHERE, fits, shifted, otherwise)
 
 
 def _bitfield(node: Node) -> Node:
     """A shift and a mask, in the word's own dtype."""
     word, offset = node.src
-    shifted = plain(Ops.SHR, word.dtype, word, offset)
+    shifted = alu(Ops.SHR, word, offset)
     defined = _shift(shifted) or shifted
-    return plain(Ops.AND, word.dtype, defined, const((1 << node.arg) - 1, word.dtype))
+    return alu(Ops.AND, defined, const((1 << node.arg) - 1, word.dtype))
 
 
 def _fits(amount: Node, bits: int) -> Node:
@@ -98,7 +86,7 @@ def _fits(amount: Node, bits: int) -> Node:
     unsigned = unsigned_of(amount.dtype)
     if unsigned is not amount.dtype:
         amount = Node(Ops.BITCAST, unsigned, (amount,))
-    return plain(Ops.CMPLT, dtypes.bool, amount, const(bits, unsigned))
+    return alu(Ops.CMPLT, amount, const(bits, unsigned))
 
 
 _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
@@ -111,3 +99,4 @@ _RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
         Ops.BITFIELD: _bitfield,
     }
 )
+_MASK = mask_of(_RULES)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, cast, const, make_node, rebuild
+from baregrad.ir.core.node import Node, alu, cast, const, rebuild
 from baregrad.ir.core.op import Op, Ops, mask_of
 from baregrad.kernel.legalise import transcendental_erf, transcendental_exp, transcendental_trig
 from baregrad.kernel.loops.loop_pieces import is_plain, values_below
@@ -54,30 +54,22 @@ def threefry(counter: Node, key: Node) -> Node:
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
     half = const(32, U64)
-    x, y = cast(counter, U32), cast(_u64(Ops.SHR, counter, half), U32)
-    first, second = cast(key, U32), cast(_u64(Ops.SHR, key, half), U32)
-    parity = _u32(Ops.XOR, _u32(Ops.XOR, first, second), const(_PARITY, U32))
+    x, y = cast(counter, U32), cast(alu(Ops.SHR, counter, half), U32)
+    first, second = cast(key, U32), cast(alu(Ops.SHR, key, half), U32)
+    parity = alu(Ops.XOR, alu(Ops.XOR, first, second), const(_PARITY, U32))
     keys = (first, second, parity)
-    x, y = _u32(Ops.ADD, x, first), _u32(Ops.ADD, y, second)
+    x, y = alu(Ops.ADD, x, first), alu(Ops.ADD, y, second)
     for turn in range(20):
         left = _ROTATIONS[turn % 8]
-        x = _u32(Ops.ADD, x, y)
-        up = _u32(Ops.SHL, y, const(left, U32))
-        down = _u32(Ops.SHR, y, const(32 - left, U32))
-        y = _u32(Ops.XOR, _u32(Ops.OR, up, down), x)
+        x = alu(Ops.ADD, x, y)
+        up = alu(Ops.SHL, y, const(left, U32))
+        down = alu(Ops.SHR, y, const(32 - left, U32))
+        y = alu(Ops.XOR, alu(Ops.OR, up, down), x)
         if turn % 4 == 3:
             step = turn // 4 + 1
-            x = _u32(Ops.ADD, x, keys[step % 3])
-            y = _u32(Ops.ADD, _u32(Ops.ADD, y, keys[(step + 1) % 3]), const(step, U32))
-    return _u64(Ops.OR, cast(x, U64), _u64(Ops.SHL, cast(y, U64), half))
-
-
-def _u32(op: Op, x: Node, y: Node) -> Node:
-    return make_node(op, U32, (x, y))
-
-
-def _u64(op: Op, x: Node, y: Node) -> Node:
-    return make_node(op, U64, (x, y))
+            x = alu(Ops.ADD, x, keys[step % 3])
+            y = alu(Ops.ADD, alu(Ops.ADD, y, keys[(step + 1) % 3]), const(step, U32))
+    return alu(Ops.OR, cast(x, U64), alu(Ops.SHL, cast(y, U64), half))
 
 
 FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
@@ -110,18 +102,16 @@ def functions_of(
     """
     functions = dict(FUNCTIONS)
     if has_ldexp:
-        for op, rule in (
-            (Ops.EXP, transcendental_exp.exp_by_ldexp),
-            (Ops.EXP2, transcendental_exp.exp2_by_ldexp),
-        ):
-            functions[op] = partial(rule, slow_underflow=slow_underflow)
+        exp, exp2 = transcendental_exp.exp_by_ldexp, transcendental_exp.exp2_by_ldexp
+        functions[Ops.EXP] = partial(exp, slow_underflow=slow_underflow)
+        functions[Ops.EXP2] = partial(exp2, slow_underflow=slow_underflow)
     if has_lookup:
         functions[Ops.GELU] = transcendental_erf.gelu_by_lookup
     return MappingProxyType(functions)
 
 
 _MASK = mask_of(FUNCTIONS)
-_REDUCE = Ops.REDUCE.bit
+_FOLDS = Ops.REDUCE.bit | Ops.STORE.bit
 
 
 def lower_functions(
@@ -141,7 +131,7 @@ def lower_functions(
 
     mask = _MASK
     if not is_plain(kernel) and _combines(kernel):
-        mask |= _REDUCE | Ops.STORE.bit
+        mask |= _FOLDS
     if not kernel.mask & mask:
         return kernel
     return rebuild(kernel, visit, enter=lambda node: bool(node.mask & mask))
@@ -149,13 +139,11 @@ def lower_functions(
 
 def _combines(kernel: Node) -> bool:
     """Whether some REDUCE or STORE combines by functions."""
-    for node in values_below(kernel):
-        if node.op is Ops.STORE:
-            if node.arg is not None and _needs(node.arg):
-                return True
-        elif node.op is Ops.REDUCE and _needs(node.arg.monoid):
-            return True
-    return False
+    return any(
+        _needs(node.arg.monoid if node.op is Ops.REDUCE else node.arg)
+        for node in values_below(kernel)
+        if node.op.bit & _FOLDS and node.arg is not None
+    )
 
 
 def _needs(monoid: Monoid) -> bool:

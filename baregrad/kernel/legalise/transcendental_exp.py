@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import Node, cast
+from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.legalise import transcendental_tables as tables
 from baregrad.kernel.legalise.float_builder import FLOAT64, FloatBuilder, builder_of
+from baregrad.kernel.legalise.narrow_floats import is_nan
 
 # ln(2) and 1/ln(2) as sums of two floats.
 LN2_F32 = (0.6931471824645996, -1.9046542121259336e-09)
@@ -273,28 +274,23 @@ def _log2_pair(f: FloatBuilder, exponent: Node, g: Node) -> tuple[Node, Node]:
 
 def _special_power(f: FloatBuilder, x: Node, y: Node, result: Node) -> Node:
     """Signs, zeros, infinities and NaNs of x**y, where `result` is |x|**y."""
-    boolean = dtypes.bool
     zero, one = f.c(0.0), f.c(1.0)
     half = f.mul(y, f.c(0.5))
     is_integer = f.equal(f.op(Ops.TRUNC, y), y)
     is_even = f.equal(f.op(Ops.TRUNC, half), half)
-    is_odd = Node(Ops.AND, boolean, (is_integer, Node(Ops.NOT, boolean, (is_even,))))
+    is_odd = alu(Ops.AND, is_integer, alu(Ops.NOT, is_even))
     signed = f.where(is_odd, f.with_sign_of(result, x), result)
     # A negative finite base needs an integer exponent.
     negative = f.less(x, zero)
     finite = f.less(f.c(-math.inf), x)
-    lost = Node(Ops.AND, boolean, (negative, finite))
-    lost = Node(Ops.AND, boolean, (lost, Node(Ops.NOT, boolean, (is_integer,))))
+    lost = alu(Ops.AND, negative, finite)
+    lost = alu(Ops.AND, lost, alu(Ops.NOT, is_integer))
     nan = f.c(math.nan)
     signed = f.where(lost, nan, signed)
-    either = Node(Ops.OR, boolean, (_is_nan(x), _is_nan(y)))
+    either = alu(Ops.OR, is_nan(x), is_nan(y))
     signed = f.where(either, nan, signed)
     # (-1)**(+-inf) is 1, as is anything to the power 0 and 1 to any power.
     endless = f.equal(f.abs(y), f.c(math.inf))
-    unit = Node(Ops.AND, boolean, (f.equal(f.abs(x), one), endless))
-    certain = Node(Ops.OR, boolean, (f.equal(y, zero), f.equal(x, one)))
-    return f.where(Node(Ops.OR, boolean, (certain, unit)), one, signed)
-
-
-def _is_nan(x: Node) -> Node:
-    return Node(Ops.CMPNE, dtypes.bool, (x, x))
+    unit = alu(Ops.AND, f.equal(f.abs(x), one), endless)
+    certain = alu(Ops.OR, f.equal(y, zero), f.equal(x, one))
+    return f.where(alu(Ops.OR, certain, unit), one, signed)

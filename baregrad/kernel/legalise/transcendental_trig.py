@@ -8,10 +8,11 @@ runs where some lane needs it.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import Node, cast, const
+from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel.legalise import transcendental_tables as tables
 from baregrad.kernel.legalise.divide import multiply_high
@@ -101,9 +102,7 @@ def _reduce(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
     words = 6 if f.dtype.bits == 32 else len(TWO_OVER_PI_WORDS)
     far, far_quadrant = _reduce_huge(wide, TWO_OVER_PI_WORDS[:words])
     r = d.where(huge, Node(Ops.GUARD, d.dtype, (huge, far)), r)
-    quadrant = Node(
-        Ops.WHERE, I32, (huge, Node(Ops.GUARD, I32, (huge, far_quadrant)), quadrant)
-    )
+    quadrant = alu(Ops.WHERE, huge, Node(Ops.GUARD, I32, (huge, far_quadrant)), quadrant)
     return cast(r, f.dtype), quadrant
 
 
@@ -125,14 +124,10 @@ def _reduce_huge(x: Node, table: tuple[int, ...]) -> tuple[Node, Node]:
     word = _u(Ops.SHR, start, 6)
     shift = _u(Ops.AND, start, 63)
     back = _u(Ops.SUB, const(63, U64), shift)
-    words = _words_from(table, word, 4)
+    pairs = itertools.pairwise(_words_from(table, word, 4))
     a0, a1, a2 = (
-        _u(
-            Ops.OR,
-            _u(Ops.SHL, words[k], shift),
-            _u(Ops.SHR, _u(Ops.SHR, words[k + 1], 1), back),
-        )
-        for k in range(3)
+        _u(Ops.OR, _u(Ops.SHL, high, shift), _u(Ops.SHR, _u(Ops.SHR, low, 1), back))
+        for high, low in pairs
     )
     # x * 2/pi / 4, modulo 1, as 128 bits behind the point.
     third = multiply_high(mantissa, a2)
