@@ -171,6 +171,10 @@ class Address:
         self.rows = (axes, rows)
         return rows
 
+    def layout(self, axes: tuple[Node, ...]) -> tuple[int, tuple[int, ...]]:
+        """Where the points along unrolled axes begin, and their places from there."""
+        return self.constant, self.places(axes)
+
 
 _FIXED, _POINT, _LANES = range(3)
 

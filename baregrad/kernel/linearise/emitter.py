@@ -17,7 +17,7 @@ from baregrad.kernel.linearise.access import (
     register_of,
     vector_nbytes,
 )
-from baregrad.kernel.linearise.scopes import MOMENT, Scopes, number
+from baregrad.kernel.linearise.scopes import MOMENT, Scopes
 
 # Where a register ALLOC's tile begins, and its rows: elements from there.
 Layout = tuple[int, tuple[int, ...]]
@@ -96,7 +96,8 @@ class Emitter:
             operands, lanes = self.in_rows(operands)
         elif scalars:
             if lanes:
-                operands = self.splatted(operands, lanes[0])
+                width = lanes[0]
+                operands = [x if x.op is Ops.CONST else self.vector(x, width) for x in operands]
         elif not lanes and dtype.kind != "float":
             folded = fold_integers(op, dtype, operands)
             if folded is not None:
@@ -106,16 +107,11 @@ class Emitter:
             scopes.put(node, place)
         return node
 
-    def scaled(self, value: Node, scale: int, width: DType = dtypes.int64) -> Node:
+    def scaled(self, value: Node, scale: int, width: DType) -> Node:
         """An offset times a constant."""
         if self.gpu:
             value = self.cast(value, width)
-            if scale == 1:
-                return value
-            return self.compute(Ops.MUL, width, (value, const(scale, width)))
-        if scale == 1:
-            return value
-        return self.compute(Ops.MUL, dtypes.int64, (value, number(scale)))
+        return value if scale == 1 else self.compute(Ops.MUL, width, (value, const(scale, width)))
 
     def width_of(self, address: Address) -> DType:
         """The integers in which an offset is summed up: on GPUs of 32 bits, if all parts fit."""
@@ -191,17 +187,5 @@ class Emitter:
         lanes = max([shape[-1] for shape in shapes if shape])
         if tile is None or not {(lanes,), (tile.rows, lanes), (tile.rows, 1), ()} >= shapes:
             raise CompilerBug("lanes of two numbers meet", found=operands)
-        found = [
-            operand if operand.op is Ops.CONST else self.as_tile(operand, lanes)
-            for operand in operands
-        ]
+        found = [x if x.op is Ops.CONST else self.as_tile(x, lanes) for x in operands]
         return found, (tile.rows, lanes)
-
-    def splatted(self, operands: Sequence[Node], lanes: int) -> list[Node]:
-        """Operands as vectors, but for constants."""
-        return [
-            operand
-            if operand.shape or operand.op is Ops.CONST
-            else self.scopes.emit(Ops.SPLAT, operand.dtype, (operand,), lanes, 0, lanes)
-            for operand in operands
-        ]

@@ -24,6 +24,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.linearise.access import access_of, lanes_of
 from baregrad.kernel.linearise.lazy import SPARE_ID
 from baregrad.kernel.linearise.reader import Reader
+from baregrad.kernel.linearise.scopes import MOMENT
 
 WARP = 32
 BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
@@ -196,7 +197,7 @@ def _through_memory(
             access = access_of(width, 1, at, width * array.dtype.itemsize)
             start = values.scaled(first, width, dtypes.int32)
             load = Node(Ops.VLOAD, array.dtype, (array, start), access)
-            scopes.append_momentary(load)
+            scopes.put(load, MOMENT)
             item.append(load)
         items.append(tuple(item))
     kept = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import CompilerBug
@@ -17,7 +16,7 @@ from baregrad.ir.core.axes import TILE_BINDS, Var
 from baregrad.ir.core.bounds import INFINITE, bounds
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, instruction, make_node
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import Ops
 from baregrad.kernel.linearise.access import (
     Address,
     MemoryUse,
@@ -162,10 +161,6 @@ def _store(values: Values, node: Node) -> None:
             ranges = ranges | place.ranges
     axes = values.tiles.axes_of(ranges)
     lanes = values.tiles.lanes_of(ranges)
-    if not axes and not values.masks and node.arg is None and not values.gpu:
-        _store_once(values, node, lanes)
-        values.scopes.end_statement()
-        return
     address = values.memory.addresses[node]
     writes: list[tuple[Node, Node | None, Any]] = []
     late = bool(axes) and values.memory.reads_elsewhere(node, axes)
@@ -176,14 +171,12 @@ def _store(values: Values, node: Node) -> None:
     plain = not late and node.arg is None and not values.masks and not values.gpu
     begins: list[int] = []
     code = values.scopes.innermost.code
-    if plain and _is_register(values, node):
-        kept = _is_finished(values, node)
+    if plain and node.src[0] in values.memory.registers:
+        # A finished sum that nothing else writes needs no register.
+        kept = value.op is Ops.REDUCE and node.src[0] not in values.memory.again
         for values.point in points:
             begins.append(len(code))
-            if kept:
-                _keep(values, node, address, compute(value))
-            else:
-                _set(values, node, address, compute(value))
+            (_keep if kept else _set)(values, node, address, compute(value))
         points = []
     elif plain and axes and _transposed(values, node, axes, lanes, compute):
         points = []
@@ -209,24 +202,6 @@ def _store(values: Values, node: Node) -> None:
     values.scopes.end_statement()
 
 
-def _store_once(values: Values, node: Node, lanes: int) -> None:
-    """A STORE of one point, as most are: without unrolled ranges, conditions or what is there."""
-    buffer, value = node.src[:2]
-    address = values.memory.addresses[node]
-    result = values.fresh(value)
-    if buffer not in values.memory.registers:
-        _write(values, node, address, lanes, result, None)
-    elif _is_finished(values, node):
-        _keep(values, node, address, result)
-    else:
-        _set(values, node, address, result)
-
-
-def _is_finished(values: Values, store: Node) -> bool:
-    """Whether what is written is a finished sum that nothing else writes: it needs no register."""
-    return store.src[1].op is Ops.REDUCE and store.src[0] not in values.memory.again
-
-
 def _transposed(
     values: Values,
     node: Node,
@@ -242,10 +217,6 @@ def _transposed(
         store_transposed(values, node, axes, near, compute)
         return True
     return copied_transposed(values, node, axes, lanes)
-
-
-def _is_register(values: Values, store: Node) -> bool:
-    return store.src[0] in values.memory.registers
 
 
 def _set(values: Values, store: Node, address: Address, result: Node) -> None:
@@ -309,8 +280,8 @@ def _store_at(
     buffer: Node = node.src[0]
     monoid: Monoid | None = node.arg
     offset, at = place
-    lanes = values.memory.addresses[node].width if stride else 1
     address = values.memory.addresses[node]
+    lanes = address.width if stride else 1
     align = values.alignment(buffer, address, lanes, stride, at)
     ahead = values.memory.ahead.get(node, 0) if mask is None and monoid is None else 0
     access = access_of(lanes, stride or 1, at, align, False, ahead)
@@ -323,7 +294,7 @@ def _store_at(
     mark = scopes.mark()
     if monoid is not None:
         old = make_node(Ops.VLOAD, buffer.dtype, (buffer, offset, *guard), access)
-        scopes.append_momentary(old)
+        scopes.put(old, MOMENT)
         (result,) = combine(values, monoid, (old,), (result,))
     result = values.vector(result, lanes)
     scopes.append(instruction(Ops.VSTORE, dtypes.token, (buffer, offset, result, *guard), access))
@@ -364,18 +335,14 @@ def _scatter(
         _store_at(values, node, place, 0, one, active)
 
 
-_STATEMENTS: MappingProxyType[Op, Callable[[Values, Node], Inside | None]] = MappingProxyType(
-    {
-        Ops.SEQ: _seq,
-        Ops.LOOP: _loop,
-        Ops.IF: _if,
-        Ops.STORE: _store,
-        Ops.BARRIER: _barrier,
-        Ops.COPYTO: copy_to,
-        Ops.COMMIT: commit,
-        Ops.DONE: done,
-        Ops.MMA: multiply,
-    }
-)
-# Asked faster than a read-only view of it.
-_rule_of = dict(_STATEMENTS).get
+_rule_of = {
+    Ops.SEQ: _seq,
+    Ops.LOOP: _loop,
+    Ops.IF: _if,
+    Ops.STORE: _store,
+    Ops.BARRIER: _barrier,
+    Ops.COPYTO: copy_to,
+    Ops.COMMIT: commit,
+    Ops.DONE: done,
+    Ops.MMA: multiply,
+}.get

@@ -93,12 +93,6 @@ class Scopes:
         """Add an instruction with an effect to the current scope."""
         self.innermost.code.append(instruction)
 
-    def append_momentary(self, instruction: Node) -> None:
-        """Add an instruction to the current scope whose value is only good for now."""
-        self.innermost.code.append(instruction)
-        self.depth[instruction] = MOMENT
-        self.momentary.append(instruction)
-
     def emit(
         self,
         op: Op,
@@ -124,14 +118,7 @@ class Scopes:
         depth = self.depth
         if node in depth:
             return node
-        place = self.innermost.pin
-        if floor > place:
-            place = floor
-        for child in node.src:
-            at = depth.get(child, 0)
-            if at > place:
-                place = at
-        self.put(node, place)
+        self.put(node, max(floor, self.innermost.pin, *[depth.get(c, 0) for c in node.src]))
         return node
 
     def place_at(self, node: Node, at: int) -> Node:

@@ -50,7 +50,7 @@ def find_tiles(values: Values, kernel: Node) -> dict[Node, StatementTile]:
         if tile is not None:
             found[store] = tile
             if buffer in registers:
-                layout = (address.constant, address.places(tile.axes))
+                layout = address.layout(tile.axes)
                 if layouts.setdefault(buffer, layout) != layout:
                     refused.add(buffer)
         elif buffer in registers:
@@ -161,12 +161,10 @@ def _differs(
     refused: set[Node],
 ) -> bool:
     """Whether a statement reads a register that is no tile of just its points."""
-    for load in held:
-        buffer, address = load.src[0], memory.addresses[load]
-        layout = (address.constant, address.places(tile.axes))
-        if buffer in refused or layouts.get(buffer) != layout:
-            return True
-    return False
+    return any(
+        load.src[0] in refused or layouts.get(load.src[0]) != address.layout(tile.axes)
+        for load, address in ((load, memory.addresses[load]) for load in held)
+    )
 
 
 # --- instructions --------------------------------------------------------------------------------
@@ -199,14 +197,11 @@ def _store_plain(values: Values, store: Node, tile: StatementTile) -> None:
     buffer, value = store.src[:2]
     address = values.memory.addresses[store]
     result = values.vector(_computed(values, value), tile.lanes)
-    offset = values.base(address)
     lanes, stride, at = tile.lanes, address.stride, address.constant
     align = values.alignment(buffer, address, lanes, stride, at)
-    ahead = values.memory.ahead.get(store, 0)
-    access = access_of(
-        lanes, stride or 1, at, align, False, ahead, address.places(tile.axes)
-    )
-    src = (buffer, offset, result)
+    ahead, rows = values.memory.ahead.get(store, 0), address.places(tile.axes)
+    access = access_of(lanes, stride or 1, at, align, False, ahead, rows)
+    src = (buffer, values.base(address), result)
     values.scopes.append(instruction(Ops.VSTORE, dtypes.token, src, access))
 
 
@@ -217,7 +212,7 @@ def _store_transposed(
     result = values.as_tile(_computed(values, store.src[1]), tile.lanes)
     size = prod([lanes_of(axis) for axis in near])
     if size == tile.rows:
-        turn(values, store, near, (result,), 0, size, near != tile.axes)
+        turn(values, store, near, (result,), 0, near != tile.axes)
         return
     emit = values.scopes.emit
     rows = [
@@ -228,7 +223,7 @@ def _store_transposed(
     order = sorted(range(tile.rows), key=places.__getitem__)
     for first in range(0, tile.rows, size):
         held = order[first : first + size]
-        turn(values, store, near, tuple([rows[row] for row in held]), places[held[0]], size, False)
+        turn(values, store, near, tuple([rows[row] for row in held]), places[held[0]], False)
 
 
 def _computed(values: Values, value: Node) -> Node:
@@ -236,20 +231,3 @@ def _computed(values: Values, value: Node) -> Node:
     ask = values.once if values.tiles.axes_of(value.ranges) else values.value
     found: Node = ask(value)
     return found
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

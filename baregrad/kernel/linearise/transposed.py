@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from math import prod
+from operator import itemgetter
 
 from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.rows import LEAST_NEIGHBOURS
-from baregrad.ir.core.attrs import Access, Turned
+from baregrad.ir.core.attrs import Turned
 from baregrad.ir.core.node import Node, instruction
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.linearise.access import (
@@ -36,17 +37,13 @@ def neighbours(address: Address, axes: tuple[Node, ...], lanes: int) -> tuple[No
         return ()
     found: tuple[Node, ...] = ()
     run = 1
-    for axis, scale in sorted(address.unrolled, key=_scale):
+    for axis, scale in sorted(address.unrolled, key=itemgetter(1)):
         extent = lanes_of(axis)
         if scale != run or axis not in axes or run * extent > lanes:
             break
         run *= extent
         found = (axis, *found)
     return found if LEAST_NEIGHBOURS <= run <= abs(address.stride) else ()
-
-
-def _scale(term: tuple[Node, int]) -> int:
-    return term[1]
 
 
 def store_transposed(
@@ -57,18 +54,16 @@ def store_transposed(
     compute: Callable[[Node], Node],
 ) -> None:
     """Write a tile over the unrolled `axes`: for each lane the neighbours along `near` at once."""
-    buffer, value = store.src[:2]
+    value = store.src[1]
     address = values.memory.addresses[store]
-    lanes = address.width
     others = tuple(axis for axis in axes if axis not in near)
     for point in values.tiles.points(others, values.point):
+        points = values.tiles.points(near, point)
         rows = []
-        for values.point in _within(point, near):
-            rows.append(values.vector(compute(value), lanes))
-        values.point = _first(point, near)
-        offset, at = values.offset(address)
-        align = _alignment(buffer, address, near, at, len(rows))
-        _turn(values, buffer, offset, rows, access_of(lanes, address.stride, at, align))
+        for values.point in points:
+            rows.append(values.vector(compute(value), address.width))
+        values.point = points[0]
+        _turn(values, store, near, rows, *values.offset(address))
     values.point = {}
 
 
@@ -78,41 +73,34 @@ def turn(
     near: tuple[Node, ...],
     rows: tuple[Node, ...],
     place: int,
-    count: int,
     mixed: bool,
 ) -> None:
-    """Write `count` rows, neighbours along `near`, by their columns: from `place` on.
+    """Write rows, neighbours along `near`, by their columns: from `place` on.
 
     mixed: the rows of a tile are not in the order of their places.
     """
-    address, buffer = values.memory.addresses[store], store.src[0]
-    at = address.constant + place
-    align = _alignment(buffer, address, near, at, count)
+    address = values.memory.addresses[store]
     places = address.places(values.tile.axes) if mixed and values.tile is not None else ()
-    access = access_of(address.width, address.stride, at, align, rows=places)
-    _turn(values, buffer, values.base(address), rows, access)
+    _turn(values, store, near, rows, values.base(address), address.constant + place, places)
 
 
 def _turn(
-    values: Values, buffer: Node, offset: Node, rows: Sequence[Node], access: Access
+    values: Values,
+    store: Node,
+    near: tuple[Node, ...],
+    rows: Sequence[Node],
+    offset: Node,
+    at: int,
+    places: tuple[int, ...] = (),
 ) -> None:
-    mark = values.scopes.mark()
-    src = (buffer, offset, *rows)
-    values.scopes.append(instruction(Ops.TURN, dtypes.token, src, access))
-    values.scopes.forget_since(mark)
-
-
-def _alignment(
-    buffer: Node, address: Address, near: tuple[Node, ...], at: int, count: int
-) -> int:
-    """Bytes that the addresses of groups of `count` neighbours are multiples of.
-
-    Only non-temporal stores care for more than those of an element.
-    """
+    """Write rows by their columns. Only non-temporal stores have to be aligned to more than one."""
+    address, buffer = values.memory.addresses[store], store.src[0]
+    count, align = prod(map(lanes_of, near)), buffer.dtype.itemsize
     outer = [scale for axis, scale in (*address.fixed, *address.unrolled) if axis not in near]
     if is_streamed(buffer) and all(s % count == 0 for s in (*outer, at, address.stride)):
-        return vector_nbytes(count, buffer.dtype)
-    return buffer.dtype.itemsize
+        align = vector_nbytes(count, buffer.dtype)
+    access = access_of(address.width, address.stride, at, align, rows=places)
+    values.scopes.append(instruction(Ops.TURN, dtypes.token, (buffer, offset, *rows), access))
 
 
 def copied_transposed(
@@ -161,15 +149,3 @@ def _distance(places: tuple[int, ...]) -> int | None:
     """Elements between the places of one step and of the next; None where that differs."""
     found = {after - before for before, after in itertools.pairwise(places)}
     return found.pop() if len(found) == 1 else None
-
-
-def _within(point: dict[Node, int], near: tuple[Node, ...]) -> list[dict[Node, int]]:
-    """The points along `near` from one of the other axes, neighbours one after the other."""
-    points = [point]
-    for axis in near:
-        points = [{**p, axis: step} for p in points for step in range(lanes_of(axis))]
-    return points
-
-
-def _first(point: dict[Node, int], near: tuple[Node, ...]) -> dict[Node, int]:
-    return {**point, **dict.fromkeys(near, 0)}
